@@ -1,0 +1,1 @@
+"""The contract of Skerry as generated protobuf messages and gRPC stubs."""

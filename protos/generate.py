@@ -1,7 +1,7 @@
 """Generates the committed stubs from the .proto files; `--check` says whether they are up to date.
 
-    python protos/generate.py            write the stubs beside the .proto files
-    python protos/generate.py --check    exit 1 if a committed stub is not what the .proto files give
+python protos/generate.py            write the stubs beside the .proto files
+python protos/generate.py --check    exit 1 if a committed stub is not what the .proto files give
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ def generate(target: Path) -> list[Path]:
         raise SystemExit("grpcio-tools is not installed. run `make protos`, which installs it")
     wellknown = Path(tools.origin).parent / "_proto"
     outputs = [f"--{kind}_out={target}" for kind in ("python", "grpc_python", "mypy", "mypy_grpc")]
-    arguments = ["protoc", f"-I{ROOT}", f"-I{wellknown}", *outputs, *sources]
+    # The plugins stand beside the interpreter, which need not be on the PATH (`make` calls .venv/bin/python).
+    scripts = Path(sys.executable).parent
+    plugins = [f"--plugin={name}={scripts / name}" for name in ("protoc-gen-mypy", "protoc-gen-mypy_grpc")]
+    arguments = ["protoc", f"-I{ROOT}", f"-I{wellknown}", *plugins, *outputs, *sources]
     if protoc.main(arguments) != 0:
         raise SystemExit("protoc failed; its message stands above")
     return sorted(path for path in target.glob("skerry/v1/*") if path.name.endswith(STUB_SUFFIXES))

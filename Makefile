@@ -1,0 +1,69 @@
+# Every target makes the virtual environment .venv when it is needed; nothing else has to be installed but Python 3.11 or newer and make.
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+MAKEFLAGS += --no-print-directory --no-builtin-rules
+
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.skerry-ready
+# What pytest is given beyond the defaults, for example: make test ARGS="tests/cli -x"
+ARGS ?= tests
+
+.PHONY: help demo test test-e2e lint format bench protos clean
+
+help: ## say what there is
+	@echo "make <target>, the virtual environment .venv is made on the way:"
+	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  \1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name text; do printf '%-12s %s\n' "$$name" "$$text"; done
+
+demo: $(READY) ## train one model on three islands while one of them and the syncer are killed (4 minutes)
+	@echo "demo: three learners, one syncer, two kills; the page and the figures go to build/demo"
+	@$(BIN)/skerry demo
+
+test: $(READY) ## run the default suite (under 10 minutes on 2 cores)
+	@echo "test: the suite without its end-to-end part"
+	@$(BIN)/python -m pytest -m "not e2e" $(ARGS)
+
+test-e2e: $(READY) ## run what needs root, containers or Debian's servers, and say what was skipped
+	@echo "test-e2e: containers and real servers, where this machine allows them"
+	@$(BIN)/python -m pytest -m e2e -rs $(ARGS) || { code=$$?; if [ $$code -eq 5 ]; then echo "test-e2e: there was nothing to run"; else exit $$code; fi; }
+
+lint: $(READY) ## check style, types, imports, stubs and the contract
+	@echo "lint: ruff"
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/ruff format --quiet --check . || { echo "lint: run \`make format\`"; exit 1; }
+	@echo "lint: mypy"
+	@$(BIN)/mypy --no-error-summary
+	@echo "lint: import contracts"
+	@mkdir -p build
+	@PYTHONPATH=protos:client:services $(BIN)/lint-imports --no-cache > build/lint-imports.txt || { cat build/lint-imports.txt; exit 1; }
+	@echo "lint: stubs and contract"
+	@$(BIN)/python protos/generate.py --check
+	@$(BIN)/python protos/check_contract.py
+
+format: $(READY) ## write the code as the formatter would
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --quiet --fix-only .
+
+bench: $(READY) ## measure: every benchmark, rows and pictures to build/benchmarks
+	@for file in benchmarks/[a-z]*.py; do \
+	    name=$$(basename "$$file" .py); \
+	    if grep -q '__main__' "$$file"; then echo "bench: $$name"; $(BIN)/python -m "benchmarks.$$name"; fi; \
+	done
+
+protos: $(READY) ## write the stubs beside the .proto files
+	@$(BIN)/python protos/generate.py
+
+clean: ## remove what was built, the virtual environment too
+	@rm -rf build dist .venv
+
+# The stamp is touched last, so that an installation that was cut off is done again.
+$(READY): pyproject.toml constraints.txt
+	@command -v $(PYTHON) > /dev/null || { echo "$(PYTHON) was not found. install Python 3.11 or newer, or say make PYTHON=/path/to/python"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed. found=$$($(PYTHON) --version); say make PYTHON=/path/to/python"; exit 1; }
+	@echo "setup: installing into .venv (minutes the first time, torch is large)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv || { echo "setup: python can't make virtual environments; on Debian and Ubuntu: apt install python3-venv"; exit 1; }
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[demo]' --group dev
+	@mkdir -p build
+	@touch $@

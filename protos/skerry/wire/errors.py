@@ -1,0 +1,63 @@
+"""What can be wrong with values to send or with bytes received.
+
+    WireError                    every error of this package; `reason` is stable and append-only
+    ├── NonFiniteError           the caller's own values cannot be sent: repair or replace the tensor that it names
+    └── FrameError               bytes from elsewhere cannot be trusted: refuse them, and ask for them again
+
+A bad argument (wrong dtype, a range that is not cut at a block) is a `ValueError`: no peer can cause it.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class WireReason(StrEnum):
+    """Why, for programs. Members are only ever added: peers match on the values."""
+
+    NON_FINITE = "NON_FINITE"
+    """A value is NaN, infinite or too large for the codec."""
+    TRUNCATED = "TRUNCATED"
+    """The bytes end inside a frame, or before the range that they must cover does."""
+    CHECKSUM = "CHECKSUM"
+    """The CRC-32 of header and payload is not the declared one."""
+    BAD_HEADER = "BAD_HEADER"
+    """A header field has a value that no encoder writes."""
+    TOO_LARGE = "TOO_LARGE"
+    """A frame claims more elements or bytes than a frame may hold."""
+    BOMB = "BOMB"
+    """The payload would not decompress to exactly the size that codec, layout and element count imply."""
+    LAYOUT = "LAYOUT"
+    """The frame's range does not fit the fragment, its blocks, or the range that was announced."""
+    CORRUPT = "CORRUPT"
+    """The payload is not a whole zstd frame, though its checksum holds."""
+    BAD_SCALE = "BAD_SCALE"
+    """A block's scale is negative, or outside the range that encoders write."""
+
+
+class WireError(Exception):
+    """Base of this package's errors; carries a stable `reason`."""
+
+    def __init__(self, reason: WireReason, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class NonFiniteError(WireError):
+    """A tensor holds NaN, an infinity, or a magnitude above what its codec carries.
+
+    `tensor` is its name, `element` the position of the first such value within it.
+    """
+
+    def __init__(self, *, tensor: str, element: int, value: float) -> None:
+        super().__init__(
+            WireReason.NON_FINITE,
+            f"value cannot be encoded. tensor={tensor}, element={element}, value={value}",
+        )
+        self.tensor = tensor
+        self.element = element
+        self.value = value
+
+
+class FrameError(WireError):
+    """Received bytes are not the frames that they should be."""

@@ -1,0 +1,106 @@
+"""How a fragment's tensors lie one after another in its flat vector of elements."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """A tensor's name and shape; its elements lie in row-major order."""
+
+    name: str
+    shape: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        """Refuse a shape that no tensor has."""
+        if any(size < 0 for size in self.shape):
+            msg = f"negative size in shape. tensor={self.name}, shape={self.shape}"
+            raise ValueError(msg)
+
+    @property
+    def numel(self) -> int:
+        """Count of elements; 1 for a scalar, 0 where any size is 0."""
+        return math.prod(self.shape)
+
+    @property
+    def is_vector(self) -> bool:
+        """Whether it has at most one dimension (biases, norms' gains, scalars)."""
+        return len(self.shape) <= 1
+
+
+@dataclass(frozen=True)
+class FragmentLayout:
+    """A fragment's tensors in order: what gives an element of the flat vector its tensor.
+
+    Raises:
+        ValueError: two tensors share a name.
+    """
+
+    name: str
+    tensors: tuple[TensorSpec, ...]
+
+    def __post_init__(self) -> None:
+        """Refuse names that do not tell tensors apart."""
+        if len({tensor.name for tensor in self.tensors}) != len(self.tensors):
+            msg = f"a tensor's name is repeated. fragment={self.name}"
+            raise ValueError(msg)
+
+    @cached_property
+    def numel(self) -> int:
+        """Count of the fragment's elements."""
+        return sum(tensor.numel for tensor in self.tensors)
+
+    @cached_property
+    def offsets(self) -> tuple[int, ...]:
+        """First element of each tensor."""
+        return tuple(accumulate((tensor.numel for tensor in self.tensors), initial=0))[:-1]
+
+    @cached_property
+    def bounds(self) -> NDArray[np.int64]:
+        """`(len(tensors) + 1,)`: the first element of each tensor, then `numel`. Not to be written to."""
+        bounds = np.array((*self.offsets, self.numel), np.int64)
+        bounds.setflags(write=False)
+        return bounds
+
+    def tensor_at(self, element: int) -> int:
+        """Index of the tensor that holds `element`, 0 <= element < numel."""
+        return bisect_right(self.offsets, element) - 1
+
+    def ranges(self, first: int, numel: int) -> Iterator[tuple[int, int, int]]:
+        """Yield `(tensor index, start, stop)`, in fragment elements, of what each tensor has in the range.
+
+        Empty tensors are passed over. The range is clipped to the fragment.
+        """
+        stop = min(first + numel, self.numel)
+        start = max(first, 0)
+        index = self.tensor_at(start)
+        while start < stop:
+            end = min(self.offsets[index] + self.tensors[index].numel, stop)
+            if end > start:
+                yield index, start, end
+                start = end
+            index += 1
+
+    def is_boundary(self, element: int, block: int) -> bool:
+        """Whether `element` starts a block of its tensor, or ends the fragment."""
+        return self.boundary_at_or_before(element, block) == element
+
+    def boundary_at_or_before(self, element: int, block: int) -> int:
+        """Return the last element <= `element`, 0 <= element <= numel, at which a range may be cut."""
+        if element >= self.numel:
+            return self.numel
+        start = self.offsets[self.tensor_at(element)]
+        return element - (element - start) % block

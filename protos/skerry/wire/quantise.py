@@ -1,0 +1,231 @@
+"""From float32 to a frame's raw bytes and back, in NumPy, a frame at a time.
+
+Every step is one IEEE float32 operation, rounded to nearest even, or an integer one; so NumPy, torch and any other
+machine write the same bytes and read the same values, also where subnormal numbers are flushed to zero:
+scales are kept so far from the subnormal range that a subnormal element rounds to code 0 whichever way it is read.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from skerry.wire.codecs import Codec
+from skerry.wire.cutting import MAX_FRAME_NUMEL
+from skerry.wire.errors import FrameError, WireReason
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from skerry.wire.blocks import Blocks
+
+LARGEST_FLOAT32: Final = np.finfo(np.float32).max
+LARGEST_SCALED: Final = np.float32(2.0**127)
+"""Largest magnitude that all codecs but float32 carry, so that no code times its scale, and no rounding, overflows."""
+SMALLEST_SCALE: Final = {
+    Codec.INT8: np.float32(2.0**-125),
+    Codec.INT4: np.float32(2.0**-125),
+    Codec.E3M0: np.float32(2.0**-119),
+}
+"""Blocks whose scale would be smaller are written as zeros. From here on a subnormal element is below half a step."""
+ROUND_TO_INTEGER: Final = np.float32(1.5 * 2**23)
+"""Added to x, |x| < 2^22, leaves rint(x) in the low bits of the sum: two's complement in its lowest byte."""
+
+_CODE = np.arange(16)
+_NIBBLE_VALUES: Final = {
+    Codec.INT4: np.where(_CODE < 8, _CODE, _CODE - 16).astype(np.float32),
+    Codec.E3M0: np.where(_CODE & 7, np.where(_CODE < 8, 1, -1) * 2.0 ** ((_CODE & 7) - 7), 0).astype(np.float32),
+}
+_BYTE = np.arange(256)
+# (256,) complex64: the two float32 values of each byte side by side, so that one lookup decodes two codes.
+_PAIR_OF_BYTE: Final = {
+    codec: np.stack([values[_BYTE & 15], values[_BYTE >> 4]], axis=1).view(np.complex64).ravel()
+    for codec, values in _NIBBLE_VALUES.items()
+}
+
+
+class Quantiser:
+    """Writes frames' raw bytes; owns scratch for one frame, so it is for one thread at a time."""
+
+    def __init__(self) -> None:
+        """Allocate about 3 MB."""
+        self._floats = np.empty(MAX_FRAME_NUMEL, np.float32)
+        self._bytes = np.empty(MAX_FRAME_NUMEL + 1, np.uint8)
+        self._raw = np.empty(5 * MAX_FRAME_NUMEL, np.uint8)
+
+    def quantise(
+        self,
+        codec: Codec,
+        values: NDArray[np.float32],  # (numel,) contiguous
+        blocks: Blocks | None,  # of exactly these values; None where the codec has none
+    ) -> NDArray[np.uint8] | None:
+        """Return a view of the raw bytes, valid until the next call; None when a value is beyond the codec."""
+        if blocks is None:
+            return _elements(codec, values)
+        raw = self._raw[: codec.raw_size(blocks.numel, blocks.count)]
+        scales = raw[: 4 * blocks.count].view(np.float32)
+        quotients = self._floats[: blocks.numel]
+        if not self._scale(codec, values, blocks, scales, quotients):
+            return None
+        codes = raw[4 * blocks.count :]
+        if codec is Codec.E3M0:
+            _pack_nibbles(self._exponent_codes(quotients), codes)
+        else:
+            np.add(quotients, ROUND_TO_INTEGER, out=quotients)
+            if codec is Codec.INT8:
+                np.copyto(codes, quotients.view(np.uint32), casting="unsafe")
+            else:
+                nibbles = self._bytes[: blocks.numel + blocks.numel % 2]
+                np.copyto(nibbles[: blocks.numel], quotients.view(np.uint32), casting="unsafe")
+                nibbles &= np.uint8(15)
+                _pack_nibbles(nibbles, codes)
+        return raw
+
+    def _scale(
+        self,
+        codec: Codec,
+        values: NDArray[np.float32],
+        blocks: Blocks,
+        scales: NDArray[np.float32],  # (count,) written
+        quotients: NDArray[np.float32],  # (numel,) written: values over their scale
+    ) -> bool:
+        """Find each block's scale and divide by it; False when a value is not finite or too large."""
+        np.abs(values, out=quotients)
+        _block_maxima(quotients, blocks, scales)
+        if not scales.max() <= LARGEST_SCALED:  # NaN compares false
+            return False
+        if codec.top_code != 1:
+            np.divide(scales, np.float32(codec.top_code), out=scales)
+        is_zero = scales < SMALLEST_SCALE[codec]
+        scales[is_zero] = 0
+        divisors = np.where(is_zero, np.float32(np.inf), scales)
+        _each_block(np.divide, values, divisors, blocks, quotients)
+        return True
+
+    def _exponent_codes(self, quotients: NDArray[np.float32]) -> NDArray[np.uint8]:
+        """Return e3m0 codes of |quotient| <= 1, one a byte, padded with a zero to an even count.
+
+        The exponent's low seven bits and the mantissa's first decide alone: a power of two changes into the next
+        at 1.5 times itself. That byte is 240 at 2^-7, half of the smallest power, and 254 at 1.
+        """
+        numel = len(quotients)
+        codes = self._bytes[: numel + numel % 2]
+        codes[numel:] = 0
+        exponents = codes[:numel]
+        bits = quotients.view(np.uint32)
+        signs = (bits.view(np.uint8)[3::4] >> 4) & np.uint8(8)
+        np.right_shift(bits, 22, out=bits)
+        np.copyto(exponents, bits, casting="unsafe")
+        np.maximum(exponents, np.uint8(239), out=exponents)
+        exponents -= np.uint8(239)
+        exponents += exponents == 1  # [2^-7, 1.5 * 2^-7) is nearer to 2^-6 than to 0 though its exponent is lower
+        exponents >>= np.uint8(1)
+        signs[exponents == 0] = 0
+        exponents |= signs
+        return codes
+
+
+def _elements(codec: Codec, values: NDArray[np.float32]) -> NDArray[np.uint8] | None:
+    """Return the raw bytes of a codec without blocks; None when a value is beyond it."""
+    limit = LARGEST_FLOAT32 if codec is Codec.FLOAT32 else LARGEST_SCALED
+    if not (values.max() <= limit and values.min() >= -limit):  # NaN compares false
+        return None
+    if codec is Codec.FLOAT32:
+        return values.view(np.uint8)
+    bits = values.view(np.uint32)
+    rounded = bits >> 16
+    rounded &= 1  # to nearest, ties to even
+    rounded += 0x7FFF
+    rounded += bits
+    return rounded.view(np.uint16)[1::2].copy().view(np.uint8)
+
+
+def _block_maxima(magnitudes: NDArray[np.float32], blocks: Blocks, out: NDArray[np.float32]) -> None:
+    """Write each block's largest magnitude; NaN where it holds one."""
+    if blocks.starts is not None:
+        np.maximum.reduceat(magnitudes, blocks.starts, out=out)
+        return
+    full = blocks.full_count
+    np.max(magnitudes[: full * blocks.size].reshape(full, blocks.size), axis=1, out=out[:full])
+    if full < blocks.count:
+        out[full] = magnitudes[full * blocks.size :].max()
+
+
+def _each_block(
+    operation: np.ufunc,
+    values: NDArray[np.float32],
+    per_block: NDArray[np.float32],  # (count,)
+    blocks: Blocks,
+    out: NDArray[np.float32],
+) -> None:
+    """Combine each element with its block's number."""
+    if blocks.starts is not None:
+        operation(values, np.repeat(per_block, blocks.lengths), out=out)
+        return
+    full = blocks.full_count
+    body, shape = full * blocks.size, (full, blocks.size)
+    operation(values[:body].reshape(shape), per_block[:full, None], out=out[:body].reshape(shape))
+    if full < blocks.count:
+        operation(values[body:], per_block[full], out=out[body:])
+
+
+def _pack_nibbles(nibbles: NDArray[np.uint8], out: NDArray[np.uint8]) -> None:
+    """Write two 4-bit codes a byte, low nibble first. `nibbles` has an even count and is spoilt."""
+    pairs = nibbles.view(np.uint16)
+    pairs |= pairs >> 4
+    np.copyto(out, pairs, casting="unsafe")
+
+
+def dequantise(
+    codec: Codec,
+    raw: NDArray[np.uint8],  # exactly codec.raw_size(numel, block_count)
+    blocks: Blocks | None,
+    out: NDArray[np.float32],  # (numel,) contiguous, written
+) -> None:
+    """Write the values that `raw` stands for.
+
+    Raises:
+        FrameError: NON_FINITE or BAD_SCALE; `out` is then of no use.
+    """
+    if blocks is None:
+        _decode_elements(codec, raw, out)
+        return
+    scales = raw[: 4 * blocks.count].view(np.float32)
+    _check_scales(codec, scales)
+    codes = raw[4 * blocks.count :]
+    if codec is Codec.INT8:
+        np.copyto(out, codes.view(np.int8))
+    else:
+        pair_of_byte = _PAIR_OF_BYTE[codec]
+        whole = blocks.numel // 2
+        np.take(pair_of_byte, codes[:whole], out=out[: 2 * whole].view(np.complex64), mode="clip")
+        if blocks.numel % 2:
+            out[-1] = pair_of_byte[codes[-1]].real
+    _each_block(np.multiply, out, scales, blocks, out)
+
+
+def _decode_elements(codec: Codec, raw: NDArray[np.uint8], out: NDArray[np.float32]) -> None:
+    if codec is Codec.FLOAT32:
+        np.copyto(out, raw.view(np.float32))
+    else:
+        bits = out.view(np.uint32)
+        np.copyto(bits, raw.view(np.uint16))
+        bits <<= np.uint32(16)
+    if not (out.max() <= LARGEST_FLOAT32 and out.min() >= -LARGEST_FLOAT32):
+        msg = f"an element is not finite. codec={codec}"
+        raise FrameError(WireReason.NON_FINITE, msg)
+
+
+def _check_scales(codec: Codec, scales: NDArray[np.float32]) -> None:
+    """Refuse scales that would decode to what is not finite, or that machines do not agree on."""
+    top = scales.max()
+    if not (top <= LARGEST_FLOAT32 and scales.min() >= -LARGEST_FLOAT32):
+        msg = f"a block's scale is not finite. codec={codec}"
+        raise FrameError(WireReason.NON_FINITE, msg)
+    largest = LARGEST_SCALED / np.float32(codec.top_code)
+    # As bits, so that -0.0 is refused like every negative number.
+    bits = scales.view(np.uint32)
+    if top > largest or ((bits != 0) & ((scales < SMALLEST_SCALE[codec]) | (bits >> 31 != 0))).any():
+        msg = f"a block's scale is out of range. codec={codec}"
+        raise FrameError(WireReason.BAD_SCALE, msg)

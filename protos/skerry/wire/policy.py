@@ -1,0 +1,153 @@
+"""A run's policy: how its rounds open, wait, close and merge. Creators state it, the log keeps it, the syncer obeys it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Final, Self
+
+from skerry.wire.codecs import Codec, Compressor, Encoding
+
+
+class MergeRule(StrEnum):
+    """How the deltas of a round become one outer gradient (algorithm: `skerry.syncer.merge`)."""
+
+    MEAN = "mean"
+    RDA = "rda"
+
+
+class OuterSchedule(StrEnum):
+    """How outer learning rate and momentum follow the number of a fragment's rounds."""
+
+    CONSTANT = "constant"
+    RAMP = "ramp"
+
+
+@dataclass(frozen=True)
+class OuterOptimizer:
+    """The outer optimizer: SGD with Nesterov momentum.
+
+    Source: Decoupled DiLoCo (arXiv 2604.21428); rates and ramp are this project's own measurements.
+    """
+
+    name: str = "nesterov"
+    learning_rate: float = 0.8
+    momentum: float = 0.9
+    schedule: OuterSchedule = OuterSchedule.RAMP
+
+    def at_round(self, round_number: int) -> tuple[float, float]:
+        """Returns (learning rate, momentum) for the n-th round of a fragment, n from 1.
+
+        The ramp: mu_n = min(mu, n / (n + 3)), lr_n = lr * (1 - mu_n / (2 mu)).
+        """
+        if self.schedule is OuterSchedule.CONSTANT or self.momentum == 0:
+            return self.learning_rate, self.momentum
+        momentum = min(self.momentum, round_number / (round_number + 3))
+        return self.learning_rate * (1 - 0.5 * momentum / self.momentum), momentum
+
+
+# 4 bits both ways; blocks of 128 cost a quarter of a bit for their scales.
+_DEFAULT_ENCODING: Final = Encoding(
+    codec=Codec.INT4, block=128, vector_codec=Codec.BFLOAT16, compressor=Compressor.ZSTD
+)
+
+
+@dataclass(frozen=True)
+class Policy:
+    """Every setting of a run's rounds; the fields are specified in `skerry/v1/types.proto`, message Policy."""
+
+    inner_step_count: int = 24
+    delay_step_count: int | None = None
+    quorum_count: int = 1
+    grace_factor: float = 0.5
+    outer: OuterOptimizer = field(default_factory=OuterOptimizer)
+    merge: MergeRule = MergeRule.RDA
+    merge_by_fragment: Mapping[str, MergeRule] = field(default_factory=dict)
+    staleness_exponent: float = 0.5
+    max_staleness: int = 8
+    weight_cap: float = 2.0
+    delta_encoding: Encoding = _DEFAULT_ENCODING
+    update_encoding: Encoding = _DEFAULT_ENCODING
+    quarantine_ratio: float = 30.0
+    lease_term_s: float = 15.0
+    snapshot_ratio: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Checks every range.
+
+        Raises:
+            ValueError: a field is out of its range; the message names it.
+        """
+        ranges: tuple[tuple[str, float, float, float], ...] = (
+            ("inner_step_count", self.inner_step_count, 1, 1_000_000),
+            ("delay_step_count", self.tau, 0, 1_000_000),
+            ("quorum_count", self.quorum_count, 1, 10_000),
+            ("grace_factor", self.grace_factor, 0, 0.999),
+            ("outer.learning_rate", self.outer.learning_rate, 1e-9, 4),
+            ("outer.momentum", self.outer.momentum, 0, 0.9999),
+            ("staleness_exponent", self.staleness_exponent, 0, 16),
+            ("max_staleness", self.max_staleness, 0, 1_000_000),
+            ("weight_cap", self.weight_cap, 1, 1_000),
+            ("quarantine_ratio", self.quarantine_ratio, 0, 1e9),
+            ("lease_term_s", self.lease_term_s, 0.1, 86_400),
+            ("snapshot_ratio", self.snapshot_ratio, 0, 1e6),
+        )
+        for name, value, low, high in ranges:
+            if not low <= value <= high:
+                raise ValueError(f"policy field is out of range. field={name}, value={value}, low={low}, high={high}")
+        if self.outer.name != "nesterov":
+            raise ValueError(f"outer optimizer is not known. name={self.outer.name!r}, known=['nesterov']")
+        if 0 < self.quarantine_ratio <= 1:
+            raise ValueError(f"quarantine_ratio must be 0 or above 1. value={self.quarantine_ratio}")
+
+    @property
+    def tau(self) -> int:
+        """Inner steps after which a learner wants the answer: `delay_step_count`, or half of H."""
+        return self.inner_step_count // 2 if self.delay_step_count is None else self.delay_step_count
+
+    def merge_rule(self, fragment: str) -> MergeRule:
+        """Returns the merge rule of `fragment`."""
+        return self.merge_by_fragment.get(fragment, self.merge)
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the policy as JSON values, every field present."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Self:
+        """Returns the policy that `to_json` gave; fields that are absent take their defaults.
+
+        Raises:
+            ValueError: an unknown field, or one out of range.
+        """
+        given = dict(values)
+        unknown = given.keys() - {entry.name for entry in dataclasses.fields(cls)}
+        if unknown:
+            raise ValueError(f"policy field is not known. fields={sorted(unknown)}")
+        if "outer" in given:
+            outer = dict(given["outer"])
+            outer["schedule"] = OuterSchedule(outer.get("schedule", OuterSchedule.RAMP))
+            given["outer"] = OuterOptimizer(**outer)
+        if "merge" in given:
+            given["merge"] = MergeRule(given["merge"])
+        if "merge_by_fragment" in given:
+            given["merge_by_fragment"] = {name: MergeRule(rule) for name, rule in given["merge_by_fragment"].items()}
+        for name in ("delta_encoding", "update_encoding"):
+            if name in given:
+                given[name] = encoding_from_json(given[name])
+        return cls(**given)
+
+
+def encoding_from_json(values: Mapping[str, Any]) -> Encoding:
+    """Returns the encoding whose `dataclasses.asdict` was `values`.
+
+    Raises:
+        ValueError: an unknown codec or compressor.
+    """
+    given = dict(values)
+    given["codec"] = Codec(given["codec"])
+    given["vector_codec"] = Codec(given["vector_codec"])
+    given["compressor"] = Compressor(given["compressor"])
+    return Encoding(**given)

@@ -1,0 +1,150 @@
+"""A small GPT in plain PyTorch, in named sizes from half a million parameters to a billion."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+_ROTARY_BASE: Final = 10_000.0
+_INITIAL_STD: Final = 0.02
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The shape of a GPT.
+
+    `vocabulary` is the number of distinct tokens: 256 for bytes, up to 65536 for shards of 16-bit tokens. `context` is
+    the longest sequence that the rotary tables cover.
+    """
+
+    layer_count: int
+    width: int
+    head_count: int
+    context: int
+    vocabulary: int = 256
+    has_tied_embedding: bool = True
+
+    def __post_init__(self) -> None:
+        """Refuse shapes that no attention could have.
+
+        Raises:
+            ValueError: a size is below one, or the width doesn't divide into an even number of elements a head.
+        """
+        if min(self.layer_count, self.width, self.head_count, self.context, self.vocabulary) < 1:
+            message = f"every size of a model must be at least 1. config={self}"
+            raise ValueError(message)
+        if self.width % (2 * self.head_count):
+            message = f"width must be a multiple of twice head_count. width={self.width}, head_count={self.head_count}"
+            raise ValueError(message)
+
+
+MODEL_CONFIGS: Final[Mapping[str, ModelConfig]] = MappingProxyType(
+    {
+        "nano": ModelConfig(layer_count=2, width=32, head_count=2, context=64),
+        "tiny": ModelConfig(layer_count=4, width=96, head_count=4, context=128),
+        "mini": ModelConfig(layer_count=6, width=256, head_count=4, context=256),
+        "small": ModelConfig(layer_count=8, width=512, head_count=8, context=512),
+        "base": ModelConfig(layer_count=12, width=768, head_count=12, context=1024),
+        "medium": ModelConfig(layer_count=24, width=1024, head_count=16, context=1024),
+        "large": ModelConfig(layer_count=20, width=2048, head_count=16, context=2048),
+    },
+)
+"""The sizes that can be asked for by name: about 30k, 0.47M, 4.8M, 25M, 85M, 303M and 1.0B parameters over bytes."""
+
+
+class Gpt(nn.Module):
+    """A decoder-only transformer: rotary positions, RMS norms before each half of a block, no biases, no dropout.
+
+    `forward` takes token ids and gives logits; `loss` gives the mean cross-entropy in nats a token. The names of the
+    parameters are the names of a run's tensors; a tied embedding appears once, as `embedding.weight`.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        """Draw the initial weights from torch's global generator, so that `torch.manual_seed` decides them."""
+        super().__init__()
+        self.config = config
+        self.embedding = nn.Embedding(config.vocabulary, config.width)
+        self.blocks = nn.ModuleList(_Block(config) for _ in range(config.layer_count))
+        self.norm = nn.RMSNorm(config.width)
+        self.head = None if config.has_tied_embedding else nn.Linear(config.width, config.vocabulary, bias=False)
+        self._initialise()
+        cosine, sine = _rotary_tables(config.context, config.width // config.head_count)
+        self.register_buffer("rotary_cosine", cosine, persistent=False)
+        self.register_buffer("rotary_sine", sine, persistent=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Logits of shape (batch, length, vocabulary) for token ids of shape (batch, length), int64."""
+        length = tokens.shape[1]
+        if length > self.config.context:
+            message = f"sequence is longer than the model's context. length={length}, context={self.config.context}"
+            raise ValueError(message)
+        cosine = cast("Tensor", self.rotary_cosine)[:length]  # (length, head width / 2)
+        sine = cast("Tensor", self.rotary_sine)[:length]  # (length, head width / 2)
+        hidden = self.embedding(tokens)  # (batch, length, width)
+        for block in self.blocks:
+            hidden = block(hidden, cosine, sine)
+        output = self.embedding.weight if self.head is None else self.head.weight
+        return functional.linear(self.norm(hidden), output)
+
+    def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        """The mean cross-entropy in nats a token, a scalar in float32, for ids of shape (batch, length)."""
+        logits = self(tokens).float()
+        return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+    @property
+    def parameter_count(self) -> int:
+        """Elements of all trained tensors, a tied one counted once."""
+        return sum(parameter.numel() for parameter in self.parameters())
+
+    def _initialise(self) -> None:
+        # The projections that write into the residual stream are scaled down, so that depth doesn't grow its variance.
+        residual_std = _INITIAL_STD / (2 * self.config.layer_count) ** 0.5
+        for name, parameter in self.named_parameters():
+            if parameter.ndim < 2:
+                continue
+            is_residual = name.endswith(("attention_out.weight", "feed_out.weight"))
+            nn.init.normal_(parameter, std=residual_std if is_residual else _INITIAL_STD)
+
+
+class _Block(nn.Module):
+    """One layer: causal self-attention and a feed-forward half, each added to the residual stream."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        width = config.width
+        self.head_count = config.head_count
+        self.attention_norm = nn.RMSNorm(width)
+        self.attention_in = nn.Linear(width, 3 * width, bias=False)
+        self.attention_out = nn.Linear(width, width, bias=False)
+        self.feed_norm = nn.RMSNorm(width)
+        self.feed_in = nn.Linear(width, 4 * width, bias=False)
+        self.feed_out = nn.Linear(4 * width, width, bias=False)
+
+    def forward(self, hidden: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+        batch, length, width = hidden.shape
+        projected = self.attention_in(self.attention_norm(hidden))
+        heads = projected.view(batch, length, 3, self.head_count, width // self.head_count).permute(2, 0, 3, 1, 4)
+        query, key, value = heads.unbind(0)  # each (batch, heads, length, head width)
+        query, key = _rotated(query, cosine, sine), _rotated(key, cosine, sine)
+        attended = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        hidden = hidden + self.attention_out(attended.transpose(1, 2).reshape(batch, length, width))
+        fed = functional.gelu(self.feed_in(self.feed_norm(hidden)), approximate="tanh")
+        return hidden + cast("Tensor", self.feed_out(fed))
+
+
+def _rotary_tables(context: int, head_width: int) -> tuple[Tensor, Tensor]:
+    frequencies = _ROTARY_BASE ** (-torch.arange(0, head_width, 2, dtype=torch.float32) / head_width)
+    angles = torch.outer(torch.arange(context, dtype=torch.float32), frequencies)  # (context, head width / 2)
+    return angles.cos(), angles.sin()
+
+
+def _rotated(vectors: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    first, second = vectors.chunk(2, dim=-1)
+    rotated = torch.cat((first * cosine - second * sine, first * sine + second * cosine), dim=-1)
+    return rotated.to(vectors.dtype)

@@ -1,0 +1,106 @@
+"""What one learner is asked to do, as values that are read once, at the edge."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from skerry.learner.corpus import ShardSelection
+from skerry.learner.model import MODEL_CONFIGS, ModelConfig
+
+
+@dataclass(frozen=True)
+class DataSettings:
+    """Which tokens to train on, and in which portions. `source` None means the standard library's source text."""
+
+    source: Path | None = None
+    size_limit_bytes: int | None = None
+    shard: ShardSelection = field(default_factory=ShardSelection)
+    batch_size: int = 8
+    held_out_window_count: int = 64
+
+
+@dataclass(frozen=True)
+class OptimizerSettings:
+    """AdamW and its learning rate, whose schedule runs over `horizon_steps`."""
+
+    peak_rate: float = 3e-3
+    warmup_steps: int = 50
+    horizon_steps: int = 1000
+    weight_decay: float = 0.1
+    beta1: float = 0.9
+    beta2: float = 0.95
+    gradient_norm_limit: float = 1.0
+
+
+@dataclass(frozen=True)
+class LoopSettings:
+    """How long to train, and what to do on the way. An interval of 0 means never."""
+
+    step_count: int = 1000
+    evaluate_every: int = 50
+    checkpoint_every: int = 200
+    log_every: int = 50
+    slowdown: float = 1.0
+    """How many times slower than this machine the emulated hardware is; at least 1."""
+    flush_timeout_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        """Refuse a slowdown that would have to give time back.
+
+        Raises:
+            ValueError: `slowdown` is below 1.
+        """
+        if self.slowdown < 1:
+            message = f"slowdown must be at least 1. slowdown={self.slowdown}"
+            raise ValueError(message)
+
+
+@dataclass(frozen=True)
+class MachineSettings:
+    """Where to compute: `device` is `auto`, or what torch calls it."""
+
+    device: str = "auto"
+    thread_count: int = 1
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """Which run to join, and as whom. `target` None means to train alone."""
+
+    target: str | None = None
+    run: str = "demo"
+    region: str = ""
+    may_create: bool = True
+    policy_path: Path | None = None
+    inner_step_count: int | None = None
+
+
+@dataclass(frozen=True)
+class LearnSettings:
+    """Everything that `skerry learn` was asked for."""
+
+    learner_id: str
+    work_directory: Path
+    seed: int = 0
+    model: ModelConfig = MODEL_CONFIGS["tiny"]
+    data: DataSettings = field(default_factory=DataSettings)
+    optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
+    loop: LoopSettings = field(default_factory=LoopSettings)
+    machine: MachineSettings = field(default_factory=MachineSettings)
+    run: RunSettings = field(default_factory=RunSettings)
+
+    @property
+    def checkpoint_path(self) -> Path:
+        """Where the local checkpoint is."""
+        return self.work_directory / "checkpoint.pt"
+
+    @property
+    def metrics_path(self) -> Path:
+        """Where the metrics are."""
+        return self.work_directory / "metrics.jsonl"
+
+    @property
+    def exchange_state_path(self) -> Path:
+        """Where the client may keep what it needs to resume an exchange."""
+        return self.work_directory / "exchange"

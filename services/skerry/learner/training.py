@@ -1,0 +1,282 @@
+"""The training loop: inner steps that never wait, and at each boundary a word to the island."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+
+import structlog
+import torch
+
+from skerry.learner.batches import Batch, BatchSampler, held_out_batches
+from skerry.learner.checkpoint import TrainingPosition, load_checkpoint, save_checkpoint
+from skerry.learner.clock import Clock
+from skerry.learner.corpus import load_corpus
+from skerry.learner.island import Island
+from skerry.learner.metrics import MetricsLine, MetricsWriter, read_metrics
+from skerry.learner.model import Gpt
+from skerry.learner.schedule import LearningRateSchedule, run_position
+from skerry.learner.settings import LearnSettings
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class Training:
+    """What a learner trains with: built once from its settings, or again from its checkpoint."""
+
+    settings: LearnSettings
+    device: torch.device
+    model: Gpt
+    optimizer: torch.optim.Optimizer
+    sampler: BatchSampler
+    held_out: list[Batch]
+    position: TrainingPosition
+    attempt: int
+
+
+@dataclass(frozen=True)
+class StepTiming:
+    """Where one step's time went, in seconds."""
+
+    compute_s: float
+    slowdown_s: float
+    stall_s: float
+    stall_cpu_s: float
+
+
+def prepare(settings: LearnSettings, device: torch.device) -> Training:
+    """The model, its data and its optimizer, at the local checkpoint if there is one, else at the start.
+
+    Raises:
+        DataError: the data can't be read, is too short, or has tokens that the model doesn't know.
+        CheckpointError: the checkpoint can't be resumed.
+    """
+    data = settings.data
+    corpus = load_corpus(data.source, shard=data.shard, size_limit_bytes=data.size_limit_bytes)
+    context = settings.model.context
+    sampler = BatchSampler(
+        corpus.train,
+        batch_size=data.batch_size,
+        context=context,
+        vocabulary=settings.model.vocabulary,
+        seed=settings.seed,
+        learner=settings.learner_id,
+    )
+    held_out = held_out_batches(
+        corpus.held_out,
+        batch_size=data.batch_size,
+        context=context,
+        vocabulary=settings.model.vocabulary,
+        window_count=data.held_out_window_count,
+    )
+    torch.manual_seed(settings.seed)
+    model = Gpt(settings.model).to(device)
+    optimizer = _adamw(model, settings)
+    position = load_checkpoint(settings.checkpoint_path, model=model, optimizer=optimizer)
+    attempt = 1 + max((line.attempt for line in read_metrics(settings.metrics_path)), default=-1)
+    _log.info(
+        "learner ready",
+        learner=settings.learner_id,
+        data=corpus.description,
+        train_tokens=len(corpus.train),
+        held_out_tokens=len(corpus.held_out),
+        parameters=model.parameter_count,
+        device=str(device),
+        resumed_step=position.step if position else None,
+    )
+    return Training(
+        settings=settings,
+        device=device,
+        model=model,
+        optimizer=optimizer,
+        sampler=sampler,
+        held_out=[batch.to(device) for batch in held_out],
+        position=position or TrainingPosition(),
+        attempt=attempt,
+    )
+
+
+def train(training: Training, island: Island, *, clock: Clock, stop: threading.Event) -> TrainingPosition:
+    """Train until the steps are done, the run is closed or `stop` is set; then flush, checkpoint and give the position.
+
+    A step is never cut: `stop` is looked at between steps.
+    """
+    with MetricsWriter(training.settings.metrics_path) as writer:
+        loop = _Loop(training, island, clock=clock, writer=writer)
+        try:
+            loop.run(stop)
+        finally:
+            # Also when a step failed: what was learned until then is worth keeping.
+            loop.save()
+        island.flush(training.settings.loop.flush_timeout_s)
+        loop.write_last()
+    return loop.position
+
+
+def evaluate(model: Gpt, batches: list[Batch]) -> float:
+    """The mean loss over `batches`, in nats a token, each token weighing the same."""
+    total = 0.0
+    with torch.inference_mode(), autocast(next(model.parameters()).device):
+        for batch in batches:
+            total += float(model.loss(batch.tokens, batch.targets)) * batch.token_count
+    return total / sum(batch.token_count for batch in batches)
+
+
+def autocast(device: torch.device) -> AbstractContextManager[object]:
+    """Compute in bfloat16 where the device does that faster, else in float32."""
+    if device.type == "cuda" and torch.cuda.is_bf16_supported():
+        return torch.autocast("cuda", dtype=torch.bfloat16)
+    return nullcontext()
+
+
+def _adamw(model: Gpt, settings: LearnSettings) -> torch.optim.Optimizer:
+    optimizer = settings.optimizer
+    matrices = [parameter for parameter in model.parameters() if parameter.ndim > 1]
+    vectors = [parameter for parameter in model.parameters() if parameter.ndim <= 1]
+    groups = [
+        {"params": matrices, "weight_decay": optimizer.weight_decay},
+        {"params": vectors, "weight_decay": 0.0},  # a norm's gain has no reason to shrink
+    ]
+    betas = (optimizer.beta1, optimizer.beta2)
+    return torch.optim.AdamW(groups, lr=optimizer.peak_rate, betas=betas, fused=True)
+
+
+class _Loop:
+    """The loop's own state: where it stands, and the last line that it wrote."""
+
+    def __init__(self, training: Training, island: Island, *, clock: Clock, writer: MetricsWriter) -> None:
+        self.position = training.position
+        self._training = training
+        self._island = island
+        self._clock = clock
+        self._writer = writer
+        self._last_line: MetricsLine | None = None
+        self._started_s = clock.monotonic_s() - training.position.time_s
+        optimizer = training.settings.optimizer
+        self._schedule = LearningRateSchedule(optimizer.peak_rate, optimizer.warmup_steps, optimizer.horizon_steps)
+
+    def run(self, stop: threading.Event) -> None:
+        loop = self._training.settings.loop
+        while self.position.step < loop.step_count:
+            if stop.is_set():
+                _log.info("stopping on request", step=self.position.step)
+                return
+            if self._island.is_run_closed:
+                _log.info("the run is closed", step=self.position.step)
+                return
+            self._step()
+            if loop.checkpoint_every and self.position.step % loop.checkpoint_every == 0:
+                self.save()
+
+    def save(self) -> None:
+        training = self._training
+        save_checkpoint(
+            training.settings.checkpoint_path,
+            model=training.model,
+            optimizer=training.optimizer,
+            position=self.position,
+        )
+
+    def write_last(self) -> None:
+        """Write the last line again with what the flush has changed, so that the file ends with the final counts."""
+        if self._last_line is not None:
+            self._writer.write(self._with_exchange(self._last_line))
+
+    def _step(self) -> None:
+        training, clock = self._training, self._clock
+        rate = self._schedule.rate(run_position(self.position.step, self._island.run_progress))
+        begun_s = clock.monotonic_s()
+        loss, token_count = self._train_on(training.sampler.batch(self.position.step), rate)
+        compute_s = clock.monotonic_s() - begun_s
+        slowdown_s = (training.settings.loop.slowdown - 1.0) * compute_s
+        clock.sleep(slowdown_s)
+        self.position = TrainingPosition(
+            step=self.position.step + 1,
+            tokens=self.position.tokens + token_count,
+            time_s=clock.monotonic_s() - self._started_s,
+        )
+        with self._stall_measured() as stall:
+            self._island.step(tokens=token_count, loss=loss)
+        stall_s, stall_cpu_s = stall
+        self._report(loss, rate, StepTiming(compute_s, slowdown_s, stall_s, stall_cpu_s))
+
+    def _train_on(self, batch: Batch, rate: float) -> tuple[float, int]:
+        training = self._training
+        for group in training.optimizer.param_groups:
+            group["lr"] = rate
+        batch = batch.to(training.device)
+        with autocast(training.device):
+            loss = training.model.loss(batch.tokens, batch.targets)
+        loss.backward()  # type: ignore[no-untyped-call]
+        norm = torch.nn.utils.clip_grad_norm_(
+            training.model.parameters(),
+            training.settings.optimizer.gradient_norm_limit,
+        )
+        if torch.isfinite(norm):
+            training.optimizer.step()
+        else:
+            # One bad batch must not become everybody's weights.
+            _log.warning("gradient isn't finite, step skipped", step=self.position.step, norm=float(norm))
+        training.optimizer.zero_grad()
+        return float(loss.detach()), batch.token_count
+
+    @contextmanager
+    def _stall_measured(self) -> Iterator[list[float]]:
+        taken: list[float] = []
+        begun_s, begun_cpu_s = self._clock.monotonic_s(), self._clock.thread_cpu_s()
+        yield taken
+        taken += [self._clock.monotonic_s() - begun_s, self._clock.thread_cpu_s() - begun_cpu_s]
+
+    def _report(self, loss: float, rate: float, timing: StepTiming) -> None:
+        settings, step = self._training.settings, self.position.step
+        every = settings.loop.evaluate_every
+        is_due = bool(every) and (step % every == 0 or step == settings.loop.step_count)
+        line = MetricsLine(
+            learner=settings.learner_id,
+            attempt=self._training.attempt,
+            time_s=self.position.time_s,
+            unix_s=self._clock.unix_s(),
+            step=step,
+            tokens=self.position.tokens,
+            loss=loss,
+            learning_rate=rate,
+            step_time_ms=timing.compute_s * 1e3,
+            slowdown_ms=timing.slowdown_s * 1e3,
+            sync_stall_ms=timing.stall_s * 1e3,
+            sync_cpu_ms=timing.stall_cpu_s * 1e3,
+            val_loss=evaluate(self._training.model, self._training.held_out) if is_due else None,
+        )
+        line = self._with_exchange(line)
+        self._writer.write(line)
+        self._last_line = line
+        if settings.loop.log_every and (step % settings.loop.log_every == 0 or step == settings.loop.step_count):
+            _log.info(
+                "step",
+                learner=settings.learner_id,
+                step=step,
+                loss=round(loss, 4),
+                val_loss=None if line.val_loss is None else round(line.val_loss, 4),
+                step_time_ms=round(line.step_time_ms, 1),
+                sync_stall_ms=round(line.sync_stall_ms, 2),
+                staleness=line.staleness,
+            )
+
+    def _with_exchange(self, line: MetricsLine) -> MetricsLine:
+        reading = self._island.read()
+        return replace(
+            line,
+            unix_s=self._clock.unix_s(),
+            run_progress=self._island.run_progress,
+            is_attached=reading.is_attached,
+            staleness=reading.staleness,
+            bytes_up=reading.bytes_up,
+            bytes_down=reading.bytes_down,
+            parameters_up=reading.parameters_up,
+            parameters_down=reading.parameters_down,
+            deltas_acknowledged=reading.deltas_acknowledged,
+            deltas_merged=reading.deltas_merged,
+            versions=dict(reading.versions),
+        )

@@ -1,4 +1,4 @@
-"""Where a range is cut into frames; every encoder of this project cuts alike, so that frames are equal in every byte."""
+"""Where a range is cut into frames: every encoder of this project cuts alike, so frames are equal byte for byte."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ ROUND_TO_INTEGER: Final = np.float32(1.5 * 2**23)
 """Added to x, |x| < 2^22, leaves rint(x) in the low bits of the sum: two's complement in its lowest byte."""
 
 _CODE = np.arange(16)
-_NIBBLE_VALUES: Final = {
+NIBBLE_VALUES: Final = {
     Codec.INT4: np.where(_CODE < 8, _CODE, _CODE - 16).astype(np.float32),
     Codec.E3M0: np.where(_CODE & 7, np.where(_CODE < 8, 1, -1) * 2.0 ** ((_CODE & 7) - 7), 0).astype(np.float32),
 }
@@ -41,8 +41,24 @@ _BYTE = np.arange(256)
 # (256,) complex64: the two float32 values of each byte side by side, so that one lookup decodes two codes.
 _PAIR_OF_BYTE: Final = {
     codec: np.stack([values[_BYTE & 15], values[_BYTE >> 4]], axis=1).view(np.complex64).ravel()
-    for codec, values in _NIBBLE_VALUES.items()
+    for codec, values in NIBBLE_VALUES.items()
 }
+
+
+def _e3m0_codes() -> NDArray[np.uint8]:
+    """Return the code of each value of a float32's top ten bits: sign, exponent and the first of the mantissa.
+
+    They decide alone, for |x| <= 1: the nearer power of two changes at 1.5 times the lower one, and 0 gives way to
+    2^-6 at 2^-7 (top bits 240). Ties go to the larger magnitude; there is no negative zero.
+    """
+    top_bits = np.arange(1024)
+    magnitude = top_bits & 511
+    exponent = np.where(magnitude == 240, 1, np.clip((magnitude - 239) >> 1, 0, 7))
+    sign = np.where(exponent > 0, top_bits >> 9, 0)
+    return (sign << 3 | exponent).astype(np.uint8)
+
+
+E3M0_CODE_OF_TOP_BITS: Final = _e3m0_codes()
 
 
 class Quantiser:
@@ -78,6 +94,7 @@ class Quantiser:
             else:
                 nibbles = self._bytes[: blocks.numel + blocks.numel % 2]
                 np.copyto(nibbles[: blocks.numel], quotients.view(np.uint32), casting="unsafe")
+                nibbles[blocks.numel :] = 0
                 nibbles &= np.uint8(15)
                 _pack_nibbles(nibbles, codes)
         return raw
@@ -104,25 +121,13 @@ class Quantiser:
         return True
 
     def _exponent_codes(self, quotients: NDArray[np.float32]) -> NDArray[np.uint8]:
-        """Return e3m0 codes of |quotient| <= 1, one a byte, padded with a zero to an even count.
-
-        The exponent's low seven bits and the mantissa's first decide alone: a power of two changes into the next
-        at 1.5 times itself. That byte is 240 at 2^-7, half of the smallest power, and 254 at 1.
-        """
+        """Return e3m0 codes of |quotient| <= 1, one a byte, padded with a zero to an even count."""
         numel = len(quotients)
         codes = self._bytes[: numel + numel % 2]
         codes[numel:] = 0
-        exponents = codes[:numel]
         bits = quotients.view(np.uint32)
-        signs = (bits.view(np.uint8)[3::4] >> 4) & np.uint8(8)
         np.right_shift(bits, 22, out=bits)
-        np.copyto(exponents, bits, casting="unsafe")
-        np.maximum(exponents, np.uint8(239), out=exponents)
-        exponents -= np.uint8(239)
-        exponents += exponents == 1  # [2^-7, 1.5 * 2^-7) is nearer to 2^-6 than to 0 though its exponent is lower
-        exponents >>= np.uint8(1)
-        signs[exponents == 0] = 0
-        exponents |= signs
+        np.take(E3M0_CODE_OF_TOP_BITS, bits, out=codes[:numel], mode="clip")
         return codes
 
 

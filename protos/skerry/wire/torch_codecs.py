@@ -1,0 +1,173 @@
+"""The same frames from torch tensors: quantised where they live, so that only codes and scales cross to the host.
+
+Each operation here is the one of `skerry.wire.quantise`, on a float32 or integer tensor, so the frames are equal in
+every byte. Two of torch's habits would break that and are avoided: on a GPU, dividing by a Python number multiplies by
+its reciprocal, so divisors are tensors; and shifts of negative int32 drag the sign along, so they are masked.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import torch
+
+from skerry.wire.blocks import Blocks, blocks_of
+from skerry.wire.codecs import Codec, Encoding
+from skerry.wire.cutting import Cut, cut_frames
+from skerry.wire.frames import FramePacker, non_finite_error
+from skerry.wire.quantise import E3M0_CODE_OF_TOP_BITS, LARGEST_FLOAT32, LARGEST_SCALED, NIBBLE_VALUES, SMALLEST_SCALE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from numpy.typing import NDArray
+
+    from skerry.wire.digests import Hasher
+    from skerry.wire.layout import FragmentLayout
+
+BATCH_NUMEL: Final = 2**24
+"""Elements quantised at once: enough to hide a GPU's launches and copies, at about a quarter gigabyte of scratch."""
+
+
+def encode_frames_torch(
+    values: torch.Tensor,  # (numel of the range,) float32, on any device
+    layout: FragmentLayout,
+    encoding: Encoding,
+    *,
+    first: int = 0,
+    decoded: torch.Tensor | None = None,
+    digest: Hasher | None = None,
+) -> Iterator[bytes]:
+    """Yield the frames that `encode_frames` would make of the same values.
+
+    `decoded`, when given, is overwritten on its own device with what a receiver will decode; it may be `values` itself.
+
+    Raises:
+        ValueError: (at once) a tensor is not one-dimensional float32, or the range is not cut at block boundaries.
+        NonFiniteError: (from the batch that meets it) a value that the codec cannot carry.
+    """
+    for name, tensor in (("values", values), ("decoded", decoded)):
+        if tensor is not None and (tensor.dtype != torch.float32 or tensor.shape != (values.numel(),)):
+            msg = f"{name} must be one-dimensional float32. dtype={tensor.dtype}, shape={tuple(tensor.shape)}"
+            raise ValueError(msg)
+    cuts = cut_frames(layout, encoding, first, values.numel())
+    return _encode(values.detach(), layout, encoding, first, cuts, decoded, digest)
+
+
+def _encode(  # noqa: PLR0917 - the arguments of encode_frames_torch, checked
+    values: torch.Tensor,
+    layout: FragmentLayout,
+    encoding: Encoding,
+    first: int,
+    cuts: Iterator[Cut],
+    decoded: torch.Tensor | None,
+    digest: Hasher | None,
+) -> Iterator[bytes]:
+    packer = FramePacker(encoding)
+    for batch in _batches(cuts):
+        whole = Cut(batch[0].codec, batch[0].block, batch[0].first, sum(cut.numel for cut in batch))
+        inside = slice(whole.first - first, whole.first - first + whole.numel)
+        with torch.no_grad():
+            quantised = _quantise(whole, values[inside], layout)
+            if quantised is None:
+                raise non_finite_error(values[inside].cpu().numpy(), layout, whole)
+            if decoded is not None:
+                decoded[inside] = quantised.values.to(decoded.device)
+        for cut, raw in _raw_frames(batch, quantised, layout):
+            if digest is not None:
+                digest.update(raw.data)
+            yield packer.pack(cut, raw)
+
+
+def _batches(cuts: Iterable[Cut]) -> Iterator[list[Cut]]:
+    """Group frames that can be quantised and packed in one go: one codec, and nibbles that pair up alike."""
+    batch: list[Cut] = []
+    numel = 0
+    for cut in cuts:
+        if batch and (cut.codec is not batch[0].codec or numel % 2 or numel + cut.numel > BATCH_NUMEL):
+            yield batch
+            batch, numel = [], 0
+        batch.append(cut)
+        numel += cut.numel
+    if batch:
+        yield batch
+
+
+@dataclass(frozen=True)
+class _Quantised:
+    scales: NDArray[np.float32]  # (count,) on the host
+    codes: NDArray[np.uint8]  # (code_size,) on the host
+    values: torch.Tensor  # (numel,) float32 on the device: what a receiver decodes
+
+
+def _quantise(cut: Cut, values: torch.Tensor, layout: FragmentLayout) -> _Quantised | None:
+    """Return codes and scales; None when a value is beyond the codec."""
+    no_scales = np.empty(0, np.float32)
+    if not cut.codec.has_blocks:
+        limit = LARGEST_FLOAT32 if cut.codec is Codec.FLOAT32 else LARGEST_SCALED
+        if not bool((values.abs() <= float(limit)).all()):
+            return None
+        elements = values if cut.codec is Codec.FLOAT32 else values.to(torch.bfloat16)
+        as_integers = elements.contiguous().view(torch.int32 if cut.codec is Codec.FLOAT32 else torch.int16)
+        return _Quantised(no_scales, as_integers.cpu().numpy().view(np.uint8), elements.float())
+    blocks = blocks_of(layout, cut.first, cut.numel, cut.block)
+    largest = _block_maxima(values.abs(), blocks)
+    if not bool((largest <= float(LARGEST_SCALED)).all()):
+        return None
+    scales = largest / torch.full_like(largest, cut.codec.top_code)
+    is_zero = scales < float(SMALLEST_SCALE[cut.codec])
+    scales.masked_fill_(is_zero, 0.0)
+    quotients = values / _spread(scales.masked_fill(is_zero, torch.inf), blocks)
+    if cut.codec is Codec.E3M0:
+        top_bits = (quotients.view(torch.int32) >> 22) & 1023
+        codes = torch.from_numpy(E3M0_CODE_OF_TOP_BITS).to(values.device)[top_bits.long()]
+        levels = torch.from_numpy(NIBBLE_VALUES[Codec.E3M0]).to(values.device)[codes.long()]
+    else:
+        rounded = quotients.round_().to(torch.int8)
+        codes, levels = rounded.view(torch.uint8), rounded.float()
+    packed = codes if cut.codec is Codec.INT8 else _pack_nibbles(codes)
+    return _Quantised(scales.cpu().numpy(), packed.cpu().numpy(), levels * _spread(scales, blocks))
+
+
+def _block_maxima(magnitudes: torch.Tensor, blocks: Blocks) -> torch.Tensor:
+    """Return `(count,)`: each block's largest magnitude; NaN where it holds one."""
+    if blocks.starts is None:
+        body = blocks.full_count * blocks.size
+        full = magnitudes[:body].reshape(blocks.full_count, blocks.size).amax(dim=1)
+        return full if body == blocks.numel else torch.cat([full, magnitudes[body:].amax(dim=0, keepdim=True)])
+    block_of_element = _spread(torch.arange(blocks.count, device=magnitudes.device), blocks)
+    maxima = torch.zeros(blocks.count, device=magnitudes.device)
+    maxima.scatter_reduce_(0, block_of_element, magnitudes, "amax")
+    # Whether that passes NaN on is not the same on every device.
+    return maxima if bool(magnitudes.isfinite().all()) else torch.full_like(maxima, torch.nan)
+
+
+def _spread(per_block: torch.Tensor, blocks: Blocks) -> torch.Tensor:
+    """Return `(numel,)`: each element's block's number."""
+    if blocks.starts is None:
+        return per_block.repeat_interleave(blocks.size)[: blocks.numel]  # the last block may be short
+    lengths = torch.from_numpy(blocks.lengths).to(per_block.device)
+    return per_block.repeat_interleave(lengths, output_size=blocks.numel)
+
+
+def _pack_nibbles(codes: torch.Tensor) -> torch.Tensor:
+    """Return two 4-bit codes a byte, low nibble first; an odd count's last high nibble is 0."""
+    if len(codes) % 2:
+        codes = torch.cat([codes, codes.new_zeros(1)])
+    return (codes[0::2] & 15) | (codes[1::2] << 4)
+
+
+def _raw_frames(
+    batch: list[Cut], quantised: _Quantised, layout: FragmentLayout
+) -> Iterator[tuple[Cut, NDArray[np.uint8]]]:
+    """Yield each frame's raw bytes, from the batch's scales and codes on the host."""
+    scale_at = code_at = 0
+    for cut in batch:
+        block_count = blocks_of(layout, cut.first, cut.numel, cut.block).count if cut.block else 0
+        code_size = cut.codec.code_size(cut.numel)
+        scales = quantised.scales[scale_at : scale_at + block_count].view(np.uint8)
+        yield cut, np.concatenate([scales, quantised.codes[code_at : code_at + code_size]])
+        scale_at += block_count
+        code_at += code_size

@@ -22,7 +22,8 @@ def check_name(name: str, what: str) -> str:
     """
     if _NAME.fullmatch(name) is None or ".." in name:
         raise BadNameError(
-            f"{what} name is not legal: use 1 to 64 of a-z 0-9 . _ -, starting and ending with a letter or digit, no '..'. name={name[:80]!r}"
+            f"{what} name is not legal: use 1 to 64 of a-z 0-9 . _ -, starting and ending with a letter or digit, "
+            f"no '..'. name={name[:80]!r}"
         )
     return name
 

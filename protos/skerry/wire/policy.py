@@ -1,4 +1,4 @@
-"""A run's policy: how its rounds open, wait, close and merge. Creators state it, the log keeps it, the syncer obeys it."""
+"""A run's policy: how its rounds open, wait, close and merge. Creators state it, the log keeps it."""
 
 from __future__ import annotations
 

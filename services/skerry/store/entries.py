@@ -1,7 +1,8 @@
 """What the run log says: items, the entries that carry them, and their JSON, which FORMAT.md specifies.
 
-An entry is one object of the log. It carries any number of items; each item is one decision. Scalars that enter replayed arithmetic
-are stored as the 8 hexadecimal digits of their float32 bits; other floats are JSON numbers in shortest round-trip form.
+An entry is one object of the log. It carries any number of items; each item is one decision. Scalars that enter
+replayed arithmetic are stored as the 8 hexadecimal digits of their float32 bits; other floats are JSON numbers in
+shortest round-trip form.
 """
 
 from __future__ import annotations
@@ -76,7 +77,8 @@ class RunSpec:
                     {
                         "name": layout.name,
                         "tensors": [
-                            {"name": t.name, "shape": list(t.shape), "dtype": self.dtypes[t.name]} for t in layout.tensors
+                            {"name": t.name, "shape": list(t.shape), "dtype": self.dtypes[t.name]}
+                            for t in layout.tensors
                         ],
                     }
                     for layout in self.fragments
@@ -109,7 +111,9 @@ class ObjectRef:
     first: int
     numel: int
     size_bytes: int
-    digest: str  # parts: SHA-256 of the uncompressed frame bytes; updates and snapshots: SHA-256 of the object's bytes; hex
+    digest: (
+        str  # parts: SHA-256 of the uncompressed frame bytes; updates and snapshots: SHA-256 of the object's bytes; hex
+    )
 
 
 @dataclass(frozen=True)
@@ -183,7 +187,7 @@ class ClosedItem:
 
 @dataclass(frozen=True)
 class MergeScalars:
-    """Every scalar that enters the arithmetic of one version, as float32 bits in hex; with the deltas they replay it exactly."""
+    """Every scalar in the arithmetic of one version, as float32 bits in hex: with the deltas they replay it."""
 
     rate: str  # outer learning rate times participation
     momentum: str
@@ -403,5 +407,5 @@ def _from_json(hint: Any, value: Any) -> Any:
     if isinstance(hint, type) and issubclass(hint, StrEnum):
         return hint(value)
     if not isinstance(value, hint):
-        raise ValueError(f"log value has the wrong type. expected={hint.__name__}, actual={value!r:.80}")
+        raise TypeError(f"log value has the wrong type. expected={hint.__name__}, actual={value!r:.80}")
     return value

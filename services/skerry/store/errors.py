@@ -1,13 +1,13 @@
 """What can go wrong in the store, split by what the caller does next.
 
-    StoreError
-    |-- StoreUnavailableError    the store can't be reached, or its answer is unknown: retry later        STORE_UNAVAILABLE
-    |-- StoreFullError           no space: an operator must make room                                     STORE_FULL
-    |-- StoreURLError            the URL can't be used: correct it                                        BAD_REQUEST
-    |-- ObjectMissingError       no such object                                                           (caller decides)
-    |-- RunNotFoundError         no run of that name                                                      RUN_NOT_FOUND
-    |-- RunExistsError           the name is taken                                                        RUN_EXISTS
-    `-- LogCorruptError          the store lost or changed what was durable: stop, tell a person          STORE_ROLLED_BACK
+StoreError
+|-- StoreUnavailableError    the store can't be reached, or its answer is unknown: retry later        STORE_UNAVAILABLE
+|-- StoreFullError           no space: an operator must make room                                     STORE_FULL
+|-- StoreURLError            the URL can't be used: correct it                                        BAD_REQUEST
+|-- ObjectMissingError       no such object                                                           (caller decides)
+|-- RunNotFoundError         no run of that name                                                      RUN_NOT_FOUND
+|-- RunExistsError           the name is taken                                                        RUN_EXISTS
+`-- LogCorruptError          the store lost or changed what was durable: stop, tell a person          STORE_ROLLED_BACK
 """
 
 from __future__ import annotations

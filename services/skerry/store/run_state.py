@@ -1,0 +1,103 @@
+"""The parts of a run's state: the fold builds and changes them, engines and readers look at them."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Final
+
+from skerry.store.entries import INITIAL_BASE, AcceptedItem, ClosedItem, CommittedItem, Fate, Item, ObjectRef
+from skerry.wire.layout import FragmentLayout
+
+# Merged deltas of a learner whose norms are remembered: enough for a median that one outlier does not move.
+NORM_HISTORY: Final = 8
+# Closes of a fragment whose contributors are remembered: an absent one is expected until it has missed two.
+REMEMBERED_CLOSES: Final = 2
+
+
+@dataclass(frozen=True)
+class Rejection:
+    """Why an item had no effect: a reason of `skerry.v1.ErrorReason` without its prefix, and the facts."""
+
+    reason: str
+    detail: str
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the fold made of one item."""
+
+    item: Item
+    rejection: Rejection | None
+    decided: tuple[DeltaState, ...] = ()  # deltas that met their final fate by this item
+
+
+@dataclass
+class DeltaState:
+    """An accepted delta and what became of it."""
+
+    item: AcceptedItem
+    position: int
+    fate: Fate = Fate.PENDING
+    reason: str = ""
+    version: int = 0  # the version it went into, where merged
+    staleness: int = 0
+    weight: float = 0.0
+    weight_share: float = 0.0
+
+
+@dataclass
+class VersionState:
+    """One version of one fragment and where its content is."""
+
+    version: int
+    digest: str
+    position: int
+    commit: CommitRecord | None = None  # None: exists by its snapshot alone (version 0, or a roll-back)
+    weights: tuple[ObjectRef, ...] = ()  # of its snapshot; empty: none
+    outer: tuple[ObjectRef, ...] = ()
+    source_version: int = -1
+    is_abandoned: bool = False
+
+
+@dataclass(frozen=True)
+class CommitRecord:
+    """The close and the commit that made a version: all that replaying it takes, besides the blobs."""
+
+    close: ClosedItem
+    commit: CommittedItem
+
+
+@dataclass
+class FragmentState:
+    """One fragment: its versions, its gathering round and its round in merge."""
+
+    layout: FragmentLayout
+    version: int = INITIAL_BASE  # the newest; INITIAL_BASE in a draft before its weights came
+    round_count: int = 0  # commits since the start or the last roll-back: n of the outer schedule
+    versions: dict[int, VersionState] = field(default_factory=dict)
+    pending: dict[str, DeltaState] = field(default_factory=dict)  # accepted, in no frozen set, in log order
+    closing: ClosedItem | None = None  # the frozen set whose merge is not committed
+    closing_position: int = 0
+    last_close_position: int = 0
+    contributors: deque[frozenset[str]] = field(default_factory=lambda: deque(maxlen=REMEMBERED_CLOSES))
+    squared_norms: dict[str, deque[float]] = field(default_factory=dict)  # by learner: |v|^2 / steps^2, merged
+    weights: dict[str, float] = field(default_factory=dict)  # by learner: weight of its last merged delta
+
+    @property
+    def newest(self) -> VersionState:
+        """The newest version's state; raises KeyError in a draft without weights."""
+        return self.versions[self.version]
+
+
+@dataclass
+class LearnerState:
+    """A learner as the log knows it."""
+
+    learner: str
+    region: str
+    session: str
+    sessions: set[str] = field(default_factory=set)  # every session it ever had: a fenced one never comes back
+    has_left: bool = False
+    accepted_count: int = 0
+    step_count: int = 0  # inner steps in its accepted deltas

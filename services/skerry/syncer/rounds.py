@@ -1,0 +1,350 @@
+"""Decides when rounds close, with which deltas, weights and participation, and which closes this replica merges.
+
+Pure decisions: no I/O, no clock, no randomness; time comes in as an argument. What is decided is proposed to the
+log, and only the fold makes it true, so any number of replicas may run an engine each over the same log.
+
+A round of a fragment is *open* when a pending delta holds at least H steps, or its learner has trained H steps since
+it took the delta (so that a late, short delta whose learner is alone now can't wait for ever). An open round closes
+
+    at once        when every expected learner is in it: live leases, and the contributors of the last closes until
+                   they leave or miss two;
+    after a grace  from the moment that K learners are in it: min(gamma * slack, about one step of the slowest
+                   learner and the usual lateness), slack = tau * xi_step - (xi_quorum + xi_sync); negative: at once.
+
+While a replica's view of the leases is younger than a term, it can't know who is missing, and only quorum and grace
+close a round.
+
+Source: Decoupled DiLoCo (arXiv 2604.21428), minimum quorum and adaptive grace window; factors and bounds are this
+project's.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from skerry.store.entries import ClosedItem, Decided, Fate, FateItem, Item, Member, RunStatus, StatusItem
+from skerry.store.fold import DeltaState, FragmentState, RunState
+from skerry.wire.policy import Policy
+
+# Weight of a new observation in the moving averages: five rounds back counts a third.
+EMA_FACTOR: Final = 0.2
+# Step time assumed before any learner has reported one.
+UNKNOWN_STEP_S: Final = 0.5
+# The grace window covers the step that a learner is in when it hears of the round, and half of one for its encoding.
+GRACE_STEPS: Final = 1.5
+
+
+@dataclass(frozen=True)
+class LearnerView:
+    """A learner as this replica sees it through leases: advice, never truth."""
+
+    is_live: bool
+    step_count: int = 0  # of its last report
+    step_time_s: float | None = None  # moving average that it reports
+
+
+@dataclass(frozen=True)
+class MembershipView:
+    """Who seems to be there."""
+
+    learners: Mapping[str, LearnerView]
+    age_s: float  # how long this replica has been watching the leases
+
+    def is_settled(self, policy: Policy) -> bool:
+        """Whether the view is old enough that an absent learner is known to be absent."""
+        return self.age_s >= policy.lease_term_s
+
+
+@dataclass(frozen=True)
+class MergeKey:
+    """Names one frozen set."""
+
+    fragment: str
+    version: int
+    attempt: int
+
+
+@dataclass(frozen=True)
+class Decisions:
+    """What to do now: items to propose to the log, merges to start, and when to ask again if nothing happens before."""
+
+    items: tuple[Item, ...]
+    merges: tuple[MergeKey, ...]
+    wake_at_s: float | None  # on the clock of `now_s`
+
+
+@dataclass
+class _RoundTiming:
+    """What one replica has seen of one fragment's current round, on its own monotonic clock."""
+
+    opened_at_s: float | None = None
+    quorum_at_s: float | None = None
+    closing_seen_at_s: float | None = None
+    closing_key: MergeKey | None = None
+    last_quorum_at_s: float | None = None  # of the round before: late deltas tell how long the grace should have been
+    seen: set[str] = field(default_factory=set)  # pending deltas already accounted in the averages
+
+
+class _Average:
+    """Exponential moving average that starts at its first observation."""
+
+    def __init__(self) -> None:
+        self.value = 0.0
+        self._is_empty = True
+
+    def observe(self, value: float) -> None:
+        self.value = value if self._is_empty else self.value + EMA_FACTOR * (value - self.value)
+        self._is_empty = False
+
+
+class RoundEngine:
+    """Decides for one run on one replica; holds nothing but timings, which are lost without harm."""
+
+    def __init__(self) -> None:
+        """Starts without any timing."""
+        self._timings: dict[str, _RoundTiming] = {}
+        self._xi_quorum = _Average()
+        self._xi_sync = _Average()
+        self._xi_arrival = _Average()
+        self._proposed: set[MergeKey] = set()
+        self._merging: set[MergeKey] = set()
+
+    def decide(self, state: RunState, view: MembershipView, now_s: float, *, may_close: bool = True) -> Decisions:
+        """Returns what follows from the log and the view at `now_s`.
+
+        To be called after every change of either, and at `wake_at_s`. With `may_close` false (draining) nothing new is
+        closed. A merge is named once, until `merge_ended` is called for it.
+        """
+        items: list[Item] = []
+        merges: list[MergeKey] = []
+        wakes: list[float] = []
+        for name in sorted(state.fragments):
+            fragment = state.fragments[name]
+            timing = self._timings.setdefault(name, _RoundTiming())
+            self._observe(state, fragment, view, timing, now_s)
+            if fragment.closing is not None:
+                key, due_s = self._merge_due(state, fragment, timing, now_s)
+                if key in self._merging:
+                    continue
+                if due_s <= now_s:
+                    merges.append(key)
+                else:
+                    wakes.append(due_s)
+            elif fragment.pending and may_close and state.status in (RunStatus.OPEN, RunStatus.CLOSING):
+                item, wake_s = self._close(state, fragment, view, timing, now_s)
+                if item is not None:
+                    items.append(item)
+                if wake_s is not None:
+                    wakes.append(wake_s)
+        self._merging.update(merges)
+        if may_close and not items and _is_drained(state):
+            items.append(StatusItem(RunStatus.CLOSED))
+        return Decisions(tuple(items), tuple(merges), min(wakes, default=None))
+
+    def merge_ended(self, key: MergeKey, now_s: float) -> None:
+        """Says that this replica's merge of `key` is over; without a commit it is due again a term from now."""
+        self._merging.discard(key)
+        self._proposed.discard(key)
+        timing = self._timings.get(key.fragment)
+        if timing is not None and timing.closing_key == key:
+            timing.closing_seen_at_s = now_s
+
+    def adopt_close(self, item: ClosedItem) -> None:
+        """Says that this replica proposed `item`, so that it merges the set without waiting for a term."""
+        self._proposed.add(MergeKey(item.fragment, item.version, item.attempt))
+
+    def open_rounds(self, state: RunState, view: MembershipView) -> tuple[tuple[str, int], ...]:
+        """Returns (fragment, version to be made) of every open round."""
+        return tuple(
+            (name, fragment.version + (1 if fragment.closing is None else 2))
+            for name, fragment in sorted(state.fragments.items())
+            if state.status is RunStatus.OPEN and is_open(fragment, state.policy, view)
+        )
+
+    def _observe(
+        self, state: RunState, fragment: FragmentState, view: MembershipView, timing: _RoundTiming, now_s: float
+    ) -> None:
+        """Keeps the timings and averages up with the fold."""
+        key = None
+        if fragment.closing is not None:
+            key = MergeKey(fragment.layout.name, fragment.closing.version, fragment.closing.attempt)
+        if key != timing.closing_key:
+            if timing.closing_key is not None and timing.closing_seen_at_s is not None and key is None:
+                self._xi_sync.observe(now_s - timing.closing_seen_at_s)
+            if key is not None:
+                timing.last_quorum_at_s = timing.quorum_at_s
+                timing.opened_at_s = timing.quorum_at_s = None
+            timing.closing_key, timing.closing_seen_at_s = key, now_s
+        for delta in fragment.pending:
+            if delta in timing.seen:
+                continue
+            reference_s = timing.quorum_at_s if timing.quorum_at_s is not None else timing.last_quorum_at_s
+            if reference_s is not None and now_s > reference_s:
+                # One that is later than a whole interval of rounds says nothing about the grace.
+                self._xi_arrival.observe(min(now_s - reference_s, self._interval_s(state.policy, view)))
+        timing.seen = set(fragment.pending)
+        if timing.opened_at_s is None and is_open(fragment, state.policy, view):
+            timing.opened_at_s = now_s
+        if timing.opened_at_s is not None and timing.quorum_at_s is None and _has_quorum(fragment, state.policy):
+            timing.quorum_at_s = now_s
+            self._xi_quorum.observe(now_s - timing.opened_at_s)
+
+    def _merge_due(
+        self, state: RunState, fragment: FragmentState, timing: _RoundTiming, now_s: float
+    ) -> tuple[MergeKey, float]:
+        assert timing.closing_key is not None  # `_observe` has just set it
+        assert timing.closing_seen_at_s is not None
+        is_own = timing.closing_key in self._proposed
+        # Another replica merges what it closed; only if no commit comes for a term is it taken for dead.
+        return timing.closing_key, now_s if is_own else timing.closing_seen_at_s + state.policy.lease_term_s
+
+    def _close(
+        self, state: RunState, fragment: FragmentState, view: MembershipView, timing: _RoundTiming, now_s: float
+    ) -> tuple[Item | None, float | None]:
+        """Returns the item that closes the fragment's round, or when to ask again."""
+        is_ending = state.status is RunStatus.CLOSING
+        if not is_ending:
+            if timing.opened_at_s is None or timing.quorum_at_s is None:
+                return None, None
+            contributors = {delta.item.learner for delta in fragment.pending.values()}
+            is_complete = view.is_settled(state.policy) and expected_learners(state, fragment, view) <= contributors
+            deadline_s = timing.quorum_at_s + self.grace_s(state.policy, view)
+            if not is_complete and now_s < deadline_s:
+                return None, deadline_s
+        candidates = [self.weigh(delta, fragment, state.policy) for delta in fragment.pending.values()]
+        decided = (*_expired(candidates, state.policy), *_outliers(candidates, fragment, state.policy))
+        named = {one.delta for one in decided}
+        members = tuple(member for _, member in candidates if member.delta not in named)
+        if not members or (not is_ending and not _has_quorum(fragment, state.policy, without=named)):
+            return (FateItem(decided), None) if decided else (None, None)
+        item = ClosedItem(
+            fragment=fragment.layout.name,
+            version=fragment.version + 1,
+            attempt=0,
+            members=members,
+            participation=participation(state, fragment, view, members),
+            decided=decided,
+        )
+        self.adopt_close(item)
+        return item, None
+
+    @staticmethod
+    def weigh(delta: DeltaState, fragment: FragmentState, policy: Policy) -> tuple[DeltaState, Member]:
+        """Returns the delta with its place in a set that closes now: weight w f and staleness s."""
+        staleness = fragment.version - delta.item.base_version
+        weight = token_weight(delta.item.step_count, delta.item.token_count, policy)
+        return delta, Member(delta.item.delta, weight * (1 + staleness) ** -policy.staleness_exponent, staleness)
+
+    def grace_s(self, policy: Policy, view: MembershipView) -> float:
+        """Returns the seconds that a round waits for more deltas once its quorum is in."""
+        steps_s = [v.step_time_s for v in view.learners.values() if v.is_live and v.step_time_s is not None]
+        xi_step_s = statistics.median(steps_s) if steps_s else UNKNOWN_STEP_S
+        slack_s = policy.tau * xi_step_s - (self._xi_quorum.value + self._xi_sync.value)
+        enough_s = GRACE_STEPS * max(steps_s, default=UNKNOWN_STEP_S) + 2 * self._xi_arrival.value
+        return max(0.0, min(policy.grace_factor * slack_s, enough_s))
+
+    def _interval_s(self, policy: Policy, view: MembershipView) -> float:
+        steps_s = [v.step_time_s for v in view.learners.values() if v.is_live and v.step_time_s is not None]
+        return policy.inner_step_count * (statistics.median(steps_s) if steps_s else UNKNOWN_STEP_S)
+
+
+def is_open(fragment: FragmentState, policy: Policy, view: MembershipView) -> bool:
+    """Whether the fragment's pending deltas make a round that may close."""
+    for delta in fragment.pending.values():
+        learner = view.learners.get(delta.item.learner)
+        later_steps = 0 if learner is None else learner.step_count - delta.item.last_step
+        if max(delta.item.step_count, later_steps) >= policy.inner_step_count:
+            return True
+    return False
+
+
+def expected_learners(state: RunState, fragment: FragmentState, view: MembershipView) -> set[str]:
+    """Returns whom a round of `fragment` waits for."""
+    live = {name for name, learner in view.learners.items() if learner.is_live}
+    recent = set[str]().union(*fragment.contributors)
+    return {name for name in live | recent if (known := state.learners.get(name)) is not None and not known.has_left}
+
+
+def token_weight(step_count: int, token_count: int, policy: Policy) -> float:
+    """Returns w = tokens * (tokens / steps), steps and tokens counted up to the cap; 0 without steps.
+
+    Source: Decoupled DiLoCo; the cap keeps a learner that was long away from outweighing all others.
+    """
+    if step_count <= 0:
+        return 0.0
+    counted = min(1.0, policy.weight_cap * policy.inner_step_count / step_count)
+    return token_count * counted * (token_count / step_count)
+
+
+def participation(state: RunState, fragment: FragmentState, view: MembershipView, members: Iterable[Member]) -> float:
+    """Returns rho = sum(w f over contributors) / sum(expected w over expected learners), above 0 and at most 1.
+
+    A contributor is expected to bring its own undamped w; an absent learner what it brought last, or else the
+    contributors' mean.
+    """
+    brought = 0.0
+    undamped: dict[str, float] = {}
+    for member in members:
+        item = state.deltas[member.delta].item
+        brought += member.weight
+        undamped[item.learner] = undamped.get(item.learner, 0.0) + token_weight(
+            item.step_count, item.token_count, state.policy
+        )
+    mean = statistics.fmean(undamped.values())
+    absent = expected_learners(state, fragment, view) - undamped.keys()
+    total = sum(undamped.values()) + sum(fragment.weights.get(name, mean) for name in sorted(absent))
+    if brought <= 0 or total <= 0:
+        return 1.0
+    return min(1.0, brought / total)
+
+
+def _expired(candidates: Iterable[tuple[DeltaState, Member]], policy: Policy) -> tuple[Decided, ...]:
+    return tuple(
+        Decided(member.delta, Fate.EXPIRED, f"staler than the policy allows. staleness={member.staleness}")
+        for _, member in candidates
+        if member.staleness > policy.max_staleness
+    )
+
+
+def _outliers(
+    candidates: list[tuple[DeltaState, Member]], fragment: FragmentState, policy: Policy
+) -> tuple[Decided, ...]:
+    """Names deltas whose norm a step exceeds both their peers' and their own history by the policy's ratio."""
+    if policy.quarantine_ratio == 0:
+        return ()
+    found = []
+    for delta, member in candidates:
+        if member.staleness > policy.max_staleness:
+            continue
+        learner = delta.item.learner
+        own = fragment.squared_norms.get(learner, ())
+        peers = [_squared_norm_a_step(other) for other, _ in candidates if other.item.learner != learner]
+        peers += [
+            value for name, history in sorted(fragment.squared_norms.items()) if name != learner for value in history
+        ]
+        references = [statistics.median(values) for values in (own, peers) if values]
+        reference = max(references, default=0.0)
+        value = _squared_norm_a_step(delta)
+        if reference > 0 and value > policy.quarantine_ratio**2 * reference:
+            ratio = math.sqrt(value / reference)
+            found.append(Decided(member.delta, Fate.QUARANTINED, f"norm is an outlier. ratio={ratio:.1f}"))
+    return tuple(found)
+
+
+def _squared_norm_a_step(delta: DeltaState) -> float:
+    steps = max(delta.item.step_count, 1)
+    return sum(delta.item.squared_norms) / (steps * steps)
+
+
+def _has_quorum(fragment: FragmentState, policy: Policy, *, without: Iterable[str] = ()) -> bool:
+    excluded = set(without)
+    learners = {d.item.learner for name, d in fragment.pending.items() if name not in excluded}
+    return len(learners) >= policy.quorum_count
+
+
+def _is_drained(state: RunState) -> bool:
+    return state.status is RunStatus.CLOSING and not any(f.pending or f.closing for f in state.fragments.values())

@@ -1,0 +1,257 @@
+"""Domain values to messages of `skerry.v1` and back: policies, encodings, layouts. Client and syncer both use it.
+
+Imported by name only (`skerry.wire` itself needs no protobuf).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import timedelta
+from typing import Any, Final, TypeVar
+
+from skerry.v1 import types_pb2 as v1
+from skerry.wire.codecs import Codec, Compressor, Encoding
+from skerry.wire.layout import FragmentLayout, TensorSpec
+from skerry.wire.names import MAX_TENSOR_NAME_BYTES, check_name
+from skerry.wire.policy import MergeRule, OuterOptimizer, OuterSchedule, Policy
+
+V = TypeVar("V")
+
+# Block sizes that the contract allows; smaller ones cost more in scales than they bring.
+MIN_BLOCK: Final = 16
+MAX_BLOCK: Final = 4096
+DEFAULT_BLOCK: Final = 128
+
+_CODECS: Final[Mapping[v1.Codec.ValueType, Codec]] = {
+    v1.CODEC_FLOAT32: Codec.FLOAT32,
+    v1.CODEC_BFLOAT16: Codec.BFLOAT16,
+    v1.CODEC_INT8: Codec.INT8,
+    v1.CODEC_INT4: Codec.INT4,
+    v1.CODEC_E3M0: Codec.E3M0,
+}
+_CODEC_MESSAGES: Final = {codec: number for number, codec in _CODECS.items()}
+_COMPRESSORS: Final[Mapping[v1.Compressor.ValueType, Compressor]] = {
+    v1.COMPRESSOR_UNSPECIFIED: Compressor.NONE,
+    v1.COMPRESSOR_NONE: Compressor.NONE,
+    v1.COMPRESSOR_ZSTD: Compressor.ZSTD,
+}
+_COMPRESSOR_MESSAGES: Final = {Compressor.NONE: v1.COMPRESSOR_NONE, Compressor.ZSTD: v1.COMPRESSOR_ZSTD}
+_MERGE_RULES: Final[Mapping[v1.MergeRule.ValueType, MergeRule]] = {
+    v1.MERGE_RULE_MEAN: MergeRule.MEAN,
+    v1.MERGE_RULE_RDA: MergeRule.RDA,
+}
+_MERGE_RULE_MESSAGES: Final = {rule: number for number, rule in _MERGE_RULES.items()}
+_SCHEDULES: Final[Mapping[v1.OuterSchedule.ValueType, OuterSchedule]] = {
+    v1.OUTER_SCHEDULE_UNSPECIFIED: OuterSchedule.RAMP,
+    v1.OUTER_SCHEDULE_CONSTANT: OuterSchedule.CONSTANT,
+    v1.OUTER_SCHEDULE_RAMP: OuterSchedule.RAMP,
+}
+_SCHEDULE_MESSAGES: Final = {
+    OuterSchedule.CONSTANT: v1.OUTER_SCHEDULE_CONSTANT,
+    OuterSchedule.RAMP: v1.OUTER_SCHEDULE_RAMP,
+}
+# Fields of Policy and of its message with the same name and kind.
+_PLAIN_FIELDS: Final = (
+    "inner_step_count",
+    "delay_step_count",
+    "quorum_count",
+    "grace_factor",
+    "staleness_exponent",
+    "max_staleness",
+    "weight_cap",
+    "quarantine_ratio",
+    "snapshot_ratio",
+)
+
+
+def codec_to_message(codec: Codec) -> v1.Codec.ValueType:
+    """Returns the codec's value in the contract."""
+    return _CODEC_MESSAGES[codec]
+
+
+def codec_from_message(value: v1.Codec.ValueType) -> Codec:
+    """Returns the codec.
+
+    Raises:
+        ValueError: unspecified, or not known here.
+    """
+    if value not in _CODECS:
+        raise ValueError(f"codec is not offered. value={value}, known={[codec.value for codec in _CODECS.values()]}")
+    return _CODECS[value]
+
+
+def compressor_to_message(compressor: Compressor) -> v1.Compressor.ValueType:
+    """Returns the compressor's value in the contract."""
+    return _COMPRESSOR_MESSAGES[compressor]
+
+
+def compressor_from_message(value: v1.Compressor.ValueType) -> Compressor:
+    """Returns the compressor; unspecified means none.
+
+    Raises:
+        ValueError: not known here.
+    """
+    if value not in _COMPRESSORS:
+        raise ValueError(f"compressor is not offered. value={value}")
+    return _COMPRESSORS[value]
+
+
+def encoding_to_message(encoding: Encoding) -> v1.Encoding:
+    """Returns the encoding as a message; the compressor's level is the sender's own affair and is left out."""
+    return v1.Encoding(
+        codec=codec_to_message(encoding.codec),
+        block=encoding.block if encoding.codec.has_blocks else 0,
+        vector_codec=codec_to_message(encoding.vector_codec),
+        compressor=compressor_to_message(encoding.compressor),
+    )
+
+
+def encoding_from_message(message: v1.Encoding) -> Encoding:
+    """Returns the encoding that a message states.
+
+    Raises:
+        ValueError: a codec or compressor that is not known, or a block size out of its range.
+    """
+    codec = codec_from_message(message.codec)
+    vector_codec = codec if message.vector_codec == v1.CODEC_UNSPECIFIED else codec_from_message(message.vector_codec)
+    if codec.has_blocks and not MIN_BLOCK <= message.block <= MAX_BLOCK:
+        raise ValueError(f"block size is out of range. low={MIN_BLOCK}, high={MAX_BLOCK}, actual={message.block}")
+    return Encoding(
+        codec=codec,
+        block=message.block if codec.has_blocks else DEFAULT_BLOCK,
+        vector_codec=vector_codec,
+        compressor=compressor_from_message(message.compressor),
+    )
+
+
+def policy_to_message(policy: Policy, *, has_derived: bool = True) -> v1.Policy:
+    """Returns the policy as a message with every field set.
+
+    With `has_derived` false a tau that follows from H is left out, so that it goes on following it.
+    """
+    message = v1.Policy(
+        inner_step_count=policy.inner_step_count,
+        quorum_count=policy.quorum_count,
+        grace_factor=policy.grace_factor,
+        outer=v1.OuterOptimizer(
+            name=policy.outer.name,
+            learning_rate=policy.outer.learning_rate,
+            momentum=policy.outer.momentum,
+            schedule=_SCHEDULE_MESSAGES[policy.outer.schedule],
+        ),
+        merge=_MERGE_RULE_MESSAGES[policy.merge],
+        merge_by_fragment={name: _MERGE_RULE_MESSAGES[rule] for name, rule in policy.merge_by_fragment.items()},
+        staleness_exponent=policy.staleness_exponent,
+        max_staleness=policy.max_staleness,
+        weight_cap=policy.weight_cap,
+        delta_encoding=encoding_to_message(policy.delta_encoding),
+        update_encoding=encoding_to_message(policy.update_encoding),
+        quarantine_ratio=policy.quarantine_ratio,
+        snapshot_ratio=policy.snapshot_ratio,
+    )
+    if has_derived or policy.delay_step_count is not None:
+        message.delay_step_count = policy.tau
+    message.lease_term.FromTimedelta(timedelta(seconds=policy.lease_term_s))
+    return message
+
+
+def policy_from_message(message: v1.Policy, base: Policy) -> Policy:
+    """Returns `base` with what the message sets: scalars and inner messages as a whole, merge rules by fragment.
+
+    A merge rule of a fragment that is unspecified takes that fragment's rule away.
+
+    Raises:
+        ValueError: a value that is out of its range or not known.
+    """
+    is_set = {field.name for field, _ in message.ListFields()}
+    changes: dict[str, Any] = {name: getattr(message, name) for name in _PLAIN_FIELDS if name in is_set}
+    if message.HasField("outer"):
+        changes["outer"] = OuterOptimizer(
+            name=message.outer.name or OuterOptimizer.name,
+            learning_rate=message.outer.learning_rate,
+            momentum=message.outer.momentum,
+            schedule=_known(_SCHEDULES, message.outer.schedule, "outer schedule"),
+        )
+    if message.merge != v1.MERGE_RULE_UNSPECIFIED:
+        changes["merge"] = _known(_MERGE_RULES, message.merge, "merge rule")
+    if message.merge_by_fragment:
+        changes["merge_by_fragment"] = _merge_rules(message.merge_by_fragment, base.merge_by_fragment)
+    if message.HasField("delta_encoding"):
+        changes["delta_encoding"] = encoding_from_message(message.delta_encoding)
+    if message.HasField("update_encoding"):
+        changes["update_encoding"] = encoding_from_message(message.update_encoding)
+    if message.HasField("lease_term"):
+        changes["lease_term_s"] = message.lease_term.ToTimedelta().total_seconds()
+    return dataclasses.replace(base, **changes)
+
+
+def _merge_rules(
+    changes: Mapping[str, v1.MergeRule.ValueType], base: Mapping[str, MergeRule]
+) -> Mapping[str, MergeRule]:
+    rules = dict(base)
+    for fragment, value in sorted(changes.items()):
+        if value == v1.MERGE_RULE_UNSPECIFIED:
+            rules.pop(fragment, None)
+        else:
+            rules[fragment] = _known(_MERGE_RULES, value, "merge rule")
+    return rules
+
+
+def _known(known: Mapping[Any, V], value: int, what: str) -> V:
+    if value not in known:
+        raise ValueError(f"{what} is not known. value={value}")
+    return known[value]
+
+
+def layouts_to_messages(
+    fragments: Iterable[FragmentLayout], dtypes: Mapping[str, str]
+) -> tuple[list[v1.Tensor], list[v1.Fragment]]:
+    """Returns the tensors and the fragment plan of a run; `dtypes` by tensor name, "float32" where it has none."""
+    layouts = tuple(fragments)
+    tensors = [
+        v1.Tensor(name=tensor.name, shape=tensor.shape, dtype=dtypes.get(tensor.name, "float32"))
+        for layout in layouts
+        for tensor in layout.tensors
+    ]
+    plan = [v1.Fragment(name=layout.name, tensors=[tensor.name for tensor in layout.tensors]) for layout in layouts]
+    return tensors, plan
+
+
+def layouts_from_messages(
+    tensors: Sequence[v1.Tensor], fragments: Sequence[v1.Fragment]
+) -> tuple[tuple[FragmentLayout, ...], dict[str, str]]:
+    """Returns the layouts in plan order, and each tensor's element type by name.
+
+    Raises:
+        ValueError: names or shapes are not legal, or the plan is not a partition of the tensors.
+    """
+    specs = {tensor.name: tensor_from_message(tensor) for tensor in tensors}
+    if not specs or len(specs) != len(tensors):
+        raise ValueError(f"tensor names are not unique, or there are none. tensors={len(tensors)}, names={len(specs)}")
+    placed = [name for fragment in fragments for name in fragment.tensors]
+    if len(set(placed)) != len(placed) or set(placed) != specs.keys():
+        odd = sorted(set(placed) ^ specs.keys()) or sorted(name for name, count in Counter(placed).items() if count > 1)
+        raise ValueError(f"plan is not a partition of the tensors. missing, unknown or repeated={odd[:5]}")
+    layouts = tuple(
+        FragmentLayout(check_name(fragment.name, "fragment"), tuple(specs[name] for name in fragment.tensors))
+        for fragment in fragments
+    )
+    empty = [layout.name for layout in layouts if not layout.tensors]
+    if empty or len({layout.name for layout in layouts}) != len(layouts):
+        raise ValueError(f"a fragment is empty, or its name is repeated. empty={empty}")
+    return layouts, {tensor.name: tensor.dtype or "float32" for tensor in tensors}
+
+
+def tensor_from_message(tensor: v1.Tensor) -> TensorSpec:
+    """Returns a tensor's name and shape.
+
+    Raises:
+        ValueError: the name is empty or too long, or a dimension is below 1.
+    """
+    if not 1 <= len(tensor.name.encode()) <= MAX_TENSOR_NAME_BYTES:
+        raise ValueError(f"tensor name must have 1 to {MAX_TENSOR_NAME_BYTES} bytes. name={tensor.name[:80]!r}")
+    if any(size < 1 for size in tensor.shape):
+        raise ValueError(f"every dimension must be at least 1. tensor={tensor.name!r}, shape={list(tensor.shape)}")
+    return TensorSpec(tensor.name, tuple(tensor.shape))

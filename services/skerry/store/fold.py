@@ -2,9 +2,9 @@
 
 Every replica, the verifier and every reader run this same code over the same entries, so they agree. It does no I/O,
 reads no clock and draws nothing at random. An item that is not admissible where it stands in the log (a close of a
-round that another replica closed one entry earlier, a second delta from one base) is *rejected*: it stays in the log and has
-no effect. So a writer that lost the race for a number may append the same items at the next one, and learns from the
-fold whether they took effect.
+round that another replica closed one entry earlier, a second delta from one base) is *rejected*: it stays in the log
+and has no effect. So a writer that lost the race for a number may append the same items at the next one, and learns
+from the fold whether they took effect.
 
     AcceptedItem  --> pending --(in a ClosedItem's members, then CommittedItem)--> merged
                          |-----(newer session's delta for the fragment)--> superseded

@@ -27,7 +27,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from skerry.store.entries import ClosedItem, Decided, Fate, FateItem, Item, Member, RunStatus, StatusItem
-from skerry.store.fold import DeltaState, FragmentState, RunState
+from skerry.store.fold import RunState
+from skerry.store.run_state import DeltaState, FragmentState
 from skerry.wire.policy import Policy
 
 # Weight of a new observation in the moving averages: five rounds back counts a third.

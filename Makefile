@@ -63,7 +63,7 @@ $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed. found=$$($(PYTHON) --version); say make PYTHON=/path/to/python"; exit 1; }
 	@echo "setup: installing into .venv (minutes the first time, torch is large)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv || { echo "setup: python can't make virtual environments; on Debian and Ubuntu: apt install python3-venv"; exit 1; }
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[demo]' --group dev
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --upgrade 'pip>=25.1'
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt --editable '.[demo]' --group dev
 	@mkdir -p build
 	@touch $@

@@ -26,7 +26,8 @@ def generate(target: Path) -> list[Path]:
     if tools is None or tools.origin is None:
         raise SystemExit("grpcio-tools is not installed. run `make protos`, which installs it")
     wellknown = Path(tools.origin).parent / "_proto"
-    outputs = [f"--{kind}_out={target}" for kind in ("python", "grpc_python", "mypy", "mypy_grpc")]
+    kinds = {"python": "", "grpc_python": "", "mypy": "quiet:", "mypy_grpc": "quiet:"}
+    outputs = [f"--{kind}_out={options}{target}" for kind, options in kinds.items()]
     # The plugins stand beside the interpreter, which need not be on the PATH (`make` calls .venv/bin/python).
     scripts = Path(sys.executable).parent
     plugins = [f"--plugin={name}={scripts / name}" for name in ("protoc-gen-mypy", "protoc-gen-mypy_grpc")]

@@ -1,0 +1,89 @@
+"""How commands meet people: the syncer's address, tables, and quantities with their units."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from skerry.client import RunsClient
+
+R = TypeVar("R")
+
+DEFAULT_TARGET: Final = "127.0.0.1:50051"
+# Wide enough for every table here where nobody says how wide the output is: a pipe or a file.
+_PIPE_WIDTH: Final = 160
+
+
+def with_client(function: Callable[..., R]) -> Callable[..., R]:
+    """Gives a command `--target` and `--timeout`, and the client that they describe as its keyword `client`."""
+
+    @click.option("--target", default=DEFAULT_TARGET, help="The syncer, as host:port.")
+    @click.option(
+        "--timeout",
+        "timeout_s",
+        type=click.FloatRange(min=0, min_open=True),
+        default=30.0,
+        help="Seconds to wait for an answer.",
+    )
+    @functools.wraps(function)
+    def command(*args: Any, target: str, timeout_s: float, **kwargs: Any) -> R:
+        with RunsClient(target, timeout_s=timeout_s) as client:
+            return function(*args, client=client, **kwargs)
+
+    return command
+
+
+def as_json(function: Callable[..., R]) -> Callable[..., R]:
+    """Gives a command the flag `--json`."""
+    return click.option("--json", "is_json", is_flag=True, help="Print JSON, for scripts.")(function)
+
+
+def console() -> Console:
+    """Returns where tables go: standard output as it is now."""
+    found = Console()
+    return found if found.is_terminal else Console(width=_PIPE_WIDTH)
+
+
+def table(*columns: str, title: str | None = None, right: tuple[str, ...] = ()) -> Table:
+    """Returns an empty table of house style; the columns named in `right` hold numbers."""
+    made = Table(title=title, title_justify="left", title_style="bold", box=None, header_style="dim", pad_edge=False)
+    for column in columns:
+        made.add_column(column, justify="right" if column in right else "left", no_wrap=True)
+    return made
+
+
+def size_text(size_bytes: float) -> str:
+    """Returns a size as people read it, in decimal units: 1536 is "1.5 kB"."""
+    value = float(size_bytes)
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(value) < 1000:
+            return f"{value:.0f} B" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1000
+    return f"{value:.1f} TB"
+
+
+def rate_text(bits_per_s: float | None) -> str:
+    """Returns a bandwidth as people read it: 1.5e6 is "1.5 Mbit/s"; an unknown one is a dash."""
+    if bits_per_s is None:
+        return "-"
+    value = float(bits_per_s)
+    for unit in ("bit/s", "kbit/s", "Mbit/s"):
+        if abs(value) < 1000:
+            return f"{value:.0f} {unit}" if unit == "bit/s" else f"{value:.1f} {unit}"
+        value /= 1000
+    return f"{value:.1f} Gbit/s"
+
+
+def count_text(count: int) -> str:
+    """Returns a large count as people read it: 12_000_000 is "12.0M"."""
+    value = float(count)
+    for unit in ("", "k", "M", "G"):
+        if abs(value) < 1000:
+            return f"{count}" if unit == "" else f"{value:.1f}{unit}"
+        value /= 1000
+    return f"{value:.1f}T"

@@ -1,0 +1,305 @@
+"""`skerry runs` and `skerry rollback`: create, look at, steer, close and delete runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from pathlib import Path
+
+import click
+
+from skerry.cli import plain, policy_text
+from skerry.cli.console import as_json, console, count_text, size_text, table, with_client
+from skerry.cli.weights import read_weights
+from skerry.client import RunsClient
+from skerry.v1 import runs_pb2, types_pb2
+
+_SET_HELP = "Change a field of the policy, e.g. inner_step_count=30 or outer.learning_rate=0.4. May be repeated."
+
+
+@click.group(
+    epilog="""\b
+Examples:
+  skerry runs list
+  skerry runs show demo
+  skerry runs policy demo --set quorum_count=2
+""",
+)
+def runs() -> None:
+    """Create, look at, steer, close and delete runs."""
+
+
+@runs.command("list", epilog="\b\nExample:\n  skerry runs list --json | jq -r '.[].name'")
+@as_json
+@with_client
+def list_(client: RunsClient, *, is_json: bool) -> None:
+    """List the runs of a syncer."""
+    found = client.list_runs()
+    if is_json:
+        click.echo(plain.to_line([_summary(run) for run in found]))
+        return
+    if not found:
+        click.echo("no runs. learners create one when they start: skerry learn --run NAME")
+        return
+    rows = table(
+        "run", "status", "parameters", "fragments", "versions", "position", "created",
+        right=("parameters", "fragments", "versions", "position"),
+    )  # fmt: skip
+    for run in found:
+        rows.add_row(
+            run.name,
+            plain.short_enum_name(types_pb2.RunStatus.DESCRIPTOR, run.status),
+            count_text(_parameter_count(run.tensors)),
+            str(len(run.fragments)),
+            _version_range(run),
+            str(run.position),
+            _created_at(run),
+        )
+    console().print(rows)
+
+
+@runs.command(epilog="\b\nExample:\n  skerry runs show demo")
+@click.argument("run")
+@as_json
+@with_client
+def show(client: RunsClient, run: str, *, is_json: bool) -> None:
+    """Show a run: its fragments and versions, learners, and policy."""
+    answer = client.get_run(run)
+    if is_json:
+        click.echo(plain.to_line(plain.to_json(answer)))
+        return
+    _show_run(answer.run)
+    _show_learners(answer.learners)
+    _show_policy(answer.run.policy)
+
+
+@runs.command(epilog="\b\nExample:\n  skerry runs versions demo embedding --limit 20")
+@click.argument("run")
+@click.argument("fragment")
+@click.option("--limit", type=click.IntRange(min=1, max=1000), default=20, help="Newest so many.")
+@as_json
+@with_client
+def versions(client: RunsClient, run: str, fragment: str, *, limit: int, is_json: bool) -> None:
+    """List a fragment's versions, newest first, and whose deltas made each."""
+    records = list(client.list_versions(run, fragment))[:limit]
+    if is_json:
+        click.echo(plain.to_line([plain.to_json(record) for record in records]))
+        return
+    rows = table(
+        "version", "position", "merged from", "update", "snapshot", "", right=("version", "position", "update")
+    )
+    for record in records:
+        rows.add_row(
+            str(record.version.version),
+            str(record.position),
+            _origin(record),
+            size_text(record.update_size_bytes) if record.update_size_bytes else "-",
+            "yes" if record.has_snapshot else "",
+            "abandoned" if record.is_abandoned else "",
+        )
+    console().print(rows)
+
+
+@runs.command(
+    epilog="""\b
+Example:
+  skerry runs create gemma --weights initial.safetensors --set inner_step_count=30
+""",
+)
+@click.argument("run")
+@click.option(
+    "--weights",
+    required=True,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="A safetensors file: names, shapes and initial values of the model's tensors.",
+)
+@click.option("--set", "assignments", multiple=True, metavar="NAME=VALUE", help=_SET_HELP)
+@as_json
+@with_client
+def create(client: RunsClient, run: str, *, weights: Path, assignments: tuple[str, ...], is_json: bool) -> None:
+    """Create a run from initial weights. Learners may do so too, when they start."""
+    try:
+        policy = policy_text.complete(assignments)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--set") from error
+    try:
+        arrays = read_weights(weights)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--weights") from error
+    created = client.create_run(run, arrays, policy=policy)
+    if is_json:
+        click.echo(plain.to_line(_summary(created)))
+        return
+    click.echo(
+        f"created {created.name} ({created.uid}): {count_text(_parameter_count(created.tensors))} parameters "
+        f"in {len(created.fragments)} fragments"
+    )
+
+
+@runs.command(
+    epilog="""\b
+Examples:
+  skerry runs policy demo
+  skerry runs policy demo --set quorum_count=2 --set outer.learning_rate=0.4
+  skerry runs policy demo --set merge_by_fragment.embedding=mean
+""",
+)
+@click.argument("run")
+@click.option("--set", "assignments", multiple=True, metavar="NAME=VALUE", help=_SET_HELP)
+@as_json
+@with_client
+def policy(client: RunsClient, run: str, *, assignments: tuple[str, ...], is_json: bool) -> None:
+    """Show a run's policy, or change it; a change counts from the next close of a round."""
+    current = client.get_run(run).run
+    if assignments:
+        try:
+            changes = policy_text.apply(assignments, current.policy)
+        except ValueError as error:
+            raise click.BadParameter(str(error), param_hint="--set") from error
+        current = client.set_policy(run, changes)
+    if is_json:
+        click.echo(plain.to_line(plain.to_json(current.policy)))
+        return
+    _show_policy(current.policy)
+
+
+@runs.command(epilog="\b\nExample:\n  skerry runs close demo && skerry export demo --output demo.safetensors")
+@click.argument("run")
+@as_json
+@with_client
+def close(client: RunsClient, run: str, *, is_json: bool) -> None:
+    """End a run: what is pending is merged or named, then the run is read-only. Waits until it is closed."""
+    closed = client.close_run(run)
+    if is_json:
+        click.echo(plain.to_line(_summary(closed)))
+        return
+    click.echo(f"closed {closed.name} at position {closed.position}, versions {_version_range(closed)}")
+
+
+@runs.command(epilog="\b\nExample:\n  skerry runs delete demo --yes")
+@click.argument("run")
+@click.option("--uid", help="Delete only if this is the run's uid: a delete that is repeated can't hit a newer run.")
+@click.option("--yes", is_flag=True, help="Don't ask.")
+@with_client
+def delete(client: RunsClient, run: str, *, uid: str | None, yes: bool) -> None:
+    """Take a run's name away; its objects stay in the store until `skerry gc` collects them."""
+    found = client.get_run(run, uid=uid).run
+    if not yes:
+        click.confirm(
+            f"delete {found.name} ({found.uid}, {count_text(_parameter_count(found.tensors))} parameters, "
+            f"versions {_version_range(found)})?",
+            abort=True,
+        )
+    client.delete_run(run, found.uid)
+    click.echo(f"deleted {found.name} ({found.uid})")
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  skerry log demo                      find the position
+  skerry rollback demo --to 1200
+""",
+)
+@click.argument("run")
+@click.option("--to", "position", required=True, type=click.IntRange(min=1), help="The log position to go back to.")
+@as_json
+@with_client
+def rollback(client: RunsClient, run: str, *, position: int, is_json: bool) -> None:
+    """Give every fragment its next version with the content that it had at an earlier log position.
+
+    Version numbers go on and are never reused; learners adopt the new versions and train on. Deltas that wait, or
+    that stand on abandoned versions, expire by name.
+    """
+    rolled = client.roll_back(run, position)
+    if is_json:
+        click.echo(plain.to_line(_summary(rolled)))
+        return
+    click.echo(f"rolled {rolled.name} back to position {position}: now position {rolled.position}, ", nl=False)
+    click.echo(f"versions {_version_range(rolled)}")
+
+
+def _summary(run: types_pb2.Run) -> dict[str, object]:
+    """Returns a run as JSON values without what is long: tensors and plan."""
+    values = plain.to_json(run)
+    values["parameter_count"] = _parameter_count(run.tensors)
+    values["fragment_count"] = len(run.fragments)
+    del values["tensors"], values["fragments"]
+    return values
+
+
+def _show_run(run: types_pb2.Run) -> None:
+    status = plain.short_enum_name(types_pb2.RunStatus.DESCRIPTOR, run.status)
+    console().print(
+        f"[bold]{run.name}[/bold]  {status}  {count_text(_parameter_count(run.tensors))} parameters  "
+        f"position {run.position}  created {_created_at(run)}\n[dim]uid {run.uid}[/dim]\n",
+        highlight=False,
+    )
+    shapes = {tensor.name: tensor for tensor in run.tensors}
+    newest = {version.fragment: version for version in run.versions}
+    rows = table("fragment", "tensors", "elements", "version", "digest", right=("tensors", "elements", "version"))
+    for fragment in run.fragments:
+        version = newest.get(fragment.name)
+        rows.add_row(
+            fragment.name,
+            str(len(fragment.tensors)),
+            count_text(_parameter_count(shapes[name] for name in fragment.tensors)),
+            "-" if version is None else str(version.version),
+            "-" if version is None else version.digest.hex()[:16],
+        )
+    console().print(rows, "")
+
+
+def _show_learners(learners: Iterable[types_pb2.LearnerStatus]) -> None:
+    rows = table("learner", "region", "state", "step", "tokens", "loss", right=("step", "tokens", "loss"))
+    for learner in learners:
+        report = learner.report
+        rows.add_row(
+            learner.learner_id,
+            learner.region or "-",
+            learner_state(learner),
+            str(report.step_count),
+            count_text(report.token_count),
+            f"{report.loss:.4f}" if report.HasField("loss") else "-",
+        )
+    console().print(rows if rows.row_count else "no learners yet", "")
+
+
+def _show_policy(policy_now: types_pb2.Policy) -> None:
+    rows = table("policy", "value")
+    for name, value in policy_text.rows(policy_now):
+        rows.add_row(name, value)
+    console().print(rows)
+
+
+def learner_state(learner: types_pb2.LearnerStatus) -> str:
+    """Returns what a learner does for the run: live is not participating."""
+    if not learner.is_live:
+        return "gone"
+    return "participating" if learner.is_participating else "live"
+
+
+def _origin(record: runs_pb2.VersionRecord) -> str:
+    if record.source_version >= 0:
+        return f"roll-back to version {record.source_version}"
+    if not record.merged:
+        return "initial weights"
+    return ", ".join(
+        f"{delta.learner_id} {delta.weight_share:.0%}" + (f" (stale by {delta.staleness})" if delta.staleness else "")
+        for delta in record.merged
+    )
+
+
+def _version_range(run: types_pb2.Run) -> str:
+    numbers = [version.version for version in run.versions]
+    if not numbers:
+        return "-"
+    return str(min(numbers)) if min(numbers) == max(numbers) else f"{min(numbers)}-{max(numbers)}"
+
+
+def _parameter_count(tensors: Iterable[types_pb2.Tensor]) -> int:
+    return sum(math.prod(tensor.shape) for tensor in tensors)
+
+
+def _created_at(run: types_pb2.Run) -> str:
+    return run.created_at.ToDatetime().strftime("%Y-%m-%d %H:%M") if run.HasField("created_at") else "-"

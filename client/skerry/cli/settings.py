@@ -1,0 +1,130 @@
+"""Where an option's value comes from: the flag, else the environment, else a TOML file, else its default."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+DEFAULT_FILE = Path("skerry.toml")
+_PREFIX = "SKERRY_"
+# Never taken from the environment or a file: help, and consent, which must be given each time.
+_FLAGS_ONLY = frozenset({"help", "version", "config", "yes"})
+
+
+def name_environment(command: click.Command) -> None:
+    """Gives every option of a command that has none its variable `SKERRY_<OPTION>`, and shows variables and defaults.
+
+    Idempotent. Changes the command in place, its subcommands too.
+    """
+    for option in _options(command):
+        if option.envvar is None:
+            option.envvar = _PREFIX + _long_name(option).replace("-", "_").upper()
+        option.show_envvar = True
+        if option.show_default is None and not _explains_default(option):
+            option.show_default = True
+    if isinstance(command, click.Group):
+        for child in command.commands.values():
+            name_environment(child)
+
+
+def read_file(path: Path | None) -> Mapping[str, Any]:
+    """Returns the settings of a TOML file; without a path those of ./skerry.toml, or none if it isn't there.
+
+    Raises:
+        click.UsageError: the file can't be read, or is no TOML.
+    """
+    if path is None:
+        if not DEFAULT_FILE.is_file():
+            return {}
+        path = DEFAULT_FILE
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise click.UsageError(f"settings can't be read. file={path}, because={error}") from error
+
+
+def defaults(file: Mapping[str, Any], root: click.Group, ctx: click.Context, name: str) -> dict[str, Any]:
+    """Returns what the file gives the command `name`, as click's default map: its table over the top level.
+
+    A top-level key counts for every command that has the option; one that no command has is an error, except where
+    a command can't be loaded here and may be the one that has it.
+
+    Raises:
+        click.UsageError: keys or tables that no command has; the message names them.
+    """
+    general = {key: value for key, value in file.items() if not isinstance(value, Mapping)}
+    tables = {key: value for key, value in file.items() if isinstance(value, Mapping)}
+    unknown = [f"[{table}]" for table in tables if table not in root.list_commands(ctx)]
+    command = root.get_command(ctx, name)
+    assert command is not None, "click has resolved the name"
+    if _is_stand_in(command):
+        return {}
+    unknown += [key for key in general if not _anyone_has(key, root, ctx)]
+    result, strangers = _fill(command, tables.get(name, {}), general, path=name)
+    if unknown or strangers:
+        raise click.UsageError(f"settings that no option has. keys={', '.join([*unknown, *strangers])}")
+    return result
+
+
+def _fill(
+    command: click.Command, table: Mapping[str, Any], inherited: Mapping[str, Any], *, path: str
+) -> tuple[dict[str, Any], list[str]]:
+    """Returns the default map of a command and its subcommands, and the keys of `table` that none of them has."""
+    children = command.commands if isinstance(command, click.Group) else {}
+    below = {key: value for key, value in table.items() if key in children and isinstance(value, Mapping)}
+    own = {key: value for key, value in table.items() if key not in below}
+    known = {key for key in own if any(_find(candidate, key) for candidate in _tree(command))}
+    strangers = [f"{path}.{key}" for key in own if key not in known]
+    given = {**inherited, **own}
+    result: dict[str, Any] = {}
+    for key, value in given.items():
+        option = _find(command, key)
+        if option is not None and option.name is not None:
+            result[option.name] = value
+    for name, child in children.items():
+        result[name], more = _fill(child, below.get(name, {}), given, path=f"{path}.{name}")
+        strangers += more
+    return result, strangers
+
+
+def _anyone_has(key: str, root: click.Group, ctx: click.Context) -> bool:
+    for name in root.list_commands(ctx):
+        command = root.get_command(ctx, name)
+        if command is None or _is_stand_in(command) or any(_find(candidate, key) for candidate in _tree(command)):
+            return True
+    return False
+
+
+def _is_stand_in(command: click.Command) -> bool:
+    return bool(command.context_settings.get("ignore_unknown_options"))
+
+
+def _tree(command: click.Command) -> Iterator[click.Command]:
+    yield command
+    if isinstance(command, click.Group):
+        for child in command.commands.values():
+            yield from _tree(child)
+
+
+def _options(command: click.Command) -> list[click.Option]:
+    options = [found for found in command.params if isinstance(found, click.Option)]
+    return [option for option in options if _long_name(option) not in _FLAGS_ONLY]
+
+
+def _find(command: click.Command, key: str) -> click.Option | None:
+    """Returns the option that a file calls `key`: its long name, with - or _."""
+    wanted = key.replace("_", "-")
+    return next((option for option in _options(command) if _long_name(option) == wanted), None)
+
+
+def _long_name(option: click.Option) -> str:
+    """Returns an option's first long name without its dashes: what a person types."""
+    return next((name[2:] for name in option.opts if name.startswith("--")), option.name or "")
+
+
+def _explains_default(option: click.Option) -> bool:
+    return "[default:" in (option.help or "")

@@ -1,0 +1,173 @@
+"""`skerry watch`: follow a run live, in a terminal or as lines for a script."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import click
+from rich.console import RenderableType
+from rich.live import Live
+
+from skerry.cli import plain
+from skerry.cli.console import as_json, console, with_client
+from skerry.cli.watch_state import EventLine, WatchState
+from skerry.cli.watch_view import draw
+from skerry.client import RunsClient
+from skerry.client.errors import SkerryError
+from skerry.v1 import exchange_pb2, types_pb2
+
+_REDRAWS_PER_S: Final = 4
+_FIRST_WAIT_S: Final = 0.5
+_LONGEST_WAIT_S: Final = 5.0
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  skerry watch demo
+  skerry watch demo --once
+  skerry watch demo --json --after 1 | jq -c 'select(.event.version_committed)'
+""",
+)
+@click.argument("run")
+@click.option("--once", is_flag=True, help="Show the run as it is, and end.")
+@click.option("--after", "after_position", type=click.IntRange(min=0), default=0, help="Tell what followed a position.")
+@click.option(
+    "--patience",
+    "patience_s",
+    type=click.FloatRange(min=0),
+    default=300.0,
+    help="Seconds to go on trying when the syncer can't be reached.",
+)
+@as_json
+@with_client
+def watch(client: RunsClient, run: str, *, once: bool, after_position: int, patience_s: float, is_json: bool) -> None:
+    """Follow a run: learners, fragments and versions, staleness, bandwidth, loss.
+
+    In a terminal this is a live table. Into a pipe it is one line an event, with --json one JSON object a message, the
+    run as it is first. Ends when the run is closed.
+    """
+    if once:
+        _show_once(client, run, is_json=is_json)
+        return
+    follower = Follower(client, run, after_position=after_position, patience_s=patience_s)
+    screen = console()
+    if is_json:
+        for message in follower.messages():
+            click.echo(plain.to_line(plain.to_json(message)))
+    elif not screen.is_terminal:
+        for line in follower.lines():
+            click.echo(f"{line.position} {line.kind}: {line.text}")
+    else:
+        with Live(console=screen, get_renderable=follower.picture, refresh_per_second=_REDRAWS_PER_S):
+            for _ in follower.lines():
+                pass
+    if follower.state.is_closed and not is_json:
+        click.echo(f"{run} is closed at position {follower.state.position}")
+
+
+class Follower:
+    """Follows one run across broken streams and dying replicas, and knows at any time how the run stands.
+
+    One thread iterates; `picture` may be called from another.
+    """
+
+    def __init__(
+        self,
+        client: RunsClient,
+        run: str,
+        *,
+        after_position: int = 0,
+        patience_s: float = 300.0,
+        clock: Callable[[], float] = time.monotonic,
+        wait: Callable[[float], None] = time.sleep,
+        jitter: random.Random | None = None,
+    ) -> None:
+        self.state = WatchState()
+        self._client = client
+        self._run = run
+        self._after_position = after_position
+        self._patience_s = patience_s
+        self._clock = clock
+        self._wait = wait
+        self._jitter = jitter or random.Random()
+        self._notice = ""
+        self._told_count = 0
+        self._lock = threading.Lock()
+
+    def messages(self) -> Iterator[exchange_pb2.WatchResponse]:
+        """Yields every message until the run is closed; a stream that breaks goes on after the last position seen.
+
+        Raises:
+            SkerryError: the run is not there, or nothing was heard for longer than the patience.
+        """
+        heard_at_s, wait_s = self._clock(), _FIRST_WAIT_S
+        while True:
+            try:
+                for message in self._client.watch(self._run, after_position=self._after_position):
+                    heard_at_s, wait_s = self._clock(), _FIRST_WAIT_S
+                    self._take(message)
+                    yield message
+                    if self.state.is_closed:
+                        return
+            except SkerryError as error:
+                if not _may_pass(error) or self._clock() - heard_at_s > self._patience_s:
+                    raise
+                self._say(f"reconnecting: {error}")
+            else:
+                # A draining replica ends its streams in order; the next one goes on.
+                self._say("reconnecting")
+            self._wait(wait_s * self._jitter.uniform(0.5, 1.0))
+            wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+
+    def lines(self) -> Iterator[EventLine]:
+        """Yields every event that has something to tell, in words."""
+        told_count = 0
+        for _ in self.messages():
+            if self._told_count > told_count:
+                told_count = self._told_count
+                yield self.state.events[-1]
+
+    def picture(self) -> RenderableType:
+        """Returns the run as it is now, drawn."""
+        with self._lock:
+            return draw(self.state, notice=self._notice)
+
+    def _take(self, message: exchange_pb2.WatchResponse) -> None:
+        with self._lock:
+            self._notice = ""
+            if self.state.apply(message, self._clock()) is not None:
+                self._told_count += 1
+            if message.WhichOneof("kind") == "event":
+                self._after_position = max(self._after_position, message.event.position)
+
+    def _say(self, notice: str) -> None:
+        with self._lock:
+            self._notice = notice
+
+
+def _may_pass(error: SkerryError) -> bool:
+    """True for an error after which the same call may succeed: no replica answers, or this one is going away."""
+    return error.retry_after_s is not None or error.reason in {
+        "UNREACHABLE",
+        "STORE_UNAVAILABLE",
+        "DRAINING",
+        "INTERNAL",
+    }
+
+
+def _show_once(client: RunsClient, run: str, *, is_json: bool) -> None:
+    answer = client.get_run(run)
+    if is_json:
+        click.echo(plain.to_line(plain.to_json(answer)))
+        return
+    state = WatchState()
+    start = exchange_pb2.WatchStart(run=answer.run, learners=answer.learners)
+    state.apply(exchange_pb2.WatchResponse(start=start), 0.0)
+    if answer.run.status == types_pb2.RUN_STATUS_DRAFT:
+        click.echo("this run is a draft: its initial weights are still being sent")
+    console().print(draw(state))

@@ -1,0 +1,206 @@
+"""A run as an observer sees it: the fold of `Exchange.Watch`, with the bandwidth that a learner's reports imply."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from skerry.cli.plain import short_enum_name
+from skerry.v1 import exchange_pb2, types_pb2
+
+_EVENT_COUNT: Final = 200  # events kept for the view; a terminal shows a dozen
+_LOSS_COUNT: Final = 24  # losses kept a learner, the width of its sparkline
+_RATE_WINDOW_S: Final = 10.0  # bandwidth is a mean over so long: a single delta is a burst, not a rate
+
+
+@dataclass(frozen=True)
+class TrafficSample:
+    """What a learner had sent and received when one of its reports arrived."""
+
+    at_s: float
+    sent_bytes: int
+    received_bytes: int
+
+
+@dataclass
+class LearnerView:
+    """A learner and what its reports said lately."""
+
+    status: types_pb2.LearnerStatus
+    losses: deque[float] = field(default_factory=lambda: deque(maxlen=_LOSS_COUNT))
+    samples: deque[TrafficSample] = field(default_factory=deque)
+
+    def update(self, status: types_pb2.LearnerStatus, now_s: float) -> None:
+        """Takes in a report; a learner that started anew counts from zero again."""
+        self.status = status
+        if not status.HasField("report"):
+            return
+        report = status.report
+        if report.HasField("loss") and (not self.losses or self.losses[-1] != report.loss):
+            self.losses.append(report.loss)
+        sample = TrafficSample(now_s, report.sent_bytes, report.received_bytes)
+        if self.samples and (
+            sample.sent_bytes < self.samples[-1].sent_bytes or sample.received_bytes < self.samples[-1].received_bytes
+        ):
+            self.samples.clear()
+        self.samples.append(sample)
+        # One sample older than the window stays, so that a window always has a beginning.
+        while len(self.samples) > 2 and self.samples[1].at_s < now_s - _RATE_WINDOW_S:
+            self.samples.popleft()
+
+    @property
+    def up_bits_per_s(self) -> float | None:
+        """Mean bandwidth of deltas; None before the second report."""
+        return self._rate(lambda sample: sample.sent_bytes)
+
+    @property
+    def down_bits_per_s(self) -> float | None:
+        """Mean bandwidth of updates; None before the second report."""
+        return self._rate(lambda sample: sample.received_bytes)
+
+    def _rate(self, read: Callable[[TrafficSample], int]) -> float | None:
+        if len(self.samples) < 2 or self.samples[-1].at_s <= self.samples[0].at_s:
+            return None
+        first, last = self.samples[0], self.samples[-1]
+        return 8 * (read(last) - read(first)) / (last.at_s - first.at_s)
+
+
+@dataclass
+class FragmentView:
+    """A fragment, its newest version, and how the round that made it went."""
+
+    name: str
+    version: int = 0
+    contributor_count: int = 0
+    max_staleness: int = 0
+    participation: float | None = None
+    update_size_bytes: int = 0
+    open_version: int | None = None
+
+
+@dataclass(frozen=True)
+class EventLine:
+    """One event in words."""
+
+    position: int
+    kind: str
+    text: str
+
+
+class WatchState:
+    """The run as it is after every message so far."""
+
+    def __init__(self) -> None:
+        self.run = types_pb2.Run()
+        self.position = 0
+        self.learners: dict[str, LearnerView] = {}
+        self.fragments: dict[str, FragmentView] = {}
+        self.events: deque[EventLine] = deque(maxlen=_EVENT_COUNT)
+
+    @property
+    def is_closed(self) -> bool:
+        """True once the run is read-only: nothing will happen any more."""
+        return self.run.status == types_pb2.RUN_STATUS_CLOSED
+
+    def apply(self, message: exchange_pb2.WatchResponse, now_s: float) -> EventLine | None:
+        """Takes in a message that arrived at `now_s` and returns its event in words, if there is one to tell."""
+        if message.WhichOneof("kind") == "start":
+            self._start(message.start, now_s)
+            return None
+        event = message.event
+        self.position = max(self.position, event.position)
+        line = self._apply_event(event, now_s)
+        if line is not None:
+            self.events.append(line)
+        return line
+
+    def staleness(self, learner: LearnerView) -> int | None:
+        """Returns how many versions the learner is behind in its stalest fragment; None before it said what it has."""
+        behind = [
+            self.fragments[adopted.fragment].version - adopted.version
+            for adopted in learner.status.report.adopted
+            if adopted.fragment in self.fragments
+        ]
+        return max(0, *behind) if behind else None
+
+    def _start(self, start: exchange_pb2.WatchStart, now_s: float) -> None:
+        self.run.CopyFrom(start.run)
+        self.position = max(self.position, start.run.position)
+        newest = {version.fragment: version.version for version in start.run.versions}
+        for fragment in start.run.fragments:
+            view = self.fragments.setdefault(fragment.name, FragmentView(fragment.name))
+            view.version = newest.get(fragment.name, 0)
+        for learner in start.learners:
+            self._update_learner(learner, now_s)
+
+    def _update_learner(self, status: types_pb2.LearnerStatus, now_s: float) -> bool:
+        """Takes in what a learner is now; returns whether more changed than its figures."""
+        known = self.learners.get(status.learner_id)
+        if known is None:
+            self.learners[status.learner_id] = view = LearnerView(status)
+            view.update(status, now_s)
+            return True
+        before = known.status
+        known.update(status, now_s)
+        return (before.is_live, before.session_id) != (status.is_live, status.session_id)
+
+    def _apply_event(self, event: types_pb2.Event, now_s: float) -> EventLine | None:
+        kind = event.WhichOneof("kind")
+        text: str | None = None
+        match kind:
+            case "round_opened":
+                opened = event.round_opened
+                self._fragment(opened.fragment).open_version = opened.version
+                text = f"{opened.fragment} gathers version {opened.version}"
+            case "delta_accepted":
+                delta = event.delta_accepted
+                text = f"{delta.fragment} accepted a delta of {delta.learner_id}"
+            case "round_closed":
+                closed = event.round_closed
+                text = f"{closed.fragment} froze {len(closed.delta_ids)} deltas for version {closed.version}"
+                text += f", attempt {closed.attempt + 1}" if closed.attempt else ""
+            case "version_committed":
+                text = self._commit(event.version_committed)
+            case "fates_decided":
+                text = "; ".join(_fate_text(fate) for fate in event.fates_decided.fates)
+            case "policy_changed":
+                self.run.policy.CopyFrom(event.policy_changed)
+                text = "the policy changed"
+            case "rolled_back":
+                text = self._roll_back(event.rolled_back)
+            case "status_changed":
+                self.run.status = event.status_changed
+                text = f"the run is {short_enum_name(types_pb2.RunStatus.DESCRIPTOR, event.status_changed)}"
+            case "learner":
+                if self._update_learner(event.learner, now_s):
+                    text = f"{event.learner.learner_id} {'is here' if event.learner.is_live else 'is gone'}"
+            case "draining":
+                text = "this replica is going away"
+        return None if kind is None or text is None else EventLine(event.position, kind, text)
+
+    def _commit(self, committed: types_pb2.VersionCommitted) -> str:
+        view = self._fragment(committed.version.fragment)
+        view.version = max(view.version, committed.version.version)
+        view.open_version = None
+        view.contributor_count = len(committed.merged)
+        view.max_staleness = max((delta.staleness for delta in committed.merged), default=0)
+        view.participation = committed.participation
+        view.update_size_bytes = committed.update_size_bytes
+        who = ", ".join(f"{delta.learner_id} {delta.weight_share:.0%}" for delta in committed.merged)
+        return f"{view.name} is at version {committed.version.version} by {who or 'nobody'}"
+
+    def _roll_back(self, rolled: types_pb2.RolledBack) -> str:
+        for version in rolled.versions:
+            view = self._fragment(version.fragment)
+            view.version, view.open_version = version.version, None
+        return f"rolled back {len(rolled.versions)} fragments to older content"
+
+    def _fragment(self, name: str) -> FragmentView:
+        return self.fragments.setdefault(name, FragmentView(name))
+
+
+def _fate_text(fate: types_pb2.DeltaFate) -> str:
+    text = f"{fate.fragment}: a delta of {fate.learner_id} is {short_enum_name(types_pb2.Fate.DESCRIPTOR, fate.fate)}"
+    return f"{text} ({fate.reason})" if fate.reason else text

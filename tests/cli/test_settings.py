@@ -1,0 +1,111 @@
+"""An option's value: the flag, else the environment, else the file's table, else its top level, else the default."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from skerry.cli import settings
+
+
+def make_group() -> click.Group:
+    """Returns a group with a command, and a group inside it, that print what they were given."""
+
+    @click.group()
+    def root() -> None:
+        pass
+
+    @root.command()
+    @click.option("--target", default="here")
+    @click.option("--steps", type=int, default=1)
+    @click.option("--yes", is_flag=True)
+    def learn(**values: Any) -> None:
+        click.echo(values)
+
+    @root.group()
+    def runs() -> None:
+        pass
+
+    @runs.command("list")
+    @click.option("--target", default="here")
+    @click.option("--json", "is_json", is_flag=True)
+    def list_(**values: Any) -> None:
+        click.echo(values)
+
+    settings.name_environment(root)
+    return root
+
+
+def invoke(arguments: list[str], file: dict[str, Any] | None = None, env: dict[str, str] | None = None) -> Result:
+    root = make_group()
+    context = click.Context(root)
+    default_map = {arguments[0]: settings.defaults(file or {}, root, context, arguments[0])}
+    return CliRunner().invoke(root, arguments, default_map=default_map, env=env, standalone_mode=False)
+
+
+def test_a_flag_wins_over_the_environment_which_wins_over_the_file_which_wins_over_the_default() -> None:
+    file = {"target": "top-level", "learn": {"target": "table"}}
+    env = {"SKERRY_TARGET": "environment"}
+    assert "'target': 'flag'" in invoke(["learn", "--target", "flag"], file, env).output
+    assert "'target': 'environment'" in invoke(["learn"], file, env).output
+    assert "'target': 'table'" in invoke(["learn"], file).output
+    assert "'target': 'top-level'" in invoke(["learn"], {"target": "top-level"}).output
+    assert "'target': 'here'" in invoke(["learn"]).output
+
+
+def test_a_groups_table_counts_for_its_commands_and_their_own_table_wins() -> None:
+    file = {"target": "top-level", "runs": {"target": "group", "list": {"json": True}}}
+    output = invoke(["runs", "list"], file).output
+    assert "'target': 'group'" in output
+    assert "'is_json': True" in output
+    file["runs"]["list"]["target"] = "own"  # type: ignore[index]  # a plain nested dict
+    assert "'target': 'own'" in invoke(["runs", "list"], file).output
+
+
+def test_a_top_level_key_may_be_meant_for_another_command() -> None:
+    assert "'target': 'here'" in invoke(["runs", "list"], {"steps": 7}).output
+
+
+@pytest.mark.parametrize(
+    ("file", "named"),
+    [
+        ({"stepz": 7}, "stepz"),
+        ({"learn": {"stepz": 7}}, "learn.stepz"),
+        ({"runs": {"list": {"steps": 7}}}, "runs.list.steps"),
+        ({"lern": {"steps": 7}}, "[lern]"),
+        ({"learn": {"yes": True}}, "learn.yes"),
+    ],
+)
+def test_a_key_that_no_option_has_is_an_error_that_names_it(file: dict[str, Any], named: str) -> None:
+    command = "learn" if "runs" not in file else "runs"
+    with pytest.raises(click.UsageError) as refused:
+        invoke([command], file)
+    assert named in refused.value.format_message()
+
+
+def test_consent_is_not_taken_from_the_environment() -> None:
+    assert "'yes': False" in invoke(["learn"], env={"SKERRY_YES": "1"}).output
+
+
+def test_help_shows_the_variable_and_the_default() -> None:
+    output = " ".join(CliRunner().invoke(make_group(), ["learn", "--help"]).output.split())
+    assert "env var: SKERRY_TARGET" in output
+    assert "default: here" in output
+
+
+def test_a_file_that_is_no_toml_is_an_error_that_names_it(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.toml"
+    broken.write_text("target = ", encoding="utf-8")
+    with pytest.raises(click.UsageError, match=r"broken\.toml"):
+        settings.read_file(broken)
+
+
+def test_without_a_file_there_are_no_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert settings.read_file(None) == {}
+    (tmp_path / "skerry.toml").write_text('target = "there"', encoding="utf-8")
+    assert settings.read_file(None) == {"target": "there"}

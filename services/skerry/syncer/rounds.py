@@ -86,6 +86,7 @@ class _RoundTiming:
     quorum_at_s: float | None = None
     closing_seen_at_s: float | None = None
     closing_key: MergeKey | None = None
+    close_position: int = 0  # of the last close seen: a round may open, close and commit between two looks
     last_quorum_at_s: float | None = None  # of the round before: late deltas tell how long the grace should have been
     seen: set[str] = field(default_factory=set)  # pending deltas already accounted in the averages
 
@@ -176,16 +177,16 @@ class RoundEngine:
         if key != timing.closing_key:
             if timing.closing_key is not None and timing.closing_seen_at_s is not None and key is None:
                 self._xi_sync.observe(now_s - timing.closing_seen_at_s)
-            if key is not None:
-                timing.last_quorum_at_s = timing.quorum_at_s
-                timing.opened_at_s = timing.quorum_at_s = None
             timing.closing_key, timing.closing_seen_at_s = key, now_s
-        for delta in fragment.pending:
-            if delta in timing.seen:
-                continue
+        if fragment.last_close_position != timing.close_position:
+            timing.close_position = fragment.last_close_position
+            timing.last_quorum_at_s = timing.quorum_at_s
+            timing.opened_at_s = timing.quorum_at_s = None
+        for name, delta in fragment.pending.items():
+            # A delta of fewer than H steps answered an invitation: to the round that gathers, or late to the one before.
+            is_answer = name not in timing.seen and delta.item.step_count < state.policy.inner_step_count
             reference_s = timing.quorum_at_s if timing.quorum_at_s is not None else timing.last_quorum_at_s
-            if reference_s is not None and now_s > reference_s:
-                # One that is later than a whole interval of rounds says nothing about the grace.
+            if is_answer and reference_s is not None:
                 self._xi_arrival.observe(min(now_s - reference_s, self._interval_s(state.policy, view)))
         timing.seen = set(fragment.pending)
         if timing.opened_at_s is None and is_open(fragment, state.policy, view):

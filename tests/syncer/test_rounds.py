@@ -1,0 +1,260 @@
+"""When rounds open and close, with which deltas, weights and participation."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from round_world import RoundWorld, view
+
+from skerry.store.entries import ClosedItem, Fate, FateItem, LeftItem, RunStatus, StatusItem
+from skerry.syncer.rounds import LearnerView, MembershipView, MergeKey, RoundEngine
+from skerry.wire.policy import Policy
+
+
+def test_a_round_closes_at_once_when_every_live_learner_is_in_it() -> None:
+    world = RoundWorld("eu", "us")
+    first, second = world.accept("eu"), world.accept("us", steps=3)
+    (item,) = RoundEngine().decide(world.state, view("eu", "us"), 0.0).items
+    assert isinstance(item, ClosedItem)
+    assert [member.delta for member in item.members] == [first, second]
+    assert item.participation == 1.0
+
+
+def test_a_round_waits_for_a_missing_learner_no_longer_than_its_grace() -> None:
+    world = RoundWorld("eu", "us")
+    world.accept("eu")
+    engine = RoundEngine()
+    waiting = engine.decide(world.state, view("eu", "us"), 10.0)
+    # gamma * tau * xi_step = 0.5 * 12 * 0.1 s is above 1.5 steps, which therefore bound the grace.
+    assert waiting.items == ()
+    assert waiting.wake_at_s == pytest.approx(10.15)
+    (item,) = engine.decide(world.state, view("eu", "us"), 10.15).items
+    assert isinstance(item, ClosedItem)
+
+
+def test_negative_slack_closes_at_quorum() -> None:
+    world = RoundWorld("eu", "us", policy=Policy(delay_step_count=0))
+    world.accept("eu")
+    (item,) = RoundEngine().decide(world.state, view("eu", "us"), 0.0).items
+    assert isinstance(item, ClosedItem)
+
+
+def test_a_round_does_not_close_below_its_quorum() -> None:
+    world = RoundWorld("eu", "us", policy=Policy(quorum_count=2))
+    world.accept("eu")
+    engine = RoundEngine()
+    decisions = engine.decide(world.state, view("eu"), 0.0)
+    assert decisions.items == ()
+    assert decisions.wake_at_s is None
+    world.accept("us", steps=1)
+    assert len(engine.decide(world.state, view("eu", "us"), 99.0).items) == 1
+
+
+def test_fewer_than_h_steps_open_no_round() -> None:
+    world = RoundWorld("eu")
+    world.accept("eu", steps=23)
+    assert RoundEngine().decide(world.state, view("eu"), 0.0).items == ()
+
+
+def test_a_short_delta_closes_once_its_learner_has_trained_h_steps_more() -> None:
+    world = RoundWorld("eu")
+    world.accept("eu", steps=5, last_step=29)
+    engine = RoundEngine()
+    assert engine.decide(world.state, view("eu", step_count=52), 0.0).items == ()
+    assert len(engine.decide(world.state, view("eu", step_count=53), 1.0).items) == 1
+
+
+def test_while_the_view_is_young_the_first_learner_back_is_not_everybody() -> None:
+    world = RoundWorld("eu", "us")
+    world.accept("eu")
+    engine = RoundEngine()
+    young = view("eu", age_s=1.0)
+    decisions = engine.decide(world.state, young, 0.0)
+    assert decisions.items == ()
+    assert decisions.wake_at_s == pytest.approx(0.15)
+
+
+def test_a_contributor_is_expected_until_it_has_missed_two_rounds() -> None:
+    world = RoundWorld("eu", "us")
+    engine = RoundEngine()
+    now = 0.0
+    world.accept("eu")
+    world.accept("us")
+    world.close_and_commit(engine.decide(world.state, view("eu", "us"), now).items[0])
+    waits = []
+    for _ in range(3):
+        now += 10
+        world.accept("eu")
+        decisions = engine.decide(world.state, view("eu"), now)
+        waits.append(not decisions.items)
+        if not decisions.items:
+            assert decisions.wake_at_s is not None
+            decisions = engine.decide(world.state, view("eu"), decisions.wake_at_s)
+        world.close_and_commit(decisions.items[0])
+    assert waits == [True, True, False]
+
+
+def test_nobody_waits_for_a_learner_that_left() -> None:
+    world = RoundWorld("eu", "us")
+    world.append(LeftItem("us", "session-us"))
+    world.accept("eu")
+    (item,) = RoundEngine().decide(world.state, view("eu", "us"), 0.0).items
+    assert isinstance(item, ClosedItem)
+    assert item.participation == 1.0
+
+
+def test_weights_are_tokens_times_tokens_a_step_with_a_cap() -> None:
+    world = RoundWorld("eu", "us")
+    world.accept("eu", steps=24, tokens=2400)
+    world.accept("us", steps=96, tokens=9600)  # counts as 48 steps, twice H
+    (item,) = RoundEngine().decide(world.state, view("eu", "us"), 0.0).items
+    assert isinstance(item, ClosedItem)
+    assert [member.weight for member in item.members] == [2400 * 100, 4800 * 100]
+
+
+def closed(world: RoundWorld, *live: str, engine: RoundEngine | None = None) -> ClosedItem:
+    """Returns the close that the engine comes to once any grace is over."""
+    engine = engine or RoundEngine()
+    decisions = engine.decide(world.state, view(*live), 0.0)
+    if not decisions.items:
+        decisions = engine.decide(world.state, view(*live), 1e6)
+    (item,) = decisions.items
+    assert isinstance(item, ClosedItem)
+    return item
+
+
+def test_a_stale_delta_is_damped_in_weight_and_in_the_step() -> None:
+    world = RoundWorld("eu", "us")
+    for _ in range(3):
+        world.accept("eu")
+        world.close_and_commit(closed(world, "eu"))
+    world.append(LeftItem("eu", "session-eu"))
+    world.accept("us", base=0)
+    item = closed(world, "us")
+    assert item.members[0].staleness == 3
+    assert item.members[0].weight == pytest.approx(240_000 / 2)  # (1 + 3)^-0.5
+    assert item.participation == pytest.approx(0.5)
+
+
+def test_a_round_that_few_take_part_in_is_scaled_by_their_share() -> None:
+    world = RoundWorld("a1", "a2", "a3", "a4")
+    world.accept("a1")
+    assert closed(world, "a1", "a2", "a3", "a4").participation == pytest.approx(0.25)
+
+
+def test_a_delta_staler_than_the_policy_allows_expires_by_name() -> None:
+    world = RoundWorld("eu", "us", policy=Policy(max_staleness=1))
+    late = world.accept("us")
+    for _ in range(2):  # the late one is pending while two versions pass without it
+        fragment = world.state.fragments["a"]
+        world.accept("eu")
+        close = closed(world, "eu", "us")
+        kept = tuple(member for member in close.members if member.delta != late)
+        world.close_and_commit(ClosedItem("a", fragment.version + 1, 0, kept, 1.0, ()))
+    world.accept("eu")
+    close = closed(world, "eu", "us")
+    assert [(one.delta, one.fate) for one in close.decided] == [(late, Fate.EXPIRED)]
+    assert late not in [member.delta for member in close.members]
+
+
+def test_an_outlier_is_quarantined_by_name_and_the_rest_is_merged() -> None:
+    world = RoundWorld("eu", "us", "ap")
+    good = [world.accept("eu"), world.accept("us", norm=2.0)]
+    bad = world.accept("ap", norm=1000.0)
+    close = closed(world, "eu", "us", "ap")
+    assert [member.delta for member in close.members] == good
+    assert [(one.delta, one.fate) for one in close.decided] == [(bad, Fate.QUARANTINED)]
+
+
+def test_an_outlier_alone_in_its_round_is_named_without_a_close() -> None:
+    world = RoundWorld("eu")
+    world.accept("eu")
+    world.close_and_commit(closed(world, "eu"))
+    bad = world.accept("eu", norm=1e6)
+    (item,) = RoundEngine().decide(world.state, view("eu"), 0.0).items
+    assert isinstance(item, FateItem)
+    assert [one.delta for one in item.decided] == [bad]
+    world.append(item)
+    assert world.state.deltas[bad].fate is Fate.QUARANTINED
+
+
+def test_the_replica_that_closed_merges_at_once_and_another_after_a_term() -> None:
+    world = RoundWorld("eu")
+    world.accept("eu")
+    mine, other = RoundEngine(), RoundEngine()
+    (item,) = mine.decide(world.state, view("eu"), 0.0).items
+    world.append(item)
+    key = MergeKey("a", 1, 0)
+    assert mine.decide(world.state, view("eu"), 0.0).merges == (key,)
+    assert mine.decide(world.state, view("eu"), 0.0).merges == ()  # named once
+    waiting = other.decide(world.state, view("eu"), 5.0)
+    assert waiting.merges == ()
+    assert waiting.wake_at_s == pytest.approx(20.0)
+    assert other.decide(world.state, view("eu"), 20.0).merges == (key,)
+
+
+def test_a_failed_merge_is_due_again_after_a_term() -> None:
+    world = RoundWorld("eu")
+    world.accept("eu")
+    engine = RoundEngine()
+    world.append(*engine.decide(world.state, view("eu"), 0.0).items)
+    (key,) = engine.decide(world.state, view("eu"), 0.0).merges
+    engine.merge_ended(key, 1.0)
+    assert engine.decide(world.state, view("eu"), 2.0).merges == ()
+    assert engine.decide(world.state, view("eu"), 16.0).merges == (key,)
+
+
+def test_while_a_set_is_frozen_its_fragment_closes_no_other() -> None:
+    world = RoundWorld("eu", "us")
+    world.accept("eu")
+    world.append(*[closed(world, "eu", "us")])
+    world.accept("us", steps=48)
+    decisions = RoundEngine().decide(world.state, view("eu", "us"), 1e6)
+    assert decisions.items == ()
+
+
+def test_closing_a_run_merges_what_is_pending_and_then_ends_it() -> None:
+    world = RoundWorld("eu", "us", policy=Policy(quorum_count=2))
+    delta = world.accept("eu", steps=1)
+    world.append(StatusItem(RunStatus.CLOSING))
+    engine = RoundEngine()
+    (close,) = engine.decide(world.state, view("eu", "us"), 0.0).items
+    world.close_and_commit(close)
+    assert world.state.deltas[delta].fate is Fate.MERGED
+    (end,) = engine.decide(world.state, view("eu", "us"), 0.0).items
+    world.append(end)
+    assert world.state.status is RunStatus.CLOSED
+
+
+def test_a_draining_replica_closes_nothing() -> None:
+    world = RoundWorld("eu")
+    world.accept("eu")
+    assert RoundEngine().decide(world.state, view("eu"), 0.0, may_close=False).items == ()
+
+
+def test_lateness_that_was_seen_lengthens_the_grace_up_to_its_bound() -> None:
+    policy = Policy(delay_step_count=1000)
+    world = RoundWorld("eu", "us", policy=policy)
+    engine = RoundEngine()
+    short_s = engine.grace_s(policy, view("eu", "us"))
+    now_s = 0.0
+    for _ in range(3):
+        world.accept("eu")
+        engine.decide(world.state, view("eu", "us"), now_s)
+        world.accept("us", steps=20)
+        (item,) = engine.decide(world.state, view("eu", "us"), now_s + 0.1).items
+        world.close_and_commit(item)
+        now_s += 1
+    long_s = engine.grace_s(policy, view("eu", "us"))
+    assert long_s == pytest.approx(short_s + 2 * 0.1)
+
+
+def test_the_grace_covers_a_learner_three_times_slower() -> None:
+    world = RoundWorld("eu", "slow")
+    world.accept("eu")
+    seen = MembershipView({"eu": LearnerView(True, 24, 0.1), "slow": LearnerView(True, 8, 0.3)}, 1000.0)
+    decisions = RoundEngine().decide(world.state, seen, 0.0)
+    assert decisions.wake_at_s is not None
+    assert decisions.wake_at_s >= 0.3
+    assert math.isfinite(decisions.wake_at_s)

@@ -183,7 +183,7 @@ class RoundEngine:
             timing.last_quorum_at_s = timing.quorum_at_s
             timing.opened_at_s = timing.quorum_at_s = None
         for name, delta in fragment.pending.items():
-            # A delta of fewer than H steps answered an invitation: to the round that gathers, or late to the one before.
+            # A delta of fewer than H steps answers an invitation: to the round that gathers, or to the one before.
             is_answer = name not in timing.seen and delta.item.step_count < state.policy.inner_step_count
             reference_s = timing.quorum_at_s if timing.quorum_at_s is not None else timing.last_quorum_at_s
             if is_answer and reference_s is not None:

@@ -24,10 +24,9 @@ def test_one_rate_of_the_outer_optimizer_keeps_the_others() -> None:
     assert (changes.outer.name, changes.outer.learning_rate, changes.outer.momentum) == ("nesterov", 0.4, 0.9)
 
 
-def test_one_fragments_merge_rule_keeps_the_others() -> None:
-    current = v1.Policy(merge_by_fragment={"embedding": v1.MERGE_RULE_MEAN})
-    changes = policy_text.apply(["merge_by_fragment.block.0=rda"], current)
-    assert dict(changes.merge_by_fragment) == {"embedding": v1.MERGE_RULE_MEAN, "block.0": v1.MERGE_RULE_RDA}
+def test_a_fragments_merge_rule_is_named_after_the_fragment_dots_and_all() -> None:
+    changes = policy_text.apply(["merge_by_fragment.block.0=rda"], v1.Policy())
+    assert dict(changes.merge_by_fragment) == {"block.0": v1.MERGE_RULE_RDA}
 
 
 def test_a_new_run_gets_the_defaults_with_what_is_assigned() -> None:

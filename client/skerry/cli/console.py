@@ -1,41 +1,18 @@
-"""How commands meet people: the syncer's address, tables, and quantities with their units."""
+"""How commands show things to people: tables, and quantities with their units."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import click
 from rich.console import Console
 from rich.table import Table
 
-from skerry.client import RunsClient
-
 R = TypeVar("R")
 
-DEFAULT_TARGET: Final = "127.0.0.1:50051"
 # Wide enough for every table here where nobody says how wide the output is: a pipe or a file.
 _PIPE_WIDTH: Final = 160
-
-
-def with_client(function: Callable[..., R]) -> Callable[..., R]:
-    """Gives a command `--target` and `--timeout`, and the client that they describe as its keyword `client`."""
-
-    @click.option("--target", default=DEFAULT_TARGET, help="The syncer, as host:port.")
-    @click.option(
-        "--timeout",
-        "timeout_s",
-        type=click.FloatRange(min=0, min_open=True),
-        default=30.0,
-        help="Seconds to wait for an answer.",
-    )
-    @functools.wraps(function)
-    def command(*args: Any, target: str, timeout_s: float, **kwargs: Any) -> R:
-        with RunsClient(target, timeout_s=timeout_s) as client:
-            return function(*args, client=client, **kwargs)
-
-    return command
 
 
 def as_json(function: Callable[..., R]) -> Callable[..., R]:

@@ -55,7 +55,9 @@ def enum_number(enum: Enum, text: str) -> int:
     Raises:
         ValueError: there is none; the message lists what there is.
     """
-    known: dict[str, int] = {short_enum_name(enum, value.number): value.number for value in enum.values if value.number != 0}
+    known: dict[str, int] = {
+        short_enum_name(enum, value.number): value.number for value in enum.values if value.number != 0
+    }
     if text.lower() not in known:
         raise ValueError(f"value is not known. value={text!r}, known={', '.join(known)}")
     return known[text.lower()]

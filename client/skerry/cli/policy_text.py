@@ -16,13 +16,15 @@ from google.protobuf.message import Message
 
 from skerry.cli import plain
 from skerry.v1 import types_pb2 as v1
+from skerry.wire import messages
 from skerry.wire.policy import Policy
 
 
 def apply(assignments: Iterable[str], policy: v1.Policy) -> v1.Policy:
     """Returns a policy with only the fields that were assigned, each inner message completed from `policy`.
 
-    The contract replaces a field as a whole, so that one rate of the outer optimizer takes the others with it.
+    The contract replaces an inner message as a whole, so that one rate of the outer optimizer takes the others with it;
+    merge rules it replaces one by one.
 
     Raises:
         ValueError: an assignment that is not NAME=VALUE, an unknown name, or a value of the wrong kind.
@@ -39,7 +41,7 @@ def apply(assignments: Iterable[str], policy: v1.Policy) -> v1.Policy:
                 raise ValueError(f"field has no parts. name={name}")
             _assign(changes, field, text)
         elif plain.is_map(field):
-            _assign_in_map(changes, policy, field, rest, text)
+            _assign_in_map(changes, field, rest, text)
         else:
             inner = getattr(changes, head)
             if head not in {known.name for known, _ in changes.ListFields()}:
@@ -54,16 +56,9 @@ def complete(assignments: Iterable[str]) -> Policy:
     Raises:
         ValueError: as `apply`, or a value out of its range.
     """
-    known = v1.Encoding.DESCRIPTOR.fields_by_name
-    standard = [
-        f"{name}={value}"
-        for name, value in _flatten(Policy().to_json(), "")
-        # An absent value is the contract's own default; how hard an encoder compresses is no matter of the contract.
-        if value != "None" and (not name.endswith("_encoding.level") or "level" in known)
-    ]
-    policy = apply(standard, v1.Policy())
-    policy.MergeFrom(apply(assignments, policy))
-    return Policy.from_json(plain.to_json(policy))
+    policy = Policy()
+    standard = messages.policy_to_message(policy, has_derived=False)
+    return messages.policy_from_message(apply(assignments, standard), policy)
 
 
 def rows(policy: v1.Policy) -> Iterator[tuple[str, str]]:
@@ -98,13 +93,10 @@ def _assign(message: Message, field: plain.Field, text: str) -> None:
     setattr(message, field.name, _scalar(field, text.strip()))
 
 
-def _assign_in_map(changes: v1.Policy, policy: v1.Policy, field: plain.Field, key: str, text: str) -> None:
+def _assign_in_map(changes: v1.Policy, field: plain.Field, key: str, text: str) -> None:
     if not key:
         raise ValueError(f"name a fragment: {field.name}.FRAGMENT=VALUE")
-    mapping = getattr(changes, field.name)
-    if not mapping:
-        mapping.update(getattr(policy, field.name))
-    mapping[key] = _scalar(field.message_type.fields_by_name["value"], text.strip())
+    getattr(changes, field.name)[key] = _scalar(field.message_type.fields_by_name["value"], text.strip())
 
 
 def _scalar(field: plain.Field, text: str) -> int | float | str:

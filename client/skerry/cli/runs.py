@@ -9,7 +9,9 @@ from pathlib import Path
 import click
 
 from skerry.cli import plain, policy_text
-from skerry.cli.console import as_json, console, count_text, size_text, table, with_client
+from skerry.cli.connection import with_client
+from skerry.cli.console import as_json, console, count_text, size_text, table
+from skerry.cli.watch_state import learner_state
 from skerry.cli.weights import read_weights
 from skerry.client import RunsClient
 from skerry.v1 import runs_pb2, types_pb2
@@ -270,13 +272,6 @@ def _show_policy(policy_now: types_pb2.Policy) -> None:
     for name, value in policy_text.rows(policy_now):
         rows.add_row(name, value)
     console().print(rows)
-
-
-def learner_state(learner: types_pb2.LearnerStatus) -> str:
-    """Returns what a learner does for the run: live is not participating."""
-    if not learner.is_live:
-        return "gone"
-    return "participating" if learner.is_participating else "live"
 
 
 def _origin(record: runs_pb2.VersionRecord) -> str:

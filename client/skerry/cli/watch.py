@@ -13,7 +13,8 @@ from rich.console import RenderableType
 from rich.live import Live
 
 from skerry.cli import plain
-from skerry.cli.console import as_json, console, with_client
+from skerry.cli.connection import with_client
+from skerry.cli.console import as_json, console
 from skerry.cli.watch_state import EventLine, WatchState
 from skerry.cli.watch_view import draw
 from skerry.client import RunsClient

@@ -201,6 +201,13 @@ class WatchState:
         return self.fragments.setdefault(name, FragmentView(name))
 
 
+def learner_state(learner: types_pb2.LearnerStatus) -> str:
+    """Returns what a learner does for the run: live is not participating."""
+    if not learner.is_live:
+        return "gone"
+    return "participating" if learner.is_participating else "live"
+
+
 def _fate_text(fate: types_pb2.DeltaFate) -> str:
     text = f"{fate.fragment}: a delta of {fate.learner_id} is {short_enum_name(types_pb2.Fate.DESCRIPTOR, fate.fate)}"
     return f"{text} ({fate.reason})" if fate.reason else text

@@ -9,8 +9,7 @@ from rich.text import Text
 
 from skerry.cli.console import count_text, rate_text, size_text, table
 from skerry.cli.plain import short_enum_name
-from skerry.cli.runs import learner_state
-from skerry.cli.watch_state import FragmentView, LearnerView, WatchState
+from skerry.cli.watch_state import FragmentView, LearnerView, WatchState, learner_state
 from skerry.v1 import types_pb2
 
 _BARS = "▁▂▃▄▅▆▇█"

@@ -1,0 +1,100 @@
+"""What an observer makes of the events of a run."""
+
+from __future__ import annotations
+
+from skerry.cli.watch_state import WatchState
+from skerry.cli.watch_view import sparkline
+from skerry.v1 import exchange_pb2
+from skerry.v1 import types_pb2 as v1
+
+
+def report(learner_id: str, *, sent_bytes: int, version: int = 0, loss: float = 1.0) -> exchange_pb2.WatchResponse:
+    """Returns the event of a learner's report."""
+    body = v1.LearnerReport(
+        step_count=10, sent_bytes=sent_bytes, received_bytes=2 * sent_bytes, loss=loss,
+        adopted=[v1.FragmentVersion(fragment="head", version=version)],
+    )  # fmt: skip
+    status = v1.LearnerStatus(learner_id=learner_id, session_id="a" * 32, is_live=True, report=body)
+    return exchange_pb2.WatchResponse(event=v1.Event(position=5, learner=status))
+
+
+def started() -> WatchState:
+    """Returns the state of a run with one fragment, at version 3."""
+    run = v1.Run(
+        name="demo", status=v1.RUN_STATUS_OPEN, position=4,
+        fragments=[v1.Fragment(name="head")], versions=[v1.FragmentVersion(fragment="head", version=3)],
+    )  # fmt: skip
+    state = WatchState()
+    state.apply(exchange_pb2.WatchResponse(start=exchange_pb2.WatchStart(run=run)), 0.0)
+    return state
+
+
+def up(state: WatchState) -> float | None:
+    """Returns the bandwidth of the deltas of the learner us."""
+    return state.learners["us"].up_bits_per_s
+
+
+def test_bandwidth_is_what_two_reports_imply() -> None:
+    state = started()
+    state.apply(report("us", sent_bytes=1_000_000), 100.0)
+    assert up(state) is None
+    state.apply(report("us", sent_bytes=1_500_000), 102.0)
+    assert up(state) == 2_000_000
+    assert state.learners["us"].down_bits_per_s == 4_000_000
+
+
+def test_bandwidth_forgets_what_is_long_past() -> None:
+    state = started()
+    for second in range(60):
+        state.apply(report("us", sent_bytes=1_000_000 if second < 30 else 1_000_000 + 125 * (second - 30)), second)
+    assert up(state) == 1000
+
+
+def test_a_learner_that_starts_anew_counts_from_zero_again() -> None:
+    state = started()
+    state.apply(report("us", sent_bytes=1_000_000), 1.0)
+    state.apply(report("us", sent_bytes=10), 2.0)
+    assert up(state) is None
+    state.apply(report("us", sent_bytes=135), 3.0)
+    assert up(state) == 1000
+
+
+def test_a_learner_is_as_stale_as_its_stalest_fragment() -> None:
+    state = started()
+    state.apply(report("us", sent_bytes=0, version=1), 1.0)
+    assert state.staleness(state.learners["us"]) == 2
+
+
+def test_a_commit_is_told_with_who_took_part() -> None:
+    state = started()
+    merged = [
+        v1.DeltaFate(learner_id="us", weight_share=0.75),
+        v1.DeltaFate(learner_id="eu", weight_share=0.25, staleness=2),
+    ]
+    committed = v1.VersionCommitted(
+        version=v1.FragmentVersion(fragment="head", version=4), merged=merged, participation=0.5, update_size_bytes=100
+    )
+    line = state.apply(exchange_pb2.WatchResponse(event=v1.Event(position=9, version_committed=committed)), 1.0)
+    assert line is not None
+    assert line.text == "head is at version 4 by us 75%, eu 25%"
+    head = state.fragments["head"]
+    assert (head.version, head.contributor_count, head.max_staleness, head.participation) == (4, 2, 2, 0.5)
+    assert state.position == 9
+
+
+def test_a_report_alone_is_no_event_to_tell() -> None:
+    state = started()
+    assert state.apply(report("us", sent_bytes=0), 1.0) is not None, "the learner has come"
+    assert state.apply(report("us", sent_bytes=9), 2.0) is None
+
+
+def test_a_run_that_closes_is_closed() -> None:
+    state = started()
+    state.apply(exchange_pb2.WatchResponse(event=v1.Event(position=9, status_changed=v1.RUN_STATUS_CLOSED)), 1.0)
+    assert state.is_closed
+
+
+def test_a_sparkline_spans_its_own_range() -> None:
+    assert sparkline([1.0, 0.5, 0.0]) == "█▅▁"
+    assert sparkline([1.0]) == ""
+    assert sparkline([2.0, 2.0]) == "▁▁"

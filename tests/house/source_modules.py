@@ -1,0 +1,46 @@
+"""Which modules the tree has, and how to import them all where torch is not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+SOURCES = [ROOT / "protos", ROOT / "client", ROOT / "services"]
+
+# Modules whose subject is torch; nothing else may import it, not even when it is there.
+TORCH_MODULES = ("skerry.learner", "skerry.wire.torch_codecs", "skerry.client.integrations", "skerry.client.torch")
+
+# Run by another interpreter: tries modules in turn while torch and its like are blocked, and prints what failed.
+IMPORT_ALL = """
+import importlib, json, sys
+
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {"torch", "transformers", "lightning", "matplotlib", "jax"}:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Blocked())
+failed = {}
+for name in json.loads(sys.argv[1]):
+    try:
+        importlib.import_module(name)
+    except Exception as error:
+        failed[name] = repr(error)
+print(json.dumps(failed))
+"""
+
+
+def module_names(root: Path) -> list[str]:
+    """Returns every module of the namespace below a source root, except those that run when they are imported."""
+    paths = sorted((root / "skerry").rglob("*.py"))
+    names = [".".join(path.relative_to(root).with_suffix("").parts) for path in paths]
+    return [name.removesuffix(".__init__") for name in names if not name.endswith(".__main__")]
+
+
+def torch_free_modules() -> list[str]:
+    """Returns every module of the tree that has to import without torch."""
+    return [name for root in SOURCES for name in module_names(root) if not _needs_torch(name)]
+
+
+def _needs_torch(name: str) -> bool:
+    return any(name == module or name.startswith((f"{module}.", f"{module}_")) for module in TORCH_MODULES)

@@ -39,9 +39,7 @@ def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("installed")
     venv.create(folder, with_pip=False, symlinks=True)
     interpreter = folder / "bin" / "python"
-    target = Path(
-        run(interpreter, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", folder=folder).strip()
-    )
+    where = run(interpreter, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", folder=folder)
     run(
         sys.executable, "-m", "pip", "--python", interpreter, "install", "--quiet", "--no-deps", "--no-index", wheel,
         folder=folder,

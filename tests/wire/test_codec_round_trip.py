@@ -1,0 +1,249 @@
+"""What is encoded comes back: within the format's error, and bit for bit as the sender was told."""
+
+from __future__ import annotations
+
+import hashlib
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from tests.wire import slow_codec
+from tests.wire.wire_strategies import LARGEST, bits, block_encodings, encodings, fragments
+
+from skerry.wire import (
+    MAX_FRAME_NUMEL,
+    Codec,
+    Compressor,
+    Encoding,
+    FragmentLayout,
+    NonFiniteError,
+    TensorSpec,
+    cut_parts,
+    decode_frame,
+    decode_frames,
+    encode_frames,
+    frame_size,
+    parse_frames,
+    part_digest,
+    raw_bytes,
+)
+
+Fragment = tuple[FragmentLayout, NDArray[np.float32]]
+SMALLEST_SCALE = {Codec.INT8: 2.0**-125, Codec.INT4: 2.0**-125, Codec.E3M0: 2.0**-119}
+TOP_CODE = {Codec.INT8: 127, Codec.INT4: 7, Codec.E3M0: 1}
+
+
+def error_bound(values: NDArray[np.float64], codec: Codec) -> NDArray[np.float64]:
+    """Return the largest error that FORMAT.md allows each of one block's values."""
+    magnitudes = np.abs(values)
+    if codec is Codec.FLOAT32:
+        return np.zeros_like(values)
+    if codec is Codec.BFLOAT16:
+        return np.maximum(magnitudes * 2.0**-8, 2.0**-134)
+    largest = float(magnitudes.max())
+    if largest / TOP_CODE[codec] < SMALLEST_SCALE[codec] * (1 + 2**-22):
+        return np.full_like(values, largest)
+    half_step = largest / TOP_CODE[codec] / 2
+    if codec is Codec.E3M0:
+        return np.maximum(magnitudes / 3, largest * 2.0**-7) * (1 + 2**-20)
+    return np.full_like(values, half_step * (1 + 2**-15))
+
+
+@given(fragments(), encodings)
+def test_every_shape_comes_back_within_the_formats_error(fragment: Fragment, encoding: Encoding) -> None:
+    layout, values = fragment
+    out = np.empty_like(values)
+    decode_frames(b"".join(encode_frames(values, layout, encoding)), layout, out)
+    for index, start, stop in layout.ranges(0, layout.numel):
+        codec = encoding.codec_for(layout.tensors[index])
+        step = encoding.block if codec.has_blocks else stop - start
+        for low in range(start, stop, step):
+            block = slice(low, min(low + step, stop))
+            error = np.abs(out[block].astype(np.float64) - values[block])
+            assert (error <= error_bound(values[block].astype(np.float64), codec)).all()
+
+
+@given(fragments(), encodings)
+def test_the_sender_is_told_bit_for_bit_what_the_receiver_decodes(fragment: Fragment, encoding: Encoding) -> None:
+    layout, values = fragment
+    told, received = np.full_like(values, np.nan), np.full_like(values, np.nan)
+    sent_digest, received_digest = part_digest(), part_digest()
+    buffer = b"".join(encode_frames(values, layout, encoding, decoded=told, digest=sent_digest))
+    decode_frames(buffer, layout, received, digest=received_digest)
+    assert (bits(told) == bits(received)).all()
+    assert sent_digest.digest() == received_digest.digest()
+    frames = list(parse_frames(buffer))
+    assert sent_digest.digest() == hashlib.sha256(b"".join(raw_bytes(frame) for frame in frames)).digest()
+    assert (bits(np.concatenate([decode_frame(frame, layout) for frame in frames])) == bits(told)).all()
+
+
+@given(fragments(), encodings)
+def test_what_was_decoded_encodes_to_itself_where_the_format_is_exact(fragment: Fragment, encoding: Encoding) -> None:
+    layout, values = fragment
+    exact = Encoding(Codec.BFLOAT16 if encoding.codec.has_blocks else encoding.codec, compressor=encoding.compressor)
+    once, twice = np.empty_like(values), np.empty_like(values)
+    list(encode_frames(values, layout, exact, decoded=once))
+    list(encode_frames(once, layout, exact, decoded=twice))
+    assert (bits(once) == bits(twice)).all()
+
+
+@given(fragments(), block_encodings)
+def test_the_bytes_are_those_of_the_specification(fragment: Fragment, encoding: Encoding) -> None:
+    layout, values = fragment
+    tensors = [(offset, tensor.numel) for offset, tensor in zip(layout.offsets, layout.tensors, strict=True)]
+    told = np.empty_like(values)
+    buffer = b"".join(encode_frames(values, layout, encoding, decoded=told))
+    for frame in slow_codec.frames(buffer):
+        inside = slice(frame.first, frame.first + frame.numel)
+        lengths = list(slow_codec.block_lengths(tensors, frame.first, frame.numel, frame.block))
+        exact = [slow_codec.from_bits(int(pattern)) for pattern in bits(values[inside])]
+        assert frame.raw == slow_codec.quantise(exact, frame.codec, lengths)
+        assert slow_codec.dequantise(frame, lengths) == bits(told[inside]).tolist()
+
+
+@given(fragments(), encodings, st.integers(1, 60))
+def test_parts_encoded_apart_decode_to_the_same_values(fragment: Fragment, encoding: Encoding, room: int) -> None:
+    layout, values = fragment
+    whole, parts = np.empty_like(values), np.empty_like(values)
+    decode_frames(b"".join(encode_frames(values, layout, encoding)), layout, whole)
+    end = 0
+    for first, numel in cut_parts(layout, encoding, room + encoding.block):
+        assert first == end
+        end = first + numel
+        part = values[first:end]
+        frames = b"".join(encode_frames(part, layout, encoding, first=first))
+        decode_frames(frames, layout, parts[first:end], first=first)
+    assert end == layout.numel
+    assert (bits(whole) == bits(parts)).all()
+
+
+@pytest.mark.parametrize("codec", Codec)
+@pytest.mark.parametrize("block", [7, 128])
+def test_large_tensors_are_cut_into_frames_at_block_boundaries(codec: Codec, block: int) -> None:
+    shapes = ((3, MAX_FRAME_NUMEL // 2 + 5), (11,), (1, MAX_FRAME_NUMEL), (MAX_FRAME_NUMEL - 1, 1), (1, 1))
+    layout = FragmentLayout("f", tuple(TensorSpec(f"t{i}", shape) for i, shape in enumerate(shapes)))
+    values = np.random.default_rng(5).standard_normal(layout.numel).astype(np.float32)
+    told, received = np.empty_like(values), np.empty_like(values)
+    encoded = list(encode_frames(values, layout, Encoding(codec, block=block), decoded=told))
+    decode_frames(b"".join(encoded), layout, received)
+    assert (bits(told) == bits(received)).all()
+    for data in encoded:
+        (frame,) = parse_frames(data)
+        assert frame_size(data[:32]) == len(data)
+        assert frame.numel <= MAX_FRAME_NUMEL
+        assert not codec.has_blocks or frame.codec is Codec.BFLOAT16 or layout.is_boundary(frame.first, block)
+
+
+def test_a_frame_is_as_full_as_blocks_allow_and_never_mixes_codecs() -> None:
+    layout = FragmentLayout("f", (TensorSpec("a", (2, 200_000)), TensorSpec("b", (9,)), TensorSpec("c", (4, 4))))
+    frames = list(
+        parse_frames(b"".join(encode_frames(np.zeros(layout.numel, np.float32), layout, Encoding(Codec.INT4))))
+    )
+    assert [(frame.codec, frame.first, frame.numel) for frame in frames] == [
+        (Codec.INT4, 0, 2**18),
+        (Codec.INT4, 2**18, 400_000 - 2**18),
+        (Codec.BFLOAT16, 400_000, 9),
+        (Codec.INT4, 400_009, 16),
+    ]
+
+
+def test_bytes_that_do_not_shrink_are_stored_as_they_are() -> None:
+    layout = FragmentLayout("f", (TensorSpec("a", (64, 64)),))
+    noise = np.random.default_rng(0).integers(0, 2**31 - 2**24, 4096, np.int32).view(np.float32)
+    encoded = b"".join(encode_frames(noise, layout, Encoding(Codec.FLOAT32)))
+    assert [frame.compressor for frame in parse_frames(encoded)] == [Compressor.NONE]
+    zeros = b"".join(encode_frames(np.zeros(4096, np.float32), layout, Encoding(Codec.FLOAT32)))
+    assert [frame.compressor for frame in parse_frames(zeros)] == [Compressor.ZSTD]
+
+
+def test_an_empty_range_is_no_frames() -> None:
+    layout = FragmentLayout("f", (TensorSpec("a", (0, 3)), TensorSpec("b", (0,))))
+    empty = np.empty(0, np.float32)
+    assert list(encode_frames(empty, layout, Encoding(Codec.INT4))) == []
+    decode_frames(b"", layout, empty)
+
+
+def test_values_may_be_overwritten_with_what_is_decoded() -> None:
+    layout = FragmentLayout("f", (TensorSpec("a", (5, 300)), TensorSpec("b", (300,))))
+    values = np.random.default_rng(1).standard_normal(layout.numel).astype(np.float32)
+    for codec in Codec:
+        apart, inside = np.empty_like(values), values.copy()
+        expected = list(encode_frames(values, layout, Encoding(codec), decoded=apart))
+        assert list(encode_frames(inside, layout, Encoding(codec), decoded=inside)) == expected
+        assert (bits(apart) == bits(inside)).all()
+
+
+def test_a_strided_view_encodes_like_its_copy() -> None:
+    layout = FragmentLayout("f", (TensorSpec("a", (4, 65)),))
+    wide = np.random.default_rng(2).standard_normal(520).astype(np.float32)
+    for codec in Codec:
+        encoding = Encoding(codec)
+        assert list(encode_frames(wide[::2], layout, encoding)) == list(
+            encode_frames(wide[::2].copy(), layout, encoding)
+        )
+
+
+@pytest.mark.parametrize("codec", Codec)
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, -np.nan])
+@pytest.mark.parametrize("shapes", [((9, 40), (3, 50), (60,)), ((1, 1), (3, 50), (5,))])
+def test_a_value_that_is_not_finite_is_refused_by_its_tensors_name(
+    codec: Codec, bad: float, shapes: tuple[tuple[int, ...], ...]
+) -> None:
+    layout = FragmentLayout("f", tuple(TensorSpec(f"t{i}", shape) for i, shape in enumerate(shapes)))
+    for index, element in ((0, 0), (1, 149), (2, 3)):
+        values = np.ones(layout.numel, np.float32)
+        values[layout.offsets[index] + element] = bad
+        with pytest.raises(NonFiniteError, match=f"tensor=t{index}, element={element}") as caught:
+            list(encode_frames(values, layout, Encoding(codec, block=16)))
+        assert (caught.value.tensor, caught.value.element) == (f"t{index}", element)
+
+
+@pytest.mark.parametrize("codec", [Codec.BFLOAT16, Codec.INT8, Codec.INT4, Codec.E3M0])
+def test_a_magnitude_that_would_overflow_is_refused(codec: Codec) -> None:
+    layout = FragmentLayout("f", (TensorSpec("a", (1, 3)),))
+    values = np.array([1, -LARGEST, 1], np.float32)
+    list(encode_frames(values, layout, Encoding(codec)))
+    with pytest.raises(NonFiniteError, match="tensor=a, element=1"):
+        list(encode_frames(np.nextafter(values, np.float32(-np.inf)), layout, Encoding(codec)))
+
+
+def test_arguments_that_do_not_fit_are_refused_at_once() -> None:
+    layout = FragmentLayout("f", (TensorSpec("a", (2, 50)), TensorSpec("b", (10,))))
+    values = np.zeros(110, np.float32)
+    encoding = Encoding(Codec.INT4, block=16)
+    with pytest.raises(ValueError, match="float32"):
+        encode_frames(values.astype(np.float64), layout, encoding)
+    with pytest.raises(ValueError, match="float32"):
+        encode_frames(values.reshape(11, 10), layout, encoding)
+    with pytest.raises(ValueError, match="outside"):
+        encode_frames(values, layout, encoding, first=1)
+    with pytest.raises(ValueError, match="element=1, tensor=a"):
+        encode_frames(values[1:], layout, encoding, first=1)
+    with pytest.raises(ValueError, match="element=17"):
+        encode_frames(values[:17], layout, encoding)
+    with pytest.raises(ValueError, match="decoded"):
+        encode_frames(values, layout, encoding, decoded=values[:5])
+    with pytest.raises(ValueError, match="block"):
+        Encoding(Codec.INT4, block=0)
+    with pytest.raises(ValueError, match="level"):
+        Encoding(Codec.INT4, level=20)
+    with pytest.raises(ValueError, match="part"):
+        list(cut_parts(layout, encoding, 15))
+
+
+def test_threads_encode_and_decode_beside_one_another() -> None:
+    layout = FragmentLayout("f", (TensorSpec("a", (512, 600)),))
+    values = np.random.default_rng(3).standard_normal(layout.numel).astype(np.float32)
+
+    def round_trip(codec: Codec) -> tuple[bytes, bytes]:
+        out = np.empty_like(values)
+        encoded = b"".join(encode_frames(values, layout, Encoding(codec)))
+        decode_frames(encoded, layout, out)
+        return encoded, out.tobytes()
+
+    jobs = list(Codec) * 4
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(round_trip, jobs)) == [round_trip(codec) for codec in jobs]

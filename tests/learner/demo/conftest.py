@@ -1,0 +1,53 @@
+"""The made-up course of the demo as fixtures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.learner.demo.made_up_course import LOG, START_S, written_metrics
+
+from skerry.learner.demo.judgement import JudgedPosition
+from skerry.learner.demo.ledger import Ledger, read_ledger
+from skerry.learner.demo.plan import DemoPlan
+from skerry.learner.demo.scenario import DemoEvent, Timeline
+from skerry.learner.demo.summary import Evidence
+
+
+@pytest.fixture
+def ledger() -> Ledger:
+    return read_ledger(LOG)
+
+
+@pytest.fixture
+def evidence(tmp_path: Path, ledger: Ledger) -> Evidence:
+    timeline = Timeline(
+        started=START_S,
+        learner_killed=START_S + 2,
+        learner_back=START_S + 3,
+        syncer_killed=START_S + 4,
+        syncer_back=START_S + 4.5,
+        ended=START_S + 6,
+        closed=START_S + 7,
+        events=[DemoEvent(START_S + 2, "SIGKILL for eu-west <at> its step 20")],
+    )
+    learners = {
+        "us-east": written_metrics(tmp_path / "a.jsonl", "us-east", steps=60, acknowledged=[2], stall_ms=3.0),
+        "eu-west": written_metrics(tmp_path / "b.jsonl", "eu-west", steps=40, acknowledged=[1, 1], stall_ms=12.5),
+        "ap-south": written_metrics(tmp_path / "c.jsonl", "ap-south", steps=20, acknowledged=[1], stall_ms=2.0),
+    }
+    return Evidence(
+        plan=DemoPlan(tmp_path, 60),
+        timeline=timeline,
+        single=written_metrics(tmp_path / "s.jsonl", "single", steps=60, acknowledged=[0], stall_ms=0.0),
+        learners=learners,
+        ledger=ledger,
+        merged=[JudgedPosition(4, START_S + 2, 3.5), JudgedPosition(7, START_S + 3.5, 2.5)],
+        initial_loss=5.5,
+        single_loss=3.0,
+        verify_ok=True,
+        parameter_count=1000,
+        duration_s=30.0,
+        core_count=2,
+        load_average=1.5,
+    )

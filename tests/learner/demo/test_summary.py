@@ -1,0 +1,108 @@
+"""The demo's figures and the claims they have to bear out, on a course that can be checked by hand."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+
+import pytest
+from tests.learner.demo.made_up_course import LOG, accepted, entry
+
+from skerry.learner.demo.judgement import JudgedPosition
+from skerry.learner.demo.ledger import read_ledger
+from skerry.learner.demo.plan import affordable_steps
+from skerry.learner.demo.summary import Evidence, summarise
+
+_ASKED_FOR = {
+    "merged_loss",
+    "single_loss",
+    "initial_loss",
+    "versions_committed",
+    "deltas_acknowledged",
+    "deltas_merged",
+    "deltas_named_unmerged",
+    "bits_per_parameter_up",
+    "bits_per_parameter_down",
+    "max_step_stall_ms",
+    "median_step_ms",
+    "learner_killed_at_s",
+    "learner_back_at_s",
+    "syncer_killed_at_s",
+    "syncer_back_at_s",
+    "verify_ok",
+}
+
+
+def test_the_figures_are_those_of_the_evidence(evidence: Evidence) -> None:
+    summary = summarise(evidence)
+    assert (summary.merged_loss, summary.single_loss, summary.initial_loss) == (2.5, 3.0, 5.5)
+    assert summary.deltas_acknowledged == 5 == summary.deltas_merged + summary.deltas_named_unmerged
+    assert summary.bits_per_parameter_up == pytest.approx(4.0)
+    assert summary.bits_per_parameter_down == pytest.approx(4.8)
+    assert (summary.max_step_stall_ms, summary.max_step_stall_learner) == (12.5, "eu-west")
+    assert summary.median_step_ms == 90.0
+    assert (summary.learner_killed_at_s, summary.learner_back_at_s) == (2, 3)
+    assert (summary.syncer_killed_at_s, summary.syncer_back_at_s) == (4, 4.5)
+    assert summary.steps_without_syncer == 4
+    assert summary.tokens_per_learner == summary.single_tokens == 600
+    assert summary.failures == []
+
+
+def test_the_json_has_every_figure_that_was_asked_for(evidence: Evidence) -> None:
+    figures = json.loads(json.dumps(asdict(summarise(evidence))))
+    assert figures.keys() >= _ASKED_FOR
+
+
+def test_a_killed_learner_is_counted_over_both_of_its_processes(evidence: Evidence) -> None:
+    killed = next(island for island in summarise(evidence).islands if island.learner_id == "eu-west")
+    assert (killed.process_count, killed.deltas_acknowledged, killed.deltas_merged, killed.steps) == (2, 2, 1, 40)
+
+
+def test_no_better_than_one_learner_alone_is_a_failure(evidence: Evidence) -> None:
+    worse = replace(evidence, merged=[JudgedPosition(7, evidence.merged[-1].unix_s, 3.0)])
+    assert [check.name for check in summarise(worse).failures] == ["more learners help"]
+
+
+def test_a_version_that_does_not_replay_is_a_failure(evidence: Evidence) -> None:
+    assert [check.name for check in summarise(replace(evidence, verify_ok=False)).failures] == ["every version replays"]
+
+
+def test_a_delta_without_a_fate_is_a_failure(evidence: Evidence) -> None:
+    log = [*LOG, entry(10, accepted("b3", "eu-west", base=2))]
+    summary = summarise(replace(evidence, ledger=read_ledger(log)))
+    assert [check.name for check in summary.failures] == ["every acknowledged delta is accounted for"]
+
+
+def test_an_acknowledged_delta_that_the_log_lacks_is_a_failure(evidence: Evidence) -> None:
+    deltas = {name: delta for name, delta in evidence.ledger.deltas.items() if name != "a1"}
+    summary = summarise(replace(evidence, ledger=replace(evidence.ledger, deltas=deltas)))
+    assert not summary.ledger_balances
+
+
+def test_an_answer_that_died_with_the_killed_learner_is_named_and_balances(evidence: Evidence) -> None:
+    decided = {"kind": "fates", "decided": [{"delta": "b3", "fate": "superseded", "reason": "newer session"}]}
+    log = [*LOG, entry(10, accepted("b3", "eu-west", base=2)), entry(11, decided)]
+    summary = summarise(replace(evidence, ledger=read_ledger(log)))
+    assert summary.deltas_accepted_unheard == 1
+    assert summary.ledger_balances
+
+
+def test_an_answer_that_a_living_learner_never_heard_is_a_failure(evidence: Evidence) -> None:
+    decided = {"kind": "fates", "decided": [{"delta": "a3", "fate": "expired", "reason": "run closed"}]}
+    log = [*LOG, entry(10, accepted("a3", "us-east", base=2)), entry(11, decided)]
+    assert not summarise(replace(evidence, ledger=read_ledger(log))).ledger_balances
+
+
+def test_a_long_pause_is_said_but_does_not_fail_the_demo(evidence: Evidence) -> None:
+    lines = evidence.learners["us-east"].lines
+    lines[10] = replace(lines[10], sync_stall_ms=80.0)
+    summary = summarise(evidence)
+    assert summary.max_step_stall_ms == 80.0
+    assert [check.name for check in summary.checks if not check.is_met] == ["nobody waits"]
+    assert summary.failures == []
+
+
+def test_a_slow_machine_takes_fewer_steps_but_never_too_few() -> None:
+    assert affordable_steps(0.03, 200) == 1200
+    assert affordable_steps(0.1, 200) == int((200 - 45) / 0.3)
+    assert affordable_steps(5.0, 200) == 240

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+
 from tests.house.source_modules import IMPORT_ALL, SOURCES, torch_free_modules
 
 

@@ -12,6 +12,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+
 from tests.house.source_modules import IMPORT_ALL, torch_free_modules
 
 ROOT = Path(__file__).parents[2]

@@ -1,10 +1,13 @@
 """What can go wrong in the store, split by what the caller does next.
 
 StoreError
-|-- StoreUnavailableError    the store can't be reached, or its answer is unknown: retry later        STORE_UNAVAILABLE
+|-- StoreUnavailableError    the store can't be reached: retry later                                  STORE_UNAVAILABLE
+|   `-- OutcomeUnknownError  a write may or may not have taken effect: repeat it with the same ids    STORE_UNAVAILABLE
 |-- StoreFullError           no space: an operator must make room                                     STORE_FULL
 |-- StoreURLError            the URL can't be used: correct it                                        BAD_REQUEST
 |-- ObjectMissingError       no such object                                                           (caller decides)
+|-- ObjectExistsError        a create met an object, or seems to have: read it back                   (caller decides)
+|-- DraftConflictError       the run uid is taken by another spec                                     ID_REUSED
 |-- RunNotFoundError         no run of that name                                                      RUN_NOT_FOUND
 |-- RunExistsError           the name is taken                                                        RUN_EXISTS
 `-- LogCorruptError          the store lost or changed what was durable: stop, tell a person          STORE_ROLLED_BACK
@@ -22,9 +25,13 @@ class StoreError(Exception):
 
 
 class StoreUnavailableError(StoreError):
-    """The store can't be reached or its answer is unknown; the same call may succeed later."""
+    """The store can't be reached or refuses; the same call may succeed later."""
 
     reason = "STORE_UNAVAILABLE"
+
+
+class OutcomeUnknownError(StoreUnavailableError):
+    """The store stopped answering while a write was under way, which may or may not take effect, now or later."""
 
 
 class StoreFullError(StoreError):
@@ -45,6 +52,16 @@ class ObjectMissingError(StoreError):
     reason = "VERSION_NOT_FOUND"
 
 
+class ObjectExistsError(StoreError):
+    """A create met an object of that name, or the store says so: only reading it back tells whose it is."""
+
+
+class DraftConflictError(StoreError):
+    """A run of that uid was created with other tensors or another fragment plan."""
+
+    reason = "ID_REUSED"
+
+
 class RunNotFoundError(StoreError):
     """There is no run of that name."""
 
@@ -52,9 +69,13 @@ class RunNotFoundError(StoreError):
 
 
 class RunExistsError(StoreError):
-    """The run's name is taken."""
+    """The run's name is taken, by the run whose uid is `uid`."""
 
     reason = "RUN_EXISTS"
+
+    def __init__(self, message: str, *, uid: str) -> None:
+        super().__init__(message)
+        self.uid = uid
 
 
 class LogCorruptError(StoreError):

@@ -44,7 +44,8 @@ _EXTRAS: Final[Mapping[str, str]] = {
     "lightning": "lightning",
 }
 
-_TRY_AGAIN: Final = frozenset({"STORE_UNAVAILABLE", "STORE_FULL", "DRAINING", "UNREACHABLE", "UNAVAILABLE", "TIMEOUT"})
+# Of commands that read the store themselves, whose errors are not the client's.
+_STORE_MAY_ANSWER_LATER: Final = frozenset({"STORE_UNAVAILABLE", "STORE_FULL"})
 
 _NEXT: Final[Mapping[str, str]] = {
     "RUN_NOT_FOUND": "`skerry runs list` shows the runs that there are",
@@ -60,7 +61,7 @@ _NEXT: Final[Mapping[str, str]] = {
     "DRAINING": "the replica is going away; try again, another one answers",
     "INTERNAL": "the syncer's log says why",
     "UNREACHABLE": "is `skerry serve` running there, and is --target right?",
-    "UNAVAILABLE": "is `skerry serve` running there, and is --target right?",
+    "TIMEOUT": "the syncer took longer than --timeout; try again",
 }
 
 
@@ -126,11 +127,13 @@ def _show_refusal(error: Exception, reason: str) -> ExitStatus:
     _say(f"error: {error} [{reason}]")
     if reason in _NEXT:
         _say(f"next: {_NEXT[reason]}")
-    wait_s = getattr(error, "retry_after_s", None)
-    if isinstance(wait_s, int | float) and wait_s > 0:
-        _say(f"next: try again in {wait_s:.0f} s")
-        return ExitStatus.TRY_AGAIN
-    return ExitStatus.TRY_AGAIN if reason in _TRY_AGAIN else ExitStatus.REFUSED
+    return ExitStatus.TRY_AGAIN if _may_succeed_later(error, reason) else ExitStatus.REFUSED
+
+
+def _may_succeed_later(error: Exception, reason: str) -> bool:
+    from skerry.client.errors import TryAgainError  # imports gRPC, which --help does without
+
+    return isinstance(error, TryAgainError) or reason in _STORE_MAY_ANSWER_LATER
 
 
 def _say(text: str) -> None:

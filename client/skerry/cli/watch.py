@@ -18,7 +18,7 @@ from skerry.cli.console import as_json, console
 from skerry.cli.watch_state import EventLine, WatchState
 from skerry.cli.watch_view import draw
 from skerry.client import RunsClient
-from skerry.client.errors import SkerryError
+from skerry.client.errors import TryAgainError
 from skerry.v1 import exchange_pb2, types_pb2
 
 _REDRAWS_PER_S: Final = 4
@@ -115,8 +115,8 @@ class Follower:
                     yield message
                     if self.state.is_closed:
                         return
-            except SkerryError as error:
-                if not _may_pass(error) or self._clock() - heard_at_s > self._patience_s:
+            except TryAgainError as error:
+                if self._clock() - heard_at_s > self._patience_s:
                     raise
                 self._say(f"reconnecting: {error}")
             else:
@@ -149,16 +149,6 @@ class Follower:
     def _say(self, notice: str) -> None:
         with self._lock:
             self._notice = notice
-
-
-def _may_pass(error: SkerryError) -> bool:
-    """True for an error after which the same call may succeed: no replica answers, or this one is going away."""
-    return error.retry_after_s is not None or error.reason in {
-        "UNREACHABLE",
-        "STORE_UNAVAILABLE",
-        "DRAINING",
-        "INTERNAL",
-    }
 
 
 def _show_once(client: RunsClient, run: str, *, is_json: bool) -> None:

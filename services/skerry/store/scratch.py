@@ -1,0 +1,57 @@
+"""Disposable room for float32 arrays as large as a fragment: memory-mapped files that end with the process.
+
+Outer state may exceed a host's memory, so it lies in files that the kernel pages in and out. A file has no name from
+the start: nothing is left behind by a crash, and nothing can be mistaken for truth, which is in the log alone.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import tempfile
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from skerry.store.errors import StoreFullError
+
+# Below this a file costs more than it saves; a simulation makes thousands of such arrays.
+SMALLEST_FILE_BYTES: Final = 2**20
+
+
+class Scratch:
+    """Gives zeroed arrays, in files of one directory or, without one, in memory."""
+
+    def __init__(self, directory: Path | None) -> None:
+        """Takes an existing directory, best on a local disk; None keeps everything in memory."""
+        self._directory = directory
+
+    def zeros(self, count: int, numel: int) -> tuple[NDArray[np.float32], ...]:
+        """Returns `count` arrays of shape (numel,), all in one file, which is gone when the last of them is.
+
+        The blocks are reserved here, because a mapped file that runs out of disk later kills the process.
+
+        Raises:
+            StoreFullError: the directory has no space for them.
+        """
+        stride_bytes = -(-numel * 4 // mmap.PAGESIZE) * mmap.PAGESIZE
+        if self._directory is None or count * stride_bytes < SMALLEST_FILE_BYTES:
+            return tuple(np.zeros(numel, np.float32) for _ in range(count))
+        mapped = _map_unnamed_file(self._directory, count * stride_bytes)
+        return tuple(np.frombuffer(mapped, np.float32, numel, offset=nth * stride_bytes) for nth in range(count))
+
+
+def _map_unnamed_file(directory: Path, size_bytes: int) -> mmap.mmap:
+    with tempfile.TemporaryFile(dir=directory, prefix="skerry-scratch-") as file:
+        try:
+            os.posix_fallocate(file.fileno(), 0, size_bytes)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            raise StoreFullError(
+                f"no space for scratch files. directory={directory}, size_bytes={size_bytes}"
+            ) from error
+        return mmap.mmap(file.fileno(), size_bytes)

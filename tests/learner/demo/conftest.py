@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.learner.demo.made_up_course import LOG, START_S, written_metrics
 
 from skerry.learner.demo.judgement import JudgedPosition
 from skerry.learner.demo.ledger import Ledger, read_ledger
 from skerry.learner.demo.plan import DemoPlan
 from skerry.learner.demo.scenario import DemoEvent, Timeline
 from skerry.learner.demo.summary import Evidence
+from tests.learner.demo.made_up_course import LOG, START_S, written_metrics
 
 
 @pytest.fixture

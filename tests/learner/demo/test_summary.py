@@ -6,12 +6,12 @@ import json
 from dataclasses import asdict, replace
 
 import pytest
-from tests.learner.demo.made_up_course import LOG, accepted, entry
 
 from skerry.learner.demo.judgement import JudgedPosition
 from skerry.learner.demo.ledger import read_ledger
 from skerry.learner.demo.plan import affordable_steps
 from skerry.learner.demo.summary import Evidence, summarise
+from tests.learner.demo.made_up_course import LOG, accepted, entry
 
 _ASKED_FOR = {
     "merged_loss",

@@ -24,7 +24,6 @@ _MERGED: Final = "#c2255c"
 _SINGLE: Final = "#5c6773"
 _ISLANDS: Final = ("#1c7ed6", "#0ca678", "#f08c00", "#7048e8")
 _OUTAGE: Final = "#fa5252"
-_FRAGMENTS: Final = ("#0b7285", "#5f3dc4", "#2b8a3e", "#d9480f", "#364fc7", "#a61e4d", "#5c940d", "#862e9c")
 _FLOAT32_BITS: Final = 32.0
 
 _STYLE: Final[dict[Any, Any]] = {
@@ -54,13 +53,13 @@ def draw(evidence: Evidence, summary: Summary, path: Path) -> None:
     """Draw the picture to `path`, a PNG."""
     with mpl.rc_context(_STYLE):
         figure = plt.figure(figsize=(12.5, 13.2), dpi=144)
-        grid = figure.add_gridspec(3, 2, height_ratios=(2.2, 1.0, 1.05), hspace=0.42, wspace=0.2)
-        figure.subplots_adjust(left=0.075, right=0.965, top=0.895, bottom=0.055)
+        grid = figure.add_gridspec(3, 2, height_ratios=(2.2, 1.15, 1.0), hspace=0.36, wspace=0.2)
+        figure.subplots_adjust(left=0.09, right=0.965, top=0.895, bottom=0.055)
         losses = figure.add_subplot(grid[0, :])
-        versions = figure.add_subplot(grid[1, :], sharex=losses)
+        exchange = figure.add_subplot(grid[1, :], sharex=losses)
         _draw_title(figure, summary)
         _draw_losses(losses, evidence, summary)
-        _draw_versions(versions, evidence)
+        _draw_exchange(exchange, evidence)
         _draw_bits(figure.add_subplot(grid[2, 0]), summary)
         _draw_stalls(figure.add_subplot(grid[2, 1], sharex=losses), evidence, summary)
         figure.savefig(path, facecolor="white")
@@ -69,14 +68,14 @@ def draw(evidence: Evidence, summary: Summary, path: Path) -> None:
 
 def _draw_title(figure: Figure, summary: Summary) -> None:
     figure.text(
-        0.075,
+        0.09,
         0.962,
         f"Three islands learn one model: loss {summary.merged_loss:.3f} together, {summary.single_loss:.3f} alone",
         fontsize=17,
         fontweight="bold",
     )
     figure.text(
-        0.075,
+        0.09,
         0.94,
         f"{summary.parameter_count / 1e6:.2f}M parameters, {summary.tokens_per_learner / 1e6:.2f}M tokens an island at "
         f"full speed. A learner and the syncer were killed on the way (SIGKILL). "
@@ -115,16 +114,12 @@ def _draw_losses(axes: Axes, evidence: Evidence, summary: Summary) -> None:
     high = min(3.1, evidence.initial_loss)
     axes.set_ylim(low - 0.08 * (high - low), high)
     axes.set_xlim(0, end_s * 1.115)
+    # Labels keep a line's height between them, however near the two losses are.
+    middle = (summary.single_loss + summary.merged_loss) / 2
+    least_gap = 0.045 * (axes.get_ylim()[1] - axes.get_ylim()[0])
     for value, text, colour in ends:
-        axes.annotate(
-            text,
-            (end_s, value),
-            xytext=(8, 0),
-            textcoords="offset points",
-            color=colour,
-            fontweight="bold",
-            va="center",
-        )
+        away = math.copysign(max(abs(value - middle), least_gap / 2), value - middle)
+        axes.text(end_s * 1.012, middle + away, text, color=colour, fontweight="bold", va="center")
     gap = summary.single_loss - summary.merged_loss
     if gap > 0:
         axes.fill_between(
@@ -135,39 +130,47 @@ def _draw_losses(axes: Axes, evidence: Evidence, summary: Summary) -> None:
             alpha=0.18,
             lw=0,
         )
-    axes.legend(loc="upper right", bbox_to_anchor=(0.9, 1.0))
+    axes.legend(loc="upper right", bbox_to_anchor=(1.005, 1.01))
     axes.set_xlabel("seconds since the islands' first step")
     _shade_outages(axes, evidence, is_labelled=True)
 
 
-def _draw_versions(axes: Axes, evidence: Evidence) -> None:
-    axes.set_title("Versions of each fragment, as the log has them")
-    fragments = sorted({version.fragment for version in evidence.ledger.versions})
-    for index, fragment in enumerate(fragments):
+def _draw_exchange(axes: Axes, evidence: Evidence) -> None:
+    axes.set_title("What moved, as the log has it: deltas up from each island, versions of each fragment down")
+    rows: list[tuple[str, str, list[float]]] = []
+    for fragment in sorted({version.fragment for version in evidence.ledger.versions}, reverse=True):
         committed = [version for version in evidence.ledger.versions if version.fragment == fragment]
-        times_s = [0.0, *(evidence.since_start_s(version.committed_at_unix_s) for version in committed)]
-        numbers = [0, *(version.version for version in committed)]
-        axes.step(times_s, numbers, where="post", color=_FRAGMENTS[index % len(_FRAGMENTS)], lw=1.6, label=fragment)
-    axes.set_ylabel("version")
-    axes.set_ylim(bottom=0)
-    axes.legend(loc="upper left", ncols=2, fontsize=9)
+        times_s = [evidence.since_start_s(version.committed_at_unix_s) for version in committed]
+        rows.append((f"{fragment}  ↓", _MERGED, times_s))
+    for index, island in reversed(list(enumerate(evidence.plan.islands))):
+        deltas = [delta for delta in evidence.ledger.deltas.values() if delta.learner == island.learner_id]
+        times_s = [evidence.since_start_s(delta.accepted_at_unix_s) for delta in deltas]
+        rows.append((f"{island.learner_id}  ↑", _ISLANDS[index % len(_ISLANDS)], times_s))
+    end_s = _end_s(evidence)
+    for row, (_, colour, times_s) in enumerate(rows):
+        axes.eventplot(times_s, lineoffsets=row, linelengths=0.62, linewidths=1.3, colors=colour)
+        axes.text(end_s * 1.012, row, str(len(times_s)), va="center", color=colour, fontweight="bold")
+    axes.set_yticks(range(len(rows)), [name for name, _, _ in rows])
+    axes.set_ylim(-0.6, len(rows) - 0.4)
+    axes.tick_params(axis="y", length=0)
+    axes.grid(visible=False, axis="y")
     _shade_outages(axes, evidence, is_labelled=False)
 
 
 def _draw_bits(axes: Axes, summary: Summary) -> None:
-    axes.set_title("Bits on the wire for each parameter synchronised")
+    axes.set_title("Bits for each parameter and synchronisation")
     rows = [
-        ("down, a version", summary.bits_per_parameter_down, MAX_BITS_DOWN, _ISLANDS[3]),
-        ("up, a delta", summary.bits_per_parameter_up, MAX_BITS_UP, _MERGED),
+        (summary.bits_per_parameter_down, MAX_BITS_DOWN, _ISLANDS[3]),
+        (summary.bits_per_parameter_up, MAX_BITS_UP, _MERGED),
     ]
     axes.barh([2], [_FLOAT32_BITS], color=_GRID, height=0.55)
     axes.text(_FLOAT32_BITS - 0.6, 2, "32, as float32 would be", va="center", ha="right", color=_SINGLE)
-    for position, (_, bits, limit, colour) in enumerate(rows):
+    for position, (bits, limit, colour) in enumerate(rows):
         axes.barh([position], [bits], color=colour, height=0.55)
         axes.plot([limit, limit], [position - 0.36, position + 0.36], color=_INK, lw=1.6)
         axes.text(max(bits, limit) + 0.6, position, f"{bits:.2f}", va="center", fontweight="bold", color=colour)
         axes.text(max(bits, limit) + 4.0, position, f"limit {limit:.0f}", va="center", color=_FAINT, fontsize=9)
-    axes.set_yticks([0, 1, 2], [rows[0][0], rows[1][0], "uncompressed"])
+    axes.set_yticks([0, 1, 2], ["down", "up", "raw"])
     axes.set_xlim(0, _FLOAT32_BITS)
     axes.grid(visible=False, axis="y")
 
@@ -194,8 +197,9 @@ def _draw_stalls(axes: Axes, evidence: Evidence, summary: Summary) -> None:
     axes.annotate(
         f"longest {summary.max_step_stall_ms:.1f} ms",
         (summary.max_step_stall_at_s, summary.max_step_stall_ms),
-        xytext=(0, 9),
+        xytext=(-8, 0) if summary.max_step_stall_at_s > _end_s(evidence) / 2 else (8, 0),
         textcoords="offset points",
+        va="center",
         ha="right" if summary.max_step_stall_at_s > _end_s(evidence) / 2 else "left",
         fontweight="bold",
         color=_MERGED,

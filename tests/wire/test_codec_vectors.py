@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,7 @@ import pytest
 from numpy.typing import NDArray
 from tests.wire import make_vectors, slow_codec
 
+import skerry.wire
 from skerry.wire import (
     Codec,
     Compressor,
@@ -107,3 +110,15 @@ def test_digests_are_those_of_the_vectors() -> None:
 
 def test_the_committed_vectors_are_what_the_script_writes() -> None:
     assert make_vectors.differences() == []
+
+
+def test_the_worked_example_of_the_specification_is_what_the_code_does() -> None:
+    text = (Path(skerry.wire.__file__).parent / "FORMAT.md").read_text()
+    blocks = [bytes.fromhex(block) for block in re.findall(r"```hex\n(.*?)```", text, re.DOTALL)]
+    layout = FragmentLayout("example", (TensorSpec("w", (1, 5)), TensorSpec("b", (2,))))
+    values = np.array([3.5, -1, 0.75, 0.2, -0.3, 1, -2.5], np.float32)
+    encoding = Encoding(Codec.INT4, block=4, compressor=Compressor.NONE)
+    decoded, digest = np.empty_like(values), part_digest()
+    frames = list(encode_frames(values, layout, encoding, decoded=decoded, digest=digest))
+    assert [*frames, digest.digest()] == blocks
+    assert decoded.tolist() == np.array([3.5, -1, 1, 0, -0.3, 1, -2.5], np.float32).tolist()

@@ -1,0 +1,1 @@
+"""Benchmarks: `python -m benchmarks.<name>` measures, prints a table and writes build/benchmarks/<name>.json."""

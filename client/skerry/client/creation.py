@@ -1,0 +1,133 @@
+"""Creating a run from initial weights: draft, weights of every fragment, commit; each step may be repeated."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from skerry.client.delta import DEFAULT_PART_SIZE_BYTES, EncodedDelta, digest_of, encode_delta, push
+from skerry.client.errors import PoisonedError, error_of
+from skerry.client.plan import FragmentPlan
+from skerry.client.retry import RetrySettings, retrying
+from skerry.client.transport import Transport
+from skerry.client.workers import Workers
+from skerry.v1 import exchange_pb2, runs_pb2, types_pb2
+from skerry.wire import Codec, Compressor, Encoding, FragmentLayout, NonFiniteError, encode_frames
+from skerry.wire.messages import layouts_to_messages, policy_to_message
+from skerry.wire.policy import Policy
+
+R = TypeVar("R")
+
+# Version 0 is exactly what its creator has; weights do not compress.
+INITIAL_ENCODING: Final = Encoding(codec=Codec.FLOAT32, compressor=Compressor.NONE)
+INITIAL_BASE_VERSION: Final = -1
+
+
+@dataclass(frozen=True)
+class CreationContext:
+    """What creating takes besides the run itself."""
+
+    transport: Transport
+    workers: Workers
+    jitter: random.Random
+    retry: RetrySettings = RetrySettings()  # noqa: RUF009 - frozen
+    call_timeout_s: float = 30.0
+    stall_timeout_s: float = 60.0
+    part_size_bytes: int = DEFAULT_PART_SIZE_BYTES
+
+
+@dataclass(frozen=True)
+class NewRun:
+    """A run to be created."""
+
+    name: str
+    request_id: str
+    plan: FragmentPlan
+    dtypes: Mapping[str, str]
+    policy: Policy
+
+
+async def create_run(
+    context: CreationContext, new: NewRun, weights_of: Callable[[FragmentLayout], NDArray[np.float32]]
+) -> types_pb2.Run:
+    """Returns the open run. `weights_of` gives a fragment's flat weights, in a worker, as a copy.
+
+    Raises:
+        RunExistsError: another run has the name, or another creator won; nothing of this one is seen by anybody.
+        PoisonedError: initial weights are not finite.
+        SkerryError: as the server answered.
+    """
+    tensors, fragments = layouts_to_messages(new.plan.fragments, new.dtypes)
+    # What the creator says of a fragment wins over what the plan suggests.
+    policy = replace(new.policy, merge_by_fragment={**new.plan.merge_by_fragment, **new.policy.merge_by_fragment})
+    request = runs_pb2.CreateRunRequest(
+        request_id=new.request_id,
+        name=new.name,
+        tensors=tensors,
+        fragments=fragments,
+        policy=policy_to_message(policy, has_derived=False),
+    )
+    timeout_s = context.call_timeout_s
+    draft = (await _repeated(context, lambda: context.transport.create_run(request, timeout_s=timeout_s))).run
+    position = draft.position
+    for layout in new.plan.fragments:
+        delta = await context.workers.run(_encode_initial, context, new, draft.uid, layout, weights_of)
+        position = max(position, await _push_initial(context, delta, position))
+    commit = runs_pb2.CommitRunRequest(name=new.name, run_uid=draft.uid, seen_position=position)
+    return (await _repeated(context, lambda: context.transport.commit_run(commit, timeout_s=timeout_s))).run
+
+
+def _encode_initial(
+    context: CreationContext,
+    new: NewRun,
+    uid: str,
+    layout: FragmentLayout,
+    weights_of: Callable[[FragmentLayout], NDArray[np.float32]],
+) -> EncodedDelta:
+    try:
+        parts = encode_delta(encode_frames, weights_of(layout), layout, INITIAL_ENCODING, context.part_size_bytes)
+    except NonFiniteError as error:
+        raise PoisonedError("NON_FINITE", f"initial weights are not finite. {error}") from error
+    header = exchange_pb2.PushHeader(
+        run=new.name,
+        run_uid=uid,
+        learner_id="creator",
+        session_id=new.request_id,
+        delta_id=_initial_delta_id(new.request_id, layout.name),
+        fragment=layout.name,
+        base_version=INITIAL_BASE_VERSION,
+    )
+    return EncodedDelta(header, parts, digest_of(parts))
+
+
+def _initial_delta_id(request_id: str, fragment: str) -> str:
+    """Returns an id that a repeated creation with the same request finds again."""
+    return hashlib.sha256(f"skerry.initial.v1\0{request_id}\0{fragment}".encode()).hexdigest()[:32]
+
+
+async def _push_initial(context: CreationContext, delta: EncodedDelta, position: int) -> int:
+    async def attempt() -> exchange_pb2.PushDeltaResponse:
+        response = await push(
+            context.transport,
+            delta,
+            seen_position=position,
+            stored=(),
+            stall_timeout_s=context.stall_timeout_s,
+            count_bytes=lambda _: None,
+        )
+        if response.state != exchange_pb2.PUSH_STATE_ACCEPTED:
+            raise error_of("INCOMPLETE", f"initial weights were not accepted. fragment={delta.header.fragment}")
+        return response
+
+    return (await _repeated(context, attempt)).position
+
+
+async def _repeated(context: CreationContext, call: Callable[[], Awaitable[R]]) -> R:
+    result: Any = await retrying(context.retry, context.jitter)(call)
+    return result  # type: ignore[no-any-return]

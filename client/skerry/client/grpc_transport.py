@@ -1,0 +1,184 @@
+"""The client's calls over gRPC: channels, deadlines, and statuses translated to SkerryError in one place."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from typing import Any, Final, TypeVar
+
+import grpc
+from google.rpc import error_details_pb2, status_pb2
+
+from skerry.client.errors import SkerryError, error_of
+from skerry.v1 import (
+    capabilities_pb2,
+    capabilities_pb2_grpc,
+    exchange_pb2,
+    exchange_pb2_grpc,
+    runs_pb2,
+    runs_pb2_grpc,
+)
+
+ERROR_DOMAIN: Final = "skerry"
+_DETAILS_KEY: Final = "grpc-status-details-bin"
+_OPTIONS: Final[list[tuple[str, int]]] = [
+    # Each channel has a connection of its own, so that reports never queue behind bulk.
+    ("grpc.use_local_subchannel_pool", 1),
+    # A half-open link is noticed by an unanswered ping, not by a guess at how long a transfer may take.
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+    # A syncer that restarts is back within seconds; gRPC's own two minutes of back-off would outlast it.
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.min_reconnect_backoff_ms", 500),
+    ("grpc.max_reconnect_backoff_ms", 5_000),
+]
+# What gRPC says by itself, without a word from a syncer.
+_REASONS: Final = {
+    grpc.StatusCode.UNAVAILABLE: "UNREACHABLE",
+    grpc.StatusCode.DEADLINE_EXCEEDED: "TIMEOUT",
+}
+
+A = TypeVar("A")
+
+
+class GrpcTransport:
+    """A syncer at `target` (host:port), over two connections: one for attach and small calls, one for bulk.
+
+    Must be made and used on one event loop. Without `credentials` the connection is plain text.
+    """
+
+    def __init__(self, target: str, *, credentials: grpc.ChannelCredentials | None = None) -> None:
+        self._control = _channel(target, credentials)
+        self._bulk = _channel(target, credentials)
+        self._exchange = exchange_pb2_grpc.ExchangeStub(self._control)
+        self._bulk_exchange = exchange_pb2_grpc.ExchangeStub(self._bulk)
+        self._runs = runs_pb2_grpc.RunsStub(self._control)
+        self._capabilities = capabilities_pb2_grpc.CapabilitiesStub(self._control)
+
+    def attach(
+        self, requests: AsyncIterator[exchange_pb2.AttachRequest]
+    ) -> AsyncGenerator[exchange_pb2.AttachResponse, None]:
+        """Opens the attach stream."""
+        return _stream(self._exchange.Attach(requests))
+
+    async def push_delta(
+        self, requests: AsyncIterator[exchange_pb2.PushDeltaRequest]
+    ) -> exchange_pb2.PushDeltaResponse:
+        """Sends a push on the bulk connection."""
+        return await _answer(self._bulk_exchange.PushDelta(requests))
+
+    async def query_push(
+        self, request: exchange_pb2.QueryPushRequest, *, timeout_s: float
+    ) -> exchange_pb2.QueryPushResponse:
+        """Asks how far a push has come."""
+        return await _unary(self._exchange.QueryPush, request, timeout_s)
+
+    def pull_fragment(
+        self, request: exchange_pb2.PullFragmentRequest
+    ) -> AsyncGenerator[exchange_pb2.PullFragmentResponse, None]:
+        """Opens a download on the bulk connection."""
+        return _stream(self._bulk_exchange.PullFragment(request))
+
+    def watch(self, request: exchange_pb2.WatchRequest) -> AsyncGenerator[exchange_pb2.WatchResponse, None]:
+        """Follows a run."""
+        return _stream(self._exchange.Watch(request))
+
+    async def get_capabilities(
+        self, request: capabilities_pb2.GetCapabilitiesRequest, *, timeout_s: float
+    ) -> capabilities_pb2.GetCapabilitiesResponse:
+        """Asks what the server speaks."""
+        return await _unary(self._capabilities.GetCapabilities, request, timeout_s)
+
+    async def get_run(self, request: runs_pb2.GetRunRequest, *, timeout_s: float) -> runs_pb2.GetRunResponse:
+        """Asks for a run."""
+        return await _unary(self._runs.GetRun, request, timeout_s)
+
+    async def create_run(self, request: runs_pb2.CreateRunRequest, *, timeout_s: float) -> runs_pb2.CreateRunResponse:
+        """Makes a draft."""
+        return await _unary(self._runs.CreateRun, request, timeout_s)
+
+    async def commit_run(self, request: runs_pb2.CommitRunRequest, *, timeout_s: float) -> runs_pb2.CommitRunResponse:
+        """Makes a draft the run of its name."""
+        return await _unary(self._runs.CommitRun, request, timeout_s)
+
+    async def list_runs(self, request: runs_pb2.ListRunsRequest, *, timeout_s: float) -> runs_pb2.ListRunsResponse:
+        """Asks for one page of runs."""
+        return await _unary(self._runs.ListRuns, request, timeout_s)
+
+    async def set_policy(self, request: runs_pb2.SetPolicyRequest, *, timeout_s: float) -> runs_pb2.SetPolicyResponse:
+        """Changes a policy."""
+        return await _unary(self._runs.SetPolicy, request, timeout_s)
+
+    async def list_versions(
+        self, request: runs_pb2.ListVersionsRequest, *, timeout_s: float
+    ) -> runs_pb2.ListVersionsResponse:
+        """Asks for one page of versions."""
+        return await _unary(self._runs.ListVersions, request, timeout_s)
+
+    async def roll_back(self, request: runs_pb2.RollBackRequest, *, timeout_s: float) -> runs_pb2.RollBackResponse:
+        """Gives fragments older content under new versions."""
+        return await _unary(self._runs.RollBack, request, timeout_s)
+
+    async def close_run(self, request: runs_pb2.CloseRunRequest, *, timeout_s: float) -> runs_pb2.CloseRunResponse:
+        """Ends a run."""
+        return await _unary(self._runs.CloseRun, request, timeout_s)
+
+    async def delete_run(self, request: runs_pb2.DeleteRunRequest, *, timeout_s: float) -> runs_pb2.DeleteRunResponse:
+        """Takes a run's name away."""
+        return await _unary(self._runs.DeleteRun, request, timeout_s)
+
+    async def close(self) -> None:
+        """Closes both connections."""
+        await self._bulk.close(None)
+        await self._control.close(None)
+
+
+def _channel(target: str, credentials: grpc.ChannelCredentials | None) -> grpc.aio.Channel:
+    if credentials is None:
+        return grpc.aio.insecure_channel(target, options=_OPTIONS)
+    return grpc.aio.secure_channel(target, credentials, options=_OPTIONS)
+
+
+async def _unary(method: Callable[..., Awaitable[A]], request: object, timeout_s: float) -> A:
+    return await _answer(method(request, timeout=timeout_s))
+
+
+async def _answer(call: Awaitable[A]) -> A:
+    try:
+        return await call
+    except grpc.aio.AioRpcError as error:
+        raise error_from_rpc(error) from error
+    except grpc.aio.UsageError as error:  # the channel was closed under the call
+        raise error_of("UNREACHABLE", f"connection is closed. cause={error}") from error
+
+
+async def _stream(call: Any) -> AsyncGenerator[Any, None]:
+    """Yields a call's answers; the call is cancelled when the iterator is closed or dropped."""
+    try:
+        async for response in call:
+            yield response
+    except grpc.aio.AioRpcError as error:
+        raise error_from_rpc(error) from error
+    except grpc.aio.UsageError as error:
+        raise error_of("UNREACHABLE", f"connection is closed. cause={error}") from error
+    finally:
+        call.cancel()
+
+
+def error_from_rpc(error: grpc.aio.AioRpcError) -> SkerryError:
+    """Returns what a failed call means: the reason in its details, or what gRPC itself says."""
+    code = error.code()
+    reason = _REASONS.get(code, code.name)
+    message = error.details() or code.name.lower()
+    retry_after_s: float | None = None
+    metadata: dict[str, str] = {}
+    trailing: Any = error.trailing_metadata()  # pairs; its published type is not iterable
+    for key, value in trailing or ():
+        if key != _DETAILS_KEY or not isinstance(value, bytes):
+            continue
+        for detail in status_pb2.Status.FromString(value).details:
+            info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
+            if detail.Unpack(info) and info.domain == ERROR_DOMAIN:
+                reason, metadata = info.reason.removeprefix("ERROR_REASON_"), dict(info.metadata)
+            elif detail.Unpack(retry):
+                retry_after_s = retry.retry_delay.ToTimedelta().total_seconds()
+    return error_of(reason, message, retry_after_s=retry_after_s, metadata=metadata)

@@ -1,0 +1,112 @@
+"""The fragment plan of a new run: which tensors synchronise together, balanced so that traffic is even."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from skerry.client.errors import error_of
+from skerry.wire.layout import FragmentLayout, TensorSpec
+from skerry.wire.policy import MergeRule
+
+EMBEDDING: Final = "embedding"
+MIN_FRAGMENTS: Final = 4
+# As published (P = 24): one fragment moves a step at H = 24.
+MAX_FRAGMENTS: Final = 24
+_EMBEDDING_NAME: Final = re.compile(r"embed|(^|[._])(wte|wpe|emb|tok_emb|pos_emb)([._]|$)", re.IGNORECASE)
+# A matrix is taken for a token table by its shape only where rows are many, and many more than columns.
+_VOCABULARY_ROWS: Final = 256
+_VOCABULARY_RATIO: Final = 4
+
+
+@dataclass(frozen=True)
+class FragmentPlan:
+    """A partition of the model's tensors, and merge rules of fragments that differ from the policy's."""
+
+    fragments: tuple[FragmentLayout, ...]
+    merge_by_fragment: Mapping[str, MergeRule] = field(default_factory=dict)
+
+
+def plan_fragments(tensors: Iterable[TensorSpec], *, fragment_count: int | None = None) -> FragmentPlan:
+    """Returns a plan of at most `fragment_count` fragments (by default 4 for a tiny model up to 24).
+
+    Embedding tables are a fragment of their own, merged by plain mean; the others go largest first into the least
+    loaded fragment, so that none holds over 4/3 of the best possible largest. Within a fragment matrices come before
+    vectors, each in the model's order. The same tensors give the same plan on every machine.
+
+    Raises:
+        ValueError: no tensors, or `fragment_count` below 1.
+
+    Source: Decoupled DiLoCo (arXiv 2604.21428): balanced greedy packing, the embedding apart and merged by mean.
+    """
+    given = tuple(tensors)
+    if not given or sum(tensor.numel for tensor in given) == 0:
+        raise ValueError("a model needs at least one tensor with elements")
+    if fragment_count is not None and fragment_count < 1:
+        raise ValueError(f"fragment_count must be at least 1. fragment_count={fragment_count}")
+    count = fragment_count or _default_count(sum(tensor.numel for tensor in given))
+    tables = _embedding_tables(given) if count > 1 else ()
+    others = [tensor for tensor in given if tensor not in tables]
+    if not others or not tables:
+        return FragmentPlan(_packed(given, count))
+    embedding = FragmentLayout(EMBEDDING, _ordered(tables, given))
+    return FragmentPlan((embedding, *_packed(others, count - 1)), {EMBEDDING: MergeRule.MEAN})
+
+
+def check_same_tensors(own: Iterable[TensorSpec], fragments: Iterable[FragmentLayout]) -> None:
+    """Checks that a model has exactly the tensors of a run.
+
+    Raises:
+        RefusedError: SHAPE_MISMATCH; the message names the first tensors that differ.
+    """
+    here = {tensor.name: tensor.shape for tensor in own}
+    there = {tensor.name: tensor.shape for layout in fragments for tensor in layout.tensors}
+    if here == there:
+        return
+    missing, unknown = sorted(there.keys() - here.keys()), sorted(here.keys() - there.keys())
+    shapes = [
+        f"{name}: model {here[name]}, run {there[name]}"
+        for name in sorted(here.keys() & there.keys())
+        if here[name] != there[name]
+    ]
+    raise error_of(
+        "SHAPE_MISMATCH",
+        "the model's tensors are not the run's. "
+        f"only_in_run={missing[:3]}, only_in_model={unknown[:3]}, shapes={shapes[:3]}, "
+        f"differences={len(missing) + len(unknown) + len(shapes)}",
+    )
+
+
+def _default_count(numel: int) -> int:
+    """4 fragments at a million elements, twice as many for every ten times more."""
+    return min(MAX_FRAGMENTS, max(MIN_FRAGMENTS, round(4 * 2 ** math.log10(numel / 1e6))))
+
+
+def _embedding_tables(tensors: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
+    matrices = [tensor for tensor in tensors if len(tensor.shape) == 2]
+    named = tuple(tensor for tensor in matrices if _EMBEDDING_NAME.search(tensor.name))
+    if named or not matrices:
+        return named
+    largest = max(matrices, key=lambda tensor: tensor.numel)
+    rows, columns = largest.shape
+    return (largest,) if rows >= _VOCABULARY_ROWS and rows >= _VOCABULARY_RATIO * columns else ()
+
+
+def _packed(tensors: Sequence[TensorSpec], count: int) -> tuple[FragmentLayout, ...]:
+    bins: list[list[TensorSpec]] = [[] for _ in range(min(count, len(tensors)))]
+    loads = [0] * len(bins)
+    for tensor in sorted(tensors, key=lambda tensor: (-tensor.numel, tensor.name)):
+        lightest = loads.index(min(loads))
+        bins[lightest].append(tensor)
+        loads[lightest] += tensor.numel
+    return tuple(
+        FragmentLayout(f"fragment-{number:02}", _ordered(members, tensors)) for number, members in enumerate(bins)
+    )
+
+
+def _ordered(members: Iterable[TensorSpec], tensors: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
+    place = {tensor.name: index for index, tensor in enumerate(tensors)}
+    return tuple(sorted(members, key=lambda tensor: (tensor.is_vector, place[tensor.name])))

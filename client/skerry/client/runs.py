@@ -1,0 +1,202 @@
+"""Runs seen from a script or a command: create, look, steer, roll back, watch, close, delete."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from skerry.client.creation import CreationContext, NewRun, create_run
+from skerry.client.grpc_transport import GrpcTransport
+from skerry.client.identifiers import SystemEntropy, system_random
+from skerry.client.loop_thread import LoopThread
+from skerry.client.plan import FragmentPlan, plan_fragments
+from skerry.client.retry import RetrySettings, retrying
+from skerry.client.workers import InlineWorkers
+from skerry.v1 import capabilities_pb2, exchange_pb2, runs_pb2, types_pb2
+from skerry.wire.layout import FragmentLayout, TensorSpec
+from skerry.wire.policy import Policy
+
+R = TypeVar("R")
+
+_PAGE_SIZE: Final = 100
+# A person waits: what the server asks to repeat is repeated a little; that nobody answers is said at once.
+_RETRY: Final = RetrySettings(
+    attempt_count=3, longest_wait_s=2.0, hopeless_reasons=frozenset({"UNREACHABLE", "TIMEOUT"})
+)
+
+
+class RunsClient:
+    """Calls `skerry.v1.Runs` of the syncer at `target`, waiting at most `timeout_s` for each answer.
+
+    Synchronous and for one thread at a time; a context manager. Every method raises SkerryError as the server answered.
+    Positions that answers carry are remembered and sent along, so that a replica that lags never answers from before.
+    """
+
+    def __init__(self, target: str, *, timeout_s: float = 30.0) -> None:
+        self._timeout_s = timeout_s
+        self._entropy = SystemEntropy()
+        self._jitter: random.Random = system_random()
+        self._seen: dict[str, int] = {}  # position by run uid
+        self._uids: dict[str, str] = {}  # newest uid seen by name
+        self._thread = LoopThread("skerry-runs")
+        self._transport = self._thread.run(_connect(target))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes the connection. Idempotent."""
+        if not self._thread.loop.is_closed():
+            self._thread.run(self._transport.close())
+            self._thread.close()
+
+    def capabilities(self) -> capabilities_pb2.GetCapabilitiesResponse:
+        """Returns what the server speaks."""
+        request = capabilities_pb2.GetCapabilitiesRequest()
+        return self._call(lambda: self._transport.get_capabilities(request, timeout_s=self._timeout_s))
+
+    def get_run(self, name: str, *, uid: str | None = None) -> runs_pb2.GetRunResponse:
+        """Returns a run and its learners; with `uid`, only if the name is still that run's."""
+        request = runs_pb2.GetRunRequest(name=name, run_uid=uid or "")
+        if uid is not None:
+            request.seen_position = self._seen.get(uid, 0)
+        response = self._call(lambda: self._transport.get_run(request, timeout_s=self._timeout_s))
+        self._saw(response.run)
+        return response
+
+    def list_runs(self) -> list[types_pb2.Run]:
+        """Returns every committed run, by name."""
+        runs: list[types_pb2.Run] = []
+        request = runs_pb2.ListRunsRequest(page_size=_PAGE_SIZE)
+        while True:
+            response = self._call(lambda: self._transport.list_runs(request, timeout_s=self._timeout_s))
+            runs.extend(response.runs)
+            if not response.next_page_token:
+                return runs
+            request.page_token = response.next_page_token
+
+    def create_run(
+        self,
+        name: str,
+        arrays: Mapping[str, NDArray[np.floating[Any]]],
+        *,
+        policy: Policy | None = None,
+        fragments: Sequence[FragmentLayout] | None = None,
+    ) -> types_pb2.Run:
+        """Returns a new run whose version 0 is exactly `arrays`, as float32.
+
+        Raises:
+            RunExistsError: the name is taken.
+            ValueError: no arrays.
+        """
+        specs = [TensorSpec(tensor, tuple(array.shape)) for tensor, array in arrays.items()]
+        plan = plan_fragments(specs) if fragments is None else FragmentPlan(tuple(fragments))
+        dtypes = {tensor: str(array.dtype) for tensor, array in arrays.items()}
+        new = NewRun(name, self._entropy.hex_id(), plan, dtypes, policy or Policy())
+
+        def weights_of(layout: FragmentLayout) -> NDArray[np.float32]:
+            return np.concatenate([np.asarray(arrays[t.name], np.float32).reshape(-1) for t in layout.tensors])
+
+        context = CreationContext(
+            self._transport, InlineWorkers(), self._jitter, retry=_RETRY, call_timeout_s=self._timeout_s
+        )
+        run = self._thread.run(create_run(context, new, weights_of))
+        self._saw(run)
+        return run
+
+    def set_policy(self, name: str, changes: types_pb2.Policy) -> types_pb2.Run:
+        """Returns the run with the fields that `changes` sets; the others keep their value."""
+        request = runs_pb2.SetPolicyRequest(
+            request_id=self._entropy.hex_id(), name=name, policy=changes, **self._known(name)
+        )
+        run = self._call(lambda: self._transport.set_policy(request, timeout_s=self._timeout_s)).run
+        self._saw(run)
+        return run
+
+    def list_versions(self, name: str, fragment: str, *, before_version: int = 0) -> Iterator[runs_pb2.VersionRecord]:
+        """Yields a fragment's versions, newest first, a page at a time as they are asked for."""
+        request = runs_pb2.ListVersionsRequest(
+            name=name, fragment=fragment, page_size=_PAGE_SIZE, before_version=before_version, **self._known(name)
+        )
+        while True:
+            response = self._call(lambda: self._transport.list_versions(request, timeout_s=self._timeout_s))
+            yield from response.versions
+            if len(response.versions) < _PAGE_SIZE or response.versions[-1].version.version == 0:
+                return
+            request.before_version = response.versions[-1].version.version
+
+    def roll_back(self, name: str, target_position: int) -> types_pb2.Run:
+        """Returns the run after every fragment got the content that it had at `target_position`."""
+        request = runs_pb2.RollBackRequest(
+            request_id=self._entropy.hex_id(), name=name, target_position=target_position, **self._known(name)
+        )
+        run = self._call(lambda: self._transport.roll_back(request, timeout_s=self._timeout_s)).run
+        self._saw(run)
+        return run
+
+    def close_run(self, name: str) -> types_pb2.Run:
+        """Returns the run once it is closed and every accepted delta has its fate."""
+        request = runs_pb2.CloseRunRequest(name=name, **self._known(name))
+        run = self._call(lambda: self._transport.close_run(request, timeout_s=self._timeout_s)).run
+        self._saw(run)
+        return run
+
+    def delete_run(self, name: str, uid: str) -> None:
+        """Takes the name away from the run with this uid, and from no other."""
+        request = runs_pb2.DeleteRunRequest(name=name, run_uid=uid)
+        self._call(lambda: self._transport.delete_run(request, timeout_s=self._timeout_s))
+        self._uids.pop(name, None)
+
+    def watch(self, name: str, *, after_position: int = 0) -> Iterator[exchange_pb2.WatchResponse]:
+        """Yields the run as it is, then its events; ends with an error when the stream breaks."""
+        request = exchange_pb2.WatchRequest(run=name, after_position=after_position)
+        responses = self._thread.run(_watched(self._transport, request))
+        try:
+            while (response := self._thread.run(_next(responses))) is not None:
+                yield response
+        finally:
+            if not self._thread.loop.is_closed():
+                self._thread.run(responses.aclose())
+
+    def _known(self, name: str) -> dict[str, Any]:
+        """Returns uid and position of the run that this client last saw under `name`."""
+        uid = self._uids.get(name)
+        return {} if uid is None else {"run_uid": uid, "seen_position": self._seen[uid]}
+
+    def _saw(self, run: types_pb2.Run) -> None:
+        self._uids[run.name] = run.uid
+        self._seen[run.uid] = max(run.position, self._seen.get(run.uid, 0))
+
+    def _call(self, call: Callable[[], Awaitable[R]]) -> R:
+        return self._thread.run(_repeated(call, self._jitter))
+
+
+async def _connect(target: str) -> GrpcTransport:
+    return GrpcTransport(target)
+
+
+async def _repeated(call: Callable[[], Awaitable[R]], jitter: random.Random) -> R:
+    result: Any = await retrying(_RETRY, jitter)(call)
+    return result  # type: ignore[no-any-return]
+
+
+async def _watched(
+    transport: GrpcTransport, request: exchange_pb2.WatchRequest
+) -> AsyncGenerator[exchange_pb2.WatchResponse, None]:
+    return transport.watch(request)
+
+
+async def _next(
+    responses: AsyncGenerator[exchange_pb2.WatchResponse, None],
+) -> exchange_pb2.WatchResponse | None:
+    return await anext(responses, None)

@@ -1,0 +1,53 @@
+"""The seam between the client's logic and the network: messages of `skerry.v1` in and out, errors as SkerryError.
+
+`GrpcTransport` speaks to a syncer; a simulation calls servicers without sockets. Every method raises SkerryError of the
+right class and nothing else (besides CancelledError).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Protocol
+
+from skerry.v1 import capabilities_pb2, exchange_pb2, runs_pb2
+
+
+class Transport(Protocol):
+    """What exchanging with a run takes. `timeout_s` bounds a unary call; streams live until they end or are closed."""
+
+    def attach(
+        self, requests: AsyncIterator[exchange_pb2.AttachRequest]
+    ) -> AsyncGenerator[exchange_pb2.AttachResponse, None]:
+        """Opens the attach stream, on a connection that bulk never shares."""
+
+    async def push_delta(
+        self, requests: AsyncIterator[exchange_pb2.PushDeltaRequest]
+    ) -> exchange_pb2.PushDeltaResponse:
+        """Sends a push and returns its answer. No deadline: the caller watches its progress."""
+
+    async def query_push(
+        self, request: exchange_pb2.QueryPushRequest, *, timeout_s: float
+    ) -> exchange_pb2.QueryPushResponse:
+        """Asks how far a push has come."""
+
+    def pull_fragment(
+        self, request: exchange_pb2.PullFragmentRequest
+    ) -> AsyncGenerator[exchange_pb2.PullFragmentResponse, None]:
+        """Opens a download."""
+
+    async def get_capabilities(
+        self, request: capabilities_pb2.GetCapabilitiesRequest, *, timeout_s: float
+    ) -> capabilities_pb2.GetCapabilitiesResponse:
+        """Asks what the server speaks."""
+
+    async def get_run(self, request: runs_pb2.GetRunRequest, *, timeout_s: float) -> runs_pb2.GetRunResponse:
+        """Asks for a run."""
+
+    async def create_run(self, request: runs_pb2.CreateRunRequest, *, timeout_s: float) -> runs_pb2.CreateRunResponse:
+        """Makes a draft."""
+
+    async def commit_run(self, request: runs_pb2.CommitRunRequest, *, timeout_s: float) -> runs_pb2.CommitRunResponse:
+        """Makes a draft the run of its name."""
+
+    async def close(self) -> None:
+        """Closes every connection; calls in flight fail."""

@@ -6,7 +6,7 @@ import hashlib
 import random
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from skerry.client.delta import DEFAULT_PART_SIZE_BYTES, EncodedDelta, digest_of, encode_delta, push
 from skerry.client.errors import PoisonedError, error_of
 from skerry.client.plan import FragmentPlan
-from skerry.client.retry import RetrySettings, retrying
+from skerry.client.retry import RetrySettings, repeat
 from skerry.client.transport import Transport
 from skerry.client.workers import Workers
 from skerry.v1 import exchange_pb2, runs_pb2, types_pb2
@@ -40,6 +40,10 @@ class CreationContext:
     call_timeout_s: float = 30.0
     stall_timeout_s: float = 60.0
     part_size_bytes: int = DEFAULT_PART_SIZE_BYTES
+
+    async def repeat(self, call: Callable[[], Awaitable[R]]) -> R:
+        """Returns the result of an idempotent call, repeated within this context's bounds."""
+        return await repeat(call, self.retry, self.jitter)
 
 
 @dataclass(frozen=True)
@@ -74,13 +78,13 @@ async def create_run(
         policy=policy_to_message(policy, has_derived=False),
     )
     timeout_s = context.call_timeout_s
-    draft = (await _repeated(context, lambda: context.transport.create_run(request, timeout_s=timeout_s))).run
+    draft = (await context.repeat(lambda: context.transport.create_run(request, timeout_s=timeout_s))).run
     position = draft.position
     for layout in new.plan.fragments:
         delta = await context.workers.run(_encode_initial, context, new, draft.uid, layout, weights_of)
         position = max(position, await _push_initial(context, delta, position))
     commit = runs_pb2.CommitRunRequest(name=new.name, run_uid=draft.uid, seen_position=position)
-    return (await _repeated(context, lambda: context.transport.commit_run(commit, timeout_s=timeout_s))).run
+    return (await context.repeat(lambda: context.transport.commit_run(commit, timeout_s=timeout_s))).run
 
 
 def _encode_initial(
@@ -125,9 +129,4 @@ async def _push_initial(context: CreationContext, delta: EncodedDelta, position:
             raise error_of("INCOMPLETE", f"initial weights were not accepted. fragment={delta.header.fragment}")
         return response
 
-    return (await _repeated(context, attempt)).position
-
-
-async def _repeated(context: CreationContext, call: Callable[[], Awaitable[R]]) -> R:
-    result: Any = await retrying(context.retry, context.jitter)(call)
-    return result  # type: ignore[no-any-return]
+    return (await context.repeat(attempt)).position

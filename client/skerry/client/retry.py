@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_after_attempt
 
 from skerry.client.errors import SkerryError, TryAgainError
+
+R = TypeVar("R")
 
 
 @dataclass(frozen=True)
@@ -35,8 +39,12 @@ class RetrySettings:
 NO_RETRY = RetrySettings(attempt_count=1)
 
 
-def retrying(settings: RetrySettings, jitter: random.Random) -> AsyncRetrying:
-    """Returns tenacity's loop for one idempotent call: only errors that say "try again" are repeated."""
+async def repeat(call: Callable[[], Awaitable[R]], settings: RetrySettings, jitter: random.Random) -> R:
+    """Returns the result of an idempotent call, repeated while its error says "try again" and the bounds allow it.
+
+    Raises:
+        SkerryError: the last attempt's.
+    """
 
     def wait(state: RetryCallState) -> float:
         error = state.outcome.exception() if state.outcome is not None else None
@@ -45,9 +53,10 @@ def retrying(settings: RetrySettings, jitter: random.Random) -> AsyncRetrying:
     def is_worth_it(error: BaseException) -> bool:
         return isinstance(error, TryAgainError) and error.reason not in settings.hopeless_reasons
 
-    return AsyncRetrying(
-        stop=stop_after_attempt(settings.attempt_count),
-        wait=wait,
-        retry=retry_if_exception(is_worth_it),
-        reraise=True,
+    attempts = AsyncRetrying(
+        stop=stop_after_attempt(settings.attempt_count), wait=wait, retry=retry_if_exception(is_worth_it), reraise=True
     )
+    async for attempt in attempts:
+        with attempt:
+            return await call()
+    raise AssertionError("the last attempt returns or raises")

@@ -15,7 +15,7 @@ from skerry.client.grpc_transport import GrpcTransport
 from skerry.client.identifiers import SystemEntropy, system_random
 from skerry.client.loop_thread import LoopThread
 from skerry.client.plan import FragmentPlan, plan_fragments
-from skerry.client.retry import RetrySettings, retrying
+from skerry.client.retry import RetrySettings, repeat
 from skerry.client.workers import InlineWorkers
 from skerry.v1 import capabilities_pb2, exchange_pb2, runs_pb2, types_pb2
 from skerry.wire.layout import FragmentLayout, TensorSpec
@@ -178,16 +178,11 @@ class RunsClient:
         self._seen[run.uid] = max(run.position, self._seen.get(run.uid, 0))
 
     def _call(self, call: Callable[[], Awaitable[R]]) -> R:
-        return self._thread.run(_repeated(call, self._jitter))
+        return self._thread.run(repeat(call, _RETRY, self._jitter))
 
 
 async def _connect(target: str) -> GrpcTransport:
     return GrpcTransport(target)
-
-
-async def _repeated(call: Callable[[], Awaitable[R]], jitter: random.Random) -> R:
-    result: Any = await retrying(_RETRY, jitter)(call)
-    return result  # type: ignore[no-any-return]
 
 
 async def _watched(

@@ -59,8 +59,8 @@ def install_buf() -> Path:
     except subprocess.TimeoutExpired:
         raise SkippedError(f"npm did not answer within {INSTALL_TIMEOUT_S:.0f} s") from None
     if done.returncode != 0 or not buf.exists():
-        lines = [line for line in done.stderr.splitlines() if line.strip()]
-        raise SkippedError(f"npm can't install {BUF_PACKAGE}: {lines[0] if lines else 'no reason given'}")
+        reasons = [line for line in done.stderr.splitlines() if line.startswith(("npm error", "npm ERR"))]
+        raise SkippedError(f"npm can't install {BUF_PACKAGE}: {'; '.join(reasons[:3]) or 'it gave no reason'}")
     return buf
 
 

@@ -30,7 +30,7 @@ from skerry.store.arithmetic import (
 )
 from skerry.store.entries import AcceptedItem, ObjectRef
 from skerry.store.errors import LogCorruptError, ObjectMissingError, StoreError
-from skerry.store.frame_stream import frame_batches
+from skerry.store.frame_stream import FrameBatch, frame_batches
 from skerry.store.log import RunLog
 from skerry.store.parallel import run_jobs
 from skerry.store.run_state import CommitRecord, VersionState
@@ -39,6 +39,7 @@ from skerry.store.tensor_file import read_tensor_file
 from skerry.store.workers import Workers
 from skerry.wire.digests import LEAF_NUMEL, tree_leaves, tree_root
 from skerry.wire.errors import FrameError
+from skerry.wire.frames import decode_frames
 from skerry.wire.layout import FragmentLayout
 
 __all__ = [
@@ -49,6 +50,9 @@ __all__ = [
     "advance",
     "apply_update",
     "load_snapshot",
+    "outer_refs",
+    "read_update",
+    "read_vector",
     "rebuild",
     "replay_version",
     "snapshot_tensors",
@@ -226,7 +230,7 @@ async def weights_at(log: RunLog, fragment: str, version: int, *, workers: Worke
     reader = _reader(log, fragment, workers)
     base = reader.base(version, with_outer=False)
     weights = np.empty(reader.layout.numel, np.float32)
-    await _read_vector(reader, base.weights, weights)
+    await read_vector(log, fragment, base.weights, weights)
     for following in range(base.version + 1, version + 1):
         record = reader.version(following).commit
         assert record is not None  # a version without a commit has a snapshot, and would be the base
@@ -254,17 +258,51 @@ async def apply_update(
         ObjectMissingError: the update was collected or lost; `weights` are then of no use.
         LogCorruptError: the update is not what an update of this fragment can be; `weights` are then of no use.
     """
-    reader = _reader(log, fragment, workers)
+    await _each_batch(log, fragment, update, partial(_subtract_batch, weights), workers)
+
+
+async def read_update(
+    log: RunLog,
+    fragment: str,
+    update: Sequence[ObjectRef],
+    out: Float32s,  # (numel,) written
+    *,
+    workers: Workers,
+) -> None:
+    """Writes a stored update as every learner decodes it.
+
+    Raises:
+        ObjectMissingError, LogCorruptError: as `apply_update`.
+    """
+    await _each_batch(log, fragment, update, partial(_decode_batch, out), workers)
+
+
+async def _each_batch(
+    log: RunLog,
+    fragment: str,
+    update: Sequence[ObjectRef],
+    job: Callable[[FragmentLayout, FrameBatch], None],
+    workers: Workers,
+) -> None:
+    layout = log.spec.fragment(fragment)
 
     async def jobs() -> AsyncIterator[Callable[[], None]]:
         for ref in update:
             async for batch in frame_batches(log.blobs.read(ref), ref.first, ref.numel):
-                yield partial(subtract_update, weights, batch.data, reader.layout)
+                yield partial(job, layout, batch)
 
     try:
         await run_jobs(workers, jobs())
     except FrameError as error:
         raise LogCorruptError(f"update can't be read. fragment={fragment}, cause={error}") from error
+
+
+def _subtract_batch(weights: Float32s, layout: FragmentLayout, batch: FrameBatch) -> None:
+    subtract_update(weights, batch.data, layout)
+
+
+def _decode_batch(out: Float32s, layout: FragmentLayout, batch: FrameBatch) -> None:
+    decode_frames(batch.data, layout, out[batch.first : batch.first + batch.numel], first=batch.first)
 
 
 async def load_snapshot(
@@ -286,31 +324,38 @@ async def load_snapshot(
     state.version = TORN
     if not at.weights:
         raise ObjectMissingError(f"version has no snapshot. fragment={fragment}, version={version}")
-    await _read_vector(reader, at.weights, state.weights)
+    await read_vector(log, fragment, at.weights, state.weights)
     digest = await weights_digest(state.weights, workers=workers)
     if digest != at.digest:
         raise LogCorruptError(
             f"snapshot differs from the log. fragment={fragment}, version={version}, "
             f"expected={at.digest}, actual={digest}"
         )
-    momentum, residual = _outer_refs(at)
-    await _read_vector(reader, momentum, state.momentum)
-    await _read_vector(reader, residual, state.residual)
+    momentum, residual = outer_refs(at)
+    await read_vector(log, fragment, momentum, state.momentum)
+    await read_vector(log, fragment, residual, state.residual)
     state.version = version
 
 
-def _outer_refs(version: VersionState) -> tuple[list[ObjectRef], list[ObjectRef]]:
+def outer_refs(version: VersionState) -> tuple[list[ObjectRef], list[ObjectRef]]:
     """Returns the references to momentum and to residual; their kind stands in their objects' names."""
     momentum = [ref for ref in version.outer if "momentum" in ref.name.rpartition("/")[2]]
     residual = [ref for ref in version.outer if ref not in momentum]
     return momentum, residual
 
 
-async def _read_vector(reader: _Reader, refs: Sequence[ObjectRef], out: Float32s) -> None:
+async def read_vector(log: RunLog, fragment: str, refs: Sequence[ObjectRef], out: Float32s) -> None:
+    """Fills `out`, (numel,), from the objects of a snapshot; without any it is zero.
+
+    Raises:
+        ObjectMissingError: one was collected or lost.
+        LogCorruptError: one does not fit the fragment.
+    """
     if not refs:
         out[:] = 0
     for ref in refs:
-        await read_tensor_file(reader.log.blobs.read(ref), reader.layout, out, first=ref.first, numel=ref.numel)
+        layout = log.spec.fragment(fragment)
+        await read_tensor_file(log.blobs.read(ref), layout, out, first=ref.first, numel=ref.numel)
 
 
 async def weights_digest(weights: Float32s, *, workers: Workers) -> str:

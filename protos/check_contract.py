@@ -43,7 +43,7 @@ def install_buf() -> Path:
     if npm is None:
         raise SkippedError("npm is not installed")
     NODE.mkdir(parents=True, exist_ok=True)
-    command = [
+    command: list[str | Path] = [
         npm,
         "install",
         "--prefix",

@@ -38,7 +38,7 @@ class Script:
 
     runs: dict[str, v1.Run] = field(default_factory=dict)
     learners: list[v1.LearnerStatus] = field(default_factory=list)
-    watches: list[Sequence[WatchStep]] = field(default_factory=list)
+    watches: list[Sequence[WatchStep] | Refusal] = field(default_factory=list)
     asked: list[Any] = field(default_factory=list)
 
     def run(self, name: str, context: grpc.ServicerContext) -> v1.Run:
@@ -120,6 +120,9 @@ class ScriptedExchange(exchange_pb2_grpc.ExchangeServicer):
         self._script.asked.append(request)
         start = exchange_pb2.WatchStart(run=self._script.run(request.run, context), learners=self._script.learners)
         steps = self._script.watches.pop(0)
+        if isinstance(steps, Refusal):
+            abort(context, steps)
+            return
         yield exchange_pb2.WatchResponse(start=start)
         for step in steps:
             if isinstance(step, Refusal):

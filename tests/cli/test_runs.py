@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Iterator
 
@@ -103,7 +104,7 @@ def test_delete_names_the_uid_that_was_confirmed(script: Script, capsys: pytest.
 
 
 def test_delete_without_consent_deletes_nothing(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.stdin", iter(["n\n"]))
+    monkeypatch.setattr("sys.stdin", io.StringIO("n\n"))
     assert skerry("runs", "delete", "demo") == failures.ExitStatus.INTERRUPTED
     assert "demo" in script.runs
 

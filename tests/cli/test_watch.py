@@ -29,7 +29,7 @@ def commit(version: int, position: int) -> v1.Event:
     return v1.Event(position=position, version_committed=committed)
 
 
-def scripted(*watches: Sequence[WatchStep]) -> Script:
+def scripted(*watches: Sequence[WatchStep] | Refusal) -> Script:
     return Script(runs={"demo": small_run()}, learners=[small_learner()], watches=list(watches))
 
 
@@ -75,7 +75,7 @@ def test_a_stream_that_breaks_goes_on_after_the_last_position_seen() -> None:
 
 
 def test_patience_ends() -> None:
-    script = scripted(*[[AWAY]] * 50)
+    script = scripted(*[AWAY] * 50)
     now = iter(range(0, 10_000, 100))
     with serving(script) as target, RunsClient(target) as client:
         follower = Follower(client, "demo", patience_s=250, clock=lambda: float(next(now)), wait=lambda _: None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -102,6 +103,8 @@ def cli(config: Path | None) -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Runs the command line and exits the process with its status."""
+    # gRPC tells of every connection that closes, in the middle of tables; what matters comes back as an error.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     sys.exit(failures.run(cli, arguments))
 
 

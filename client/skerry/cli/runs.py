@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable
 from pathlib import Path
@@ -83,7 +84,7 @@ def show(client: RunsClient, run: str, *, is_json: bool) -> None:
 @with_client
 def versions(client: RunsClient, run: str, fragment: str, *, limit: int, is_json: bool) -> None:
     """List a fragment's versions, newest first, and whose deltas made each."""
-    records = list(client.list_versions(run, fragment))[:limit]
+    records = list(itertools.islice(client.list_versions(run, fragment), limit))
     if is_json:
         click.echo(plain.to_line([plain.to_json(record) for record in records]))
         return

@@ -131,7 +131,8 @@ class WatchState:
         newest = {version.fragment: version.version for version in start.run.versions}
         for fragment in start.run.fragments:
             view = self.fragments.setdefault(fragment.name, FragmentView(fragment.name))
-            view.version = newest.get(fragment.name, 0)
+            # Numbers only grow; the replica that answers after a broken stream may lag behind what was seen.
+            view.version = max(view.version, newest.get(fragment.name, 0))
         for learner in start.learners:
             self._update_learner(learner, now_s)
 

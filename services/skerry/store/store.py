@@ -1,0 +1,213 @@
+"""All runs of one object store: drafts, names and logs.
+
+A run is created as a draft, reachable by uid only; publishing gives it its name. Which uid a name means is decided by
+numbered objects, `runs/<run>/names/<number>`: the highest number counts, and one that says null means deleted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+from typing import Final
+
+from skerry.store.clock import Clock, Entropy
+from skerry.store.creation import Creator
+from skerry.store.entries import FORMAT, RunSpec, canonical_json
+from skerry.store.errors import (
+    DraftConflictError,
+    LogCorruptError,
+    ObjectMissingError,
+    RunExistsError,
+    RunNotFoundError,
+)
+from skerry.store.log import RunLog, entry_name, run_prefix
+from skerry.store.objects import Objects
+from skerry.store.workers import Workers
+from skerry.wire.names import check_id, check_name
+
+_RESOLVES_AT_ONCE: Final = 16
+
+
+class Store:
+    """The runs of an object store, as one replica uses them. Safe for concurrent use by tasks of one loop."""
+
+    def __init__(
+        self,
+        objects: Objects,
+        *,
+        clock: Clock,
+        entropy: Entropy,
+        workers: Workers,
+        writer: str,
+    ) -> None:
+        """`writer` names this replica in the entries that it writes, for people."""
+        self.objects = objects
+        self._clock = clock
+        self._entropy = entropy
+        self._workers = workers
+        self._writer = writer
+        self._creator = Creator(objects, clock, entropy)
+        # One log a run: two would not know of each other's entries in doubt.
+        self._logs: dict[tuple[str, str], RunLog] = {}
+
+    async def create_draft(self, spec: RunSpec) -> RunLog:
+        """Creates a run without a name and returns its log; the same spec again returns the same run.
+
+        The time of creation does not count: the first creation's is kept.
+
+        Raises:
+            DraftConflictError: the uid has other tensors or another plan.
+            OutcomeUnknownError, StoreFullError: as for RunLog.append; repeating is safe.
+        """
+        check_name(spec.name, "run")
+        check_id(spec.uid, "run uid")
+        name = entry_name(run_prefix(spec.name, spec.uid), 0)
+        found = _parse_spec(name, await self._creator.settle(name, spec.to_bytes()))
+        if dataclasses.replace(found, created_at_unix_s=spec.created_at_unix_s) != spec:
+            raise DraftConflictError(
+                f"run was created with other tensors or fragments. run={spec.name}, uid={spec.uid}"
+            )
+        return await self._open(found)
+
+    async def open_log(self, name: str, uid: str) -> RunLog:
+        """Returns the run's log, folded to its end. Drafts and deleted runs can be opened too.
+
+        Raises:
+            RunNotFoundError: there is no run of that name with that uid.
+            LogCorruptError: the log can't be read as one.
+        """
+        check_name(name, "run")
+        check_id(uid, "run uid")
+        log = self._logs.get((name, uid))
+        if log is not None:
+            await log.tail()
+            return log
+        spec_name = entry_name(run_prefix(name, uid), 0)
+        try:
+            data = await self.objects.get(spec_name)
+        except ObjectMissingError:
+            raise RunNotFoundError(f"run does not exist. run={name}, uid={uid}") from None
+        await self.objects.sync_parent(spec_name)
+        return await self._open(_parse_spec(spec_name, data))
+
+    async def _open(self, spec: RunSpec) -> RunLog:
+        fresh = RunLog(
+            self.objects,
+            spec,
+            clock=self._clock,
+            entropy=self._entropy,
+            workers=self._workers,
+            writer=self._writer,
+        )
+        log = self._logs.setdefault((spec.name, spec.uid), fresh)
+        await log.tail()
+        return log
+
+    async def publish(self, name: str, uid: str) -> None:
+        """Gives the run its name. Idempotent.
+
+        A run whose name was taken away never gets it back: a late repetition must not undo a deletion.
+
+        Raises:
+            RunNotFoundError: the run was deleted.
+            RunExistsError: another run has the name; `uid` of the error says which.
+            OutcomeUnknownError, StoreFullError: as for RunLog.append; repeating is safe.
+        """
+        check_id(uid, "run uid")
+        history = await self._name_history(name)
+        current = history[-1] if history else None
+        if current is None and uid in history:
+            raise RunNotFoundError(f"run was deleted. run={name}, uid={uid}")
+        number = len(history)
+        while current is None:
+            number += 1
+            # Equal bytes mean the same thing whoever wrote them, so they need no write id.
+            current = _parse_name(name, await self._creator.settle(_name_path(name, number), _name_bytes(uid)))
+        if current != uid:
+            raise RunExistsError(f"another run has that name. run={name}, uid={current}", uid=current)
+
+    async def unpublish(self, name: str, uid: str) -> None:
+        """Takes the name from the run; its objects stay. Idempotent: a name that is free already stays so.
+
+        Raises:
+            RunNotFoundError: the name belongs to another run.
+            OutcomeUnknownError, StoreFullError: as for RunLog.append; repeating is safe.
+        """
+        history = await self._name_history(name)
+        number, current = len(history), history[-1] if history else None
+        while current == uid:
+            number += 1
+            current = _parse_name(name, await self._creator.settle(_name_path(name, number), _name_bytes(None)))
+        if current is not None:
+            raise RunNotFoundError(f"another run has that name. run={name}, uid={current}")
+
+    async def resolve(self, name: str) -> str:
+        """Returns the uid of the run that has the name.
+
+        Raises:
+            RunNotFoundError: none has.
+        """
+        history = await self._name_history(name)
+        if not history or history[-1] is None:
+            raise RunNotFoundError(f"run does not exist. run={name}")
+        return history[-1]
+
+    async def list_runs(self) -> list[tuple[str, str]]:
+        """Returns (name, uid) of every run that has a name, in order of names."""
+        limit = asyncio.Semaphore(_RESOLVES_AT_ONCE)
+
+        async def uid_of(name: str) -> str | None:
+            async with limit:
+                history = await self._name_history(name)
+                return history[-1] if history else None
+
+        names = await self.objects.folders("runs")
+        uids = await asyncio.gather(*(uid_of(name) for name in names))
+        return [(name, uid) for name, uid in zip(names, uids, strict=True) if uid is not None]
+
+    async def close(self) -> None:
+        """Closes every log."""
+        for log in self._logs.values():
+            await log.close()
+        self._logs.clear()
+
+    async def _name_history(self, name: str) -> list[str | None]:
+        """Returns the uids that the name has meant, in order; None where it was free."""
+        check_name(name, "run")
+        history: list[str | None] = []
+        while True:
+            try:
+                data = await self.objects.get(_name_path(name, len(history) + 1))
+            except ObjectMissingError:
+                break
+            history.append(_parse_name(name, data))
+        if history:
+            await self.objects.sync_parent(_name_path(name, len(history)))
+        return history
+
+
+def _name_path(name: str, number: int) -> str:
+    return f"runs/{name}/names/{number:020}"
+
+
+def _name_bytes(uid: str | None) -> bytes:
+    return canonical_json({"format": FORMAT, "uid": uid})
+
+
+def _parse_name(name: str, data: bytes) -> str | None:
+    try:
+        values = json.loads(data)
+        if values["format"] > FORMAT:
+            raise ValueError(f"written by a newer version. format={values['format']}")
+        uid: str | None = values["uid"]
+        return uid if uid is None else check_id(uid, "run uid")
+    except (ValueError, KeyError, TypeError) as error:
+        raise LogCorruptError(f"name object can't be read. run={name}, cause={error!r}") from error
+
+
+def _parse_spec(name: str, data: bytes) -> RunSpec:
+    try:
+        return RunSpec.from_bytes(data)
+    except (ValueError, KeyError, TypeError) as error:
+        raise LogCorruptError(f"run.json can't be read. name={name}, cause={error!r}") from error

@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from skerry.cli import failures, settings
+from skerry.cli.unavailable import UnavailableCommand
 
 ENTRY_POINT_GROUP = "skerry.commands"
 
@@ -50,7 +51,7 @@ class CommandGroup(click.Group):
         try:
             command = entry_point.load()
         except ImportError as error:
-            return _unavailable(cmd_name, error)
+            return UnavailableCommand(cmd_name, error)
         assert isinstance(command, click.Command), f"{entry_point.value} is not a click command"
         settings.name_environment(command)
         return command
@@ -70,22 +71,6 @@ class CommandGroup(click.Group):
 
 def _entry_points() -> dict[str, importlib.metadata.EntryPoint]:
     return {found.name: found for found in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP)}
-
-
-def _unavailable(name: str, error: ImportError) -> click.Command:
-    """Returns a stand-in that keeps the command in the list and fails with what to install."""
-
-    def fail(**_: object) -> None:
-        raise error
-
-    missing = failures.missing_extra(error)
-    return click.Command(
-        name,
-        callback=fail,
-        params=[click.Argument(["arguments"], nargs=-1, type=click.UNPROCESSED)],
-        context_settings={"ignore_unknown_options": True, "help_option_names": []},
-        short_help=f"(needs {missing})" if missing else f"(can't be loaded: {error})",
-    )
 
 
 @click.group(cls=CommandGroup, epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"]})

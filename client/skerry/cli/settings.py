@@ -9,6 +9,8 @@ from typing import Any
 
 import click
 
+from skerry.cli.unavailable import UnavailableCommand
+
 DEFAULT_FILE = Path("skerry.toml")
 _PREFIX = "SKERRY_"
 # Never taken from the environment or a file: help, and consent, which must be given each time.
@@ -61,7 +63,7 @@ def defaults(file: Mapping[str, Any], root: click.Group, ctx: click.Context, nam
     unknown = [f"[{table}]" for table in tables if table not in root.list_commands(ctx)]
     command = root.get_command(ctx, name)
     assert command is not None, "click has resolved the name"
-    if _is_stand_in(command):
+    if isinstance(command, UnavailableCommand):
         return {}
     unknown += [key for key in general if not _anyone_has(key, root, ctx)]
     result, strangers = _fill(command, tables.get(name, {}), general, path=name)
@@ -94,13 +96,13 @@ def _fill(
 def _anyone_has(key: str, root: click.Group, ctx: click.Context) -> bool:
     for name in root.list_commands(ctx):
         command = root.get_command(ctx, name)
-        if command is None or _is_stand_in(command) or any(_find(candidate, key) for candidate in _tree(command)):
+        if (
+            command is None
+            or isinstance(command, UnavailableCommand)
+            or any(_find(candidate, key) for candidate in _tree(command))
+        ):
             return True
     return False
-
-
-def _is_stand_in(command: click.Command) -> bool:
-    return bool(command.context_settings.get("ignore_unknown_options"))
 
 
 def _tree(command: click.Command) -> Iterator[click.Command]:

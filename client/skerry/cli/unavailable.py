@@ -1,0 +1,25 @@
+"""What stands in for a command that can't be imported here, so that it is still listed and says what it needs."""
+
+from __future__ import annotations
+
+import click
+
+from skerry.cli import failures
+
+
+class UnavailableCommand(click.Command):
+    """Takes any arguments, even --help, and fails with the import's own error."""
+
+    def __init__(self, name: str, error: ImportError) -> None:
+        missing = failures.missing_extra(error)
+
+        def fail(**_: object) -> None:
+            raise error
+
+        super().__init__(
+            name,
+            callback=fail,
+            params=[click.Argument(["arguments"], nargs=-1, type=click.UNPROCESSED)],
+            context_settings={"ignore_unknown_options": True, "help_option_names": []},
+            short_help=f"(needs {missing})" if missing else f"(can't be loaded: {error})",
+        )

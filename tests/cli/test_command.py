@@ -1,0 +1,107 @@
+"""The command as a whole: what every part of it owes its user."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from skerry.cli import failures
+from skerry.cli.main import cli
+
+COMMANDS = ("demo", "export", "gc", "learn", "log", "rollback", "runs", "serve", "verify", "watch")
+
+# Runs `skerry` where torch can't be imported, as in the syncer's image.
+_WITHOUT_TORCH = """
+import sys
+
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "torch":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Blocked())
+from skerry.cli.main import main
+main(sys.argv[1:])
+"""
+
+
+def leaves(command: click.Command, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    """Yields every command below one with its words."""
+    if isinstance(command, click.Group):
+        for name, child in command.commands.items():
+            yield from leaves(child, (*path, name))
+    else:
+        yield path, command
+
+
+def every_command() -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    context = click.Context(cli)
+    for name in cli.list_commands(context):
+        command = cli.get_command(context, name)
+        assert command is not None
+        yield from leaves(command, (name,))
+
+
+EVERY_COMMAND = [pytest.param(*found, id=" ".join(found[0])) for found in every_command()]
+
+
+def test_the_commands_are_those_that_are_promised() -> None:
+    assert cli.list_commands(click.Context(cli)) == list(COMMANDS)
+
+
+@pytest.mark.parametrize(("words", "command"), EVERY_COMMAND)
+def test_every_help_has_an_example_that_names_the_command(
+    words: tuple[str, ...], command: click.Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert failures.run(cli, [*words, "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert "Example" in shown
+    assert "skerry " + " ".join(words) in shown.partition("Example")[2]
+    assert command.help, "a sentence that says what it does"
+
+
+@pytest.mark.parametrize(("words", "command"), EVERY_COMMAND)
+def test_every_option_has_its_variable(words: tuple[str, ...], command: click.Command) -> None:
+    options = [option for option in command.params if isinstance(option, click.Option) and option.name != "yes"]
+    for option in options:
+        assert option.envvar is not None, f"{words} {option.opts}"
+        assert str(option.envvar).startswith("SKERRY_")
+
+
+def test_a_learner_without_torch_is_told_what_to_install(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", _WITHOUT_TORCH, "learn", "--alone", "--steps", "1"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == failures.ExitStatus.NOT_INSTALLED, done.stderr
+    assert done.stderr.splitlines() == [
+        "error: this command needs a package that is not installed. package=torch",
+        "next: pip install 'skerry[torch]'",
+    ]
+
+
+def test_help_works_without_torch(tmp_path: Path) -> None:
+    for words in (["--help"], ["learn", "--help"], ["serve", "--help"], ["demo", "--help"]):
+        command = [sys.executable, "-c", _WITHOUT_TORCH, *words]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        assert "can't be loaded" not in done.stdout
+
+
+def test_a_settings_file_with_a_typing_error_is_refused_by_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "settings.toml"
+    file.write_text('traget = "there"\n[runs.list]\njsn = true\n', encoding="utf-8")
+    assert failures.run(cli, ["--config", str(file), "runs", "list"]) == failures.ExitStatus.USAGE
+    shown = capsys.readouterr().err
+    assert "traget" in shown
+    assert "runs.list.jsn" in shown
+
+
+def test_a_command_that_is_not_there_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    assert failures.run(cli, ["sreve"]) == failures.ExitStatus.USAGE
+    assert "sreve" in capsys.readouterr().err

@@ -28,7 +28,7 @@ _DTYPES: Final = {
 def tensor_key(name: str, names: Iterable[str]) -> str:
     """Returns the name that the tensor `name` has in the file: its own, unless the format keeps that for itself.
 
-    A tensor called `__metadata__` is written as `__metadata__.tensor`, with enough `.tensor` to tell it from all others.
+    A tensor called `__metadata__` becomes `__metadata__.tensor`, with enough `.tensor` to tell it from all others.
     """
     if name != _METADATA:
         return name

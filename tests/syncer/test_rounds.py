@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 
 import pytest
-from round_world import RoundWorld, view
 
 from skerry.store.entries import ClosedItem, Fate, FateItem, LeftItem, RunStatus, StatusItem
 from skerry.syncer.rounds import LearnerView, MembershipView, MergeKey, RoundEngine
 from skerry.wire.policy import Policy
+from tests.syncer.round_world import RoundWorld, view
 
 
 def test_a_round_closes_at_once_when_every_live_learner_is_in_it() -> None:

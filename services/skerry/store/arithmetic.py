@@ -223,6 +223,8 @@ def digest_of_spans(numel: int, pieces: Sequence[LeafPieces]) -> bytes:
     return tree_root(numel, leaves)
 
 
+# What overflows is refused by the encoder, which names the element; a warning would only repeat it.
+@np.errstate(over="ignore", invalid="ignore")
 def _target(step: Step, span: Span, *, keep_momentum: bool) -> Float32s:
     """Returns `target` of the span, and writes the new momentum to the state where it is to be kept."""
     state, mu, rate = step.state, step.scalars.momentum, step.scalars.rate

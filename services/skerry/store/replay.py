@@ -131,7 +131,8 @@ async def advance(
 
     Raises:
         ValueError: `state` is torn, or later than `version`.
-        ObjectMissingError, UnreadableDeltaError, LogCorruptError: as `rebuild`; `state` is then torn.
+        ObjectMissingError, UnreadableDeltaError, LogCorruptError: as `rebuild`; `state` then stands on the last version
+            that was reached, or is torn.
     """
     if not 0 <= state.version <= version:
         raise ValueError(f"state can't advance. state_version={state.version}, version={version}")
@@ -166,12 +167,15 @@ async def replay_version(
     """Takes `state` to the version that `record` made, from its deltas; compares nothing with the log.
 
     Raises:
+        ObjectMissingError: the deltas were collected; `state` is untouched.
         UnreadableDeltaError: a delta can't be read; `state` is untouched.
         NonFiniteError: the recorded scalars lead out of the codec's range; `state` is torn.
     """
     reader = _reader(log, fragment, workers)
     scalars = Scalars.from_record(record.commit.scalars)
     deltas = [log.state.deltas[member.delta].item for member in record.close.members]
+    if not reader.has_all([part for delta in deltas for part in delta.parts]):
+        raise ObjectMissingError(f"deltas were collected. fragment={fragment}, version={record.commit.version}")
     await accumulate_deltas(log, fragment, deltas, scalars.coefficients, acc, workers=workers)
     state.version = TORN
 
@@ -339,7 +343,7 @@ async def load_snapshot(
 
 def outer_refs(version: VersionState) -> tuple[list[ObjectRef], list[ObjectRef]]:
     """Returns the references to momentum and to residual; their kind stands in their objects' names."""
-    momentum = [ref for ref in version.outer if "momentum" in ref.name.rpartition("/")[2]]
+    momentum = [ref for ref in version.outer if "-momentum-" in ref.name]
     residual = [ref for ref in version.outer if ref not in momentum]
     return momentum, residual
 

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from skerry.store.errors import LogCorruptError
+from skerry.store.safetensors_stream import tensor_key
 from skerry.wire.layout import FragmentLayout
 
 # A header holds some 100 bytes a tensor; more than this is not one that the store wrote.
@@ -71,9 +72,11 @@ def _places(header: bytearray, layout: FragmentLayout, first: int, numel: int) -
     try:
         values: dict[str, Any] = json.loads(header)
         places = []
-        for index, start, stop in layout.ranges(first, numel):
+        ranges = list(layout.ranges(first, numel))
+        names = [layout.tensors[index].name for index, _, _ in ranges]
+        for index, start, stop in ranges:
             spec = layout.tensors[index]
-            entry = values[spec.name]
+            entry = values[tensor_key(spec.name, names)]
             begin, end = entry["data_offsets"]
             if entry["dtype"] != "F32" or entry["shape"] != list(spec.shape) or end - begin != 4 * (stop - start):
                 raise ValueError(f"tensor does not fit the fragment. tensor={spec.name}, entry={entry}")

@@ -1,0 +1,176 @@
+"""Golden histories of two learners and four elements, small enough to check by hand, and what failures leave."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from skerry.store.entries import PolicyItem
+from skerry.store.replay import UnreadableDeltaError
+from skerry.wire.digests import tree_digest
+from skerry.wire.policy import MergeRule, OuterOptimizer, OuterSchedule, Policy
+from tests.numerics.merge_driver import FLOAT32, FRAGMENT, INT4, Driver, layout_of
+
+PLAIN_SGD = OuterOptimizer(learning_rate=1.0, momentum=0.0, schedule=OuterSchedule.CONSTANT)
+
+
+def policy(rule: MergeRule, outer: OuterOptimizer = PLAIN_SGD) -> Policy:
+    return Policy(merge=rule, outer=outer, delta_encoding=FLOAT32, update_encoding=FLOAT32)
+
+
+async def test_a_mean_is_weighted_by_its_members_weights() -> None:
+    driver = await Driver.start(layout_of((4,)), policy(MergeRule.MEAN))
+    deltas = [await driver.push(0, [4, 0, 0, -8]), await driver.push(1, [0, 4, 0, -8])]
+    await driver.round(deltas, weights=[1, 3])
+    # 1/4 of one and 3/4 of the other; theta = 0 - 1 * that
+    assert driver.state.weights.tolist() == [-1, -3, 0, 8]
+    assert driver.state.version == 1
+
+
+async def test_rda_takes_the_mean_norm_and_the_mean_direction() -> None:
+    driver = await Driver.start(layout_of((4,)), policy(MergeRule.RDA))
+    deltas = [await driver.push(0, [2, 0, 0, 0]), await driver.push(1, [0, 4, 0, 0])]
+    await driver.round(deltas)
+    # directions (1, 0) and (0, 1), their mean direction (1, 1) / sqrt 2, the mean norm 3
+    np.testing.assert_allclose(driver.state.weights, [-3 / math.sqrt(2), -3 / math.sqrt(2), 0, 0], rtol=3e-7)
+
+
+async def test_rda_works_on_each_tensor_by_itself() -> None:
+    driver = await Driver.start(layout_of((2, 1), (2,)), policy(MergeRule.RDA))
+    deltas = [await driver.push(0, [2, 0, 0, 3]), await driver.push(1, [6, 0, 0, 5])]
+    await driver.round(deltas)
+    np.testing.assert_allclose(driver.state.weights, [-4, 0, 0, -4], rtol=3e-7)
+
+
+async def test_the_norm_of_rda_does_not_depend_on_how_many_orthogonal_deltas_there_are() -> None:
+    norms = []
+    for count in (1, 2, 4):
+        driver = await Driver.start(layout_of((4,)), policy(MergeRule.RDA))
+        deltas = [await driver.push(index, np.eye(4)[index] * 5) for index in range(count)]
+        await driver.round(deltas)
+        norms.append(float(np.linalg.norm(driver.state.weights)))
+    np.testing.assert_allclose(norms, 5, rtol=3e-7)
+
+
+async def test_momentum_ramps_over_the_first_three_rounds() -> None:
+    outer = OuterOptimizer(learning_rate=1.0, momentum=0.5, schedule=OuterSchedule.RAMP)
+    driver = await Driver.start(layout_of((4,)), policy(MergeRule.MEAN, outer))
+    # mu = 1/4, 2/5, 1/2 and lr = 1 - mu: round by round, for d = 1
+    #   buf 1,                step 0.75 (1 + 0.25 * 1)    = 0.9375
+    #   buf 0.4 + 1 = 1.4,    step 0.6 (1 + 0.4 * 1.4)    = 0.936
+    #   buf 0.7 + 1 = 1.7,    step 0.5 (1 + 0.5 * 1.7)    = 0.925
+    expected = np.array([1, 0, -2, 0.5])
+    total = 0.0
+    for step, momentum in ((0.9375, 1.0), (0.936, 1.4), (0.925, 1.7)):
+        deltas = [await driver.push(0, [2, 0, -4, 0]), await driver.push(1, [0, 0, 0, 1])]
+        await driver.round(deltas)
+        total += step
+        np.testing.assert_allclose(driver.state.weights, -total * expected, rtol=1e-6)
+        np.testing.assert_allclose(driver.state.momentum, momentum * expected, rtol=1e-6)
+
+
+async def test_a_participation_of_a_quarter_scales_the_step_to_a_quarter() -> None:
+    driver = await Driver.start(layout_of((4,)), policy(MergeRule.MEAN))
+    await driver.round([await driver.push(0, [4, 8, 0, -4])], participation=0.25)
+    assert driver.state.weights.tolist() == [-1, -2, 0, 1]
+
+
+async def test_zero_deltas_change_nothing() -> None:
+    start = np.array([1, -2, 3, 0.5], np.float32)
+    driver = await Driver.start(layout_of((4,)), policy(MergeRule.RDA), weights=start.copy())
+    await driver.round([await driver.push(0, np.zeros(4)), await driver.push(1, np.zeros(4))])
+    assert driver.state.weights.tolist() == start.tolist()
+    assert not driver.state.momentum.any()
+
+
+async def test_directions_that_cancel_move_nothing() -> None:
+    driver = await Driver.start(layout_of((4,)), policy(MergeRule.RDA))
+    values = np.array([0.1, 0.7, -0.3, 1e-3], np.float32)
+    await driver.round([await driver.push(0, values), await driver.push(1, -values * np.float32(1.1))])
+    # (v - v) / |v| is rounding noise, and must not be blown up to the norm of a delta
+    assert not driver.state.weights.any()
+
+
+async def test_tiny_and_huge_norms_stay_finite() -> None:
+    driver = await Driver.start(layout_of((2, 2), (2, 2)), policy(MergeRule.RDA))
+    deltas = [
+        await driver.push(0, [1e-38, 0, 0, 0, 1e30, 0, 0, 0]),
+        await driver.push(1, [1e-45, 0, 0, 0, 1e-30, 0, 0, 0]),
+    ]
+    await driver.round(deltas)
+    assert np.isfinite(driver.state.weights).all()
+
+
+async def test_what_an_update_drops_stays_as_residual_and_enters_the_next() -> None:
+    quantised = Policy(merge=MergeRule.MEAN, outer=PLAIN_SGD, update_encoding=INT4)
+    driver = await Driver.start(layout_of((1, 4)), quantised)
+    first = np.array([7, 0.4, 1.2, -3.3], np.float32)
+    await driver.round([await driver.push(0, first)])
+    # int4 of absmax 7: whole numbers
+    assert driver.state.weights.tolist() == [-7, 0, -1, 3]
+    np.testing.assert_allclose(driver.state.residual, [0, 0.4, 0.2, -0.3], atol=3e-7)
+    await driver.round([await driver.push(1, [7, 0.4, 0.4, 0])])
+    assert driver.state.weights.tolist() == [-14, -1, -2, 3]
+
+
+async def test_a_merge_leaves_the_state_alone_until_it_is_adopted() -> None:
+    driver = await Driver.start(layout_of((3, 5)), Policy(update_encoding=INT4))
+    rng = np.random.default_rng(1)
+    await driver.round([await driver.push(0, rng.normal(size=15))])
+    before = [values.copy() for values in (driver.state.weights, driver.state.momentum, driver.state.residual)]
+    result = await driver.merge(await driver.close([await driver.push(1, rng.normal(size=15))]))
+    after = (driver.state.weights, driver.state.momentum, driver.state.residual)
+    for old, new in zip(before, after, strict=True):
+        assert old.tobytes() == new.tobytes()
+    assert driver.state.version == 1
+    await driver.append(result.commit_item())
+    await result.adopt(workers=driver.workers)
+    assert driver.state.version == 2
+    assert tree_digest(driver.state.weights).hex() == result.digest
+
+
+async def test_a_merge_is_only_adopted_for_the_commit_that_names_its_own_scalars() -> None:
+    driver = await Driver.start(layout_of((4,)), policy(MergeRule.RDA))
+    closing = await driver.close([await driver.push(0, [1, 2, 3, 4])])
+    mine, other = await driver.merge(closing), await driver.merge(closing)
+    assert mine.is_same_version_as(other.commit_item())
+    await driver.append(PolicyItem("faster", policy(MergeRule.MEAN)))
+    after_a_change_of_policy = await driver.merge(closing)
+    assert not mine.is_same_version_as(after_a_change_of_policy.commit_item())
+
+
+async def test_a_delta_with_a_lost_part_is_named_and_the_state_is_untouched() -> None:
+    driver = await Driver.start(layout_of((8, 4)), policy(MergeRule.MEAN))
+    good = await driver.push(0, np.ones(32))
+    bad = await driver.push(1, np.ones(32), cuts=[16])
+    await driver.objects.delete([f"{driver.log.prefix}/{bad.parts[1].name}"])
+    closing = await driver.close([good, bad])
+    with pytest.raises(UnreadableDeltaError) as raised:
+        await driver.merge(closing)
+    assert raised.value.delta == bad.delta
+    assert not driver.state.weights.any()
+    assert driver.state.version == 0
+
+
+async def test_a_delta_with_a_flipped_bit_is_named() -> None:
+    driver = await Driver.start(layout_of((8, 4)), policy(MergeRule.MEAN))
+    good = await driver.push(0, np.ones(32))
+    bad = await driver.push(1, np.ones(32))
+    await driver.damage(bad.parts[0].name)
+    closing = await driver.close([good, bad])
+    with pytest.raises(UnreadableDeltaError) as raised:
+        await driver.merge(closing)
+    assert raised.value.delta == bad.delta
+
+
+async def test_a_step_out_of_float32_is_blamed_on_the_largest_delta() -> None:
+    quantised = Policy(merge=MergeRule.MEAN, outer=OuterOptimizer(learning_rate=4.0), update_encoding=INT4)
+    driver = await Driver.start(layout_of((4,)), quantised)
+    small, huge = await driver.push(0, [1, 1, 1, 1]), await driver.push(1, [3e38, 0, 0, 0])
+    closing = await driver.close([small, huge])
+    with pytest.raises(UnreadableDeltaError) as raised:
+        await driver.merge(closing)
+    assert raised.value.delta == huge.delta
+    assert driver.log.state.fragments[FRAGMENT].version == 0

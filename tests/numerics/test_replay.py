@@ -1,0 +1,168 @@
+"""Any version is rebuilt bit for bit: from its deltas, along the updates, across snapshots and roll-backs."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from skerry.store.arithmetic import TORN, OuterState
+from skerry.store.entries import CollectedItem, RollbackFragment, RollbackItem
+from skerry.store.errors import LogCorruptError, ObjectMissingError
+from skerry.store.replay import advance, load_snapshot, rebuild, weights_at
+from skerry.store.scratch import Scratch
+from skerry.store.workers import ThreadWorkers
+from skerry.wire.codecs import Codec, Encoding
+from skerry.wire.digests import tree_digest
+from skerry.wire.policy import MergeRule, OuterOptimizer, Policy
+from tests.numerics.merge_driver import FRAGMENT, INT4, Driver, layout_of
+
+NO_FILES = Scratch(None)
+LAYOUT = layout_of((5, 7), (3,), (4, 4))
+
+
+def assert_same_bits(one: OuterState, other: OuterState) -> None:
+    assert one.version == other.version
+    for name in ("weights", "momentum", "residual"):
+        assert getattr(one, name).tobytes() == getattr(other, name).tobytes(), name
+
+
+async def trained(round_count: int, *, seed: int = 0, policy: Policy | None = None, snapshot_at: int = -1) -> Driver:
+    """Returns a run after some rounds of one to three random deltas each."""
+    rng = np.random.default_rng(seed)
+    policy = policy or Policy(update_encoding=INT4)
+    driver = await Driver.start(LAYOUT, policy, weights=rng.normal(size=LAYOUT.numel).astype(np.float32))
+    for _ in range(round_count):
+        count = rng.integers(1, 4)
+        deltas = [await driver.push(learner, rng.normal(size=LAYOUT.numel), encoding=INT4) for learner in range(count)]
+        await driver.round(deltas, weights=rng.uniform(0.1, 5, count).tolist(), participation=rng.uniform(0.2, 1))
+        if driver.state.version == snapshot_at:
+            await driver.snapshot()
+    return driver
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    seed=st.integers(0, 1000),
+    rule=st.sampled_from(MergeRule),
+    codec=st.sampled_from(Codec),
+    block=st.integers(1, 9),
+    momentum=st.sampled_from([0.0, 0.5, 0.9]),
+)
+async def test_replay_gives_weights_momentum_and_residual_bit_for_bit(
+    seed: int, rule: MergeRule, codec: Codec, block: int, momentum: float
+) -> None:
+    policy = Policy(merge=rule, outer=OuterOptimizer(momentum=momentum), update_encoding=Encoding(codec, block=block))
+    driver = await trained(4, seed=seed, policy=policy)
+    again = await rebuild(driver.log, FRAGMENT, 4, scratch=NO_FILES, workers=driver.workers)
+    assert_same_bits(again, driver.state)
+
+
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 1000), codec=st.sampled_from(Codec))
+async def test_following_the_updates_gives_the_syncers_weights_bit_for_bit(seed: int, codec: Codec) -> None:
+    driver = await trained(5, seed=seed, policy=Policy(update_encoding=Encoding(codec, block=8)))
+    weights = await weights_at(driver.log, FRAGMENT, 5, workers=driver.workers)
+    assert weights.tobytes() == driver.state.weights.tobytes()
+    assert tree_digest(weights).hex() == driver.log.state.fragments[FRAGMENT].newest.digest
+
+
+async def test_a_snapshot_is_where_a_rebuild_begins() -> None:
+    driver = await trained(5, snapshot_at=3)
+    fragment = driver.log.state.fragments[FRAGMENT]
+    before = [
+        part.name
+        for version in (1, 2, 3)
+        for member in fragment.versions[version].commit.close.members  # type: ignore[union-attr]
+        for part in driver.log.state.deltas[member.delta].item.parts
+    ]
+    await driver.append(CollectedItem(tuple(before)))
+    await driver.objects.delete([f"{driver.log.prefix}/{name}" for name in before])
+    again = await rebuild(driver.log, FRAGMENT, 5, scratch=NO_FILES, workers=driver.workers)
+    assert_same_bits(again, driver.state)
+    # Without their deltas, the versions before the snapshot are only known by the updates.
+    with pytest.raises(ObjectMissingError):
+        await rebuild(driver.log, FRAGMENT, 2, scratch=NO_FILES, workers=driver.workers)
+    await weights_at(driver.log, FRAGMENT, 2, workers=driver.workers)
+
+
+async def test_a_state_that_lags_is_brought_up_by_the_rounds_it_missed() -> None:
+    driver = await trained(4)
+    lagging = await rebuild(driver.log, FRAGMENT, 1, scratch=NO_FILES, workers=driver.workers)
+    await advance(driver.log, FRAGMENT, lagging, 4, scratch=NO_FILES, workers=driver.workers)
+    assert_same_bits(lagging, driver.state)
+
+
+async def test_versions_on_both_sides_of_a_roll_back_can_be_rebuilt() -> None:
+    driver = await trained(3)
+    newest = [values.copy() for values in (driver.state.weights, driver.state.momentum)]
+    source = await rebuild(driver.log, FRAGMENT, 1, scratch=NO_FILES, workers=driver.workers)
+    driver.state = source
+    refs = await driver.write_snapshot(4)
+    digest = driver.log.state.fragments[FRAGMENT].versions[1].digest
+    await driver.append(RollbackItem("back", 1, (RollbackFragment(FRAGMENT, 4, 1, digest, refs[:1], refs[1:]),)))
+    source.version = 4
+    await driver.round([await driver.push(0, np.ones(LAYOUT.numel))])
+    again = await rebuild(driver.log, FRAGMENT, 5, scratch=NO_FILES, workers=driver.workers)
+    assert_same_bits(again, driver.state)
+    abandoned = await rebuild(driver.log, FRAGMENT, 3, scratch=NO_FILES, workers=driver.workers)
+    assert abandoned.weights.tobytes() == newest[0].tobytes()
+    assert abandoned.momentum.tobytes() == newest[1].tobytes()
+    along = await weights_at(driver.log, FRAGMENT, 3, workers=driver.workers)
+    assert along.tobytes() == newest[0].tobytes()
+    # A state from before the roll-back is carried over it as well.
+    old = await rebuild(driver.log, FRAGMENT, 2, scratch=NO_FILES, workers=driver.workers)
+    await advance(driver.log, FRAGMENT, old, 5, scratch=NO_FILES, workers=driver.workers)
+    assert_same_bits(old, driver.state)
+
+
+async def test_threads_scratch_files_and_cuts_into_parts_change_no_bit() -> None:
+    # Larger than a batch of frames, and than a leaf of the digest; blocks of 128 straddle the leaves.
+    layout = layout_of((1000, 999), (77,), (513, 1024))
+    policy = Policy(update_encoding=Encoding(Codec.INT4))
+    rng = np.random.default_rng(3)
+    deltas = [rng.normal(size=layout.numel).astype(np.float32) for _ in range(2)]
+    workers = ThreadWorkers(2)
+    plain = await Driver.start(layout, policy)
+    with tempfile.TemporaryDirectory() as directory:
+        threaded = await Driver.start(layout, policy, workers=workers)
+        threaded.scratch = Scratch(Path(directory))
+        await plain.round([await plain.push(index, values, encoding=INT4) for index, values in enumerate(deltas)])
+        cuts = [layout.boundary_at_or_before(at, 4) for at in (10, 400_000, 999_003, 1_300_000)]
+        await threaded.round(
+            [await threaded.push(index, values, encoding=INT4, cuts=cuts) for index, values in enumerate(deltas)]
+        )
+        assert_same_bits(plain.state, threaded.state)
+        again = await rebuild(threaded.log, FRAGMENT, 1, scratch=threaded.scratch, workers=workers)
+        assert_same_bits(again, plain.state)
+        assert tree_digest(again.weights).hex() == plain.log.state.fragments[FRAGMENT].newest.digest
+        assert list(Path(directory).iterdir()) == []
+    workers.close()
+
+
+async def test_a_damaged_update_or_snapshot_is_told_apart_from_a_missing_version() -> None:
+    driver = await trained(2)
+    fragment = driver.log.state.fragments[FRAGMENT]
+    with pytest.raises(ObjectMissingError):
+        await weights_at(driver.log, FRAGMENT, 3, workers=driver.workers)
+    commit = fragment.versions[1].commit
+    assert commit is not None
+    await driver.damage(commit.commit.update[0].name)
+    with pytest.raises(LogCorruptError):
+        await weights_at(driver.log, FRAGMENT, 2, workers=driver.workers)
+    await driver.damage(fragment.versions[0].weights[0].name)
+    state = OuterState(*(np.zeros(LAYOUT.numel, np.float32) for _ in range(3)), 0)
+    with pytest.raises(LogCorruptError):
+        await load_snapshot(driver.log, FRAGMENT, 0, state, workers=driver.workers)
+    assert state.version == TORN
+
+
+async def test_a_torn_state_is_refused() -> None:
+    driver = await trained(1)
+    driver.state.version = TORN
+    with pytest.raises(ValueError, match="advance"):
+        await advance(driver.log, FRAGMENT, driver.state, 1, scratch=NO_FILES, workers=driver.workers)

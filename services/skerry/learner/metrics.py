@@ -47,7 +47,7 @@ class MetricsLine:
     """Inner steps of the run as a whole, as last heard, else null."""
     is_attached: bool = False
     staleness: float = 0.0
-    """Versions by which the fragments held are behind the newest heard of."""
+    """Mean over the deltas merged last: versions committed between a delta's base and its merge."""
     bytes_up: int = 0
     bytes_down: int = 0
     parameters_up: int = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Final, Self
 
@@ -19,7 +20,7 @@ from skerry.learner.demo.scenario import Scenario
 _REFRESH_S: Final = 0.25
 _LINE_EVERY_S: Final = 10.0
 _SPARK: Final = "▁▂▃▄▅▆▇█"
-_SPARK_WIDTH: Final = 24
+_SPARK_WIDTH: Final = 16
 
 
 class LiveView:
@@ -81,58 +82,52 @@ def _event_text(scenario: Scenario, unix_s: float, text: str) -> Text:
 
 
 def _table(scenario: Scenario) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2))
-    for title in (
-        "",
-        "step",
-        "loss",
-        "held-out",
-        "ms a step",
-        "pause ms",
-        "stale",
-        "versions",
-        "up",
-        "down",
-        "loss so far",
-    ):
-        table.add_column(title, justify="left" if title in {"", "versions", "loss so far"} else "right", no_wrap=True)
-    table.add_row(*_row("alone", "done" if scenario.timeline.started else "", scenario.single))
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for title in ("", "step", "ms", "pause", "version", "up MB", "down", "held-out loss"):
+        table.add_column(title, justify="left" if title in {"", "held-out loss"} else "right", no_wrap=True)
+    table.add_row(*_row("alone", "", scenario.single))
     for name, follower in scenario.learners.items():
         table.add_row(*_row(name, "killed" if name in scenario.away else "", follower))
-    state = "[bold red]killed[/]" if "syncer" in scenario.away else "serving" if scenario.timeline.started else ""
-    table.add_row("syncer", state)
+    is_serving = scenario.timeline.started is not None
+    table.add_row("syncer", Text("killed", "bold red") if "syncer" in scenario.away else "up" if is_serving else "")
     return table
 
 
-def _row(name: str, state: str, follower: MetricsFollower) -> list[str]:
+def _row(name: str, state: str, follower: MetricsFollower) -> list[RenderableType]:
     if not follower.lines:
         return [name, state or "…"]
     line = follower.lines[-1]
-    is_killed = state == "killed"
     evaluated = [loss for _, loss in follower.evaluations]
-    versions = " ".join(str(version) for _, version in sorted(line.versions.items()))
+    is_killed = state == "killed"
     return [
-        f"[bold red]{name}[/]" if is_killed else name,
-        str(line.step),
-        "[bold red]killed[/]" if is_killed else f"{line.loss:.3f}",
-        f"{evaluated[-1]:.3f}" if evaluated else "",
+        Text(name, "bold red" if is_killed else ""),
+        Text("killed", "bold red") if is_killed else str(line.step),
         f"{line.step_time_ms + line.slowdown_ms:.0f}",
         f"{line.sync_stall_ms:.1f}",
-        f"{line.staleness:.0f}" if line.is_attached or not line.versions else "away",
-        versions,
-        f"{line.bytes_up / 1e6:.2f} MB",
-        f"{line.bytes_down / 1e6:.2f} MB",
-        _spark(evaluated),
+        _versions(line.versions, is_attached=line.is_attached),
+        f"{line.bytes_up / 1e6:.2f}",
+        f"{line.bytes_down / 1e6:.2f}",
+        f"{_spark(evaluated)} {evaluated[-1]:.3f}" if evaluated else "",
     ]
 
 
+def _versions(versions: Mapping[str, int], *, is_attached: bool) -> str:
+    """The versions held, with a question mark while nobody says whether there are newer ones."""
+    if not versions:
+        return ""
+    low, high = min(versions.values()), max(versions.values())
+    span = f"{low}" if low == high else f"{low}-{high}"
+    return span if is_attached else f"{span}?"
+
+
 def _spark(values: list[float]) -> str:
+    # Square roots, because a loss falls steeply first and what matters comes later.
     shown = values[-_SPARK_WIDTH:]
     if not shown:
         return ""
     low, high = min(shown), max(shown)
     span = (high - low) or 1.0
-    return "".join(_SPARK[round((value - low) / span * (len(_SPARK) - 1))] for value in shown)
+    return "".join(_SPARK[round(((value - low) / span) ** 0.5 * (len(_SPARK) - 1))] for value in shown)
 
 
 def _line(scenario: Scenario) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-_STEP_COUNT: Final = 1200
+_STEP_COUNT: Final = 1600
 """Inner steps of the fast islands where the machine has the time for them."""
 
 _FEWEST_STEPS: Final = 240
@@ -34,10 +34,10 @@ class TrainingPlan:
     """What the islands and the single learner have in common, so that the comparison is of like with like."""
 
     model: str = "tiny"
-    batch_size: int = 8
+    batch_size: int = 4
     learning_rate: float = 3e-3
     warmup_steps: int = 50
-    evaluate_every: int = 60
+    evaluate_every: int = 80
     evaluation_window_count: int = 128
     inner_step_count: int = 24
     seed: int = 0
@@ -80,7 +80,7 @@ class DemoPlan:
 
     @property
     def syncer_back_at_step(self) -> int:
-        """After another twentieth: at 60 ms a step, some four seconds, and more than two contributions a fragment."""
+        """After another twentieth: at 50 ms a step, some four seconds, and more than three contributions a fragment."""
         return self.syncer_killed_at_step + max(self.step_count // 20, self.training.inner_step_count)
 
     @property

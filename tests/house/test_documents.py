@@ -1,0 +1,54 @@
+"""What the documents say to type can be typed, and what they point to is there."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from skerry.cli.main import cli
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
+
+
+def code_lines(document: Path) -> Iterator[str]:
+    """Yields every line of the shell code blocks of a document, without its comment."""
+    for block in re.findall(r"^```sh\n(.*?)^```", document.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE):
+        yield from (line.partition(" #")[0].strip() for line in block.splitlines())
+
+
+def skerry_lines() -> list[str]:
+    lines = [line for document in DOCUMENTS for line in code_lines(document)]
+    return [line for line in lines if line.startswith("skerry ")]
+
+
+@pytest.mark.parametrize("line", skerry_lines())
+def test_every_command_line_of_the_documents_is_understood(line: str) -> None:
+    words = shlex.split(line)[1:]
+    command: click.Command = cli
+    context = click.Context(cli, info_name="skerry")
+    while isinstance(command, click.Group):
+        name, found, words = command.resolve_command(context, words)
+        assert found is not None
+        command, context = found, click.Context(found, info_name=name, parent=context)
+    command.make_context(context.info_name, list(words), parent=context.parent)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_every_link_into_the_tree_leads_somewhere(document: Path) -> None:
+    targets = re.findall(r"\]\(([^)#]+)\)", document.read_text(encoding="utf-8"))
+    local = [target for target in targets if "://" not in target]
+    assert [target for target in local if not (ROOT / target).exists()] == []
+
+
+def test_every_make_target_that_the_documents_name_exists() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = set(re.findall(r"^([a-z0-9-]+):", makefile, re.MULTILINE))
+    named = {name for document in DOCUMENTS for name in re.findall(r"`make ([a-z0-9-]+)", document.read_text("utf-8"))}
+    assert named
+    assert named <= targets

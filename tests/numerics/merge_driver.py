@@ -6,6 +6,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -100,7 +101,7 @@ class Driver:
     async def push(
         self,
         learner: int,
-        values: Sequence[float] | Float32s,
+        values: Sequence[float] | NDArray[np.floating[Any]],
         *,
         encoding: Encoding = FLOAT32,
         cuts: Sequence[int] = (),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -120,27 +119,25 @@ async def test_versions_on_both_sides_of_a_roll_back_can_be_rebuilt() -> None:
     assert_same_bits(old, driver.state)
 
 
-async def test_threads_scratch_files_and_cuts_into_parts_change_no_bit() -> None:
+async def test_threads_scratch_files_and_cuts_into_parts_change_no_bit(tmp_path: Path) -> None:
     # Larger than a batch of frames, and than a leaf of the digest; blocks of 128 straddle the leaves.
     layout = layout_of((1000, 999), (77,), (513, 1024))
     policy = Policy(update_encoding=Encoding(Codec.INT4))
     rng = np.random.default_rng(3)
     deltas = [rng.normal(size=layout.numel).astype(np.float32) for _ in range(2)]
+    cuts = [layout.boundary_at_or_before(at, 4) for at in (10, 400_000, 999_003, 1_300_000)]
     workers = ThreadWorkers(2)
     plain = await Driver.start(layout, policy)
-    with tempfile.TemporaryDirectory() as directory:
-        threaded = await Driver.start(layout, policy, workers=workers)
-        threaded.scratch = Scratch(Path(directory))
-        await plain.round([await plain.push(index, values, encoding=INT4) for index, values in enumerate(deltas)])
-        cuts = [layout.boundary_at_or_before(at, 4) for at in (10, 400_000, 999_003, 1_300_000)]
-        await threaded.round(
-            [await threaded.push(index, values, encoding=INT4, cuts=cuts) for index, values in enumerate(deltas)]
-        )
-        assert_same_bits(plain.state, threaded.state)
-        again = await rebuild(threaded.log, FRAGMENT, 1, scratch=threaded.scratch, workers=workers)
-        assert_same_bits(again, plain.state)
-        assert tree_digest(again.weights).hex() == plain.log.state.fragments[FRAGMENT].newest.digest
-        assert list(Path(directory).iterdir()) == []
+    threaded = await Driver.start(layout, policy, workers=workers)
+    threaded.scratch = Scratch(tmp_path)
+    await plain.round([await plain.push(nth, values, encoding=INT4) for nth, values in enumerate(deltas)])
+    await threaded.round(
+        [await threaded.push(nth, values, encoding=INT4, cuts=cuts) for nth, values in enumerate(deltas)]
+    )
+    assert_same_bits(plain.state, threaded.state)
+    again = await rebuild(threaded.log, FRAGMENT, 1, scratch=threaded.scratch, workers=workers)
+    assert_same_bits(again, plain.state)
+    assert tree_digest(again.weights).hex() == plain.log.state.fragments[FRAGMENT].newest.digest
     workers.close()
 
 
@@ -155,7 +152,8 @@ async def test_a_damaged_update_or_snapshot_is_told_apart_from_a_missing_version
     with pytest.raises(LogCorruptError):
         await weights_at(driver.log, FRAGMENT, 2, workers=driver.workers)
     await driver.damage(fragment.versions[0].weights[0].name)
-    state = OuterState(*(np.zeros(LAYOUT.numel, np.float32) for _ in range(3)), 0)
+    weights, momentum, residual = NO_FILES.zeros(3, LAYOUT.numel)
+    state = OuterState(weights, momentum, residual, 0)
     with pytest.raises(LogCorruptError):
         await load_snapshot(driver.log, FRAGMENT, 0, state, workers=driver.workers)
     assert state.version == TORN

@@ -289,8 +289,11 @@ class _FragmentCheck:
         digests = []
         for part in delta.parts:
             hasher = part_digest()
-            async for batch in frame_batches(self._log.blobs.part_frames(part), part.first, part.numel):
-                await self._workers.run(_hash_raw, hasher, batch.data)
+            try:
+                async for batch in frame_batches(self._log.blobs.part_frames(part), part.first, part.numel):
+                    await self._workers.run(_hash_raw, hasher, batch.data)
+            except (FrameError, LogCorruptError, ObjectMissingError) as error:
+                raise UnreadableDeltaError(delta.delta, error) from error
             if hasher.digest().hex() != part.digest:
                 raise _Mismatch(f"delta {delta.delta} has another part", part.digest, hasher.digest().hex())
             digests.append((part.first, part.numel, hasher.digest()))

@@ -1,0 +1,51 @@
+"""Scratch arrays: zeroed, separate, and gone with the last of them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from skerry.store.errors import StoreFullError
+from skerry.store.scratch import SMALLEST_FILE_BYTES, Scratch
+
+NUMEL = SMALLEST_FILE_BYTES // 4 + 3
+
+
+@pytest.mark.parametrize("numel", [0, 1, NUMEL])
+def test_arrays_begin_as_zeros_and_share_nothing(tmp_path: Path, numel: int) -> None:
+    arrays = Scratch(tmp_path).zeros(3, numel)
+    for value, array in enumerate(arrays, 1):
+        assert array.shape == (numel,)
+        assert array.dtype == np.float32
+        assert not array.any()
+        array[:] = value
+    for value, array in enumerate(arrays, 1):
+        assert (array == value).all()
+
+
+def test_files_have_no_names_so_that_a_crash_leaves_nothing(tmp_path: Path) -> None:
+    arrays = Scratch(tmp_path).zeros(2, NUMEL)
+    arrays[0][:] = 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_lives_until_the_last_of_its_arrays_is_dropped(tmp_path: Path) -> None:
+    def mapped_count() -> int:
+        return Path("/proc/self/maps").read_text().count(str(tmp_path))
+
+    first, second = Scratch(tmp_path).zeros(2, NUMEL)
+    assert mapped_count() == 1
+    del first
+    second[-1] = 5
+    assert second[-1] == 5
+    del second
+    assert mapped_count() == 0
+
+
+def test_no_space_is_said_at_once_instead_of_killing_the_process_later(tmp_path: Path) -> None:
+    free_bytes = os.statvfs(tmp_path).f_bavail * os.statvfs(tmp_path).f_frsize
+    with pytest.raises(StoreFullError, match="no space"):
+        Scratch(tmp_path).zeros(1, free_bytes // 4 + 2**30)

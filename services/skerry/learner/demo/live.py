@@ -95,7 +95,7 @@ def _table(scenario: Scenario) -> Table:
 
 def _row(name: str, state: str, follower: MetricsFollower) -> list[RenderableType]:
     if not follower.lines:
-        return [name, state or "…"]
+        return [name, state or "starting"]
     line = follower.lines[-1]
     evaluated = [loss for _, loss in follower.evaluations]
     is_killed = state == "killed"

@@ -1,0 +1,173 @@
+"""`skerry serve`: one syncer process on the command line."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import os
+import signal
+import sys
+import tempfile
+from pathlib import Path
+from typing import Final
+
+import click
+import structlog
+
+from skerry.store.errors import StoreURLError
+from skerry.store.objects import Objects, open_objects
+from skerry.syncer.server import ListenError, ServerSettings, SyncerServer, serving
+
+_LOG: Final = structlog.get_logger(__name__)
+_LEVELS: Final = ("debug", "info", "warning", "error")
+_EPILOG: Final = """\b
+Examples:
+  skerry serve                                       a syncer on this machine, its store in ./skerry-data
+  skerry serve --store s3://bucket/skerry            one of any number of replicas over one bucket
+  skerry serve --listen 127.0.0.1:0 --port-file p    any free port, written to the file p
+"""
+
+
+@click.command(epilog=_EPILOG)
+@click.option(
+    "--listen",
+    default="127.0.0.1:50051",
+    metavar="HOST:PORT",
+    help="Address to listen on; port 0 takes any free one.",
+)
+@click.option(
+    "--store",
+    "store_url",
+    default="file://./skerry-data",
+    metavar="URL",
+    help="Where everything is kept: file://folder, s3://bucket/prefix or memory://.",
+)
+@click.option(
+    "--port-file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Writes the port that it listens on to this file.",
+)
+@click.option(
+    "--scratch",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Folder for disposable caches of fragments, best on a local disk.  [default: the system's]",
+)
+@click.option("--workers", type=click.IntRange(1, 256), help="Threads that merge and check.  [default: one a core]")
+@click.option("--drain-grace", type=click.FloatRange(0, 3600), default=20.0, help="Seconds that draining may take.")
+@click.option("--insecure", is_flag=True, help="Listens without TLS on an address that others can reach.")
+@click.option("--log-level", type=click.Choice(_LEVELS), default="info", help="What is logged, one event a line.")
+def serve(
+    *,
+    listen: str,
+    store_url: str,
+    port_file: Path | None,
+    scratch: Path | None,
+    workers: int | None,
+    drain_grace: float,
+    insecure: bool,
+    log_level: str,
+) -> None:
+    """Run a syncer.
+
+    It keeps nothing itself: any number of them may serve one store, and any of them may die at any moment. SIGTERM or
+    SIGINT drains it; a second one stops it at once.
+    """
+    _check_listen(listen, is_insecure=insecure)
+    _configure_logs(log_level)
+    try:
+        objects = open_objects(_absolute(store_url))
+    except StoreURLError as error:
+        raise click.BadParameter(str(error), param_hint="--store") from error
+    settings = ServerSettings(
+        listen=listen,
+        drain_grace_s=drain_grace,
+        worker_count=workers or max(2, os.cpu_count() or 2),
+        scratch_directory=_scratch_directory(scratch),
+    )
+    try:
+        asyncio.run(_serve(objects, settings, store_url, port_file))
+    except ListenError as error:
+        raise click.BadParameter(f"{error}; is another syncer running there?", param_hint="--listen") from error
+
+
+def _check_listen(listen: str, *, is_insecure: bool) -> None:
+    host, colon, port = listen.rpartition(":")
+    if not colon or not host or not port.isdigit():
+        raise click.BadParameter(
+            f"use HOST:PORT, for example 127.0.0.1:50051. listen={listen!r}", param_hint="--listen"
+        )
+    if is_insecure or _is_loopback(host.strip("[]")):
+        return
+    raise click.UsageError(
+        f"without TLS, others on the network could read and change what is exchanged on {host}. "
+        "Listen on 127.0.0.1, or say --insecure if the network is yours alone."
+    )
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _absolute(url: str) -> str:
+    """Returns the URL with a relative folder (file://./data, file://data) made absolute from the current one."""
+    scheme, separator, rest = url.partition("://")
+    if scheme == "file" and separator and rest and not rest.startswith("/"):
+        return Path(rest).absolute().as_uri()
+    return url
+
+
+def _scratch_directory(given: Path | None) -> Path:
+    if given is not None:
+        given.mkdir(parents=True, exist_ok=True)
+        return given
+    return Path(tempfile.gettempdir())
+
+
+def _configure_logs(level: str) -> None:
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            structlog.processors.LogfmtRenderer(key_order=["timestamp", "level", "event"]),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
+        logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
+    )
+
+
+async def _serve(objects: Objects, settings: ServerSettings, store_url: str, port_file: Path | None) -> None:
+    signals: asyncio.Queue[None] = asyncio.Queue()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, signals.put_nowait, None)
+    async with serving(objects, settings) as server:
+        _announce(settings.listen, server, store_url, port_file)
+        await signals.get()
+        async with asyncio.TaskGroup() as tasks:
+            draining = tasks.create_task(server.drain(settings.drain_grace_s))
+            hurrying = tasks.create_task(_hurry(signals, server))
+            await asyncio.wait({draining})
+            hurrying.cancel()
+
+
+async def _hurry(signals: asyncio.Queue[None], server: SyncerServer) -> None:
+    await signals.get()
+    await server.stop()
+
+
+def _announce(listen: str, server: SyncerServer, store_url: str, port_file: Path | None) -> None:
+    address = f"{listen.rpartition(':')[0]}:{server.port}"
+    click.echo(f"listening on {address}, store {store_url}")
+    sys.stdout.flush()
+    if port_file is not None:
+        partial = port_file.with_name(f".{port_file.name}.partial")
+        partial.write_text(f"{server.port}\n", encoding="ascii")
+        partial.replace(port_file)
+    _LOG.info("listening", address=address, store=store_url)

@@ -1,0 +1,259 @@
+"""The runs of one process: opens a replica of each run that is called for, keeps it alive, and lets it go when idle.
+
+Runs share the process's threads, scratch and byte budget, and nothing else: one that fails is opened anew at the next
+call, and the others do not notice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Final
+
+import structlog
+
+from skerry.store.clock import Clock, Entropy
+from skerry.store.entries import RunStatus
+from skerry.store.errors import RunNotFoundError, StoreError
+from skerry.store.scratch import Scratch
+from skerry.store.store import Store
+from skerry.store.workers import Workers
+from skerry.syncer.advice import AdviceBoard
+from skerry.syncer.budget import ByteBudget
+from skerry.syncer.errors import DrainingError, SyncerError
+from skerry.syncer.merging import Merger
+from skerry.syncer.replica import ReplicaSettings, RunReplica
+from skerry.wire.names import check_id, check_name
+
+_LOG: Final = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class HostSettings:
+    """How one process spends its time and memory on all its runs."""
+
+    part_budget_bytes: int = 256 * 2**20  # of pushed parts in memory
+    name_lifetime_s: float = 1.0  # for which the uid of a name is not asked for again
+    sweep_s: float = 5.0  # between looks for runs that were deleted, replaced or are idle
+    idle_s: float = 60.0  # after which a run that nobody uses is let go
+    replica: ReplicaSettings = field(default_factory=ReplicaSettings)
+
+
+@dataclass(eq=False)
+class _Open:
+    """A replica and the task that keeps it alive."""
+
+    replica: RunReplica
+    task: asyncio.Task[None]
+    used_at_s: float
+
+
+class RunHost:
+    """Every run that this process serves. Enter `serving` first; all else happens inside it."""
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        clock: Clock,
+        entropy: Entropy,
+        workers: Workers,
+        scratch: Scratch,
+        settings: HostSettings,
+    ) -> None:
+        """Takes what its replicas share."""
+        self.store = store
+        self.clock = clock
+        self.workers = workers
+        self.settings = settings
+        self.budget = ByteBudget(settings.part_budget_bytes)
+        self._entropy = entropy
+        self._scratch = scratch
+        self._open: dict[str, _Open] = {}  # by uid
+        self._opening: dict[str, asyncio.Lock] = {}  # by uid
+        self._names: dict[str, tuple[str, float]] = {}  # name -> (uid, when it was asked for)
+        self._tasks: asyncio.TaskGroup | None = None
+        self._is_draining = False
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether this process takes no new work."""
+        return self._is_draining
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[None]:
+        """Runs replicas for as long as the context lasts; at its end they are cancelled, wherever they are."""
+        async with asyncio.TaskGroup() as tasks:
+            self._tasks = tasks
+            sweep = tasks.create_task(self._sweep(), name="sweep")
+            resume = tasks.create_task(self._resume(), name="resume")
+            try:
+                yield
+            finally:
+                self._is_draining = True
+                for task in (sweep, resume, *(one.task for one in self._open.values())):
+                    task.cancel()
+
+    async def open(self, name: str, uid: str = "", *, seen_position: int = 0, is_creator: bool = False) -> RunReplica:
+        """Returns the replica of the run that `name` has, folded at least to `seen_position`.
+
+        A draft, which has no name yet, is found by its uid. `is_creator` also finds a run that is committed and not
+        yet named: only who creates it has business there.
+
+        Raises:
+            BadNameError: the name or uid is not legal.
+            SyncerError: RUN_NOT_FOUND; RUN_REPLACED: the name has another uid; RUN_EXISTS: a draft that lost the name;
+                DRAINING; BAD_REQUEST: the position is not one.
+            StoreError: the store failed, or holds less than the caller has seen.
+        """
+        check_name(name, "run")
+        if uid:
+            check_id(uid, "run uid")
+        if seen_position < 0:
+            raise SyncerError("BAD_REQUEST", f"seen_position must not be negative. seen_position={seen_position}")
+        if self._is_draining:
+            raise DrainingError
+        named = await self._uid_of(name)
+        if not uid and named is None:
+            raise _not_found(name)
+        replica = await self._replica(name, uid or named or "", named)
+        if uid and uid != named:
+            _check_unnamed(replica, name, named, is_creator=is_creator)
+        if seen_position > replica.state.position:
+            await replica.log.wait_for(seen_position)
+        return replica
+
+    def forget_name(self, name: str) -> None:
+        """Asks for the name's uid anew next time: it was just given or taken away."""
+        self._names.pop(name, None)
+
+    async def drain(self, grace_s: float) -> None:
+        """Refuses new work, tells followers, closes no further round; returns when merges have ended, or after grace."""
+        self._is_draining = True
+        try:
+            async with asyncio.timeout(grace_s), asyncio.TaskGroup() as tasks:
+                for one in list(self._open.values()):
+                    tasks.create_task(one.replica.drain(grace_s))
+        except TimeoutError:
+            _LOG.warning("merges did not end within the grace; another replica takes them over", grace_s=grace_s)
+
+    async def _uid_of(self, name: str) -> str | None:
+        known = self._names.get(name)
+        now_s = self.clock.monotonic()
+        if known is not None and now_s - known[1] < self.settings.name_lifetime_s:
+            return known[0]
+        try:
+            uid = await self.store.resolve(name)
+        except RunNotFoundError:
+            self._names.pop(name, None)
+            return None
+        self._names[name] = (uid, now_s)
+        return uid
+
+    async def _replica(self, name: str, uid: str, named: str | None) -> RunReplica:
+        async with self._opening.setdefault(uid, asyncio.Lock()):
+            found = self._open.get(uid)
+            if found is None:
+                try:
+                    found = await self._start(name, uid)
+                except RunNotFoundError:
+                    if named is not None and named != uid:
+                        raise _replaced(name, uid, named) from None
+                    raise _not_found(name) from None
+                finally:
+                    if uid not in self._open:
+                        self._opening.pop(uid, None)
+        if found.replica.log.spec.name != name:
+            raise _not_found(name)
+        found.used_at_s = self.clock.monotonic()
+        return found.replica
+
+    async def _start(self, name: str, uid: str) -> _Open:
+        log = await self.store.open_log(name, uid)
+        if self._tasks is None or self._is_draining:
+            raise DrainingError
+        if uid in self._open:
+            return self._open[uid]
+        replica = RunReplica(
+            log,
+            clock=self.clock,
+            workers=self.workers,
+            merger=Merger(log, clock=self.clock, workers=self.workers, scratch=self._scratch),
+            advice=AdviceBoard(log.objects, log.prefix, self._entropy),
+            settings=self.settings.replica,
+        )
+        task = self._tasks.create_task(self._keep(replica, uid), name=f"run {name}")
+        self._open[uid] = opened = _Open(replica, task, self.clock.monotonic())
+        _LOG.info("run opened", run=name, uid=uid, position=replica.state.position, status=replica.state.status.value)
+        return opened
+
+    async def _keep(self, replica: RunReplica, uid: str) -> None:
+        """Runs the replica; a failure ends it alone, and the next call opens it anew."""
+        try:
+            await replica.run()
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:  # noqa: BLE001 - the outermost edge of one run
+            _LOG.error("run failed; the next call opens it anew", run=replica.log.spec.name, uid=uid, exc_info=error)
+        finally:
+            if uid in self._open and self._open[uid].replica is replica:
+                del self._open[uid]
+                self._opening.pop(uid, None)
+
+    async def _resume(self) -> None:
+        """Opens every named run once, so that what a killed replica left behind is finished though nobody calls."""
+        try:
+            runs = await self.store.list_runs()
+        except StoreError as error:
+            _LOG.warning("runs could not be listed; each is opened when it is called for", cause=str(error))
+            return
+        for name, uid in runs:
+            try:
+                await self._replica(name, uid, uid)
+            except (StoreError, SyncerError) as error:
+                _LOG.warning("run could not be opened", run=name, uid=uid, cause=str(error))
+
+    async def _sweep(self) -> None:
+        """Ends the streams of runs that lost their name, and lets idle runs go."""
+        while True:
+            await self.clock.sleep(self.settings.sweep_s)
+            for uid, one in list(self._open.items()):
+                name = one.replica.log.spec.name
+                if one.replica.is_idle:
+                    if self.clock.monotonic() - one.used_at_s > self.settings.idle_s:
+                        one.task.cancel()
+                    continue
+                if one.replica.state.status is RunStatus.DRAFT:
+                    continue
+                try:
+                    named = await self._uid_of(name)
+                except StoreError:  # the tail of the log reports it
+                    continue
+                if named is None:
+                    one.replica.end_followers(_not_found(name))
+                elif named != uid:
+                    one.replica.end_followers(_replaced(name, uid, named))
+
+
+def _not_found(name: str) -> SyncerError:
+    return SyncerError("RUN_NOT_FOUND", f"no such run. run={name}")
+
+
+def _replaced(name: str, uid: str, named: str) -> SyncerError:
+    return SyncerError(
+        "RUN_REPLACED", f"the name belongs to another run now. run={name}, uid={uid}", metadata={"run_uid": named}
+    )
+
+
+def _check_unnamed(replica: RunReplica, name: str, named: str | None, *, is_creator: bool) -> None:
+    """Refuses a run that its name does not lead to, unless it is a draft that may still get it."""
+    is_draft = replica.state.status is RunStatus.DRAFT
+    if named is None and (is_draft or is_creator):
+        return
+    if named is None:
+        raise _not_found(name)
+    if is_draft or is_creator:
+        raise SyncerError("RUN_EXISTS", f"another creator got the name first. run={name}", metadata={"run_uid": named})
+    raise _replaced(name, replica.log.spec.uid, named)

@@ -1,0 +1,168 @@
+"""Translates errors of the domain to `google.rpc.Status`, once, around every method of `skerry.v1`.
+
+The stock services (health, reflection) are left alone: they answer by themselves, and wrapping breaks health's `Watch`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any, Final, NoReturn
+
+import grpc
+import structlog
+from google.protobuf import any_pb2
+from google.protobuf.duration_pb2 import Duration
+from google.rpc import code_pb2, error_details_pb2, status_pb2
+from grpc_status import rpc_status
+
+from skerry.store.errors import StoreError, StoreFullError, StoreUnavailableError
+from skerry.syncer.errors import RETRY_FULL_S, RETRY_STORE_S, SyncerError
+from skerry.wire.names import BadNameError
+
+_LOG: Final = structlog.get_logger(__name__)
+DOMAIN: Final = "skerry"
+_OWN_METHODS: Final = "/skerry.v1."
+
+# The comment of each value of `skerry.v1.ErrorReason` names its code.
+_CODES: Final[Mapping[str, int]] = {
+    **dict.fromkeys(
+        (
+            "BAD_REQUEST",
+            "BAD_NAME",
+            "SHAPE_MISMATCH",
+            "NON_FINITE",
+            "BAD_FRAME",
+            "DIGEST_MISMATCH",
+            "OUT_OF_RANGE",
+            "ENCODING_UNSUPPORTED",
+        ),
+        code_pb2.INVALID_ARGUMENT,
+    ),
+    **dict.fromkeys(("RUN_NOT_FOUND", "FRAGMENT_NOT_FOUND", "VERSION_NOT_FOUND"), code_pb2.NOT_FOUND),
+    **dict.fromkeys(
+        (
+            "RUN_REPLACED",
+            "RUN_CLOSED",
+            "RUN_DRAFT",
+            "SESSION_FENCED",
+            "SESSION_UNKNOWN",
+            "INCOMPLETE",
+            "BASE_FUTURE",
+            "BASE_STALE",
+            "BASE_FOREIGN",
+            "PLAN_EXPIRED",
+        ),
+        code_pb2.FAILED_PRECONDITION,
+    ),
+    **dict.fromkeys(("RUN_EXISTS", "BASE_REPEATED", "ID_REUSED"), code_pb2.ALREADY_EXISTS),
+    **dict.fromkeys(("STORE_UNAVAILABLE", "DRAINING"), code_pb2.UNAVAILABLE),
+    **dict.fromkeys(("STORE_FULL", "TOO_LARGE", "TOO_SLOW"), code_pb2.RESOURCE_EXHAUSTED),
+    "STORE_ROLLED_BACK": code_pb2.DATA_LOSS,
+}
+
+
+def status_of(error: Exception) -> status_pb2.Status:
+    """Returns what a caller is told of `error`; of one that is not this project's own it is told nothing but that."""
+    known = _as_syncer_error(error)
+    info = error_details_pb2.ErrorInfo(reason=known.reason, domain=DOMAIN, metadata=known.metadata)
+    details = [_packed(info)]
+    if known.retry_after_s is not None:
+        delay = Duration()
+        delay.FromMilliseconds(round(known.retry_after_s * 1000))
+        details.append(_packed(error_details_pb2.RetryInfo(retry_delay=delay)))
+    return status_pb2.Status(code=_CODES.get(known.reason, code_pb2.INTERNAL), message=str(known), details=details)
+
+
+def _as_syncer_error(error: Exception) -> SyncerError:
+    match error:
+        case SyncerError():
+            return error
+        case StoreUnavailableError():
+            return SyncerError(error.reason, "the store can't be reached; retry", retry_after_s=RETRY_STORE_S)
+        case StoreFullError():
+            return SyncerError(
+                error.reason, "the store is full; the operator must make room", retry_after_s=RETRY_FULL_S
+            )
+        case StoreError():
+            return SyncerError(error.reason, str(error), metadata=getattr(error, "metadata", None))
+        case BadNameError():
+            return SyncerError("BAD_NAME", str(error))
+        case _:
+            return SyncerError("INTERNAL", "the server failed; its log says why")
+
+
+def _packed(message: Any) -> any_pb2.Any:
+    packed = any_pb2.Any()
+    packed.Pack(message)
+    return packed
+
+
+class ErrorInterceptor(grpc.aio.ServerInterceptor):
+    """Wraps the four kinds of methods; what they raise becomes the call's status."""
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler:
+        """Returns the method's handler, wrapped if it is one of `skerry.v1`."""
+        handler = await continuation(handler_call_details)
+        method = handler_call_details.method
+        if handler is None or not method.startswith(_OWN_METHODS):
+            return handler
+        serializers = {
+            "request_deserializer": handler.request_deserializer,
+            "response_serializer": handler.response_serializer,
+        }
+        if handler.unary_unary is not None:
+            return grpc.unary_unary_rpc_method_handler(_answering(handler.unary_unary, method), **serializers)
+        if handler.unary_stream is not None:
+            return grpc.unary_stream_rpc_method_handler(_streaming(handler.unary_stream, method), **serializers)
+        if handler.stream_unary is not None:
+            return grpc.stream_unary_rpc_method_handler(_answering(handler.stream_unary, method), **serializers)
+        return grpc.stream_stream_rpc_method_handler(_streaming(handler.stream_stream, method), **serializers)
+
+
+def _answering(behaviour: Callable[..., Awaitable[Any]], method: str) -> Callable[..., Awaitable[Any]]:
+    async def answer(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+        try:
+            return await behaviour(request, context)
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:  # noqa: BLE001 - the outermost edge
+            await _abort(error, method, context)
+
+    return answer
+
+
+def _streaming(behaviour: Callable[..., AsyncIterator[Any]], method: str) -> Callable[..., AsyncIterator[Any]]:
+    async def stream(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
+        responses = behaviour(request, context)
+        try:
+            async for response in responses:
+                yield response
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:  # noqa: BLE001 - the outermost edge
+            await _abort(error, method, context)
+        finally:
+            aclose = getattr(responses, "aclose", None)
+            if aclose is not None:
+                await aclose()
+
+    return stream
+
+
+async def _abort(error: Exception, method: str, context: grpc.aio.ServicerContext[Any, Any]) -> NoReturn:
+    status = status_of(error)
+    reason = _as_syncer_error(error).reason
+    if status.code in {code_pb2.INTERNAL, code_pb2.DATA_LOSS}:
+        _LOG.error("call failed", method=method, reason=reason, exc_info=error)
+    elif isinstance(error, StoreError):
+        _LOG.warning("call failed", method=method, reason=reason, cause=str(error))
+    else:
+        _LOG.info("call refused", method=method, reason=reason, message=str(error))
+    translated = rpc_status.to_status(status)
+    await context.abort(translated.code, translated.details, translated.trailing_metadata)
+    raise AssertionError("abort returned")

@@ -1,0 +1,251 @@
+"""The life of runs: create, commit, steer, roll back, close, delete. Every step may be repeated without harm."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+
+from skerry.store.entries import (
+    PolicyItem,
+    RollbackFragment,
+    RollbackItem,
+    RunSpec,
+    RunStatus,
+    StatusItem,
+)
+from skerry.store.errors import ObjectMissingError, RunExistsError, RunNotFoundError
+from skerry.store.replay import snapshot_tensors, weights_at
+from skerry.store.run_state import FragmentState, VersionState
+from skerry.syncer.errors import SyncerError, bad_request, from_rejection
+from skerry.syncer.host import RunHost
+from skerry.syncer.replica import RunReplica
+from skerry.wire.layout import FragmentLayout
+from skerry.wire.names import check_id, check_name
+from skerry.wire.policy import Policy
+
+_LOG: Final = structlog.get_logger(__name__)
+# What one run may hold: far above what is trained today, far below what would hurt the process that folds it.
+MAX_TENSOR_COUNT: Final = 100_000
+MAX_FRAGMENT_COUNT: Final = 4_096
+MAX_FRAGMENT_NUMEL: Final = 2**40
+# A roll-back that meets a commit is prepared again; commits are seconds apart, preparing again takes one append.
+_ROLLBACK_ATTEMPTS: Final = 8
+
+
+@dataclass(frozen=True)
+class NewRun:
+    """What a creator states."""
+
+    request_id: str
+    name: str
+    fragments: tuple[FragmentLayout, ...]
+    dtypes: Mapping[str, str]
+    policy: Policy
+
+
+def uid_of_draft(name: str, request_id: str) -> str:
+    """Returns the uid that a creation request gives its draft: the same for the same request, wherever it lands."""
+    return hashlib.sha256(f"skerry.run.v1\0{name}\0{request_id}".encode()).hexdigest()[:32]
+
+
+async def create_run(host: RunHost, new: NewRun) -> RunReplica:
+    """Returns the draft that the request made, now or earlier, or what has become of it.
+
+    Raises:
+        SyncerError: RUN_EXISTS: another run has the name; TOO_LARGE.
+    """
+    check_name(new.name, "run")
+    check_id(new.request_id, "request id")
+    _check_size(new)
+    uid = uid_of_draft(new.name, new.request_id)
+    try:
+        replica = await host.open(new.name, uid, is_creator=True)
+    except SyncerError as error:
+        if error.reason == "RUN_REPLACED":
+            raise SyncerError("RUN_EXISTS", "the name is taken", metadata=error.metadata) from error
+        if error.reason != "RUN_NOT_FOUND":
+            raise
+        spec = RunSpec(new.name, uid, new.fragments, new.dtypes, host.clock.unix())
+        await host.store.create_draft(spec)
+        replica = await host.open(new.name, uid, is_creator=True)
+    spec = replica.log.spec
+    if (spec.fragments, dict(spec.dtypes)) != (new.fragments, dict(new.dtypes)):
+        raise SyncerError("ID_REUSED", "request id was used for another run", metadata={"run_uid": uid})
+    if new.request_id not in replica.state.requests:
+        await replica.log.append([PolicyItem(new.request_id, new.policy)])
+    return replica
+
+
+def _check_size(new: NewRun) -> None:
+    tensor_count = sum(len(layout.tensors) for layout in new.fragments)
+    largest = max(layout.numel for layout in new.fragments)
+    for what, value, limit in (
+        ("tensors", tensor_count, MAX_TENSOR_COUNT),
+        ("fragments", len(new.fragments), MAX_FRAGMENT_COUNT),
+        ("elements in a fragment", largest, MAX_FRAGMENT_NUMEL),
+    ):
+        if value > limit:
+            raise SyncerError("TOO_LARGE", f"too many {what}. limit={limit}, actual={value}")
+
+
+async def commit_run(host: RunHost, name: str, uid: str, seen_position: int) -> RunReplica:
+    """Opens the draft and gives it its name.
+
+    Raises:
+        SyncerError: RUN_DRAFT: initial weights are missing; RUN_EXISTS: another has the name.
+    """
+    replica = await host.open(name, check_id(uid, "run uid"), seen_position=seen_position, is_creator=True)
+    if replica.state.status is RunStatus.DRAFT:
+        await replica.log.tail()
+    if replica.state.status is RunStatus.DRAFT:
+        for fragment in sorted(replica.state.fragments):
+            await replica.seed(fragment)
+        missing = [name for name, f in sorted(replica.state.fragments.items()) if f.version < 0]
+        if missing:
+            raise SyncerError("RUN_DRAFT", f"initial weights are missing. fragments={missing[:20]}")
+        await replica.log.append([StatusItem(RunStatus.OPEN)])
+    try:
+        await host.store.publish(name, uid)
+    except RunExistsError as error:
+        raise SyncerError(
+            "RUN_EXISTS", f"another creator got the name first. run={name}", metadata={"run_uid": error.uid}
+        ) from error
+    host.forget_name(name)
+    _LOG.info("run committed", run=name, uid=uid)
+    return replica
+
+
+async def set_policy(replica: RunReplica, request_id: str, change: Callable[[Policy], Policy]) -> None:
+    """Replaces the policy by what `change` makes of it, once for each request id.
+
+    Raises:
+        SyncerError: RUN_CLOSED; BAD_REQUEST: a field is out of its range.
+    """
+    check_id(request_id, "request id")
+    if request_id in replica.state.requests:
+        return
+    await replica.log.tail()  # so that what is absent keeps the value that it has, not one it had
+    try:
+        policy = change(replica.state.policy)
+    except ValueError as error:
+        raise bad_request(str(error)) from error
+    unknown = sorted(policy.merge_by_fragment.keys() - replica.state.fragments.keys())
+    if unknown:
+        raise SyncerError("BAD_REQUEST", f"merge rule of a fragment that the run has not. fragments={unknown[:20]}")
+    (outcome,) = await replica.log.append([PolicyItem(request_id, policy)])
+    if outcome.rejection is not None and request_id not in replica.state.requests:
+        raise from_rejection(outcome.rejection)
+
+
+async def close_run(replica: RunReplica) -> None:
+    """Ends the run, and returns when every accepted delta has its fate.
+
+    Raises:
+        SyncerError: RUN_DRAFT.
+    """
+    state = replica.state
+    if state.status is RunStatus.DRAFT:
+        await replica.log.tail()
+    if state.status is RunStatus.DRAFT:
+        raise SyncerError("RUN_DRAFT", "a draft can't be closed; delete it, or leave it")
+    if state.status is RunStatus.OPEN:
+        await replica.log.append([StatusItem(RunStatus.CLOSING)])
+    await replica.wait_until(lambda state: state.status is RunStatus.CLOSED)
+
+
+async def roll_back(replica: RunReplica, request_id: str, target_position: int) -> None:
+    """Gives every fragment its next version, with the content that it had at `target_position`.
+
+    Raises:
+        SyncerError: VERSION_NOT_FOUND: there was no such content, or it was collected; RUN_CLOSED, RUN_DRAFT.
+    """
+    check_id(request_id, "request id")
+    if request_id in replica.state.requests:
+        return
+    await replica.log.tail()
+    _check_rollback(replica, target_position)
+    prepared = [
+        await _prepared(replica, fragment, _version_at(fragment, target_position))
+        for _, fragment in sorted(replica.state.fragments.items())
+    ]
+    for _ in range(_ROLLBACK_ATTEMPTS):
+        fragments = tuple(
+            RollbackFragment(
+                fragment=one.fragment,
+                version=replica.state.fragments[one.fragment].version + 1,
+                source_version=one.source_version,
+                digest=one.digest,
+                weights=one.weights,
+                outer=one.outer,
+            )
+            for one in prepared
+        )
+        (outcome,) = await replica.log.append([RollbackItem(request_id, target_position, fragments)])
+        if request_id in replica.state.requests:
+            _LOG.info("run rolled back", run=replica.log.spec.name, target_position=target_position)
+            return
+        if outcome.rejection is not None and outcome.rejection.reason != "VERSION_NOT_FOUND":
+            raise from_rejection(outcome.rejection)
+    raise SyncerError("STORE_UNAVAILABLE", "versions are committed too fast to roll back; retry", retry_after_s=1.0)
+
+
+def _check_rollback(replica: RunReplica, target_position: int) -> None:
+    status = replica.state.status
+    if status is not RunStatus.OPEN:
+        reason = "RUN_DRAFT" if status is RunStatus.DRAFT else "RUN_CLOSED"
+        raise SyncerError(reason, f"only an open run is rolled back. status={status.value}")
+    if not 1 <= target_position <= replica.state.position:
+        raise SyncerError(
+            "VERSION_NOT_FOUND", f"no such position. target={target_position}, newest={replica.state.position}"
+        )
+
+
+def _version_at(fragment: FragmentState, position: int) -> VersionState:
+    versions = [version for version in fragment.versions.values() if version.position <= position]
+    if not versions:
+        raise SyncerError(
+            "VERSION_NOT_FOUND",
+            f"fragment had no version at that position. fragment={fragment.layout.name}, position={position}",
+        )
+    return max(versions, key=lambda version: version.version)
+
+
+async def _prepared(replica: RunReplica, fragment: FragmentState, source: VersionState) -> RollbackFragment:
+    """Stores the content of `source` under the number that comes next; one fragment is held at a time."""
+    name = fragment.layout.name
+    try:
+        weights = await weights_at(replica.log, name, source.version, workers=replica.workers)
+    except ObjectMissingError as error:
+        raise SyncerError(
+            "VERSION_NOT_FOUND", f"content was collected. fragment={name}, version={source.version}"
+        ) from error
+    tensors = snapshot_tensors(fragment.layout, weights)
+    ref = await replica.log.blobs.write_snapshot(name, fragment.version + 1, "weights", tensors)
+    return RollbackFragment(name, fragment.version + 1, source.version, source.digest, (ref,), ())
+
+
+async def delete_run(host: RunHost, name: str, uid: str) -> None:
+    """Takes the run's name away.
+
+    Raises:
+        SyncerError: RUN_NOT_FOUND: there never was such a run; RUN_REPLACED: the name is another's.
+    """
+    check_name(name, "run")
+    check_id(uid, "run uid")
+    host.forget_name(name)
+    try:
+        named = await host.store.resolve(name)
+    except RunNotFoundError:
+        await host.store.open_log(name, uid)  # raises where there never was one; else it was deleted before
+        return
+    if named != uid:
+        raise SyncerError(
+            "RUN_REPLACED", f"the name belongs to another run now. run={name}", metadata={"run_uid": named}
+        )
+    await host.store.unpublish(name, uid)
+    host.forget_name(name)
+    _LOG.info("run deleted", run=name, uid=uid)

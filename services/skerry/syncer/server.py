@@ -1,0 +1,158 @@
+"""Wires one syncer process together: store, host, services, health, reflection; starts it, drains it, stops it."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.metadata
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import grpc
+import structlog
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from skerry.store.clock import Clock, Entropy, SystemClock, SystemEntropy
+from skerry.store.objects import Objects
+from skerry.store.scratch import Scratch
+from skerry.store.store import Store
+from skerry.store.workers import ThreadWorkers, Workers
+from skerry.syncer.host import HostSettings, RunHost
+from skerry.syncer.interceptor import ErrorInterceptor
+from skerry.syncer.servicers import MAX_MESSAGE_BYTES, CapabilitiesServicer, ExchangeServicer, RunsServicer
+from skerry.v1 import (
+    capabilities_pb2,
+    capabilities_pb2_grpc,
+    exchange_pb2,
+    exchange_pb2_grpc,
+    runs_pb2,
+    runs_pb2_grpc,
+)
+
+_LOG: Final = structlog.get_logger(__name__)
+# What is left of the grace for calls in flight, at least, once merges have ended or were handed on.
+_LEAST_STOP_S: Final = 0.2
+
+_OPTIONS: Final[Sequence[tuple[str, int]]] = (
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    # Half-open connections are found within a minute, and clients may look as often as every ten seconds.
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 15_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+    ("grpc.http2.max_ping_strikes", 0),
+    # Two servers on one port would each get half of the calls without anybody noticing.
+    ("grpc.so_reuseport", 0),
+)
+_SERVICES: Final = (
+    capabilities_pb2.DESCRIPTOR.services_by_name["Capabilities"].full_name,
+    exchange_pb2.DESCRIPTOR.services_by_name["Exchange"].full_name,
+    runs_pb2.DESCRIPTOR.services_by_name["Runs"].full_name,
+)
+
+
+@dataclass(frozen=True)
+class ServerSettings:
+    """What one syncer process is told."""
+
+    listen: str = "127.0.0.1:50051"  # port 0: any free one
+    drain_grace_s: float = 20.0
+    worker_count: int = 2
+    scratch_directory: Path | None = None  # None: in memory
+    host: HostSettings = field(default_factory=HostSettings)
+
+
+class ListenError(OSError):
+    """The address can't be listened on."""
+
+
+class SyncerServer:
+    """A syncer that listens; made by `serving`."""
+
+    def __init__(self, server: grpc.aio.Server, host: RunHost, servicer: health.aio.HealthServicer, port: int) -> None:
+        """Takes a server that was started."""
+        self.port = port
+        self.host = host
+        self._server = server
+        self._health = servicer
+
+    async def drain(self, grace_s: float) -> None:
+        """Goes away without losing anything; returns when the last call has ended, or after `grace_s`.
+
+        Health says so first; followers are told and let go; no round is closed any more; merges end or are left to
+        another replica; pushes in flight end, or go on elsewhere from their last whole part.
+        """
+        started_s = self.host.clock.monotonic()
+        _LOG.info("draining", grace_s=grace_s)
+        await self._health.enter_graceful_shutdown()
+        await self.host.drain(grace_s)
+        left_s = max(_LEAST_STOP_S, grace_s - (self.host.clock.monotonic() - started_s))
+        await self._server.stop(left_s)
+        _LOG.info("drained", drain_s=round(self.host.clock.monotonic() - started_s, 3))
+
+    async def stop(self) -> None:
+        """Stops at once; calls in flight are cut off, and lose nothing that was acknowledged."""
+        await self._server.stop(None)
+
+
+@asynccontextmanager
+async def serving(
+    objects: Objects,
+    settings: ServerSettings,
+    *,
+    clock: Clock | None = None,
+    entropy: Entropy | None = None,
+    workers: Workers | None = None,
+) -> AsyncIterator[SyncerServer]:
+    """Yields a syncer that listens on `settings.listen`, and stops it at the context's end.
+
+    Raises:
+        ListenError: the address can't be listened on.
+    """
+    clock, entropy = clock or SystemClock(), entropy or SystemEntropy()
+    own_workers = ThreadWorkers(settings.worker_count) if workers is None else None
+    pool = workers or own_workers
+    assert pool is not None
+    store = Store(objects, clock=clock, entropy=entropy, workers=pool, writer=f"syncer-{entropy.hex_id()[:8]}")
+    host = RunHost(
+        store,
+        clock=clock,
+        entropy=entropy,
+        workers=pool,
+        scratch=Scratch(settings.scratch_directory),
+        settings=settings.host,
+    )
+    server = grpc.aio.server(interceptors=[ErrorInterceptor()], options=_OPTIONS)
+    servicer = health.aio.HealthServicer()
+    _add_services(server, host, servicer)
+    try:
+        port = server.add_insecure_port(settings.listen)
+    except RuntimeError as error:
+        raise ListenError(f"address can't be listened on. listen={settings.listen}") from error
+    try:
+        async with host.serving():
+            await server.start()
+            for name in ("", *_SERVICES):
+                await servicer.set(name, health_pb2.HealthCheckResponse.SERVING)
+            try:
+                yield SyncerServer(server, host, servicer, port)
+            finally:
+                await server.stop(None)
+    finally:
+        await store.close()
+        if own_workers is not None:
+            await asyncio.to_thread(own_workers.close)
+
+
+def _add_services(server: grpc.aio.Server, host: RunHost, servicer: health.aio.HealthServicer) -> None:
+    runs_pb2_grpc.add_RunsServicer_to_server(RunsServicer(host), server)
+    exchange_pb2_grpc.add_ExchangeServicer_to_server(ExchangeServicer(host), server)
+    capabilities_pb2_grpc.add_CapabilitiesServicer_to_server(
+        CapabilitiesServicer(importlib.metadata.version("skerry")), server
+    )
+    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+    reflection.enable_server_reflection((*_SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME), server)

@@ -74,6 +74,14 @@ def test_a_stream_that_breaks_goes_on_after_the_last_position_seen() -> None:
     assert follower.state.fragments["head"].version == 6
 
 
+def test_a_closed_run_still_tells_its_past() -> None:
+    script = scripted([commit(4, 8), CLOSED], [commit(4, 8), CLOSED])
+    script.runs["demo"].status = v1.RUN_STATUS_CLOSED
+    with serving(script) as target, RunsClient(target) as client:
+        assert [line.position for line in Follower(client, "demo", after_position=1).lines()] == [8, 30]
+        assert list(Follower(client, "demo").lines()) == []
+
+
 def test_patience_ends() -> None:
     script = scripted(*[AWAY] * 50)
     now = iter(range(0, 10_000, 100))

@@ -113,7 +113,7 @@ class Follower:
                     heard_at_s, wait_s = self._clock(), _FIRST_WAIT_S
                     self._take(message)
                     yield message
-                    if self.state.is_closed:
+                    if self._is_over(message):
                         return
             except TryAgainError as error:
                 if self._clock() - heard_at_s > self._patience_s:
@@ -137,6 +137,13 @@ class Follower:
         """Returns the run as it is now, drawn."""
         with self._lock:
             return draw(self.state, notice=self._notice)
+
+    def _is_over(self, message: exchange_pb2.WatchResponse) -> bool:
+        """True where nothing is left to tell: the run was closed when it was asked for, or has just been."""
+        if message.WhichOneof("kind") == "event":
+            return message.event.status_changed == types_pb2.RUN_STATUS_CLOSED
+        is_past_wanted = 0 < self._after_position < message.start.run.position
+        return message.start.run.status == types_pb2.RUN_STATUS_CLOSED and not is_past_wanted
 
     def _take(self, message: exchange_pb2.WatchResponse) -> None:
         with self._lock:

@@ -91,9 +91,7 @@ class ExchangeServicer(exchange_pb2_grpc.ExchangeServicer):
             push.abandon()
         return _push_answer(replica, push)
 
-    async def QueryPush(
-        self, request: v1.QueryPushRequest, context: Any
-    ) -> v1.QueryPushResponse:
+    async def QueryPush(self, request: v1.QueryPushRequest, context: Any) -> v1.QueryPushResponse:
         """Says which parts are durable and what became of the delta."""
         check_id(request.run_uid, "run uid")
         check_id(request.delta_id, "delta id")
@@ -138,9 +136,7 @@ class ExchangeServicer(exchange_pb2_grpc.ExchangeServicer):
             except ObjectMissingError as error:
                 raise SyncerError("PLAN_EXPIRED", "the plan's objects were collected; ask for a new plan") from error
 
-    async def Watch(
-        self, request: v1.WatchRequest, context: Any
-    ) -> AsyncIterator[v1.WatchResponse]:
+    async def Watch(self, request: v1.WatchRequest, context: Any) -> AsyncIterator[v1.WatchResponse]:
         """Follows a run as an observer."""
         replica = await self._host.open(request.run, request.run_uid)
         if request.after_position > replica.state.position:
@@ -208,7 +204,7 @@ def _check_tensors(replica: RunReplica, hello: v1.Hello) -> None:
         odd = sorted(name for name in given.keys() | wanted.keys() if given.get(name) != wanted.get(name))
         raise SyncerError(
             "SHAPE_MISMATCH",
-            f"tensors are not the run's. tensors={[(n, given.get(n), wanted.get(n)) for n in odd[:5]]} (name, given, run's)",
+            f"tensors are not the run's. (name, given, run's)={[(n, given.get(n), wanted.get(n)) for n in odd[:5]]}",
         )
 
 

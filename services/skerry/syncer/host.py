@@ -130,7 +130,7 @@ class RunHost:
         self._names.pop(name, None)
 
     async def drain(self, grace_s: float) -> None:
-        """Refuses new work, tells followers, closes no further round; returns when merges have ended, or after grace."""
+        """Refuses new work, tells followers, closes no further round; returns when merges ended, or after the grace."""
         self._is_draining = True
         try:
             async with asyncio.timeout(grace_s), asyncio.TaskGroup() as tasks:

@@ -98,14 +98,14 @@ def _packed(message: Any) -> any_pb2.Any:
     return packed
 
 
-class ErrorInterceptor(grpc.aio.ServerInterceptor):
+class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in its stub alone
     """Wraps the four kinds of methods; what they raise becomes the call's status."""
 
     async def intercept_service(
         self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]],
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any]]],
         handler_call_details: grpc.HandlerCallDetails,
-    ) -> grpc.RpcMethodHandler:
+    ) -> grpc.RpcMethodHandler[Any, Any]:
         """Returns the method's handler, wrapped if it is one of `skerry.v1`."""
         handler = await continuation(handler_call_details)
         method = handler_call_details.method
@@ -124,7 +124,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         return grpc.stream_stream_rpc_method_handler(_streaming(handler.stream_stream, method), **serializers)
 
 
-def _answering(behaviour: Callable[..., Awaitable[Any]], method: str) -> Callable[..., Awaitable[Any]]:
+def _answering(behaviour: Any, method: str) -> Callable[..., Awaitable[Any]]:
     async def answer(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
         try:
             return await behaviour(request, context)
@@ -136,7 +136,7 @@ def _answering(behaviour: Callable[..., Awaitable[Any]], method: str) -> Callabl
     return answer
 
 
-def _streaming(behaviour: Callable[..., AsyncIterator[Any]], method: str) -> Callable[..., AsyncIterator[Any]]:
+def _streaming(behaviour: Any, method: str) -> Callable[..., AsyncIterator[Any]]:
     async def stream(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
         responses = behaviour(request, context)
         try:

@@ -15,6 +15,7 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
+from skerry.store.blobs import SnapshotKind
 from skerry.store.clock import Clock
 from skerry.store.entries import INITIAL_BASE, CommittedItem, SnapshotItem
 from skerry.store.errors import StoreUnavailableError
@@ -33,6 +34,7 @@ _LOG: Final = structlog.get_logger(__name__)
 # While the store can't say whether a commit landed, it is asked again this often.
 _RETRY_S: Final = 0.5
 _FLOAT32_BYTES: Final = 4
+_SNAPSHOT_KINDS: Final[tuple[SnapshotKind, ...]] = ("weights", "momentum", "residual")
 
 
 @dataclass
@@ -147,11 +149,7 @@ class Merger:
         outer = cached.outer
         weights, momentum, residual = [
             await self._log.blobs.write_snapshot(name, outer.version, kind, snapshot_tensors(fragment.layout, values))
-            for kind, values in (
-                ("weights", outer.weights),
-                ("momentum", outer.momentum),
-                ("residual", outer.residual),
-            )
+            for kind, values in zip(_SNAPSHOT_KINDS, (outer.weights, outer.momentum, outer.residual), strict=True)
         ]
         item = SnapshotItem(name, outer.version, cached.digest, (weights,), (momentum, residual))
         await self._log.append([item])

@@ -1,4 +1,4 @@
-"""Checks the frames of a part while they arrive: what is kept of them has been decoded once and is known to be sound."""
+"""Checks the frames of a part while they arrive: what is kept has been decoded once and is known to be sound."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """One run on one replica: tails the log, decides, merges, and tells its followers. No gRPC and no sockets.
 
-Three loops run beside the calls. *Tailing* folds what other replicas wrote; *deciding* asks the round engine after every
-entry, report and timer, and proposes to the log what it says; *advising* exchanges leases with other replicas through
-the store. Merges are tasks of their own. Nothing here is true that the log does not say, so all of it may die at any
-moment.
+Three loops run beside the calls. *Tailing* folds what other replicas wrote; *deciding* asks the round engine after
+every entry, report and timer, and proposes to the log what it says; *advising* exchanges leases with other replicas
+through the store. Merges are tasks of their own. Nothing here is true that the log does not say, so all of it may die
+at any moment.
 """
 
 from __future__ import annotations

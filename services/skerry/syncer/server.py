@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import grpc
 import structlog
@@ -73,7 +73,7 @@ class ListenError(OSError):
 class SyncerServer:
     """A syncer that listens; made by `serving`."""
 
-    def __init__(self, server: grpc.aio.Server, host: RunHost, servicer: health.aio.HealthServicer, port: int) -> None:
+    def __init__(self, server: grpc.aio.Server, host: RunHost, servicer: Any, port: int) -> None:
         """Takes a server that was started."""
         self.port = port
         self.host = host
@@ -127,7 +127,7 @@ async def serving(
         settings=settings.host,
     )
     server = grpc.aio.server(interceptors=[ErrorInterceptor()], options=_OPTIONS)
-    servicer = health.aio.HealthServicer()
+    servicer = health.aio.HealthServicer()  # type: ignore[attr-defined]  # missing in its stub alone
     _add_services(server, host, servicer)
     try:
         port = server.add_insecure_port(settings.listen)
@@ -148,7 +148,7 @@ async def serving(
             await asyncio.to_thread(own_workers.close)
 
 
-def _add_services(server: grpc.aio.Server, host: RunHost, servicer: health.aio.HealthServicer) -> None:
+def _add_services(server: grpc.aio.Server, host: RunHost, servicer: Any) -> None:
     runs_pb2_grpc.add_RunsServicer_to_server(RunsServicer(host), server)
     exchange_pb2_grpc.add_ExchangeServicer_to_server(ExchangeServicer(host), server)
     capabilities_pb2_grpc.add_CapabilitiesServicer_to_server(

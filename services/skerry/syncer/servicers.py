@@ -1,4 +1,4 @@
-"""The `Runs` and `Capabilities` services: messages in, calls of the domain, messages out. `Exchange` has its own module."""
+"""The `Runs` and `Capabilities` services: messages in, calls of the domain, messages out. `Exchange` lies beside."""
 
 from __future__ import annotations
 

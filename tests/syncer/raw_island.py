@@ -1,0 +1,351 @@
+"""A learner written against the contract alone, for tests that talk to a syncer as a stranger would."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import random
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
+
+import grpc
+import numpy as np
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
+from numpy.typing import NDArray
+
+from skerry.v1 import capabilities_pb2_grpc, exchange_pb2_grpc, runs_pb2_grpc
+from skerry.v1 import exchange_pb2 as exchange
+from skerry.v1 import runs_pb2 as runs
+from skerry.v1 import types_pb2 as types
+from skerry.wire.codecs import Codec, Compressor, Encoding
+from skerry.wire.digests import delta_digest, part_digest, tree_digest
+from skerry.wire.frames import decode_frames, encode_frames
+from skerry.wire.layout import FragmentLayout, TensorSpec
+
+Float32s = NDArray[np.float32]
+
+FLOAT32 = Encoding(codec=Codec.FLOAT32, compressor=Compressor.NONE)
+INT4 = Encoding(codec=Codec.INT4)
+LAYOUTS = (
+    FragmentLayout("body", (TensorSpec("weight", (40, 30)), TensorSpec("bias", (40,)))),
+    FragmentLayout("head", (TensorSpec("head.weight", (10, 40)),)),
+)
+# A round a push: quorum 1 without grace, and a lease so short that a fresh replica soon knows who is there.
+QUICK = types.Policy(inner_step_count=4, grace_factor=0.0, quorum_count=1)
+QUICK.lease_term.FromMilliseconds(300)
+
+
+def hex_id(source: random.Random) -> str:
+    return f"{source.getrandbits(128):032x}"
+
+
+@dataclass
+class Stubs:
+    """The three services over one channel."""
+
+    channel: grpc.aio.Channel
+
+    def __post_init__(self) -> None:
+        self.runs = runs_pb2_grpc.RunsStub(self.channel)
+        self.exchange = exchange_pb2_grpc.ExchangeStub(self.channel)
+        self.capabilities = capabilities_pb2_grpc.CapabilitiesStub(self.channel)
+
+
+@contextlib.asynccontextmanager
+async def connected(port: int) -> AsyncIterator[Stubs]:
+    options = [("grpc.initial_reconnect_backoff_ms", 50), ("grpc.max_reconnect_backoff_ms", 200)]
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options) as channel:
+        yield Stubs(channel)
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """What a refused call was answered."""
+
+    code: grpc.StatusCode
+    reason: str
+    metadata: dict[str, str]
+    retry_after_s: float | None
+    message: str
+
+
+class Refused:
+    """Filled when `refused` has caught the refusal."""
+
+    def __init__(self) -> None:
+        self.refusal: Refusal | None = None
+
+    @property
+    def reason(self) -> str:
+        assert self.refusal is not None
+        return self.refusal.reason
+
+    @property
+    def code(self) -> grpc.StatusCode:
+        assert self.refusal is not None
+        return self.refusal.code
+
+
+@contextlib.contextmanager
+def refused(reason: str, code: grpc.StatusCode) -> Iterator[Refused]:
+    """Expects the call inside to be refused so, with full status details."""
+    caught = Refused()
+    try:
+        yield caught
+    except grpc.aio.AioRpcError as error:
+        caught.refusal = refusal_of(error)
+        assert (caught.reason, caught.code) == (reason, code), caught.refusal
+        return
+    raise AssertionError(f"was not refused. expected={reason}")
+
+
+def refusal_of(error: grpc.aio.AioRpcError) -> Refusal:
+    status = rpc_status.from_call(_SyncCall(error))
+    assert status is not None, f"no status details: {error}"
+    info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
+    retry_after_s = None
+    for detail in status.details:
+        detail.Unpack(info)
+        if detail.Unpack(retry):
+            retry_after_s = retry.retry_delay.ToTimedelta().total_seconds()
+    assert info.domain == "skerry"
+    return Refusal(error.code(), info.reason, dict(info.metadata), retry_after_s, error.details() or "")
+
+
+@dataclass
+class _SyncCall:
+    """The error in the shape that grpcio-status reads."""
+
+    error: grpc.aio.AioRpcError
+
+    def trailing_metadata(self) -> list[tuple[str, bytes | str]]:
+        return list(self.error.trailing_metadata())
+
+    def code(self) -> grpc.StatusCode:
+        return self.error.code()
+
+    def details(self) -> str | None:
+        return self.error.details()
+
+
+def plan_messages() -> tuple[list[types.Tensor], list[types.Fragment]]:
+    tensors = [types.Tensor(name=t.name, shape=t.shape, dtype="float32") for f in LAYOUTS for t in f.tensors]
+    return tensors, [types.Fragment(name=f.name, tensors=[t.name for t in f.tensors]) for f in LAYOUTS]
+
+
+def layout(fragment: str) -> FragmentLayout:
+    return next(one for one in LAYOUTS if one.name == fragment)
+
+
+async def create_run(
+    stubs: Stubs, name: str = "demo", *, seed: int = 0, policy: types.Policy = QUICK
+) -> tuple[types.Run, dict[str, Float32s]]:
+    """Creates and commits a run; returns it and its initial weights."""
+    source = random.Random(f"create {name} {seed}")
+    numbers = np.random.default_rng(seed)
+    request_id = hex_id(source)
+    tensors, fragments = plan_messages()
+    draft = await stubs.runs.CreateRun(
+        runs.CreateRunRequest(request_id=request_id, name=name, tensors=tensors, fragments=fragments, policy=policy)
+    )
+    weights = {one.name: numbers.standard_normal(one.numel).astype(np.float32) for one in LAYOUTS}
+    for fragment, values in weights.items():
+        header = exchange.PushHeader(
+            run=name,
+            run_uid=draft.run.uid,
+            learner_id="creator",
+            session_id=request_id,
+            delta_id=hex_id(source),
+            fragment=fragment,
+            base_version=-1,
+        )
+        await stubs.exchange.PushDelta(push_messages(header, values, FLOAT32))
+    committed = await stubs.runs.CommitRun(runs.CommitRunRequest(name=name, run_uid=draft.run.uid))
+    return committed.run, weights
+
+
+def part_messages(
+    values: Float32s, fragment: FragmentLayout, encoding: Encoding, first: int, numel: int, *, cut: int = 700
+) -> tuple[list[exchange.PushDeltaRequest], bytes]:
+    """Returns the messages of one part, its bytes cut anywhere, and its digest."""
+    digest = part_digest()
+    data = b"".join(encode_frames(values[first : first + numel], fragment, encoding, first=first, digest=digest))
+    messages = [exchange.PushDeltaRequest(part=exchange.PartBegin(first=first, numel=numel))]
+    messages += [exchange.PushDeltaRequest(data=data[at : at + cut]) for at in range(0, len(data), cut)]
+    messages.append(exchange.PushDeltaRequest(part_end=exchange.PartEnd(digest=digest.digest())))
+    return messages, digest.digest()
+
+
+def push_messages(
+    header: exchange.PushHeader,
+    values: Float32s,
+    encoding: Encoding,
+    *,
+    parts: tuple[tuple[int, int], ...] = (),
+) -> list[exchange.PushDeltaRequest]:
+    """Returns all messages of a push."""
+    fragment = layout(header.fragment)
+    messages = [exchange.PushDeltaRequest(header=header)]
+    digests = []
+    for first, numel in parts or ((0, fragment.numel),):
+        of_part, digest = part_messages(values, fragment, encoding, first, numel)
+        messages += of_part
+        digests.append((first, numel, digest))
+    messages.append(exchange.PushDeltaRequest(complete=exchange.PushComplete(digest=delta_digest(digests))))
+    return messages
+
+
+@dataclass
+class Pulled:
+    """A fragment as pulled."""
+
+    version: int
+    values: Float32s
+    plan: exchange.PullPlan
+
+
+async def pull(
+    stubs: Stubs, run: types.Run, fragment: str, *, base: Pulled | None = None, target: int | None = None
+) -> Pulled:
+    """Pulls a fragment and checks every digest on the way."""
+    request = exchange.PullFragmentRequest(
+        run=run.name,
+        run_uid=run.uid,
+        fragment=fragment,
+        from_version=-1 if base is None else base.version,
+        target_version=target or 0,
+        is_newest=target is None,
+    )
+    plan = exchange.PullPlan()
+    received: list[bytearray] = []
+    async for response in stubs.exchange.PullFragment(request):
+        if response.WhichOneof("kind") == "plan":
+            plan = response.plan
+            received = [bytearray() for _ in plan.objects]
+        else:
+            assert len(received[response.data.object_index]) == response.data.offset
+            received[response.data.object_index] += response.data.data
+    values = apply_plan(plan, received, layout(fragment), None if base is None else base.values)
+    return Pulled(plan.target.version, values, plan)
+
+
+def apply_plan(
+    plan: exchange.PullPlan, received: list[bytearray], fragment: FragmentLayout, base: Float32s | None
+) -> Float32s:
+    values = np.zeros(fragment.numel, np.float32) if base is None else base.copy()
+    for one, data in zip(plan.objects, received, strict=True):
+        assert hashlib.sha256(data).digest() == one.digest
+        assert len(data) == one.size_bytes
+        if one.kind == exchange.OBJECT_KIND_SNAPSHOT:
+            values[one.first : one.first + one.numel] = _snapshot_values(bytes(data), fragment)
+        else:
+            step = np.empty(one.numel, np.float32)
+            decode_frames(bytes(data), fragment, step, first=one.first)
+            values[one.first : one.first + one.numel] -= step
+    assert tree_digest(values) == plan.target.digest
+    return values
+
+
+def _snapshot_values(data: bytes, fragment: FragmentLayout) -> Float32s:
+    import safetensors.numpy
+
+    tensors = safetensors.numpy.load(data)
+    return np.concatenate([tensors[one.name].reshape(-1) for one in fragment.tensors])
+
+
+@dataclass
+class Island:
+    """One learner with one session."""
+
+    stubs: Stubs
+    run: types.Run
+    learner: str
+    source: random.Random
+    session: str = ""
+    step: int = 0
+    call: grpc.aio.StreamStreamCall[exchange.AttachRequest, exchange.AttachResponse] | None = None
+    attached: exchange.Attached | None = None
+    pushed: list[exchange.PushHeader] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.session = self.session or hex_id(self.source)
+
+    async def attach(self) -> exchange.Attached:
+        self.call = self.stubs.exchange.Attach()
+        await self.call.write(exchange.AttachRequest(hello=self.hello()))
+        first = await self.call.read()
+        if not isinstance(first, exchange.AttachResponse):
+            await self.call  # raises the call's status
+        self.attached = first.attached
+        return self.attached
+
+    def hello(self) -> exchange.Hello:
+        return exchange.Hello(
+            run=self.run.name,
+            run_uid=self.run.uid,
+            learner_id=self.learner,
+            region="here",
+            session_id=self.session,
+            tensors=plan_messages()[0],
+        )
+
+    async def report(self, **fields: float) -> None:
+        assert self.call is not None
+        report = types.LearnerReport(step_count=self.step, **fields)  # type: ignore[arg-type]
+        report.step_time.FromMilliseconds(10)
+        await self.call.write(exchange.AttachRequest(report=report))
+
+    async def event(self, kind: str, *, timeout_s: float = 20.0) -> types.Event:
+        """Returns the next event of that kind, passing over others."""
+        assert self.call is not None
+        async with asyncio.timeout(timeout_s):
+            while True:
+                response = await self.call.read()
+                if not isinstance(response, exchange.AttachResponse):
+                    await self.call
+                    raise AssertionError("stream ended in peace")
+                if response.event.WhichOneof("kind") == kind:
+                    return response.event
+
+    async def leave(self) -> None:
+        assert self.call is not None
+        await self.call.write(exchange.AttachRequest(leave=exchange.Leave()))
+        await self.call.done_writing()
+        while isinstance(await self.call.read(), exchange.AttachResponse):
+            pass
+
+    def detach(self) -> None:
+        if self.call is not None:
+            self.call.cancel()
+
+    def header(self, base: Pulled, fragment: str, *, steps: int = 4) -> exchange.PushHeader:
+        self.step += steps
+        header = exchange.PushHeader(
+            run=self.run.name,
+            run_uid=self.run.uid,
+            learner_id=self.learner,
+            session_id=self.session,
+            delta_id=hex_id(self.source),
+            fragment=fragment,
+            base_version=base.version,
+            base_digest=base.plan.target.digest,
+            step_count=steps,
+            token_count=100 * steps,
+            last_step=self.step,
+        )
+        self.pushed.append(header)
+        return header
+
+    async def push(
+        self, header: exchange.PushHeader, values: Float32s, encoding: Encoding = INT4
+    ) -> exchange.PushDeltaResponse:
+        return await self.stubs.exchange.PushDelta(push_messages(header, values, encoding))
+
+    async def query(self, header: exchange.PushHeader) -> exchange.QueryPushResponse:
+        return await self.stubs.exchange.QueryPush(
+            exchange.QueryPushRequest(
+                run=header.run, run_uid=header.run_uid, fragment=header.fragment, delta_id=header.delta_id
+            )
+        )

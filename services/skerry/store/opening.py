@@ -45,18 +45,19 @@ def open_url(url: str, *, create: bool, options: Mapping[str, str]) -> Objects:
 
 
 def _open_folder(url: str, host: str, path: str, *, create: bool) -> Objects:
-    if host or not path.startswith("/"):
-        raise StoreURLError(f"file URL needs an absolute path, after three slashes; file:///path. url={url!r}")
-    root = Path(path)
+    # file:///absolute/path, and file://relative/path, which by the letter would be a host's.
+    root = Path(path) if host in ("", "localhost") else Path(f"{host}{path}").absolute()
+    if root == Path(root.anchor) or (not path and not host):
+        raise StoreURLError(f"file URL names no folder; file:///path/of/a/folder. url={url!r}")
     try:
         if create:
             _make_root(root)
         if not root.is_dir():
-            raise StoreURLError(f"store's folder does not exist or is not a folder. path={path}")
+            raise StoreURLError(f"store's folder does not exist. path={root}")
     except OSError as error:
-        raise StoreURLError(f"store's folder can't be used: {error.strerror}. path={path}") from error
+        raise StoreURLError(f"store's folder can't be used: {error.strerror}. path={root}") from error
     if not os.access(root, os.R_OK | os.X_OK) or (create and not os.access(root, os.W_OK)):
-        raise StoreURLError(f"store's folder can't be used: permission denied. path={path}")
+        raise StoreURLError(f"store's folder can't be used: permission denied. path={root}")
     return LocalObjects(root, workers=ThreadWorkers(_FILE_THREADS, name="skerry-store"), entropy=SystemEntropy())
 
 

@@ -10,8 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from tests.wire import slow_codec
-from tests.wire.wire_strategies import LARGEST, bits, block_encodings, encodings, fragments
 
 from skerry.wire import (
     MAX_FRAME_NUMEL,
@@ -30,6 +28,8 @@ from skerry.wire import (
     part_digest,
     raw_bytes,
 )
+from tests.wire import slow_codec
+from tests.wire.wire_strategies import LARGEST, bits, block_encodings, encodings, fragments
 
 Fragment = tuple[FragmentLayout, NDArray[np.float32]]
 SMALLEST_SCALE = {Codec.INT8: 2.0**-125, Codec.INT4: 2.0**-125, Codec.E3M0: 2.0**-119}

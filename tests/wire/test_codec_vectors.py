@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from tests.wire import make_vectors, slow_codec
 
 import skerry.wire
 from skerry.wire import (
@@ -29,6 +28,7 @@ from skerry.wire import (
     raw_bytes,
     tree_digest,
 )
+from tests.wire import make_vectors, slow_codec
 
 
 def load(name: str) -> dict[str, Any]:

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from numpy.typing import NDArray
-from tests.wire.wire_strategies import block_encodings, fragments
 
 from skerry.wire import Codec, Encoding, FragmentLayout, TensorSpec, decode_frames
 from skerry.wire.error_feedback import encode_with_feedback, restored
+from tests.wire.wire_strategies import block_encodings, fragments
 
 
 @given(fragments(), block_encodings)

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.wire.wire_strategies import layouts
 
 from skerry.wire import FragmentLayout, TensorSpec
 from skerry.wire.blocks import blocks_of
+from tests.wire.wire_strategies import layouts
 
 
 def test_offsets_follow_from_shapes_in_order() -> None:

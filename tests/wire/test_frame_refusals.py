@@ -13,7 +13,6 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from tests.wire.wire_strategies import bits, encodings, fragments
 
 from skerry.wire import (
     MAX_FRAME_NUMEL,
@@ -32,6 +31,7 @@ from skerry.wire import (
     parse_frames,
     raw_bytes,
 )
+from tests.wire.wire_strategies import bits, encodings, fragments
 
 Fragment = tuple[FragmentLayout, NDArray[np.float32]]
 LAYOUT = FragmentLayout("f", (TensorSpec("a", (4, 10)), TensorSpec("b", (3, 8))))

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from tests.wire.wire_strategies import bits, encodings, fragments
 
 from skerry.wire import Codec, Encoding, FragmentLayout, NonFiniteError, TensorSpec, encode_frames, part_digest
+from tests.wire.wire_strategies import bits, encodings, fragments
 
 torch = pytest.importorskip("torch", reason="torch is not installed: only learners need it")
 from skerry.wire import torch_codecs  # noqa: E402 - imports torch, so it follows the check

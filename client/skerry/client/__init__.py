@@ -6,6 +6,9 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
+from skerry.client.arrays import ArrayLearner
 from skerry.client.errors import (
     AttachAgainError,
     CorruptDownloadError,
@@ -22,12 +25,20 @@ from skerry.client.errors import (
 )
 from skerry.client.plan import FragmentPlan, plan_fragments
 from skerry.client.runs import RunsClient
+from skerry.client.session import Adoption
+from skerry.client.stats import Stats
 from skerry.wire.policy import MergeRule, OuterOptimizer, OuterSchedule, Policy
 
+if TYPE_CHECKING:
+    from skerry.client.learner import Learner
+
 __all__ = [
+    "Adoption",
+    "ArrayLearner",
     "AttachAgainError",
     "CorruptDownloadError",
     "FragmentPlan",
+    "Learner",
     "MergeRule",
     "OuterOptimizer",
     "OuterSchedule",
@@ -40,8 +51,18 @@ __all__ = [
     "RunNotFoundError",
     "RunsClient",
     "SkerryError",
+    "Stats",
     "StopExchangingError",
     "TryAgainError",
     "WorkRefusedError",
     "plan_fragments",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Imports `Learner`, and torch with it, when it is first asked for."""
+    if name == "Learner":
+        from skerry.client.learner import Learner
+
+        return Learner
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

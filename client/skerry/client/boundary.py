@@ -1,0 +1,73 @@
+"""The only meeting point with the training thread: work that waits for a step boundary.
+
+The event loop asks (`run`); the training thread does it inside `step` (`work`) or, when it flushes, as it comes
+(`serve`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+from skerry.client.clock import Clock
+
+R = TypeVar("R")
+
+# Time in one step beyond which waiting work is left for the next: far below what a step takes, and one piece of work
+# is always done.
+BUDGET_S: Final = 0.004
+
+
+class Boundary:
+    """A queue between the event loop and the training thread; `post` runs a callback on the loop from any thread."""
+
+    def __init__(self, clock: Clock, post: Callable[[Callable[[], None]], object]) -> None:
+        self._clock = clock
+        self._post = post
+        self._waiting: deque[tuple[Callable[[], Any], asyncio.Future[Any]]] = deque()
+        self._has_work = threading.Event()
+
+    async def run(self, work: Callable[[], R]) -> R:
+        """Returns `work()`, done by the training thread at a step boundary."""
+        future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
+        self._waiting.append((work, future))
+        self._has_work.set()
+        return await future
+
+    def wake(self) -> None:
+        """Ends a wait in `serve`; for any thread."""
+        self._has_work.set()
+
+    def work(self) -> None:
+        """Does what waits, within the budget; at least one piece. For the training thread, at a step boundary."""
+        deadline_s = self._clock.monotonic_s() + BUDGET_S
+        while self._waiting:
+            self._do(*self._waiting.popleft())
+            if self._clock.monotonic_s() >= deadline_s:
+                return
+
+    def serve(self, is_over: Callable[[], bool], timeout_s: float) -> bool:
+        """Does what comes until `is_over` or the timeout; returns the former. For the training thread."""
+        deadline_s = self._clock.monotonic_s() + timeout_s
+        while not is_over():
+            rest_s = deadline_s - self._clock.monotonic_s()
+            if rest_s <= 0 or not self._has_work.wait(rest_s):
+                return is_over()
+            self._has_work.clear()
+            while self._waiting:
+                self._do(*self._waiting.popleft())
+        return True
+
+    def _do(self, work: Callable[[], Any], future: asyncio.Future[Any]) -> None:
+        if future.cancelled():
+            return
+        try:
+            result = work()
+        except Exception as error:  # noqa: BLE001 - handed whole to the task that asked; training goes on
+            failure = error
+            self._post(lambda: None if future.done() else future.set_exception(failure))
+        else:
+            self._post(lambda: None if future.done() else future.set_result(result))

@@ -1,0 +1,527 @@
+"""One fragment's exchange: send what is due, learn its fate, adopt what is new; one thing at a time.
+
+    idle --due or invited--> snapshot, encode --> push (same bytes until acknowledged) --> in flight
+      ^                                                                                     |
+      +--- adopt the version that it was merged into <---- merged --------------------------+
+      +--- its work is unsent again <--------------------- refused, expired, superseded ----+
+      +--- the fragment is replaced <--------------------- not finite, quarantined ---------+
+
+While a delta is in flight and acknowledged, newer versions that it is not in are adopted all the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+import structlog
+from numpy.typing import NDArray
+
+from skerry.client.delta import EncodedDelta, digest_of, encode_delta, push
+from skerry.client.errors import (
+    AttachAgainError,
+    CorruptDownloadError,
+    PlanExpiredError,
+    PoisonedError,
+    RefusedError,
+    RunClosedError,
+    SkerryError,
+    TryAgainError,
+    WorkRefusedError,
+    error_of,
+)
+from skerry.client.ledger import FlatArray, Ledger, Trained
+from skerry.client.pull import Pulled, PullSettings, pull
+from skerry.client.schedule import is_due
+from skerry.client.session import Adoption, Session
+from skerry.v1 import exchange_pb2, types_pb2
+from skerry.wire import FragmentLayout, NonFiniteError
+
+_log = structlog.get_logger(__name__)
+
+# Refusals of bytes that should have been right: once may be the link's fault, so often it is not.
+_MAX_REFUSALS: Final = 3
+_RETURNING: Final = frozenset({types_pb2.FATE_EXPIRED, types_pb2.FATE_SUPERSEDED})
+_BASE_AT_FAULT: Final = frozenset({"BASE_FOREIGN", "BASE_FUTURE"})
+_BYTES_AT_FAULT: Final = frozenset({"BAD_FRAME", "DIGEST_MISMATCH"})
+
+
+@dataclass
+class _Outgoing:
+    """The delta in flight as it travels, and what is known of it."""
+
+    encoded: EncodedDelta | None  # dropped once acknowledged: the same bytes are not needed again
+    taken_at_s: float
+    was_tried: bool = False
+    refusal_count: int = 0
+    fate: types_pb2.DeltaFate | None = None  # None: not acknowledged
+
+    @property
+    def is_acknowledged(self) -> bool:
+        """Whether the delta is known to be in the log."""
+        return self.fate is not None
+
+
+class FragmentExchange:
+    """Drives one fragment of one learner. Belongs to the event loop."""
+
+    def __init__(
+        self,
+        session: Session,
+        layout: FragmentLayout,
+        pulled: Pulled,
+        *,
+        contributed_step: int,
+        restore_all: Callable[[], Awaitable[None]],
+    ) -> None:
+        """Starts from weights that are in the model already."""
+        self.layout = layout
+        # Whoever changes model and ledger together holds it.
+        self.lock = asyncio.Lock()
+        base = session.parameters.from_host(pulled.weights)
+        self.ledger = Ledger(pulled.version, pulled.digest, pulled.weights, base)
+        self._session = session
+        self._restore_all = restore_all
+        self._contributed_step = contributed_step
+        self._earlier_contributed_step = contributed_step
+        self._used_base = -1  # the base of the last accepted delta: no other may have it
+        self._newest_version = pulled.version
+        self._invited_version = -1
+        self._outgoing: _Outgoing | None = None
+        self._must_replace = False
+        self._must_pull = False
+        self._must_pull_whole = False
+        self._failure_count = 0  # in a row
+        self._refusal_count = 0  # of deltas, in a row
+        self._wake = asyncio.Event()
+
+    # What the exchange loop tells.
+
+    def loaded(self, base: FlatArray) -> None:
+        """Takes note of what the model holds after loading, where it rounds."""
+        self.ledger = replace(self.ledger, base=base)
+
+    def on_version(self, version: int) -> None:
+        """Takes note that a version exists."""
+        if version > self._newest_version:
+            self._newest_version = version
+            self._wake.set()
+
+    def on_round_opened(self, version: int) -> None:
+        """Takes note that the round that makes `version` gathers deltas."""
+        if version > self._invited_version:
+            self._invited_version = version
+            self._wake.set()
+
+    def on_fate(self, fate: types_pb2.DeltaFate) -> None:
+        """Takes note of the fate of a delta, if it is the one in flight."""
+        outgoing, delta = self._outgoing, self.ledger.delta
+        if outgoing is None or delta is None or fate.delta_id != delta.delta_id:
+            return
+        if fate.fate == types_pb2.FATE_UNSPECIFIED or (outgoing.fate and _is_final(outgoing.fate)):
+            return
+        if outgoing.fate is None:
+            self._acknowledged(outgoing, delta.end)
+        outgoing.fate = fate
+        if fate.fate == types_pb2.FATE_MERGED:
+            waited_s = asyncio.get_running_loop().time() - outgoing.taken_at_s
+            self._session.tally.merged(fate.staleness, waited_s)
+            self.on_version(fate.version)
+        self._wake.set()
+
+    def on_step(self) -> None:
+        """Takes note that the learner has trained a step."""
+        if self._may_send():
+            self._wake.set()
+
+    def wake(self) -> None:
+        """Lets the fragment look at the session's state again."""
+        self._wake.set()
+
+    @property
+    def is_flushed(self) -> bool:
+        """Whether every step is in an acknowledged delta."""
+        is_acknowledged = self._outgoing is None or self._outgoing.fate is not None
+        return is_acknowledged and self._session.trained.step_count <= self.ledger.sent_until.step_count
+
+    # The one task.
+
+    async def run(self) -> None:
+        """Goes on until it is cancelled."""
+        while True:
+            try:
+                await self._advance()
+            except RunClosedError:
+                self._session.run_closed()
+                self._withdraw()
+            except (AttachAgainError, TryAgainError, PlanExpiredError, CorruptDownloadError) as error:
+                await self._pause(error)
+            except PoisonedError as error:
+                self._drop(error)
+                if error.reason == "NON_FINITE":
+                    await self._restore_all()  # one bad fragment makes the next step's gradients bad everywhere
+            except RefusedError as error:
+                await self._pause(error, is_defect=True)
+            except SkerryError as error:
+                self._session.stop(error)
+                return
+
+    async def _advance(self) -> None:
+        """Does the next thing, or waits until there is one."""
+        outgoing = self._outgoing
+        if outgoing is not None and outgoing.fate is None:
+            await self._push(outgoing)
+        elif outgoing is not None and outgoing.fate is not None and outgoing.fate.fate in _RETURNING:
+            self._returned(str(outgoing.fate.reason))
+        elif outgoing is not None and outgoing.fate is not None and outgoing.fate.fate == types_pb2.FATE_QUARANTINED:
+            self._drop(PoisonedError("QUARANTINED", f"delta was quarantined. because={outgoing.fate.reason}"))
+        elif self._newest_version > self.ledger.version or self._must_replace or self._must_pull:
+            await self._adopt()
+        elif self._may_send():
+            await self._take()
+        else:
+            await self._wait()
+
+    def _may_send(self) -> bool:
+        session = self._session
+        if self._outgoing is not None or session.is_closed or self._used_base == self.ledger.version:
+            return False
+        if session.trained.step_count <= self.ledger.sent_until.step_count and session.is_flushing:
+            return False
+        return (
+            session.is_flushing
+            or self._invited_version > self._newest_version
+            or is_due(
+                session.trained.step_count,
+                contributed_step=self._contributed_step,
+                inner_step_count=session.policy.inner_step_count,
+            )
+        )
+
+    async def _wait(self) -> None:
+        """Waits for news; with a delta in flight not for ever, for its news may have been lost with a stream."""
+        timeout_s = None if self._outgoing is None else self._session.policy.lease_term_s
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._wake.wait()
+        except TimeoutError:
+            await self._ask_fate(self._session.position)
+        self._wake.clear()
+        if self._session.is_flushing:
+            self._session.boundary.wake()
+
+    async def _pause(self, error: SkerryError, *, is_defect: bool = False) -> None:
+        """Waits after a failure; the same thing is tried again after it."""
+        self._failure_count += 1
+        if isinstance(error, CorruptDownloadError):
+            self._must_pull = self._must_pull_whole = True
+        log = _log.error if is_defect else _log.warning
+        if self._failure_count == 1 or is_defect:
+            log(
+                "exchange of a fragment failed, will try again",
+                learner=self._session.settings.learner_id,
+                fragment=self.layout.name,
+                reason=error.reason,
+                because=str(error),
+            )
+        await asyncio.sleep(self._session.pause_s(self._failure_count, error))
+
+    # Up.
+
+    async def _take(self) -> None:
+        """Copies the weights at the next step boundary and makes a delta of them."""
+        session, layout = self._session, self.layout
+        async with self.lock:
+            buffer = await session.workers.run(session.parameters.buffer, layout)
+
+            def snapshot() -> Trained:
+                session.parameters.snapshot(layout, buffer)
+                return session.trained
+
+            trained = await session.boundary.run(snapshot)
+            if trained.step_count <= self.ledger.sent_until.step_count or not self._may_send():
+                return
+            taken_at_s = asyncio.get_running_loop().time()
+            delta_id = session.entropy.hex_id()
+            try:
+                encoded, decoded = await session.workers.run(self._encode, buffer, delta_id, trained)
+            except NonFiniteError as error:
+                poison = PoisonedError("NON_FINITE", f"weights are not finite. {error}")
+            else:
+                self.ledger = self.ledger.sent(delta_id, decoded, trained)
+                self._outgoing = _Outgoing(encoded, taken_at_s)
+                return
+        raise poison
+
+    def _encode(self, buffer: FlatArray, delta_id: str, trained: Trained) -> tuple[EncodedDelta, FlatArray]:
+        """Returns the delta and what its receiver decodes; in a worker."""
+        session, ledger = self._session, self.ledger
+        unsent = ledger.unsent(buffer)
+        parts = encode_delta(
+            session.parameters.encode, unsent, self.layout, session.policy.delta_encoding, session.part_size_bytes
+        )
+        header = exchange_pb2.PushHeader(
+            run=session.settings.run,
+            run_uid=session.run_uid,
+            learner_id=session.settings.learner_id,
+            session_id=session.session_id,
+            delta_id=delta_id,
+            fragment=self.layout.name,
+            base_version=ledger.version,
+            base_digest=ledger.digest,
+            step_count=trained.step_count - ledger.sent_until.step_count,
+            token_count=trained.token_count - ledger.sent_until.token_count,
+            last_step=trained.step_count,
+        )
+        return EncodedDelta(header, parts, digest_of(parts)), unsent
+
+    async def _push(self, outgoing: _Outgoing) -> None:
+        """Sends the delta until it is acknowledged or refused."""
+        try:
+            async with self._session.transfers:
+                await self._session.repeat(lambda: self._push_once(outgoing))
+        except WorkRefusedError as error:
+            self._refused(error)
+            await asyncio.sleep(self._session.pause_s(self._refusal_count, error))
+        except (TryAgainError, RefusedError) as error:
+            outgoing.refusal_count += error.reason in _BYTES_AT_FAULT or isinstance(error, RefusedError)
+            if isinstance(error, RefusedError) or outgoing.refusal_count >= _MAX_REFUSALS:
+                self._refused(error)
+            raise
+        else:
+            self._failure_count = self._refusal_count = 0
+
+    async def _push_once(self, outgoing: _Outgoing) -> None:
+        session, encoded = self._session, outgoing.encoded
+        if encoded is None or outgoing.is_acknowledged:
+            return  # an event acknowledged it meanwhile
+        stored: set[tuple[int, int, bytes]] = set()
+        if outgoing.was_tried:
+            known = await self._ask_fate(session.position)
+            if known.state == exchange_pb2.PUSH_STATE_ACCEPTED:
+                return
+            stored = {(part.first, part.numel, part.digest) for part in known.parts}
+        outgoing.was_tried = True
+        response = await push(
+            session.transport,
+            encoded,
+            seen_position=session.position,
+            stored=stored,
+            stall_timeout_s=session.settings.stall_timeout_s,
+            count_bytes=session.tally.sent,
+        )
+        session.saw(response.position)
+        if response.state != exchange_pb2.PUSH_STATE_ACCEPTED:
+            raise error_of("INCOMPLETE", f"push was not accepted. delta={encoded.header.delta_id}")
+        self.on_fate(response.fate)
+
+    async def _ask_fate(self, position: int) -> exchange_pb2.QueryPushResponse:
+        """Asks what is known of the delta in flight at `position` or later, and takes note of it."""
+        session, delta = self._session, self.ledger.delta
+        assert delta is not None
+        request = exchange_pb2.QueryPushRequest(
+            run=session.settings.run,
+            run_uid=session.run_uid,
+            seen_position=position,
+            fragment=self.layout.name,
+            delta_id=delta.delta_id,
+        )
+        timeout_s = session.settings.call_timeout_s
+        response = await session.transport.query_push(request, timeout_s=timeout_s)
+        session.saw(response.position)
+        if response.state == exchange_pb2.PUSH_STATE_ACCEPTED:
+            self.on_fate(response.fate)
+        return response
+
+    def _acknowledged(self, outgoing: _Outgoing, end: Trained) -> None:
+        outgoing.encoded = None
+        self._used_base = max(self._used_base, self.ledger.delta.base_version if self.ledger.delta else -1)
+        self._earlier_contributed_step = self._contributed_step
+        self._contributed_step = end.step_count
+        self._session.tally.deltas_acknowledged += 1
+        self._session.tally.parameters_up_count += self.layout.numel
+        if self._session.is_flushing:
+            self._session.boundary.wake()
+
+    def _refused(self, error: SkerryError) -> None:
+        """The delta was never accepted: its work is unsent again, and goes out from a base that the server knows."""
+        _log.warning(
+            "delta was refused, its work will be sent again",
+            learner=self._session.settings.learner_id,
+            fragment=self.layout.name,
+            reason=error.reason,
+            because=str(error),
+        )
+        self.ledger = self.ledger.returned()
+        self._outgoing = None
+        self._session.tally.deltas_returned += 1
+        self._refusal_count += 1
+        self._must_pull = True
+        # What the server does not know of the base was not pulled from it.
+        self._must_pull_whole = error.reason in _BASE_AT_FAULT
+        if error.reason == "BASE_REPEATED":
+            self._used_base = max(self._used_base, self.ledger.version)
+
+    def _returned(self, reason: str) -> None:
+        """The delta was accepted but will never be merged: its work is unsent again."""
+        _log.info(
+            "delta expired, its work will be sent again",
+            learner=self._session.settings.learner_id,
+            fragment=self.layout.name,
+            because=reason,
+        )
+        self.ledger = self.ledger.returned()
+        self._outgoing = None
+        self._contributed_step = self._earlier_contributed_step
+        self._session.tally.deltas_returned += 1
+
+    def _withdraw(self) -> None:
+        """The run is closed: what is not acknowledged never will be."""
+        if self._outgoing is not None and self._outgoing.fate is None:
+            self.ledger = self.ledger.returned()
+            self._outgoing = None
+
+    def _drop(self, error: PoisonedError) -> None:
+        """The delta is poison, or the weights are: the fragment will be replaced, for rebase would keep it."""
+        _log.error(
+            "work of a fragment is dropped, it will be replaced",
+            learner=self._session.settings.learner_id,
+            fragment=self.layout.name,
+            reason=error.reason,
+            because=str(error),
+        )
+        self._session.tally.deltas_dropped += self._outgoing is not None
+        if self.ledger.delta is not None:
+            self.ledger = replace(self.ledger, delta=None)
+        self._outgoing = None
+        self._must_replace = True
+
+    # Down.
+
+    async def _adopt(self) -> None:
+        """Pulls the newest version and brings the model to it."""
+        async with self._session.transfers:
+            pulled = await self._pull()
+        self._session.saw(pulled.position)
+        self._newest_version = max(self._newest_version, pulled.version)
+        is_merged = await self._is_merged_into(pulled)
+        fate = self._outgoing.fate if self._outgoing is not None else None
+        if fate is not None and (fate.fate in _RETURNING or fate.fate == types_pb2.FATE_QUARANTINED):
+            return  # the account changes first; what was pulled is pulled again
+        async with self.lock:
+            await self._change_weights(pulled, is_merged=is_merged)
+        if is_merged:
+            self._outgoing = None
+        self._must_replace = self._must_pull = self._must_pull_whole = False
+        self._failure_count = 0
+        self._session.tally.parameters_down_count += self.layout.numel
+        if pulled.version < self._newest_version:
+            # A version that was announced is not there yet: not to be asked for without a pause.
+            await asyncio.sleep(self._session.settings.retry.first_wait_s)
+
+    async def _pull(self) -> Pulled:
+        session, ledger = self._session, self.ledger
+        start: NDArray[np.float32] | None = None if self._must_pull_whole else ledger.anchor
+        request = exchange_pb2.PullFragmentRequest(
+            run=session.settings.run,
+            run_uid=session.run_uid,
+            seen_position=session.position,
+            fragment=self.layout.name,
+            from_version=-1 if start is None else ledger.version,
+            is_newest=True,
+        )
+        return await pull(
+            session.transport,
+            session.workers,
+            request,
+            self.layout,
+            start,
+            settings=pull_settings(session),
+            count_bytes=session.tally.received,
+        )
+
+    async def _is_merged_into(self, pulled: Pulled) -> bool:
+        """Whether the delta in flight is in `pulled` or a version before it: asked for, where no event has said."""
+        outgoing = self._outgoing
+        if outgoing is None:
+            return False
+        if outgoing.fate is None or not _is_final(outgoing.fate):
+            await self._session.repeat(lambda: self._ask_fate(pulled.position))
+        fate = outgoing.fate
+        return fate is not None and fate.fate == types_pb2.FATE_MERGED and fate.version <= pulled.version
+
+    async def _change_weights(self, pulled: Pulled, *, is_merged: bool) -> None:
+        """Adopts at a step boundary, then books it."""
+        session, layout, parameters = self._session, self.layout, self._session.parameters
+        adoption = Adoption.REPLACE if self._must_replace else session.settings.adoption
+        on_device = await session.workers.run(parameters.from_host, pulled.weights)
+        is_exact = parameters.is_float32(layout)
+        if adoption is Adoption.REBASE:
+            shift = await session.workers.run(
+                lambda: self.ledger.shift_to(pulled.weights, on_device, is_merged=is_merged)
+            )
+            around = await self._around(lambda: parameters.add(layout, shift), is_exact=is_exact)
+            base = on_device if around is None else self.ledger.corrected_base(*around, is_merged=is_merged)
+            self.ledger = self.ledger.rebased(pulled.version, pulled.digest, pulled.weights, base, is_merged=is_merged)
+            return
+        trained = session.trained
+
+        def change() -> None:
+            nonlocal trained
+            if adoption is Adoption.BLEND:
+                parameters.blend(layout, on_device, session.settings.blend_alpha)
+            else:
+                parameters.load(layout, on_device)
+            trained = session.trained
+
+        is_as_loaded = is_exact and adoption is Adoption.REPLACE
+        around = await self._around(change, is_exact=is_as_loaded)
+        base = on_device if around is None else around[1]
+        self.ledger = self.ledger.replaced(
+            pulled.version, pulled.digest, pulled.weights, base, trained, is_over=is_merged
+        )
+
+    async def _around(self, change: Callable[[], None], *, is_exact: bool) -> tuple[Any, Any] | None:
+        """Makes the change at a step boundary; where it rounds, returns the weights before and after it."""
+        session = self._session
+        if is_exact:
+            await session.boundary.run(change)
+            return None
+        before = await session.workers.run(session.parameters.buffer, self.layout)
+        after = await session.workers.run(session.parameters.buffer, self.layout)
+
+        def copied() -> None:
+            session.parameters.snapshot(self.layout, before)
+            change()
+            session.parameters.snapshot(self.layout, after)
+
+        await session.boundary.run(copied)
+        return before, after
+
+    # Poison elsewhere.
+
+    def restore_if_poisoned(self) -> bool:
+        """Puts the base back if the weights are not finite; for the training thread. Returns whether it did."""
+        if self._session.parameters.is_finite(self.layout):
+            return False
+        self._session.parameters.load(self.layout, self.ledger.base)
+        return True
+
+    def restored(self, trained: Trained) -> None:
+        """Books that `restore_if_poisoned` put the base back; the caller holds the lock."""
+        ledger = self.ledger
+        self.ledger = ledger.replaced(
+            ledger.version, ledger.digest, ledger.anchor, ledger.base, trained, is_over=ledger.delta is None
+        )
+
+
+def pull_settings(session: Session) -> PullSettings:
+    """Returns the bounds of a download."""
+    return PullSettings(session.settings.stall_timeout_s, session.settings.retry, session.pause_s)
+
+
+def _is_final(fate: types_pb2.DeltaFate) -> bool:
+    return fate.fate not in (types_pb2.FATE_UNSPECIFIED, types_pb2.FATE_PENDING)

@@ -1,0 +1,127 @@
+"""Where a model's weights are: the seam between the exchange and NumPy arrays, torch modules, or anything else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from skerry.client.delta import EncodeFrames
+from skerry.client.ledger import FlatArray
+from skerry.wire import FragmentLayout, TensorSpec, encode_frames
+
+
+class Parameters(Protocol):
+    """Named tensors, read and written a fragment at a time as flat float32 vectors that lie where they do.
+
+    `snapshot`, `add`, `load` and `blend` run on the training thread and must be quick; the rest runs beside it.
+    """
+
+    @property
+    def tensors(self) -> tuple[TensorSpec, ...]:
+        """Every tensor that is trained, tied ones once."""
+
+    @property
+    def dtypes(self) -> Mapping[str, str]:
+        """Their element types, by name, as exports name them."""
+
+    @property
+    def encode(self) -> EncodeFrames:
+        """The encoder for flat arrays of this kind."""
+
+    def is_float32(self, layout: FragmentLayout) -> bool:
+        """Whether the fragment's tensors hold float32 exactly."""
+
+    def buffer(self, layout: FragmentLayout) -> FlatArray:
+        """Returns room for a snapshot, its memory already there."""
+
+    def snapshot(self, layout: FragmentLayout, out: FlatArray) -> None:
+        """Copies the weights."""
+
+    def add(self, layout: FragmentLayout, shift: FlatArray) -> None:
+        """Adds to the weights, in place."""
+
+    def load(self, layout: FragmentLayout, values: FlatArray) -> None:
+        """Overwrites the weights."""
+
+    def blend(self, layout: FragmentLayout, values: FlatArray, alpha: float) -> None:
+        """Makes the weights alpha times themselves plus (1 - alpha) times `values`."""
+
+    def is_finite(self, layout: FragmentLayout) -> bool:
+        """Whether every weight is a finite number."""
+
+    def from_host(self, values: NDArray[np.float32]) -> FlatArray:
+        """Returns the values where the parameters live; may be `values` itself."""
+
+    def to_host(self, values: FlatArray) -> NDArray[np.float32]:
+        """Returns the values on the host."""
+
+
+class ArrayParameters:
+    """NumPy arrays by name, updated in place.
+
+    Raises:
+        ValueError: an array can't be written to, or does not hold floating-point numbers.
+    """
+
+    encode: EncodeFrames = staticmethod(encode_frames)
+
+    def __init__(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        for name, array in arrays.items():
+            if not isinstance(array, np.ndarray) or array.dtype.kind != "f" or not array.flags.writeable:
+                raise ValueError(f"only writable floating-point NumPy arrays can be trained. array={name}")
+        self._arrays = {name: array for name, array in arrays.items() if array.size}
+        self.tensors = tuple(TensorSpec(name, array.shape) for name, array in self._arrays.items())
+        self.dtypes = {name: str(array.dtype) for name, array in self._arrays.items()}
+
+    def is_float32(self, layout: FragmentLayout) -> bool:
+        """Whether every array of the fragment is float32."""
+        return all(self._arrays[tensor.name].dtype == np.float32 for tensor in layout.tensors)
+
+    def buffer(self, layout: FragmentLayout) -> NDArray[np.float32]:
+        """Returns room for a snapshot; written once, for a page is only there after its first write."""
+        return np.full(layout.numel, 0, np.float32)
+
+    def snapshot(self, layout: FragmentLayout, out: NDArray[np.float32]) -> None:
+        """Copies the weights."""
+        for array, piece in self._pieces(layout, out):
+            np.copyto(piece, array, casting="same_kind")
+
+    def add(self, layout: FragmentLayout, shift: NDArray[np.float32]) -> None:
+        """Adds to the weights, in float32 where they are narrower."""
+        for array, piece in self._pieces(layout, shift):
+            np.add(array, piece, out=array, casting="same_kind")
+
+    def load(self, layout: FragmentLayout, values: NDArray[np.float32]) -> None:
+        """Overwrites the weights."""
+        for array, piece in self._pieces(layout, values):
+            np.copyto(array, piece, casting="same_kind")
+
+    def blend(self, layout: FragmentLayout, values: NDArray[np.float32], alpha: float) -> None:
+        """Mixes `values` into the weights."""
+        for array, piece in self._pieces(layout, values):
+            mixed = np.float32(alpha) * array + np.float32(1 - alpha) * piece
+            np.copyto(array, mixed, casting="same_kind")
+
+    def is_finite(self, layout: FragmentLayout) -> bool:
+        """Whether every weight is a finite number."""
+        return all(bool(np.isfinite(self._arrays[tensor.name]).all()) for tensor in layout.tensors)
+
+    def from_host(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Returns `values`."""
+        return values
+
+    def to_host(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Returns `values`."""
+        return values
+
+    def _pieces(
+        self, layout: FragmentLayout, flat: NDArray[np.float32]
+    ) -> list[tuple[NDArray[Any], NDArray[np.float32]]]:
+        """Returns each array with its piece of the flat vector, in the array's shape."""
+        return [
+            (self._arrays[tensor.name], flat[first : first + tensor.numel].reshape(tensor.shape))
+            for tensor, first in zip(layout.tensors, layout.offsets, strict=True)
+        ]

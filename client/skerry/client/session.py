@@ -1,0 +1,150 @@
+"""What the parts of one learner's exchange share: who it is, what it has seen, and whether it may go on."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final, TypeVar
+
+import structlog
+
+from skerry.client.boundary import Boundary
+from skerry.client.delta import DEFAULT_PART_SIZE_BYTES
+from skerry.client.errors import SkerryError
+from skerry.client.identifiers import Entropy
+from skerry.client.ledger import UNTRAINED, Trained
+from skerry.client.parameters import Parameters
+from skerry.client.retry import RetrySettings, repeat
+from skerry.client.stats import Tally
+from skerry.client.transport import Transport
+from skerry.client.workers import Workers
+from skerry.wire.names import check_name
+from skerry.wire.policy import Policy
+
+_log = structlog.get_logger(__name__)
+
+R = TypeVar("R")
+
+
+class Adoption(StrEnum):
+    """What becomes of local work when a new version is adopted."""
+
+    REBASE = "rebase"
+    """It stays in the weights: nothing that was learned while waiting is lost."""
+    REPLACE = "replace"
+    """The weights become the new version; work since the last snapshot is dropped."""
+    BLEND = "blend"
+    """The weights become `blend_alpha` times themselves plus the rest of the new version."""
+
+
+@dataclass(frozen=True)
+class ExchangeSettings:
+    """How a learner takes part in a run.
+
+    Raises:
+        ValueError: a name is not legal, or a number is out of its range.
+    """
+
+    run: str
+    learner_id: str
+    region: str = ""
+    may_create: bool = False
+    policy: Policy | None = None  # of a run that this learner creates; else the run's holds
+    fragment_count: int | None = None  # likewise
+    adoption: Adoption = Adoption.REBASE
+    blend_alpha: float = 0.5
+    connect_timeout_s: float = 30.0
+    call_timeout_s: float = 20.0
+    stall_timeout_s: float = 60.0  # a transfer may take as long as it likes while bytes move
+    concurrent_transfers: int = 4
+    retry: RetrySettings = field(default_factory=RetrySettings)
+
+    def __post_init__(self) -> None:
+        """Checks names and ranges."""
+        check_name(self.run, "run")
+        check_name(self.learner_id, "learner")
+        if self.region:
+            check_name(self.region, "region")
+        if not 0 <= self.blend_alpha <= 1:
+            raise ValueError(f"blend_alpha must be 0 to 1. blend_alpha={self.blend_alpha}")
+
+
+# Time between two reports where the lease would allow more: observers want to see a learner move.
+LONGEST_REPORT_INTERVAL_S: Final = 2.0
+
+
+class Session:
+    """The state that is shared; belongs to the event loop, but for `trained`, which the training thread replaces."""
+
+    def __init__(
+        self,
+        *,
+        settings: ExchangeSettings,
+        transport: Transport,
+        parameters: Parameters,
+        workers: Workers,
+        entropy: Entropy,
+        jitter: random.Random,
+        boundary: Boundary,
+    ) -> None:
+        self.settings = settings
+        self.transport = transport
+        self.parameters = parameters
+        self.workers = workers
+        self.entropy = entropy
+        self.jitter = jitter
+        self.boundary = boundary
+        self.session_id = entropy.hex_id()
+        self.run_uid = ""
+        self.position = 0
+        self.policy = Policy()
+        self.part_size_bytes = DEFAULT_PART_SIZE_BYTES
+        self.tally = Tally()
+        self.trained: Trained = UNTRAINED
+        self.is_flushing = False
+        self.is_closed = False
+        self.failure: SkerryError | None = None
+        self.attached = asyncio.Event()
+        self.stopped = asyncio.Event()
+        self.transfers = asyncio.Semaphore(settings.concurrent_transfers)
+
+    def saw(self, position: int) -> None:
+        """Takes note of a log position that an answer or event carried."""
+        self.position = max(self.position, position)
+
+    def stop(self, error: SkerryError) -> None:
+        """Ends the exchange for good; training goes on. Said loudly, once."""
+        if self.stopped.is_set():
+            return
+        self.failure = error
+        _log.error(
+            "exchange stopped, training goes on alone",
+            run=self.settings.run,
+            learner=self.settings.learner_id,
+            reason=error.reason,
+            because=str(error),
+        )
+        self.end()
+
+    def end(self) -> None:
+        """Ends the exchange for good, as asked."""
+        self.stopped.set()
+        self.boundary.wake()
+
+    def run_closed(self) -> None:
+        """Takes note that the run accepts no more deltas."""
+        if not self.is_closed:
+            _log.info("the run is closed", run=self.settings.run, learner=self.settings.learner_id)
+        self.is_closed = True
+        self.boundary.wake()
+
+    async def repeat(self, call: Callable[[], Awaitable[R]]) -> R:
+        """Returns the result of an idempotent call, repeated within the settings' bounds."""
+        return await repeat(call, self.settings.retry, self.jitter)
+
+    def pause_s(self, failure_count: int, error: BaseException) -> float:
+        """Returns how long to wait after the n-th failure in a row."""
+        return self.settings.retry.wait_s(failure_count, error, self.jitter)

@@ -1,0 +1,116 @@
+"""The weights of a torch module, on the CPU or on a GPU, as the exchange reads and writes them.
+
+On the CPU flat vectors are NumPy arrays. On another device they are tensors there: deltas are quantised where the
+parameters live, and only codes and scales cross to the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from skerry.client.delta import EncodeFrames
+from skerry.client.ledger import FlatArray
+from skerry.wire import FragmentLayout, TensorSpec, encode_frames
+from skerry.wire.torch_codecs import encode_frames_torch
+
+# What wrappers put before a parameter's own name; learners with and without them are of one run.
+_WRAPPERS = ("module.", "_orig_mod.")
+
+
+class TorchParameters:
+    """A module's trainable floating-point parameters, tied ones once, under their own names.
+
+    Raises:
+        ValueError: there are none, or they are on more than one device.
+    """
+
+    def __init__(self, model: torch.nn.Module | Mapping[str, torch.Tensor]) -> None:
+        named: Iterable[tuple[str, torch.Tensor]]
+        named = model.named_parameters() if isinstance(model, torch.nn.Module) else model.items()
+        self._tensors = {
+            _own_name(name): tensor.detach()
+            for name, tensor in named
+            if tensor.is_floating_point() and tensor.numel() and (tensor.requires_grad or isinstance(model, Mapping))
+        }
+        devices = {tensor.device for tensor in self._tensors.values()}
+        if len(devices) != 1:
+            raise ValueError(f"parameters must be on one device. devices={sorted(map(str, devices))}")
+        self._device = devices.pop()
+        self._is_on_host = self._device.type == "cpu"
+        self.tensors = tuple(TensorSpec(name, tuple(tensor.shape)) for name, tensor in self._tensors.items())
+        self.dtypes = {name: str(tensor.dtype).removeprefix("torch.") for name, tensor in self._tensors.items()}
+
+    @property
+    def encode(self) -> EncodeFrames:
+        """The encoder for where the parameters are."""
+        return encode_frames if self._is_on_host else _encode_on_device
+
+    def is_float32(self, layout: FragmentLayout) -> bool:
+        """Whether every tensor of the fragment is float32."""
+        return all(self._tensors[tensor.name].dtype == torch.float32 for tensor in layout.tensors)
+
+    def buffer(self, layout: FragmentLayout) -> FlatArray:
+        """Returns room for a snapshot; written once, for a page is only there after its first write."""
+        zeros = torch.zeros(layout.numel, device=self._device)
+        return zeros.fill_(0).numpy() if self._is_on_host else zeros
+
+    def snapshot(self, layout: FragmentLayout, out: FlatArray) -> None:
+        """Copies the weights; on a GPU without waiting for the copy."""
+        for tensor, piece in self._pieces(layout, out):
+            piece.copy_(tensor)
+
+    def add(self, layout: FragmentLayout, shift: FlatArray) -> None:
+        """Adds to the weights, in float32 where they are narrower."""
+        for tensor, piece in self._pieces(layout, shift):
+            if tensor.dtype == torch.float32:
+                tensor.add_(piece)
+            else:
+                tensor.copy_(piece + tensor)
+
+    def load(self, layout: FragmentLayout, values: FlatArray) -> None:
+        """Overwrites the weights."""
+        for tensor, piece in self._pieces(layout, values):
+            tensor.copy_(piece)
+
+    def blend(self, layout: FragmentLayout, values: FlatArray, alpha: float) -> None:
+        """Mixes `values` into the weights."""
+        for tensor, piece in self._pieces(layout, values):
+            tensor.copy_(torch.lerp(piece, tensor.float(), alpha))
+
+    def is_finite(self, layout: FragmentLayout) -> bool:
+        """Whether every weight is a finite number."""
+        return all(bool(self._tensors[tensor.name].isfinite().all()) for tensor in layout.tensors)
+
+    def from_host(self, values: NDArray[np.float32]) -> FlatArray:
+        """Returns the values where the parameters live."""
+        return values if self._is_on_host else torch.from_numpy(values).to(self._device)
+
+    def to_host(self, values: FlatArray) -> NDArray[np.float32]:
+        """Returns the values on the host."""
+        return values if self._is_on_host else values.cpu().numpy()  # type: ignore[no-any-return]
+
+    def _pieces(self, layout: FragmentLayout, flat: FlatArray) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Returns each tensor with its piece of the flat vector, in the tensor's shape."""
+        vector = torch.from_numpy(flat) if self._is_on_host else flat
+        return [
+            (self._tensors[spec.name], vector[first : first + spec.numel].view(spec.shape))
+            for spec, first in zip(layout.tensors, layout.offsets, strict=True)
+        ]
+
+
+def _encode_on_device(values: Any, *arguments: Any, **options: Any) -> Any:
+    """Encodes on the device's own queue of the worker thread, once what the training thread queued there is done."""
+    if values.device.type == "cuda":
+        torch.cuda.synchronize(values.device)
+    return encode_frames_torch(values, *arguments, **options)
+
+
+def _own_name(name: str) -> str:
+    for wrapper in _WRAPPERS:
+        name = name.replace(wrapper, "") if wrapper != "module." else name.removeprefix(wrapper)
+    return name

@@ -91,6 +91,21 @@ def test_patience_ends() -> None:
             list(follower.messages())
 
 
+def test_the_run_may_stand_in_the_environment(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SKERRY_RUN", "demo")
+    with serving(scripted()) as target:
+        assert failures.run(cli, ["watch", "--once", "--target", target]) == 0
+        assert failures.run(cli, ["watch", "other", "--once", "--target", target]) == failures.ExitStatus.REFUSED
+    assert "1 live" in capsys.readouterr().out
+
+
+def test_a_run_must_be_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert failures.run(cli, ["watch", "--once"]) == failures.ExitStatus.USAGE
+    assert "SKERRY_RUN" in capsys.readouterr().err
+
+
 def test_a_run_that_is_not_there_is_not_waited_for(capsys: pytest.CaptureFixture[str]) -> None:
     with serving(scripted()) as target:
         assert failures.run(cli, ["watch", "nowhere", "--target", target]) == failures.ExitStatus.REFUSED

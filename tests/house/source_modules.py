@@ -8,7 +8,13 @@ ROOT = Path(__file__).parents[2]
 SOURCES = [ROOT / "protos", ROOT / "client", ROOT / "services"]
 
 # Modules whose subject is torch; nothing else may import it, not even when it is there.
-TORCH_MODULES = ("skerry.learner", "skerry.wire.torch_codecs", "skerry.client.integrations", "skerry.client.torch")
+TORCH_MODULES = (
+    "skerry.learner",
+    "skerry.wire.torch_codecs",
+    "skerry.client.integrations",
+    "skerry.client.learner",
+    "skerry.client.torch_parameters",
+)
 
 # Run by another interpreter: tries modules in turn while torch and its like are blocked, and prints what failed.
 IMPORT_ALL = """

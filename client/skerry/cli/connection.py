@@ -32,3 +32,19 @@ def with_client(function: Callable[..., R]) -> Callable[..., R]:
             return function(*args, client=client, **kwargs)
 
     return command
+
+
+def with_run(function: Callable[..., R]) -> Callable[..., R]:
+    """Gives a command its run, as an argument or as `--run`, as its keyword `run`."""
+
+    @click.argument("run_argument", metavar="[RUN]", required=False)
+    @click.option("--run", "run_option", metavar="RUN", help="The run's name, where it is not the argument.")
+    @functools.wraps(function)
+    def command(*args: Any, run_argument: str | None, run_option: str | None, **kwargs: Any) -> R:
+        # The argument wins: --run may come from the environment or the settings file.
+        run = run_argument or run_option
+        if not run:
+            raise click.UsageError("name the run: as the argument, as --run, as SKERRY_RUN, or as run in the settings")
+        return function(*args, run=run, **kwargs)
+
+    return command

@@ -54,7 +54,7 @@ _NEXT: Final[Mapping[str, str]] = {
     "RUN_CLOSED": "the run is read-only; `skerry export` still reads its weights",
     "BAD_NAME": "names are 1 to 64 of a-z 0-9 . _ - and start and end with a letter or digit",
     "FRAGMENT_NOT_FOUND": "`skerry runs show` lists the fragments",
-    "VERSION_NOT_FOUND": "`skerry log` lists the positions, `skerry runs show` the versions",
+    "VERSION_NOT_FOUND": "`skerry log` shows the positions, `skerry runs show` the versions",
     "STORE_UNAVAILABLE": "the syncer can't reach its store; its log says why",
     "STORE_FULL": "the store needs room; `skerry gc` collects what no version needs",
     "STORE_ROLLED_BACK": "the store holds less than was acknowledged: stop the learners, then `skerry verify`",

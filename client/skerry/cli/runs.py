@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from skerry.cli import plain, policy_text
-from skerry.cli.connection import with_client
+from skerry.cli.connection import with_client, with_run
 from skerry.cli.console import as_json, console, count_text, size_text, table
 from skerry.cli.watch_state import learner_state
 from skerry.cli.weights import read_weights
@@ -166,7 +166,7 @@ def policy(client: RunsClient, run: str, *, assignments: tuple[str, ...], is_jso
     _show_policy(current.policy)
 
 
-@runs.command(epilog="\b\nExample:\n  skerry runs close demo && skerry export demo --output demo.safetensors")
+@runs.command(epilog="\b\nExample:\n  skerry runs close demo && skerry export --run demo --out demo.safetensors")
 @click.argument("run")
 @as_json
 @with_client
@@ -200,15 +200,15 @@ def delete(client: RunsClient, run: str, *, uid: str | None, yes: bool) -> None:
 @click.command(
     epilog="""\b
 Examples:
-  skerry log demo                      find the position
+  skerry log --run demo --last 20      find the position
   skerry rollback demo --to 1200
 """,
 )
-@click.argument("run")
+@with_run
 @click.option("--to", "position", required=True, type=click.IntRange(min=1), help="The log position to go back to.")
 @as_json
 @with_client
-def rollback(client: RunsClient, run: str, *, position: int, is_json: bool) -> None:
+def rollback(client: RunsClient, *, run: str, position: int, is_json: bool) -> None:
     """Give every fragment its next version with the content that it had at an earlier log position.
 
     Version numbers go on and are never reused; learners adopt the new versions and train on. Deltas that wait, or

@@ -13,7 +13,7 @@ from rich.console import RenderableType
 from rich.live import Live
 
 from skerry.cli import plain
-from skerry.cli.connection import with_client
+from skerry.cli.connection import with_client, with_run
 from skerry.cli.console import as_json, console
 from skerry.cli.watch_state import EventLine, WatchState
 from skerry.cli.watch_view import draw
@@ -34,7 +34,7 @@ Examples:
   skerry watch demo --json --after 1 | jq -c 'select(.event.version_committed)'
 """,
 )
-@click.argument("run")
+@with_run
 @click.option("--once", is_flag=True, help="Show the run as it is, and end.")
 @click.option("--after", "after_position", type=click.IntRange(min=0), default=0, help="Tell what followed a position.")
 @click.option(
@@ -46,7 +46,7 @@ Examples:
 )
 @as_json
 @with_client
-def watch(client: RunsClient, run: str, *, once: bool, after_position: int, patience_s: float, is_json: bool) -> None:
+def watch(client: RunsClient, *, run: str, once: bool, after_position: int, patience_s: float, is_json: bool) -> None:
     """Follow a run: learners, fragments and versions, staleness, bandwidth, loss.
 
     In a terminal this is a live table. Into a pipe it is one line an event, with --json one JSON object a message, the

@@ -32,7 +32,7 @@ _UNITS_S: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def seconds(context: click.Context, parameter: click.Parameter, value: str | None) -> float | None:
+def seconds(_context: click.Context, _parameter: click.Parameter, value: str | None) -> float | None:
     """Returns the seconds of a duration that a person wrote: 90s, 15m, 12h, 7d, 2w."""
     if value is None:
         return None
@@ -48,7 +48,10 @@ def run_options(function: Function) -> Function:
         click.option("--uid", help="The run's uid, for a draft or a deleted run.  [default: what the name means]"),
         click.option("--run", "run_name", required=True, help="The run's name."),
         click.option(
-            "--store", "store_url", required=True, help="file:///path of the store's folder, or s3://bucket/prefix."
+            "--store",
+            "store_url",
+            default="file://./skerry-data",  # where `skerry serve` keeps it
+            help="file://folder, as file:///var/lib/skerry, or s3://bucket/prefix.",
         ),
     ):
         function = option(function)

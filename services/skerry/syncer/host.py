@@ -166,7 +166,7 @@ class RunHost:
                     if uid not in self._open:
                         self._opening.pop(uid, None)
         if found.replica.log.spec.name != name:
-            raise _not_found(name)
+            raise _not_found(name) if named is None else _replaced(name, uid, named)
         found.used_at_s = self.clock.monotonic()
         return found.replica
 

@@ -9,9 +9,10 @@ at any moment.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import structlog
@@ -308,7 +309,7 @@ class RunReplica:
             for fragment, version in open_rounds:
                 self._announce(fragment, version)
             for key in decisions.merges:
-                self._start(self._merge(key))
+                self._start(partial(self._merge, key))
             self._start_seeds()
             if decisions.items and await self._propose(decisions.items):
                 continue
@@ -336,15 +337,15 @@ class RunReplica:
 
     # Merging
 
-    def _start(self, work: Coroutine[None, None, None]) -> None:
+    def _start(self, work: Callable[[], Awaitable[None]]) -> None:
         assert self._tasks is not None  # decisions are made inside `run`
         self._merge_count += 1
         self._merges_ended.clear()
         self._tasks.create_task(self._counted(work))
 
-    async def _counted(self, work: Coroutine[None, None, None]) -> None:
+    async def _counted(self, work: Callable[[], Awaitable[None]]) -> None:
         try:
-            await work
+            await work()
         finally:
             self._merge_count -= 1
             if self._merge_count == 0:
@@ -411,7 +412,7 @@ class RunReplica:
             return
         for name, fragment in sorted(self.state.fragments.items()):
             if fragment.version == INITIAL_BASE and fragment.pending and name not in self._seeding:
-                self._start(self._seed_quietly(name))
+                self._start(partial(self._seed_quietly, name))
 
     async def _seed_quietly(self, fragment: str) -> None:
         try:

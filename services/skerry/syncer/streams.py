@@ -89,9 +89,10 @@ class EventStream:
 @asynccontextmanager
 async def running(work: Coroutine[None, None, None]) -> AsyncIterator[None]:
     """Runs `work`, which must not raise, beside the context and cancels it at the context's end."""
-    async with asyncio.TaskGroup() as tasks:
-        task = tasks.create_task(work)
-        try:
-            yield
-        finally:
-            task.cancel()
+    # No task group: it would wrap what the context raises, and would raise in a generator's caller between two items.
+    task = asyncio.create_task(work)
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait([task])

@@ -1,0 +1,39 @@
+"""A syncer in this process, on a real socket and a real folder, and a stranger's connection to it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import structlog
+
+from skerry.store.objects import open_objects
+from skerry.syncer.server import ServerSettings, SyncerServer, serving
+from tests.syncer.raw_island import Stubs, connected
+
+LOCAL = ServerSettings(listen="127.0.0.1:0")
+
+
+@pytest.fixture(autouse=True)
+def quiet_logs() -> None:
+    """Logs are for people; a test's failure says what it needs by itself."""
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+
+
+@pytest.fixture
+def store_url(tmp_path: Path) -> str:
+    return (tmp_path / "store").as_uri()
+
+
+@pytest.fixture
+async def server(store_url: str) -> AsyncIterator[SyncerServer]:
+    async with serving(open_objects(store_url), LOCAL) as started:
+        yield started
+
+
+@pytest.fixture
+async def stubs(server: SyncerServer) -> AsyncIterator[Stubs]:
+    async with connected(server.port) as open_stubs:
+        yield open_stubs

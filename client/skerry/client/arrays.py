@@ -92,10 +92,9 @@ class ArrayLearner:
         self._workers = ThreadWorkers(_worker_count())
         self._thread = LoopThread(f"skerry-{learner_id}")
         self._running: Future[None] | None = None
+        self._transport = self._thread.run(_connect(target))
         try:
-            self._transport, self._exchange = self._thread.run(
-                _start(target, parameters, settings, workers=self._workers)
-            )
+            self._exchange = self._thread.run(_joined(self._transport, parameters, settings, workers=self._workers))
             self._running = self._thread.start(self._exchange.run())
             self._running.add_done_callback(_say_failure)
             self._thread.run(self._exchange.wait_attached())
@@ -162,15 +161,18 @@ class ArrayLearner:
         return self._exchange.failure
 
     def _stop_threads(self) -> None:
+        self._thread.run(self._transport.close())
         self._thread.close()
         self._workers.close()
 
 
-async def _start(
-    target: str, parameters: Parameters, settings: ExchangeSettings, *, workers: ThreadWorkers
-) -> tuple[GrpcTransport, ExchangeLoop]:
-    """Connects and joins; what was opened is closed if that fails."""
-    transport = GrpcTransport(target)
+async def _connect(target: str) -> GrpcTransport:
+    return GrpcTransport(target)
+
+
+async def _joined(
+    transport: GrpcTransport, parameters: Parameters, settings: ExchangeSettings, *, workers: ThreadWorkers
+) -> ExchangeLoop:
     exchange = ExchangeLoop(
         transport,
         parameters,
@@ -180,12 +182,8 @@ async def _start(
         jitter=system_random(),
         clock=SystemClock(),
     )
-    try:
-        await exchange.join()
-    except BaseException:
-        await transport.close()
-        raise
-    return transport, exchange
+    await exchange.join()
+    return exchange
 
 
 def _say_failure(running: Future[None]) -> None:

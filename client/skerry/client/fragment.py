@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
-from typing import Any, Final
+from dataclasses import replace
+from typing import Final
 
-import numpy as np
 import structlog
-from numpy.typing import NDArray
 
-from skerry.client.delta import EncodedDelta, digest_of, encode_delta, push
+from skerry.client.adopting import adopt
+from skerry.client.delta import push
 from skerry.client.errors import (
     AttachAgainError,
     CorruptDownloadError,
@@ -33,10 +32,12 @@ from skerry.client.errors import (
     WorkRefusedError,
     error_of,
 )
+from skerry.client.joining import pull_newest
 from skerry.client.ledger import FlatArray, Ledger, Trained
-from skerry.client.pull import Pulled, PullSettings, pull
+from skerry.client.outgoing import Outgoing, make_delta
+from skerry.client.pull import Pulled
 from skerry.client.schedule import is_due
-from skerry.client.session import Adoption, Session
+from skerry.client.session import Session
 from skerry.v1 import exchange_pb2, types_pb2
 from skerry.wire import FragmentLayout, NonFiniteError
 
@@ -45,24 +46,9 @@ _log = structlog.get_logger(__name__)
 # Refusals of bytes that should have been right: once may be the link's fault, so often it is not.
 _MAX_REFUSALS: Final = 3
 _RETURNING: Final = frozenset({types_pb2.FATE_EXPIRED, types_pb2.FATE_SUPERSEDED})
+_CHANGING: Final = _RETURNING | {types_pb2.FATE_QUARANTINED}
 _BASE_AT_FAULT: Final = frozenset({"BASE_FOREIGN", "BASE_FUTURE"})
 _BYTES_AT_FAULT: Final = frozenset({"BAD_FRAME", "DIGEST_MISMATCH"})
-
-
-@dataclass
-class _Outgoing:
-    """The delta in flight as it travels, and what is known of it."""
-
-    encoded: EncodedDelta | None  # dropped once acknowledged: the same bytes are not needed again
-    taken_at_s: float
-    was_tried: bool = False
-    refusal_count: int = 0
-    fate: types_pb2.DeltaFate | None = None  # None: not acknowledged
-
-    @property
-    def is_acknowledged(self) -> bool:
-        """Whether the delta is known to be in the log."""
-        return self.fate is not None
 
 
 class FragmentExchange:
@@ -90,7 +76,7 @@ class FragmentExchange:
         self._used_base = -1  # the base of the last accepted delta: no other may have it
         self._newest_version = pulled.version
         self._invited_version = -1
-        self._outgoing: _Outgoing | None = None
+        self._outgoing: Outgoing | None = None
         self._must_replace = False
         self._must_pull = False
         self._must_pull_whole = False
@@ -121,7 +107,7 @@ class FragmentExchange:
         outgoing, delta = self._outgoing, self.ledger.delta
         if outgoing is None or delta is None or fate.delta_id != delta.delta_id:
             return
-        if fate.fate == types_pb2.FATE_UNSPECIFIED or (outgoing.fate and _is_final(outgoing.fate)):
+        if fate.fate == types_pb2.FATE_UNSPECIFIED or outgoing.final_fate is not None:
             return
         if outgoing.fate is None:
             self._acknowledged(outgoing, delta.end)
@@ -174,9 +160,9 @@ class FragmentExchange:
         outgoing = self._outgoing
         if outgoing is not None and outgoing.fate is None:
             await self._push(outgoing)
-        elif outgoing is not None and outgoing.fate is not None and outgoing.fate.fate in _RETURNING:
-            self._returned(str(outgoing.fate.reason))
-        elif outgoing is not None and outgoing.fate is not None and outgoing.fate.fate == types_pb2.FATE_QUARANTINED:
+        elif outgoing is not None and outgoing.fate is not None and outgoing.final_fate in _RETURNING:
+            self._returned(outgoing.fate.reason)
+        elif outgoing is not None and outgoing.fate is not None and outgoing.final_fate == types_pb2.FATE_QUARANTINED:
             self._drop(PoisonedError("QUARANTINED", f"delta was quarantined. because={outgoing.fate.reason}"))
         elif self._newest_version > self.ledger.version or self._must_replace or self._must_pull:
             await self._adopt()
@@ -247,38 +233,18 @@ class FragmentExchange:
             taken_at_s = asyncio.get_running_loop().time()
             delta_id = session.entropy.hex_id()
             try:
-                encoded, decoded = await session.workers.run(self._encode, buffer, delta_id, trained)
+                encoded, decoded = await session.workers.run(
+                    lambda: make_delta(session, layout, self.ledger, buffer, delta_id, trained=trained)
+                )
             except NonFiniteError as error:
                 poison = PoisonedError("NON_FINITE", f"weights are not finite. {error}")
             else:
                 self.ledger = self.ledger.sent(delta_id, decoded, trained)
-                self._outgoing = _Outgoing(encoded, taken_at_s)
+                self._outgoing = Outgoing(encoded, taken_at_s)
                 return
         raise poison
 
-    def _encode(self, buffer: FlatArray, delta_id: str, trained: Trained) -> tuple[EncodedDelta, FlatArray]:
-        """Returns the delta and what its receiver decodes; in a worker."""
-        session, ledger = self._session, self.ledger
-        unsent = ledger.unsent(buffer)
-        parts = encode_delta(
-            session.parameters.encode, unsent, self.layout, session.policy.delta_encoding, session.part_size_bytes
-        )
-        header = exchange_pb2.PushHeader(
-            run=session.settings.run,
-            run_uid=session.run_uid,
-            learner_id=session.settings.learner_id,
-            session_id=session.session_id,
-            delta_id=delta_id,
-            fragment=self.layout.name,
-            base_version=ledger.version,
-            base_digest=ledger.digest,
-            step_count=trained.step_count - ledger.sent_until.step_count,
-            token_count=trained.token_count - ledger.sent_until.token_count,
-            last_step=trained.step_count,
-        )
-        return EncodedDelta(header, parts, digest_of(parts)), unsent
-
-    async def _push(self, outgoing: _Outgoing) -> None:
+    async def _push(self, outgoing: Outgoing) -> None:
         """Sends the delta until it is acknowledged or refused."""
         try:
             async with self._session.transfers:
@@ -294,9 +260,9 @@ class FragmentExchange:
         else:
             self._failure_count = self._refusal_count = 0
 
-    async def _push_once(self, outgoing: _Outgoing) -> None:
+    async def _push_once(self, outgoing: Outgoing) -> None:
         session, encoded = self._session, outgoing.encoded
-        if encoded is None or outgoing.is_acknowledged:
+        if encoded is None or outgoing.fate is not None:
             return  # an event acknowledged it meanwhile
         stored: set[tuple[int, int, bytes]] = set()
         if outgoing.was_tried:
@@ -336,7 +302,7 @@ class FragmentExchange:
             self.on_fate(response.fate)
         return response
 
-    def _acknowledged(self, outgoing: _Outgoing, end: Trained) -> None:
+    def _acknowledged(self, outgoing: Outgoing, end: Trained) -> None:
         outgoing.encoded = None
         self._used_base = max(self._used_base, self.ledger.delta.base_version if self.ledger.delta else -1)
         self._earlier_contributed_step = self._contributed_step
@@ -403,16 +369,22 @@ class FragmentExchange:
 
     async def _adopt(self) -> None:
         """Pulls the newest version and brings the model to it."""
-        async with self._session.transfers:
-            pulled = await self._pull()
-        self._session.saw(pulled.position)
+        ledger = self.ledger
+        weights = None if self._must_pull_whole else ledger.anchor
+        pulled = await pull_newest(self._session, self.layout, version=ledger.version, weights=weights)
         self._newest_version = max(self._newest_version, pulled.version)
         is_merged = await self._is_merged_into(pulled)
-        fate = self._outgoing.fate if self._outgoing is not None else None
-        if fate is not None and (fate.fate in _RETURNING or fate.fate == types_pb2.FATE_QUARANTINED):
+        if self._outgoing is not None and self._outgoing.final_fate in _CHANGING:
             return  # the account changes first; what was pulled is pulled again
         async with self.lock:
-            await self._change_weights(pulled, is_merged=is_merged)
+            self.ledger = await adopt(
+                self._session,
+                self.layout,
+                self.ledger,
+                pulled,
+                is_merged=is_merged,
+                must_replace=self._must_replace,
+            )
         if is_merged:
             self._outgoing = None
         self._must_replace = self._must_pull = self._must_pull_whole = False
@@ -422,84 +394,15 @@ class FragmentExchange:
             # A version that was announced is not there yet: not to be asked for without a pause.
             await asyncio.sleep(self._session.settings.retry.first_wait_s)
 
-    async def _pull(self) -> Pulled:
-        session, ledger = self._session, self.ledger
-        start: NDArray[np.float32] | None = None if self._must_pull_whole else ledger.anchor
-        request = exchange_pb2.PullFragmentRequest(
-            run=session.settings.run,
-            run_uid=session.run_uid,
-            seen_position=session.position,
-            fragment=self.layout.name,
-            from_version=-1 if start is None else ledger.version,
-            is_newest=True,
-        )
-        return await pull(
-            session.transport,
-            session.workers,
-            request,
-            self.layout,
-            start,
-            settings=pull_settings(session),
-            count_bytes=session.tally.received,
-        )
-
     async def _is_merged_into(self, pulled: Pulled) -> bool:
         """Whether the delta in flight is in `pulled` or a version before it: asked for, where no event has said."""
         outgoing = self._outgoing
         if outgoing is None:
             return False
-        if outgoing.fate is None or not _is_final(outgoing.fate):
+        if outgoing.final_fate is None:
             await self._session.repeat(lambda: self._ask_fate(pulled.position))
         fate = outgoing.fate
         return fate is not None and fate.fate == types_pb2.FATE_MERGED and fate.version <= pulled.version
-
-    async def _change_weights(self, pulled: Pulled, *, is_merged: bool) -> None:
-        """Adopts at a step boundary, then books it."""
-        session, layout, parameters = self._session, self.layout, self._session.parameters
-        adoption = Adoption.REPLACE if self._must_replace else session.settings.adoption
-        on_device = await session.workers.run(parameters.from_host, pulled.weights)
-        is_exact = parameters.is_float32(layout)
-        if adoption is Adoption.REBASE:
-            shift = await session.workers.run(
-                lambda: self.ledger.shift_to(pulled.weights, on_device, is_merged=is_merged)
-            )
-            around = await self._around(lambda: parameters.add(layout, shift), is_exact=is_exact)
-            base = on_device if around is None else self.ledger.corrected_base(*around, is_merged=is_merged)
-            self.ledger = self.ledger.rebased(pulled.version, pulled.digest, pulled.weights, base, is_merged=is_merged)
-            return
-        trained = session.trained
-
-        def change() -> None:
-            nonlocal trained
-            if adoption is Adoption.BLEND:
-                parameters.blend(layout, on_device, session.settings.blend_alpha)
-            else:
-                parameters.load(layout, on_device)
-            trained = session.trained
-
-        is_as_loaded = is_exact and adoption is Adoption.REPLACE
-        around = await self._around(change, is_exact=is_as_loaded)
-        base = on_device if around is None else around[1]
-        self.ledger = self.ledger.replaced(
-            pulled.version, pulled.digest, pulled.weights, base, trained, is_over=is_merged
-        )
-
-    async def _around(self, change: Callable[[], None], *, is_exact: bool) -> tuple[Any, Any] | None:
-        """Makes the change at a step boundary; where it rounds, returns the weights before and after it."""
-        session = self._session
-        if is_exact:
-            await session.boundary.run(change)
-            return None
-        before = await session.workers.run(session.parameters.buffer, self.layout)
-        after = await session.workers.run(session.parameters.buffer, self.layout)
-
-        def copied() -> None:
-            session.parameters.snapshot(self.layout, before)
-            change()
-            session.parameters.snapshot(self.layout, after)
-
-        await session.boundary.run(copied)
-        return before, after
 
     # Poison elsewhere.
 
@@ -516,12 +419,3 @@ class FragmentExchange:
         self.ledger = ledger.replaced(
             ledger.version, ledger.digest, ledger.anchor, ledger.base, trained, is_over=ledger.delta is None
         )
-
-
-def pull_settings(session: Session) -> PullSettings:
-    """Returns the bounds of a download."""
-    return PullSettings(session.settings.stall_timeout_s, session.settings.retry, session.pause_s)
-
-
-def _is_final(fate: types_pb2.DeltaFate) -> bool:
-    return fate.fate not in (types_pb2.FATE_UNSPECIFIED, types_pb2.FATE_PENDING)

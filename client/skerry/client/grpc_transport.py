@@ -29,7 +29,7 @@ _OPTIONS: Final[list[tuple[str, int]]] = [
     # A syncer that restarts is back within seconds; gRPC's own two minutes of back-off would outlast it.
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.min_reconnect_backoff_ms", 500),
-    ("grpc.max_reconnect_backoff_ms", 5_000),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
 ]
 # What gRPC says by itself, without a word from a syncer.
 _REASONS: Final = {

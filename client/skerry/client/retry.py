@@ -20,7 +20,7 @@ class RetrySettings:
 
     attempt_count: int = 5
     first_wait_s: float = 0.2
-    longest_wait_s: float = 10.0
+    longest_wait_s: float = 5.0
     hopeless_reasons: frozenset[str] = frozenset()
     """Reasons that this caller does not repeat, though the call would bear it."""
 

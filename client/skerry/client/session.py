@@ -104,6 +104,8 @@ class Session:
         self.part_size_bytes = DEFAULT_PART_SIZE_BYTES
         self.tally = Tally()
         self.trained: Trained = UNTRAINED
+        self.loss: float | None = None
+        self.step_time_s: float | None = None
         self.is_flushing = False
         self.is_closed = False
         self.failure: SkerryError | None = None

@@ -1,0 +1,81 @@
+"""Bringing the model's weights to a newer version: computed beside the training thread, done by it, then booked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from skerry.client.ledger import FlatArray, Ledger
+from skerry.client.pull import Pulled
+from skerry.client.session import Adoption, Session
+from skerry.wire import FragmentLayout
+
+
+async def adopt(
+    session: Session, layout: FragmentLayout, ledger: Ledger, pulled: Pulled, *, is_merged: bool, must_replace: bool
+) -> Ledger:
+    """Returns the account after the weights were changed at a step boundary.
+
+    `is_merged` says that the delta in flight is in `pulled`; `must_replace` that local work is not to be kept.
+    """
+    on_device = await session.workers.run(session.parameters.from_host, pulled.weights)
+    if must_replace or session.settings.adoption is not Adoption.REBASE:
+        return await _overwrite(
+            session, layout, ledger, pulled, on_device=on_device, is_merged=is_merged, must_replace=must_replace
+        )
+    shift = await session.workers.run(lambda: ledger.shift_to(pulled.weights, on_device, is_merged=is_merged))
+    around = await _change(
+        session,
+        layout,
+        lambda: session.parameters.add(layout, shift),
+        is_rounded=not session.parameters.is_float32(layout),
+    )
+    base = on_device if around is None else ledger.corrected_base(*around, is_merged=is_merged)
+    return ledger.rebased(pulled.version, pulled.digest, pulled.weights, base, is_merged=is_merged)
+
+
+async def _overwrite(
+    session: Session,
+    layout: FragmentLayout,
+    ledger: Ledger,
+    pulled: Pulled,
+    *,
+    on_device: FlatArray,
+    is_merged: bool,
+    must_replace: bool,
+) -> Ledger:
+    """Replaces the weights, or blends into them; unsent work does not outlive it."""
+    is_blend = session.settings.adoption is Adoption.BLEND and not must_replace
+    trained = session.trained
+
+    def change() -> None:
+        nonlocal trained
+        if is_blend:
+            session.parameters.blend(layout, on_device, session.settings.blend_alpha)
+        else:
+            session.parameters.load(layout, on_device)
+        trained = session.trained
+
+    is_rounded = is_blend or not session.parameters.is_float32(layout)
+    around = await _change(session, layout, change, is_rounded=is_rounded)
+    base = on_device if around is None else around[1]
+    return ledger.replaced(pulled.version, pulled.digest, pulled.weights, base, trained, is_over=is_merged)
+
+
+async def _change(
+    session: Session, layout: FragmentLayout, change: Callable[[], None], *, is_rounded: bool
+) -> tuple[FlatArray, FlatArray] | None:
+    """Makes the change at a step boundary; where the result is not known beforehand, returns the weights around it."""
+    parameters = session.parameters
+    if not is_rounded:
+        await session.boundary.run(change)
+        return None
+    before = await session.workers.run(parameters.buffer, layout)
+    after = await session.workers.run(parameters.buffer, layout)
+
+    def copied() -> None:
+        parameters.snapshot(layout, before)
+        change()
+        parameters.snapshot(layout, after)
+
+    await session.boundary.run(copied)
+    return before, after

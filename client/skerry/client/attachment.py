@@ -1,0 +1,233 @@
+"""The attach stream: holds the lease with reports, and brings events to the fragments."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping
+from contextlib import aclosing
+from datetime import timedelta
+from typing import Any, Final
+
+import structlog
+
+from skerry.client.errors import (
+    RunClosedError,
+    RunNotFoundError,
+    SkerryError,
+    StopExchangingError,
+    error_of,
+)
+from skerry.client.fragment import FragmentExchange
+from skerry.client.session import LONGEST_REPORT_INTERVAL_S, Session
+from skerry.v1 import exchange_pb2, types_pb2
+from skerry.wire.messages import layouts_to_messages, policy_from_message
+
+_log = structlog.get_logger(__name__)
+
+# A goodbye is a courtesy: the lease runs out by itself.
+_LEAVE_TIMEOUT_S: Final = 2.0
+
+
+class Attachment:
+    """One learner's place in its run; attaches again, with the same session, whenever the stream breaks."""
+
+    def __init__(self, session: Session, fragments: Mapping[str, FragmentExchange]) -> None:
+        """Does nothing yet; `fragments` by name hear the events."""
+        self._session = session
+        self._fragments = fragments
+        self._lease_term_s = session.policy.lease_term_s
+        self._leaving = asyncio.Event()
+        self._detached = asyncio.Event()
+        self._failure: SkerryError | None = None
+        self._run_step_count: float | None = None
+        self._step_count_then = 0
+
+    @property
+    def progress(self) -> float | None:
+        """Inner steps of the run, as last said, counted on by own steps; None before the first answer."""
+        if self._run_step_count is None:
+            return None
+        return self._run_step_count + self._session.trained.step_count - self._step_count_then
+
+    async def run(self) -> None:
+        """Stays attached until `leave`, or until the run no longer takes this learner."""
+        session = self._session
+        failure_count = 0
+        while not self._leaving.is_set():
+            error: SkerryError = error_of("UNREACHABLE", "attach stream ended")
+            try:
+                await self._attach_once()
+            except (StopExchangingError, RunNotFoundError) as refusal:
+                session.stop(refusal)
+                return
+            except RunClosedError:
+                session.run_closed()
+                return
+            except SkerryError as failure:
+                error = failure
+            finally:
+                was_attached = session.attached.is_set()
+                session.attached.clear()
+                self._detached.set()
+            if self._leaving.is_set():
+                return
+            failure_count = 1 if was_attached else failure_count + 1
+            self._failure = error
+            if failure_count == 1:
+                _log.warning(
+                    "attach stream broke, training goes on",
+                    run=session.settings.run,
+                    learner=session.settings.learner_id,
+                    reason=error.reason,
+                    because=str(error),
+                )
+            await asyncio.sleep(session.pause_s(failure_count, error))
+
+    async def wait(self) -> None:
+        """Returns once the syncer has answered the first attach.
+
+        Raises:
+            SkerryError: it said no, or did not answer within `connect_timeout_s`.
+        """
+        session = self._session
+        try:
+            async with asyncio.timeout(session.settings.connect_timeout_s):
+                await _first(session.attached.wait(), session.stopped.wait())
+        except TimeoutError as error:
+            raise self._failure or error_of("TIMEOUT", "attach was not answered") from error
+        if session.stopped.is_set():
+            raise session.failure or error_of("CANCELLED", "the exchange ended before it began")
+
+    async def leave(self) -> None:
+        """Says goodbye, so that no round waits for this learner."""
+        session = self._session
+        self._leaving.set()
+        if session.attached.is_set() and not session.stopped.is_set():
+            try:
+                async with asyncio.timeout(_LEAVE_TIMEOUT_S):
+                    await _first(session.stopped.wait(), self._detached.wait())
+            except TimeoutError:
+                _log.info("goodbye was not answered", learner=session.settings.learner_id)
+
+    async def _attach_once(self) -> None:
+        """Attaches and takes in events until the stream ends."""
+        session = self._session
+        has_answer = asyncio.Event()
+        responses = session.transport.attach(self._reports(has_answer))
+        async with aclosing(responses):
+            async for response in responses:
+                if response.HasField("attached"):
+                    self._on_attached(response.attached)
+                    has_answer.set()
+                else:
+                    self._on_event(response.event)
+
+    async def _reports(self, has_answer: asyncio.Event) -> AsyncIterator[exchange_pb2.AttachRequest]:
+        session = self._session
+        tensors, _ = layouts_to_messages(
+            [fragment.layout for fragment in self._fragments.values()], session.parameters.dtypes
+        )
+        yield exchange_pb2.AttachRequest(
+            hello=exchange_pb2.Hello(
+                run=session.settings.run,
+                run_uid=session.run_uid,
+                seen_position=session.position,
+                learner_id=session.settings.learner_id,
+                region=session.settings.region,
+                session_id=session.session_id,
+                tensors=tensors,
+            )
+        )
+        await has_answer.wait()
+        while not self._leaving.is_set():
+            yield exchange_pb2.AttachRequest(report=self._report())
+            try:
+                async with asyncio.timeout(min(self._lease_term_s / 3, LONGEST_REPORT_INTERVAL_S)):
+                    await self._leaving.wait()
+            except TimeoutError:
+                continue
+        yield exchange_pb2.AttachRequest(leave=exchange_pb2.Leave())
+
+    def _report(self) -> types_pb2.LearnerReport:
+        session = self._session
+        report = types_pb2.LearnerReport(
+            step_count=session.trained.step_count,
+            token_count=session.trained.token_count,
+            sent_bytes=session.tally.bytes_up,
+            received_bytes=session.tally.bytes_down,
+            adopted=[
+                types_pb2.FragmentVersion(fragment=name, version=fragment.ledger.version)
+                for name, fragment in self._fragments.items()
+            ],
+        )
+        if session.loss is not None:
+            report.loss = session.loss
+        if session.step_time_s is not None:
+            report.step_time.FromTimedelta(timedelta(seconds=session.step_time_s))
+        report.stall_time.FromTimedelta(timedelta(seconds=session.tally.stall_s_since_report))
+        session.tally.stall_s_since_report = 0.0
+        return report
+
+    def _on_attached(self, attached: exchange_pb2.Attached) -> None:
+        session = self._session
+        session.saw(attached.run.position)
+        session.policy = policy_from_message(attached.run.policy, session.policy)
+        self._lease_term_s = attached.lease_term.ToTimedelta().total_seconds() or session.policy.lease_term_s
+        self._run_step_count = attached.run_step_count
+        self._step_count_then = session.trained.step_count
+        self._on_versions(attached.run.versions)
+        self._on_status(attached.run.status)
+        for fate in attached.pending:
+            self._on_fate(fate)
+        self._detached.clear()
+        session.attached.set()
+        _log.info("attached", run=session.settings.run, learner=session.settings.learner_id, position=session.position)
+
+    def _on_event(self, event: types_pb2.Event) -> None:
+        self._session.saw(event.position)
+        match event.WhichOneof("kind"):
+            case "round_opened":
+                if (fragment := self._fragments.get(event.round_opened.fragment)) is not None:
+                    fragment.on_round_opened(event.round_opened.version)
+            case "delta_accepted":
+                self._on_fate(event.delta_accepted)
+            case "version_committed":
+                for fate in event.version_committed.merged:
+                    self._on_fate(fate)
+                self._on_versions([event.version_committed.version])
+            case "fates_decided":
+                for fate in event.fates_decided.fates:
+                    self._on_fate(fate)
+            case "policy_changed":
+                self._session.policy = policy_from_message(event.policy_changed, self._session.policy)
+            case "rolled_back":
+                self._on_versions(event.rolled_back.versions)
+            case "status_changed":
+                self._on_status(event.status_changed)
+            case "draining":
+                _log.info("syncer is draining, will attach elsewhere", learner=self._session.settings.learner_id)
+            case _:
+                pass  # other learners' affairs, and what later versions may add
+
+    def _on_versions(self, versions: Iterable[types_pb2.FragmentVersion]) -> None:
+        for version in versions:
+            if (fragment := self._fragments.get(version.fragment)) is not None:
+                fragment.on_version(version.version)
+
+    def _on_fate(self, fate: types_pb2.DeltaFate) -> None:
+        if (fragment := self._fragments.get(fate.fragment)) is not None:
+            fragment.on_fate(fate)
+
+    def _on_status(self, status: types_pb2.RunStatus.ValueType) -> None:
+        if status in (types_pb2.RUN_STATUS_CLOSING, types_pb2.RUN_STATUS_CLOSED):
+            self._session.run_closed()
+
+
+async def _first(*waits: Coroutine[Any, Any, Any]) -> None:
+    """Returns when the first of the waits is over."""
+    tasks = [asyncio.ensure_future(wait) for wait in waits]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()

@@ -1,0 +1,134 @@
+"""How a learner comes to a run: finds it, or creates it from its own weights if it may, and pulls what is newest."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import numpy as np
+import structlog
+from numpy.typing import NDArray
+
+from skerry.client.creation import CreationContext, NewRun, create_run
+from skerry.client.errors import RunExistsError, RunNotFoundError, TryAgainError
+from skerry.client.plan import plan_fragments
+from skerry.client.pull import Pulled, PullSettings, pull
+from skerry.client.session import Session
+from skerry.v1 import exchange_pb2, runs_pb2, types_pb2
+from skerry.wire import FragmentLayout
+from skerry.wire.policy import Policy
+
+_log = structlog.get_logger(__name__)
+
+R = TypeVar("R")
+
+
+async def until_connected(session: Session, call: Callable[[], Awaitable[R]]) -> R:
+    """Repeats a call until somebody answers or the time to connect is over.
+
+    Raises:
+        TryAgainError: the last failure.
+    """
+    loop = asyncio.get_running_loop()
+    deadline_s = loop.time() + session.settings.connect_timeout_s
+    failure_count = 0
+    while True:
+        try:
+            return await call()
+        except TryAgainError as error:
+            failure_count += 1
+            pause_s = session.pause_s(failure_count, error)
+            if loop.time() + pause_s > deadline_s:
+                raise
+            await asyncio.sleep(pause_s)
+
+
+async def find_or_create(session: Session) -> types_pb2.Run:
+    """Returns the run of the settings' name; where there is none, one made of the model's weights, if it may be made.
+
+    To be called while the training thread waits.
+
+    Raises:
+        RunNotFoundError: no such run, and it may not be created.
+    """
+    settings = session.settings
+    request = runs_pb2.GetRunRequest(name=settings.run)
+
+    def find() -> Awaitable[runs_pb2.GetRunResponse]:
+        return session.transport.get_run(request, timeout_s=settings.call_timeout_s)
+
+    try:
+        return (await until_connected(session, find)).run
+    except RunNotFoundError:
+        if not settings.may_create:
+            raise
+    try:
+        return await _create(session)
+    except RunExistsError as error:
+        _log.info("another learner created the run, joining it", run=settings.run, uid=error.uid)
+    return (await until_connected(session, find)).run
+
+
+async def _create(session: Session) -> types_pb2.Run:
+    settings, parameters = session.settings, session.parameters
+    new = NewRun(
+        name=settings.run,
+        request_id=session.entropy.hex_id(),
+        plan=plan_fragments(parameters.tensors, fragment_count=settings.fragment_count),
+        dtypes=parameters.dtypes,
+        policy=settings.policy or Policy(),
+    )
+
+    def weights_of(layout: FragmentLayout) -> NDArray[np.float32]:
+        buffer = parameters.buffer(layout)
+        parameters.snapshot(layout, buffer)
+        return parameters.to_host(buffer)
+
+    context = CreationContext(
+        session.transport,
+        session.workers,
+        session.jitter,
+        retry=settings.retry,
+        call_timeout_s=settings.call_timeout_s,
+        stall_timeout_s=settings.stall_timeout_s,
+        part_size_bytes=session.part_size_bytes,
+    )
+    run = await create_run(context, new, weights_of)
+    _log.info("created the run", run=run.name, uid=run.uid, fragments=len(run.fragments))
+    return run
+
+
+async def pull_newest(
+    session: Session,
+    layout: FragmentLayout,
+    *,
+    version: int = -1,
+    weights: NDArray[np.float32] | None = None,  # (numel,) of `version`; not written to
+) -> Pulled:
+    """Returns a fragment's newest version, from a version that the caller has or from a snapshot.
+
+    Raises:
+        SkerryError: as `pull`.
+    """
+    settings = session.settings
+    request = exchange_pb2.PullFragmentRequest(
+        run=settings.run,
+        run_uid=session.run_uid,
+        seen_position=session.position,
+        fragment=layout.name,
+        from_version=-1 if weights is None else version,
+        is_newest=True,
+    )
+    async with session.transfers:
+        pulled = await pull(
+            session.transport,
+            session.workers,
+            request,
+            layout,
+            weights,
+            settings=PullSettings(settings.stall_timeout_s, settings.retry, session.pause_s),
+            count_bytes=session.tally.received,
+        )
+    session.saw(pulled.position)
+    return pulled

@@ -117,12 +117,12 @@ def _gather(scenario: Scenario, nursery: Nursery, judge: Judge, begun_s: float) 
     from skerry.learner.demo.summary import Evidence
 
     plan = scenario.plan
-    store = ("--store", plan.store_url)
-    log = nursery.output("log", ["log", plan.run, *store, "--json"], timeout_s=_COMMAND_TIMEOUT_S)
+    run = ("--store", plan.store_url, "--run", plan.run)
+    log = nursery.output("log", ["log", *run, "--json"], timeout_s=_COMMAND_TIMEOUT_S)
     ledger = read_ledger(log.splitlines())
     verified = nursery.output(
         "verify",
-        ["verify", plan.run, *store, "--json"],
+        ["verify", *run, "--json"],
         accepted=(0, 1),
         timeout_s=_COMMAND_TIMEOUT_S,
     )
@@ -157,8 +157,8 @@ def _judge_positions(plan: DemoPlan, nursery: Nursery, judge: Judge, ledger: Led
 def _exported_loss(plan: DemoPlan, nursery: Nursery, judge: Judge, position: int) -> float:
     path = plan.directory / "exports" / f"{position}.safetensors"
     path.parent.mkdir(exist_ok=True)
-    arguments = ["export", plan.run, "--store", plan.store_url, "--position", str(position), "--out", str(path)]
-    nursery.output("export", arguments, timeout_s=_COMMAND_TIMEOUT_S)
+    arguments = ["--store", plan.store_url, "--run", plan.run, "--position", str(position), "--out", str(path)]
+    nursery.output("export", ["export", *arguments], timeout_s=_COMMAND_TIMEOUT_S)
     return judge.loss_of_export(path)
 
 

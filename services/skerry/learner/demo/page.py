@@ -56,10 +56,10 @@ def _shown(value: object) -> str:
 def _next_commands(evidence: Evidence) -> str:
     run, store = evidence.plan.run, evidence.plan.store_url
     return f"""# who made the newest version, and what else was decided
-skerry log {run} --store {store}
+skerry log --store {store} --run {run} --last 20
 
 # the merged model as a checkpoint
-skerry export {run} --store {store} --out model.safetensors
+skerry export --store {store} --run {run} --out model.safetensors
 
 # three terminals of your own: a syncer, two islands, and a live view of them
 skerry serve --store file://$PWD/data

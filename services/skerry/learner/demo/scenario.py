@@ -106,7 +106,7 @@ class Scenario:
 
     def _train_single(self) -> None:
         self.phase = "training one learner alone, to compare with"
-        child = self._nursery.start("single", [*self._learn_arguments(self._single_plan), "--alone", "--threads", "2"])
+        child = self._nursery.start("single", [*self._learn_arguments(self._single_plan), "--alone", "--threads", "1"])
         while child.is_running:
             self._look(_POLL_S)
         child.expect_success(_END_TIMEOUT_S)
@@ -119,6 +119,7 @@ class Scenario:
             self._start_learner(island)
         while not all(follower.lines for follower in self.learners.values()):
             self._look(_POLL_S)
+            self._check_all_alive()
         # From the first step of the first island: what came before is Python starting.
         self.timeline.started = min(follower.lines[0].unix_s for follower in self.learners.values())
         self._note("three islands train", self.timeline.started)
@@ -136,11 +137,12 @@ class Scenario:
         follower = self.learners[name]
         killed = follower.lines[-1].attempt
         self._start_learner(island)
+        self.away.discard(name)
         while follower.lines[-1].attempt == killed:
             self._look(_POLL_S)
+            self._check_all_alive()
         # Back is the moment of its first new step, not of its start.
         self.timeline.learner_back = next(line.unix_s for line in follower.lines if line.attempt != killed)
-        self.away.discard(name)
         self._note(f"{name} is back, from its checkpoint at step {follower.step - 1}", self.timeline.learner_back)
 
     def _kill_syncer(self) -> None:
@@ -254,7 +256,7 @@ class Scenario:
             *("--horizon", str(self.plan.step_count), "--learning-rate", str(training.learning_rate)),
             *("--warmup", str(training.warmup_steps), "--batch", str(training.batch_size)),
             *("--eval-every", str(max(1, round(training.evaluate_every / island.slowdown)))),
-            *("--eval-windows", str(training.evaluation_window_count), "--checkpoint-every", "100"),
+            *("--eval-windows", str(training.evaluation_window_count), "--checkpoint-every", "50"),
             *("--seed", str(training.seed), "--device", "cpu"),
             *("--work-dir", str(self._work_directory(island.learner_id))),
         ]

@@ -8,17 +8,19 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from skerry.store.arithmetic import TORN, OuterState
-from skerry.store.entries import CollectedItem, RollbackFragment, RollbackItem
+from skerry.store.entries import CollectedItem, RollbackFragment, RollbackItem, float32_from_hex
 from skerry.store.errors import LogCorruptError, ObjectMissingError
 from skerry.store.replay import advance, load_snapshot, rebuild, weights_at
 from skerry.store.scratch import Scratch
 from skerry.store.workers import ThreadWorkers
 from skerry.wire.codecs import Codec, Encoding
 from skerry.wire.digests import tree_digest
+from skerry.wire.frames import encode_frames
 from skerry.wire.policy import MergeRule, OuterOptimizer, Policy
-from tests.numerics.merge_driver import FRAGMENT, INT4, Driver, layout_of
+from tests.numerics.merge_driver import FLOAT32, FRAGMENT, INT4, Driver, layout_of
 
 NO_FILES = Scratch(None)
 LAYOUT = layout_of((5, 7), (3,), (4, 4))
@@ -59,6 +61,39 @@ async def test_replay_gives_weights_momentum_and_residual_bit_for_bit(
     driver = await trained(4, seed=seed, policy=policy)
     again = await rebuild(driver.log, FRAGMENT, 4, scratch=NO_FILES, workers=driver.workers)
     assert_same_bits(again, driver.state)
+
+
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 1000), rule=st.sampled_from(MergeRule), codec=st.sampled_from(Codec))
+async def test_the_arithmetic_is_the_formulas_of_the_specification_bit_for_bit(
+    seed: int, rule: MergeRule, codec: Codec
+) -> None:
+    encoding = Encoding(codec, block=4)
+    driver = await trained(2, seed=seed, policy=Policy(merge=rule, update_encoding=encoding))
+    theta, buf, residual = (
+        values.copy() for values in (driver.state.weights, driver.state.momentum, driver.state.residual)
+    )
+    rng = np.random.default_rng(seed)
+    deltas = rng.normal(size=(3, LAYOUT.numel)).astype(np.float32)
+    pushed = [await driver.push(nth, delta, encoding=FLOAT32) for nth, delta in enumerate(deltas)]
+    item = await driver.round(pushed, weights=[1, 2, 3], participation=0.75)
+
+    def per_element(values: tuple[str, ...]) -> NDArray[np.float32]:
+        numbers = np.array([float32_from_hex(value) for value in values], np.float32)
+        return np.repeat(numbers, [tensor.numel for tensor in LAYOUT.tensors])
+
+    rate, mu = (np.float32(float32_from_hex(value)) for value in (item.scalars.rate, item.scalars.momentum))
+    acc = per_element(item.scalars.coefficients[0]) * deltas[0]
+    for c, v in zip(item.scalars.coefficients[1:], deltas[1:], strict=True):
+        acc = acc + per_element(c) * v
+    d = per_element(item.scalars.tensor_scales) * acc
+    buf = mu * buf + d
+    target = residual + rate * (d + mu * buf)
+    q = np.empty_like(target)
+    list(encode_frames(target, LAYOUT, encoding, decoded=q))
+    assert driver.state.weights.tobytes() == (theta - q).tobytes()
+    assert driver.state.residual.tobytes() == (target - q).tobytes()
+    assert driver.state.momentum.tobytes() == buf.tobytes()
 
 
 @settings(max_examples=15, deadline=None)
@@ -139,6 +174,15 @@ async def test_threads_scratch_files_and_cuts_into_parts_change_no_bit(tmp_path:
     assert_same_bits(again, plain.state)
     assert tree_digest(again.weights).hex() == plain.log.state.fragments[FRAGMENT].newest.digest
     workers.close()
+
+
+async def test_an_update_in_several_objects_is_followed_like_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("skerry.syncer.merge.UPDATE_OBJECT_SPANS", 1)
+    driver = await Driver.start(layout_of((1500, 999), (1000, 1000)), Policy(update_encoding=Encoding(Codec.INT4)))
+    item = await driver.round([await driver.push(0, np.random.default_rng(0).normal(size=driver.layout.numel))])
+    assert len(item.update) == 3
+    weights = await weights_at(driver.log, FRAGMENT, 1, workers=driver.workers)
+    assert weights.tobytes() == driver.state.weights.tobytes()
 
 
 async def test_a_damaged_update_or_snapshot_is_told_apart_from_a_missing_version() -> None:

@@ -6,13 +6,14 @@ import asyncio
 import contextlib
 import hashlib
 import random
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from types import TracebackType
+from typing import NoReturn, Self, cast
 
 import grpc
 import numpy as np
-from google.rpc import error_details_pb2
-from grpc_status import rpc_status
+from google.rpc import error_details_pb2, status_pb2
 from numpy.typing import NDArray
 
 from skerry.v1 import capabilities_pb2_grpc, exchange_pb2_grpc, runs_pb2_grpc
@@ -71,39 +72,35 @@ class Refusal:
     message: str
 
 
-class Refused:
-    """Filled when `refused` has caught the refusal."""
+class refused:  # noqa: N801 - read as a verb, like pytest.raises
+    """Expects the call inside to be refused so, with full status details, and keeps them."""
 
-    def __init__(self) -> None:
-        self.refusal: Refusal | None = None
+    def __init__(self, reason: str, code: grpc.StatusCode) -> None:
+        self._expected = (reason, code)
+        self.refusal = Refusal(grpc.StatusCode.OK, "", {}, None, "")
 
-    @property
-    def reason(self) -> str:
-        assert self.refusal is not None
-        return self.refusal.reason
+    def __enter__(self) -> Self:
+        return self
 
-    @property
-    def code(self) -> grpc.StatusCode:
-        assert self.refusal is not None
-        return self.refusal.code
-
-
-@contextlib.contextmanager
-def refused(reason: str, code: grpc.StatusCode) -> Iterator[Refused]:
-    """Expects the call inside to be refused so, with full status details."""
-    caught = Refused()
-    try:
-        yield caught
-    except grpc.aio.AioRpcError as error:
-        caught.refusal = refusal_of(error)
-        assert (caught.reason, caught.code) == (reason, code), caught.refusal
-        return
-    raise AssertionError(f"was not refused. expected={reason}")
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        if error is None:
+            raise AssertionError(f"was not refused. expected={self._expected}")
+        if not isinstance(error, grpc.aio.AioRpcError):
+            return False
+        self.refusal = refusal_of(error)
+        assert (self.refusal.reason, self.refusal.code) == self._expected, self.refusal
+        return True
 
 
 def refusal_of(error: grpc.aio.AioRpcError) -> Refusal:
-    status = rpc_status.from_call(_SyncCall(error))
-    assert status is not None, f"no status details: {error}"
+    """Returns the refusal, from the `google.rpc.Status` in the trailing metadata."""
+    metadata = cast("list[tuple[str, bytes]]", list(error.trailing_metadata()))
+    found = [value for key, value in metadata if key == "grpc-status-details-bin"]
+    assert found, f"no status details: {error}"
+    status = status_pb2.Status.FromString(found[0])
+    assert (status.code, status.message) == (error.code().value[0], error.details())
     info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
     retry_after_s = None
     for detail in status.details:
@@ -112,22 +109,6 @@ def refusal_of(error: grpc.aio.AioRpcError) -> Refusal:
             retry_after_s = retry.retry_delay.ToTimedelta().total_seconds()
     assert info.domain == "skerry"
     return Refusal(error.code(), info.reason, dict(info.metadata), retry_after_s, error.details() or "")
-
-
-@dataclass
-class _SyncCall:
-    """The error in the shape that grpcio-status reads."""
-
-    error: grpc.aio.AioRpcError
-
-    def trailing_metadata(self) -> list[tuple[str, bytes | str]]:
-        return list(self.error.trailing_metadata())
-
-    def code(self) -> grpc.StatusCode:
-        return self.error.code()
-
-    def details(self) -> str | None:
-        return self.error.details()
 
 
 def plan_messages() -> tuple[list[types.Tensor], list[types.Fragment]]:
@@ -161,7 +142,7 @@ async def create_run(
             fragment=fragment,
             base_version=-1,
         )
-        await stubs.exchange.PushDelta(push_messages(header, values, FLOAT32))
+        await stubs.exchange.PushDelta(iter(push_messages(header, values, FLOAT32)))
     committed = await stubs.runs.CommitRun(runs.CommitRunRequest(name=name, run_uid=draft.run.uid))
     return committed.run, weights
 
@@ -255,6 +236,16 @@ def _snapshot_values(data: bytes, fragment: FragmentLayout) -> Float32s:
     return np.concatenate([tensors[one.name].reshape(-1) for one in fragment.tensors])
 
 
+Attachment = grpc.aio.StreamStreamCall[exchange.AttachRequest, exchange.AttachResponse]
+
+
+async def raise_status(call: Attachment) -> NoReturn:
+    """Raises the error with which a stream ended."""
+    raise grpc.aio.AioRpcError(
+        await call.code(), await call.initial_metadata(), await call.trailing_metadata(), await call.details(), None
+    )
+
+
 @dataclass
 class Island:
     """One learner with one session."""
@@ -265,7 +256,7 @@ class Island:
     source: random.Random
     session: str = ""
     step: int = 0
-    call: grpc.aio.StreamStreamCall[exchange.AttachRequest, exchange.AttachResponse] | None = None
+    call: Attachment | None = None
     attached: exchange.Attached | None = None
     pushed: list[exchange.PushHeader] = field(default_factory=list)
 
@@ -273,11 +264,11 @@ class Island:
         self.session = self.session or hex_id(self.source)
 
     async def attach(self) -> exchange.Attached:
-        self.call = self.stubs.exchange.Attach()
+        self.call = self.stubs.exchange.Attach(None)
         await self.call.write(exchange.AttachRequest(hello=self.hello()))
         first = await self.call.read()
         if not isinstance(first, exchange.AttachResponse):
-            await self.call  # raises the call's status
+            await raise_status(self.call)
         self.attached = first.attached
         return self.attached
 
@@ -291,10 +282,10 @@ class Island:
             tensors=plan_messages()[0],
         )
 
-    async def report(self, **fields: float) -> None:
+    async def report(self, *, step_time_ms: int = 10) -> None:
         assert self.call is not None
-        report = types.LearnerReport(step_count=self.step, **fields)  # type: ignore[arg-type]
-        report.step_time.FromMilliseconds(10)
+        report = types.LearnerReport(step_count=self.step)
+        report.step_time.FromMilliseconds(step_time_ms)
         await self.call.write(exchange.AttachRequest(report=report))
 
     async def event(self, kind: str, *, timeout_s: float = 20.0) -> types.Event:
@@ -304,8 +295,7 @@ class Island:
             while True:
                 response = await self.call.read()
                 if not isinstance(response, exchange.AttachResponse):
-                    await self.call
-                    raise AssertionError("stream ended in peace")
+                    await raise_status(self.call)
                 if response.event.WhichOneof("kind") == kind:
                     return response.event
 
@@ -341,7 +331,7 @@ class Island:
     async def push(
         self, header: exchange.PushHeader, values: Float32s, encoding: Encoding = INT4
     ) -> exchange.PushDeltaResponse:
-        return await self.stubs.exchange.PushDelta(push_messages(header, values, encoding))
+        return await self.stubs.exchange.PushDelta(iter(push_messages(header, values, encoding)))
 
     async def query(self, header: exchange.PushHeader) -> exchange.QueryPushResponse:
         return await self.stubs.exchange.QueryPush(

@@ -93,6 +93,7 @@ class RunReplica:
         self._waiting: dict[asyncio.Event, None] = {}
         self._has_open_round = False
         self._is_draining = False
+        self._has_ended = False
         self._tasks: asyncio.TaskGroup | None = None
         self._merge_count = 0
         self._merges_ended = asyncio.Event()
@@ -128,8 +129,10 @@ class RunReplica:
             raise
         finally:
             self._tasks = None
+            self._has_ended = True
             self._unsubscribe()
             self.end_followers(DrainingError())
+            self._wake_waiting()
 
     # Followers
 
@@ -220,13 +223,13 @@ class RunReplica:
         """Returns when `holds(state)` is true; it is asked after every entry.
 
         Raises:
-            DrainingError: the replica goes away first.
+            DrainingError: the replica goes away first, or failed.
         """
         news = asyncio.Event()
         self._waiting[news] = None
         try:
             while not holds(self.state):
-                if self._is_draining:
+                if self._is_draining or self._has_ended:
                     raise DrainingError
                 news.clear()
                 await news.wait()

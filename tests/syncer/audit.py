@@ -1,0 +1,42 @@
+"""What the log of a run says when all is over, read as a stranger would: by folding it."""
+
+from __future__ import annotations
+
+from skerry.store.clock import SystemClock, SystemEntropy
+from skerry.store.entries import Fate
+from skerry.store.fold import RunState
+from skerry.store.objects import open_objects
+from skerry.store.replay import weights_at
+from skerry.store.store import Store
+from skerry.store.workers import InlineWorkers
+
+
+async def final_state(store_url: str, name: str, uid: str) -> RunState:
+    """Returns the fold of the log, after checking that every newest version can be rebuilt with its digest."""
+    store = Store(
+        open_objects(store_url), clock=SystemClock(), entropy=SystemEntropy(), workers=InlineWorkers(), writer="audit"
+    )
+    log = await store.open_log(name, uid)
+    for fragment in log.state.fragments.values():
+        assert sorted(fragment.versions) == list(range(fragment.version + 1)), "versions are continuous"
+        await weights_at(log, fragment.layout.name, fragment.version, workers=InlineWorkers())  # checks the digest
+    await store.close()
+    return log.state
+
+
+def check_fates(state: RunState, acknowledged: set[str]) -> dict[Fate, int]:
+    """Every acknowledged delta is in the log with one final fate, and what was merged was merged once."""
+    merged: list[str] = []
+    for fragment in state.fragments.values():
+        for version in fragment.versions.values():
+            if version.commit is not None:
+                merged += [member.delta for member in version.commit.close.members]
+    assert len(merged) == len(set(merged)), "a delta was merged twice"
+    assert acknowledged <= state.deltas.keys(), "an acknowledged delta is not in the log"
+    counts = dict.fromkeys(Fate, 0)
+    for name, delta in state.deltas.items():
+        counts[delta.fate] += 1
+        assert delta.fate is not Fate.PENDING, name
+        is_initial = delta.item.base_version < 0
+        assert is_initial or (delta.fate is Fate.MERGED) == (name in merged), name
+    return counts

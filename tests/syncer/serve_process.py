@@ -1,0 +1,74 @@
+"""`skerry serve` as a process of its own, to be killed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+
+class ServeProcess:
+    """One `skerry serve` on one store; started again on the port that it had."""
+
+    def __init__(self, store_url: str, folder: Path) -> None:
+        self.store_url = store_url
+        self.port = 0
+        self._log = (folder / "serve.log").open("ab")
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def start(self, *options: str) -> None:
+        """Returns when it listens."""
+        arguments = ["--listen", f"127.0.0.1:{self.port}", "--store", self.store_url, "--drain-grace", "10", *options]
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "skerry.cli.main",
+            "serve",
+            *arguments,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=self._log,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        assert self._process.stdout is not None
+        async with asyncio.timeout(30):
+            line = (await self._process.stdout.readline()).decode()
+        assert line.startswith("listening on 127.0.0.1:"), line
+        self.port = int(line.split()[2].rstrip(",").rpartition(":")[2])
+
+    async def kill(self) -> None:
+        """SIGKILL: no chance to tidy up."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGKILL)
+        await self._process.wait()
+
+    def terminate(self) -> None:
+        """SIGTERM: a drain."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGTERM)
+
+    async def exit_status(self) -> int:
+        """Returns the status with which it ended by itself."""
+        assert self._process is not None
+        async with asyncio.timeout(20):
+            return await self._process.wait()
+
+    async def stop(self) -> None:
+        """Ends it if it still runs."""
+        if self._process is not None and self._process.returncode is None:
+            await self.kill()
+        self._log.close()
+
+
+@contextlib.asynccontextmanager
+async def serve_process(store_url: str, folder: Path) -> AsyncIterator[ServeProcess]:
+    """Yields a started process, and ends whatever it has become."""
+    process = ServeProcess(store_url, folder)
+    try:
+        await process.start()
+        yield process
+    finally:
+        await process.stop()

@@ -1,0 +1,217 @@
+"""Three replicas on one store: every call may land on any of them, and any of them may go."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from skerry.store.clock import SystemClock
+from skerry.store.entries import Fate
+from skerry.store.errors import StoreUnavailableError
+from skerry.store.faults import NO_FAULT, Effect, Fault, FaultyObjects, LateWrites
+from skerry.store.objects import open_objects
+from skerry.syncer.server import serving
+from skerry.v1 import exchange_pb2 as exchange
+from skerry.v1 import runs_pb2 as runs
+from skerry.v1 import types_pb2 as types
+from tests.syncer.audit import check_fates, final_state
+from tests.syncer.conftest import LOCAL
+from tests.syncer.persistent_island import PAUSE_S, Persistent, until_more
+from tests.syncer.raw_island import (
+    INT4,
+    QUICK,
+    Float32s,
+    Island,
+    Stubs,
+    connected,
+    create_run,
+    layout,
+    part_messages,
+    pull,
+    push_messages,
+)
+from tests.syncer.serve_process import serve_process
+
+
+@pytest.fixture
+async def replicas(store_url: str) -> AsyncIterator[list[Stubs]]:
+    """Connections to three replicas."""
+    async with contextlib.AsyncExitStack() as stack:
+        servers = [await stack.enter_async_context(serving(open_objects(store_url), LOCAL)) for _ in range(3)]
+        yield [await stack.enter_async_context(connected(server.port)) for server in servers]
+
+
+def _values(seed: int) -> Float32s:
+    return np.random.default_rng(seed).standard_normal(layout("body").numel).astype(np.float32)
+
+
+async def _island(stubs: Stubs, run: types.Run, name: str) -> Island:
+    island = Island(stubs, run, name, random.Random(name))
+    await island.attach()
+    return island
+
+
+async def test_a_version_made_by_one_replica_is_told_by_the_others(replicas: list[Stubs]) -> None:
+    run, _ = await create_run(replicas[0])
+    islands = [await _island(stubs, run, f"on-{at}") for at, stubs in enumerate(replicas)]
+    base = await pull(replicas[1], run, "body")
+    header = islands[1].header(base, "body")
+    await islands[1].push(header, _values(1))
+    digests = set()
+    for island, stubs in zip(islands, replicas, strict=True):
+        committed = (await island.event("version_committed")).version_committed
+        assert [one.delta_id for one in committed.merged] == [header.delta_id]
+        digests.add(committed.version.digest)
+        assert (await pull(stubs, run, "body", base=base)).version == 1
+        assert (await stubs.exchange.QueryPush(_query(header))).fate.fate == types.FATE_MERGED
+        island.detach()
+    assert len(digests) == 1
+
+
+def _query(header: exchange.PushHeader) -> exchange.QueryPushRequest:
+    return exchange.QueryPushRequest(
+        run=header.run, run_uid=header.run_uid, fragment=header.fragment, delta_id=header.delta_id
+    )
+
+
+async def test_an_answer_reflects_what_the_caller_has_seen_elsewhere(replicas: list[Stubs]) -> None:
+    run, _ = await create_run(replicas[0])
+    for at in range(5):
+        change = types.Policy(max_staleness=10 + at)
+        changed = await replicas[at % 3].runs.SetPolicy(
+            runs.SetPolicyRequest(request_id=f"{at:032x}", name="demo", seen_position=run.position, policy=change)
+        )
+        seen = await replicas[(at + 1) % 3].runs.GetRun(
+            runs.GetRunRequest(name="demo", seen_position=changed.run.position)
+        )
+        assert seen.run.policy.max_staleness == 10 + at
+
+
+async def test_a_session_is_fenced_on_every_replica(replicas: list[Stubs]) -> None:
+    run, _ = await create_run(replicas[0])
+    older = await _island(replicas[0], run, "eu")
+    newer = Island(replicas[1], run, "eu", random.Random("newer"))
+    await newer.attach()
+    with pytest.raises(Exception, match="newer session"):
+        await older.event("version_committed")
+    newer.detach()
+
+
+async def test_parts_of_one_push_may_land_on_different_replicas(replicas: list[Stubs]) -> None:
+    run, _ = await create_run(replicas[0])
+    island = await _island(replicas[0], run, "eu")
+    header = island.header(await pull(replicas[0], run, "body"), "body")
+    parts = ((0, 640), (640, 600))
+    for stubs, part in zip(replicas, parts, strict=False):
+        of_part, _ = part_messages(_values(2), layout("body"), INT4, *part)
+        answer = await stubs.exchange.PushDelta(iter([exchange.PushDeltaRequest(header=header), *of_part]))
+        assert answer.state == exchange.PUSH_STATE_PARTS_STORED
+    complete = push_messages(header, _values(2), INT4, parts=parts)[-1]
+    answer = await replicas[2].exchange.PushDelta(iter([exchange.PushDeltaRequest(header=header), complete]))
+    assert answer.state == exchange.PUSH_STATE_ACCEPTED
+    committed = (await island.event("version_committed")).version_committed
+    assert [one.delta_id for one in committed.merged] == [header.delta_id]
+    island.detach()
+
+
+async def test_a_round_waits_for_a_learner_that_is_attached_elsewhere(replicas: list[Stubs]) -> None:
+    patient = types.Policy()
+    patient.CopyFrom(QUICK)
+    patient.grace_factor = 0.99
+    patient.delay_step_count = 1_000_000
+    patient.lease_term.FromMilliseconds(1500)
+    run, _ = await create_run(replicas[0], policy=patient)
+    islands = [await _island(stubs, run, f"on-{at}") for at, stubs in enumerate(replicas)]
+    async with asyncio.TaskGroup() as tasks:
+        reports = [tasks.create_task(_keep_reporting(island)) for island in islands]
+        await _until_all_are_seen(replicas)
+        base = await pull(replicas[0], run, "body")
+        headers = [island.header(base, "body") for island in islands]
+        for at, (island, header) in enumerate(zip(islands, headers, strict=True)):
+            await island.push(header, _values(at))
+        committed = (await islands[0].event("version_committed")).version_committed
+        for task in reports:
+            task.cancel()
+    assert {one.delta_id for one in committed.merged} == {header.delta_id for header in headers}
+    assert committed.participation == 1.0
+    for island in islands:
+        island.detach()
+
+
+async def _keep_reporting(island: Island) -> None:
+    while True:
+        await island.report(step_time_ms=60_000)
+        await asyncio.sleep(PAUSE_S)
+
+
+async def _until_all_are_seen(replicas: list[Stubs]) -> None:
+    async with asyncio.timeout(20):
+        for stubs in replicas:
+            while True:
+                learners = (await stubs.runs.GetRun(runs.GetRunRequest(name="demo"))).learners
+                if sum(one.is_live for one in learners) == len(replicas):
+                    break
+                await asyncio.sleep(PAUSE_S)
+
+
+async def test_a_replica_that_closes_and_dies_is_taken_over(store_url: str) -> None:
+    def no_updates(operation: str, name: str) -> Fault:
+        is_update = operation == "write" and "/updates/" in name
+        return Fault(Effect.ERROR_BEFORE, StoreUnavailableError) if is_update else NO_FAULT
+
+    clock = SystemClock()
+    crippled = FaultyObjects(open_objects(store_url), no_updates, clock=clock, late=LateWrites())
+    async with contextlib.AsyncExitStack() as stack:
+        dying = contextlib.AsyncExitStack()
+        first = await dying.enter_async_context(serving(crippled, LOCAL))
+        stubs = await dying.enter_async_context(connected(first.port))
+        run, _ = await create_run(stubs)
+        second = await stack.enter_async_context(serving(open_objects(store_url), LOCAL))
+        others = await stack.enter_async_context(connected(second.port))
+        watcher = await _island(others, run, "us")
+        island = await _island(stubs, run, "eu")
+        header = island.header(await pull(stubs, run, "body"), "body")
+        await island.push(header, _values(3))
+        closed = (await watcher.event("round_closed")).round_closed
+        assert list(closed.delta_ids) == [header.delta_id]
+        await dying.aclose()
+        committed = (await watcher.event("version_committed")).version_committed
+        assert [one.delta_id for one in committed.merged] == [header.delta_id]
+        watcher.detach()
+
+
+async def test_three_processes_killed_in_turn_lose_nothing_and_merge_nothing_twice(
+    store_url: str, tmp_path: Path
+) -> None:
+    source = random.Random(5)
+    stop = asyncio.Event()
+    async with contextlib.AsyncExitStack() as stack:
+        processes = [await stack.enter_async_context(serve_process(store_url, tmp_path)) for _ in range(3)]
+        connections = [await stack.enter_async_context(connected(process.port)) for process in processes]
+        run, _ = await create_run(connections[0])
+        persistent = []
+        for at, stubs in enumerate(connections):
+            island = await _island(stubs, run, f"on-{at}")
+            island.detach()
+            persistent.append(Persistent(island, "body"))
+        async with asyncio.TaskGroup() as tasks:
+            for one in persistent:
+                tasks.create_task(one.train(stop))
+            for process in processes:
+                await asyncio.sleep(source.uniform(0.1, 0.5))
+                await process.kill()
+                await process.start()
+            before = sum(len(one.acknowledged) for one in persistent)
+            await until_more(persistent, before + 3)
+            stop.set()
+        await connections[0].runs.CloseRun(runs.CloseRunRequest(name="demo"), wait_for_ready=True)
+    state = await final_state(store_url, "demo", run.uid)
+    acknowledged = set().union(*(one.acknowledged for one in persistent))
+    counts = check_fates(state, acknowledged)
+    assert counts[Fate.MERGED] > len(acknowledged) // 2

@@ -1,0 +1,181 @@
+"""Replicas of one run do anything in any order while their store fails in every way; the log stays the truth."""
+
+from typing import Any
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from tests.store.log_world import FRAGMENTS, LEARNERS, LogWorld, Replica
+
+from skerry.store.entries import (
+    ClosedItem,
+    CollectedItem,
+    Decided,
+    Fate,
+    FateItem,
+    Item,
+    Member,
+    RollbackFragment,
+    RollbackItem,
+    SessionItem,
+)
+from skerry.store.errors import ObjectExistsError, StoreFullError, StoreUnavailableError
+from skerry.store.faults import Effect, Fault
+from skerry.store.log import RunLog
+from skerry.store.run_state import Outcome
+
+SECONDS = st.sampled_from([0.0, 0.01, 0.2, 1.0, 6.0, 30.0, 90.0])
+FAULTS = st.builds(
+    Fault,
+    effect=st.sampled_from(Effect),
+    error=st.sampled_from([StoreUnavailableError, StoreUnavailableError, ObjectExistsError, StoreFullError]),
+    latency_s=SECONDS,
+    answer_latency_s=st.sampled_from([0.0, 0.01, 1.0]),
+    landing_s=SECONDS,
+)
+WHO = st.integers(0, 2)
+FRAGMENT = st.sampled_from(FRAGMENTS)
+LEARNER = st.sampled_from(LEARNERS)
+PAUSE = st.sampled_from([0.001, 0.001, 0.0, 0.3])  # 0: whatever is next begins at the same instant
+
+
+class LogMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.world = LogWorld()
+
+    def replica(self, who: int) -> Replica:
+        return self.world.replicas[who]
+
+    def append(self, who: int, make: Any, pause_s: float) -> None:
+        """Appends what `make(log)` gives, from the replica's own view when the work begins."""
+
+        async def work(log: RunLog) -> tuple[Outcome, ...]:
+            items: list[Item] = [item for item in [make(log)] if item is not None]
+            return await log.append(items)
+
+        self.world.start(self.replica(who), work)
+        self.world.advance(pause_s)
+
+    @rule(who=WHO, faults=st.lists(FAULTS, min_size=1, max_size=5))
+    def arm(self, who: int, faults: list[Fault]) -> None:
+        self.replica(who).faults.extend(faults)
+
+    @rule(who=WHO, learner=LEARNER, pause_s=PAUSE)
+    def attach(self, who: int, learner: str, pause_s: float) -> None:
+        session = self.world.entropy.hex_id()
+        self.world.sessions[learner] = session
+        self.append(who, lambda _: SessionItem(learner, session, ""), pause_s)
+
+    @rule(who=WHO, learner=LEARNER, fragment=FRAGMENT, pause_s=PAUSE)
+    def push(self, who: int, learner: str, fragment: str, pause_s: float) -> None:
+        self.world.start(self.replica(who), lambda log: self.world.push(log, learner, fragment))
+        self.world.advance(pause_s)
+
+    @rule(who=WHO, fragment=FRAGMENT, expired=st.integers(0, 1), is_again=st.booleans(), pause_s=PAUSE)
+    def close(self, who: int, fragment: str, expired: int, is_again: bool, pause_s: float) -> None:
+        def item(log: RunLog) -> ClosedItem | None:
+            state = log.state.fragments[fragment]
+            frozen = [member.delta for member in state.closing.members] if state.closing else []
+            names = [*(frozen if is_again else []), *state.pending]
+            decided = tuple(Decided(name, Fate.EXPIRED, "too stale") for name in names[:expired])
+            members = tuple(Member(name, 1.0, 0) for name in names[expired:])
+            attempt = state.closing.attempt + 1 if state.closing is not None and is_again else 0
+            return ClosedItem(fragment, state.version + 1, attempt, members, 1.0, decided) if members else None
+
+        self.append(who, item, pause_s)
+
+    @rule(who=WHO, fragment=FRAGMENT, pause_s=PAUSE)
+    def commit(self, who: int, fragment: str, pause_s: float) -> None:
+        self.append(who, lambda log: self.world.commit_item(log, fragment), pause_s)
+
+    @rule(first=WHO, second=WHO, fragment=FRAGMENT, faults=st.lists(FAULTS, max_size=3))
+    def race_through_a_round(self, first: int, second: int, fragment: str, faults: list[Fault]) -> None:
+        """Two replicas take every step of one round at the same time, from views that may differ."""
+        for learner in LEARNERS:
+            self.push(first, learner, fragment, 0.0)
+            self.push(second, learner, fragment, 0.001)
+        self.replica(second).faults.extend(faults)
+        for step in (
+            self.tail,
+            lambda who: self.close(who, fragment, 0, False, 0.0),
+            lambda who: self.commit(who, fragment, 0.0),
+        ):
+            step(first)
+            step(second)
+            self.world.advance(0.5)
+
+    @rule(who=WHO, fragment=FRAGMENT, pause_s=PAUSE)
+    def quarantine(self, who: int, fragment: str, pause_s: float) -> None:
+        def item(log: RunLog) -> FateItem | None:
+            pending = list(log.state.fragments[fragment].pending)
+            return FateItem((Decided(pending[-1], Fate.QUARANTINED, "outlier"),)) if pending else None
+
+        self.append(who, item, pause_s)
+
+    @rule(who=WHO, fragment=FRAGMENT, pause_s=PAUSE)
+    def roll_back(self, who: int, fragment: str, pause_s: float) -> None:
+        def item(log: RunLog) -> RollbackItem:
+            state = log.state.fragments[fragment]
+            weights = (self.world.ref(f"snapshots/{fragment}/{state.version + 1}-weights"),)
+            one = RollbackFragment(fragment, state.version + 1, 0, state.versions[0].digest, weights, ())
+            return RollbackItem(self.world.entropy.hex_id(), 1, (one,))
+
+        self.append(who, item, pause_s)
+
+    @rule(who=WHO, pause_s=PAUSE)
+    def collect(self, who: int, pause_s: float) -> None:
+        def item(log: RunLog) -> CollectedItem | None:
+            needed = log.state.referenced_names()
+            parts = [part.name for delta in log.state.deltas.values() for part in delta.item.parts]
+            names = [name for name in parts if name not in needed | log.state.condemned]
+            return CollectedItem(tuple(names)) if names else None
+
+        self.append(who, item, pause_s)
+
+    @rule(duration_s=SECONDS)
+    def wait(self, duration_s: float) -> None:
+        self.world.advance(duration_s)
+
+    @rule(who=WHO)
+    def tail(self, who: int) -> None:
+        async def work(log: RunLog) -> tuple[Outcome, ...]:
+            await log.tail()
+            return ()
+
+        self.world.start(self.replica(who), work)
+
+    @rule(who=WHO, which=st.integers(0, 7))
+    def cancel_a_caller(self, who: int, which: int) -> None:
+        tasks = self.replica(who).tasks
+        if which < len(tasks):
+            tasks[which].cancel()
+            del tasks[which]
+
+    @rule(who=WHO, write_count=st.integers(0, 3), duration_s=SECONDS)
+    def crash(self, who: int, write_count: int, duration_s: float) -> None:
+        self.replica(who).objects.crash_after(write_count)
+        self.world.advance(duration_s)
+        self.world.crash(self.replica(who))
+
+    @precondition(lambda self: hasattr(self, "world"))
+    @invariant()
+    def entries_stay(self) -> None:
+        self.world.check_entries_stay()
+
+    def teardown(self) -> None:
+        try:
+            self.world.check_end()
+        finally:
+            self.world.close()
+
+
+LogMachine.TestCase.settings = settings(
+    max_examples=150,
+    stateful_step_count=50,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+TestTheLogStaysTheTruthWhateverTheStoreDoes = LogMachine.TestCase

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from skerry.store.entries import ClosedItem, Fate, FateItem, LeftItem, RunStatus, StatusItem
+from skerry.store.entries import ClosedItem, Fate, FateItem, LeftItem, PolicyItem, RunStatus, StatusItem
 from skerry.syncer.rounds import LearnerView, MembershipView, MergeKey, RoundEngine
 from skerry.wire.policy import Policy
 from tests.syncer.round_world import RoundWorld, view
@@ -258,3 +258,12 @@ def test_the_grace_covers_a_learner_three_times_slower() -> None:
     assert decisions.wake_at_s is not None
     assert decisions.wake_at_s >= 0.3
     assert math.isfinite(decisions.wake_at_s)
+
+
+def test_a_frozen_set_keeps_the_policy_that_it_was_closed_under() -> None:
+    world = RoundWorld("eu")
+    world.accept("eu")
+    world.append(closed(world, "eu"))
+    before = world.state.policy
+    world.append(PolicyItem("e" * 32, Policy(inner_step_count=7)))
+    assert world.state.fragments["a"].closing_policy == before != world.state.policy

@@ -171,6 +171,7 @@ class RunState:
         fragment.closing, fragment.closing_position = item, self.position
         fragment.last_close_position = self.position
         if item.attempt == 0:
+            fragment.closing_policy = self.policy
             fragment.contributors.append(frozenset(self.deltas[m.delta].item.learner for m in item.members))
         return decided
 

@@ -8,6 +8,7 @@ from typing import Final
 
 from skerry.store.entries import INITIAL_BASE, AcceptedItem, ClosedItem, CommittedItem, Fate, Item, ObjectRef
 from skerry.wire.layout import FragmentLayout
+from skerry.wire.policy import Policy
 
 # Merged deltas of a learner whose norms are remembered: enough for a median that one outlier does not move.
 NORM_HISTORY: Final = 8
@@ -79,6 +80,7 @@ class FragmentState:
     pending: dict[str, DeltaState] = field(default_factory=dict)  # accepted, in no frozen set, in log order
     closing: ClosedItem | None = None  # the frozen set whose merge is not committed
     closing_position: int = 0
+    closing_policy: Policy | None = None  # the policy at that set's first close: its merge obeys this one
     last_close_position: int = 0
     contributors: deque[frozenset[str]] = field(default_factory=lambda: deque(maxlen=REMEMBERED_CLOSES))
     squared_norms: dict[str, deque[float]] = field(default_factory=dict)  # by learner: |v|^2 / steps^2, merged

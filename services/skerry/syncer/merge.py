@@ -112,7 +112,7 @@ async def merge_round(
     workers: Workers,
     scratch: Scratch,
 ) -> MergeResult:
-    """Computes the version that `closing` freezes, by the policy of now, and stores its update.
+    """Computes the version that `closing` freezes, by the policy that it was closed under, and stores its update.
 
     Raises:
         ValueError: `state` is not of the version before.
@@ -124,7 +124,8 @@ async def merge_round(
         raise ValueError(f"state is of another version. expected={closing.version - 1}, actual={state.version}")
     layout = log.spec.fragment(fragment)
     deltas = [log.state.deltas[member.delta].item for member in closing.members]
-    policy, round_number = log.state.policy, log.state.fragments[fragment].round_count + 1
+    known = log.state.fragments[fragment]
+    policy, round_number = known.closing_policy or log.state.policy, known.round_count + 1
     weights = np.array([member.weight for member in closing.members])
     norms = np.sqrt(np.array([delta.squared_norms for delta in deltas]).reshape(len(deltas), len(layout.tensors)))
     rule = policy.merge_rule(fragment)

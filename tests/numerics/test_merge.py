@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -136,9 +137,16 @@ async def test_a_merge_is_only_adopted_for_the_commit_that_names_its_own_scalars
     closing = await driver.close([await driver.push(0, [1, 2, 3, 4])])
     mine, other = await driver.merge(closing), await driver.merge(closing)
     assert mine.is_same_version_as(other.commit_item())
-    await driver.append(PolicyItem("faster", policy(MergeRule.MEAN)))
-    after_a_change_of_policy = await driver.merge(closing)
-    assert not mine.is_same_version_as(after_a_change_of_policy.commit_item())
+    foreign = replace(mine.commit_item(), scalars=replace(mine.scalars, rate="3f800000"))
+    assert not mine.is_same_version_as(foreign)
+
+
+async def test_a_change_of_policy_does_not_reach_a_set_that_is_closed() -> None:
+    driver = await Driver.start(layout_of((4,)), policy(MergeRule.RDA))
+    closing = await driver.close([await driver.push(0, [1, 2, 3, 4])])
+    before = await driver.merge(closing)
+    await driver.append(PolicyItem("e" * 32, policy(MergeRule.MEAN)))
+    assert before.is_same_version_as((await driver.merge(closing)).commit_item())
 
 
 async def test_a_delta_with_a_lost_part_is_named_and_the_state_is_untouched() -> None:

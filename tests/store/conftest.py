@@ -12,7 +12,6 @@ from moto.server import ThreadedMotoServer
 
 from skerry.store.objects import DictObjects, Objects, open_objects
 
-
 _BUCKET = "skerry-test"
 _prefixes = itertools.count()
 
@@ -37,7 +36,7 @@ def s3_options() -> Iterator[dict[str, str]]:
 
 @pytest.fixture(scope="session")
 def real_s3_options() -> dict[str, str]:
-    """A bucket on the S3 server that the environment names: SKERRY_TEST_S3_ENDPOINT, _ACCESS_KEY, _SECRET_KEY, _REGION."""
+    """A bucket on the server that SKERRY_TEST_S3_ENDPOINT, _ACCESS_KEY, _SECRET_KEY and _REGION name."""
     endpoint = os.environ.get("SKERRY_TEST_S3_ENDPOINT")
     if not endpoint:
         pytest.skip("SKERRY_TEST_S3_ENDPOINT names no S3 server")

@@ -5,7 +5,6 @@ from typing import Any
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from tests.store.log_world import FRAGMENTS, LEARNERS, LogWorld, Replica
 
 from skerry.store.entries import (
     ClosedItem,
@@ -23,6 +22,7 @@ from skerry.store.errors import ObjectExistsError, StoreFullError, StoreUnavaila
 from skerry.store.faults import Effect, Fault
 from skerry.store.log import RunLog
 from skerry.store.run_state import Outcome
+from tests.store.log_world import FRAGMENTS, LEARNERS, LogWorld, Replica
 
 SECONDS = st.sampled_from([0.0, 0.01, 0.2, 1.0, 6.0, 30.0, 90.0])
 FAULTS = st.builds(
@@ -96,14 +96,19 @@ class LogMachine(RuleBasedStateMachine):
             self.push(first, learner, fragment, 0.0)
             self.push(second, learner, fragment, 0.001)
         self.replica(second).faults.extend(faults)
-        for step in (
-            self.tail,
-            lambda who: self.close(who, fragment, 0, False, 0.0),
-            lambda who: self.commit(who, fragment, 0.0),
-        ):
-            step(first)
-            step(second)
+        for step in range(3):
+            for who in (first, second):
+                self.take_step(step, who, fragment)
             self.world.advance(0.5)
+
+    def take_step(self, step: int, who: int, fragment: str) -> None:
+        match step:
+            case 0:
+                self.tail(who)
+            case 1:
+                self.close(who, fragment, 0, False, 0.0)
+            case _:
+                self.commit(who, fragment, 0.0)
 
     @rule(who=WHO, fragment=FRAGMENT, pause_s=PAUSE)
     def quarantine(self, who: int, fragment: str, pause_s: float) -> None:

@@ -1,0 +1,82 @@
+"""What a simulated run leaves behind: the store's objects, the learners' records, and what each replica made of the log."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Mapping, Set
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from skerry.store.errors import StoreError
+from skerry.store.fold import RunState
+from skerry.store.objects import DictObjects
+from tests.simulation.learner_process import RUN
+from tests.simulation.sim_transport import LearnerRecord
+
+if TYPE_CHECKING:
+    from tests.simulation.world import Plan, World
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """All that the auditor gets to see."""
+
+    plan: Plan
+    objects: DictObjects
+    landed: Mapping[str, int]  # log entry -> count of events when it landed
+    calm_count: int  # count of events when the calm was over
+    is_closed: bool
+    records: tuple[LearnerRecord, ...]
+    state_digests: tuple[tuple[str, str], ...]  # (replica, digest of what it folded)
+    complaints: tuple[str, ...]
+    call_count: int
+    virtual_s: float
+
+
+async def gather(world: World, *, is_closed: bool, calm_count: int) -> Evidence:
+    """Returns the evidence, and has every replica fold the log to its end for it."""
+    import asyncio
+
+    digests = []
+    complaints = [*world.complaints, *world.network.defects]
+    for replica in world.replicas:
+        assert replica.host is not None
+        try:
+            log = (await replica.host.open(RUN)).log
+            await log.tail()
+        except (StoreError, Exception) as error:  # noqa: BLE001
+            complaints.append(f"replica {replica.index} can't read the run. cause={error!r}")
+            continue
+        digests.append((f"replica-{replica.index}", state_digest(log.state)))
+    return Evidence(
+        plan=world.plan,
+        objects=world.store.objects,
+        landed=world.store.landed,
+        calm_count=calm_count,
+        is_closed=is_closed,
+        records=tuple(record for learner in world.learners for record in learner.records),
+        state_digests=tuple(digests),
+        complaints=tuple(complaints),
+        call_count=world.network.call_count,
+        virtual_s=asyncio.get_running_loop().time(),
+    )
+
+
+def state_digest(state: RunState) -> str:
+    """Returns a digest of everything that a fold holds."""
+    return hashlib.sha256(repr(_plain(vars(state))).encode()).hexdigest()
+
+
+def _plain(value: Any) -> Any:
+    """Returns the value in a form whose `repr` follows from its content alone."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {entry.name: getattr(value, entry.name) for entry in dataclasses.fields(value)}
+        return type(value).__name__, _plain(fields)
+    if isinstance(value, Mapping):
+        return [(repr(key), _plain(value[key])) for key in sorted(value, key=repr)]
+    if isinstance(value, Set):
+        return sorted(map(repr, value))
+    if isinstance(value, str | bytes | int | float | None):
+        return value
+    return [_plain(element) for element in value]

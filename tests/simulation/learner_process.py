@@ -1,0 +1,205 @@
+"""A learner as processes of the simulation: a real exchange loop, and training whose every step can be recognised.
+
+Step n of a process adds a vector of its own to the weights. So the contents of a delta tell which steps it holds, and
+the auditor need not believe its header.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from skerry.client.errors import SkerryError
+from skerry.client.exchange import ExchangeLoop
+from skerry.client.parameters import ArrayParameters
+from skerry.client.session import Adoption, ExchangeSettings
+from skerry.client.workers import InlineWorkers
+from skerry.store.clock import SeededEntropy
+from skerry.wire.policy import Policy
+from tests.simulation.network import Network
+from tests.simulation.processes import Process
+from tests.simulation.sim_transport import LearnerRecord, SimTransport
+
+RUN: Final = "sim"
+# Tiny, and with all that a layout may hold: an embedding apart, matrices, vectors, a size that no block divides.
+SHAPES: Final[dict[str, tuple[int, ...]]] = {
+    "embed.weight": (12, 4),
+    "first.weight": (5, 7),
+    "first.bias": (5,),
+    "second.weight": (4, 6),
+    "second.bias": (3,),
+}
+_STEP_SIZE: Final = 0.1
+_TOKENS: Final = 100
+_REJOIN_S: Final = 3.0
+
+
+class LearnerProcess:
+    """One learner id: the processes that were it, one after another, and their records."""
+
+    def __init__(
+        self,
+        name: str,
+        network: Network,
+        policy: Policy,
+        *,
+        step_s: float,
+        seed: str,
+        count: Callable[[], int],
+        adoption: Adoption = Adoption.REBASE,
+    ) -> None:
+        """Does nothing yet; trains a step every `step_s` seconds, more or less."""
+        self.name = name
+        self.step_s = step_s
+        self.records: list[LearnerRecord] = []
+        self.exchanges: list[ExchangeLoop | None] = []
+        self.processes: list[Process] = []
+        self.has_left = False
+        self._network = network
+        self._policy = policy
+        self._seed = seed
+        self._count = count
+        self._adoption = adoption
+        self._is_training = True
+        self._poison: float | None = None
+
+    @property
+    def process(self) -> Process:
+        """The newest process, alive or dead."""
+        return self.processes[-1]
+
+    @property
+    def record(self) -> LearnerRecord:
+        """The newest process's record."""
+        return self.records[-1]
+
+    @property
+    def exchange(self) -> ExchangeLoop | None:
+        """The newest process's exchange, once it has joined."""
+        return self.exchanges[-1]
+
+    def boot(self) -> None:
+        """Starts a new process, beside the one that is there or after it."""
+        incarnation = len(self.processes)
+        for record in self.records:
+            record.may_be_fenced = True
+        record = LearnerRecord(self.name, incarnation)
+        record.work = {name: [np.zeros(int(np.prod(shape)))] for name, shape in SHAPES.items()}
+        process = Process(f"{self.name}.{incarnation}")
+        self.processes.append(process)
+        self.records.append(record)
+        self.exchanges.append(None)
+        process.start(self._main(record))
+
+    def kill(self, *, with_reset: bool) -> None:
+        """Kills the newest process; its host, if it lives on, resets the connections."""
+        self.process.kill()
+        self.record.is_alive = False
+        for link in self._network.links(self.name, None):
+            for call in list(link.calls):
+                if with_reset:
+                    call.break_off()
+                else:
+                    self._network.make_half_open(call)
+
+    def poison(self, value: float) -> None:
+        """Has the next step multiply some weights by `value`, which may be infinite."""
+        self._poison = value
+        self.record.is_dirty = True
+
+    def end_training(self) -> None:
+        """Has the newest process send what is unsent, say goodbye and end."""
+        self._is_training = False
+
+    async def _main(self, record: LearnerRecord) -> None:
+        """Joins, trains, leaves; where nobody answers, tries again like a service that is restarted."""
+        attempt = 0
+        while True:
+            try:
+                await self._live(record, attempt)
+                return
+            except SkerryError as error:
+                record.failure = error
+                attempt += 1
+                await asyncio.sleep(_REJOIN_S)
+                record.failure = None
+
+    async def _live(self, record: LearnerRecord, attempt: int) -> None:
+        seed = f"{self._seed}/{record.incarnation}/{attempt}"
+        arrays = {name: np.zeros(shape, np.float32) for name, shape in SHAPES.items()}
+        exchange = ExchangeLoop(
+            SimTransport(self._network, record, self._count),
+            ArrayParameters(arrays),
+            ExchangeSettings(
+                run=RUN,
+                learner_id=self.name,
+                may_create=True,
+                policy=self._policy,
+                fragment_count=3,
+                adoption=self._adoption,
+            ),
+            workers=InlineWorkers(),
+            entropy=SeededEntropy(random.Random(f"{seed}/ids")),
+            jitter=random.Random(f"{seed}/jitter"),
+            clock=_LoopClock(),
+            post=asyncio.get_running_loop().call_soon,
+        )
+        await exchange.join()
+        running = asyncio.create_task(exchange.run())
+        running.add_done_callback(lambda task: _note_defect(task, record))
+        try:
+            await exchange.wait_attached()
+            self.exchanges[record.incarnation] = exchange
+            await self._train(record, exchange, arrays, random.Random(f"{seed}/work"))
+            await self._leave(record, exchange)
+        finally:
+            running.cancel()
+        await asyncio.wait([running])
+
+    async def _train(
+        self,
+        record: LearnerRecord,
+        exchange: ExchangeLoop,
+        arrays: dict[str, NDArray[np.float32]],
+        source: random.Random,
+    ) -> None:
+        noise = np.random.default_rng(source.getrandbits(64))
+        while self._is_training or not record.is_alive:
+            await asyncio.sleep(self.step_s * source.uniform(0.9, 1.1))
+            for name, array in arrays.items():
+                vector = (noise.standard_normal(array.size) * _STEP_SIZE).astype(np.float32)
+                array += vector.reshape(array.shape)
+                record.work[name].append(record.work[name][-1] + vector)
+            if self._poison is not None and record is self.record:
+                arrays["first.weight"] *= np.float32(self._poison)
+                self._poison = None
+            record.step_count += 1
+            exchange.step(_TOKENS, loss=1.0)
+            record.longest_stall_s = exchange.stats.stall_s_max
+            record.failure = exchange.failure
+
+    async def _leave(self, record: LearnerRecord, exchange: ExchangeLoop) -> None:
+        exchange.flush()
+        while not exchange.is_flushed:
+            exchange._boundary.work()  # what `serve` does, without a thread to wait in
+            await asyncio.sleep(0.1)
+        await exchange.leave()
+        self.has_left = True
+
+
+def _note_defect(running: asyncio.Task[None], record: LearnerRecord) -> None:
+    if not running.cancelled() and (error := running.exception()) is not None:
+        record.contradictions.append(f"exchange failed by a defect. cause={error!r}")
+
+
+class _LoopClock:
+    """The client's clock on virtual time."""
+
+    def monotonic_s(self) -> float:
+        """Returns virtual seconds."""
+        return asyncio.get_running_loop().time()

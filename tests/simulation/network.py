@@ -1,0 +1,416 @@
+"""The network between learners and replicas: calls of `skerry.v1` over links that delay, block, cut and repeat.
+
+A call is two pipes, one each way. Within a call messages keep their order, as in an HTTP/2 stream; between calls
+nothing is ordered. A lost packet is a delay or a broken call, never a missing message in the middle. A call breaks by a
+reset, or when a ping stays unanswered; until then a half-open link looks fine from both ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+import grpc
+from google.rpc import code_pb2, status_pb2
+from grpc_status import rpc_status
+
+from skerry.client.errors import SkerryError, error_of
+from skerry.client.grpc_transport import error_from_rpc
+from skerry.syncer.interceptor import status_of
+from tests.simulation.processes import NATURE, Process
+
+# As the client's and server's keepalive settings make it: a ping after 30 s, given up after 20 s more.
+KEEPALIVE_S: Final = 50.0
+CONNECT_S: Final = 20.0
+# Messages that may be under way in one direction of a call; stands for HTTP/2's windows.
+_WINDOW: Final = 6
+_GHOST_PATIENCE_S: Final = 10.0
+# What keeps messages of one direction in order: timers of one moment may fire in any.
+_BEHIND_S: Final = 1e-6
+
+
+@dataclass(frozen=True)
+class NetworkFaults:
+    """What links do to messages; probabilities are per message, or per call where it says so."""
+
+    latency_s: tuple[float, float] = (0.01, 0.08)
+    resend: float = 0.0  # a packet is lost and sent again
+    resend_s: tuple[float, float] = (0.2, 3.0)
+    cut: float = 0.0  # the call breaks here
+    lost_answer: float = 0.0  # of a call that took effect
+    ghost: float = 0.0  # per call: it is repeated later, by whatever sits between
+    ghost_s: tuple[float, float] = (0.0, 40.0)
+    wander: float = 0.1  # per call: another replica than the call before
+
+
+CALM_NETWORK: Final = NetworkFaults()
+
+
+class _End(NamedTuple):
+    """The end of a direction; with a status where it was an error."""
+
+    status: status_pb2.Status | None
+
+
+class _Broken(NamedTuple):
+    """The connection is gone."""
+
+
+class Link:
+    """The way between one learner and one replica."""
+
+    def __init__(self) -> None:
+        """Starts whole."""
+        self.is_blocked = False
+        self.block_count = 0
+        self.calls: dict[Call, None] = {}
+        self._held: list[Callable[[], None]] = []
+
+    def pass_on(self, delivery: Callable[[], None]) -> None:
+        """Delivers now, or when the link is whole."""
+        if self.is_blocked:
+            self._held.append(delivery)
+        else:
+            delivery()
+
+    def block(self) -> None:
+        """Lets nothing through; what is sent waits, and calls break when a ping stays unanswered."""
+        self.is_blocked = True
+        self.block_count += 1
+
+    def heal(self) -> None:
+        """Lets everything through that still waits."""
+        self.is_blocked = False
+        held, self._held = self._held, []
+        for delivery in held:
+            delivery()
+
+    def break_calls(self) -> None:
+        """Breaks every call on it."""
+        for call in list(self.calls):
+            call.break_off()
+
+
+class _Pipe:
+    """One direction of one call."""
+
+    def __init__(self, network: Network, link: Link) -> None:
+        self.is_cut = False
+        self._network = network
+        self._link = link
+        self._arrived: deque[Any] = deque()
+        self._waiting: asyncio.Future[None] | None = None
+        self._last_s = 0.0
+        self._under_way = 0
+
+    def send(self, item: Any) -> None:
+        """Sends an item, in order."""
+        self._under_way += 1
+        loop = asyncio.get_running_loop()
+        self._last_s = max(self._last_s + _BEHIND_S, loop.time() + self._network.latency_s())
+        loop.call_at(self._last_s, self._arrive, item, context=NATURE)
+
+    @property
+    def has_room(self) -> bool:
+        return self._under_way < _WINDOW
+
+    async def room(self) -> None:
+        """Returns when another item may be sent."""
+        while not self.has_room and not self.is_cut:
+            await self._wait()
+        while self.is_cut:
+            await self._wait()  # what is sent into a broken call goes nowhere, and whoever sends is cancelled
+
+    async def take(self) -> Any:
+        """Returns the next item."""
+        while not self._arrived:
+            await self._wait()
+        self._under_way -= 1
+        self._wake()
+        return self._arrived.popleft()
+
+    def put(self, item: Any) -> None:
+        """Has an item arrive now, past all others."""
+        self._arrived.append(item)
+        self._wake()
+
+    def _arrive(self, item: Any) -> None:
+        if not self.is_cut:
+            self._link.pass_on(lambda: None if self.is_cut else self.put(item))
+
+    async def _wait(self) -> None:
+        if self._waiting is None:
+            self._waiting = asyncio.get_running_loop().create_future()
+        await asyncio.shield(self._waiting)
+
+    def _wake(self) -> None:
+        waiting, self._waiting = self._waiting, None
+        if waiting is not None:
+            waiting.set_result(None)
+
+
+@dataclass(eq=False)
+class Call:
+    """One call from a learner to a replica."""
+
+    network: Network
+    link: Link
+    replica: int
+    method: str
+    up: _Pipe
+    down: _Pipe
+    recorded: list[Any] | None = None  # requests, where a ghost of it will come
+    server_task: asyncio.Task[Any] | None = None
+    is_served: bool = False
+    is_over: bool = False
+
+    # The client's side.
+
+    def send(self, message: Any) -> None:
+        """Sends a request message."""
+        if self.recorded is not None:
+            self.recorded.append(message)
+        if self.network.draws(self.network.faults.cut):
+            self.break_off()
+            return
+        self.up.send(_copied(message))
+
+    def half_close(self) -> None:
+        """Says that no more requests come."""
+        self.up.send(_End(None))
+
+    async def receive(self) -> Any:
+        """Returns the next response, or None at the end.
+
+        Raises:
+            SkerryError: the call failed.
+        """
+        item = await self.down.take()
+        if isinstance(item, _Broken):
+            raise error_of("UNREACHABLE", f"connection was lost. method={self.method}")
+        if isinstance(item, _End):
+            self.network.forget(self)
+            if item.status is None:
+                return None
+            raise _error_of(item.status)
+        return item
+
+    def cancel(self) -> None:
+        """Ends a call that nobody waits for any more."""
+        if self.is_over:
+            return
+        self.network.forget(self)
+        if not self.up.is_cut:
+            self.network.later(lambda: self.link.pass_on(self._cancel_server))
+
+    # The server's side.
+
+    async def requests(self) -> AsyncIterator[Any]:
+        """Yields the request messages."""
+        while not isinstance(item := await self.up.take(), _End):
+            yield item
+
+    def respond(self, message: Any, *, is_last: bool = False) -> None:
+        """Sends a response message; the last one of a call may get lost with the connection."""
+        faults = self.network.faults
+        if self.network.draws(faults.cut + (faults.lost_answer if is_last else 0.0)):
+            self.break_off()
+            return
+        self.down.send(_copied(message))
+
+    def finish(self, error: Exception | None) -> None:
+        """Ends the call from the server's side."""
+        status = None if error is None else status_of(error)
+        if status is not None and status.code == code_pb2.INTERNAL:
+            self.network.defects.append(f"a call failed by a defect. method={self.method}, cause={error!r}")
+        self.down.send(_End(status))
+
+    # Nature's side.
+
+    def break_off(self) -> None:
+        """Breaks the connection under it; both ends hear of it."""
+        if self.up.is_cut:
+            return
+        self.network.forget(self)
+        self.up.is_cut = self.down.is_cut = True
+        self.network.later(lambda: self.down.put(_Broken()))
+        self.network.later(self._cancel_server)
+
+    def fall_silent(self) -> None:
+        """Lets nothing through any more, either way, and tells nobody: a half-open connection."""
+        self.up.is_cut = self.down.is_cut = True
+
+    def notice_silence(self) -> None:
+        """Has both ends find out that pings stay unanswered."""
+        self.up.is_cut = False
+        self.break_off()
+
+    def _cancel_server(self) -> None:
+        if self.server_task is not None:
+            self.server_task.cancel()
+
+
+@dataclass
+class Endpoint:
+    """A replica as the network sees it."""
+
+    process: Process | None = None
+    is_accepting: bool = False
+    methods: dict[str, Method] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Method:
+    """A servicer's method and its shape."""
+
+    behaviour: Callable[[Any, Any], Any]
+    takes_stream: bool = False
+    gives_stream: bool = False
+
+
+class Network:
+    """All links, and the calls on them."""
+
+    def __init__(self, endpoints: list[Endpoint], faults: NetworkFaults, source: random.Random) -> None:
+        """Draws every fault from `source`."""
+        self.endpoints = endpoints
+        self.faults = faults
+        self.call_count = 0
+        self.defects: list[str] = []  # what methods raised that no method should
+        self._random = source
+        self._links: dict[tuple[str, int], Link] = {}
+
+    def link(self, learner: str, replica: int) -> Link:
+        """Returns the way between the two."""
+        return self._links.setdefault((learner, replica), Link())
+
+    def links(self, learner: str | None, replica: int | None) -> list[Link]:
+        """Returns the links of a learner, a replica, or both; None means all."""
+        return [
+            link
+            for (name, index), link in sorted(self._links.items())
+            if learner in (None, name) and replica in (None, index)
+        ]
+
+    def draws(self, probability: float) -> bool:
+        """Whether something of this probability happens now."""
+        return probability > 0 and self._random.random() < probability
+
+    def latency_s(self) -> float:
+        """Returns how long one message takes."""
+        faults = self.faults
+        again_s = self._random.uniform(*faults.resend_s) if self.draws(faults.resend) else 0.0
+        return self._random.uniform(*faults.latency_s) + again_s
+
+    def later(self, happen: Callable[[], None]) -> None:
+        """Has something happen after one message's time."""
+        asyncio.get_running_loop().call_later(self.latency_s(), happen, context=NATURE)
+
+    def route(self, before: int | None) -> int:
+        """Returns the replica that a load balancer gives to the next call."""
+        if before is None or self.draws(self.faults.wander):
+            return self._random.randrange(len(self.endpoints))
+        return before
+
+    def call(self, learner: str, replica: int, method: str, *, may_haunt: bool = True) -> Call:
+        """Opens a call."""
+        self.call_count += 1
+        link = self.link(learner, replica)
+        call = Call(self, link, replica, method, _Pipe(self, link), _Pipe(self, link))
+        if may_haunt and self.draws(self.faults.ghost):
+            call.recorded = []
+        link.calls[call] = None
+        process = self.endpoints[replica].process
+        if link.is_blocked or (process is not None and process.is_stopped):
+            asyncio.get_running_loop().call_later(CONNECT_S, self._give_up_connecting, call, context=NATURE)
+        self.later(lambda: self._connect(call))
+        return call
+
+    def forget(self, call: Call) -> None:
+        """Takes note that a call is over, as far as its client is concerned."""
+        if call.is_over:
+            return
+        call.is_over = True
+        call.link.calls.pop(call, None)
+        if call.recorded:
+            delay_s = self._random.uniform(*self.faults.ghost_s)
+            asyncio.get_running_loop().call_later(delay_s, self._haunt, call, context=NATURE)
+
+    def lose(self, replica: int, *, with_reset: bool) -> None:
+        """Takes note that a replica died: its host resets the connections, or is gone too."""
+        for link in self.links(None, replica):
+            for call in list(link.calls):
+                if with_reset:
+                    call.break_off()
+                else:
+                    self.make_half_open(call)
+
+    def make_half_open(self, call: Call) -> None:
+        """Silences a call until a ping finds out."""
+        call.fall_silent()
+        asyncio.get_running_loop().call_later(KEEPALIVE_S, call.notice_silence, context=NATURE)
+
+    def _connect(self, call: Call) -> None:
+        endpoint = self.endpoints[call.replica]
+        if call.up.is_cut:
+            return
+        if call.link.is_blocked:
+            call.link.pass_on(lambda: self._connect(call))
+        elif endpoint.process is None or not endpoint.process.is_alive or not endpoint.is_accepting:
+            call.break_off()
+        else:
+            call.server_task = endpoint.process.start(_serve(call, endpoint.methods[call.method]))
+
+    @staticmethod
+    def _give_up_connecting(call: Call) -> None:
+        if not call.is_served:
+            call.break_off()
+
+    def _haunt(self, original: Call) -> None:
+        """Repeats a call that is over, from nowhere: its answers are for nobody."""
+        replica = self._random.randrange(len(self.endpoints))
+        ghost = Call(self, original.link, replica, original.method, _Pipe(self, Link()), _Pipe(self, Link()))
+        self.later(lambda: self._connect(ghost))
+        for message in original.recorded or ():
+            ghost.up.send(_copied(message))
+        if self._random.random() < 0.7:
+            ghost.half_close()
+        asyncio.get_running_loop().call_later(_GHOST_PATIENCE_S, ghost.break_off, context=NATURE)
+
+
+async def _serve(call: Call, method: Method) -> None:
+    """Answers a call as gRPC's server does: what the method raises becomes a status, a broken call a cancellation."""
+    call.is_served = True
+    argument = call.requests() if method.takes_stream else await call.up.take()
+    try:
+        if method.gives_stream:
+            responses = method.behaviour(argument, None)
+            try:
+                async for response in responses:
+                    await call.down.room()
+                    call.respond(response)
+            finally:
+                await responses.aclose()
+        else:
+            call.respond(await method.behaviour(argument, None), is_last=True)
+    except asyncio.CancelledError:
+        raise
+    except Exception as error:  # noqa: BLE001 - the outermost edge
+        call.finish(error)
+    else:
+        call.finish(None)
+
+
+def _copied(message: Any) -> Any:
+    return type(message).FromString(message.SerializeToString())
+
+
+def _error_of(status: status_pb2.Status) -> SkerryError:
+    """Takes a status the way a real one goes: packed into trailing metadata and out of it again."""
+    packed = rpc_status.to_status(status)
+    trailing = grpc.aio.Metadata(*packed.trailing_metadata)
+    return error_from_rpc(grpc.aio.AioRpcError(packed.code, grpc.aio.Metadata(), trailing, packed.details))

@@ -1,0 +1,136 @@
+"""A syncer replica as processes of the simulation: real store, host and servicers; a new process after each death."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from typing import Any, Final
+
+from skerry.store.clock import SeededEntropy
+from skerry.store.scratch import Scratch
+from skerry.store.store import Store
+from skerry.store.workers import InlineWorkers
+from skerry.syncer.host import HostSettings, RunHost
+from skerry.syncer.replica import ReplicaSettings
+from skerry.syncer.servicers import CapabilitiesServicer, ExchangeServicer, RunsServicer
+from tests.simulation.network import Endpoint, Method, Network
+from tests.simulation.processes import NATURE, Process
+from tests.simulation.shared_store import SharedStore, StoreFaults, StoreLink
+from tests.simulation.virtual_time import VirtualClock
+
+_DRAIN_GRACE_S: Final = 20.0
+# Slower than in production by the factor that the simulation's steps are slower than a short training step.
+_SETTINGS: Final = HostSettings(
+    part_budget_bytes=512, replica=ReplicaSettings(busy_poll_s=0.25, idle_poll_s=1.0, retry_s=0.5)
+)
+
+
+class ReplicaProcess:
+    """One replica: its endpoint on the network, and the process that is behind it now."""
+
+    def __init__(
+        self, index: int, network: Network, store: SharedStore, faults: StoreFaults, *, seed: str, settings: HostSettings
+    ) -> None:
+        """Does nothing yet."""
+        self.index = index
+        self.host: RunHost | None = None
+        self.link: StoreLink | None = None
+        self.processes: list[Process] = []
+        self._network = network
+        self._store = store
+        self._faults = faults
+        self._seed = seed
+        self._settings = settings
+        self._clock_error_s = random.Random(f"{seed}/clock").uniform(-20_000, 20_000)
+
+    @property
+    def process(self) -> Process | None:
+        """The process that is there, alive or dead."""
+        return self.processes[-1] if self.processes else None
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether a process is there and was not killed."""
+        return self.process is not None and self.process.is_alive
+
+    def boot(self) -> None:
+        """Starts a new process."""
+        generation = len(self.processes)
+        process = Process(f"replica-{self.index}.{generation}")
+        self.processes.append(process)
+        source = random.Random(f"{self._seed}/{generation}")
+        self.link = StoreLink(self._store, process, self._faults, random.Random(f"{self._seed}/{generation}/store"))
+        self.link.on_kill = lambda: self._died(with_reset=True)
+        endpoint = self._network.endpoints[self.index]
+        endpoint.process, endpoint.is_accepting = process, False
+        process.start(self._serve(process, self.link, endpoint, source))
+
+    async def _serve(self, process: Process, link: StoreLink, endpoint: Endpoint, source: random.Random) -> None:
+        clock = VirtualClock(unix_offset_s=1.7e9 + self._clock_error_s)
+        entropy, workers = SeededEntropy(source), InlineWorkers()
+        store = Store(link, clock=clock, entropy=entropy, workers=workers, writer=process.name)
+        self.host = host = RunHost(
+            store, clock=clock, entropy=entropy, workers=workers, scratch=Scratch(None), settings=self._settings
+        )
+        async with host.serving():
+            endpoint.methods = _methods(host)
+            endpoint.is_accepting = True
+            await asyncio.Event().wait()
+
+    def kill(self, *, with_reset: bool) -> None:
+        """Kills the process; its host, if it lives on, resets the connections."""
+        if self.process is not None and self.process.is_alive:
+            self.process.kill()
+            self._died(with_reset=with_reset)
+
+    def kill_after(self, operation_count: int, *, before: bool) -> None:
+        """Kills the process at its n-th store operation from now."""
+        if self.link is not None and self.is_alive:
+            self.link.kill_after(operation_count, before=before)
+
+    def drain(self) -> None:
+        """Sends SIGTERM: the replica takes no new calls, hands over, and ends."""
+        process, host = self.process, self.host
+        if process is None or host is None or not process.is_running:
+            return
+        self._network.endpoints[self.index].is_accepting = False
+
+        async def leave() -> None:
+            await host.drain(_DRAIN_GRACE_S)
+            asyncio.get_running_loop().call_soon(lambda: self._ended(process), context=NATURE)
+
+        process.start(leave())
+
+    def _ended(self, process: Process) -> None:
+        if process.is_alive:
+            process.kill()
+            self._died(with_reset=True)
+
+    def _died(self, *, with_reset: bool) -> None:
+        self._network.lose(self.index, with_reset=with_reset)
+
+
+def default_settings() -> HostSettings:
+    """Returns how replicas of a simulation spend their time."""
+    return _SETTINGS
+
+
+def _methods(host: RunHost) -> dict[str, Method]:
+    runs, exchange, capabilities = RunsServicer(host), ExchangeServicer(host), CapabilitiesServicer("simulation")
+    unary: list[Callable[[Any, Any], Any]] = [
+        runs.CreateRun,
+        runs.CommitRun,
+        runs.GetRun,
+        runs.SetPolicy,
+        runs.RollBack,
+        runs.CloseRun,
+        exchange.QueryPush,
+        capabilities.GetCapabilities,
+    ]
+    return {
+        **{method.__name__: Method(method) for method in unary},
+        "PushDelta": Method(exchange.PushDelta, takes_stream=True),
+        "PullFragment": Method(exchange.PullFragment, gives_stream=True),
+        "Attach": Method(exchange.Attach, takes_stream=True, gives_stream=True),
+    }

@@ -1,0 +1,209 @@
+"""One object store that all replicas reach over links of their own, each with its faults.
+
+An operation is a request that travels, an effect at the store, and an answer that travels back; what happens to the
+process meanwhile changes nothing of what was sent. So a write may land after its writer was killed, stopped or told
+that it failed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from skerry.store.errors import ObjectExistsError, StoreError, StoreFullError, StoreUnavailableError
+from skerry.store.faults import Effect
+from skerry.store.objects import DictObjects, ObjectInfo, joined
+from tests.simulation.processes import NATURE, Process
+
+R = TypeVar("R")
+
+_CHANGES: Final = frozenset({"create", "write", "delete"})
+
+
+@dataclass(frozen=True)
+class StoreFaults:
+    """How often an operation fails, and how; each a probability."""
+
+    error_before: float = 0.0
+    error_after: float = 0.0
+    late: float = 0.0
+    says_exists: float = 0.0  # of failed creates: the error says "exists", whatever happened
+    says_full: float = 0.0  # of failed changes: the error says "full"
+    slow: float = 0.0
+    latency_s: tuple[float, float] = (0.001, 0.02)  # each way
+    slow_s: tuple[float, float] = (0.5, 8.0)
+    landing_s: tuple[float, float] = (0.05, 25.0)
+
+
+CALM_STORE: Final = StoreFaults()
+
+
+class SharedStore:
+    """The store itself, and a journal of when each log entry landed."""
+
+    def __init__(self, count: Callable[[], int]) -> None:
+        """Takes the world's count of events, which orders landings and acknowledgements."""
+        self.objects = DictObjects()
+        self.landed: dict[str, int] = {}  # log entry -> count of events when it landed
+        self._count = count
+
+    def perform(self, operation: str, name: str, act: Callable[[], Awaitable[R]]) -> R:
+        """Does what a request asks, at once.
+
+        Raises:
+            StoreError: the operation's own answer.
+        """
+        result = _driven(act())
+        if operation == "create" and "/log/" in name:
+            self.landed[name] = self._count()
+        return result
+
+
+def _driven(work: Awaitable[R]) -> R:
+    """Returns the result of work that never waits."""
+    try:
+        next(work.__await__())
+    except StopIteration as done:
+        result: R = done.value
+        return result
+    raise AssertionError("objects in a dict do not wait")
+
+
+class StoreLink:
+    """One process's way to the store (`skerry.store.objects.Objects`)."""
+
+    def __init__(self, store: SharedStore, process: Process, faults: StoreFaults, source: random.Random) -> None:
+        """Draws every fault from `source`."""
+        self.faults = faults
+        self.is_down = False
+        self.on_kill: Callable[[], None] = lambda: None
+        self._store = store
+        self._process = process
+        self._random = source
+        self._left: int | None = None
+        self._dies_before = False
+
+    def kill_after(self, operation_count: int, *, before: bool) -> None:
+        """Kills the process at its n-th operation from now: before it is sent, or when it took effect."""
+        self._left, self._dies_before = operation_count, before
+
+    async def create(self, name: str, data: bytes) -> None:
+        """Puts an object that must not exist."""
+        await self._call("create", name, lambda: self._store.objects.create(name, data))
+
+    async def get(self, name: str, *, offset: int = 0, length: int | None = None) -> bytes:
+        """Returns the object's bytes."""
+        return await self._call("get", name, lambda: self._store.objects.get(name, offset=offset, length=length))
+
+    async def write(self, name: str, chunks: bytes | AsyncIterator[bytes]) -> int:
+        """Puts a blob."""
+        data = await joined(chunks)
+        return await self._call("write", name, lambda: self._store.objects.write(name, data))
+
+    async def stream(self, name: str, *, offset: int = 0) -> AsyncIterator[bytes]:
+        """Yields the object's bytes, cut in two."""
+        data = await self._call("stream", name, lambda: self._store.objects.get(name, offset=offset))
+        middle = len(data) // 2
+        if middle:
+            yield data[:middle]
+        yield data[middle:]
+
+    async def folders(self, prefix: str) -> list[str]:
+        """Returns the folders directly below `prefix`."""
+        return await self._call("folders", prefix, lambda: self._store.objects.folders(prefix))
+
+    async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
+        """Yields every object below `prefix`, in an order that nobody may rely on."""
+
+        async def everything() -> list[ObjectInfo]:
+            return [info async for info in self._store.objects.list(prefix)]
+
+        found = await self._call("list", prefix, everything)
+        self._random.shuffle(found)
+        for info in found:
+            yield info
+
+    async def delete(self, names: Sequence[str]) -> None:
+        """Deletes these objects."""
+        await self._call("delete", ",".join(names), lambda: self._store.objects.delete(names))
+
+    async def sync_parent(self, name: str) -> None:
+        """Does nothing: a dict has no power to lose."""
+
+    async def _call(self, operation: str, name: str, act: Callable[[], Awaitable[R]]) -> R:
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[R] = loop.create_future()
+        dies = self._dies_now()
+        if dies and self._dies_before:
+            self._die()
+            return await answer
+        effect, error = self._draw(operation, name)
+        request_s, answer_s = self._latency_s(), self._latency_s()
+
+        def arrive() -> None:
+            result: Any = None
+            failure: StoreError | None = None
+            if effect is Effect.NORMAL or (effect is Effect.ERROR_AFTER and operation in _CHANGES):
+                try:
+                    result = self._store.perform(operation, name, act)
+                except StoreError as refusal:
+                    failure = refusal
+            elif effect is Effect.LATE and operation in _CHANGES:
+                landing_s = self._random.uniform(*self.faults.landing_s)
+                loop.call_later(landing_s, self._land, operation, name, act, context=NATURE)
+            if effect is not Effect.NORMAL:
+                failure = error
+            if dies:
+                self._die()
+            loop.call_later(answer_s, _settle, answer, result, failure, context=NATURE)
+
+        loop.call_later(request_s, arrive, context=NATURE)
+        return await answer
+
+    def _land(self, operation: str, name: str, act: Callable[[], Awaitable[Any]]) -> None:
+        try:
+            self._store.perform(operation, name, act)
+        except StoreError:
+            return  # too late: the name is taken
+
+    def _draw(self, operation: str, name: str) -> tuple[Effect, StoreError]:
+        faults = self.faults
+        error: StoreError = StoreUnavailableError(f"fault was injected. operation={operation}, name={name}")
+        if self.is_down:
+            return Effect.ERROR_BEFORE, error
+        draw = self._random.random()
+        if draw >= faults.error_before + faults.error_after + faults.late:
+            return Effect.NORMAL, error
+        if operation == "create" and self._random.random() < faults.says_exists:
+            error = ObjectExistsError(f"fault was injected. name={name}")
+        elif operation in _CHANGES and self._random.random() < faults.says_full:
+            error = StoreFullError(f"fault was injected. name={name}")
+        if draw < faults.error_before:
+            return Effect.ERROR_BEFORE, error
+        return (Effect.ERROR_AFTER if draw < faults.error_before + faults.error_after else Effect.LATE), error
+
+    def _latency_s(self) -> float:
+        bounds = self.faults.slow_s if self._random.random() < self.faults.slow else self.faults.latency_s
+        return self._random.uniform(*bounds)
+
+    def _dies_now(self) -> bool:
+        if self._left is None:
+            return False
+        self._left -= 1
+        return self._left == 0
+
+    def _die(self) -> None:
+        self._process.kill()
+        asyncio.get_running_loop().call_soon(self.on_kill, context=NATURE)
+
+
+def _settle(answer: asyncio.Future[Any], result: Any, failure: StoreError | None) -> None:
+    if answer.done():
+        return
+    if failure is None:
+        answer.set_result(result)
+    else:
+        answer.set_exception(failure)

@@ -1,0 +1,395 @@
+"""One simulated run from a seed: three replicas, four learners, one store, one network, and what goes wrong with them.
+
+The history has three parts. *Under fire* everything fails as the seed says. *Calm*: nothing fails any more, what was
+killed is back, and within a bound everything must move again. *The end*: learners send what is unsent and leave, and
+the run is closed. Then the auditor looks at what is left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import structlog
+
+from skerry.client.errors import SkerryError
+from skerry.v1 import runs_pb2, types_pb2
+from skerry.wire.codecs import Codec, Compressor, Encoding
+from skerry.wire.policy import Policy
+from tests.simulation import disturbances as what
+from tests.simulation.disturbances import Disturbance, Mix, draw
+from tests.simulation.evidence import Evidence, gather
+from tests.simulation.learner_process import RUN, LearnerProcess
+from tests.simulation.network import CALM_NETWORK, KEEPALIVE_S, Endpoint, Network
+from tests.simulation.processes import Process, ProcessLoop
+from tests.simulation.replica_process import ReplicaProcess, default_settings
+from tests.simulation.shared_store import CALM_STORE, SharedStore
+from tests.simulation.sim_transport import LearnerRecord, SimTransport
+
+# Under fire; long enough that a learner 10 times slower takes part in some rounds.
+FIRE_S: Final = 150.0
+# Within which, once nothing fails, every fragment moves and all work is merged: a ping that stays unanswered, the
+# longest pause that a server asks for (30 s for a full store), and two of the slowest learner's rounds.
+CALM_S: Final = KEEPALIVE_S + 40.0 + 60.0
+# For the end: the slowest learner's last step, and all that is left to be merged.
+END_S: Final = 300.0
+_CALL_S: Final = 20.0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run will be: all of it follows from a seed and a mix."""
+
+    seed: int
+    mix: Mix
+    disturbances: tuple[Disturbance, ...]
+    policy: Policy
+
+
+def plan(seed: int, mix: Mix) -> Plan:
+    """Returns the plan of one run."""
+    source = random.Random(f"{seed}/{mix.name}/plan")
+    encoding = Encoding(codec=mix.delta_codec, block=16, vector_codec=Codec.BFLOAT16, compressor=Compressor.ZSTD)
+    policy = Policy(
+        inner_step_count=source.choice((4, 6, 8)),
+        quorum_count=mix.quorum_count,
+        delta_encoding=encoding,
+        update_encoding=replace(encoding, codec=Codec.INT4),
+        lease_term_s=6.0,
+        max_staleness=source.choice((2, 4, 8)),
+        snapshot_ratio=mix.snapshot_ratio,
+    )
+    return Plan(seed, mix, draw(mix, source, FIRE_S), policy)
+
+
+class World:
+    """Everything of one run; made and used inside one `ProcessLoop`."""
+
+    def __init__(self, plan: Plan) -> None:
+        """Builds it; nothing runs yet."""
+        seed = f"{plan.seed}/{plan.mix.name}"
+        self.plan = plan
+        self.event_count = 0
+        self.store = SharedStore(self.count)
+        self.endpoints = [Endpoint() for _ in range(what.REPLICA_COUNT)]
+        self.network = Network(self.endpoints, plan.mix.network, random.Random(f"{seed}/network"))
+        self.replicas = [
+            ReplicaProcess(
+                index,
+                self.network,
+                self.store,
+                plan.mix.store,
+                seed=f"{seed}/replica-{index}",
+                settings=default_settings(),
+            )
+            for index in range(what.REPLICA_COUNT)
+        ]
+        self.learners = [
+            LearnerProcess(
+                f"learner-{index}",
+                self.network,
+                plan.policy,
+                step_s=step_s,
+                seed=f"{seed}/learner-{index}",
+                count=self.count,
+                adoption=plan.mix.adoption,
+            )
+            for index, step_s in enumerate(what.STEP_S)
+        ]
+        self.is_calm = False
+        self.complaints: list[str] = []  # what was seen to be wrong while it ran
+        self.operator = SimTransport(self.network, LearnerRecord("operator", 0), self.count)
+        self._operations: list[asyncio.Task[None]] = []
+        self._ids = random.Random(f"{seed}/operator")
+
+    def count(self) -> int:
+        """Counts an event and returns its number."""
+        self.event_count += 1
+        return self.event_count
+
+    async def run(self) -> Evidence:
+        """Lives through the plan and returns what is left of it."""
+        for actor in (*self.replicas, *self.learners):
+            actor.boot()
+        await self._under_fire()
+        if not self.plan.mix.closes_under_fire:
+            await self._calm_down()
+            await asyncio.sleep(CALM_S)
+        calm_count = self.event_count
+        is_closed = await self._end()
+        return await gather(self, is_closed=is_closed, calm_count=calm_count)
+
+    def processes(self) -> Iterator[Process]:
+        """Yields every process that ever was."""
+        for actor in (*self.replicas, *self.learners):
+            yield from actor.processes
+
+    # The parts of the history.
+
+    async def _under_fire(self) -> None:
+        loop = asyncio.get_running_loop()
+        start_s = loop.time()
+        for one in self.plan.disturbances:
+            await asyncio.sleep(max(0.0, start_s + one.at_s - loop.time()))
+            self._happen(one)
+        await asyncio.sleep(max(0.0, start_s + FIRE_S - loop.time()))
+
+    async def _calm_down(self) -> None:
+        """Ends every fault, and notes how far each learner has trained."""
+        self.is_calm = True
+        self.network.faults = CALM_NETWORK
+        for link in self.network.links(None, None):
+            link.heal()
+        for replica in self.replicas:
+            self._calm_replica(replica)
+            if replica.process is not None and replica.process.is_stopped:
+                replica.process.go_on()
+            if not replica.is_alive:
+                replica.boot()
+        for learner in self.learners:
+            for process in learner.processes:
+                if process.is_alive and process.is_stopped:
+                    process.go_on()
+            if not learner.process.is_alive:
+                learner.boot()
+            for record in learner.records:
+                record.steps_when_calm = record.step_count
+
+    @staticmethod
+    def _calm_replica(replica: ReplicaProcess) -> None:
+        replica._faults = CALM_STORE
+        if replica.link is not None:
+            replica.link.faults = CALM_STORE
+            replica.link.is_down = False
+            replica.link._left = None
+
+    async def _end(self) -> bool:
+        """Has all learners send their last and leave, then closes the run; returns whether that came to an end."""
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + END_S
+        if self.plan.mix.closes_under_fire:
+            await self._close_run()
+            await self._calm_down()
+        for learner in self.learners:
+            learner.end_training()
+        while not all(learner.has_left for learner in self.learners) and loop.time() < deadline_s:
+            await asyncio.sleep(1.0)
+        self.complaints += [f"{one.name} could not leave in time" for one in self.learners if not one.has_left]
+        for task in self._operations:
+            task.cancel()
+        if not self.plan.mix.closes_under_fire:
+            await self._close_run()
+        return True
+
+    async def _close_run(self) -> None:
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + END_S
+        run = await self._operate(lambda: self._found_run(), until_s=deadline_s)
+        if run is None:
+            self.complaints.append("the run was never there")
+            return
+        request = runs_pb2.CloseRunRequest(name=RUN, run_uid=run.uid)
+        closed = await self._operate(lambda: self.operator.close_run(request, timeout_s=_CALL_S), until_s=deadline_s)
+        if closed is None:
+            self.complaints.append("the run could not be closed in time")
+
+    # What happens.
+
+    def _happen(self, one: Disturbance) -> None:
+        match one:
+            case what.KillReplica():
+                self._kill_replica(one)
+            case what.KillAllReplicas(down_s=down_s):
+                for replica in self.replicas:
+                    replica.kill(with_reset=True)
+                    self._later(down_s, self._boot_if_dead(replica))
+            case what.DrainReplica(replica=index, down_s=down_s):
+                self.replicas[index].drain()
+                self._later(down_s + 25.0, self._boot_if_dead(self.replicas[index]))
+            case what.StopReplica(replica=index, for_s=for_s):
+                self._stop(self.replicas[index].process, for_s)
+            case what.KillLearner(learner=index, down_s=down_s, with_reset=with_reset):
+                self.learners[index].kill(with_reset=with_reset)
+                self._later(down_s, self._boot_learner_if_dead(self.learners[index]))
+            case what.StopLearner(learner=index, for_s=for_s):
+                self._stop(self.learners[index].process, for_s)
+            case what.ReplaceLearner(learner=index, for_s=for_s):
+                self._stop(self.learners[index].process, for_s)
+                self.learners[index].boot()
+            case what.Partition(learner=learner, replica=index, for_s=for_s):
+                name = None if learner is None else self.learners[learner].name
+                self._block(name, index, for_s)
+            case what.HalfOpen(learner=learner):
+                for link in self.network.links(self.learners[learner].name, None):
+                    for call in list(link.calls):
+                        self.network.make_half_open(call)
+            case what.StoreOutage(replica=only, for_s=for_s):
+                for replica in self.replicas:
+                    if replica.link is not None and only in (None, replica.index):
+                        self._take_store(replica, for_s)
+            case what.RollBackRun(share=share):
+                self._operations.append(asyncio.create_task(self._roll_back(share)))
+            case what.ChangePolicy(inner_step_count=inner_step_count):
+                self._operations.append(asyncio.create_task(self._change_policy(inner_step_count)))
+            case what.PoisonLearner(learner=index, factor=factor):
+                self.learners[index].poison(factor)
+            case _:
+                raise AssertionError(one)
+
+    def _later(self, delay_s: float, happen: Callable[[], None]) -> None:
+        asyncio.get_running_loop().call_later(delay_s, lambda: None if self.is_calm else happen())
+
+    def _kill_replica(self, one: what.KillReplica) -> None:
+        replica = self.replicas[one.replica]
+        if one.operation_count:
+            replica.kill_after(one.operation_count, before=one.before)
+        else:
+            replica.kill(with_reset=one.with_reset)
+        self._later(one.down_s, self._boot_if_dead(replica))
+        self._later(one.down_s + 20.0, self._boot_if_dead(replica))
+
+    @staticmethod
+    def _boot_if_dead(replica: ReplicaProcess) -> Callable[[], None]:
+        return lambda: None if replica.is_alive else replica.boot()
+
+    @staticmethod
+    def _boot_learner_if_dead(learner: LearnerProcess) -> Callable[[], None]:
+        return lambda: None if learner.process.is_alive else learner.boot()
+
+    def _stop(self, process: Process | None, for_s: float) -> None:
+        if process is None or not process.is_running:
+            return
+        process.stop()
+        stop = process.stop_count
+        self._later(for_s, process.go_on)
+        self._later(KEEPALIVE_S, lambda: self._lose_stopped(process, stop))
+
+    def _lose_stopped(self, process: Process, stop: int) -> None:
+        """A process that is stopped answers no pings."""
+        if not process.is_stopped or process.stop_count != stop:
+            return
+        for replica in self.replicas:
+            if replica.process is process:
+                self.network.lose(replica.index, with_reset=True)
+        for learner in self.learners:
+            if learner.process is process:
+                for link in self.network.links(learner.name, None):
+                    link.break_calls()
+
+    def _block(self, learner: str | None, replica: int | None, for_s: float) -> None:
+        for name in [one.name for one in self.learners if learner in (None, one.name)]:
+            for index in [index for index in range(len(self.replicas)) if replica in (None, index)]:
+                link = self.network.link(name, index)
+                link.block()
+                block = link.block_count
+                self._later(for_s, link.heal)
+                self._later(KEEPALIVE_S, lambda link=link, block=block: _lose_blocked(link, block))  # type: ignore[misc]
+
+    def _take_store(self, replica: ReplicaProcess, for_s: float) -> None:
+        link = replica.link
+        assert link is not None
+        link.is_down = True
+
+        def give_back() -> None:
+            link.is_down = False
+
+        self._later(for_s, give_back)
+
+    # What an operator does.
+
+    async def _roll_back(self, share: float) -> None:
+        run = await self._operate(self._found_run)
+        if run is None:
+            return
+        request = runs_pb2.RollBackRequest(
+            name=RUN,
+            run_uid=run.uid,
+            request_id=f"{self._ids.getrandbits(128):032x}",
+            target_position=max(1, int(run.position * share)),
+        )
+        await self._operate(lambda: self.operator.roll_back(request, timeout_s=_CALL_S))
+
+    async def _change_policy(self, inner_step_count: int) -> None:
+        run = await self._operate(self._found_run)
+        if run is None:
+            return
+        request = runs_pb2.SetPolicyRequest(
+            name=RUN,
+            run_uid=run.uid,
+            request_id=f"{self._ids.getrandbits(128):032x}",
+            policy=types_pb2.Policy(inner_step_count=inner_step_count),
+        )
+        await self._operate(lambda: self.operator.set_policy(request, timeout_s=_CALL_S))
+
+    async def _found_run(self) -> types_pb2.Run:
+        return (await self.operator.get_run(runs_pb2.GetRunRequest(name=RUN), timeout_s=_CALL_S)).run
+
+    async def _operate(self, call: Callable[[], Any], *, until_s: float | None = None) -> Any:
+        """Repeats an operator's call; None where it is refused, or was not answered in time."""
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + 60.0 if until_s is None else until_s
+        while loop.time() < deadline_s:
+            try:
+                return await call()
+            except SkerryError as error:
+                if until_s is None and error.retry_after_s is None and error.reason not in ("UNREACHABLE", "TIMEOUT"):
+                    return None
+                await asyncio.sleep(1.0)
+        return None
+
+
+def _lose_blocked(link: Any, block: int) -> None:
+    if link.is_blocked and link.block_count == block:
+        link.break_calls()
+
+
+def live(seed: int, mix: Mix) -> Evidence:
+    """Returns the evidence of one run."""
+    with _quiet_collector(), _captured_logs() as failures, asyncio.Runner(loop_factory=ProcessLoop) as runner:
+
+        async def main() -> Evidence:
+            world = World(plan(seed, mix))
+            try:
+                evidence = await world.run()
+            finally:
+                for process in world.processes():
+                    process.bury()
+            return evidence
+
+        evidence = runner.run(main())
+    return replace(evidence, complaints=(*evidence.complaints, *failures))
+
+
+@contextmanager
+def _quiet_collector() -> Iterator[None]:
+    """Collects nothing while a world runs: it is small, and collecting would run what was killed to its end."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+@contextmanager
+def _captured_logs() -> Iterator[list[str]]:
+    """Drops the services' logs, but for those that say that something failed by a defect."""
+    failures: list[str] = []
+
+    def keep(_: Any, level: str, event: dict[str, Any]) -> dict[str, Any]:
+        if level == "error" and event["event"].startswith(("run failed", "call failed")):
+            failures.append(f"{event['event']}. cause={event.get('exc_info')!r}")
+        raise structlog.DropEvent
+
+    before = structlog.get_config()
+    structlog.configure(processors=[keep], wrapper_class=structlog.BoundLogger, cache_logger_on_first_use=False)
+    try:
+        yield failures
+    finally:
+        structlog.configure(**before)

@@ -137,7 +137,7 @@ async def test_a_merge_is_only_adopted_for_the_commit_that_names_its_own_scalars
     closing = await driver.close([await driver.push(0, [1, 2, 3, 4])])
     mine, other = await driver.merge(closing), await driver.merge(closing)
     assert mine.is_same_version_as(other.commit_item())
-    foreign = replace(mine.commit_item(), scalars=replace(mine.scalars, rate="3f800000"))
+    foreign = replace(mine.commit_item(), scalars=replace(mine.scalars, rate="3f000000"))
     assert not mine.is_same_version_as(foreign)
 
 

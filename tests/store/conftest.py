@@ -76,4 +76,4 @@ def objects(request: pytest.FixtureRequest, tmp_path: Path) -> Objects:
         case "file":
             return open_objects(f"file://{tmp_path}/store")
     options = request.getfixturevalue("s3_options" if request.param == "s3" else "real_s3_options")
-    return open_objects(f"s3://{_BUCKET}/{os.getpid()}-{next(_prefixes)}", **options)
+    return open_objects(f"s3://{_BUCKET}/{os.getpid()}-{next(_prefixes)}", options=options)

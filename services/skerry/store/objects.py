@@ -7,7 +7,7 @@ Needed: read after write, put-if-absent, range reads, listing. Names are '/'-sep
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Final, NamedTuple, Protocol
 
 from skerry.store.errors import ObjectExistsError, ObjectMissingError
@@ -99,7 +99,7 @@ async def joined(chunks: bytes | AsyncIterator[bytes]) -> bytes:
     return b"".join([chunk async for chunk in chunks])
 
 
-def open_objects(url: str, *, create: bool = True, **options: str) -> Objects:
+def open_objects(url: str, *, create: bool = True, options: Mapping[str, str] | None = None) -> Objects:
     """Returns the object store at `url`: `file:///path`, `memory://` or `s3://bucket/prefix`.
 
     Credentials, region and endpoint of `s3://` come from `options` (obstore's names: `endpoint`, `region`,
@@ -111,7 +111,7 @@ def open_objects(url: str, *, create: bool = True, **options: str) -> Objects:
     """
     from skerry.store.opening import open_url
 
-    return open_url(url, create=create, options=options)
+    return open_url(url, create=create, options=options or {})
 
 
 class DictObjects:

@@ -129,6 +129,8 @@ def translated_errors(operation: str, name: str) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as error:
+        if "NoSuchBucket" in str(error):  # a bucket that is gone is not an empty one
+            raise StoreUnavailableError(f"bucket does not exist. operation={operation}, name={name}") from error
         raise ObjectMissingError(f"object is missing. name={name}") from error
     except (exceptions.AlreadyExistsError, exceptions.PreconditionError, FileExistsError) as error:
         raise ObjectExistsError(f"object exists. name={name}") from error

@@ -1,0 +1,215 @@
+"""A folder store that loses power at any step: what was acknowledged is there, whole, and nothing is ever torn.
+
+The model of a disk: a file's bytes survive if the file was synced after they were written, and a name survives if its
+folder was synced after the name was made. What was not synced may survive or not, so both are tried.
+"""
+
+import errno
+import random
+import subprocess
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from skerry.store.clock import SeededEntropy
+from skerry.store.errors import ObjectExistsError, ObjectMissingError, StoreFullError, StoreUnavailableError
+from skerry.store.local_objects import TEMPORARY, FileSystem, LocalObjects
+from skerry.store.objects import Objects, open_objects
+from skerry.store.workers import InlineWorkers
+
+ENTRY = "runs/run/uid/log/00000000000000000001"
+CONTENT = b"an entry of the log"
+
+
+class PowerCutError(Exception):
+    """The machine is off."""
+
+
+class CuttableFileSystem(FileSystem):
+    """Does everything for real, remembers what is durable, and stops before step number `cut_at`."""
+
+    def __init__(self, root: Path, cut_at: int | None = None) -> None:
+        self.cut_at = cut_at
+        self.step_count = 0
+        self.synced_bytes: dict[int, int] = {}  # by inode
+        self.synced_names: set[Path] = {root}
+        self.root = root
+
+    def step(self) -> None:
+        if self.step_count == self.cut_at:
+            raise PowerCutError
+        self.step_count += 1
+
+    def write(self, descriptor: int, data: bytes | memoryview) -> None:
+        self.step()
+        super().write(descriptor, data)
+
+    def sync_file(self, descriptor: int, path: Path) -> None:
+        self.step()
+        super().sync_file(descriptor, path)
+        self.synced_bytes[path.stat().st_ino] = path.stat().st_size
+
+    def sync_folder(self, path: Path) -> None:
+        self.step()
+        super().sync_folder(path)
+        self.synced_names.update(path.iterdir())
+
+    def make_folder(self, path: Path) -> None:
+        self.step()
+        super().make_folder(path)
+
+    def publish(self, source: Path, target: Path) -> None:
+        self.step()
+        super().publish(source, target)
+
+    def survivors(self, *, unsynced_names_survive: bool) -> dict[str, bytes]:
+        """Returns the objects after the power is back, without temporary ones."""
+
+        def is_durable(path: Path) -> bool:
+            return (
+                unsynced_names_survive or path == self.root or (path in self.synced_names and is_durable(path.parent))
+            )
+
+        files = [path for path in self.root.rglob("*") if path.is_file() and TEMPORARY not in path.parts]
+        return {
+            str(path.relative_to(self.root)): path.read_bytes()[: self.synced_bytes.get(path.stat().st_ino, 0)]
+            for path in files
+            if is_durable(path)
+        }
+
+
+def opened(root: Path, file_system: FileSystem, seed: int = 0) -> LocalObjects:
+    return LocalObjects(
+        root, workers=InlineWorkers(), entropy=SeededEntropy(random.Random(seed)), file_system=file_system
+    )
+
+
+async def put(objects: LocalObjects, way: str) -> None:
+    if way == "create":
+        await objects.create(ENTRY, CONTENT)
+        return
+
+    async def pieces() -> AsyncIterator[bytes]:
+        for start in range(0, len(CONTENT), 5):
+            yield CONTENT[start : start + 5]
+
+    await objects.write(ENTRY, pieces())
+
+
+def cut_points() -> Iterator[int]:
+    yield from range(40)
+
+
+@pytest.mark.parametrize("way", ["create", "write"])
+async def test_a_cut_at_any_step_leaves_the_whole_object_or_none(tmp_path: Path, way: str) -> None:
+    acknowledged_count = 0
+    for cut_at in cut_points():
+        root = tmp_path / f"{way}-{cut_at}"
+        root.mkdir()
+        file_system = CuttableFileSystem(root, cut_at)
+        is_acknowledged = True
+        try:
+            await put(opened(root, file_system), way)
+        except PowerCutError:
+            is_acknowledged = False
+        for unsynced_names_survive in (False, True):
+            left = file_system.survivors(unsynced_names_survive=unsynced_names_survive)
+            assert left in ([{ENTRY: CONTENT}] if is_acknowledged else [{}, {ENTRY: CONTENT}]), f"cut at {cut_at}"
+        acknowledged_count += is_acknowledged
+    assert 0 < acknowledged_count < 40, "some cuts fell inside, some after the end"
+
+
+async def test_a_number_is_never_blocked_by_what_a_cut_left(tmp_path: Path) -> None:
+    for cut_at in cut_points():
+        root = tmp_path / str(cut_at)
+        root.mkdir()
+        try:
+            await put(opened(root, CuttableFileSystem(root, cut_at)), "create")
+        except PowerCutError:
+            again = opened(root, FileSystem(), seed=1)
+            try:
+                await again.create(ENTRY, CONTENT)
+            except ObjectExistsError:
+                assert await again.get(ENTRY) == CONTENT
+
+
+async def test_what_another_process_published_survives_once_it_was_met(tmp_path: Path) -> None:
+    for cut_at in cut_points():
+        root = tmp_path / str(cut_at)
+        root.mkdir()
+        writer = CuttableFileSystem(root, cut_at)
+        try:
+            await put(opened(root, writer), "create")
+        except PowerCutError:
+            reader_files = CuttableFileSystem(root)
+            reader_files.synced_bytes = writer.synced_bytes
+            reader = opened(root, reader_files, seed=1)
+            try:
+                assert await reader.get(ENTRY) == CONTENT
+            except ObjectMissingError:
+                continue
+            await reader.sync_parent(ENTRY)
+            assert reader_files.survivors(unsynced_names_survive=False) == {ENTRY: CONTENT}
+
+
+async def test_folders_are_synced_once_and_again_when_they_were_made_anew(tmp_path: Path) -> None:
+    files = CuttableFileSystem(tmp_path)
+    objects = opened(tmp_path, files)
+    await objects.create("deltas/p/d/1", b"x")
+    first = files.step_count
+    await objects.create("deltas/p/d/2", b"x")
+    assert files.step_count - first < first
+    await objects.delete(["deltas/p/d/1", "deltas/p/d/2"])
+    assert not (tmp_path / "deltas/p/d").exists()
+    await objects.create("deltas/p/d/3", b"x")
+    assert files.survivors(unsynced_names_survive=False) == {"deltas/p/d/3": b"x"}
+
+
+class FullFileSystem(FileSystem):
+    """A disk that has no room for content."""
+
+    def write(self, descriptor: int, data: bytes | memoryview) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+class BrokenFileSystem(FileSystem):
+    """A disk that fails to sync."""
+
+    def sync_file(self, descriptor: int, path: Path) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+
+@pytest.mark.parametrize(
+    ("file_system", "error"), [(FullFileSystem(), StoreFullError), (BrokenFileSystem(), StoreUnavailableError)]
+)
+async def test_a_disk_that_fails_leaves_nothing_and_says_what_is_wrong(
+    tmp_path: Path, file_system: FileSystem, error: type[Exception]
+) -> None:
+    with pytest.raises(error, match=ENTRY):
+        await opened(tmp_path, file_system).create(ENTRY, CONTENT)
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A real file system of 256 kB, where this machine lets the tests make one."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode != 0:
+        pytest.skip("needs root to mount a small disk")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+async def test_a_full_disk_is_said_and_takes_writes_again_when_there_is_room(small_disk: Path) -> None:
+    objects: Objects = open_objects(f"file://{small_disk}/store")
+    await objects.create("a/1", bytes(150_000))
+    with pytest.raises(StoreFullError):
+        await objects.create("a/2", bytes(150_000))
+    with pytest.raises(ObjectMissingError):
+        await objects.get("a/2")
+    await objects.delete(["a/1"])
+    await objects.create("a/2", bytes(150_000))
+    assert len(await objects.get("a/2")) == 150_000

@@ -1,0 +1,66 @@
+"""A store URL that can't be used says what to do, before anything is done."""
+
+from pathlib import Path
+
+import pytest
+
+from skerry.store.errors import StoreUnavailableError, StoreURLError
+from skerry.store.objects import open_objects
+
+
+@pytest.mark.parametrize(
+    ("url", "advice"),
+    [
+        ("/var/lib/skerry", "did you mean file:///var/lib/skerry"),
+        ("", "no scheme"),
+        ("gs://bucket/prefix", "use file:///"),
+        ("s3:///prefix", "needs a bucket"),
+        ("file:///", "names no folder"),
+        ("file://", "names no folder"),
+    ],
+)
+def test_a_url_that_cannot_be_a_store_says_what_would(url: str, advice: str) -> None:
+    with pytest.raises(StoreURLError, match=advice):
+        open_objects(url)
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(StoreURLError, match=str(tmp_path / "file")):
+        open_objects(f"file://{tmp_path}/file/store")
+    with pytest.raises(StoreURLError, match=str(tmp_path / "file")):
+        open_objects(f"file://{tmp_path}/file")
+
+
+def test_a_reader_does_not_make_the_folder(tmp_path: Path) -> None:
+    with pytest.raises(StoreURLError, match="does not exist"):
+        open_objects(f"file://{tmp_path}/store", create=False)
+    assert not (tmp_path / "store").exists()
+
+
+async def test_a_relative_folder_is_taken_from_where_the_process_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    objects = open_objects("file://data/store")
+    await objects.create("a", b"x")
+    assert (tmp_path / "data/store/a").read_bytes() == b"x"
+
+
+async def test_a_path_with_blanks_is_a_path(tmp_path: Path) -> None:
+    objects = open_objects(f"file://{tmp_path}/my%20store")
+    await objects.create("a", b"x")
+    assert (tmp_path / "my store/a").read_bytes() == b"x"
+
+
+async def test_a_bucket_that_is_not_there_is_unavailable_not_empty(s3_options: dict[str, str]) -> None:
+    objects = open_objects("s3://no-such-bucket-here/x", options=s3_options)
+    with pytest.raises(StoreUnavailableError):
+        await objects.create("a", b"x")
+
+
+async def test_a_server_that_is_not_there_is_unavailable() -> None:
+    options = {"endpoint": "http://127.0.0.1:9", "region": "x", "access_key_id": "x", "secret_access_key": "x"}
+    objects = open_objects("s3://bucket/x", options=options)
+    with pytest.raises(StoreUnavailableError):
+        await objects.get("a")

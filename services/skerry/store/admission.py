@@ -182,16 +182,22 @@ def check_session(state: RunState, item: SessionItem) -> Rejection | None:
 
 
 def check_closed(state: RunState, item: ClosedItem) -> Rejection | None:
-    """A close is the next of its fragment and names pending deltas; one closed again leaves none out."""
+    """A close is the next of its fragment and names pending deltas; one closed again leaves none out.
+
+    One closed again may have no members left: it voids the round, and the version's next close takes the next attempt, so
+    that no late commit of the voided set is ever taken for that of another.
+    """
     fragment = state.fragments[item.fragment]
     closing = fragment.closing
-    expected = (fragment.version + 1, 0) if closing is None else (closing.version, closing.attempt + 1)
+    expected = (fragment.version + 1, fragment.next_attempt)
+    if closing is not None:
+        expected = (closing.version, closing.attempt + 1)
     if (item.version, item.attempt) != expected or state.status not in (RunStatus.OPEN, RunStatus.CLOSING):
         return Rejection("VERSION_NOT_FOUND", f"not the next close. expected={expected}")
     frozen = {member.delta for member in closing.members} if closing is not None else set()
     eligible = fragment.pending.keys() | frozen
     members = [member.delta for member in item.members]
-    if not members or len(set(members)) != len(members) or not eligible.issuperset(members):
+    if (closing is None and not members) or len(set(members)) != len(members) or not eligible.issuperset(members):
         return Rejection("BAD_REQUEST", "a member is not pending in this fragment")
     named = {decided.delta for decided in item.decided}
     if named & set(members) or not eligible.issuperset(named):

@@ -161,6 +161,7 @@ class RunState:
 
     def _admit_closed(self, item: ClosedItem) -> list[DeltaState]:
         fragment = self.fragments[item.fragment]
+        is_new_round = fragment.closing is None
         if fragment.closing is not None:  # a set closed again: its deltas are pending until this item names them anew
             for member in fragment.closing.members:
                 fragment.pending[member.delta] = self.deltas[member.delta]
@@ -168,9 +169,10 @@ class RunState:
         for member in item.members:
             delta = fragment.pending.pop(member.delta)
             delta.weight, delta.staleness = member.weight, member.staleness
-        fragment.closing, fragment.closing_position = item, self.position
+        fragment.closing, fragment.closing_position = item if item.members else None, self.position
         fragment.last_close_position = self.position
-        if item.attempt == 0:
+        fragment.next_attempt = item.attempt + 1
+        if is_new_round:
             fragment.closing_policy = self.policy
             fragment.contributors.append(frozenset(self.deltas[m.delta].item.learner for m in item.members))
         return decided
@@ -180,7 +182,7 @@ class RunState:
         close = fragment.closing
         assert close is not None  # `check` admitted the item
         fragment.closing = None
-        fragment.version = item.version
+        fragment.version, fragment.next_attempt = item.version, 0
         fragment.round_count += 1
         fragment.versions[item.version] = VersionState(
             item.version, item.digest, self.position, commit=CommitRecord(close, item)
@@ -229,7 +231,7 @@ class RunState:
             decided += self._decide(orphans)
             for version in fragment.versions.values():
                 version.is_abandoned |= version.version > one.source_version
-            fragment.version, fragment.round_count = one.version, 0
+            fragment.version, fragment.round_count, fragment.next_attempt = one.version, 0, 0
             fragment.squared_norms.clear()
             fragment.versions[one.version] = VersionState(
                 one.version,

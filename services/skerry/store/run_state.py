@@ -82,6 +82,7 @@ class FragmentState:
     closing_position: int = 0
     closing_policy: Policy | None = None  # the policy at that set's first close: its merge obeys this one
     last_close_position: int = 0
+    next_attempt: int = 0  # of the next close; above 0 after a round of this version whose every delta was unreadable
     contributors: deque[frozenset[str]] = field(default_factory=lambda: deque(maxlen=REMEMBERED_CLOSES))
     squared_norms: dict[str, deque[float]] = field(default_factory=dict)  # by learner: |v|^2 / steps^2, merged
     weights: dict[str, float] = field(default_factory=dict)  # by learner: weight of its last merged delta

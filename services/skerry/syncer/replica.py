@@ -380,7 +380,7 @@ class RunReplica:
         return closing is not None and (closing.version, closing.attempt) == (key.version, key.attempt)
 
     async def _close_again(self, key: MergeKey, error: UnreadableDeltaError) -> None:
-        """Freezes the round's set anew, without the delta that can't be read; other pending deltas take its place."""
+        """Freezes the round's set anew, without the delta that can't be read; without any left, the round is void."""
         fragment = self.state.fragments[key.fragment]
         closing = fragment.closing
         if closing is None or not self._waits_for_merge(key):
@@ -407,7 +407,8 @@ class RunReplica:
             decided=(Decided(error.delta, Fate.QUARANTINED, "its stored parts can't be read"),),
         )
         self._engine.adopt_close(item)
-        await self._propose((item,))
+        if not await self._propose((item,)):
+            await self._clock.sleep(self._settings.retry_s)
 
     def _start_seeds(self) -> None:
         """Turns initial weights that were pushed into versions 0, so that a commit of the draft finds them done."""

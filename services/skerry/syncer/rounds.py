@@ -226,7 +226,7 @@ class RoundEngine:
         item = ClosedItem(
             fragment=fragment.layout.name,
             version=fragment.version + 1,
-            attempt=0,
+            attempt=fragment.next_attempt,
             members=members,
             participation=participation(state, fragment, view, members),
             decided=decided,

@@ -1,0 +1,101 @@
+"""A stored delta that can't be read back: its round is closed again without it, by name."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import AsyncIterator
+
+import numpy as np
+import pytest
+
+from skerry.store.clock import SystemClock
+from skerry.store.entries import Fate
+from skerry.store.errors import ObjectMissingError
+from skerry.store.faults import NO_FAULT, Effect, Fault, FaultyObjects, LateWrites
+from skerry.store.objects import open_objects
+from skerry.syncer.server import serving
+from skerry.v1 import runs_pb2 as runs
+from skerry.v1 import types_pb2 as types
+from tests.syncer.audit import check_fates, final_state
+from tests.syncer.conftest import LOCAL
+from tests.syncer.raw_island import QUICK, Island, Stubs, connected, create_run, layout, pull
+
+
+class Loss:
+    """Loses the parts of some deltas once they are stored."""
+
+    def __init__(self) -> None:
+        self.deltas: set[str] = set()
+
+    def __call__(self, operation: str, name: str) -> Fault:
+        is_lost = operation in {"get", "stream"} and any(delta in name for delta in self.deltas)
+        return Fault(Effect.ERROR_BEFORE, ObjectMissingError) if is_lost else NO_FAULT
+
+
+@pytest.fixture
+def loss() -> Loss:
+    return Loss()
+
+
+@pytest.fixture
+async def lossy_stubs(store_url: str, loss: Loss) -> AsyncIterator[Stubs]:
+    objects = FaultyObjects(open_objects(store_url), loss, clock=SystemClock(), late=LateWrites())
+    async with contextlib.AsyncExitStack() as stack:
+        server = await stack.enter_async_context(serving(objects, LOCAL))
+        yield await stack.enter_async_context(connected(server.port))
+
+
+def _values(seed: int) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
+    return np.random.default_rng(seed).standard_normal(layout("body").numel).astype(np.float32)
+
+
+async def test_a_round_of_one_unreadable_delta_is_void_and_the_next_one_goes_on(
+    store_url: str, loss: Loss, lossy_stubs: Stubs
+) -> None:
+    run, _ = await create_run(lossy_stubs)
+    islands = [Island(lossy_stubs, run, name, random.Random(name)) for name in ("eu", "us")]
+    for island in islands:
+        await island.attach()
+    base = await pull(lossy_stubs, run, "body")
+    lost = islands[0].header(base, "body")
+    loss.deltas.add(lost.delta_id)
+    await islands[0].push(lost, _values(1))
+    (fate,) = (await islands[0].event("fates_decided")).fates_decided.fates
+    assert (fate.delta_id, fate.fate) == (lost.delta_id, types.FATE_QUARANTINED)
+    assert "can't be read" in fate.reason
+    sound = islands[1].header(base, "body")
+    await islands[1].push(sound, _values(2))
+    committed = (await islands[0].event("version_committed")).version_committed
+    assert [one.delta_id for one in committed.merged] == [sound.delta_id]
+    assert committed.version.version == 1
+    await lossy_stubs.runs.CloseRun(runs.CloseRunRequest(name="demo"))
+    counts = check_fates(await final_state(store_url, "demo", run.uid), {lost.delta_id, sound.delta_id})
+    assert counts[Fate.QUARANTINED] == 1
+
+
+async def test_the_others_of_a_set_are_merged_without_the_unreadable_delta(
+    store_url: str, loss: Loss, lossy_stubs: Stubs
+) -> None:
+    both = types.Policy()
+    both.CopyFrom(QUICK)
+    both.quorum_count = 2
+    run, _ = await create_run(lossy_stubs, policy=both)
+    islands = [Island(lossy_stubs, run, name, random.Random(name)) for name in ("eu", "us")]
+    for island in islands:
+        await island.attach()
+    base = await pull(lossy_stubs, run, "body")
+    headers = [island.header(base, "body") for island in islands]
+    loss.deltas.add(headers[0].delta_id)
+    for at, (island, header) in enumerate(zip(islands, headers, strict=True)):
+        await island.push(header, _values(at))
+    closes = [(await islands[0].event("round_closed")).round_closed for _ in range(2)]
+    assert [(one.attempt, set(one.delta_ids)) for one in closes] == [
+        (0, {header.delta_id for header in headers}),
+        (1, {headers[1].delta_id}),
+    ]
+    committed = (await islands[0].event("version_committed")).version_committed
+    assert [one.delta_id for one in committed.merged] == [headers[1].delta_id]
+    await lossy_stubs.runs.CloseRun(runs.CloseRunRequest(name="demo"))
+    counts = check_fates(await final_state(store_url, "demo", run.uid), {one.delta_id for one in headers})
+    assert (counts[Fate.QUARANTINED], counts[Fate.MERGED]) == (1, 1 + len(run.fragments))

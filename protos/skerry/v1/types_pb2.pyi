@@ -279,6 +279,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """NOT_FOUND: no such version or position."""
     ERROR_REASON_INTERNAL: _ErrorReason.ValueType  # 30
     """INTERNAL: the server failed; its log says why."""
+    ERROR_REASON_TOO_SLOW: _ErrorReason.ValueType  # 31
+    """RESOURCE_EXHAUSTED: the caller takes events more slowly than they happen; follow again from the last position seen."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Why a call was refused: the `reason` of the google.rpc.ErrorInfo (domain "skerry") in the status details, without the prefix ERROR_REASON_."""
@@ -345,6 +347,8 @@ ERROR_REASON_VERSION_NOT_FOUND: ErrorReason.ValueType  # 29
 """NOT_FOUND: no such version or position."""
 ERROR_REASON_INTERNAL: ErrorReason.ValueType  # 30
 """INTERNAL: the server failed; its log says why."""
+ERROR_REASON_TOO_SLOW: ErrorReason.ValueType  # 31
+"""RESOURCE_EXHAUSTED: the caller takes events more slowly than they happen; follow again from the last position seen."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
 
 @_typing.final

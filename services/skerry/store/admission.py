@@ -184,8 +184,8 @@ def check_session(state: RunState, item: SessionItem) -> Rejection | None:
 def check_closed(state: RunState, item: ClosedItem) -> Rejection | None:
     """A close is the next of its fragment and names pending deltas; one closed again leaves none out.
 
-    One closed again may have no members left: it voids the round, and the version's next close takes the next attempt, so
-    that no late commit of the voided set is ever taken for that of another.
+    One closed again may have no members left: it voids the round, and the version's next close takes the next attempt,
+    so that no late commit of the voided set is ever taken for that of another.
     """
     fragment = state.fragments[item.fragment]
     closing = fragment.closing

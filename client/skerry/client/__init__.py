@@ -24,6 +24,7 @@ from skerry.client.errors import (
     WorkRefusedError,
 )
 from skerry.client.plan import FragmentPlan, plan_fragments
+from skerry.client.retry import RetrySettings
 from skerry.client.runs import RunsClient
 from skerry.client.session import Adoption
 from skerry.client.stats import Stats
@@ -46,6 +47,7 @@ __all__ = [
     "PoisonedError",
     "Policy",
     "RefusedError",
+    "RetrySettings",
     "RunClosedError",
     "RunExistsError",
     "RunNotFoundError",

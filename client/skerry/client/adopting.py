@@ -22,14 +22,22 @@ async def adopt(
         return await _overwrite(
             session, layout, ledger, pulled, on_device=on_device, is_merged=is_merged, must_replace=must_replace
         )
-    shift = await session.workers.run(lambda: ledger.shift_to(pulled.weights, on_device, is_merged=is_merged))
+
+    def compute() -> FlatArray:
+        shift = ledger.shift_to(on_device, is_merged=is_merged)
+        session.parameters.settle()
+        return shift
+
+    shift = await session.workers.run(compute)
     around = await _change(
         session,
         layout,
         lambda: session.parameters.add(layout, shift),
         is_rounded=not session.parameters.is_float32(layout),
     )
-    base = on_device if around is None else ledger.corrected_base(*around, is_merged=is_merged)
+    base = on_device
+    if around is not None:
+        base = await session.workers.run(lambda: ledger.corrected_base(*around, is_merged=is_merged))
     return ledger.rebased(pulled.version, pulled.digest, pulled.weights, base, is_merged=is_merged)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -28,6 +28,8 @@ _log = structlog.get_logger(__name__)
 
 # Leaving without a word of `flush` still gives the last work a moment to go out.
 _EXIT_FLUSH_TIMEOUT_S: Final = 10.0
+# What is under way when the exchange ends has no way to take longer, but a process must not depend on that.
+_END_TIMEOUT_S: Final = 5.0
 
 
 class ArrayLearner:
@@ -137,6 +139,8 @@ class ArrayLearner:
             return
         try:
             self._thread.run(self._exchange.leave())
+            if self._running is not None:
+                wait([self._running], _END_TIMEOUT_S)
         finally:
             self._stop_threads()
 

@@ -182,13 +182,16 @@ class FragmentExchange:
             or self._invited_version > self._newest_version
             or is_due(
                 session.trained.step_count,
-                contributed_step=self._contributed_step,
+                # Steps that a replacement dropped are in no delta, and so count for none.
+                contributed_step=max(self._contributed_step, self.ledger.sent_until.step_count),
                 inner_step_count=session.policy.inner_step_count,
             )
         )
 
     async def _wait(self) -> None:
         """Waits for news; with a delta in flight not for ever, for its news may have been lost with a stream."""
+        if self._session.is_flushing:
+            self._session.boundary.wake()  # whoever waits for the flush looks again
         timeout_s = None if self._outgoing is None else self._session.policy.lease_term_s
         try:
             async with asyncio.timeout(timeout_s):
@@ -196,8 +199,6 @@ class FragmentExchange:
         except TimeoutError:
             await self._ask_fate(self._session.position)
         self._wake.clear()
-        if self._session.is_flushing:
-            self._session.boundary.wake()
 
     async def _pause(self, error: SkerryError, *, is_defect: bool = False) -> None:
         """Waits after a failure; the same thing is tried again after it."""

@@ -85,9 +85,9 @@ class Ledger:
         is_in_model = self.delta.decoded is not None
         return replace(self, delta=None, sent_until=self.delta.begin if is_in_model else self.sent_until)
 
-    def shift_to(self, anchor: NDArray[np.float32], on_device: FlatArray, *, is_merged: bool) -> FlatArray:
-        """Returns what adopting `anchor` (and its copy where the parameters live) adds to the weights, `(numel,)`."""
-        shift = on_device - self.base
+    def shift_to(self, anchor: FlatArray, *, is_merged: bool) -> FlatArray:
+        """Returns what adopting `anchor`, as it is where the parameters live, adds to the weights, `(numel,)`."""
+        shift = anchor - self.base
         if is_merged and self.delta is not None and self.delta.decoded is not None:
             shift += self.delta.decoded
         return shift

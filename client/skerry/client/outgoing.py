@@ -37,6 +37,7 @@ def make_delta(
     Raises:
         NonFiniteError: the weights, and so the delta, are not finite.
     """
+    session.parameters.settle()
     unsent = ledger.unsent(weights)
     parts = encode_delta(
         session.parameters.encode, unsent, layout, session.policy.delta_encoding, session.part_size_bytes

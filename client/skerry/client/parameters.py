@@ -58,6 +58,9 @@ class Parameters(Protocol):
     def to_host(self, values: FlatArray) -> NDArray[np.float32]:
         """Returns the values on the host."""
 
+    def settle(self) -> None:
+        """Waits, in a worker, until what any thread has queued on the parameters' device is done."""
+
 
 class ArrayParameters:
     """NumPy arrays by name, updated in place.
@@ -116,6 +119,9 @@ class ArrayParameters:
     def to_host(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
         """Returns `values`."""
         return values
+
+    def settle(self) -> None:
+        """Does nothing: NumPy has worked when it returns."""
 
     def _pieces(
         self, layout: FragmentLayout, flat: NDArray[np.float32]

@@ -7,7 +7,6 @@ parameters live, and only codes and scales cross to the host.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import numpy as np
 import torch
@@ -48,7 +47,7 @@ class TorchParameters:
     @property
     def encode(self) -> EncodeFrames:
         """The encoder for where the parameters are."""
-        return encode_frames if self._is_on_host else _encode_on_device
+        return encode_frames if self._is_on_host else encode_frames_torch
 
     def is_float32(self, layout: FragmentLayout) -> bool:
         """Whether every tensor of the fragment is float32."""
@@ -94,6 +93,11 @@ class TorchParameters:
         """Returns the values on the host."""
         return values if self._is_on_host else values.cpu().numpy()  # type: ignore[no-any-return]
 
+    def settle(self) -> None:
+        """Waits for the GPU, so that a worker's queue sees what the training thread's has done, and the reverse."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
     def _pieces(self, layout: FragmentLayout, flat: FlatArray) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Returns each tensor with its piece of the flat vector, in the tensor's shape."""
         vector = torch.from_numpy(flat) if self._is_on_host else flat
@@ -101,13 +105,6 @@ class TorchParameters:
             (self._tensors[spec.name], vector[first : first + spec.numel].view(spec.shape))
             for spec, first in zip(layout.tensors, layout.offsets, strict=True)
         ]
-
-
-def _encode_on_device(values: Any, *arguments: Any, **options: Any) -> Any:
-    """Encodes on the device's own queue of the worker thread, once what the training thread queued there is done."""
-    if values.device.type == "cuda":
-        torch.cuda.synchronize(values.device)
-    return encode_frames_torch(values, *arguments, **options)
 
 
 def _own_name(name: str) -> str:

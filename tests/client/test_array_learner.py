@@ -1,0 +1,224 @@
+"""Learners of NumPy arrays against a real syncer over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from skerry.client import (
+    Adoption,
+    ArrayLearner,
+    Policy,
+    RefusedError,
+    RunClosedError,
+    RunNotFoundError,
+    RunsClient,
+    SkerryError,
+    TryAgainError,
+)
+from skerry.client.loop_thread import LoopThread
+from tests.client.quadratic import QUICK, Quadratic, train_until
+from tests.syncer.serve_process import ServeProcess
+
+
+def test_two_learners_train_one_model_together(target: str) -> None:
+    problems = Quadratic(seed=1), Quadratic(seed=2)
+    first = ArrayLearner(problems[0].arrays, target=target, run="fit", learner_id="a", create=True, policy=QUICK)
+    second = ArrayLearner(problems[1].arrays, target=target, run="fit", learner_id="b")
+    with first, second:
+        islands = ((problems[0], first), (problems[1], second))
+        train_until(islands, lambda: all(min(island.stats.versions.values()) >= 5 for island in (first, second)))
+        assert first.stats.is_attached
+        assert first.flush(30)
+        assert second.flush(30)
+    with RunsClient(target) as client:
+        run = client.close_run("fit")
+        merged = {
+            fate.learner_id
+            for fragment in run.fragments
+            for record in client.list_versions("fit", fragment.name)
+            for fate in record.merged
+        }
+    assert merged == {"a", "b"}
+    for island in (first, second):
+        assert island.failure is None
+        assert 0 < island.stats.deltas_merged <= island.stats.deltas_acknowledged
+    assert problems[0].loss < 0.5 * Quadratic().loss
+
+
+def test_every_acknowledged_delta_has_its_fate_once_the_run_is_closed(target: str) -> None:
+    problem = Quadratic()
+    with ArrayLearner(problem.arrays, target=target, run="fit", learner_id="a", create=True, policy=QUICK) as island:
+        train_until([(problem, island)], lambda: island.stats.deltas_acknowledged >= 12)
+    with RunsClient(target) as client:
+        run = client.close_run("fit")
+        merged = [
+            fate.delta_id
+            for fragment in run.fragments
+            for record in client.list_versions("fit", fragment.name)
+            for fate in record.merged
+        ]
+    assert len(merged) == len(set(merged)) == island.stats.deltas_acknowledged
+
+
+def test_a_learner_that_joins_late_starts_from_the_newest_weights(target: str) -> None:
+    problem, late = Quadratic(), Quadratic()
+    with ArrayLearner(problem.arrays, target=target, run="fit", learner_id="a", create=True, policy=QUICK) as island:
+        train_until([(problem, island)], lambda: min(island.stats.versions.values()) >= 6)
+        with ArrayLearner(late.arrays, target=target, run="fit", learner_id="late") as joined:
+            assert min(joined.stats.versions.values()) >= 6
+            assert late.loss < 0.8 * Quadratic().loss
+
+
+def test_of_two_creators_one_wins_and_the_other_joins(target: str) -> None:
+    with (
+        ArrayLearner(Quadratic().arrays, target=target, run="fit", learner_id="a", create=True, policy=QUICK),
+        ArrayLearner(Quadratic().arrays, target=target, run="fit", learner_id="b", create=True, policy=QUICK),
+        RunsClient(target) as client,
+    ):
+        assert [run.name for run in client.list_runs()] == ["fit"]
+
+
+@pytest.mark.parametrize("adoption", [Adoption.REPLACE, Adoption.BLEND])
+def test_other_ways_of_adopting_train_too(target: str, adoption: Adoption) -> None:
+    problem = Quadratic()
+    with ArrayLearner(
+        problem.arrays, target=target, run="fit", learner_id="a", create=True, policy=QUICK, adoption=adoption
+    ) as island:
+        train_until([(problem, island)], lambda: min(island.stats.versions.values()) >= 8)
+    assert problem.loss < 0.8 * Quadratic().loss
+
+
+def test_float16_arrays_train_and_their_rounding_is_nobodys_work(target: str) -> None:
+    problem = Quadratic()
+    problem.arrays = {name: array.astype(np.float16) for name, array in problem.arrays.items()}
+    with ArrayLearner(problem.arrays, target=target, run="fit", learner_id="a", create=True, policy=QUICK) as island:
+        train_until([(problem, island)], lambda: min(island.stats.versions.values()) >= 4)
+        assert island.flush(30)
+        # Nothing was trained since: what is left to send is what quantisation dropped, not what the casts rounded.
+        versions = island.stats.versions
+        assert island.flush(30)
+        assert island.stats.versions == versions
+    assert problem.loss < Quadratic().loss
+
+
+def test_a_run_that_does_not_exist_is_not_waited_for(target: str) -> None:
+    with pytest.raises(RunNotFoundError):
+        ArrayLearner(Quadratic().arrays, target=target, run="nobody", learner_id="a")
+
+
+def test_other_shapes_are_refused_by_name(target: str) -> None:
+    with ArrayLearner(Quadratic().arrays, target=target, run="fit", learner_id="a", create=True, policy=QUICK):
+        arrays = Quadratic().arrays
+        arrays["body.bias"] = np.zeros(33, np.float32)
+        with pytest.raises(RefusedError, match=r"body\.bias") as refusal:
+            ArrayLearner(arrays, target=target, run="fit", learner_id="b")
+        assert refusal.value.reason == "SHAPE_MISMATCH"
+
+
+def test_weights_that_are_not_finite_create_no_run(target: str) -> None:
+    arrays = Quadratic().arrays
+    arrays["body.bias"][3] = np.nan
+    with pytest.raises(SkerryError) as refusal:
+        ArrayLearner(arrays, target=target, run="fit", learner_id="a", create=True)
+    assert refusal.value.reason == "NON_FINITE"
+
+
+def test_that_nobody_answers_is_said_within_the_time_given() -> None:
+    begin_s = time.monotonic()
+    with pytest.raises(TryAgainError) as failure:
+        ArrayLearner(Quadratic().arrays, target="127.0.0.1:1", run="fit", learner_id="a", connect_timeout_s=0.5)
+    assert failure.value.reason == "UNREACHABLE"
+    assert time.monotonic() - begin_s < 10
+
+
+@pytest.mark.parametrize("name", ["../other", "Upper", ""])
+def test_names_that_could_be_paths_are_refused_before_any_call(name: str) -> None:
+    with pytest.raises(ValueError, match="not legal"):
+        ArrayLearner(Quadratic().arrays, target="127.0.0.1:1", run=name, learner_id="a")
+
+
+def test_a_newer_session_fences_the_older_which_trains_on_alone(target: str) -> None:
+    problem = Quadratic()
+    older = ArrayLearner(problem.arrays, target=target, run="fit", learner_id="a", create=True, policy=QUICK)
+    with older, ArrayLearner(Quadratic().arrays, target=target, run="fit", learner_id="a"):
+        train_until([(problem, older)], lambda: older.failure is not None)
+        assert older.failure is not None
+        assert older.failure.reason == "SESSION_FENCED"
+        before = older.stats.step_count
+        older.step(tokens=8)
+        assert older.stats.step_count == before + 1
+        assert not older.stats.is_attached
+        assert older.flush(30)
+
+
+def test_a_closed_run_is_noticed_and_takes_nobody_new(target: str) -> None:
+    problem = Quadratic()
+    with ArrayLearner(problem.arrays, target=target, run="fit", learner_id="a", create=True, policy=QUICK) as island:
+        train_until([(problem, island)], lambda: island.stats.deltas_acknowledged > 0)
+        with RunsClient(target) as client:
+            client.close_run("fit")
+        train_until([(problem, island)], lambda: island.is_closed)
+        assert island.flush(30)
+        with pytest.raises(RunClosedError):
+            ArrayLearner(Quadratic().arrays, target=target, run="fit", learner_id="b")
+
+
+def test_poisoned_weights_are_put_back_and_training_goes_on(target: str) -> None:
+    problem = Quadratic()
+    with ArrayLearner(problem.arrays, target=target, run="fit", learner_id="a", create=True, policy=QUICK) as island:
+        train_until([(problem, island)], lambda: min(island.stats.versions.values()) >= 2)
+        for array in problem.arrays.values():
+            array[0] = np.nan
+        train_until([(problem, island)], lambda: all(np.isfinite(array).all() for array in problem.arrays.values()))
+        versions = dict(island.stats.versions)
+        train_until([(problem, island)], lambda: min(island.stats.versions.values()) > max(versions.values()))
+    assert np.isfinite(problem.loss)
+
+
+def test_training_goes_on_while_the_syncer_is_dead_and_what_was_learned_is_sent_later(tmp_path: Path) -> None:
+    thread = LoopThread("processes")
+    process = ServeProcess(f"file://{tmp_path / 'store'}", tmp_path)
+    problem = Quadratic()
+    try:
+        thread.run(process.start())
+        target = f"127.0.0.1:{process.port}"
+        policy = Policy(inner_step_count=4, lease_term_s=1.0)
+        with ArrayLearner(
+            problem.arrays, target=target, run="fit", learner_id="a", create=True, policy=policy
+        ) as island:
+            train_until([(problem, island)], lambda: min(island.stats.versions.values()) >= 3)
+            thread.run(process.kill())
+            before = island.stats
+            train_until([(problem, island)], lambda: not island.stats.is_attached)
+            for _ in range(20):
+                island.step(tokens=8, loss=problem.descend())
+            thread.run(process.start())
+            train_until(
+                [(problem, island)],
+                lambda: min(island.stats.versions.values()) >= max(before.versions.values()) + 3,
+            )
+            assert island.stats.is_attached
+            assert island.failure is None
+            assert island.flush(30)
+        with RunsClient(target) as client:
+            run = client.close_run("fit")
+            merged = [
+                fate.delta_id
+                for fragment in run.fragments
+                for record in client.list_versions("fit", fragment.name)
+                for fate in record.merged
+            ]
+        assert len(merged) == len(set(merged)) == island.stats.deltas_acknowledged
+    finally:
+        thread.run(_stopped(process))
+        thread.close()
+
+
+async def _stopped(process: ServeProcess) -> None:
+    async with asyncio.timeout(30):
+        await process.stop()

@@ -1,0 +1,179 @@
+"""The exchange itself, on the test's own event loop, over a link that fails as each test says."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from skerry.client import MergeRule, OuterOptimizer, OuterSchedule, RetrySettings
+from skerry.client.clock import SystemClock
+from skerry.client.exchange import ExchangeLoop
+from skerry.client.identifiers import SystemEntropy
+from skerry.client.parameters import ArrayParameters
+from skerry.client.session import ExchangeSettings
+from skerry.client.workers import InlineWorkers
+from skerry.v1 import runs_pb2
+from skerry.wire import Codec, Encoding
+from tests.client.faulty_transport import Faults, FaultyTransport
+from tests.client.quadratic import QUICK, Quadratic
+
+SETTINGS = ExchangeSettings(
+    run="fit",
+    learner_id="a",
+    may_create=True,
+    policy=QUICK,
+    retry=RetrySettings(first_wait_s=0.01, longest_wait_s=0.05),
+)
+
+
+class World:
+    """One learner on a bad link, trained by the test."""
+
+    def __init__(self, target: str, faults: Faults, settings: ExchangeSettings) -> None:
+        self.problem = Quadratic()
+        self.transport = FaultyTransport(target, faults)
+        self.exchange = ExchangeLoop(
+            self.transport,
+            ArrayParameters(self.problem.arrays),
+            settings,
+            workers=InlineWorkers(),
+            entropy=SystemEntropy(),
+            jitter=random.Random(0),
+            clock=SystemClock(),
+        )
+
+    async def train_until(self, is_over: Callable[[], bool]) -> None:
+        async with asyncio.timeout(30):
+            while not is_over():
+                loss = await asyncio.to_thread(self.problem.descend)
+                self.exchange.step(8, loss)
+
+    async def merged_delta_ids(self) -> list[str]:
+        """Closes the run and returns every delta that the log has merged."""
+        run = (await self.transport.close_run(runs_pb2.CloseRunRequest(name="fit"), timeout_s=20)).run
+        merged = []
+        for fragment in run.fragments:
+            request = runs_pb2.ListVersionsRequest(name="fit", fragment=fragment.name, page_size=1000)
+            response = await self.transport.list_versions(request, timeout_s=20)
+            merged += [fate.delta_id for record in response.versions for fate in record.merged]
+        return merged
+
+
+@asynccontextmanager
+async def training(target: str, faults: Faults, settings: ExchangeSettings = SETTINGS) -> AsyncIterator[World]:
+    world = World(target, faults, settings)
+    await world.exchange.join()
+    running = asyncio.ensure_future(world.exchange.run())
+    try:
+        await world.exchange.wait_attached()
+        yield world
+    finally:
+        await world.exchange.leave()
+        await running
+        await world.transport.close()
+
+
+async def test_a_lost_acknowledgement_is_asked_for_and_counted_once(target: str) -> None:
+    faults = Faults()
+    async with training(target, faults) as world:
+        faults.lost_acknowledgements = 5
+        await world.train_until(lambda: world.exchange.stats.deltas_merged >= 12)
+        assert faults.log == ["acknowledgement lost"] * 5
+        stats = world.exchange.stats
+        merged = await world.merged_delta_ids()
+        assert len(merged) == len(set(merged)) == stats.deltas_acknowledged
+
+
+async def test_a_push_that_was_cut_sends_the_same_delta_from_its_last_whole_part(target: str) -> None:
+    faults = Faults()
+    async with training(target, faults) as world:
+        # Small parts, so that some are durable when the push breaks: header, then begin, data and end of each part.
+        world.exchange._session.part_size_bytes = 512
+        faults.push_cuts = [1, 3, 4, 8, 11, 2]
+        await world.train_until(lambda: world.exchange.stats.deltas_merged >= 12)
+        assert faults.log.count("push cut") == 6
+        stats = world.exchange.stats
+        merged = await world.merged_delta_ids()
+        assert len(merged) == len(set(merged)) == stats.deltas_acknowledged
+        assert set(merged) <= set(world.transport.delta_ids)
+        # A delta that was cut keeps its id, for its bytes stay the same.
+        assert len(world.transport.delta_ids) > len(set(world.transport.delta_ids))
+
+
+async def test_a_download_that_was_cut_goes_on_where_it_broke(target: str) -> None:
+    faults = Faults()
+    async with training(target, faults) as world:
+        faults.pull_cuts = [0, 1, 1, 2, 0, 1]
+        await world.train_until(lambda: min(world.exchange.stats.versions.values()) >= 5)
+        assert faults.log.count("pull cut") >= 4
+        assert world.exchange.failure is None
+
+
+async def test_a_corrupt_download_is_noticed_and_a_snapshot_taken(target: str) -> None:
+    faults = Faults()
+    async with training(target, faults) as world:
+        faults.corrupt_pulls = 3
+        await world.train_until(lambda: not faults.corrupt_pulls)
+        before = world.exchange.stats.versions
+        await world.train_until(lambda: min(world.exchange.stats.versions.values()) > max(before.values()))
+        assert faults.log == ["pull corrupted"] * 3
+        assert world.problem.loss < Quadratic().loss
+
+
+async def test_an_attach_stream_that_breaks_is_opened_again_with_the_same_session(target: str) -> None:
+    faults = Faults(attach_cuts=[6, 0, 3])
+    async with training(target, faults) as world:
+        session = world.exchange._session.session_id
+        await world.train_until(
+            lambda: len(faults.log) == 3 and world.exchange.stats.is_attached and world.exchange.stats.deltas_merged > 9
+        )
+        assert world.exchange._session.session_id == session
+        assert world.exchange.failure is None
+
+
+async def test_a_change_of_policy_reaches_the_learner(target: str) -> None:
+    async with training(target, Faults()) as world:
+        policy = world.exchange._session.policy
+        assert policy.inner_step_count == QUICK.inner_step_count
+        request = runs_pb2.SetPolicyRequest(request_id="1" * 32, name="fit")
+        request.policy.inner_step_count = 9
+        await world.transport.set_policy(request, timeout_s=10)
+        await world.train_until(lambda: world.exchange._session.policy.inner_step_count == 9)
+
+
+@pytest.mark.parametrize("codec", [Codec.FLOAT32, Codec.INT4])
+async def test_with_plain_averaging_a_lone_learner_trains_as_if_it_were_alone(target: str, codec: Codec) -> None:
+    """Each version is then the last minus the learner's own delta, so what rebase adds must come to nothing."""
+    outer = OuterOptimizer(learning_rate=1.0, momentum=0.0, schedule=OuterSchedule.CONSTANT)
+    encoding = Encoding(codec, vector_codec=Codec.FLOAT32)
+    exact = Encoding(Codec.FLOAT32)
+    policy = replace(QUICK, outer=outer, merge=MergeRule.MEAN, delta_encoding=encoding, update_encoding=exact)
+    async with training(target, Faults(), replace(SETTINGS, policy=policy)) as world:
+        await world.train_until(lambda: min(world.exchange.stats.versions.values()) >= 6)
+        alone = Quadratic()
+        for _ in range(world.exchange.stats.step_count):
+            alone.descend()
+        for name, array in world.problem.arrays.items():
+            np.testing.assert_allclose(array, alone.arrays[name], atol=1e-5)
+
+
+async def test_a_stalled_push_is_given_up_and_sent_again(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = replace(SETTINGS, stall_timeout_s=0.2)
+    async with training(target, Faults(), settings) as world:
+        push = world.transport.push_delta
+        stalls = iter([True, True, False])
+
+        async def stalling(requests: AsyncIterator[object]) -> object:
+            if next(stalls, False):
+                await asyncio.Event().wait()
+            return await push(requests)  # type: ignore[arg-type]  # handed on as it came
+
+        monkeypatch.setattr(world.transport, "push_delta", stalling)
+        await world.train_until(lambda: world.exchange.stats.deltas_merged >= 3)
+        assert world.exchange.failure is None

@@ -1,0 +1,111 @@
+"""Policies, encodings and layouts survive their messages."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from skerry.v1 import types_pb2 as v1
+from skerry.wire import Codec, Compressor, Encoding, FragmentLayout, TensorSpec
+from skerry.wire.messages import (
+    encoding_from_message,
+    encoding_to_message,
+    layouts_from_messages,
+    layouts_to_messages,
+    policy_from_message,
+    policy_to_message,
+)
+from skerry.wire.policy import MergeRule, OuterOptimizer, OuterSchedule, Policy
+
+encodings = st.builds(
+    Encoding,
+    codec=st.sampled_from([Codec.INT8, Codec.INT4, Codec.E3M0]),
+    block=st.integers(16, 4096),
+    vector_codec=st.sampled_from(Codec),
+    compressor=st.sampled_from(Compressor),
+)
+policies = st.builds(
+    Policy,
+    inner_step_count=st.integers(1, 1000),
+    delay_step_count=st.none() | st.integers(0, 1000),
+    quorum_count=st.integers(1, 100),
+    grace_factor=st.floats(0, 0.9),
+    outer=st.builds(
+        OuterOptimizer,
+        learning_rate=st.floats(0.01, 4),
+        momentum=st.floats(0, 0.99),
+        schedule=st.sampled_from(OuterSchedule),
+    ),
+    merge=st.sampled_from(MergeRule),
+    merge_by_fragment=st.dictionaries(st.sampled_from(["a", "b"]), st.sampled_from(MergeRule)),
+    delta_encoding=encodings,
+    update_encoding=encodings,
+    quarantine_ratio=st.just(0.0) | st.floats(1.5, 100),
+    lease_term_s=st.integers(1, 10_000).map(lambda value: value / 8),
+)
+
+
+@given(policies)
+def test_a_policy_survives_its_message(policy: Policy) -> None:
+    assert policy_from_message(policy_to_message(policy, has_derived=False), Policy()) == policy
+    complete = policy_from_message(policy_to_message(policy), Policy())
+    assert complete == dataclasses.replace(policy, delay_step_count=policy.tau)
+
+
+def test_absent_fields_keep_their_value_and_zero_is_a_value() -> None:
+    base = Policy(inner_step_count=7, quarantine_ratio=9.0, merge_by_fragment={"a": MergeRule.MEAN})
+    changed = policy_from_message(v1.Policy(quarantine_ratio=0.0), base)
+    assert changed == dataclasses.replace(base, quarantine_ratio=0.0)
+
+
+def test_merge_rules_change_fragment_by_fragment() -> None:
+    base = Policy(merge_by_fragment={"a": MergeRule.MEAN, "b": MergeRule.MEAN})
+    changes = v1.Policy(merge_by_fragment={"a": v1.MERGE_RULE_UNSPECIFIED, "c": v1.MERGE_RULE_RDA})
+    assert policy_from_message(changes, base).merge_by_fragment == {"b": MergeRule.MEAN, "c": MergeRule.RDA}
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        v1.Policy(inner_step_count=0),
+        v1.Policy(outer=v1.OuterOptimizer(learning_rate=0.0)),
+        v1.Policy(delta_encoding=v1.Encoding(codec=v1.CODEC_INT4, block=8)),
+        v1.Policy(delta_encoding=v1.Encoding(codec=v1.CODEC_UNSPECIFIED)),
+    ],
+)
+def test_values_out_of_range_are_refused(message: v1.Policy) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        policy_from_message(message, Policy())
+
+
+@given(encodings)
+def test_an_encoding_survives_its_message(encoding: Encoding) -> None:
+    assert encoding_from_message(encoding_to_message(encoding)) == encoding
+
+
+def test_layouts_survive_their_messages() -> None:
+    layouts = (FragmentLayout("one", (TensorSpec("a", (2, 3)), TensorSpec("b", ()))),)
+    found, dtypes = layouts_from_messages(*layouts_to_messages(layouts, {"a": "bfloat16"}))
+    assert found == layouts
+    assert dtypes == {"a": "bfloat16", "b": "float32"}
+
+
+@pytest.mark.parametrize(
+    ("names", "fragments"),
+    [
+        (["a", "b"], [("f", ["a"])]),
+        (["a"], [("f", ["a"]), ("g", ["a"])]),
+        (["a"], [("f", ["a", "x"])]),
+        (["a"], [("../f", ["a"])]),
+        (["a", "a"], [("f", ["a"])]),
+        (["a"], [("f", ["a"]), ("g", [])]),
+        ([], []),
+    ],
+)
+def test_what_is_no_partition_is_refused(names: list[str], fragments: list[tuple[str, list[str]]]) -> None:
+    tensors = [v1.Tensor(name=name, shape=[1]) for name in names]
+    with pytest.raises(ValueError, match=r"."):
+        layouts_from_messages(tensors, [v1.Fragment(name=name, tensors=members) for name, members in fragments])

@@ -1,0 +1,124 @@
+"""A stranger's module in a ten-line loop, and the weights of modules in general."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from skerry.client import Learner, Policy
+from skerry.client.parameters import ArrayParameters
+from skerry.client.torch_parameters import TorchParameters
+from skerry.wire import Codec, Encoding, FragmentLayout, encode_frames
+from skerry.wire.torch_codecs import encode_frames_torch
+
+
+class StrangersModel(nn.Module):
+    """Not ours: an embedding tied to its head, a convolution, a norm, and something frozen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(32, 8)
+        self.mix = nn.Conv1d(8, 8, 3, padding=1)
+        self.norm = nn.LayerNorm(8)
+        self.head = nn.Linear(8, 32, bias=False)
+        self.head.weight = self.tokens.weight
+        self.frozen = nn.Parameter(torch.ones(3), requires_grad=False)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        hidden = self.tokens(tokens)
+        hidden = hidden + self.mix(hidden.transpose(1, 2)).transpose(1, 2)
+        return self.head(self.norm(hidden))  # type: ignore[no-any-return]
+
+
+def test_a_strangers_module_trains_in_ten_lines(target: str) -> None:
+    torch.manual_seed(0)
+    model = StrangersModel()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    policy = Policy(inner_step_count=4, lease_term_s=1.0)
+    losses: list[float] = []
+
+    with Learner(model, target=target, run="theirs", learner_id="home", create=True, policy=policy) as island:
+        while min(island.stats.versions.values()) < 4:
+            tokens = torch.randint(0, 32, (4, 16))
+            loss = nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            optimizer.zero_grad()
+            island.step(tokens=tokens.numel(), loss=loss.item())
+            losses.append(loss.item())
+            assert len(losses) < 20_000
+
+    assert np.mean(losses[-5:]) < losses[0]
+    assert island.failure is None
+    assert island.stats.deltas_merged > 0
+
+
+def test_tied_tensors_appear_once_and_frozen_ones_not_at_all() -> None:
+    names = [tensor.name for tensor in TorchParameters(StrangersModel()).tensors]
+    assert names == ["tokens.weight", "mix.weight", "mix.bias", "norm.weight", "norm.bias"]
+
+
+def test_wrappers_do_not_change_names() -> None:
+    wrapped = nn.ModuleDict({"module": nn.ModuleDict({"_orig_mod": StrangersModel()})})
+    plain = TorchParameters(StrangersModel()).tensors
+    assert TorchParameters(wrapped).tensors == plain
+
+
+def test_parameters_on_several_devices_are_refused() -> None:
+    with pytest.raises(ValueError, match="one device"):
+        TorchParameters({"a": torch.zeros(2), "b": torch.zeros(2, device="meta")})
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_torch_and_numpy_weights_do_the_same(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    tensors = {
+        "w": torch.randn(6, 5, generator=generator).to(dtype),
+        "b": torch.randn(4, generator=generator).to(dtype),
+    }
+    arrays = {name: tensor.numpy().copy() for name, tensor in tensors.items()}
+    ours, theirs = TorchParameters(tensors), ArrayParameters(arrays)
+    assert ours.tensors == theirs.tensors
+    assert ours.dtypes == theirs.dtypes
+    layout = FragmentLayout("f", ours.tensors)
+    values = np.random.default_rng(0).normal(size=layout.numel).astype(np.float32)
+    for parameters in (ours, theirs):
+        parameters.add(layout, values)
+        parameters.blend(layout, values, 0.25)
+        parameters.add(layout, values)
+    first, second = ours.buffer(layout), theirs.buffer(layout)
+    ours.snapshot(layout, first)
+    theirs.snapshot(layout, second)
+    np.testing.assert_allclose(first, second, rtol=1e-3 if dtype == torch.float16 else 1e-6)
+    assert ours.is_float32(layout) == theirs.is_float32(layout) == (dtype == torch.float32)
+    assert ours.is_finite(layout)
+    tensors["b"][1] = float("nan")
+    assert not ours.is_finite(layout)
+
+
+def test_bfloat16_weights_are_read_and_shifted_in_float32() -> None:
+    tensor = torch.full((4,), 256.0, dtype=torch.bfloat16)
+    parameters = TorchParameters({"w": tensor})
+    layout = FragmentLayout("f", parameters.tensors)
+    parameters.add(layout, np.array([0.5, 1.0, 3.0, -3.0], np.float32))
+    assert tensor.tolist() == [256.0, 256.0, 260.0, 253.0]
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_weights_on_a_gpu_give_the_same_frames() -> None:
+    tensors = {"w": torch.randn(300, 70)}
+    host = TorchParameters(tensors)
+    device = TorchParameters({"w": tensors["w"].cuda()})
+    layout = FragmentLayout("f", host.tensors)
+    encoding = Encoding(Codec.INT4)
+    frames = []
+    for parameters, encode in ((host, encode_frames), (device, encode_frames_torch)):
+        buffer = parameters.buffer(layout)
+        parameters.snapshot(layout, buffer)
+        parameters.settle()
+        assert parameters.encode is encode
+        frames.append(list(parameters.encode(buffer, layout, encoding, decoded=buffer)))
+    assert frames[0] == frames[1]

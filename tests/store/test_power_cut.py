@@ -71,7 +71,7 @@ class CuttableFileSystem(FileSystem):
                 unsynced_names_survive or path == self.root or (path in self.synced_names and is_durable(path.parent))
             )
 
-        files = [path for path in self.root.rglob("*") if path.is_file() and TEMPORARY not in path.parts]
+        files = [path for path in files_below(self.root) if TEMPORARY not in path.parts]
         return {
             str(path.relative_to(self.root)): path.read_bytes()[: self.synced_bytes.get(path.stat().st_ino, 0)]
             for path in files
@@ -83,6 +83,10 @@ def opened(root: Path, file_system: FileSystem, seed: int = 0) -> LocalObjects:
     return LocalObjects(
         root, workers=InlineWorkers(), entropy=SeededEntropy(random.Random(seed)), file_system=file_system
     )
+
+
+def files_below(root: Path) -> list[Path]:
+    return [path for path in root.rglob("*") if path.is_file()]
 
 
 async def put(objects: LocalObjects, way: str) -> None:
@@ -188,7 +192,7 @@ async def test_a_disk_that_fails_leaves_nothing_and_says_what_is_wrong(
 ) -> None:
     with pytest.raises(error, match=ENTRY):
         await opened(tmp_path, file_system).create(ENTRY, CONTENT)
-    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+    assert files_below(tmp_path) == []
 
 
 @pytest.fixture

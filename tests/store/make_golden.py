@@ -1,0 +1,159 @@
+"""Makes the golden store: a small run with every kind of item, from seeded identifiers and a clock that counts.
+
+`python -m tests.store.make_golden` writes tests/store/golden/v1 anew. Do so only for a new format: stores that older
+versions wrote have to stay readable, so a change that alters these files needs a new folder, not new files in this one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import random
+import shutil
+from pathlib import Path
+
+import numpy as np
+
+from skerry.store.clock import SeededEntropy
+from skerry.store.entries import (
+    AcceptedItem,
+    CollectedItem,
+    Decided,
+    Fate,
+    FateItem,
+    Item,
+    LeftItem,
+    PolicyItem,
+    RollbackFragment,
+    RollbackItem,
+    RunSpec,
+    RunStatus,
+    SessionItem,
+    SnapshotItem,
+    StatusItem,
+)
+from skerry.store.objects import DictObjects
+from skerry.store.replay import OuterState, rebuild, snapshot_tensors
+from skerry.store.scratch import Scratch
+from skerry.store.store import Store
+from skerry.store.workers import InlineWorkers
+from skerry.wire.digests import tree_digest
+from skerry.wire.layout import FragmentLayout, TensorSpec
+from skerry.wire.policy import Policy
+from tests.numerics.merge_driver import FLOAT32, FRAGMENT, INT4, Driver
+
+GOLDEN = Path(__file__).parent / "golden" / "v1"
+LAYOUT = FragmentLayout(
+    FRAGMENT,
+    (
+        TensorSpec("wte.weight", (6, 8)),
+        TensorSpec("__metadata__", (5,)),
+        TensorSpec("scale", ()),
+        TensorSpec("block/0: läuft", (3, 2, 4)),
+    ),
+)
+DTYPES = {
+    "wte.weight": "bfloat16",
+    "__metadata__": "float32",
+    "scale": "float32",
+    "block/0: läuft": "float16",
+}
+
+
+class CountingClock:
+    """A clock on which every look takes a second."""
+
+    def __init__(self) -> None:
+        self._now = 0.0
+
+    def monotonic(self) -> float:
+        """Returns 0: nothing here waits."""
+        return 0.0
+
+    def unix(self) -> float:
+        """Returns the next second."""
+        self._now += 1.0
+        return 1_700_000_000.0 + self._now
+
+    async def sleep(self, duration_s: float) -> None:
+        """Returns at once."""
+
+
+class GoldenDriver(Driver):
+    """A driver whose sessions have ids as the format wants them."""
+
+    async def append(self, *items: Item) -> None:
+        """Appends items that must all be admitted."""
+        await super().append(*(with_session_id(item) for item in items))
+
+
+def with_session_id(item: Item) -> Item:
+    """Returns the item with `session1` as 32 digits."""
+    if isinstance(item, AcceptedItem | LeftItem | SessionItem):
+        return dataclasses.replace(item, session=f"{int(item.session.removeprefix('session')):032x}")
+    return item
+
+
+async def make(objects: DictObjects) -> dict[str, object]:
+    """Writes the run into `objects` and returns what a reader must find."""
+    entropy = SeededEntropy(random.Random(1))
+    values = np.random.Generator(np.random.PCG64(1))
+    workers = InlineWorkers()
+    store = Store(objects, clock=CountingClock(), entropy=entropy, workers=workers, writer="golden")
+    spec = RunSpec("golden", entropy.hex_id(), (LAYOUT,), DTYPES, 1_700_000_000.0)
+    log = await store.create_draft(spec)
+    weights = values.standard_normal(LAYOUT.numel).astype(np.float32)
+    driver = GoldenDriver(log, LAYOUT, objects, workers, Scratch(None), OuterState(weights, weights, weights, 0))
+    snapshot = await log.blobs.write_snapshot(FRAGMENT, 0, "weights", snapshot_tensors(LAYOUT, weights))
+    await driver.append(PolicyItem(entropy.hex_id(), Policy(inner_step_count=4, update_encoding=INT4)))
+    await driver.append(SnapshotItem(FRAGMENT, 0, tree_digest(weights).hex(), (snapshot,), ()))
+    await driver.append(StatusItem(RunStatus.OPEN))
+    await store.publish("golden", spec.uid)
+    await driver.append(*(SessionItem(f"m{number}", f"session{number}", "north") for number in range(3)))
+    driver.state = await rebuild(log, FRAGMENT, 0, scratch=driver.scratch, workers=workers)
+
+    def delta() -> np.ndarray[tuple[int], np.dtype[np.float32]]:
+        return (0.01 * values.standard_normal(LAYOUT.numel)).astype(np.float32)
+
+    early = await driver.push(0, delta(), encoding=INT4, cuts=(48,))
+    await driver.round([early, await driver.push(1, delta())], weights=[3.0, 1.0], participation=0.75)
+    await driver.round([await driver.push(2, delta(), encoding=FLOAT32)])
+    await driver.snapshot()
+    await driver.append(LeftItem("m2", "session2"))
+    await driver.append(FateItem((Decided((await driver.push(1, delta())).delta, Fate.QUARANTINED, "outlier"),)))
+    await driver.round([await driver.push(0, delta(), encoding=INT4)])
+    old = await rebuild(log, FRAGMENT, 1, scratch=driver.scratch, workers=workers)
+    driver.state = OuterState(old.weights, old.momentum, old.residual, 4)
+    refs = await driver.write_snapshot(4)
+    digest = log.state.fragments[FRAGMENT].versions[1].digest
+    rolled_back = RollbackFragment(FRAGMENT, 4, 1, digest, refs[:1], refs[1:])
+    await driver.append(RollbackItem(entropy.hex_id(), 8, (rolled_back,)))
+    await driver.append(CollectedItem(tuple(part.name for part in early.parts)))
+    await objects.delete([f"{log.prefix}/{part.name}" for part in early.parts])
+    await driver.round([await driver.push(1, delta())])
+    await driver.append(StatusItem(RunStatus.CLOSING), StatusItem(RunStatus.CLOSED))
+    fragment = log.state.fragments[FRAGMENT]
+    return {
+        "uid": spec.uid,
+        "position": log.state.position,
+        "head_digest": log.state.head_digest,
+        "version_digests": {str(version): state.digest for version, state in fragment.versions.items()},
+        "fates": {delta: state.fate for delta, state in log.state.deltas.items()},
+    }
+
+
+def main() -> None:
+    """Writes the golden store."""
+    objects = DictObjects()
+    expected = asyncio.run(make(objects))
+    shutil.rmtree(GOLDEN, ignore_errors=True)
+    for name, (data, _) in objects.objects.items():
+        path = GOLDEN / "store" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    (GOLDEN / "expected.json").write_text(json.dumps(expected, indent=2, sort_keys=True) + "\n")
+
+
+if __name__ == "__main__":
+    main()

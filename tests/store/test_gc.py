@@ -1,0 +1,148 @@
+"""A collection deletes what no kept version takes, says so in the log first, and touches nothing else."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from skerry.store.errors import ObjectMissingError, StoreUnavailableError
+from skerry.store.gc import CollectionPlan, Retention, Why, collect, plan_collection, position_at, versions_since
+from skerry.store.objects import DictObjects, open_objects
+from skerry.store.replay import rebuild, weights_at
+from skerry.store.scratch import Scratch
+from skerry.store.verify import verify_run
+from skerry.store.workers import InlineWorkers
+from skerry.wire.policy import Policy
+from tests.numerics.merge_driver import FRAGMENT, INT4, Driver, layout_of
+
+DAY_S = 86_400.0
+NOW_S = 100 * DAY_S  # objects of DictObjects are of day 0
+
+
+async def trained(round_count: int, *, snapshot_every: int = 3, objects: DictObjects | None = None) -> Driver:
+    """Returns a run of so many rounds of two learners."""
+    values = np.random.Generator(np.random.PCG64(0))
+    driver = await Driver.start(layout_of((4, 4), (3,)), Policy(update_encoding=INT4), objects=objects)
+    for number in range(1, round_count + 1):
+        deltas = [await driver.push(who, 0.01 * values.standard_normal(19)) for who in (0, 1)]
+        await driver.round(deltas)
+        if number % snapshot_every == 0:
+            await driver.snapshot()
+    return driver
+
+
+async def stored_names(driver: Driver) -> set[str]:
+    return {info.name.removeprefix(f"{driver.log.prefix}/") async for info in driver.objects.list(driver.log.prefix)}
+
+
+def reasons(plan: CollectionPlan) -> set[Why]:
+    return {victim.why for victim in plan.victims}
+
+
+async def test_a_plan_changes_nothing(tmp_path: Path) -> None:
+    driver = await trained(4)
+    before, position = await stored_names(driver), driver.log.state.position
+    plan = await plan_collection(driver.log, Retention(version_count=1), now_unix_s=NOW_S)
+    assert plan.victims
+    assert (await stored_names(driver), driver.log.state.position) == (before, position)
+
+
+async def test_the_kept_versions_stay_whole_and_older_ones_go() -> None:
+    driver = await trained(9)
+    went = await collect(driver.log, Retention(version_count=2), now_unix_s=NOW_S)
+    assert reasons(went) == {Why.UNNEEDED}
+    for version in (8, 9):
+        await rebuild(driver.log, FRAGMENT, version, scratch=Scratch(None), workers=InlineWorkers())
+    with pytest.raises(ObjectMissingError):
+        await weights_at(driver.log, FRAGMENT, 4, workers=InlineWorkers())
+    report = await verify_run(driver.log, workers=InlineWorkers(), scratch=Scratch(None))
+    assert report.problems == ()
+    again = await collect(driver.log, Retention(version_count=2), now_unix_s=NOW_S)
+    assert again.victims == ()
+
+
+async def test_the_names_are_condemned_in_the_log_before_any_is_deleted() -> None:
+    driver = await trained(4)
+    deleted_before_condemned: list[str] = []
+
+    class Watching(DictObjects):
+        async def delete(self, names: Sequence[str]) -> None:
+            condemned = {f"{driver.log.prefix}/{name}" for name in driver.log.state.condemned}
+            deleted_before_condemned.extend(set(names) - condemned)
+            await super().delete(names)
+
+    assert isinstance(driver.objects, DictObjects)
+    watching = Watching()
+    watching.objects = driver.objects.objects
+    driver.log.objects = watching
+    went = await collect(driver.log, Retention(version_count=1), now_unix_s=NOW_S)
+    assert went.victims
+    assert deleted_before_condemned == []
+
+
+async def test_a_collection_that_died_after_condemning_is_finished_by_the_next() -> None:
+    driver = await trained(4)
+
+    class Dying(DictObjects):
+        async def delete(self, names: Sequence[str]) -> None:
+            raise StoreUnavailableError("gone")
+
+    assert isinstance(driver.objects, DictObjects)
+    dying, alive = Dying(), driver.objects
+    dying.objects = alive.objects
+    driver.log.objects = dying
+    with pytest.raises(StoreUnavailableError):
+        await collect(driver.log, Retention(version_count=1), now_unix_s=NOW_S)
+    driver.log.objects = alive
+    went = await collect(driver.log, Retention(version_count=1), now_unix_s=NOW_S)
+    assert reasons(went) == {Why.CONDEMNED}
+
+
+async def test_pending_deltas_and_frozen_sets_stay() -> None:
+    driver = await trained(2)
+    frozen = await driver.push(0, np.ones(19, np.float32))
+    await driver.close([frozen])
+    pending = await driver.push(1, np.ones(19, np.float32))
+    await collect(driver.log, Retention(version_count=1, litter_age_s=0), now_unix_s=NOW_S)
+    assert {part.name for delta in (frozen, pending) for part in delta.parts} <= await stored_names(driver)
+
+
+async def test_litter_goes_only_when_it_is_old() -> None:
+    objects = DictObjects(unix=lambda: NOW_S)
+    driver = await trained(1, objects=objects)
+    stray = await driver.log.blobs.write_part(FRAGMENT, "e" * 32, 0, 19, "0" * 64, [0.0, 0.0], [b"never accepted"])
+    young = await plan_collection(driver.log, Retention(), now_unix_s=NOW_S + DAY_S / 2)
+    assert young.victims == ()
+    went = await collect(driver.log, Retention(), now_unix_s=NOW_S + 2 * DAY_S)
+    assert [(victim.name, victim.why) for victim in went.victims] == [(stray.ref.name, Why.LITTER)]
+    assert stray.ref.name in driver.log.state.condemned
+
+
+async def test_versions_since_a_position_are_kept() -> None:
+    driver = await trained(9)
+    fragment = driver.log.state.fragments[FRAGMENT]
+    since = fragment.versions[5].position + 1
+    assert versions_since(fragment, since) == {5, 6, 7, 8, 9}
+    await collect(driver.log, Retention(version_count=1, since_position=since), now_unix_s=NOW_S)
+    await rebuild(driver.log, FRAGMENT, 5, scratch=Scratch(None), workers=InlineWorkers())
+    with pytest.raises(ObjectMissingError):
+        await weights_at(driver.log, FRAGMENT, 2, workers=InlineWorkers())
+
+
+async def test_a_time_is_found_in_the_log() -> None:
+    driver = await trained(3)
+    times = [entry.written_at_unix_s async for entry, _ in driver.log.entries()]
+    for index, time in enumerate(times):
+        assert await position_at(driver.log, time) == index + 1
+    assert await position_at(driver.log, times[-1] + 1) == len(times) + 1
+    assert await position_at(driver.log, 0.0) == 1
+
+
+async def test_files_that_a_crash_left_in_a_folder_are_swept(tmp_path: Path) -> None:
+    driver = await Driver.start(layout_of((4,)), Policy(), objects=open_objects(f"file://{tmp_path}/store"))
+    left = tmp_path / "store" / "temporary" / ("f" * 32)
+    left.write_bytes(b"half")
+    went = await collect(driver.log, Retention(), now_unix_s=left.stat().st_mtime + 2 * DAY_S)
+    assert [victim.why for victim in went.victims] == [Why.TEMPORARY]
+    assert not left.exists()

@@ -1,0 +1,76 @@
+"""A store that an older version wrote is read and verified, entry by entry as it was written."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+
+from skerry.store.clock import SystemClock, SystemEntropy
+from skerry.store.entries import Entry, Item
+from skerry.store.log import RunLog
+from skerry.store.objects import DictObjects, open_objects
+from skerry.store.replay import weights_at
+from skerry.store.scratch import Scratch
+from skerry.store.store import Store
+from skerry.store.verify import verify_run
+from skerry.store.workers import InlineWorkers
+from skerry.wire.digests import tree_digest
+from tests.store.make_golden import GOLDEN, LAYOUT, make
+
+
+@pytest.fixture
+def expected() -> dict[str, Any]:
+    values: dict[str, Any] = json.loads((GOLDEN / "expected.json").read_bytes())
+    return values
+
+
+@pytest.fixture
+async def log(tmp_path: Path) -> RunLog:
+    shutil.copytree(GOLDEN / "store", tmp_path / "store")
+    store = Store(
+        open_objects(f"file://{tmp_path}/store", create=False),
+        clock=SystemClock(),
+        entropy=SystemEntropy(),
+        workers=InlineWorkers(),
+        writer="test",
+    )
+    return await store.open_log("golden", await store.resolve("golden"))
+
+
+async def test_the_golden_log_folds_to_what_it_said_then(log: RunLog, expected: dict[str, Any]) -> None:
+    versions = log.state.fragments["body"].versions
+    assert (log.spec.uid, log.state.position, log.state.head_digest) == (
+        expected["uid"],
+        expected["position"],
+        expected["head_digest"],
+    )
+    assert {str(version): state.digest for version, state in versions.items()} == expected["version_digests"]
+    assert {delta: state.fate for delta, state in log.state.deltas.items()} == expected["fates"]
+
+
+async def test_the_golden_run_verifies_and_its_weights_have_their_digests(log: RunLog) -> None:
+    report = await verify_run(log, workers=InlineWorkers(), scratch=Scratch(None))
+    assert report.problems == ()
+    assert report.versions_checked == 6
+    assert report.versions_replayed >= 2
+    for version, state in log.state.fragments["body"].versions.items():
+        weights = await weights_at(log, "body", version, workers=InlineWorkers())
+        assert weights.shape == (LAYOUT.numel,)
+        assert tree_digest(np.ascontiguousarray(weights)).hex() == state.digest
+
+
+async def test_every_kind_of_item_is_in_the_golden_log_and_is_written_as_it_was_read(log: RunLog) -> None:
+    kinds: set[str] = set()
+    async for entry, data in log.entries():
+        assert Entry.from_bytes(data).to_bytes() == data
+        kinds.update(item.kind for item in entry.items)
+    assert kinds == {kind.kind for kind in get_args(Item)}
+
+
+async def test_the_recipe_still_makes_the_same_log() -> None:
+    objects = DictObjects()
+    made = json.loads(json.dumps(await make(objects)))
+    assert made["version_digests"] == json.loads((GOLDEN / "expected.json").read_bytes())["version_digests"]

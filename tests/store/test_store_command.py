@@ -1,0 +1,114 @@
+"""`skerry log`, `export`, `verify` and `gc` on the golden store, as a person and a script call them."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from safetensors import safe_open
+
+from skerry.store import command
+from tests.store.make_golden import DTYPES, GOLDEN
+
+
+@pytest.fixture
+def store_url(tmp_path: Path) -> str:
+    shutil.copytree(GOLDEN / "store", tmp_path / "store")
+    return f"file://{tmp_path}/store"
+
+
+def run(name: str, *arguments: str) -> int:
+    """Runs a command as its group would, and returns its exit status."""
+    try:
+        getattr(command, name).main(list(arguments), standalone_mode=False)
+    except SystemExit as stop:
+        return int(stop.code or 0)
+    return 0
+
+
+def test_the_log_is_a_table_with_effects(store_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    run("log", "--store", store_url, "--run", "golden", "--last", "18")
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[0].split() == ["position", "time", "(UTC)", "writer", "kind", "what", "effect"]
+    assert shown[1].startswith("7 ")
+    assert any("committed" in line and "2 merged" in line for line in shown)
+
+
+def test_the_log_as_json_has_one_entry_a_line(store_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    run("log", "--store", store_url, "--run", "golden", "--start", "5", "--stop", "8", "--json")
+    entries = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [entry["position"] for entry in entries] == [5, 6, 7]
+    assert [item["kind"] for entry in entries for item in entry["items"]] == ["accepted", "accepted", "closed"]
+    assert all(item["is_admitted"] for entry in entries for item in entry["items"])
+
+
+@pytest.mark.parametrize("position", ["2", "8", None])
+def test_an_export_has_every_tensor_in_its_own_type(
+    store_url: str, tmp_path: Path, position: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    at = [] if position is None else ["--position", position]
+    run("export", "--store", store_url, "--run", "golden", "--out", str(tmp_path / "out.safetensors"), "--json", *at)
+    said = json.loads(capsys.readouterr().out)
+    with safe_open(tmp_path / "out.safetensors", framework="numpy") as file:
+        found = {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118 - not a dict
+        metadata = file.metadata()
+    codes = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
+    wanted = {name: codes[dtype] for name, dtype in DTYPES.items()}
+    wanted["__metadata__.tensor"] = wanted.pop("__metadata__")
+    assert found == wanted
+    assert json.loads(metadata["versions"]) == said["versions"] == {"body": {"2": 0, "8": 1, None: 5}[position]}
+    assert (metadata["run"], metadata["position"]) == ("golden", str(said["position"]))
+    assert [path.name for path in tmp_path.glob("out*")] == ["out.safetensors"], "nothing half written is left"
+
+
+def test_verify_says_ok_and_exits_with_0(store_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("verify", "--store", store_url, "--run", "golden", "--json") == 0
+    said = json.loads(capsys.readouterr().out)
+    assert (said["ok"], said["versions_checked"], said["problems"]) == (True, 6, [])
+
+
+def test_verify_names_what_is_damaged_and_exits_with_1(
+    store_url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    update = next((tmp_path / "store").glob("runs/golden/*/updates/body/5-*"))
+    data = bytearray(update.read_bytes())
+    data[-1] ^= 1
+    update.write_bytes(data)
+    assert run("verify", "--store", store_url, "--run", "golden", "--json") == 1
+    said = json.loads(capsys.readouterr().out)
+    assert not said["ok"]
+    assert "version=5" in said["problems"][0]
+
+
+def test_gc_says_what_would_go_and_deletes_only_when_told(
+    store_url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def file_count() -> int:
+        return sum(path.is_file() and "log" not in path.parts for path in (tmp_path / "store").rglob("*"))
+
+    arguments = ("--store", store_url, "--run", "golden", "--keep-versions", "1", "--json")
+    before = file_count()
+    run("gc", *arguments)
+    planned = json.loads(capsys.readouterr().out)
+    assert planned["is_dry_run"]
+    assert file_count() == before
+    run("gc", *arguments, "--yes")
+    done = json.loads(capsys.readouterr().out)
+    assert done["names"] == planned["names"]
+    assert file_count() == before - done["objects"]
+    assert run("verify", "--store", store_url, "--run", "golden") == 0
+
+
+@pytest.mark.parametrize("text", ["7", "d", "7 d", "-1d", "1y"])
+def test_a_duration_without_sense_is_refused_with_an_example(store_url: str, text: str) -> None:
+    import click
+
+    with pytest.raises(click.BadParameter, match="as in 12h"):
+        run("gc", "--store", store_url, "--run", "golden", "--keep-since", text)
+
+
+def test_a_run_that_is_not_there_is_answered_with_those_that_are(store_url: str) -> None:
+    from skerry.store.errors import RunNotFoundError
+
+    with pytest.raises(RunNotFoundError, match="golden"):
+        run("log", "--store", store_url, "--run", "goldem")

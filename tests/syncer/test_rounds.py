@@ -267,3 +267,24 @@ def test_a_frozen_set_keeps_the_policy_that_it_was_closed_under() -> None:
     before = world.state.policy
     world.append(PolicyItem("e" * 32, Policy(inner_step_count=7)))
     assert world.state.fragments["a"].closing_policy == before != world.state.policy
+
+
+def test_a_runs_progress_counts_joint_rounds_once_and_lone_ones_by_their_share() -> None:
+    joint = RoundWorld("eu", "us")
+    joint.accept("eu", steps=24)
+    joint.accept("us", steps=8)
+    joint.close_and_commit(closed(joint, "eu", "us"))
+    assert joint.state.step_count == 24
+
+    apart = RoundWorld("eu", "us")
+    for learner in ("eu", "us"):
+        apart.accept(learner, steps=24)
+        apart.close_and_commit(closed(apart, "eu", "us"))
+    assert apart.state.step_count == pytest.approx(24)
+
+
+def test_a_long_absence_takes_the_run_no_further_than_the_cap() -> None:
+    world = RoundWorld("eu")
+    world.accept("eu", steps=1000)
+    world.close_and_commit(closed(world, "eu"))
+    assert world.state.step_count == 48

@@ -173,8 +173,7 @@ class Attachment:
         session.saw(attached.run.position)
         session.policy = policy_from_message(attached.run.policy, session.policy)
         self._lease_term_s = attached.lease_term.ToTimedelta().total_seconds() or session.policy.lease_term_s
-        self._run_step_count = attached.run_step_count
-        self._step_count_then = session.trained.step_count
+        self._on_progress(attached.run_step_count)
         self._on_versions(attached.run.versions)
         self._on_status(attached.run.status)
         for fate in attached.pending:
@@ -195,6 +194,7 @@ class Attachment:
                 for fate in event.version_committed.merged:
                     self._on_fate(fate)
                 self._on_versions([event.version_committed.version])
+                self._on_progress(event.version_committed.run_step_count)
             case "fates_decided":
                 for fate in event.fates_decided.fates:
                     self._on_fate(fate)
@@ -202,12 +202,17 @@ class Attachment:
                 self._session.policy = policy_from_message(event.policy_changed, self._session.policy)
             case "rolled_back":
                 self._on_versions(event.rolled_back.versions)
+                self._on_progress(event.rolled_back.run_step_count)
             case "status_changed":
                 self._on_status(event.status_changed)
             case "draining":
                 _log.info("syncer is draining, will attach elsewhere", learner=self._session.settings.learner_id)
             case _:
                 pass  # other learners' affairs, and what later versions may add
+
+    def _on_progress(self, run_step_count: float) -> None:
+        self._run_step_count = run_step_count
+        self._step_count_then = self._session.trained.step_count
 
     def _on_versions(self, versions: Iterable[types_pb2.FragmentVersion]) -> None:
         for version in versions:

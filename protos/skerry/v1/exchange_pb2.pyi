@@ -223,7 +223,7 @@ class Attached(_message.Message):
     PENDING_FIELD_NUMBER: _builtins.int
     RUN_STEP_COUNT_FIELD_NUMBER: _builtins.int
     run_step_count: _builtins.float
-    """Steps that the run's learners have taken, mean over learners weighted by nothing: the run's progress."""
+    """The run's progress in inner steps; see VersionCommitted.run_step_count."""
     @_builtins.property
     def run(self) -> _types_pb2.Run:
         """The run."""

@@ -1024,10 +1024,15 @@ class VersionCommitted(_message.Message):
     MERGED_FIELD_NUMBER: _builtins.int
     UPDATE_SIZE_BYTES_FIELD_NUMBER: _builtins.int
     PARTICIPATION_FIELD_NUMBER: _builtins.int
+    RUN_STEP_COUNT_FIELD_NUMBER: _builtins.int
     update_size_bytes: _builtins.int
     """Size of the update that leads to it."""
     participation: _builtins.float
     """rho: share of the expected weight that took part, above 0 and at most 1."""
+    run_step_count: _builtins.float
+    """The run's progress in inner steps: of every round its longest delta's steps times rho, summed, and the mean over fragments.
+    Learning-rate schedules SHOULD follow it (and a learner's own steps since), so that all learners are at the same place.
+    """
     @_builtins.property
     def version(self) -> Global___FragmentVersion:
         """The new version."""
@@ -1043,10 +1048,11 @@ class VersionCommitted(_message.Message):
         merged: _abc.Iterable[Global___DeltaFate] | None = ...,
         update_size_bytes: _builtins.int = ...,
         participation: _builtins.float = ...,
+        run_step_count: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["version", b"version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["merged", b"merged", "participation", b"participation", "update_size_bytes", b"update_size_bytes", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["merged", b"merged", "participation", b"participation", "run_step_count", b"run_step_count", "update_size_bytes", b"update_size_bytes", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1084,6 +1090,9 @@ class RolledBack(_message.Message):
 
     VERSIONS_FIELD_NUMBER: _builtins.int
     SOURCE_VERSIONS_FIELD_NUMBER: _builtins.int
+    RUN_STEP_COUNT_FIELD_NUMBER: _builtins.int
+    run_step_count: _builtins.float
+    """The run's progress from here on; see VersionCommitted.run_step_count."""
     @_builtins.property
     def versions(self) -> _containers.RepeatedCompositeFieldContainer[Global___FragmentVersion]:
         """New versions, one for each fragment that was rolled back."""
@@ -1097,10 +1106,11 @@ class RolledBack(_message.Message):
         *,
         versions: _abc.Iterable[Global___FragmentVersion] | None = ...,
         source_versions: _abc.Iterable[_builtins.int] | None = ...,
+        run_step_count: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["source_versions", b"source_versions", "versions", b"versions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["run_step_count", b"run_step_count", "source_versions", b"source_versions", "versions", b"versions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -32,8 +32,8 @@ class LearningRateSchedule:
 def run_position(local_step: int, run_progress: float | None) -> float:
     """Where the run stands, in inner steps, as one learner should see it.
 
-    The run's progress is the mean over its learners, so a fast learner is ahead of it and one that came late or lost
-    its checkpoint is behind. Taking the larger of the two keeps a latecomer from training a nearly finished model at
-    the rate of a new one, and lets the fastest learner reach the schedule's floor when it has done its steps.
+    The run's progress lags the fastest learner by what is not merged yet, and leads one that is slow, came late or
+    lost its checkpoint. Taking the larger of the two keeps those from training a nearly finished model at the rate of
+    a new one, and lets the fastest learner reach the schedule's floor when it has done its steps.
     """
     return float(local_step) if run_progress is None else max(float(local_step), run_progress)

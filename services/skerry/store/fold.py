@@ -70,6 +70,12 @@ class RunState:
         self.requests: dict[str, int] = {}  # request ids of policy changes and roll-backs, with their positions
         self.bases: dict[tuple[str, str, int], str] = {}  # (session, fragment, base version) -> delta
 
+    @property
+    def step_count(self) -> float:
+        """The run's progress in inner steps: the mean over fragments of what stands behind their newest versions."""
+        counts = [fragment.newest.step_count for fragment in self.fragments.values() if fragment.version >= 0]
+        return sum(counts) / len(counts) if counts else 0.0
+
     def apply(self, entry: Entry, data: bytes) -> tuple[Outcome, ...]:
         """Applies the next entry, whose bytes are `data`, and returns what became of each of its items.
 
@@ -185,7 +191,11 @@ class RunState:
         fragment.version, fragment.next_attempt = item.version, 0
         fragment.round_count += 1
         fragment.versions[item.version] = VersionState(
-            item.version, item.digest, self.position, commit=CommitRecord(close, item)
+            item.version,
+            item.digest,
+            self.position,
+            step_count=fragment.versions[item.version - 1].step_count + self._steps_of(fragment, close),
+            commit=CommitRecord(close, item),
         )
         total = sum(member.weight for member in close.members)
         merged = []
@@ -199,6 +209,12 @@ class RunState:
             fragment.weights[delta.item.learner] = member.weight
             merged.append(delta)
         return merged
+
+    def _steps_of(self, fragment: FragmentState, close: ClosedItem) -> float:
+        """Returns how far a round takes the run: its longest delta's steps, up to the cap, times participation."""
+        policy = fragment.closing_policy or self.policy
+        longest = max(self.deltas[member.delta].item.step_count for member in close.members)
+        return close.participation * min(longest, policy.weight_cap * policy.inner_step_count)
 
     def _admit_snapshot(self, item: SnapshotItem) -> list[DeltaState]:
         fragment = self.fragments[item.fragment]
@@ -237,6 +253,7 @@ class RunState:
                 one.version,
                 one.digest,
                 self.position,
+                step_count=fragment.versions[one.source_version].step_count,
                 weights=one.weights,
                 outer=one.outer,
                 source_version=one.source_version,

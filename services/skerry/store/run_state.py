@@ -54,6 +54,7 @@ class VersionState:
     version: int
     digest: str
     position: int
+    step_count: float = 0.0  # inner steps of training behind it: of each round the longest delta's, times participation
     commit: CommitRecord | None = None  # None: exists by its snapshot alone (version 0, or a roll-back)
     weights: tuple[ObjectRef, ...] = ()  # of its snapshot; empty: none
     outer: tuple[ObjectRef, ...] = ()

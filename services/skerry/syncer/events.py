@@ -111,6 +111,7 @@ class VersionCommitted:
     merged: tuple[FateRecord, ...]
     update_size_bytes: int
     participation: float
+    run_step_count: float
 
 
 @dataclass(frozen=True)
@@ -133,6 +134,7 @@ class RolledBack:
 
     versions: tuple[VersionRecord, ...]
     source_versions: tuple[int, ...]
+    run_step_count: float
 
 
 @dataclass(frozen=True)
@@ -220,18 +222,19 @@ def _kinds_of(state: RunState, outcome: Outcome) -> list[EventKind]:
             version = VersionRecord(item.fragment, item.version, item.digest)
             record = state.fragments[item.fragment].versions[item.version].commit
             assert record is not None  # the item has just been admitted
-            kinds.append(VersionCommitted(version, merged, size_bytes, record.close.participation))
+            kinds.append(VersionCommitted(version, merged, size_bytes, record.close.participation, state.step_count))
         case PolicyItem() as item:
             kinds.append(PolicyChanged(item.policy))
         case RollbackItem() as item:
             versions = tuple(VersionRecord(one.fragment, one.version, one.digest) for one in item.fragments)
-            kinds.append(RolledBack(versions, tuple(one.source_version for one in item.fragments)))
+            sources = tuple(one.source_version for one in item.fragments)
+            kinds.append(RolledBack(versions, sources, state.step_count))
         case StatusItem() as item:
             kinds.append(StatusChanged(item.status))
         case SnapshotItem() as item if decided:  # the initial weights became version 0
             version = VersionRecord(item.fragment, item.version, item.digest)
             merged = tuple(record for record in decided if record.fate is Fate.MERGED)
-            kinds.append(VersionCommitted(version, merged, 0, 1.0))
+            kinds.append(VersionCommitted(version, merged, 0, 1.0, 0.0))
         case SessionItem() as item:
             kinds.append(LearnerSeen(LearnerRecord(item.learner, item.region, item.session, True, False, None)))
         case LeftItem() as item:

@@ -175,21 +175,8 @@ def _attached(replica: RunReplica, learner: str, session: str) -> v1.Attached:
         run=run_message(state),
         lease_term=duration(state.policy.lease_term_s),
         pending=map(delta_message, waiting),
-        run_step_count=_run_step_count(replica),
+        run_step_count=state.step_count,
     )
-
-
-def _run_step_count(replica: RunReplica) -> float:
-    """Returns the mean of the learners' steps: as they report them, or at least as their deltas hold them."""
-    state = replica.state
-    counts = [
-        max(
-            record.report.step_count if record.report else 0,
-            state.learners[record.learner].step_count / len(state.fragments),
-        )
-        for record in replica.learner_records()
-    ]
-    return sum(counts) / len(counts) if counts else 0.0
 
 
 def _check_tensors(replica: RunReplica, hello: v1.Hello) -> None:

@@ -150,6 +150,7 @@ def event_message(event: events.Event) -> types_pb2.Event:
                     merged=map(fate_message, kind.merged),
                     update_size_bytes=kind.update_size_bytes,
                     participation=kind.participation,
+                    run_step_count=kind.run_step_count,
                 )
             )
         case events.FatesDecided() as kind:
@@ -157,6 +158,7 @@ def event_message(event: events.Event) -> types_pb2.Event:
         case events.PolicyChanged() as kind:
             message.policy_changed.CopyFrom(policy_to_message(kind.policy))
         case events.RolledBack() as kind:
+            message.rolled_back.run_step_count = kind.run_step_count
             message.rolled_back.versions.extend(map(_record_message, kind.versions))
             message.rolled_back.source_versions.extend(kind.source_versions)
         case events.StatusChanged() as kind:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import hashlib
-from collections.abc import Mapping, Set
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from skerry.store.errors import StoreError
 from skerry.store.fold import RunState
 from skerry.store.objects import DictObjects
+from skerry.syncer.errors import SyncerError
+from skerry.wire.digests import tree_digest
 from tests.simulation.learner_process import RUN
 from tests.simulation.sim_transport import LearnerRecord
 
@@ -19,14 +22,26 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
+class Adopted:
+    """What a learner follows at the end."""
+
+    learner: str
+    fragment: str
+    version: int
+    digest: str  # of the weights that it has as that version's
+
+
+@dataclass(frozen=True, repr=False)
 class Evidence:
     """All that the auditor gets to see."""
 
     plan: Plan
     objects: DictObjects
     landed: Mapping[str, int]  # log entry -> count of events when it landed
-    calm_count: int  # count of events when the calm was over
-    is_closed: bool
+    calm_begin_count: int | None  # count of events when the faults ended; None where there was no calm
+    calm_end_count: int
+    calm_s: float  # allowed for it
+    adopted: tuple[Adopted, ...]
     records: tuple[LearnerRecord, ...]
     state_digests: tuple[tuple[str, str], ...]  # (replica, digest of what it folded)
     complaints: tuple[str, ...]
@@ -34,10 +49,8 @@ class Evidence:
     virtual_s: float
 
 
-async def gather(world: World, *, is_closed: bool, calm_count: int) -> Evidence:
+async def gather(world: World) -> Evidence:
     """Returns the evidence, and has every replica fold the log to its end for it."""
-    import asyncio
-
     digests = []
     complaints = [*world.complaints, *world.network.defects]
     for replica in world.replicas:
@@ -45,7 +58,7 @@ async def gather(world: World, *, is_closed: bool, calm_count: int) -> Evidence:
         try:
             log = (await replica.host.open(RUN)).log
             await log.tail()
-        except (StoreError, Exception) as error:  # noqa: BLE001
+        except (StoreError, SyncerError) as error:
             complaints.append(f"replica {replica.index} can't read the run. cause={error!r}")
             continue
         digests.append((f"replica-{replica.index}", state_digest(log.state)))
@@ -53,14 +66,25 @@ async def gather(world: World, *, is_closed: bool, calm_count: int) -> Evidence:
         plan=world.plan,
         objects=world.store.objects,
         landed=world.store.landed,
-        calm_count=calm_count,
-        is_closed=is_closed,
+        calm_begin_count=world.calm_begin_count,
+        calm_end_count=world.calm_end_count,
+        calm_s=world.calm_s,
+        adopted=tuple(_adopted(world)),
         records=tuple(record for learner in world.learners for record in learner.records),
         state_digests=tuple(digests),
         complaints=tuple(complaints),
         call_count=world.network.call_count,
         virtual_s=asyncio.get_running_loop().time(),
     )
+
+
+def _adopted(world: World) -> Iterator[Adopted]:
+    for learner in world.learners:
+        if learner.exchange is None or not learner.process.is_alive:
+            continue
+        for name, fragment in learner.exchange._fragments.items():
+            ledger = fragment.ledger
+            yield Adopted(learner.name, name, ledger.version, tree_digest(ledger.anchor).hex())
 
 
 def state_digest(state: RunState) -> str:

@@ -59,7 +59,6 @@ class LearnerProcess:
         self.records: list[LearnerRecord] = []
         self.exchanges: list[ExchangeLoop | None] = []
         self.processes: list[Process] = []
-        self.has_left = False
         self._network = network
         self._policy = policy
         self._seed = seed
@@ -88,6 +87,7 @@ class LearnerProcess:
         incarnation = len(self.processes)
         for record in self.records:
             record.may_be_fenced = True
+            record.is_newest = False
         record = LearnerRecord(self.name, incarnation)
         record.work = {name: [np.zeros(int(np.prod(shape)))] for name, shape in SHAPES.items()}
         process = Process(f"{self.name}.{incarnation}")
@@ -99,7 +99,7 @@ class LearnerProcess:
     def kill(self, *, with_reset: bool) -> None:
         """Kills the newest process; its host, if it lives on, resets the connections."""
         self.process.kill()
-        self.record.is_alive = False
+        self.record.is_newest = False
         for link in self._network.links(self.name, None):
             for call in list(link.calls):
                 if with_reset:
@@ -169,7 +169,7 @@ class LearnerProcess:
         source: random.Random,
     ) -> None:
         noise = np.random.default_rng(source.getrandbits(64))
-        while self._is_training or not record.is_alive:
+        while self._is_training:
             await asyncio.sleep(self.step_s * source.uniform(0.9, 1.1))
             for name, array in arrays.items():
                 vector = (noise.standard_normal(array.size) * _STEP_SIZE).astype(np.float32)
@@ -189,7 +189,7 @@ class LearnerProcess:
             exchange._boundary.work()  # what `serve` does, without a thread to wait in
             await asyncio.sleep(0.1)
         await exchange.leave()
-        self.has_left = True
+        record.has_left = True
 
 
 def _note_defect(running: asyncio.Task[None], record: LearnerRecord) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from skerry.store.clock import SeededEntropy
+from skerry.store.fold import RunState
 from skerry.store.scratch import Scratch
 from skerry.store.store import Store
 from skerry.store.workers import InlineWorkers
@@ -54,9 +55,17 @@ class ReplicaProcess:
         """Whether a process is there and was not killed."""
         return self.process is not None and self.process.is_alive
 
+    @property
+    def state_of_run(self) -> RunState | None:
+        """What the process has folded of its one run, if it is alive and has it open."""
+        if self.host is None or not self.is_alive or not self.host._open:
+            return None
+        return next(iter(self.host._open.values())).replica.state
+
     def boot(self) -> None:
         """Starts a new process."""
         generation = len(self.processes)
+        self.host = None
         process = Process(f"replica-{self.index}.{generation}")
         self.processes.append(process)
         source = random.Random(f"{self._seed}/{generation}")

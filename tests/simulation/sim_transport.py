@@ -35,7 +35,8 @@ class LearnerRecord:
     headers: dict[str, exchange_pb2.PushHeader] = field(default_factory=dict)  # by delta: as first pushed
     acknowledged: dict[str, int] = field(default_factory=dict)  # delta -> count of events when it was heard
     fates: dict[str, types_pb2.DeltaFate] = field(default_factory=dict)  # the last that was heard
-    is_alive: bool = True
+    is_newest: bool = True
+    has_left: bool = False
     is_dirty: bool = False  # it was made to train on poison: contents say nothing
     may_be_fenced: bool = False
     failure: SkerryError | None = None
@@ -166,7 +167,7 @@ class SimTransport:
         self, requests: AsyncIterator[exchange_pb2.PushDeltaRequest]
     ) -> AsyncIterator[exchange_pb2.PushDeltaRequest]:
         async for request in requests:
-            if request.WhichOneof("kind") == "header":
+            if request.WhichOneof("kind") == "header" and request.header.base_version >= 0:
                 self._record.headers.setdefault(request.header.delta_id, request.header)
             yield request
 

@@ -18,6 +18,8 @@ from typing import Any, Final
 import structlog
 
 from skerry.client.errors import SkerryError
+from skerry.store.entries import Fate
+from skerry.store.fold import RunState
 from skerry.v1 import runs_pb2, types_pb2
 from skerry.wire.codecs import Codec, Compressor, Encoding
 from skerry.wire.policy import Policy
@@ -102,6 +104,9 @@ class World:
             for index, step_s in enumerate(what.STEP_S)
         ]
         self.is_calm = False
+        self.calm_s = CALM_S
+        self.calm_begin_count: int | None = None
+        self.calm_end_count = 0
         self.complaints: list[str] = []  # what was seen to be wrong while it ran
         self.operator = SimTransport(self.network, LearnerRecord("operator", 0), self.count)
         self._operations: list[asyncio.Task[None]] = []
@@ -118,11 +123,10 @@ class World:
             actor.boot()
         await self._under_fire()
         if not self.plan.mix.closes_under_fire:
-            await self._calm_down()
-            await asyncio.sleep(CALM_S)
-        calm_count = self.event_count
-        is_closed = await self._end()
-        return await gather(self, is_closed=is_closed, calm_count=calm_count)
+            self._calm_down()
+            await self._calm()
+        await self._end()
+        return await gather(self)
 
     def processes(self) -> Iterator[Process]:
         """Yields every process that ever was."""
@@ -139,7 +143,7 @@ class World:
             self._happen(one)
         await asyncio.sleep(max(0.0, start_s + FIRE_S - loop.time()))
 
-    async def _calm_down(self) -> None:
+    def _calm_down(self) -> None:
         """Ends every fault, and notes how far each learner has trained."""
         self.is_calm = True
         self.network.faults = CALM_NETWORK
@@ -160,6 +164,37 @@ class World:
             for record in learner.records:
                 record.steps_when_calm = record.step_count
 
+    async def _calm(self) -> None:
+        """Waits until everything has moved, or the bound."""
+        self.calm_begin_count = self.event_count
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + self.calm_s
+        before: dict[str, int] | None = None
+        while loop.time() < deadline_s:
+            await asyncio.sleep(1.0)
+            state = next((state for replica in self.replicas if (state := replica.state_of_run) is not None), None)
+            if state is None:
+                continue
+            versions = {name: fragment.version for name, fragment in state.fragments.items()}
+            before = before or versions
+            if all(versions[name] > before[name] for name in versions) and self._is_all_merged(state):
+                break
+        self.calm_end_count = self.event_count
+
+    def _is_all_merged(self, state: RunState) -> bool:
+        """Whether what was trained when the calm began is merged; a shortcut for the wait, the auditor looks closer."""
+        merged: dict[tuple[str, str], int] = {}
+        for delta in state.deltas.values():
+            if delta.fate is Fate.MERGED:
+                key = (delta.item.session, delta.item.fragment)
+                merged[key] = max(merged.get(key, 0), delta.item.last_step)
+        return all(
+            merged.get((learner.record.session, name), 0) >= (learner.record.steps_when_calm or 0)
+            for learner in self.learners
+            for name in state.fragments
+            if learner.record.failure is None
+        )
+
     @staticmethod
     def _calm_replica(replica: ReplicaProcess) -> None:
         replica._faults = CALM_STORE
@@ -168,23 +203,22 @@ class World:
             replica.link.is_down = False
             replica.link._left = None
 
-    async def _end(self) -> bool:
-        """Has all learners send their last and leave, then closes the run; returns whether that came to an end."""
+    async def _end(self) -> None:
+        """Has all learners send their last and leave, then closes the run."""
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + END_S
         if self.plan.mix.closes_under_fire:
             await self._close_run()
-            await self._calm_down()
+            self._calm_down()
         for learner in self.learners:
             learner.end_training()
-        while not all(learner.has_left for learner in self.learners) and loop.time() < deadline_s:
+        while not all(learner.record.has_left for learner in self.learners) and loop.time() < deadline_s:
             await asyncio.sleep(1.0)
-        self.complaints += [f"{one.name} could not leave in time" for one in self.learners if not one.has_left]
+        self.complaints += [f"{one.name} could not leave in time" for one in self.learners if not one.record.has_left]
         for task in self._operations:
             task.cancel()
         if not self.plan.mix.closes_under_fire:
             await self._close_run()
-        return True
 
     async def _close_run(self) -> None:
         loop = asyncio.get_running_loop()

@@ -1,0 +1,317 @@
+"""Holds a finished run against what must be true of every run, whatever went wrong in it.
+
+It sees the store's objects and what each learner noted of itself (`Evidence`), and folds the log on its own. Where it
+can it believes nobody: which steps a delta holds is read from the delta's contents, not from its header.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from skerry.client.session import Adoption
+from skerry.store.clock import SeededEntropy
+from skerry.store.entries import INITIAL_BASE, Fate, RunStatus
+from skerry.store.frame_stream import frame_batches
+from skerry.store.log import RunLog, entry_name
+from skerry.store.run_state import DeltaState
+from skerry.store.scratch import Scratch
+from skerry.store.store import Store
+from skerry.store.verify import verify_run
+from skerry.store.workers import InlineWorkers
+from skerry.v1 import types_pb2
+from skerry.wire.codecs import Codec
+from skerry.wire.frames import decode_frames
+from tests.simulation.evidence import Evidence, state_digest
+from tests.simulation.learner_process import RUN
+from tests.simulation.sim_transport import LearnerRecord
+from tests.simulation.virtual_time import VirtualClock
+
+_FATES: Final = {
+    types_pb2.FATE_MERGED: Fate.MERGED,
+    types_pb2.FATE_SUPERSEDED: Fate.SUPERSEDED,
+    types_pb2.FATE_EXPIRED: Fate.EXPIRED,
+    types_pb2.FATE_QUARANTINED: Fate.QUARANTINED,
+}
+# What float32 loses on weights of this size over one round's steps.
+_ROUNDING: Final = 1e-3
+# Half a quantisation step, as a share of the largest value; bfloat16 is for vectors, and float32 is exact.
+_HALF_STEP: Final = {Codec.FLOAT32: 0.0, Codec.BFLOAT16: 2.0**-8, Codec.INT8: 0.5 / 127, Codec.INT4: 0.5 / 7}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that must not be."""
+
+    rule: str
+    detail: str
+
+    def __str__(self) -> str:
+        """Returns it in one line."""
+        return f"{self.rule}: {self.detail}"
+
+
+async def audit(evidence: Evidence) -> list[Finding]:
+    """Returns everything that is wrong with a run; nothing, if all is well."""
+    findings = [Finding("nothing fails by a defect", complaint) for complaint in evidence.complaints]
+    try:
+        log = await _open(evidence)
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is the finding
+        return [*findings, Finding("the log can be read", repr(error))]
+    audit_of = _Audit(evidence, log)
+    findings += audit_of.findings()
+    findings += [finding async for finding in audit_of.contents()]
+    report = await verify_run(log, workers=InlineWorkers(), scratch=Scratch(None))
+    findings += [Finding("verify finds nothing", str(problem)) for problem in report.problems]
+    return findings
+
+
+async def _open(evidence: Evidence) -> RunLog:
+    import random
+
+    store = Store(
+        evidence.objects,
+        clock=VirtualClock(),
+        entropy=SeededEntropy(random.Random(0)),
+        workers=InlineWorkers(),
+        writer="auditor",
+    )
+    return await store.open_log(RUN, await store.resolve(RUN))
+
+
+class _Audit:
+    """One run's rules."""
+
+    def __init__(self, evidence: Evidence, log: RunLog) -> None:
+        self.evidence = evidence
+        self.log = log
+        self.state = log.state
+        self.by_session = {record.session: record for record in evidence.records if record.session}
+        # The deltas of each session's fragment, in the order in which they were accepted.
+        self.histories: dict[tuple[str, str], list[DeltaState]] = defaultdict(list)
+        for delta in self.state.deltas.values():
+            if delta.item.base_version != INITIAL_BASE:
+                self.histories[delta.item.session, delta.item.fragment].append(delta)
+
+    def findings(self) -> list[Finding]:
+        """Returns what the log and the records say."""
+        return [
+            *self._acknowledged_is_in_the_log(),
+            *self._accepted_was_sent(),
+            *self._steps_are_merged_once(),
+            *self._every_delta_has_its_fate(),
+            *self._versions_are_continuous(),
+            *self._replicas_agree(),
+            *self._followers_have_the_weights(),
+            *self._learners_are_well(),
+            *self._nothing_is_lost(),
+            *self._everything_moves(),
+        ]
+
+    # Safety.
+
+    def _acknowledged_is_in_the_log(self) -> Iterator[Finding]:
+        rule = "every acknowledged delta was in the log before"
+        for record in self.evidence.records:
+            for delta, heard_at in record.acknowledged.items():
+                known = self.state.deltas.get(delta)
+                if known is None:
+                    yield Finding(rule, f"{record.learner}'s {delta} is not there")
+                elif self._landed(known.position) > heard_at:
+                    yield Finding(rule, f"{record.learner}'s {delta} landed after it was acknowledged")
+
+    def _accepted_was_sent(self) -> Iterator[Finding]:
+        rule = "every accepted delta is one that its learner sent"
+        for delta in self.state.deltas.values():
+            if delta.item.base_version == INITIAL_BASE:
+                continue
+            record = self.by_session.get(delta.item.session)
+            header = None if record is None else record.headers.get(delta.item.delta)
+            if record is None or header is None:
+                yield Finding(rule, f"nobody sent {delta.item.delta} of {delta.item.learner}")
+                continue
+            claimed = (header.learner_id, header.fragment, header.base_version, header.step_count, header.last_step)
+            logged = (
+                delta.item.learner,
+                delta.item.fragment,
+                delta.item.base_version,
+                delta.item.step_count,
+                delta.item.last_step,
+            )
+            if claimed != logged or delta.item.last_step > record.step_count:
+                yield Finding(rule, f"{delta.item.delta} was sent as {claimed}, logged as {logged}")
+
+    def _steps_are_merged_once(self) -> Iterator[Finding]:
+        for (session, fragment), history in self.histories.items():
+            until = 0
+            for delta in history:
+                if delta.fate is not Fate.MERGED:
+                    continue
+                first, last = delta.item.last_step - delta.item.step_count, delta.item.last_step
+                if first < until:
+                    yield Finding(
+                        "every inner step is merged at most once",
+                        f"steps {first + 1} to {min(until, last)} of session {session} in {fragment} are merged twice",
+                    )
+                until = max(until, last)
+
+    def _every_delta_has_its_fate(self) -> Iterator[Finding]:
+        rule = "every accepted delta has one fate, the one that its learner heard"
+        if self.state.status is not RunStatus.CLOSED:
+            yield Finding("the run is closed", f"status is {self.state.status}")
+            return
+        for name, delta in self.state.deltas.items():
+            if delta.fate is Fate.PENDING:
+                yield Finding(rule, f"{name} has none")
+        for record in self.evidence.records:
+            for name, heard in record.fates.items():
+                known = self.state.deltas.get(name)
+                fate = _FATES.get(heard.fate)
+                if known is None or fate is None:
+                    continue
+                if (known.fate, known.version) != (fate, heard.version):
+                    said = f"{fate} in version {heard.version}"
+                    yield Finding(rule, f"{name} is {known.fate} in {known.version}, {record.learner} heard {said}")
+
+    def _versions_are_continuous(self) -> Iterator[Finding]:
+        for name, fragment in self.state.fragments.items():
+            if sorted(fragment.versions) != list(range(fragment.version + 1)):
+                yield Finding("versions are continuous", f"{name} has {sorted(fragment.versions)}")
+
+    def _replicas_agree(self) -> Iterator[Finding]:
+        own = state_digest(self.state)
+        for replica, digest in self.evidence.state_digests:
+            if digest != own:
+                yield Finding("all replicas fold to the same state", f"{replica} has {digest}, the log makes {own}")
+
+    def _followers_have_the_weights(self) -> Iterator[Finding]:
+        for adopted in self.evidence.adopted:
+            version = self.state.fragments[adopted.fragment].versions.get(adopted.version)
+            if version is None or version.digest != adopted.digest:
+                yield Finding("followers have the run's weights to the bit", f"{adopted}, the log has {version}")
+
+    def _learners_are_well(self) -> Iterator[Finding]:
+        for record in self.evidence.records:
+            who = f"{record.learner}.{record.incarnation}"
+            if record.longest_stall_s > 0:
+                yield Finding("no learner waits in a step", f"{who} waited {record.longest_stall_s} s")
+            for contradiction in record.contradictions:
+                yield Finding("nothing fails by a defect", f"{who}: {contradiction}")
+            failure = record.failure
+            if failure is not None and not (failure.reason == "SESSION_FENCED" and record.may_be_fenced):
+                yield Finding("no learner is stopped without cause", f"{who}: {failure.reason}: {failure}")
+
+    def _nothing_is_lost(self) -> Iterator[Finding]:
+        """Whoever left in peace has all its work merged, but for what the log names."""
+        if self.evidence.plan.mix.adoption is not Adoption.REBASE or self.evidence.plan.mix.closes_under_fire:
+            return
+        for record in self.evidence.records:
+            if not record.has_left or record.is_dirty or record.failure is not None:
+                continue
+            for fragment in self.state.fragments:
+                lost = self._unmerged(record, fragment, record.step_count)
+                named = {
+                    step
+                    for delta in self.histories[record.session, fragment]
+                    if delta.fate is not Fate.MERGED
+                    for step in _steps(delta)
+                }
+                if lost - named:
+                    detail = f"{record.learner}.{record.incarnation} lost steps {_brief(lost - named)} of {fragment}"
+                    yield Finding("no work of a learner that left in peace is lost", detail)
+
+    # Liveness.
+
+    def _everything_moves(self) -> Iterator[Finding]:
+        evidence = self.evidence
+        if evidence.calm_begin_count is None:
+            return
+        for name, fragment in self.state.fragments.items():
+            landings = [self._landed(version.position) for version in fragment.versions.values()]
+            if not any(evidence.calm_begin_count < landed <= evidence.calm_end_count for landed in landings):
+                yield Finding("every fragment moves once nothing fails", f"{name} did not within {evidence.calm_s} s")
+        for record in evidence.records:
+            if record.steps_when_calm is None or not record.is_newest or record.is_dirty or record.failure is not None:
+                continue
+            if evidence.plan.mix.adoption is not Adoption.REBASE:
+                continue
+            for fragment in self.state.fragments:
+                left = self._unmerged(record, fragment, record.steps_when_calm, until=evidence.calm_end_count)
+                if left:
+                    detail = f"{record.learner}.{record.incarnation}'s steps {_brief(left)} of {fragment} are not"
+                    yield Finding(f"all work is merged within {evidence.calm_s} s once nothing fails", detail)
+
+    def _unmerged(self, record: LearnerRecord, fragment: str, steps: int, *, until: int | None = None) -> set[int]:
+        """Returns the steps up to `steps` that no version has, or none that landed by `until`."""
+        versions = self.state.fragments[fragment].versions
+        left = set(range(1, steps + 1))
+        for delta in self.histories[record.session, fragment]:
+            if delta.fate is not Fate.MERGED:
+                continue
+            if until is None or self._landed(versions[delta.version].position) <= until:
+                left -= _steps(delta)
+        return left
+
+    def _landed(self, position: int) -> int:
+        return self.evidence.landed[entry_name(self.log.prefix, position)]
+
+    # Contents.
+
+    async def contents(self) -> AsyncIterator[Finding]:
+        """Yields deltas that do not hold the steps that they claim, read from what they hold."""
+        for (session, fragment), history in self.histories.items():
+            record = self.by_session.get(session)
+            if record is None or record.is_dirty:
+                continue
+            sent = np.zeros(self.log.spec.fragment(fragment).numel)
+            begin = 0
+            for delta in history:
+                values = await self._decoded(delta)
+                if self.evidence.plan.mix.adoption is Adoption.REBASE:
+                    expected = -self._work(record, fragment, begin, delta.item.last_step) - sent
+                else:
+                    expected = -self._work(
+                        record, fragment, delta.item.last_step - delta.item.step_count, delta.item.last_step
+                    )
+                largest = float(np.abs(values).max())
+                half_step = max(_HALF_STEP[self.log.state.policy.delta_encoding.codec], 0.0)
+                if self.log.state.policy.delta_encoding.codec is not Codec.FLOAT32:
+                    half_step = max(half_step, _HALF_STEP[Codec.BFLOAT16])
+                off = float(np.abs(values - expected).max())
+                if off > _ROUNDING + 1.02 * half_step * largest:
+                    yield Finding(
+                        "every delta holds the steps that it claims",
+                        f"{delta.item.delta} of {record.learner}.{record.incarnation} in {fragment}, up to step "
+                        f"{delta.item.last_step}, is off by {off:.4f} where {half_step * largest:.4f} is allowed",
+                    )
+                    break
+                if delta.fate is Fate.MERGED:
+                    sent += values
+
+    def _work(self, record: LearnerRecord, fragment: str, begin: int, end: int) -> NDArray[np.float64]:
+        tensors = self.log.spec.fragment(fragment).tensors
+        return np.concatenate([record.work[tensor.name][end] - record.work[tensor.name][begin] for tensor in tensors])
+
+    async def _decoded(self, delta: DeltaState) -> NDArray[np.float64]:
+        layout = self.log.spec.fragment(delta.item.fragment)
+        values = np.empty(layout.numel, np.float32)
+        for part in delta.item.parts:
+            pieces = self.log.blobs.part_frames(part)
+            async for batch in frame_batches(pieces, part.first, part.numel):
+                out = values[batch.first : batch.first + batch.numel]
+                decode_frames(batch.data, layout, out, first=batch.first)
+        return values.astype(np.float64)
+
+
+def _steps(delta: DeltaState) -> set[int]:
+    return set(range(delta.item.last_step - delta.item.step_count + 1, delta.item.last_step + 1))
+
+
+def _brief(steps: set[int]) -> Any:
+    ordered = sorted(steps)
+    return ordered if len(ordered) < 6 else f"{ordered[0]}..{ordered[-1]} ({len(ordered)})"

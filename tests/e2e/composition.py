@@ -1,0 +1,92 @@
+"""compose.yaml, brought up as a person would, and asked how it goes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.e2e.engine import Engine
+from tests.e2e.machine import ROOT, CommandError, find, run
+
+PROJECT = "skerry-e2e"
+SERVICES = ("syncer", "learner-us", "learner-eu", "learner-asia")
+LEARNERS = {"learner-us": "us-1", "learner-eu": "eu-1", "learner-asia": "asia-1"}
+
+
+def compose_commands(env: Mapping[str, str]) -> dict[int, Sequence[str]]:
+    """Returns how compose is called on this machine, by its generation: 1 and 2, or one of them, or none."""
+    found: dict[int, Sequence[str]] = {}
+    for command in (["docker-compose"], ["docker", "compose"]):
+        if find(command[0]) is None:
+            continue
+        try:
+            version = run([*command, "version", "--short"], timeout_s=30, env=env).strip().lstrip("v")
+        except CommandError:
+            continue
+        generation = 1 if version.startswith("1.") else 2
+        found.setdefault(generation, command)
+    return found
+
+
+@dataclass(frozen=True)
+class Composition:
+    """The services of compose.yaml on one engine, under a project name of the tests' own."""
+
+    engine: Engine
+    command: Sequence[str]
+    variables: Mapping[str, str]
+
+    def compose(self, *words: str, timeout_s: float) -> str:
+        """Returns what compose printed."""
+        whole: list[str | Path] = [*self.command, "--project-name", PROJECT, "--file", ROOT / "compose.yaml", *words]
+        return run(whole, timeout_s=timeout_s, env={**self.engine.env, **self.variables})
+
+    def container(self, service: str) -> str:
+        """Returns the id of a service's container, running or not."""
+        labels = (f"com.docker.compose.project={PROJECT}", f"com.docker.compose.service={service}")
+        filters = [word for label in labels for word in ("--filter", f"label={label}")]
+        (found,) = self.engine.docker("ps", "--all", "--quiet", "--no-trunc", *filters).split()
+        return found
+
+    def state(self, service: str) -> dict[str, Any]:
+        """Returns what the engine says of a service's container: Running, ExitCode, StartedAt, Health."""
+        state: dict[str, Any] = self.engine.inspect(self.container(service))["State"]
+        return state
+
+    def health(self, service: str) -> str:
+        """Returns `starting`, `healthy` or `unhealthy`."""
+        return str(self.state(service)["Health"]["Status"])
+
+    def execute(self, service: str, *words: str, timeout_s: float = 30) -> str:
+        """Returns what a program printed that ran inside a service's container."""
+        return self.engine.docker("exec", self.container(service), *words, timeout_s=timeout_s)
+
+    def show(self) -> dict[str, Any] | None:
+        """Returns the run as `skerry runs show` has it, None while there is none, or nobody who would say."""
+        try:
+            shown: dict[str, Any] = json.loads(self.execute("syncer", "skerry", "runs", "show", "demo", "--json"))
+        except CommandError:
+            return None
+        return shown
+
+    def versions(self) -> dict[str, int]:
+        """Returns the newest version of every fragment; none while nobody answers."""
+        shown = self.show()
+        return {} if shown is None else {item["fragment"]: int(item["version"]) for item in shown["run"]["versions"]}
+
+    def participants(self) -> set[str]:
+        """Returns the learners whose deltas the last rounds merged."""
+        shown = self.show()
+        return (
+            set() if shown is None else {item["learner_id"] for item in shown["learners"] if item["is_participating"]}
+        )
+
+    def log_tails(self, *, lines: int = 25) -> str:
+        """Returns the end of every service's log."""
+        try:
+            return self.compose("logs", "--no-color", f"--tail={lines}", timeout_s=30)
+        except CommandError as error:
+            return f"the services' logs can't be read: {error}"

@@ -1,0 +1,91 @@
+"""Engines and servers of Debian's packages, one of each for all tests, and their logs where a test fails."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Mapping
+from typing import Any
+
+import pytest
+
+from tests.e2e import ceph, engine, images
+from tests.e2e.ceph import CephGateway
+from tests.e2e.composition import Composition, compose_commands
+from tests.e2e.engine import Engine, EngineError
+from tests.e2e.machine import BUILD, CommandError, need_programs, need_root
+
+# Until told to stop; the model and H of compose.yaml itself.
+_SETTINGS = {"SKERRY_STEPS": "1000000", "SKERRY_PORT": "0"}
+
+
+@pytest.fixture(scope="session")
+def docker_engine() -> Iterator[Engine]:
+    """Docker's engine, started by hand."""
+    need_root()
+    need_programs(engine.PACKAGES)
+    found = Engine(BUILD / "engine")
+    try:
+        found.start()
+        yield found
+    except EngineError as error:
+        pytest.skip(f"Docker's engine doesn't run on this machine: {error}")
+    finally:
+        found.stop()
+
+
+@pytest.fixture(scope="session")
+def composition(docker_engine: Engine) -> Composition:
+    """compose.yaml with its images built, by the newest compose that this machine has."""
+    need_programs({"docker-compose": "docker-compose"})
+    commands = compose_commands(docker_engine.env)
+    source = images.provide_base(docker_engine)
+    variables = {**images.provide_wheels(docker_engine), **_SETTINGS}
+    found = Composition(docker_engine, commands[max(commands)], variables)
+    found.compose("build", timeout_s=400)
+    print(f"\nbase image: {source}")
+    return found
+
+
+@pytest.fixture(scope="module")
+def services(composition: Composition) -> Iterator[Composition]:
+    """The services of compose.yaml, running."""
+    try:
+        composition.compose("up", "--detach", timeout_s=180)
+        yield composition
+    except CommandError as error:
+        raise AssertionError(f"{error}\n{composition.log_tails()}") from None
+    finally:
+        composition.compose("down", "--volumes", "--timeout=5", timeout_s=120)
+
+
+@pytest.fixture(scope="session")
+def ceph_gateway() -> Iterator[CephGateway]:
+    """Ceph's S3 gateway, which is also the S3 server of every test that asks the environment for one."""
+    need_root()
+    need_programs(ceph.PACKAGES)
+    gateway = CephGateway.start()
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in _named_for_tests(gateway).items():
+                patch.setenv(name, value)
+            yield gateway
+    finally:
+        gateway.stop()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Adds to a failed test's report what the servers that it used were saying."""
+    report = yield
+    if report.failed and report.when == "call":
+        for name, fixture in getattr(item, "funcargs", {}).items():
+            if isinstance(fixture, Composition | CephGateway):
+                report.sections.append((f"logs of {name}", fixture.log_tails()))
+    return report
+
+
+def _named_for_tests(gateway: CephGateway) -> Mapping[str, Any]:
+    return {
+        "SKERRY_TEST_S3_ENDPOINT": gateway.endpoint,
+        "SKERRY_TEST_S3_ACCESS_KEY": gateway.access_key,
+        "SKERRY_TEST_S3_SECRET_KEY": gateway.secret_key,
+    }

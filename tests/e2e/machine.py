@@ -1,0 +1,132 @@
+"""What this machine lets a test do: its programs, packages and patience. What it does not, is a skip that says why."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+BUILD = ROOT / "build" / "e2e"
+
+# Debian's own first: another docker that lies before it on the path may lack what Debian's brings.
+SYSTEM_PATH = "/usr/local/sbin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/bin"
+
+# Where it is, no package's server is started when the package is installed: the tests start what they need themselves.
+_POLICY = Path("/usr/sbin/policy-rc.d")
+
+T = TypeVar("T")
+
+
+class CommandError(AssertionError):
+    """A program ended with a status that the test didn't want; the message holds the end of what it said."""
+
+
+def run(command: Sequence[str | Path], *, timeout_s: float, env: Mapping[str, str] | None = None) -> str:
+    """Returns what a program printed.
+
+    Raises:
+        CommandError: it ended with another status than 0, or took longer than `timeout_s`.
+    """
+    words = [str(word) for word in command]
+    try:
+        done = subprocess.run(
+            words,
+            env={**os.environ, "PATH": SYSTEM_PATH, **(env or {})},
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        said = _tail_of((error.stdout or b"") + (error.stderr or b""))
+        raise CommandError(f"{' '.join(words)}: not done after {timeout_s:.0f} s\n{said}") from None
+    if done.returncode != 0:
+        raise CommandError(f"{' '.join(words)}: status {done.returncode}\n{_tail_of(done.stdout + done.stderr)}")
+    return done.stdout
+
+
+def wait_until(condition: Callable[[], T | None], *, what: str, timeout_s: float, every_s: float = 0.5) -> T:
+    """Returns the first answer of `condition` that counts as true, asked again and again.
+
+    Raises:
+        AssertionError: there was none in time; the message names `what` was awaited.
+    """
+    deadline = time.monotonic() + timeout_s
+    while True:
+        if answer := condition():
+            return answer
+        assert time.monotonic() < deadline, f"waited {timeout_s:.0f} s in vain: {what}"
+        time.sleep(every_s)
+
+
+def need_root() -> None:
+    """Skips the test where it may not change this machine."""
+    if os.geteuid() != 0:
+        pytest.skip("not root: containers and Debian's servers can't be installed or started")
+
+
+def need_programs(packages: Mapping[str, str]) -> None:
+    """Installs the Debian packages of programs that are missing, or skips the test; `packages`: program to package."""
+    missing = {program: package for program, package in packages.items() if find(program) is None}
+    if not missing:
+        return
+    names = sorted(set(missing.values()))
+    if find("apt-get") is None:
+        pytest.skip(f"no apt-get here to install {' '.join(names)}")
+    try:
+        with _no_started_servers():
+            apt_get("update", timeout_s=120)
+            apt_get("install", "--no-install-recommends", *names, timeout_s=400)
+    except CommandError as error:
+        pytest.skip(f"apt-get can't install {' '.join(names)}: {error}")
+    still = [program for program in missing if find(program) is None]
+    assert not still, f"installed {names}, and yet there is no {still}"
+
+
+def apt_get(*words: str, timeout_s: float) -> None:
+    """Runs apt-get, which asks nothing and waits for another one to finish."""
+    run(
+        ["apt-get", "--quiet", "--yes", "--option", "DPkg::Lock::Timeout=120", *words],
+        timeout_s=timeout_s,
+        env={"DEBIAN_FRONTEND": "noninteractive"},
+    )
+
+
+def find(program: str) -> str | None:
+    """Returns the path of a program of the system, not of the virtual environment."""
+    return shutil.which(program, path=SYSTEM_PATH)
+
+
+def tail(path: Path, *, lines: int = 40) -> str:
+    """Returns the end of a log, under its name."""
+    text = path.read_text(errors="replace") if path.exists() else "(not written)"
+    return f"--- {path.name}\n{_tail_of(text, lines)}"
+
+
+def _tail_of(text: str | bytes, lines: int = 40) -> str:
+    if isinstance(text, bytes):
+        text = text.decode(errors="replace")
+    return "\n".join(text.strip().splitlines()[-lines:])
+
+
+@contextmanager
+def _no_started_servers() -> Iterator[None]:
+    if _POLICY.exists():
+        yield
+        return
+    _POLICY.write_text("#!/bin/sh\nexit 101\n", encoding="utf-8")
+    _POLICY.chmod(0o755)
+    try:
+        yield
+    finally:
+        _POLICY.unlink(missing_ok=True)

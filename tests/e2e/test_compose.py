@@ -1,0 +1,86 @@
+"""`docker compose up`: three regions train one model, through kills, until they are asked to stop."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from tests.e2e.composition import LEARNERS, SERVICES, Composition
+from tests.e2e.machine import CommandError, wait_until
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1500)]
+
+_CONNECT = """\
+import socket, sys
+try:
+    socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=2).close()
+except OSError as error:
+    sys.exit(f"refused: {error}")
+"""
+
+
+def wait_for_progress(services: Composition, *, beyond: dict[str, int], count: int, timeout_s: float = 120) -> None:
+    """Waits until every fragment is `count` versions past where it was."""
+
+    def has_progressed() -> bool:
+        versions = services.versions()
+        return bool(versions) and all(
+            version >= beyond.get(fragment, 0) + count for fragment, version in versions.items()
+        )
+
+    wait_until(has_progressed, what=f"{count} more versions of every fragment", timeout_s=timeout_s)
+
+
+def test_three_regions_train_one_model(services: Composition) -> None:
+    wait_for_progress(services, beyond={}, count=2)
+    everybody = set(LEARNERS.values())
+    wait_until(lambda: services.participants() == everybody, what="deltas of all three merged", timeout_s=120)
+
+
+def test_the_health_check_tells_a_server_that_answers_from_one_that_does_not(services: Composition) -> None:
+    assert services.health("syncer") == "healthy"
+    with pytest.raises(CommandError, match="no answer"):
+        services.execute("syncer", "env", "SKERRY_LISTEN=0.0.0.0:1", "python3", "/opt/skerry/healthcheck.py")
+
+
+def test_a_region_reaches_the_syncer_and_no_other_region(services: Composition) -> None:
+    services.execute("learner-us", "python3", "-c", _CONNECT, "syncer", "50051")
+    found = services.engine.inspect(services.container("learner-eu"))["NetworkSettings"]["Networks"]
+    (address,) = [network["IPAddress"] for network in found.values()]
+    with pytest.raises(CommandError, match=r"refused: .*unreachable|refused: timed out"):
+        services.execute("learner-us", "python3", "-c", _CONNECT, address, "50051")
+    with pytest.raises(CommandError, match="refused"):
+        services.execute("learner-us", "python3", "-c", _CONNECT, "learner-eu", "50051")
+
+
+def test_the_others_train_on_without_a_killed_learner_and_it_comes_back(services: Composition) -> None:
+    services.engine.docker("kill", "--signal=KILL", services.container("learner-eu"))
+    wait_for_progress(services, beyond=services.versions(), count=3)
+    assert not services.state("learner-eu")["Running"], "docker kill is a person's wish, no fault to restart after"
+    assert LEARNERS["learner-eu"] not in services.participants()
+    services.compose("up", "--detach", timeout_s=120)
+    wait_until(lambda: LEARNERS["learner-eu"] in services.participants(), what="the learner contributes", timeout_s=120)
+
+
+def test_a_killed_syncer_is_restarted_and_nothing_that_it_had_committed_is_lost(services: Composition) -> None:
+    before, started_at = services.versions(), services.state("syncer")["StartedAt"]
+    services.engine.kill_process_of(services.container("syncer"))
+    wait_until(lambda: services.state("syncer")["StartedAt"] != started_at, what="a restart", timeout_s=30)
+    wait_until(lambda: services.health("syncer") == "healthy", what="the syncer is healthy", timeout_s=60)
+    after = services.versions()
+    assert {fragment: after[fragment] >= version for fragment, version in before.items()} == dict.fromkeys(before, True)
+    wait_for_progress(services, beyond=after, count=2)
+    assert all(services.state(learner)["Running"] for learner in LEARNERS), "learners outlive their syncer"
+
+
+def test_everything_drains_when_it_is_stopped_and_the_store_holds_what_it_says(services: Composition) -> None:
+    before = time.monotonic()
+    services.compose("stop", timeout_s=240)
+    took_s = time.monotonic() - before
+    assert {service: services.state(service)["ExitCode"] for service in SERVICES} == dict.fromkeys(SERVICES, 0)
+    assert took_s < 60, "learners stop before the syncer, and each within its grace"
+    volumes = f"--volumes-from={services.container('syncer')}"
+    services.engine.docker(
+        "run", "--rm", "--network=none", volumes, "skerry-syncer", "verify", "--run=demo", timeout_s=120
+    )

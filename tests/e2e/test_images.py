@@ -1,0 +1,71 @@
+"""What the images hold, and as whom they run."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.e2e.composition import Composition, compose_commands
+from tests.e2e.machine import CommandError, run
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1500)]
+
+_IMAGES = ("skerry-syncer", "skerry-learner")
+
+
+def in_image(composition: Composition, image: str, *words: str) -> str:
+    """Returns what a program of an image printed, without a network."""
+    entry, *rest = words
+    return composition.engine.docker("run", "--rm", "--network=none", f"--entrypoint={entry}", image, *rest)
+
+
+@pytest.mark.parametrize("generation", [1, 2])
+def test_both_generations_of_compose_accept_the_file(composition: Composition, generation: int) -> None:
+    commands = compose_commands(composition.engine.env)
+    if generation not in commands:
+        pytest.skip(
+            f"compose v{generation} is not among the packages of this system. found=v{', v'.join(map(str, commands))}"
+        )
+    accepted = Composition(composition.engine, commands[generation], composition.variables)
+    assert set(accepted.compose("config", "--services", timeout_s=30).split()) == {
+        "syncer", "learner-us", "learner-eu", "learner-asia",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("image", _IMAGES)
+def test_an_image_runs_as_one_user_who_is_not_root_and_owns_nothing_of_the_program(
+    composition: Composition, image: str
+) -> None:
+    assert in_image(composition, image, "id", "-u").strip() == "10001"
+    owned = in_image(composition, image, "find", "/opt", "/usr", "-writable", "!", "-type", "l")
+    assert owned.strip() == ""
+
+
+@pytest.mark.parametrize("image", _IMAGES)
+def test_an_image_holds_no_installer_no_wheels_and_no_source_tree(composition: Composition, image: str) -> None:
+    left = in_image(
+        composition, image, "sh", "-c", "ls -d /source /wheels /root/.cache /opt/skerry/bin/pip 2> /dev/null || true"
+    )
+    assert left.strip() == ""
+
+
+def test_the_syncer_needs_no_torch(composition: Composition) -> None:
+    find = "import importlib.util as u; print([name for name in ('torch', 'sympy', 'pip') if u.find_spec(name)])"
+    assert in_image(composition, "skerry-syncer", "/opt/skerry/bin/python3", "-c", find).strip() == "[]"
+    assert "skerry serve" in in_image(composition, "skerry-syncer", "skerry", "serve", "--help")
+
+
+def test_the_syncer_is_a_quarter_of_a_gigabyte(composition: Composition, capsys: pytest.CaptureFixture[str]) -> None:
+    size = {name: composition.engine.inspect(name)["Size"] / 1e6 for name in (*_IMAGES, "python:3.11-slim")}
+    with capsys.disabled():
+        print("\nimages, in MB:", ", ".join(f"{name} {size_mb:.0f}" for name, size_mb in size.items()))
+    assert size["skerry-syncer"] - size["python:3.11-slim"] < 200
+    assert size["skerry-learner"] > 2 * size["skerry-syncer"]
+
+
+def test_an_image_refuses_plaintext_on_every_address_until_it_is_asked_for_by_name(composition: Composition) -> None:
+    with pytest.raises(CommandError, match="--insecure"):
+        run(
+            ["docker", "run", "--rm", "--network=none", "skerry-syncer"],
+            timeout_s=60,
+            env=composition.engine.env,
+        )

@@ -85,16 +85,19 @@ class RunHost:
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
         """Runs replicas for as long as the context lasts; at its end they are cancelled, wherever they are."""
+        failure: BaseException | None = None
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
-            sweep = tasks.create_task(self._sweep(), name="sweep")
-            resume = tasks.create_task(self._resume(), name="resume")
+            helpers = [tasks.create_task(work, name="host") for work in (self._sweep(), self._resume())]
             try:
                 yield
-            finally:
-                self._is_draining = True
-                for task in (sweep, resume, *(one.task for one in self._open.values())):
-                    task.cancel()
+            except BaseException as error:  # noqa: BLE001 - raised below, where the group does not wrap it
+                failure = error
+            self._is_draining = True
+            for task in (*helpers, *(one.task for one in self._open.values())):
+                task.cancel()
+        if failure is not None:
+            raise failure
 
     async def open(self, name: str, uid: str = "", *, seen_position: int = 0, is_creator: bool = False) -> RunReplica:
         """Returns the replica of the run that `name` has, folded at least to `seen_position`.

@@ -1,0 +1,61 @@
+"""One bound on all parts in memory: who finds it used up waits, and nobody waits for ever."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from skerry.syncer.budget import ByteBudget
+
+
+async def test_grants_within_the_budget_do_not_wait() -> None:
+    budget = ByteBudget(100)
+    with budget.grant() as one, budget.grant() as two:
+        await one.take(60)
+        await two.take(40)
+        assert budget.used_bytes == 100
+    assert budget.used_bytes == 0
+
+
+async def test_what_is_over_the_budget_waits_until_something_is_given_back() -> None:
+    budget = ByteBudget(100)
+    first, second = budget.grant(), budget.grant()
+    await first.take(80)
+    waiting = asyncio.create_task(second.take(40))
+    await asyncio.wait([waiting], timeout=0.01)
+    assert not waiting.done()
+    first.release()
+    await waiting
+    assert budget.used_bytes == 40
+
+
+async def test_parts_that_each_hold_half_do_not_wait_for_one_another() -> None:
+    budget = ByteBudget(100)
+
+    async def part() -> None:
+        with budget.grant() as grant:
+            for _ in range(8):
+                await grant.take(10)
+                await asyncio.sleep(0)
+
+    async with asyncio.timeout(5):
+        await asyncio.gather(*(part() for _ in range(20)))
+    assert budget.used_bytes == 0
+    assert budget.peak_bytes <= 100 + 80, "the budget, and the eldest's part"
+
+
+async def test_who_gives_up_waiting_holds_nothing() -> None:
+    budget = ByteBudget(100)
+
+    async def hasty() -> None:
+        async with asyncio.timeout(0.01):
+            with budget.grant() as grant:
+                await grant.take(1)
+
+    with budget.grant() as first:
+        await first.take(100)
+        with pytest.raises(TimeoutError):
+            await hasty()
+        assert budget.used_bytes == 100
+    assert budget.used_bytes == 0

@@ -40,6 +40,9 @@ class ManualClock:
     def thread_cpu_s(self) -> float:
         return self.now_s
 
+    def thread_queued_s(self) -> float:
+        return 0.0
+
     def sleep(self, seconds: float) -> None:
         self.now_s += seconds
         self.slept_s.append(seconds)

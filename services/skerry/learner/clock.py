@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import time
-from typing import Protocol
+from pathlib import Path
+from typing import Final, Protocol
+
+_SCHEDULING: Final = Path("/proc/thread-self/schedstat")
 
 
 class Clock(Protocol):
@@ -19,6 +22,10 @@ class Clock(Protocol):
 
     def thread_cpu_s(self) -> float:
         """Processor seconds that the calling thread has used."""
+        ...
+
+    def thread_queued_s(self) -> float:
+        """Seconds that the calling thread has waited for a processor, ready to run; 0 where nobody counts them."""
         ...
 
     def sleep(self, seconds: float) -> None:
@@ -40,6 +47,13 @@ class SystemClock:
     def thread_cpu_s(self) -> float:
         """Processor seconds of the calling thread."""
         return time.thread_time()
+
+    def thread_queued_s(self) -> float:
+        """What Linux counts in the thread's `schedstat`; 0 on other systems."""
+        try:
+            return int(_SCHEDULING.read_bytes().split()[1]) / 1e9
+        except (OSError, IndexError, ValueError):
+            return 0.0
 
     def sleep(self, seconds: float) -> None:
         """Suspend this thread."""

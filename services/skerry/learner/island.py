@@ -38,7 +38,7 @@ class Island(Protocol):
 
     @property
     def run_progress(self) -> float | None:
-        """Inner steps of the run, the mean over its learners, or None where nobody has said yet."""
+        """Inner steps of the run at its own pace, or None where nobody has said yet."""
         ...
 
     @property

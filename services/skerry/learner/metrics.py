@@ -40,7 +40,9 @@ class MetricsLine:
     sync_stall_ms: float = 0.0
     """Time that the training thread spent in the synchronisation at this step's boundary."""
     sync_cpu_ms: float = 0.0
-    """Processor time of the training thread within `sync_stall_ms`; the rest is waiting for a core or a lock."""
+    """Processor time of the training thread within `sync_stall_ms`."""
+    sync_queued_ms: float = 0.0
+    """Time within `sync_stall_ms` that it was ready to run, but others had the processors; the rest is locks."""
     val_loss: float | None = None
     """Loss on the fixed held-out windows where this step evaluated, else null."""
     run_progress: float | None = None

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
 import structlog
@@ -43,8 +42,9 @@ class StepTiming:
 
     compute_s: float
     slowdown_s: float
-    stall_s: float
-    stall_cpu_s: float
+    stall_s: float = 0.0
+    stall_cpu_s: float = 0.0
+    stall_queued_s: float = 0.0
 
 
 def prepare(settings: LearnSettings, device: torch.device) -> Training:
@@ -198,10 +198,16 @@ class _Loop:
             tokens=self.position.tokens + token_count,
             time_s=clock.monotonic_s() - self._started_s,
         )
-        with self._stall_measured() as stall:
-            self._island.step(tokens=token_count, loss=loss)
-        stall_s, stall_cpu_s = stall
-        self._report(loss, rate, StepTiming(compute_s, slowdown_s, stall_s, stall_cpu_s))
+        begun_s, begun_cpu_s, begun_queued_s = clock.monotonic_s(), clock.thread_cpu_s(), clock.thread_queued_s()
+        self._island.step(tokens=token_count, loss=loss)
+        timing = StepTiming(
+            compute_s,
+            slowdown_s,
+            stall_s=clock.monotonic_s() - begun_s,
+            stall_cpu_s=clock.thread_cpu_s() - begun_cpu_s,
+            stall_queued_s=clock.thread_queued_s() - begun_queued_s,
+        )
+        self._report(loss, rate, timing)
 
     def _train_on(self, batch: Batch, rate: float) -> tuple[float, int]:
         training = self._training
@@ -223,13 +229,6 @@ class _Loop:
         training.optimizer.zero_grad()
         return float(loss.detach()), batch.token_count
 
-    @contextmanager
-    def _stall_measured(self) -> Iterator[list[float]]:
-        taken: list[float] = []
-        begun_s, begun_cpu_s = self._clock.monotonic_s(), self._clock.thread_cpu_s()
-        yield taken
-        taken += [self._clock.monotonic_s() - begun_s, self._clock.thread_cpu_s() - begun_cpu_s]
-
     def _report(self, loss: float, rate: float, timing: StepTiming) -> None:
         settings, step = self._training.settings, self.position.step
         every = settings.loop.evaluate_every
@@ -247,6 +246,7 @@ class _Loop:
             slowdown_ms=timing.slowdown_s * 1e3,
             sync_stall_ms=timing.stall_s * 1e3,
             sync_cpu_ms=timing.stall_cpu_s * 1e3,
+            sync_queued_ms=timing.stall_queued_s * 1e3,
             val_loss=evaluate(self._training.model, self._training.held_out) if is_due else None,
         )
         line = self._with_exchange(line)

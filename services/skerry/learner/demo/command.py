@@ -29,7 +29,7 @@ Examples:
   skerry demo
   skerry demo --out /tmp/demo --steps 400
 """
-_JUDGED_POSITIONS: Final = 14
+_JUDGED_POSITIONS: Final = 16
 _COMMAND_TIMEOUT_S: Final = 120.0
 
 

@@ -54,7 +54,7 @@ def draw(evidence: Evidence, summary: Summary, path: Path) -> None:
     with mpl.rc_context(_STYLE):
         figure = plt.figure(figsize=(12.5, 13.2), dpi=144)
         grid = figure.add_gridspec(3, 2, height_ratios=(2.2, 1.15, 1.0), hspace=0.36, wspace=0.2)
-        figure.subplots_adjust(left=0.09, right=0.965, top=0.895, bottom=0.055)
+        figure.subplots_adjust(left=0.115, right=0.965, top=0.895, bottom=0.055)
         losses = figure.add_subplot(grid[0, :])
         exchange = figure.add_subplot(grid[1, :], sharex=losses)
         _draw_title(figure, summary)
@@ -68,14 +68,14 @@ def draw(evidence: Evidence, summary: Summary, path: Path) -> None:
 
 def _draw_title(figure: Figure, summary: Summary) -> None:
     figure.text(
-        0.09,
+        0.115,
         0.962,
         f"Three islands learn one model: loss {summary.merged_loss:.3f} together, {summary.single_loss:.3f} alone",
         fontsize=17,
         fontweight="bold",
     )
     figure.text(
-        0.09,
+        0.115,
         0.94,
         f"{summary.parameter_count / 1e6:.2f}M parameters, {summary.tokens_per_learner / 1e6:.2f}M tokens an island at "
         f"full speed. A learner and the syncer were killed on the way (SIGKILL). "
@@ -246,7 +246,7 @@ def _single_curve(evidence: Evidence) -> tuple[list[float], list[float]]:
 
 
 def _end_s(evidence: Evidence) -> float:
-    return evidence.since_start_s(evidence.timeline.ended)
+    return evidence.since_start_s(evidence.timeline.closed)
 
 
 def _lowest(values: Iterable[float]) -> float:

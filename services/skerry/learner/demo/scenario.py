@@ -89,9 +89,9 @@ class Scenario:
         self._kill_syncer()
         self._wait_until(self.plan.syncer_back_at_step, _POLL_S)
         self._bring_syncer_back()
-        self._wait_until(self.plan.step_count, _POLL_S)
-        self._end_islands()
+        self._wait_until(self.plan.step_count, _POLL_BEFORE_KILL_S)
         self._close()
+        self._end()
 
     def checkpoint_of_single(self) -> Path:
         """Where the single learner left its weights."""
@@ -125,7 +125,11 @@ class Scenario:
         self._note("three islands train", self.timeline.started)
 
     def _kill_learner(self) -> None:
+        """Kill it just after a step of its own, when as little as possible is acknowledged but not in its metrics."""
         name = self.plan.killed_learner_id
+        while not self.learners[name].poll():
+            self._check_all_alive()
+            time.sleep(_POLL_BEFORE_KILL_S)
         self._children[name].kill()
         self.timeline.learner_killed = time.time()
         self.away.add(name)
@@ -157,43 +161,35 @@ class Scenario:
         self.away.discard("syncer")
         self._note("a new syncer serves from the store", self.timeline.syncer_back)
 
-    def _end_islands(self) -> None:
-        self.phase = "letting the islands finish"
-        first = self._children[self.plan.timekeeper.learner_id]
-        self._wait_for_end(first)
-        for island in self.plan.islands[1:]:
-            self._children[island.learner_id].ask_to_stop()
-        for island in self.plan.islands[1:]:
-            self._wait_for_end(self._children[island.learner_id])
-        self._look(0)
-        self.timeline.ended = max(follower.lines[-1].unix_s for follower in self.learners.values())
-        self._note("the islands have sent what they had and left", self.timeline.ended)
-
     def _close(self) -> None:
+        """Close the run while everybody trains: what is on its way then is refused, and counted by nobody."""
         self.phase = "closing the run"
+        self.timeline.ended = time.time()
+        self._note(f"{self.plan.timekeeper.learner_id} has taken its steps: the run is closed", self.timeline.ended)
         self._close_run(self._target, self.plan.run)
         self.timeline.closed = time.time()
-        self._note("the run is closed: every delta has its fate", self.timeline.closed)
+        self._note("every delta has its fate", self.timeline.closed)
+
+    def _end(self) -> None:
+        """Let the islands leave, as they do when they hear that their run is closed."""
+        self.phase = "letting the islands leave"
+        for island in self.plan.islands:
+            self._wait_for_end(self._children[island.learner_id])
         syncer = self._children["syncer"]
         syncer.ask_to_stop()
-        syncer.expect_success(_END_TIMEOUT_S)
+        self._wait_for_end(syncer)
         self.away.add("syncer")
 
     def _wait_until(self, step: int, poll_s: float) -> None:
         """Watch until the timekeeper has taken `step` steps.
 
-        With a short `poll_s` this returns within it of a step's end. A kill just then finds as little as possible
-        that was acknowledged but not yet counted in the metrics.
+        With a short `poll_s` this returns within it of the step's end.
         """
         follower = self.learners[self.plan.timekeeper.learner_id]
         while follower.step < step:
             is_near = follower.step >= step - 2
             self._look(poll_s if is_near else _POLL_S)
             self._check_all_alive()
-        if poll_s < _POLL_S:
-            victim = self.learners[self.plan.killed_learner_id]
-            while not victim.poll():
-                time.sleep(poll_s)
 
     def _wait_for_end(self, child: Child) -> None:
         deadline = time.monotonic() + _END_TIMEOUT_S
@@ -211,11 +207,6 @@ class Scenario:
         for name, child in self._children.items():
             if name in self.away or child.is_running:
                 continue
-            follower = self.learners.get(name)
-            if follower is not None and name == self.plan.timekeeper.learner_id:
-                follower.poll()
-                if follower.step >= self.plan.step_count:
-                    continue
             message = f"{name} ended too early. log={child.log_path}\n{child.log_tail()}"
             raise ChildError(message)
 
@@ -248,11 +239,11 @@ class Scenario:
 
     def _learn_arguments(self, island: IslandPlan) -> list[str]:
         training = self.plan.training
-        # The others go on until they are told that the timekeeper is done.
-        is_counted = island.learner_id in {"single", self.plan.timekeeper.learner_id}
+        # The islands go on until they hear that the run is closed.
+        is_single = island.learner_id == self._single_plan.learner_id
         return [
             *("learn", "--learner-id", island.learner_id, "--model", training.model, "--shard", island.shard),
-            *("--steps", str(self.plan.step_count if is_counted else _MANY_STEPS)),
+            *("--steps", str(self.plan.step_count if is_single else _MANY_STEPS)),
             *("--horizon", str(self.plan.step_count), "--learning-rate", str(training.learning_rate)),
             *("--warmup", str(training.warmup_steps), "--batch", str(training.batch_size)),
             *("--eval-every", str(max(1, round(training.evaluate_every / island.slowdown)))),

@@ -55,13 +55,16 @@ class World:
                 self.exchange.step(8, loss)
 
     async def merged_delta_ids(self) -> list[str]:
-        """Closes the run and returns every delta that the log has merged."""
+        """Closes the run and returns every delta that the log has merged: as many as were acknowledged."""
         run = (await self.transport.close_run(runs_pb2.CloseRunRequest(name="fit"), timeout_s=20)).run
         merged = []
         for fragment in run.fragments:
             request = runs_pb2.ListVersionsRequest(name="fit", fragment=fragment.name, page_size=1000)
             response = await self.transport.list_versions(request, timeout_s=20)
             merged += [fate.delta_id for record in response.versions for fate in record.merged]
+        # An answer may still be on its way; no delta may be counted that the log has not.
+        await self.train_until(lambda: self.exchange.stats.deltas_acknowledged >= len(merged))
+        assert self.exchange.stats.deltas_acknowledged == len(merged)
         return merged
 
 
@@ -85,9 +88,8 @@ async def test_a_lost_acknowledgement_is_asked_for_and_counted_once(target: str)
         faults.lost_acknowledgements = 5
         await world.train_until(lambda: world.exchange.stats.deltas_merged >= 12)
         assert faults.log == ["acknowledgement lost"] * 5
-        stats = world.exchange.stats
         merged = await world.merged_delta_ids()
-        assert len(merged) == len(set(merged)) == stats.deltas_acknowledged
+        assert len(merged) == len(set(merged))
 
 
 async def test_a_push_that_was_cut_sends_the_same_delta_from_its_last_whole_part(target: str) -> None:
@@ -98,9 +100,8 @@ async def test_a_push_that_was_cut_sends_the_same_delta_from_its_last_whole_part
         faults.push_cuts = [1, 3, 4, 8, 11, 2]
         await world.train_until(lambda: world.exchange.stats.deltas_merged >= 12)
         assert faults.log.count("push cut") == 6
-        stats = world.exchange.stats
         merged = await world.merged_delta_ids()
-        assert len(merged) == len(set(merged)) == stats.deltas_acknowledged
+        assert len(merged) == len(set(merged))
         assert set(merged) <= set(world.transport.delta_ids)
         # A delta that was cut keeps its id, for its bytes stay the same.
         assert len(world.transport.delta_ids) > len(set(world.transport.delta_ids))

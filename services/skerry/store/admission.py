@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, assert_never
 
 from skerry.store.entries import (
@@ -12,6 +12,7 @@ from skerry.store.entries import (
     CollectedItem,
     CommittedItem,
     Decided,
+    Fate,
     FateItem,
     Item,
     LeftItem,
@@ -28,8 +29,15 @@ if TYPE_CHECKING:
     from skerry.store.fold import RunState
 
 
-def check_item(state: RunState, item: Item) -> Rejection | None:  # noqa: PLR0911 - one return a kind of item
+def check_item(state: RunState, item: Item) -> Rejection | None:
     """Returns why `item` would be rejected as the next item of the log, or None."""
+    unknown = [name for name in named_fragments(item) if name not in state.fragments]
+    if unknown:
+        return Rejection("FRAGMENT_NOT_FOUND", f"run has no such fragment. fragments={unknown}")
+    return _check_kind(state, item)
+
+
+def _check_kind(state: RunState, item: Item) -> Rejection | None:  # noqa: PLR0911 - one return a kind of item
     match item:
         case AcceptedItem():
             return check_accepted(state, item)
@@ -55,6 +63,17 @@ def check_item(state: RunState, item: Item) -> Rejection | None:  # noqa: PLR091
             return check_status(state, item)
         case _:
             assert_never(item)
+
+
+def named_fragments(item: Item) -> tuple[str, ...]:
+    """Returns the names of the fragments that an item is about, as it gives them."""
+    match item:
+        case AcceptedItem() | ClosedItem() | CommittedItem() | SnapshotItem():
+            return (item.fragment,)
+        case RollbackItem():
+            return tuple(one.fragment for one in item.fragments)
+        case _:
+            return ()
 
 
 def check_left(state: RunState, item: LeftItem) -> Rejection | None:
@@ -202,18 +221,29 @@ def check_closed(state: RunState, item: ClosedItem) -> Rejection | None:
     named = {decided.delta for decided in item.decided}
     if named & set(members) or not eligible.issuperset(named):
         return Rejection("BAD_REQUEST", "a decided delta is a member, or not pending")
+    if not are_final(item.decided):
+        return Rejection("BAD_REQUEST", "a delta is decided twice, or its fate is none of a decision's")
     if closing is not None and not frozen <= named | set(members):
         return Rejection("BAD_REQUEST", "a frozen delta is neither member nor decided")
     return None
 
 
 def check_decided(state: RunState, decided: Iterable[Decided]) -> Rejection | None:
-    """Only pending deltas meet a fate."""
+    """Only pending deltas meet a fate, each one."""
+    decided = tuple(decided)
+    if not are_final(decided):
+        return Rejection("BAD_REQUEST", "a delta is decided twice, or its fate is none of a decision's")
     for one in decided:
         delta = state.deltas.get(one.delta)
         if delta is None or one.delta not in state.fragments[delta.item.fragment].pending:
             return Rejection("BAD_REQUEST", f"delta is not pending. delta={one.delta}")
     return None
+
+
+def are_final(decided: Sequence[Decided]) -> bool:
+    """Whether each delta is decided once, by a fate that is final and no merge."""
+    fates = (Fate.SUPERSEDED, Fate.EXPIRED, Fate.QUARANTINED)
+    return len({one.delta for one in decided}) == len(decided) and all(one.fate in fates for one in decided)
 
 
 def check_snapshot(state: RunState, item: SnapshotItem) -> Rejection | None:
@@ -235,6 +265,8 @@ def check_rollback(state: RunState, item: RollbackItem) -> Rejection | None:
         return Rejection("ID_REUSED", "request was applied before")
     if state.status is not RunStatus.OPEN:
         return Rejection("RUN_CLOSED", f"run is not open. status={state.status}")
+    if len(set(named_fragments(item))) != len(item.fragments):
+        return Rejection("BAD_REQUEST", "a fragment is rolled back twice")
     for one in item.fragments:
         fragment = state.fragments[one.fragment]
         source = fragment.versions.get(one.source_version)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from skerry.store.blobs import SnapshotKind
 from skerry.store.clock import Clock
 from skerry.store.entries import INITIAL_BASE, CommittedItem, SnapshotItem
-from skerry.store.errors import StoreUnavailableError
+from skerry.store.errors import LogCorruptError, StoreUnavailableError
 from skerry.store.frame_stream import frame_batches
 from skerry.store.log import RunLog
 from skerry.store.replay import OuterState, advance, rebuild, snapshot_tensors, weights_digest
@@ -27,6 +27,7 @@ from skerry.store.scratch import Scratch
 from skerry.store.workers import Workers
 from skerry.syncer.merge import merge_round
 from skerry.syncer.rounds import MergeKey
+from skerry.wire.errors import FrameError
 from skerry.wire.frames import decode_frames
 from skerry.wire.layout import FragmentLayout
 
@@ -162,19 +163,22 @@ class Merger:
 
         Raises:
             StoreError: the store failed; the fragment has no version yet.
-            FrameError: the stored push can't be read.
+            LogCorruptError: the stored push is not what was accepted.
         """
         fragment = self._log.state.fragments[name]
         if fragment.version != INITIAL_BASE or not fragment.pending:
             return
         source = next(iter(fragment.pending.values())).item
         layout = fragment.layout
-        weights = np.empty(layout.numel, np.float32)
-        for part in source.parts:
-            pieces = self._log.blobs.part_frames(part)
-            async for batch in frame_batches(pieces, part.first, part.numel):
-                out = weights[batch.first : batch.first + batch.numel]
-                await self._workers.run(_decode, batch.data, layout, out, batch.first)
+        (weights,) = self._scratch.zeros(1, layout.numel)
+        try:
+            for part in source.parts:
+                pieces = self._log.blobs.part_frames(part)
+                async for batch in frame_batches(pieces, part.first, part.numel):
+                    out = weights[batch.first : batch.first + batch.numel]
+                    await self._workers.run(_decode, batch.data, layout, out, batch.first)
+        except FrameError as error:
+            raise LogCorruptError(f"initial weights can't be read. fragment={name}, cause={error}") from error
         digest = await weights_digest(weights, workers=self._workers)
         ref = await self._log.blobs.write_snapshot(name, 0, "weights", snapshot_tensors(layout, weights))
         await self._log.append([SnapshotItem(name, 0, digest, (ref,), ())])

@@ -88,6 +88,7 @@ class RunReplica:
         self._engine = RoundEngine()
         self._followers: dict[Follower, None] = {}
         self._announced: dict[str, int] = {}  # by fragment: the version whose round followers were told of
+        self._live: set[str] = set()  # learners whose lease lived at the last decision
         self._decide_now = asyncio.Event()
         self._tail_now = asyncio.Event()
         self._waiting: dict[asyncio.Event, None] = {}
@@ -260,6 +261,9 @@ class RunReplica:
         for outcome in outcomes:
             if outcome.rejection is None and isinstance(outcome.item, SessionItem):
                 self._fence(outcome.item)
+            for delta in outcome.decided:
+                if delta.fate is not Fate.MERGED:  # its round may have come to nothing; the next is told of anew
+                    self._announced.pop(delta.item.fragment, None)
         self._decide_now.set()
         self._tail_now.set()
         self._wake_waiting()
@@ -307,6 +311,7 @@ class RunReplica:
             now_s = self._clock.monotonic()
             view = self.membership.view(self.state, now_s)
             decisions = self._engine.decide(self.state, view, now_s, may_close=not self._is_draining)
+            self._tell_of_leases({name for name, learner in view.learners.items() if learner.is_live}, now_s)
             open_rounds = self._engine.open_rounds(self.state, view)
             self._has_open_round = bool(open_rounds)
             for fragment, version in open_rounds:
@@ -332,6 +337,12 @@ class RunReplica:
             await self._clock.sleep(self._settings.retry_s)
             return True
         return self.state.position != before
+
+    def _tell_of_leases(self, live: set[str], now_s: float) -> None:
+        """Tells observers of learners whose lease ran out or came back."""
+        for learner in sorted(live ^ self._live):
+            self._tell(LearnerSeen(self.membership.record(self.state, learner, now_s)))
+        self._live = live
 
     def _announce(self, fragment: str, version: int) -> None:
         if self._announced.get(fragment, 0) < version:
@@ -421,8 +432,6 @@ class RunReplica:
     async def _seed_quietly(self, fragment: str) -> None:
         try:
             await self.seed(fragment)
-        except LogCorruptError:
-            raise
         except StoreError as error:  # the commit of the draft tries again and reports
             _LOG.warning("initial weights could not be stored", fragment=fragment, cause=str(error))
 

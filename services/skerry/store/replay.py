@@ -336,8 +336,11 @@ async def load_snapshot(
             f"expected={at.digest}, actual={digest}"
         )
     momentum, residual = outer_refs(at)
-    await read_vector(log, fragment, momentum, state.momentum)
-    await read_vector(log, fragment, residual, state.residual)
+    for refs, vector in ((momentum, state.momentum), (residual, state.residual)):
+        if refs:
+            await read_vector(log, fragment, refs, vector)
+        else:
+            await workers.run(vector.fill, 0)  # gigabytes of first touches: not on the loop
     state.version = version
 
 

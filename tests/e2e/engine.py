@@ -66,7 +66,9 @@ class Engine:
         Raises:
             EngineError: with none of them it answers.
         """
-        self.data.mkdir(parents=True, exist_ok=True)
+        # What a test run that was killed has left would start its containers again.
+        shutil.rmtree(self.data, ignore_errors=True)
+        self.data.mkdir(parents=True)
         failures = []
         for driver in _STORAGE_DRIVERS:
             self._spawn(driver)

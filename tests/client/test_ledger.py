@@ -44,13 +44,13 @@ class Account(RuleBasedStateMachine):
 
     def weights(self) -> Values:
         buffer = self.parameters.buffer(LAYOUT)
-        self.parameters.snapshot(LAYOUT, buffer)
+        self.parameters.snapshot(LAYOUT, buffer)()
         return buffer
 
     @rule(seed=seeds, tokens=st.integers(1, 9))
     def train(self, seed: int, tokens: int) -> None:
         before = self.weights()
-        self.parameters.add(LAYOUT, whole_numbers(seed, 5))
+        self.parameters.add(LAYOUT, whole_numbers(seed, 5))()
         self.work += before - self.weights()
         self.trained = Trained(self.trained.step_count + 1, self.trained.token_count + tokens)
 
@@ -75,7 +75,7 @@ class Account(RuleBasedStateMachine):
             self.merged_steps.append((delta.begin.step_count, delta.end.step_count))
         anchor = self.ledger.anchor + whole_numbers(seed, 30)
         before = self.weights()
-        self.parameters.add(LAYOUT, self.ledger.shift_to(anchor, is_merged=is_merged))
+        self.parameters.add(LAYOUT, self.ledger.shift_to(anchor, is_merged=is_merged))()
         base = anchor
         if not self.is_exact:
             base = self.ledger.corrected_base(before, self.weights(), is_merged=is_merged)

@@ -85,12 +85,12 @@ def test_torch_and_numpy_weights_do_the_same(dtype: torch.dtype) -> None:
     layout = FragmentLayout("f", ours.tensors)
     values = np.random.default_rng(0).normal(size=layout.numel).astype(np.float32)
     for parameters in (ours, theirs):
-        parameters.add(layout, values)
-        parameters.blend(layout, values, 0.25)
-        parameters.add(layout, values)
+        parameters.add(layout, values)()
+        parameters.blend(layout, values, 0.25)()
+        parameters.add(layout, values)()
     first, second = ours.buffer(layout), theirs.buffer(layout)
-    ours.snapshot(layout, first)
-    theirs.snapshot(layout, second)
+    ours.snapshot(layout, first)()
+    theirs.snapshot(layout, second)()
     np.testing.assert_allclose(first, second, rtol=1e-3 if dtype == torch.float16 else 1e-6)
     assert ours.is_float32(layout) == theirs.is_float32(layout) == (dtype == torch.float32)
     assert ours.is_finite(layout)
@@ -102,7 +102,7 @@ def test_bfloat16_weights_are_read_and_shifted_in_float32() -> None:
     tensor = torch.full((4,), 256.0, dtype=torch.bfloat16)
     parameters = TorchParameters({"w": tensor})
     layout = FragmentLayout("f", parameters.tensors)
-    parameters.add(layout, np.array([0.5, 1.0, 3.0, -3.0], np.float32))
+    parameters.add(layout, np.array([0.5, 1.0, 3.0, -3.0], np.float32))()
     assert tensor.tolist() == [256.0, 256.0, 260.0, 253.0]
 
 
@@ -117,7 +117,7 @@ def test_weights_on_a_gpu_give_the_same_frames() -> None:
     frames = []
     for parameters, encode in ((host, encode_frames), (device, encode_frames_torch)):
         buffer = parameters.buffer(layout)
-        parameters.snapshot(layout, buffer)
+        parameters.snapshot(layout, buffer)()
         parameters.settle()
         assert parameters.encode is encode
         frames.append(list(parameters.encode(buffer, layout, encoding, decoded=buffer)))

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from skerry.client.ledger import FlatArray, Ledger
+from skerry.client.parameters import Work
 from skerry.client.pull import Pulled
 from skerry.client.session import Adoption, Session
 from skerry.wire import FragmentLayout
@@ -23,18 +22,13 @@ async def adopt(
             session, layout, ledger, pulled, on_device=on_device, is_merged=is_merged, must_replace=must_replace
         )
 
-    def compute() -> FlatArray:
+    def prepare() -> Work:
         shift = ledger.shift_to(on_device, is_merged=is_merged)
         session.parameters.settle()
-        return shift
+        return session.parameters.add(layout, shift)
 
-    shift = await session.workers.run(compute)
-    around = await _change(
-        session,
-        layout,
-        lambda: session.parameters.add(layout, shift),
-        is_rounded=not session.parameters.is_float32(layout),
-    )
+    add = await session.workers.run(prepare)
+    around = await _change(session, layout, add, is_rounded=not session.parameters.is_float32(layout))
     base = on_device
     if around is not None:
         base = await session.workers.run(lambda: ledger.corrected_base(*around, is_merged=is_merged))
@@ -54,13 +48,16 @@ async def _overwrite(
     """Replaces the weights, or blends into them; unsent work does not outlive it."""
     is_blend = session.settings.adoption is Adoption.BLEND and not must_replace
     trained = session.trained
+    parameters = session.parameters
+    overwrite = (
+        parameters.blend(layout, on_device, session.settings.blend_alpha)
+        if is_blend
+        else parameters.load(layout, on_device)
+    )
 
     def change() -> None:
         nonlocal trained
-        if is_blend:
-            session.parameters.blend(layout, on_device, session.settings.blend_alpha)
-        else:
-            session.parameters.load(layout, on_device)
+        overwrite()
         trained = session.trained
 
     is_rounded = is_blend or not session.parameters.is_float32(layout)
@@ -70,7 +67,7 @@ async def _overwrite(
 
 
 async def _change(
-    session: Session, layout: FragmentLayout, change: Callable[[], None], *, is_rounded: bool
+    session: Session, layout: FragmentLayout, change: Work, *, is_rounded: bool
 ) -> tuple[FlatArray, FlatArray] | None:
     """Makes the change at a step boundary; where the result is not known beforehand, returns the weights around it."""
     parameters = session.parameters
@@ -80,10 +77,13 @@ async def _change(
     before = await session.workers.run(parameters.buffer, layout)
     after = await session.workers.run(parameters.buffer, layout)
 
+    copy_before = await session.workers.run(parameters.snapshot, layout, before)
+    copy_after = await session.workers.run(parameters.snapshot, layout, after)
+
     def copied() -> None:
-        parameters.snapshot(layout, before)
+        copy_before()
         change()
-        parameters.snapshot(layout, after)
+        copy_after()
 
     await session.boundary.run(copied)
     return before, after

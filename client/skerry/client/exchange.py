@@ -97,7 +97,8 @@ class ExchangeLoop:
         session.trained = Trained(session.trained.step_count + 1, session.trained.token_count + tokens)
         if not session.stopped.is_set():
             self._boundary.work()
-            if not self._is_step_posted:
+            # Only where something is due: waking the other thread costs this one its turn at the interpreter.
+            if not self._is_step_posted and any(fragment.may_send for fragment in self._fragments.values()):
                 self._is_step_posted = True
                 self._post(self._on_step)
         self._last_step_end_s = self._clock.monotonic_s()
@@ -114,7 +115,7 @@ class ExchangeLoop:
         return session.tally.stats(
             step_count=session.trained.step_count,
             token_count=session.trained.token_count,
-            is_attached=session.attached.is_set(),
+            is_attached=session.attached.is_set() and not session.stopped.is_set(),
             versions={name: fragment.ledger.version for name, fragment in self._fragments.items()},
         )
 
@@ -183,10 +184,10 @@ class ExchangeLoop:
             fragment = FragmentExchange(
                 session, layout, version, contributed_step=start, restore_all=self._restore_poisoned
             )
-            session.parameters.load(layout, fragment.ledger.base)
+            session.parameters.load(layout, fragment.ledger.base)()
             if not session.parameters.is_float32(layout):
                 buffer = session.parameters.buffer(layout)
-                session.parameters.snapshot(layout, buffer)
+                session.parameters.snapshot(layout, buffer)()
                 fragment.loaded(buffer)
             session.tally.parameters_down_count += layout.numel
             self._fragments[layout.name] = fragment
@@ -233,7 +234,7 @@ class ExchangeLoop:
     def _on_step(self) -> None:
         self._is_step_posted = False
         for fragment in self._fragments.values():
-            fragment.on_step()
+            fragment.wake()
 
     async def _restore_poisoned(self) -> None:
         """Puts every fragment whose weights are not finite back to its base, all at one step boundary."""

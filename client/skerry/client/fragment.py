@@ -80,6 +80,8 @@ class FragmentExchange:
         self._must_replace = False
         self._must_pull = False
         self._must_pull_whole = False
+        # Where versions come faster than steps, each adoption meets a newer one: sending takes its turn after one.
+        self._has_just_adopted = False
         self._failure_count = 0  # in a row
         self._refusal_count = 0  # of deltas, in a row
         self._wake = asyncio.Event()
@@ -117,11 +119,6 @@ class FragmentExchange:
             self._session.tally.merged(fate.staleness, waited_s)
             self.on_version(fate.version)
         self._wake.set()
-
-    def on_step(self) -> None:
-        """Takes note that the learner has trained a step."""
-        if self._may_send():
-            self._wake.set()
 
     def wake(self) -> None:
         """Lets the fragment look at the session's state again."""
@@ -164,14 +161,20 @@ class FragmentExchange:
             self._returned(outgoing.fate.reason)
         elif outgoing is not None and outgoing.fate is not None and outgoing.final_fate == types_pb2.FATE_QUARANTINED:
             self._drop(PoisonedError("QUARANTINED", f"delta was quarantined. because={outgoing.fate.reason}"))
-        elif self._newest_version > self.ledger.version or self._must_replace or self._must_pull:
+        elif (
+            self._must_replace
+            or self._must_pull
+            or (self._newest_version > self.ledger.version and not (self._has_just_adopted and self.may_send))
+        ):
             await self._adopt()
-        elif self._may_send():
+        elif self.may_send:
             await self._take()
         else:
             await self._wait()
 
-    def _may_send(self) -> bool:
+    @property
+    def may_send(self) -> bool:
+        """Whether a delta is due, and allowed. Any thread may ask; an answer just out of date does no harm."""
         session = self._session
         if self._outgoing is not None or session.is_closed or self._used_base == self.ledger.version:
             return False
@@ -221,15 +224,17 @@ class FragmentExchange:
     async def _take(self) -> None:
         """Copies the weights at the next step boundary and makes a delta of them."""
         session, layout = self._session, self.layout
+        self._has_just_adopted = False
         async with self.lock:
             buffer = await session.workers.run(session.parameters.buffer, layout)
+            copy = await session.workers.run(session.parameters.snapshot, layout, buffer)
 
             def snapshot() -> Trained:
-                session.parameters.snapshot(layout, buffer)
+                copy()
                 return session.trained
 
             trained = await session.boundary.run(snapshot)
-            if trained.step_count <= self.ledger.sent_until.step_count or not self._may_send():
+            if trained.step_count <= self.ledger.sent_until.step_count or not self.may_send:
                 return
             taken_at_s = asyncio.get_running_loop().time()
             delta_id = session.entropy.hex_id()
@@ -389,6 +394,7 @@ class FragmentExchange:
         if is_merged:
             self._outgoing = None
         self._must_replace = self._must_pull = self._must_pull_whole = False
+        self._has_just_adopted = True
         self._failure_count = 0
         self._session.tally.parameters_down_count += self.layout.numel
         if pulled.version < self._newest_version:
@@ -411,7 +417,7 @@ class FragmentExchange:
         """Puts the base back if the weights are not finite; for the training thread. Returns whether it did."""
         if self._session.parameters.is_finite(self.layout):
             return False
-        self._session.parameters.load(self.layout, self.ledger.base)
+        self._session.parameters.load(self.layout, self.ledger.base)()
         return True
 
     def restored(self, trained: Trained) -> None:

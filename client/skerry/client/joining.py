@@ -82,7 +82,7 @@ async def _create(session: Session) -> types_pb2.Run:
 
     def weights_of(layout: FragmentLayout) -> NDArray[np.float32]:
         buffer = parameters.buffer(layout)
-        parameters.snapshot(layout, buffer)
+        parameters.snapshot(layout, buffer)()
         return parameters.to_host(buffer)
 
     context = CreationContext(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -12,11 +12,15 @@ from skerry.client.delta import EncodeFrames
 from skerry.client.ledger import FlatArray
 from skerry.wire import FragmentLayout, TensorSpec, encode_frames
 
+# Prepared beside the training thread, called by it.
+Work = Callable[[], None]
+
 
 class Parameters(Protocol):
     """Named tensors, read and written a fragment at a time as flat float32 vectors that lie where they do.
 
-    `snapshot`, `add`, `load` and `blend` run on the training thread and must be quick; the rest runs beside it.
+    `snapshot`, `add`, `load` and `blend` prepare, beside the training thread, work that it then does by a call: every
+    view is made before, so that the call is one short piece of copying or adding.
     """
 
     @property
@@ -37,17 +41,17 @@ class Parameters(Protocol):
     def buffer(self, layout: FragmentLayout) -> FlatArray:
         """Returns room for a snapshot, its memory already there."""
 
-    def snapshot(self, layout: FragmentLayout, out: FlatArray) -> None:
-        """Copies the weights."""
+    def snapshot(self, layout: FragmentLayout, out: FlatArray) -> Work:
+        """Returns what copies the weights to `out`."""
 
-    def add(self, layout: FragmentLayout, shift: FlatArray) -> None:
-        """Adds to the weights, in place."""
+    def add(self, layout: FragmentLayout, shift: FlatArray) -> Work:
+        """Returns what adds to the weights, in place."""
 
-    def load(self, layout: FragmentLayout, values: FlatArray) -> None:
-        """Overwrites the weights."""
+    def load(self, layout: FragmentLayout, values: FlatArray) -> Work:
+        """Returns what overwrites the weights."""
 
-    def blend(self, layout: FragmentLayout, values: FlatArray, alpha: float) -> None:
-        """Makes the weights alpha times themselves plus (1 - alpha) times `values`."""
+    def blend(self, layout: FragmentLayout, values: FlatArray, alpha: float) -> Work:
+        """Returns what makes the weights alpha times themselves plus (1 - alpha) times `values`."""
 
     def is_finite(self, layout: FragmentLayout) -> bool:
         """Whether every weight is a finite number."""
@@ -87,26 +91,46 @@ class ArrayParameters:
         """Returns room for a snapshot; written once, for a page is only there after its first write."""
         return np.full(layout.numel, 0, np.float32)
 
-    def snapshot(self, layout: FragmentLayout, out: NDArray[np.float32]) -> None:
-        """Copies the weights."""
-        for array, piece in self._pieces(layout, out):
-            np.copyto(piece, array, casting="same_kind")
+    def snapshot(self, layout: FragmentLayout, out: NDArray[np.float32]) -> Work:
+        """Returns what copies the weights to `out`."""
+        pieces = self._pieces(layout, out)
 
-    def add(self, layout: FragmentLayout, shift: NDArray[np.float32]) -> None:
-        """Adds to the weights, in float32 where they are narrower."""
-        for array, piece in self._pieces(layout, shift):
-            np.add(array, piece, out=array, casting="same_kind")
+        def work() -> None:
+            for array, piece in pieces:
+                np.copyto(piece, array, casting="same_kind")
 
-    def load(self, layout: FragmentLayout, values: NDArray[np.float32]) -> None:
-        """Overwrites the weights."""
-        for array, piece in self._pieces(layout, values):
-            np.copyto(array, piece, casting="same_kind")
+        return work
 
-    def blend(self, layout: FragmentLayout, values: NDArray[np.float32], alpha: float) -> None:
-        """Mixes `values` into the weights."""
-        for array, piece in self._pieces(layout, values):
-            mixed = np.float32(alpha) * array + np.float32(1 - alpha) * piece
-            np.copyto(array, mixed, casting="same_kind")
+    def add(self, layout: FragmentLayout, shift: NDArray[np.float32]) -> Work:
+        """Returns what adds to the weights, in float32 where they are narrower."""
+        pieces = self._pieces(layout, shift)
+
+        def work() -> None:
+            for array, piece in pieces:
+                np.add(array, piece, out=array, casting="same_kind")
+
+        return work
+
+    def load(self, layout: FragmentLayout, values: NDArray[np.float32]) -> Work:
+        """Returns what overwrites the weights."""
+        pieces = self._pieces(layout, values)
+
+        def work() -> None:
+            for array, piece in pieces:
+                np.copyto(array, piece, casting="same_kind")
+
+        return work
+
+    def blend(self, layout: FragmentLayout, values: NDArray[np.float32], alpha: float) -> Work:
+        """Returns what mixes `values` into the weights."""
+        pieces = self._pieces(layout, values)
+
+        def work() -> None:
+            for array, piece in pieces:
+                mixed = np.float32(alpha) * array + np.float32(1 - alpha) * piece
+                np.copyto(array, mixed, casting="same_kind")
+
+        return work
 
     def is_finite(self, layout: FragmentLayout) -> bool:
         """Whether every weight is a finite number."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -51,6 +52,32 @@ def test_bad_input_is_refused_with_what_to_do_next(tmp_path: Path, arguments: li
     assert result.exit_code != 0
     assert advice in result.output
     assert "Traceback" not in result.output
+
+
+def _allow_small_files_only() -> None:
+    limit = 40_000
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+
+
+def test_a_disk_that_runs_full_stops_no_training_and_tears_no_line(tmp_path: Path) -> None:
+    arguments = [*_SMALL, "--steps", "150", "--checkpoint-every", "50", "--work-dir", str(tmp_path)]
+    finished = subprocess.run(
+        [sys.executable, "-m", "skerry.cli.main", "learn", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        preexec_fn=_allow_small_files_only,
+    )
+    assert finished.returncode == 1
+    said = finished.stdout + finished.stderr
+    assert "checkpoint can't be written, training goes on" in said
+    assert "metrics can't be written, training goes on" in said
+    assert "trained to the end, but the checkpoint can't be written: make room" in said
+    assert "step=150" in said
+    steps = [line.step for line in read_metrics(tmp_path / "metrics.jsonl")]
+    assert steps == list(range(1, len(steps) + 1))
+    assert {path.name for path in tmp_path.iterdir()} == {"metrics.jsonl"}
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 import torch
 
@@ -36,7 +36,11 @@ def save_checkpoint(
     optimizer: torch.optim.Optimizer,
     position: TrainingPosition,
 ) -> None:
-    """Replace the checkpoint at `path` by the present state; durable when this returns."""
+    """Replace the checkpoint at `path` by the present state; durable when this returns.
+
+    Raises:
+        OSError: it could not be written; the checkpoint that was there still is.
+    """
     content = {
         "format": _FORMAT,
         "config": asdict(model.config),
@@ -50,7 +54,7 @@ def save_checkpoint(
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as file:
-            torch.save(content, file)
+            _write(content, file)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
@@ -84,6 +88,16 @@ def load_checkpoint(path: Path, *, model: Gpt, optimizer: torch.optim.Optimizer)
     if torch.cuda.is_available() and len(cuda_random_state) == torch.cuda.device_count():
         torch.cuda.set_rng_state_all(cuda_random_state)
     return TrainingPosition(**content["position"])
+
+
+def _write(content: dict[str, Any], file: BinaryIO) -> None:
+    try:
+        torch.save(content, file)
+    except RuntimeError as error:
+        # torch finds its archive incomplete after a write has failed, and says that instead of what failed.
+        if isinstance(error.__context__, OSError):
+            raise error.__context__ from None
+        raise
 
 
 def _read(path: Path) -> dict[str, Any]:

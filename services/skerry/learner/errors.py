@@ -2,7 +2,7 @@
 
 LearnerInputError
 ├── DataError           the data can't be trained on: name other data, or a smaller context
-├── CheckpointError     the local checkpoint can't be resumed: name another directory, or the options it was made with
+├── CheckpointError     the local checkpoint can't be resumed or written: name another directory, or what it was made with
 └── DeviceError         the device isn't there: name another
 """
 
@@ -18,7 +18,7 @@ class DataError(LearnerInputError):
 
 
 class CheckpointError(LearnerInputError):
-    """The local checkpoint is damaged, or was made by a different model."""
+    """The local checkpoint is damaged, was made by a different model, or can't be written."""
 
 
 class DeviceError(LearnerInputError):

@@ -74,8 +74,21 @@ class MetricsWriter:
         self._cut_torn_line()
 
     def write(self, line: MetricsLine) -> None:
-        """Append `line`; it is visible to readers when this returns, though not yet synced to the disk."""
-        self._file.write(json.dumps(asdict(line), separators=(",", ":")).encode() + b"\n")
+        """Append `line`; it is visible to readers when this returns, though not yet synced to the disk.
+
+        Raises:
+            OSError: it couldn't be written; nothing of it was.
+        """
+        text = json.dumps(asdict(line), separators=(",", ":")).encode() + b"\n"
+        begin = self._file.seek(0, os.SEEK_END)
+        try:
+            # A disk that runs full may take a part first, and refuse the rest.
+            written = 0
+            while written < len(text):
+                written += self._file.write(text[written:])
+        except OSError:
+            self._file.truncate(begin)
+            raise
 
     def close(self) -> None:
         """Sync the file and close it; a second call does nothing."""

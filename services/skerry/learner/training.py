@@ -13,6 +13,7 @@ from skerry.learner.batches import Batch, BatchSampler, held_out_batches
 from skerry.learner.checkpoint import TrainingPosition, load_checkpoint, save_checkpoint
 from skerry.learner.clock import Clock
 from skerry.learner.corpus import load_corpus
+from skerry.learner.errors import CheckpointError
 from skerry.learner.island import Island
 from skerry.learner.metrics import MetricsLine, MetricsWriter, read_metrics
 from skerry.learner.model import Gpt
@@ -102,7 +103,10 @@ def prepare(settings: LearnSettings, device: torch.device) -> Training:
 def train(training: Training, island: Island, *, clock: Clock, stop: threading.Event) -> TrainingPosition:
     """Train until the steps are done, the run is closed or `stop` is set; then flush, checkpoint and give the position.
 
-    A step is never cut: `stop` is looked at between steps.
+    A step is never cut: `stop` is looked at between steps. A full disk doesn't stop training.
+
+    Raises:
+        CheckpointError: the last checkpoint couldn't be written.
     """
     with MetricsWriter(training.settings.metrics_path) as writer:
         loop = _Loop(training, island, clock=clock, writer=writer)
@@ -110,9 +114,13 @@ def train(training: Training, island: Island, *, clock: Clock, stop: threading.E
             loop.run(stop)
         finally:
             # Also when a step failed: what was learned until then is worth keeping.
-            loop.save()
+            is_saved = loop.save()
         island.flush(training.settings.loop.flush_timeout_s)
         loop.write_last()
+    if not is_saved:
+        path = training.settings.checkpoint_path
+        message = f"trained to the end, but the checkpoint can't be written: make room, or name another place. {path}"
+        raise CheckpointError(message)
     return loop.position
 
 
@@ -154,6 +162,7 @@ class _Loop:
         self._clock = clock
         self._writer = writer
         self._last_line: MetricsLine | None = None
+        self._has_lost_lines = False
         self._started_s = clock.monotonic_s() - training.position.time_s
         optimizer = training.settings.optimizer
         self._schedule = LearningRateSchedule(optimizer.peak_rate, optimizer.warmup_steps, optimizer.horizon_steps)
@@ -171,19 +180,21 @@ class _Loop:
             if loop.checkpoint_every and self.position.step % loop.checkpoint_every == 0:
                 self.save()
 
-    def save(self) -> None:
+    def save(self) -> bool:
+        """Write the checkpoint; false if that failed, which is no reason to stop training."""
         training = self._training
-        save_checkpoint(
-            training.settings.checkpoint_path,
-            model=training.model,
-            optimizer=training.optimizer,
-            position=self.position,
-        )
+        path = training.settings.checkpoint_path
+        try:
+            save_checkpoint(path, model=training.model, optimizer=training.optimizer, position=self.position)
+        except OSError as error:
+            _log.warning("checkpoint can't be written, training goes on", path=str(path), because=str(error))
+            return False
+        return True
 
     def write_last(self) -> None:
         """Write the last line again with what the flush has changed, so that the file ends with the final counts."""
         if self._last_line is not None:
-            self._writer.write(self._with_exchange(self._last_line))
+            self._write(self._with_exchange(self._last_line))
 
     def _step(self) -> None:
         training, clock = self._training, self._clock
@@ -250,7 +261,7 @@ class _Loop:
             val_loss=evaluate(self._training.model, self._training.held_out) if is_due else None,
         )
         line = self._with_exchange(line)
-        self._writer.write(line)
+        self._write(line)
         self._last_line = line
         if settings.loop.log_every and (step % settings.loop.log_every == 0 or step == settings.loop.step_count):
             _log.info(
@@ -263,6 +274,14 @@ class _Loop:
                 sync_stall_ms=round(line.sync_stall_ms, 2),
                 staleness=line.staleness,
             )
+
+    def _write(self, line: MetricsLine) -> None:
+        try:
+            self._writer.write(line)
+        except OSError as error:
+            if not self._has_lost_lines:
+                _log.warning("metrics can't be written, training goes on", step=line.step, because=str(error))
+            self._has_lost_lines = True
 
     def _with_exchange(self, line: MetricsLine) -> MetricsLine:
         reading = self._island.read()

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import random
 
+import numpy as np
 import pytest
 
+from skerry.store.objects import open_objects
 from skerry.syncer.budget import ByteBudget
+from skerry.syncer.host import HostSettings
+from skerry.syncer.server import ServerSettings, serving
+from skerry.v1 import exchange_pb2 as exchange
+from tests.syncer.raw_island import FLOAT32, Island, connected, create_run, pull
 
 
 async def test_grants_within_the_budget_do_not_wait() -> None:
@@ -59,3 +66,24 @@ async def test_who_gives_up_waiting_holds_nothing() -> None:
             await hasty()
         assert budget.used_bytes == 100
     assert budget.used_bytes == 0
+
+
+async def test_pushes_that_share_a_small_budget_are_all_accepted(store_url: str) -> None:
+    settings = ServerSettings(listen="127.0.0.1:0", host=HostSettings(part_budget_bytes=2_000))
+    async with serving(open_objects(store_url), settings) as server, connected(server.port) as stubs:
+        run, _ = await create_run(stubs)
+        base = await pull(stubs, run, "body")
+        values = np.random.default_rng(1).standard_normal(base.values.size).astype(np.float32)
+
+        async def push(name: str) -> exchange.PushDeltaResponse:
+            island = Island(stubs, run, name, random.Random(name))
+            await island.attach()
+            answer = await island.push(island.header(base, "body"), values, FLOAT32)
+            island.detach()
+            return answer
+
+        answers = await asyncio.gather(*(push(f"island-{at}") for at in range(12)))
+        assert {answer.state for answer in answers} == {exchange.PUSH_STATE_ACCEPTED}
+        part_bytes = 2 * 4 * base.values.size  # float32, and the copy that is joined
+        assert server.host.budget.peak_bytes <= 2_000 + part_bytes + 1_000
+        assert server.host.budget.used_bytes == 0

@@ -8,10 +8,14 @@ from __future__ import annotations
 
 from typing import Final
 
+import structlog
+
 from skerry.store.clock import Entropy
 from skerry.store.errors import ObjectMissingError
 from skerry.store.objects import Objects
+from skerry.syncer.membership import Membership
 
+_LOG: Final = structlog.get_logger(__name__)
 # What one learner's report may take; more is not read.
 MAX_ADVICE_BYTES: Final = 2**20
 _FOLDER: Final = "learners"
@@ -64,3 +68,20 @@ class AdviceBoard:
                 names[learner].discard(name)
         self._names = names
         return tuple(advice)
+
+
+async def exchange_leases(board: AdviceBoard, membership: Membership, now_s: float) -> bool:
+    """Writes what was renewed here, takes in what others wrote, and returns whether there was any of that.
+
+    Raises:
+        StoreError: the store failed; what was not exchanged is next time, or is out of date by then.
+    """
+    for learner, advice in membership.unpublished():
+        await board.publish(learner, advice)
+    heard = await board.read_new()
+    for learner, advice in heard:
+        try:
+            membership.hear(learner, advice, now_s)
+        except (ValueError, KeyError, TypeError) as error:
+            _LOG.warning("advice is not readable", learner=learner, cause=str(error))
+    return bool(heard)

@@ -24,7 +24,7 @@ from skerry.store.fold import RunState
 from skerry.store.log import RunLog
 from skerry.store.run_state import Outcome
 from skerry.store.workers import Workers
-from skerry.syncer.advice import AdviceBoard
+from skerry.syncer.advice import AdviceBoard, exchange_leases
 from skerry.syncer.errors import DrainingError, SyncerError
 from skerry.syncer.events import (
     Draining,
@@ -40,7 +40,7 @@ from skerry.syncer.membership import Membership
 from skerry.syncer.merge import UnreadableDeltaError
 from skerry.syncer.merging import Merger
 from skerry.syncer.rounds import MergeKey, RoundEngine, participation
-from skerry.syncer.streams import EventStream
+from skerry.syncer.streams import EventStream, Followers
 
 _LOG: Final = structlog.get_logger(__name__)
 
@@ -53,15 +53,6 @@ class ReplicaSettings:
     idle_poll_s: float = 1.0  # at most, while none is
     retry_s: float = 0.5  # after the store failed
     stream_limit_bytes: int = 2**20  # of events that a follower has not taken
-
-
-@dataclass(eq=False)
-class Follower:
-    """One stream of events; a learner's knows whose it is."""
-
-    stream: EventStream
-    learner: str = ""
-    session: str = ""
 
 
 class RunReplica:
@@ -86,7 +77,7 @@ class RunReplica:
         self._advice = advice
         self._settings = settings
         self._engine = RoundEngine()
-        self._followers: dict[Follower, None] = {}
+        self._followers = Followers(settings.stream_limit_bytes)
         self._announced: dict[str, int] = {}  # by fragment: the version whose round followers were told of
         self._live: set[str] = set()  # learners whose lease lived at the last decision
         self._decide_now = asyncio.Event()
@@ -110,7 +101,8 @@ class RunReplica:
     @property
     def is_idle(self) -> bool:
         """Whether nobody follows, nothing is merged and no round gathers: it may be closed and opened again later."""
-        return not self._followers and self._merge_count == 0 and not self._is_busy()
+        is_used = bool(self._followers or self._waiting)
+        return not is_used and self._merge_count == 0 and not self._is_busy()
 
     async def run(self) -> None:
         """Serves until cancelled.
@@ -132,7 +124,7 @@ class RunReplica:
             self._tasks = None
             self._has_ended = True
             self._unsubscribe()
-            self.end_followers(DrainingError())
+            self._followers.close(DrainingError())
             self._wake_waiting()
 
     # Followers
@@ -140,37 +132,26 @@ class RunReplica:
     @contextmanager
     def attached(self, learner: str, session: str) -> Iterator[EventStream]:
         """Yields the events for an attached learner, until it leaves the context."""
-        with self._following(Follower(EventStream(self._settings.stream_limit_bytes), learner, session)) as stream:
+        with self._followers.following(learner, session) as stream:
+            known = self.state.learners[learner]
+            if known.session != session:  # fenced since its own entry was folded
+                stream.end(_fenced(learner))
             self._tell(LearnerSeen(self.membership.record(self.state, learner, self._clock.monotonic())))
             yield stream
 
     @contextmanager
     def watching(self) -> Iterator[EventStream]:
         """Yields the events for an observer, until it leaves the context."""
-        with self._following(Follower(EventStream(self._settings.stream_limit_bytes))) as stream:
+        with self._followers.following() as stream:
             yield stream
-
-    @contextmanager
-    def _following(self, follower: Follower) -> Iterator[EventStream]:
-        self._followers[follower] = None
-        if self._is_draining:
-            follower.stream.end(DrainingError())
-        try:
-            yield follower.stream
-        finally:
-            del self._followers[follower]
-
-    def _tell(self, kind: EventKind) -> None:
-        """Tells followers of something that is not in the log; other learners' reports go to observers only."""
-        event = Event(self.state.position, kind)
-        for follower in self._followers:
-            if not (follower.learner and isinstance(kind, LearnerSeen)):
-                follower.stream.put(event)
 
     def end_followers(self, error: SyncerError) -> None:
         """Ends every stream with `error`."""
-        for follower in self._followers:
-            follower.stream.end(error)
+        self._followers.end(error)
+
+    def _tell(self, kind: EventKind) -> None:
+        """Tells followers of something that is not in the log."""
+        self._followers.tell(Event(self.state.position, kind))
 
     # What calls tell
 
@@ -213,11 +194,10 @@ class RunReplica:
             SyncerError: the run takes no learners, or a newer session fences this one.
         """
         rejection = self.state.check(item)
-        known = self.state.learners.get(item.learner)
-        if rejection is None and known is not None and known.session == item.session and not known.has_left:
+        if rejection is not None and rejection.reason == "REPEATED":
             return
         (outcome,) = await self.log.append([item])
-        if outcome.rejection is not None:
+        if outcome.rejection is not None and outcome.rejection.reason != "REPEATED":
             raise SyncerError(outcome.rejection.reason, outcome.rejection.detail)
 
     async def wait_until(self, holds: Callable[[RunState], bool]) -> None:
@@ -246,7 +226,7 @@ class RunReplica:
         """Tells followers, closes no further round, and returns when merges have ended."""
         self._is_draining = True
         self._tell(Draining(grace_s))
-        self.end_followers(DrainingError())
+        self._followers.close(DrainingError())
         self._decide_now.set()
         self._wake_waiting()
         await self._merges_ended.wait()
@@ -256,8 +236,7 @@ class RunReplica:
     def _on_entry(self, entry: Entry, outcomes: tuple[Outcome, ...]) -> None:
         """Tells followers at once, and wakes whoever waits for change."""
         for event in events_of(self.state, entry, outcomes):
-            for follower in self._followers:
-                follower.stream.put(event)
+            self._followers.tell(event)
         for outcome in outcomes:
             if outcome.rejection is None and isinstance(outcome.item, SessionItem):
                 self._fence(outcome.item)
@@ -269,11 +248,7 @@ class RunReplica:
         self._wake_waiting()
 
     def _fence(self, item: SessionItem) -> None:
-        for follower in self._followers:
-            if follower.learner == item.learner and follower.session != item.session:
-                follower.stream.end(
-                    SyncerError("SESSION_FENCED", f"a newer session of this learner attached. learner={item.learner}")
-                )
+        self._followers.end(_fenced(item.learner), learner=item.learner, but_session=item.session)
         self.membership.forget_others(self.state)
 
     def _wake_waiting(self) -> None:
@@ -441,20 +416,15 @@ class RunReplica:
         """Exchanges leases with other replicas, three times a term."""
         while True:
             try:
-                for learner, advice in self.membership.unpublished():
-                    await self._advice.publish(learner, advice)
-                heard = await self._advice.read_new() if self.state.learners else ()
+                if await exchange_leases(self._advice, self.membership, self._clock.monotonic()):
+                    self._decide_now.set()
             except StoreError as error:
                 _LOG.warning("leases could not be exchanged", run=self.log.spec.name, cause=str(error))
-                heard = ()
-            for learner, advice in heard:
-                try:
-                    self.membership.hear(learner, advice, self._clock.monotonic())
-                except (ValueError, KeyError, TypeError) as error:
-                    _LOG.warning("advice is not readable", learner=learner, cause=str(error))
-            if heard:
-                self._decide_now.set()
             await self._clock.sleep(self.state.policy.lease_term_s / 3)
+
+
+def _fenced(learner: str) -> SyncerError:
+    return SyncerError("SESSION_FENCED", f"a newer session of this learner attached. learner={learner}")
 
 
 async def _wait(event: asyncio.Event, timeout_s: float | None) -> None:

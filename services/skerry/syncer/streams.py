@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from typing import Final
 
 from skerry.syncer.errors import SyncerError
@@ -84,6 +85,57 @@ class EventStream:
         event = self._events.popleft()
         self._size_bytes -= _size_bytes(event)
         return event
+
+
+@dataclass(eq=False)
+class _Follower:
+    """One stream; a learner's knows whose it is."""
+
+    stream: EventStream
+    learner: str
+    session: str
+
+
+class Followers:
+    """Everybody who follows one run on one replica: attached learners and observers."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        """Gives each of them a stream of at most `limit_bytes`."""
+        self._limit_bytes = limit_bytes
+        self._followers: dict[_Follower, None] = {}
+        self._closed: Exception | None = None
+
+    def __len__(self) -> int:
+        return len(self._followers)
+
+    @contextmanager
+    def following(self, learner: str = "", session: str = "") -> Iterator[EventStream]:
+        """Yields a stream of what is told while the context lasts; one of a learner, or of an observer."""
+        follower = _Follower(EventStream(self._limit_bytes), learner, session)
+        self._followers[follower] = None
+        if self._closed is not None:
+            follower.stream.end(self._closed)
+        try:
+            yield follower.stream
+        finally:
+            del self._followers[follower]
+
+    def tell(self, event: Event) -> None:
+        """Tells everybody at once; how learners fare is for observers only."""
+        for follower in self._followers:
+            if not (follower.learner and isinstance(event.kind, LearnerSeen)):
+                follower.stream.put(event)
+
+    def end(self, error: Exception, *, learner: str = "", but_session: str = "") -> None:
+        """Ends all streams, or those of a learner's other sessions."""
+        for follower in self._followers:
+            if not learner or (follower.learner == learner and follower.session != but_session):
+                follower.stream.end(error)
+
+    def close(self, error: Exception) -> None:
+        """Ends all streams, and those that are yet to come."""
+        self._closed = error
+        self.end(error)
 
 
 @asynccontextmanager

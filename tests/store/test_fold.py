@@ -237,6 +237,7 @@ def test_a_session_may_attach_again_and_leave_once(history: History) -> None:
     history.admit(LeftItem("m0", "m0-s1"))
     assert history.reject(LeftItem("m0", "m0-s1")) == "SESSION_FENCED"
     history.admit(SessionItem("m0", "m0-s1", "here"))
+    assert history.reject(SessionItem("m0", "m0-s1", "here")) == "REPEATED"
     history.admit(LeftItem("m0", "m0-s1"))
     assert history.reject(LeftItem("nobody", "s")) == "SESSION_FENCED"
 

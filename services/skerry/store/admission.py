@@ -197,6 +197,8 @@ def check_session(state: RunState, item: SessionItem) -> Rejection | None:
     learner = state.learners.get(item.learner)
     if learner is not None and item.session in learner.sessions and learner.session != item.session:
         return Rejection("SESSION_FENCED", f"a newer session of this learner attached. learner={item.learner}")
+    if learner is not None and learner.session == item.session and not learner.has_left:
+        return Rejection("REPEATED", f"session is attached. learner={item.learner}")
     return None
 
 

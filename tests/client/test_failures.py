@@ -1,0 +1,96 @@
+"""What a failed call becomes, and how it is repeated."""
+
+from __future__ import annotations
+
+import random
+
+import grpc
+import pytest
+from google.protobuf import any_pb2
+from google.rpc import error_details_pb2, status_pb2
+from grpc.aio import Metadata
+
+from skerry.client import (
+    RetrySettings,
+    RunExistsError,
+    SkerryError,
+    StopExchangingError,
+    TryAgainError,
+    WorkRefusedError,
+)
+from skerry.client.errors import error_of
+from skerry.client.grpc_transport import error_from_rpc
+from skerry.client.retry import repeat
+
+
+def rpc_error(code: grpc.StatusCode, *details: object) -> grpc.aio.AioRpcError:
+    packed = []
+    for detail in details:
+        packed.append(any_pb2.Any())
+        packed[-1].Pack(detail)  # type: ignore[arg-type]  # every detail is a message
+    status = status_pb2.Status(code=code.value[0], message="as the server says", details=packed)
+    trailing = Metadata(("grpc-status-details-bin", status.SerializeToString()))
+    return grpc.aio.AioRpcError(code, Metadata(), trailing, "as the server says", "")
+
+
+def test_the_reason_decides_the_class_and_the_server_says_when_to_retry() -> None:
+    info = error_details_pb2.ErrorInfo(domain="skerry", reason="STORE_UNAVAILABLE", metadata={"store": "s3"})
+    retry = error_details_pb2.RetryInfo()
+    retry.retry_delay.FromMilliseconds(1500)
+    error = error_from_rpc(rpc_error(grpc.StatusCode.UNAVAILABLE, info, retry))
+    assert isinstance(error, TryAgainError)
+    assert (error.reason, error.retry_after_s, error.metadata) == ("STORE_UNAVAILABLE", 1.5, {"store": "s3"})
+    assert str(error) == "as the server says"
+
+
+@pytest.mark.parametrize(
+    ("reason", "kind"),
+    [
+        ("SESSION_FENCED", StopExchangingError),
+        ("STORE_ROLLED_BACK", StopExchangingError),
+        ("BASE_STALE", WorkRefusedError),
+        ("RUN_EXISTS", RunExistsError),
+        ("DRAINING", TryAgainError),
+    ],
+)
+def test_every_reason_says_what_to_do(reason: str, kind: type[SkerryError]) -> None:
+    info = error_details_pb2.ErrorInfo(domain="skerry", reason=reason)
+    assert type(error_from_rpc(rpc_error(grpc.StatusCode.FAILED_PRECONDITION, info))) is kind
+
+
+def test_details_of_others_are_not_taken_for_ours() -> None:
+    info = error_details_pb2.ErrorInfo(domain="elsewhere", reason="RUN_CLOSED")
+    assert error_from_rpc(rpc_error(grpc.StatusCode.UNAVAILABLE, info)).reason == "UNREACHABLE"
+
+
+async def test_a_call_is_repeated_within_its_bound() -> None:
+    calls = []
+
+    async def call() -> None:
+        calls.append(1)
+        raise error_of("STORE_UNAVAILABLE", "not now", retry_after_s=0.0)
+
+    with pytest.raises(TryAgainError):
+        await repeat(call, RetrySettings(attempt_count=4), random.Random(0))
+    assert len(calls) == 4
+
+
+async def test_a_refusal_is_not_repeated() -> None:
+    calls = []
+
+    async def call() -> None:
+        calls.append(1)
+        raise error_of("BAD_REQUEST", "never")
+
+    with pytest.raises(SkerryError, match="never"):
+        await repeat(call, RetrySettings(), random.Random(0))
+    assert len(calls) == 1
+
+
+def test_pauses_grow_to_their_limit_and_the_server_wins() -> None:
+    retry, jitter = RetrySettings(first_wait_s=1.0, longest_wait_s=8.0), random.Random(0)
+    error = error_of("UNREACHABLE", "gone")
+    for attempt, longest_s in ((1, 1.0), (2, 2.0), (3, 4.0), (9, 8.0), (10_000, 8.0)):
+        assert longest_s / 2 <= retry.wait_s(attempt, error, jitter) <= longest_s
+    told = error_of("STORE_FULL", "full", retry_after_s=30.0)
+    assert 30.0 <= retry.wait_s(1, told, jitter) <= 37.5

@@ -9,7 +9,8 @@ from tests.e2e.machine import CommandError, run
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1500)]
 
-_IMAGES = ("skerry-syncer", "skerry-learner")
+_SYNCER, _LEARNER = "skerry-syncer", "skerry-learner:us"
+_IMAGES = (_SYNCER, _LEARNER)
 
 
 def in_image(composition: Composition, image: str, *words: str) -> str:
@@ -50,22 +51,22 @@ def test_an_image_holds_no_installer_no_wheels_and_no_source_tree(composition: C
 
 def test_the_syncer_needs_no_torch(composition: Composition) -> None:
     find = "import importlib.util as u; print([name for name in ('torch', 'sympy', 'pip') if u.find_spec(name)])"
-    assert in_image(composition, "skerry-syncer", "/opt/skerry/bin/python3", "-c", find).strip() == "[]"
-    assert "skerry serve" in in_image(composition, "skerry-syncer", "skerry", "serve", "--help")
+    assert in_image(composition, _SYNCER, "/opt/skerry/bin/python3", "-c", find).strip() == "[]"
+    assert "skerry serve" in in_image(composition, _SYNCER, "skerry", "serve", "--help")
 
 
 def test_the_syncer_is_a_quarter_of_a_gigabyte(composition: Composition, capsys: pytest.CaptureFixture[str]) -> None:
     size = {name: composition.engine.inspect(name)["Size"] / 1e6 for name in (*_IMAGES, "python:3.11-slim")}
     with capsys.disabled():
         print("\nimages, in MB:", ", ".join(f"{name} {size_mb:.0f}" for name, size_mb in size.items()))
-    assert size["skerry-syncer"] - size["python:3.11-slim"] < 200
-    assert size["skerry-learner"] > 2 * size["skerry-syncer"]
+    assert size[_SYNCER] - size["python:3.11-slim"] < 200
+    assert size[_LEARNER] > 2 * size[_SYNCER]
 
 
 def test_an_image_refuses_plaintext_on_every_address_until_it_is_asked_for_by_name(composition: Composition) -> None:
     with pytest.raises(CommandError, match="--insecure"):
         run(
-            ["docker", "run", "--rm", "--network=none", "skerry-syncer"],
+            ["docker", "run", "--rm", "--network=none", _SYNCER],
             timeout_s=60,
             env=composition.engine.env,
         )

@@ -6,20 +6,22 @@ from skerry.store.clock import SystemClock, SystemEntropy
 from skerry.store.entries import Fate
 from skerry.store.fold import RunState
 from skerry.store.objects import open_objects
-from skerry.store.replay import weights_at
+from skerry.store.scratch import Scratch
 from skerry.store.store import Store
+from skerry.store.verify import verify_run
 from skerry.store.workers import InlineWorkers
 
 
 async def final_state(store_url: str, name: str, uid: str) -> RunState:
-    """Returns the fold of the log, after checking that every newest version can be rebuilt with its digest."""
+    """Returns the fold of the log, after every version was merged again from its deltas, with the same digest."""
     store = Store(
         open_objects(store_url), clock=SystemClock(), entropy=SystemEntropy(), workers=InlineWorkers(), writer="audit"
     )
     log = await store.open_log(name, uid)
     for fragment in log.state.fragments.values():
         assert sorted(fragment.versions) == list(range(fragment.version + 1)), "versions are continuous"
-        await weights_at(log, fragment.layout.name, fragment.version, workers=InlineWorkers())  # checks the digest
+    report = await verify_run(log, workers=InlineWorkers(), scratch=Scratch(None))
+    assert report.ok, [str(problem) for problem in report.problems]
     await store.close()
     return log.state
 

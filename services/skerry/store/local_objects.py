@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Final
@@ -21,7 +22,7 @@ from obstore.store import LocalStore
 
 from skerry.store.clock import Entropy
 from skerry.store.errors import ObjectMissingError, StoreUnavailableError
-from skerry.store.objects import check_object_name
+from skerry.store.objects import STREAM_CHUNK_BYTES, check_object_name
 from skerry.store.obstore_objects import ObstoreObjects, translated_errors
 from skerry.store.workers import Workers
 
@@ -98,6 +99,18 @@ class LocalObjects(ObstoreObjects):
             # Not closed here: if this task was cancelled, a thread may still be writing to the descriptor.
             self._file_system.remove(draft.path)
         return size
+
+    async def stream(self, name: str, *, offset: int = 0) -> AsyncIterator[bytes]:
+        """Yields the object's bytes from `offset`; some twenty times as fast from the page cache as through obstore."""
+        with translated_errors("stream", check_object_name(name)):
+            file = await self._workers.run(_Opened, self.root / name)
+        while True:
+            with translated_errors("stream", name):
+                piece = await self._workers.run(file.read, offset)
+            if not piece:
+                return
+            yield piece
+            offset += len(piece)
 
     async def delete(self, names: Sequence[str]) -> None:
         """Deletes these objects, and the folders that are empty then."""
@@ -183,6 +196,27 @@ class _Draft:
 
     def __del__(self) -> None:
         os.close(self.descriptor)
+
+
+class _Opened:
+    """A file that is being read; closed when nobody holds it any more, so that a thread never reads a foreign file."""
+
+    def __init__(self, path: Path) -> None:
+        self._descriptor = -1
+        try:
+            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except NotADirectoryError as error:  # an object has no objects below it
+            raise FileNotFoundError(path) from error
+        if not stat.S_ISREG(os.fstat(self._descriptor).st_mode):
+            raise FileNotFoundError(path)
+
+    def read(self, offset: int) -> bytes:
+        """Returns up to a chunk of bytes from `offset`; none at the end."""
+        return os.pread(self._descriptor, STREAM_CHUNK_BYTES, offset)
+
+    def __del__(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
 
 
 def _inode(folder: Path) -> int | None:

@@ -38,6 +38,7 @@ _FATES: Final = {
     types_pb2.FATE_EXPIRED: Fate.EXPIRED,
     types_pb2.FATE_QUARANTINED: Fate.QUARANTINED,
 }
+_LONGEST_ROUND_STEPS: Final = 12
 # What float32 loses on weights of this size over one round's steps.
 _ROUNDING: Final = 1e-3
 # Half a quantisation step, as a share of the largest value; bfloat16 is for vectors, and float32 is exact.
@@ -203,15 +204,21 @@ class _Audit:
             for contradiction in record.contradictions:
                 yield Finding("nothing fails by a defect", f"{who}: {contradiction}")
             failure = record.failure
-            if failure is not None and not (failure.reason == "SESSION_FENCED" and record.may_be_fenced):
+            if failure is not None and not self._is_fair(record, failure.reason):
                 yield Finding("no learner is stopped without cause", f"{who}: {failure.reason}: {failure}")
 
+    def _is_fair(self, record: LearnerRecord, reason: str) -> bool:
+        """Whether a learner had to stop."""
+        if reason == "RUN_CLOSED":
+            return self.evidence.plan.mix.closes_under_fire
+        return reason == "SESSION_FENCED" and record.may_be_fenced
+
     def _nothing_is_lost(self) -> Iterator[Finding]:
-        """Whoever left in peace has all its work merged, but for what the log names."""
+        """Whoever flushed and left has all its work merged, but for what the log names."""
         if self.evidence.plan.mix.adoption is not Adoption.REBASE or self.evidence.plan.mix.closes_under_fire:
             return
         for record in self.evidence.records:
-            if not record.has_left or record.is_dirty or record.failure is not None:
+            if not record.has_flushed or record.is_dirty or record.failure is not None:
                 continue
             for fragment in self.state.fragments:
                 lost = self._unmerged(record, fragment, record.step_count)
@@ -223,7 +230,7 @@ class _Audit:
                 }
                 if lost - named:
                     detail = f"{record.learner}.{record.incarnation} lost steps {_brief(lost - named)} of {fragment}"
-                    yield Finding("no work of a learner that left in peace is lost", detail)
+                    yield Finding("no work of a learner that flushed and left is lost", detail)
 
     # Liveness.
 
@@ -235,6 +242,7 @@ class _Audit:
             landings = [self._landed(version.position) for version in fragment.versions.values()]
             if not any(evidence.calm_begin_count < landed <= evidence.calm_end_count for landed in landings):
                 yield Finding("every fragment moves once nothing fails", f"{name} did not within {evidence.calm_s} s")
+        yield from self._everybody_takes_part()
         for record in evidence.records:
             if record.steps_when_calm is None or not record.is_newest or record.is_dirty or record.failure is not None:
                 continue
@@ -245,6 +253,18 @@ class _Audit:
                 if left:
                     detail = f"{record.learner}.{record.incarnation}'s steps {_brief(left)} of {fragment} are not"
                     yield Finding(f"all work is merged within {evidence.calm_s} s once nothing fails", detail)
+
+    def _everybody_takes_part(self) -> Iterator[Finding]:
+        """Whoever trained through the calm has something of its work merged after it began, poisoned or not."""
+        begin = self.evidence.calm_begin_count or 0
+        for record in self.evidence.records:
+            if not record.has_left or record.failure is not None or record.step_count < 2 * _LONGEST_ROUND_STEPS:
+                continue
+            for fragment in self.state.fragments:
+                deltas = [one for one in self.histories[record.session, fragment] if one.fate is Fate.MERGED]
+                if not any(self._landed(delta.position) > begin for delta in deltas):
+                    detail = f"{record.learner}.{record.incarnation} does not in {fragment}"
+                    yield Finding("everybody takes part again once nothing fails", detail)
 
     def _unmerged(self, record: LearnerRecord, fragment: str, steps: int, *, until: int | None = None) -> set[int]:
         """Returns the steps up to `steps` that no version has, or none that landed by `until`."""

@@ -13,6 +13,10 @@ from tests.simulation.network import NetworkFaults
 from tests.simulation.shared_store import StoreFaults
 
 
+# Seconds of a training step: two fast learners, one 3 times slower, one 10 times.
+STEP_S: Final = (0.5, 0.55, 1.5, 5.0)
+
+
 @dataclass(frozen=True)
 class Disturbance:
     """Something that happens once; the subclasses say what."""
@@ -138,11 +142,10 @@ class Mix:
     quorum_count: int = 1
     snapshot_ratio: float = 1.0
     closes_under_fire: bool = False
+    step_s: tuple[float, ...] = STEP_S
 
 
 REPLICA_COUNT: Final = 3
-# Seconds of a training step: two fast learners, one 3 times slower, one 10 times.
-STEP_S: Final = (0.5, 0.55, 1.5, 5.0)
 
 
 def draw(mix: Mix, source: random.Random, duration_s: float) -> tuple[Disturbance, ...]:
@@ -159,7 +162,7 @@ def _replica(source: random.Random) -> int:
 
 
 def _learner(source: random.Random) -> int:
-    return source.randrange(len(STEP_S))
+    return source.randrange(len(STEP_S))  # of fewer learners, counted round again
 
 
 def _is_likely(source: random.Random) -> bool:

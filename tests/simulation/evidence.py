@@ -7,7 +7,7 @@ import dataclasses
 import hashlib
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from skerry.store.errors import StoreError
 from skerry.store.fold import RunState
@@ -19,6 +19,9 @@ from tests.simulation.sim_transport import LearnerRecord
 
 if TYPE_CHECKING:
     from tests.simulation.world import Plan, World
+
+
+_LOOKS: Final = 20
 
 
 @dataclass(frozen=True)
@@ -51,31 +54,44 @@ class Evidence:
 
 async def gather(world: World) -> Evidence:
     """Returns the evidence, and has every replica fold the log to its end for it."""
-    digests = []
     complaints = [*world.complaints, *world.network.defects]
-    for replica in world.replicas:
-        assert replica.host is not None
-        try:
-            log = (await replica.host.open(RUN)).log
-            await log.tail()
-        except (StoreError, SyncerError) as error:
-            complaints.append(f"replica {replica.index} can't read the run. cause={error!r}")
-            continue
-        digests.append((f"replica-{replica.index}", state_digest(log.state)))
+    digests = await _digests(world, complaints)
+    objects = DictObjects()
+    objects.objects.update(world.store.objects.objects)
     return Evidence(
         plan=world.plan,
-        objects=world.store.objects,
-        landed=world.store.landed,
+        objects=objects,
+        landed=dict(world.store.landed),
         calm_begin_count=world.calm_begin_count,
         calm_end_count=world.calm_end_count,
         calm_s=world.calm_s,
         adopted=tuple(_adopted(world)),
         records=tuple(record for learner in world.learners for record in learner.records),
-        state_digests=tuple(digests),
+        state_digests=digests,
         complaints=tuple(complaints),
         call_count=world.network.call_count,
         virtual_s=asyncio.get_running_loop().time(),
     )
+
+
+async def _digests(world: World, complaints: list[str]) -> tuple[tuple[str, str], ...]:
+    """Returns the digests of what the replicas fold, all at one position: the log's last."""
+    for _ in range(_LOOKS):
+        logs = []
+        for replica in world.replicas:
+            try:
+                assert replica.host is not None
+                log = (await replica.host.open(RUN)).log
+                await log.tail()
+            except (StoreError, SyncerError) as error:
+                complaints.append(f"replica {replica.index} can't read the run. cause={error!r}")
+                return ()
+            logs.append(log)
+        if len({log.state.position for log in logs}) == 1:
+            return tuple((f"replica-{index}", state_digest(log.state)) for index, log in enumerate(logs))
+        await asyncio.sleep(1.0)
+    complaints.append("the log of a closed run does not come to rest")
+    return ()
 
 
 def _adopted(world: World) -> Iterator[Adopted]:

@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from skerry.client.errors import SkerryError
+from skerry.client.errors import RunClosedError, SkerryError
 from skerry.client.exchange import ExchangeLoop
 from skerry.client.parameters import ArrayParameters
 from skerry.client.session import Adoption, ExchangeSettings
@@ -37,6 +37,8 @@ SHAPES: Final[dict[str, tuple[int, ...]]] = {
 _STEP_SIZE: Final = 0.1
 _TOKENS: Final = 100
 _REJOIN_S: Final = 3.0
+# Work behind a delta whose round nobody opens any more can't be sent: a learner that leaves waits this long for it.
+_FLUSH_S: Final = 30.0
 
 
 class LearnerProcess:
@@ -88,7 +90,7 @@ class LearnerProcess:
         for record in self.records:
             record.may_be_fenced = True
             record.is_newest = False
-        record = LearnerRecord(self.name, incarnation)
+        record = LearnerRecord(self.name, incarnation, may_be_fenced=incarnation > 0)
         record.work = {name: [np.zeros(int(np.prod(shape)))] for name, shape in SHAPES.items()}
         process = Process(f"{self.name}.{incarnation}")
         self.processes.append(process)
@@ -110,7 +112,6 @@ class LearnerProcess:
     def poison(self, value: float) -> None:
         """Has the next step multiply some weights by `value`, which may be infinite."""
         self._poison = value
-        self.record.is_dirty = True
 
     def end_training(self) -> None:
         """Has the newest process send what is unsent, say goodbye and end."""
@@ -123,11 +124,12 @@ class LearnerProcess:
             try:
                 await self._live(record, attempt)
                 return
-            except SkerryError as error:
+            except RunClosedError as error:
                 record.failure = error
+                return
+            except SkerryError:
                 attempt += 1
                 await asyncio.sleep(_REJOIN_S)
-                record.failure = None
 
     async def _live(self, record: LearnerRecord, attempt: int) -> None:
         seed = f"{self._seed}/{record.incarnation}/{attempt}"
@@ -178,16 +180,20 @@ class LearnerProcess:
             if self._poison is not None and record is self.record:
                 arrays["first.weight"] *= np.float32(self._poison)
                 self._poison = None
+                record.is_dirty = True
             record.step_count += 1
             exchange.step(_TOKENS, loss=1.0)
             record.longest_stall_s = exchange.stats.stall_s_max
             record.failure = exchange.failure
 
     async def _leave(self, record: LearnerRecord, exchange: ExchangeLoop) -> None:
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + _FLUSH_S
         exchange.flush()
-        while not exchange.is_flushed:
+        while not (is_flushed := exchange.is_flushed) and loop.time() < deadline_s:
             exchange._boundary.work()  # what `serve` does, without a thread to wait in
             await asyncio.sleep(0.1)
+        record.has_flushed = is_flushed
         await exchange.leave()
         record.has_left = True
 

@@ -37,8 +37,9 @@ class LearnerRecord:
     fates: dict[str, types_pb2.DeltaFate] = field(default_factory=dict)  # the last that was heard
     is_newest: bool = True
     has_left: bool = False
+    has_flushed: bool = False  # before it left: everything that it trained was acknowledged
     is_dirty: bool = False  # it was made to train on poison: contents say nothing
-    may_be_fenced: bool = False
+    may_be_fenced: bool = False  # the learner has had several sessions, and an old one's hello may come late
     failure: SkerryError | None = None
     longest_stall_s: float = 0.0
     steps_when_calm: int | None = None  # trained when the faults stopped
@@ -160,6 +161,7 @@ class SimTransport:
     ) -> AsyncIterator[exchange_pb2.AttachRequest]:
         async for request in requests:
             if request.WhichOneof("kind") == "hello":
+                self._record.may_be_fenced |= self._record.session not in ("", request.hello.session_id)
                 self._record.session = request.hello.session_id
             yield request
 

@@ -58,12 +58,12 @@ def plan(seed: int, mix: Mix) -> Plan:
     source = random.Random(f"{seed}/{mix.name}/plan")
     encoding = Encoding(codec=mix.delta_codec, block=16, vector_codec=Codec.BFLOAT16, compressor=Compressor.ZSTD)
     policy = Policy(
-        inner_step_count=source.choice((4, 6, 8)),
+        inner_step_count=source.choice((6, 8, 12)),
         quorum_count=mix.quorum_count,
         delta_encoding=encoding,
         update_encoding=replace(encoding, codec=Codec.INT4),
         lease_term_s=6.0,
-        max_staleness=source.choice((2, 4, 8)),
+        max_staleness=source.choice((6, 10)),
         snapshot_ratio=mix.snapshot_ratio,
     )
     return Plan(seed, mix, draw(mix, source, FIRE_S), policy)
@@ -101,7 +101,7 @@ class World:
                 count=self.count,
                 adoption=plan.mix.adoption,
             )
-            for index, step_s in enumerate(what.STEP_S)
+            for index, step_s in enumerate(plan.mix.step_s)
         ]
         self.is_calm = False
         self.calm_s = CALM_S
@@ -193,7 +193,7 @@ class World:
             for learner in self.learners
             for name in state.fragments
             if learner.record.failure is None
-        )
+        ) and all(learner.exchange is not None for learner in self.learners)
 
     @staticmethod
     def _calm_replica(replica: ReplicaProcess) -> None:
@@ -212,13 +212,22 @@ class World:
             self._calm_down()
         for learner in self.learners:
             learner.end_training()
-        while not all(learner.record.has_left for learner in self.learners) and loop.time() < deadline_s:
+        while not all(one.record.has_left or self._is_shut_out(one.record) for one in self.learners) and loop.time() < deadline_s:
             await asyncio.sleep(1.0)
-        self.complaints += [f"{one.name} could not leave in time" for one in self.learners if not one.record.has_left]
+        self.complaints += [
+            f"{one.name} could not leave in time"
+            for one in self.learners
+            if not one.record.has_left and not self._is_shut_out(one.record)
+        ]
         for task in self._operations:
             task.cancel()
         if not self.plan.mix.closes_under_fire:
             await self._close_run()
+
+    @staticmethod
+    def _is_shut_out(record: LearnerRecord) -> bool:
+        """Whether the run was closed before the learner could join it."""
+        return record.failure is not None and record.failure.reason == "RUN_CLOSED"
 
     async def _close_run(self) -> None:
         loop = asyncio.get_running_loop()
@@ -248,18 +257,18 @@ class World:
             case what.StopReplica(replica=index, for_s=for_s):
                 self._stop(self.replicas[index].process, for_s)
             case what.KillLearner(learner=index, down_s=down_s, with_reset=with_reset):
-                self.learners[index].kill(with_reset=with_reset)
-                self._later(down_s, self._boot_learner_if_dead(self.learners[index]))
+                self._learner(index).kill(with_reset=with_reset)
+                self._later(down_s, self._boot_learner_if_dead(self._learner(index)))
             case what.StopLearner(learner=index, for_s=for_s):
-                self._stop(self.learners[index].process, for_s)
+                self._stop(self._learner(index).process, for_s)
             case what.ReplaceLearner(learner=index, for_s=for_s):
-                self._stop(self.learners[index].process, for_s)
-                self.learners[index].boot()
+                self._stop(self._learner(index).process, for_s)
+                self._learner(index).boot()
             case what.Partition(learner=learner, replica=index, for_s=for_s):
-                name = None if learner is None else self.learners[learner].name
+                name = None if learner is None else self._learner(learner).name
                 self._block(name, index, for_s)
             case what.HalfOpen(learner=learner):
-                for link in self.network.links(self.learners[learner].name, None):
+                for link in self.network.links(self._learner(learner).name, None):
                     for call in list(link.calls):
                         self.network.make_half_open(call)
             case what.StoreOutage(replica=only, for_s=for_s):
@@ -271,9 +280,12 @@ class World:
             case what.ChangePolicy(inner_step_count=inner_step_count):
                 self._operations.append(asyncio.create_task(self._change_policy(inner_step_count)))
             case what.PoisonLearner(learner=index, factor=factor):
-                self.learners[index].poison(factor)
+                self._learner(index).poison(factor)
             case _:
                 raise AssertionError(one)
+
+    def _learner(self, index: int) -> LearnerProcess:
+        return self.learners[index % len(self.learners)]
 
     def _later(self, delay_s: float, happen: Callable[[], None]) -> None:
         asyncio.get_running_loop().call_later(delay_s, lambda: None if self.is_calm else happen())

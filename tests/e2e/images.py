@@ -16,7 +16,7 @@ from typing import Final
 
 import pytest
 
-from tests.e2e.engine import Engine
+from tests.e2e.engine import Engine, EngineError
 from tests.e2e.machine import BUILD, ROOT, CommandError, need_programs, run
 
 BASE: Final = "python:3.11-slim"
@@ -74,8 +74,10 @@ def _pull(kept: Path) -> bool:
     try:
         puller.start()
         puller.docker("pull", "--quiet", BASE, timeout_s=120)
-        puller.docker("save", "--output", kept, BASE, timeout_s=120)
-    except CommandError:
+        partial = kept.with_suffix(".partial")
+        puller.docker("save", "--output", partial, BASE, timeout_s=120)
+        partial.rename(kept)
+    except (CommandError, EngineError):
         return False
     finally:
         puller.stop()

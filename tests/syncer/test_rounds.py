@@ -288,3 +288,34 @@ def test_a_long_absence_takes_the_run_no_further_than_the_cap() -> None:
     world.accept("eu", steps=1000)
     world.close_and_commit(closed(world, "eu"))
     assert world.state.step_count == 48
+
+
+def test_a_silent_learner_damps_the_others_for_a_round_or_two_whatever_its_lease_says() -> None:
+    world = RoundWorld("eu", "us")
+    shares = []
+    for number in range(6):
+        world.accept("eu")
+        if number == 0:
+            world.accept("us")
+        shares.append(world.close_and_commit(closed(world, "eu", "us")).participation)
+    assert shares == pytest.approx([1.0, 0.5, 0.5, 0.5, 1.0, 1.0])
+
+
+def test_learners_merged_alone_in_turn_each_count_their_share() -> None:
+    world = RoundWorld("a1", "a2", "a3", "a4")
+    for _ in range(3):
+        for learner in ("a1", "a2", "a3", "a4"):
+            world.accept(learner)
+            close = world.close_and_commit(closed(world, "a1", "a2", "a3", "a4"))
+            assert close.participation == pytest.approx(0.25)
+    assert world.state.step_count == pytest.approx(3 * 24)
+
+
+def test_nobody_waits_for_a_live_learner_that_missed_two_closes() -> None:
+    world = RoundWorld("eu", "us")
+    waits = []
+    for _ in range(4):
+        world.accept("eu")
+        waits.append(not RoundEngine().decide(world.state, view("eu", "us"), 0.0).items)
+        world.close_and_commit(closed(world, "eu", "us"))
+    assert waits == [True, True, False, False]

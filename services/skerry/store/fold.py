@@ -124,6 +124,7 @@ class RunState:
                 learner = self.learners.setdefault(item.learner, LearnerState(item.learner, item.region, item.session))
                 learner.region, learner.session, learner.has_left = item.region, item.session, False
                 learner.sessions.add(item.session)
+                learner.attached_at, learner.attached_at_step = self.position, self.step_count
             case LeftItem():
                 self.learners[item.learner].has_left = True
             case ClosedItem():
@@ -180,6 +181,7 @@ class RunState:
         fragment.next_attempt = item.attempt + 1
         if is_new_round:
             fragment.closing_policy = self.policy
+            fragment.close_positions.append(self.position)
             fragment.contributors.append(frozenset(self.deltas[m.delta].item.learner for m in item.members))
         return decided
 
@@ -207,6 +209,7 @@ class RunState:
             history = fragment.squared_norms.setdefault(delta.item.learner, deque(maxlen=NORM_HISTORY))
             history.append(sum(delta.item.squared_norms) / (steps * steps))
             fragment.weights[delta.item.learner] = member.weight
+            fragment.contributed_at[delta.item.learner] = fragment.newest.step_count
             merged.append(delta)
         return merged
 
@@ -249,6 +252,7 @@ class RunState:
                 version.is_abandoned |= version.version > one.source_version
             fragment.version, fragment.round_count, fragment.next_attempt = one.version, 0, 0
             fragment.squared_norms.clear()
+            fragment.contributed_at.clear()
             fragment.versions[one.version] = VersionState(
                 one.version,
                 one.digest,

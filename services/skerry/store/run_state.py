@@ -85,6 +85,8 @@ class FragmentState:
     last_close_position: int = 0
     next_attempt: int = 0  # of the next close; above 0 after a round of this version whose every delta was unreadable
     contributors: deque[frozenset[str]] = field(default_factory=lambda: deque(maxlen=REMEMBERED_CLOSES))
+    close_positions: deque[int] = field(default_factory=lambda: deque(maxlen=REMEMBERED_CLOSES))  # of the same closes
+    contributed_at: dict[str, float] = field(default_factory=dict)  # by learner: step_count of its last merge's version
     squared_norms: dict[str, deque[float]] = field(default_factory=dict)  # by learner: |v|^2 / steps^2, merged
     weights: dict[str, float] = field(default_factory=dict)  # by learner: weight of its last merged delta
 
@@ -105,3 +107,5 @@ class LearnerState:
     has_left: bool = False
     accepted_count: int = 0
     step_count: int = 0  # inner steps in its accepted deltas
+    attached_at: int = 0  # position of its newest session
+    attached_at_step: float = 0.0  # the run's progress then

@@ -28,7 +28,7 @@ from typing import Final
 
 from skerry.store.entries import ClosedItem, Decided, Fate, FateItem, Item, Member, RunStatus, StatusItem
 from skerry.store.fold import RunState
-from skerry.store.run_state import DeltaState, FragmentState
+from skerry.store.run_state import REMEMBERED_CLOSES, DeltaState, FragmentState
 from skerry.wire.policy import Policy
 
 # Weight of a new observation in the moving averages: five rounds back counts a third.
@@ -37,6 +37,8 @@ EMA_FACTOR: Final = 0.2
 UNKNOWN_STEP_S: Final = 0.5
 # The grace window covers the step that a learner is in when it hears of the round, and half of one for its encoding.
 GRACE_STEPS: Final = 1.5
+# Times H that a run goes on before a learner that brings nothing no longer counts as working.
+ABSENT_AFTER: Final = 1.5
 
 
 @dataclass(frozen=True)
@@ -265,10 +267,35 @@ def is_open(fragment: FragmentState, policy: Policy, view: MembershipView) -> bo
 
 
 def expected_learners(state: RunState, fragment: FragmentState, view: MembershipView) -> set[str]:
-    """Returns whom a round of `fragment` waits for."""
+    """Returns whom a round of `fragment` waits for: who is there and has not missed the last two closes."""
+    recent = set[str]().union(*fragment.contributors)
+    is_early = len(fragment.close_positions) < REMEMBERED_CLOSES
+    return {
+        name
+        for name in _present_learners(state, fragment, view)
+        if is_early or name in recent or state.learners[name].attached_at > fragment.close_positions[0]
+    }
+
+
+def _present_learners(state: RunState, fragment: FragmentState, view: MembershipView) -> set[str]:
     live = {name for name, learner in view.learners.items() if learner.is_live}
     recent = set[str]().union(*fragment.contributors)
     return {name for name in live | recent if (known := state.learners.get(name)) is not None and not known.has_left}
+
+
+def _sharing_learners(state: RunState, fragment: FragmentState, view: MembershipView) -> set[str]:
+    """Returns whose share of the work a round of `fragment` lacks without them.
+
+    A learner is taken to work until the run has gone on `ABSENT_AFTER` times H without anything of it, so that a dead
+    one damps the others' steps for a round or two, and not for as long as its lease seems to live.
+    """
+    horizon = ABSENT_AFTER * state.policy.inner_step_count
+    return {
+        name
+        for name in _present_learners(state, fragment, view)
+        if fragment.newest.step_count
+        < horizon + max(fragment.contributed_at.get(name, 0.0), state.learners[name].attached_at_step)
+    }
 
 
 def token_weight(step_count: int, token_count: int, policy: Policy) -> float:
@@ -283,7 +310,7 @@ def token_weight(step_count: int, token_count: int, policy: Policy) -> float:
 
 
 def participation(state: RunState, fragment: FragmentState, view: MembershipView, members: Iterable[Member]) -> float:
-    """Returns rho = sum(w f over contributors) / sum(expected w over expected learners), above 0 and at most 1.
+    """Returns rho = sum(w f over contributors) / sum(expected w over working learners), above 0 and at most 1.
 
     A contributor is expected to bring its own undamped w; an absent learner what it brought last, or else the
     contributors' mean.
@@ -297,7 +324,7 @@ def participation(state: RunState, fragment: FragmentState, view: MembershipView
             item.step_count, item.token_count, state.policy
         )
     mean = statistics.fmean(undamped.values())
-    absent = expected_learners(state, fragment, view) - undamped.keys()
+    absent = _sharing_learners(state, fragment, view) - undamped.keys()
     total = sum(undamped.values()) + sum(fragment.weights.get(name, mean) for name in sorted(absent))
     if brought <= 0 or total <= 0:
         return 1.0

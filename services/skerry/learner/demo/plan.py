@@ -40,6 +40,7 @@ class TrainingPlan:
     evaluate_every: int = 80
     evaluation_window_count: int = 128
     inner_step_count: int = 24
+    lease_term_s: float = 5.0  # some eighty steps: a killed island is missed within a twentieth of the demo
     seed: int = 0
 
 
@@ -80,8 +81,8 @@ class DemoPlan:
 
     @property
     def syncer_back_at_step(self) -> int:
-        """After another twentieth: at 50 ms a step, some four seconds, and more than three contributions a fragment."""
-        return self.syncer_killed_at_step + max(self.step_count // 20, self.training.inner_step_count)
+        """After H steps more, so that every fragment misses a contribution; starting takes it some seconds besides."""
+        return self.syncer_killed_at_step + self.training.inner_step_count
 
     @property
     def store_url(self) -> str:

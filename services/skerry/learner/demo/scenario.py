@@ -102,7 +102,9 @@ class Scenario:
         for name in ("store", "learners", "logs", "exports"):
             shutil.rmtree(self.plan.directory / name, ignore_errors=True)
         self.plan.directory.mkdir(parents=True, exist_ok=True)
-        self._policy_path.write_text(json.dumps({"inner_step_count": self.plan.training.inner_step_count}))
+        training = self.plan.training
+        policy = {"inner_step_count": training.inner_step_count, "lease_term_s": training.lease_term_s}
+        self._policy_path.write_text(json.dumps(policy))
 
     def _train_single(self) -> None:
         self.phase = "training one learner alone, to compare with"

@@ -2,7 +2,7 @@
 
 LearnerInputError
 ├── DataError           the data can't be trained on: name other data, or a smaller context
-├── CheckpointError     the local checkpoint can't be resumed or written: name another directory, or what it was made with
+├── CheckpointError     the local checkpoint can't be read or written: name another directory, or what made it
 └── DeviceError         the device isn't there: name another
 """
 

@@ -6,7 +6,7 @@ can it believes nobody: which steps a delta holds is read from the delta's conte
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from skerry.client.session import Adoption
 from skerry.store.clock import SeededEntropy
-from skerry.store.entries import INITIAL_BASE, Fate, RunStatus
+from skerry.store.entries import INITIAL_BASE, AcceptedItem, Entry, Fate, RunStatus, SessionItem
 from skerry.store.frame_stream import frame_batches
 from skerry.store.log import RunLog, entry_name
 from skerry.store.run_state import DeltaState
@@ -64,7 +64,8 @@ async def audit(evidence: Evidence) -> list[Finding]:
         log = await _open(evidence)
     except Exception as error:  # noqa: BLE001 - whatever it is, it is the finding
         return [*findings, Finding("the log can be read", repr(error))]
-    audit_of = _Audit(evidence, log)
+    entries = [entry async for entry, _ in log.entries()]
+    audit_of = _Audit(evidence, log, entries)
     findings += audit_of.findings()
     findings += [finding async for finding in audit_of.contents()]
     report = await verify_run(log, workers=InlineWorkers(), scratch=Scratch(None))
@@ -88,8 +89,9 @@ async def _open(evidence: Evidence) -> RunLog:
 class _Audit:
     """One run's rules."""
 
-    def __init__(self, evidence: Evidence, log: RunLog) -> None:
+    def __init__(self, evidence: Evidence, log: RunLog, entries: list[Entry]) -> None:
         self.evidence = evidence
+        self.entries = entries
         self.log = log
         self.state = log.state
         self.by_session = {record.session: record for record in evidence.records if record.session}
@@ -104,6 +106,8 @@ class _Audit:
         return [
             *self._acknowledged_is_in_the_log(),
             *self._accepted_was_sent(),
+            *self._fenced_sessions_are_refused(),
+            *self._bases_are_used_once(),
             *self._steps_are_merged_once(),
             *self._every_delta_has_its_fate(),
             *self._versions_are_continuous(),
@@ -146,6 +150,26 @@ class _Audit:
             )
             if claimed != logged or delta.item.last_step > record.step_count:
                 yield Finding(rule, f"{delta.item.delta} was sent as {claimed}, logged as {logged}")
+
+    def _fenced_sessions_are_refused(self) -> Iterator[Finding]:
+        newest: dict[str, str] = {}
+        known = self.state.deltas
+        for entry in self.entries:
+            for item in entry.items:
+                if isinstance(item, SessionItem):
+                    newest[item.learner] = item.session
+                if not isinstance(item, AcceptedItem) or item.base_version == INITIAL_BASE:
+                    continue
+                is_admitted = item.delta in known and known[item.delta].position == entry.position
+                if is_admitted and newest.get(item.learner) != item.session:
+                    yield Finding("no delta of a fenced session is accepted", f"{item.delta} of {item.learner} was")
+
+    def _bases_are_used_once(self) -> Iterator[Finding]:
+        for (session, fragment), history in self.histories.items():
+            for base, count in Counter(delta.item.base_version for delta in history).items():
+                if count > 1:
+                    detail = f"{count} deltas of session {session} from version {base} of {fragment} were accepted"
+                    yield Finding("one delta of a session is accepted from a base", detail)
 
     def _steps_are_merged_once(self) -> Iterator[Finding]:
         for (session, fragment), history in self.histories.items():

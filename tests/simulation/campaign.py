@@ -6,82 +6,15 @@ Each seed of each mix is one history; a failing one is reported with the command
 from __future__ import annotations
 
 import argparse
-import asyncio
-import hashlib
 import sys
 import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
 from itertools import islice
 
-from skerry.store.entries import Entry
-from tests.simulation.auditor import Finding, audit
-from tests.simulation.evidence import Evidence
+from tests.simulation.judgement import Verdict, judge
 from tests.simulation.mixes import MIXES
-from tests.simulation.world import live
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What became of one history."""
-
-    mix: str
-    seed: int
-    findings: tuple[Finding, ...]
-    digest: str  # of the log and the learners' records: the same history has the same
-    version_count: int
-    accepted_count: int
-    virtual_s: float
-    wall_s: float
-
-    @property
-    def command(self) -> str:
-        """What repeats this history."""
-        return f"python -m tests.simulation.campaign --mix {self.mix} --seed {self.seed}"
-
-    def __str__(self) -> str:
-        """Returns the verdict, and the command where something was found."""
-        counts = f"versions={self.version_count} deltas={self.accepted_count} virtual_s={self.virtual_s:.0f}"
-        head = f"{self.mix} seed={self.seed} {counts} wall_s={self.wall_s:.2f} digest={self.digest[:16]}"
-        if not self.findings:
-            return f"ok   {head}"
-        return "\n".join([f"FAIL {head}", *(f"     {finding}" for finding in self.findings), f"     {self.command}"])
-
-
-def judge(mix: str, seed: int) -> Verdict:
-    """Lives and audits one history."""
-    started_s = time.perf_counter()
-    evidence = live(seed, MIXES[mix])
-    findings = asyncio.run(audit(evidence))
-    kinds = [item.kind for entry in _entries(evidence) for item in entry.items]
-    return Verdict(
-        mix=mix,
-        seed=seed,
-        findings=tuple(findings),
-        digest=history_digest(evidence),
-        version_count=kinds.count("committed"),
-        accepted_count=kinds.count("accepted"),
-        virtual_s=evidence.virtual_s,
-        wall_s=time.perf_counter() - started_s,
-    )
-
-
-def history_digest(evidence: Evidence) -> str:
-    """Returns a digest of everything that a history left: all objects, and what each learner trained and heard."""
-    hasher = hashlib.sha256()
-    for name, (data, _) in sorted(evidence.objects.objects.items()):
-        hasher.update(f"{name} {len(data)} {evidence.landed.get(name)}\n".encode())
-        hasher.update(data)
-    for record in evidence.records:
-        heard = sorted(record.acknowledged.items())
-        hasher.update(f"{record.learner}.{record.incarnation} {record.session} {record.step_count} {heard}\n".encode())
-    return hasher.hexdigest()
-
-
-def _entries(evidence: Evidence) -> Iterator[Entry]:
-    for name in sorted(evidence.landed):
-        yield Entry.from_bytes(evidence.objects.objects[name][0])
+from tests.simulation.mutations import MUTATIONS, betrayals
 
 
 def _judged(task: tuple[str, int]) -> Verdict:
@@ -97,7 +30,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--mix", action="append", choices=sorted(MIXES), help="only this mix; may be repeated")
     parser.add_argument("--minutes", type=float, help="stop after so long, whatever --seeds says")
     parser.add_argument("--workers", type=int, default=1, help="processes (default: 1)")
+    parser.add_argument("--mutations", action="store_true", help="break the product on purpose; each must be found")
     given = parser.parse_args(arguments)
+    if given.mutations:
+        return _report_mutations()
     mixes = given.mix or list(MIXES)
     if given.seed is not None:
         tasks: Iterable[tuple[str, int]] = [(mix, given.seed) for mix in mixes]
@@ -130,6 +66,15 @@ def _report(tasks: Iterable[tuple[str, int]], *, workers: int, until_s: float | 
     for verdict in failed:
         print(f"  {verdict.command}")
     return 1 if failed else 0
+
+
+def _report_mutations() -> int:
+    missed = 0
+    for mutation in MUTATIONS:
+        findings = list(betrayals(mutation, seed_count=6))
+        missed += not findings
+        print(f"{'found ' if findings else 'MISSED'} {mutation.name}: {findings[0] if findings else ''}", flush=True)
+    return 1 if missed else 0
 
 
 def _verdicts(tasks: Iterable[tuple[str, int]], workers: int) -> Iterator[Verdict]:

@@ -199,6 +199,15 @@ def test_a_session_has_one_delta_from_a_base(history: History) -> None:
     history.admit(accepted("c", fragment=EMBED))
 
 
+def test_a_delta_that_was_given_up_frees_its_base_and_a_merged_one_never_does(history: History) -> None:
+    history.admit(accepted("a"))
+    history.admit(FateItem((Decided("a", Fate.QUARANTINED, "outlier"),)))
+    history.admit(accepted("b"))
+    assert history.reject(accepted("c")) == "BASE_REPEATED"
+    committed_round(history, "b")
+    assert history.reject(accepted("c", base=0)) == "BASE_REPEATED"
+
+
 @pytest.mark.parametrize(
     ("item", "reason"),
     [

@@ -73,7 +73,7 @@ class FragmentExchange:
         self._restore_all = restore_all
         self._contributed_step = contributed_step
         self._earlier_contributed_step = contributed_step
-        self._used_base = -1  # the base of the last accepted delta: no other may have it
+        self._used_base = -1  # the base of the last delta that was accepted and not given up: no other may have it
         self._newest_version = pulled.version
         self._invited_version = -1
         self._outgoing: Outgoing | None = None
@@ -348,6 +348,7 @@ class FragmentExchange:
         self.ledger = self.ledger.returned()
         self._outgoing = None
         self._contributed_step = self._earlier_contributed_step
+        self._used_base = -1
         self._session.tally.deltas_returned += 1
 
     def _withdraw(self) -> None:
@@ -368,6 +369,8 @@ class FragmentExchange:
         self._session.tally.deltas_dropped += self._outgoing is not None
         if self.ledger.delta is not None:
             self.ledger = replace(self.ledger, delta=None)
+        if self._outgoing is not None and self._outgoing.fate is not None:
+            self._used_base = -1
         self._outgoing = None
         self._must_replace = True
 

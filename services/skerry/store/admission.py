@@ -121,14 +121,22 @@ def check_accepted(state: RunState, item: AcceptedItem) -> Rejection | None:
         return Rejection("INCOMPLETE", "parts were collected meanwhile; send them again")
     fragment = state.fragments[item.fragment]
     if item.base_version == INITIAL_BASE:
-        if state.status is not RunStatus.DRAFT:
-            return Rejection("RUN_EXISTS", "run has its initial weights")
-        return None
+        return check_initial(state, item.session, item.fragment)
     return (
         check_push_session(state, item.learner, item.session)
         or check_base(state, fragment, item.base_version, item.base_digest)
         or check_repeated_base(state, item.session, item.fragment, item.base_version)
     )
+
+
+def check_initial(state: RunState, session: str, fragment: str) -> Rejection | None:
+    """Initial weights come while the run is a draft, and until the fragment has them."""
+    if state.status is not RunStatus.DRAFT:
+        return Rejection("RUN_EXISTS", "run has its initial weights")
+    if state.fragments[fragment].version != INITIAL_BASE:
+        other = state.bases.get((session, fragment, INITIAL_BASE))
+        return Rejection("BASE_REPEATED", f"fragment has its initial weights. fragment={fragment}, delta={other}")
+    return None
 
 
 def check_push_session(state: RunState, learner_id: str, session: str) -> Rejection | None:
@@ -166,9 +174,12 @@ def check_base(state: RunState, fragment: FragmentState, version: int, digest: s
 
 
 def check_repeated_base(state: RunState, session: str, fragment: str, base_version: int) -> Rejection | None:
-    """At most one delta of a session is ever accepted from one base version."""
+    """At most one delta of a session from one base version is merged or may still be.
+
+    One that was given up frees its base: else a fragment whose every learner lost its delta would never go on.
+    """
     other = state.bases.get((session, fragment, base_version))
-    if other is None:
+    if other is None or state.deltas[other].fate not in (Fate.PENDING, Fate.MERGED):
         return None
     detail = f"session has an accepted delta from that base. base={base_version}, delta={other}"
     return Rejection("BASE_REPEATED", detail)
@@ -181,7 +192,7 @@ def check_push(
     if delta in state.deltas:
         return None
     if base_version == INITIAL_BASE:
-        return None if state.status is RunStatus.DRAFT else Rejection("RUN_EXISTS", "run has its initial weights")
+        return check_initial(state, session, fragment)
     return (
         check_push_session(state, learner, session)
         or check_base(state, state.fragments[fragment], base_version, base_digest)

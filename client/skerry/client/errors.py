@@ -82,7 +82,7 @@ class RunExistsError(SkerryError):
     @property
     def uid(self) -> str:
         """The uid of the run that has the name; empty where the server did not say."""
-        return self.metadata.get("uid", "")
+        return self.metadata.get("run_uid", "")
 
 
 class RefusedError(SkerryError):

@@ -183,7 +183,8 @@ def policy_from_message(message: v1.Policy, base: Policy) -> Policy:
     if message.HasField("update_encoding"):
         changes["update_encoding"] = encoding_from_message(message.update_encoding)
     if message.HasField("lease_term"):
-        changes["lease_term_s"] = message.lease_term.ToTimedelta().total_seconds()
+        # Not by way of a timedelta, which fails on what the policy refuses.
+        changes["lease_term_s"] = message.lease_term.seconds + message.lease_term.nanos / 1e9
     return dataclasses.replace(base, **changes)
 
 

@@ -11,6 +11,8 @@ import dataclasses
 import json
 from typing import Final
 
+import structlog
+
 from skerry.store.clock import Clock, Entropy
 from skerry.store.creation import Creator
 from skerry.store.entries import FORMAT, RunSpec, canonical_json
@@ -24,8 +26,9 @@ from skerry.store.errors import (
 from skerry.store.log import RunLog, entry_name, run_prefix
 from skerry.store.objects import Objects
 from skerry.store.workers import Workers
-from skerry.wire.names import check_id, check_name
+from skerry.wire.names import BadNameError, check_id, check_name
 
+_LOG: Final = structlog.get_logger(__name__)
 _RESOLVES_AT_ONCE: Final = 16
 
 
@@ -154,12 +157,19 @@ class Store:
         return history[-1]
 
     async def list_runs(self) -> list[tuple[str, str]]:
-        """Returns (name, uid) of every run that has a name, in order of names."""
+        """Returns (name, uid) of every run that has a name, in order of names.
+
+        One whose name can't be read is left out, and folders that are no run's: they harm no other.
+        """
         limit = asyncio.Semaphore(_RESOLVES_AT_ONCE)
 
         async def uid_of(name: str) -> str | None:
             async with limit:
-                history = await self._name_history(name)
+                try:
+                    history = await self._name_history(name)
+                except (BadNameError, LogCorruptError) as error:
+                    _LOG.warning("run is left out of a listing", run=name, cause=str(error))
+                    return None
                 return history[-1] if history else None
 
         names = await self.objects.folders("runs")

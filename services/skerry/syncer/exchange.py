@@ -203,7 +203,9 @@ async def _take_reports(
         async for request in requests:
             match request.WhichOneof("kind"):
                 case "report":
-                    replica.report(hello.learner_id, hello.session_id, report_from_message(request.report))
+                    replica.report(
+                        hello.learner_id, hello.session_id, report_from_message(request.report, replica.state.fragments)
+                    )
                 case "leave":
                     await replica.log.append([LeftItem(hello.learner_id, hello.session_id)])
                     replica.leave(hello.learner_id, hello.session_id)

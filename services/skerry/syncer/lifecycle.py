@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Final
 
@@ -61,6 +62,7 @@ async def create_run(host: RunHost, new: NewRun) -> RunReplica:
     check_name(new.name, "run")
     check_id(new.request_id, "request id")
     _check_size(new)
+    _check_merge_rules(new.policy, {layout.name for layout in new.fragments})
     uid = uid_of_draft(new.name, new.request_id)
     try:
         replica = await host.open(new.name, uid, is_creator=True)
@@ -90,6 +92,12 @@ def _check_size(new: NewRun) -> None:
     ):
         if value > limit:
             raise SyncerError("TOO_LARGE", f"too many {what}. limit={limit}, actual={value}")
+
+
+def _check_merge_rules(policy: Policy, fragments: AbstractSet[str]) -> None:
+    unknown = sorted(policy.merge_by_fragment.keys() - fragments)
+    if unknown:
+        raise bad_request(f"merge rule of a fragment that the run has not. fragments={unknown[:20]}")
 
 
 async def commit_run(host: RunHost, name: str, uid: str, seen_position: int) -> RunReplica:
@@ -133,9 +141,7 @@ async def set_policy(replica: RunReplica, request_id: str, change: Callable[[Pol
         policy = change(replica.state.policy)
     except ValueError as error:
         raise bad_request(str(error)) from error
-    unknown = sorted(policy.merge_by_fragment.keys() - replica.state.fragments.keys())
-    if unknown:
-        raise SyncerError("BAD_REQUEST", f"merge rule of a fragment that the run has not. fragments={unknown[:20]}")
+    _check_merge_rules(policy, replica.state.fragments.keys())
     (outcome,) = await replica.log.append([PolicyItem(request_id, policy)])
     if outcome.rejection is not None and request_id not in replica.state.requests:
         raise from_rejection(outcome.rejection)

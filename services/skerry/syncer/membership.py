@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -154,6 +155,8 @@ class Membership:
 
 def _advice(learner: str, lease: _Lease) -> bytes:
     report = None if lease.report is None else dataclasses.asdict(lease.report)
+    if report is not None and report["loss"] is not None and not math.isfinite(report["loss"]):
+        report["loss"] = None  # JSON has no number for it
     return canonical_json(
         {"format": FORMAT, "learner": learner, "session": lease.session, "beat": lease.beat, "report": report}
     )

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+import structlog
+
 from skerry.store.entries import RunStatus
+from skerry.store.errors import LogCorruptError
 from skerry.syncer.admission import MAX_PART_BYTES, SUGGESTED_PART_BYTES
 from skerry.syncer.errors import SyncerError, bad_request
 from skerry.syncer.exchange import ExchangeServicer
@@ -30,11 +33,14 @@ from skerry.wire.policy import Policy
 
 __all__ = ["MAX_MESSAGE_BYTES", "CapabilitiesServicer", "ExchangeServicer", "RunsServicer"]
 
+_LOG: Final = structlog.get_logger(__name__)
 API_VERSION: Final = "1.0"
 # What every gRPC implementation takes without being asked.
 MAX_MESSAGE_BYTES: Final = 4 * 2**20
 _PAGE_SIZE: Final = 100
 _MAX_PAGE_SIZE: Final = 1000
+# A page ends here at the latest, whatever its count, so that it fits a message with room to spare.
+_PAGE_BYTES: Final = 2 * 2**20
 
 
 class RunsServicer(runs_pb2_grpc.RunsServicer):
@@ -79,14 +85,25 @@ class RunsServicer(runs_pb2_grpc.RunsServicer):
                 raise bad_request("page_token is not one that was given") from error
         found = sorted((name, uid) for name, uid in await self._host.store.list_runs() if name > request.page_token)
         runs: list[types_pb2.Run] = []
+        size_bytes = 0
+        token = ""
         for name, uid in found[:count]:
             try:
-                runs.append(run_message((await self._host.open(name, uid)).state))
+                run = run_message((await self._host.open(name, uid)).state)
             except SyncerError as error:
                 if error.reason not in {"RUN_NOT_FOUND", "RUN_REPLACED"}:  # deleted since it was listed
                     raise
-        token = found[count - 1][0] if len(found) > count else ""
-        return runs_pb2.ListRunsResponse(runs=runs, next_page_token=token)
+                continue
+            except LogCorruptError as error:  # who asks for it alone is told so; the others are sound
+                _LOG.warning("run is left out of a listing", run=name, uid=uid, cause=str(error))
+                continue
+            size_bytes += run.ByteSize()
+            if runs and size_bytes > _PAGE_BYTES:
+                return runs_pb2.ListRunsResponse(runs=runs, next_page_token=token)
+            runs.append(run)
+            token = name
+        is_last = len(found) <= count
+        return runs_pb2.ListRunsResponse(runs=runs, next_page_token="" if is_last else found[count - 1][0])
 
     async def SetPolicy(self, request: runs_pb2.SetPolicyRequest, context: Any) -> runs_pb2.SetPolicyResponse:
         """Changes the policy."""
@@ -103,10 +120,15 @@ class RunsServicer(runs_pb2_grpc.RunsServicer):
             raise SyncerError("FRAGMENT_NOT_FOUND", f"no such fragment. fragment={request.fragment[:80]!r}")
         before = request.before_version or fragment.version + 1
         numbers = range(min(before - 1, fragment.version), -1, -1)[:count]
-        versions = [fragment.versions[number] for number in numbers]
-        return runs_pb2.ListVersionsResponse(
-            versions=version_records(replica.state, fragment, versions), position=replica.state.position
-        )
+        versions: list[runs_pb2.VersionRecord] = []
+        size_bytes = 0
+        for number in numbers:
+            (record,) = version_records(replica.state, fragment, [fragment.versions[number]])
+            size_bytes += record.ByteSize()
+            if versions and size_bytes > _PAGE_BYTES:
+                break
+            versions.append(record)
+        return runs_pb2.ListVersionsResponse(versions=versions, position=replica.state.position)
 
     async def RollBack(self, request: runs_pb2.RollBackRequest, context: Any) -> runs_pb2.RollBackResponse:
         """Gives every fragment its next version with older content."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from datetime import timedelta
 from typing import Final
 
@@ -12,6 +12,7 @@ from skerry.store.entries import Fate, RunStatus
 from skerry.store.fold import RunState
 from skerry.store.run_state import DeltaState, FragmentState, VersionState
 from skerry.syncer import events
+from skerry.syncer.errors import bad_request
 from skerry.syncer.plans import ObjectKind, Plan
 from skerry.v1 import exchange_pb2, runs_pb2, types_pb2
 from skerry.wire.messages import layouts_to_messages, policy_to_message
@@ -33,6 +34,9 @@ _KINDS: Final = {
     ObjectKind.SNAPSHOT: exchange_pb2.OBJECT_KIND_SNAPSHOT,
     ObjectKind.UPDATE: exchange_pb2.OBJECT_KIND_UPDATE,
 }
+
+# What a learner may say that a step took: beyond it a clock is wrong, and far beyond no message can say it again.
+_LONGEST_S: Final = 365 * 86_400
 
 
 def duration(seconds: float) -> Duration:
@@ -115,18 +119,35 @@ def learner_message(record: events.LearnerRecord) -> types_pb2.LearnerStatus:
     return message
 
 
-def report_from_message(message: types_pb2.LearnerReport) -> events.LearnerReport:
-    """Returns what a learner says of itself."""
+def report_from_message(message: types_pb2.LearnerReport, fragments: Container[str]) -> events.LearnerReport:
+    """Returns what a learner of a run of these fragments says of itself.
+
+    Raises:
+        SyncerError: BAD_REQUEST.
+    """
+    for field in ("step_count", "token_count", "sent_bytes", "received_bytes"):
+        if getattr(message, field) < 0:
+            raise bad_request(f"{field} must not be negative. {field}={getattr(message, field)}")
+    names = [one.fragment for one in message.adopted]
+    if len(set(names)) != len(names) or any(name not in fragments for name in names):
+        raise bad_request("adopted names a fragment twice, or one that the run lacks")
     return events.LearnerReport(
         step_count=message.step_count,
         token_count=message.token_count,
-        step_time_s=message.step_time.ToTimedelta().total_seconds(),
+        step_time_s=_seconds(message.step_time, "step_time"),
         loss=message.loss if message.HasField("loss") else None,
         sent_bytes=message.sent_bytes,
         received_bytes=message.received_bytes,
         adopted=tuple((one.fragment, one.version) for one in message.adopted),
-        stall_time_s=message.stall_time.ToTimedelta().total_seconds(),
+        stall_time_s=_seconds(message.stall_time, "stall_time"),
     )
+
+
+def _seconds(message: Duration, field: str) -> float:
+    seconds = message.seconds + message.nanos / 1e9
+    if not 0 <= seconds <= _LONGEST_S:
+        raise bad_request(f"{field} must be 0 to {_LONGEST_S} s. seconds={seconds}")
+    return seconds
 
 
 def event_message(event: events.Event) -> types_pb2.Event:

@@ -184,7 +184,8 @@ class FragmentExchange:
             session.is_flushing
             or self._invited_version > self._newest_version
             or is_due(
-                session.trained.step_count,
+                # The weights are copied at the next step boundary, one step from now.
+                session.trained.step_count + 1,
                 # Steps that a replacement dropped are in no delta, and so count for none.
                 contributed_step=max(self._contributed_step, self.ledger.sent_until.step_count),
                 inner_step_count=session.policy.inner_step_count,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from tests.e2e import ceph, engine, images
 from tests.e2e.ceph import CephGateway
 from tests.e2e.composition import Composition, compose_commands
 from tests.e2e.engine import Engine, EngineError
-from tests.e2e.machine import BUILD, CommandError, need_programs, need_root
+from tests.e2e.machine import BUILD, CommandError, need_programs, need_root, tail
 
 # Until told to stop; the model and H of compose.yaml itself.
 _SETTINGS = {"SKERRY_STEPS": "1000000", "SKERRY_PORT": "0"}
@@ -80,6 +81,8 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
         for name, fixture in getattr(item, "funcargs", {}).items():
             if isinstance(fixture, Composition | CephGateway):
                 report.sections.append((f"logs of {name}", fixture.log_tails()))
+            elif isinstance(fixture, Path):
+                report.sections += [(f"logs of {name}", tail(log)) for log in sorted(fixture.glob("*.log"))]
     return report
 
 

@@ -66,7 +66,7 @@ async def skerry(*words: str) -> str:
 
 async def versions_beyond(serve: ServeProcess, before: dict[str, int], *, count: int) -> dict[str, int]:
     """Returns the versions of all fragments when each is `count` beyond `before`."""
-    async with asyncio.timeout(90):
+    async with asyncio.timeout(150):
         while True:
             try:
                 shown = json.loads(

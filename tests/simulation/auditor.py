@@ -152,21 +152,22 @@ class _Audit:
                 yield Finding(rule, f"{delta.item.delta} was sent as {claimed}, logged as {logged}")
 
     def _fenced_sessions_are_refused(self) -> Iterator[Finding]:
-        newest: dict[str, str] = {}
+        sessions: dict[str, list[str]] = defaultdict(list)  # by learner, in the order in which they came
         known = self.state.deltas
         for entry in self.entries:
             for item in entry.items:
-                if isinstance(item, SessionItem):
-                    newest[item.learner] = item.session
+                if isinstance(item, SessionItem) and item.session not in sessions[item.learner]:
+                    sessions[item.learner].append(item.session)
                 if not isinstance(item, AcceptedItem) or item.base_version == INITIAL_BASE:
                     continue
                 is_admitted = item.delta in known and known[item.delta].position == entry.position
-                if is_admitted and newest.get(item.learner) != item.session:
+                if is_admitted and sessions[item.learner][-1:] != [item.session]:
                     yield Finding("no delta of a fenced session is accepted", f"{item.delta} of {item.learner} was")
 
     def _bases_are_used_once(self) -> Iterator[Finding]:
         for (session, fragment), history in self.histories.items():
-            for base, count in Counter(delta.item.base_version for delta in history).items():
+            kept = [delta for delta in history if delta.fate in {Fate.PENDING, Fate.MERGED}]  # given up: free again
+            for base, count in Counter(delta.item.base_version for delta in kept).items():
                 if count > 1:
                     detail = f"{count} deltas of session {session} from version {base} of {fragment} were accepted"
                     yield Finding("one delta of a session is accepted from a base", detail)

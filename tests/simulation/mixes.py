@@ -55,6 +55,7 @@ MIXES: Final[dict[str, Mix]] = {
             kinds=(("kill_learner", 6.0), ("stop_learner", 4.0), ("replace_learner", 4.0)),
             quorum_count=2,
         ),
+        Mix("sleepers", kinds=(("replace_learner", 12.0), ("stop_learner", 4.0), ("stop_replica", 4.0))),
         Mix("everything", kinds=_EVERYTHING, store=_BAD_STORE, network=_BAD_NETWORK),
         Mix(
             "everything-float32",

@@ -34,7 +34,7 @@ from tests.simulation.shared_store import CALM_STORE, SharedStore
 from tests.simulation.sim_transport import LearnerRecord, SimTransport
 
 # Under fire; long enough that a learner 10 times slower takes part in some rounds.
-FIRE_S: Final = 150.0
+FIRE_S: Final = 100.0
 # Within which, once nothing fails, every fragment moves and all work is merged: a ping that stays unanswered, the
 # longest pause that a server asks for (30 s for a full store), and two of the slowest learner's rounds.
 CALM_S: Final = KEEPALIVE_S + 40.0 + 60.0

@@ -178,3 +178,16 @@ async def test_a_stalled_push_is_given_up_and_sent_again(target: str, monkeypatc
         monkeypatch.setattr(world.transport, "push_delta", stalling)
         await world.train_until(lambda: world.exchange.stats.deltas_merged >= 3)
         assert world.exchange.failure is None
+
+
+async def test_a_lone_learner_whose_delta_was_quarantined_goes_on_from_the_run_s_weights(target: str) -> None:
+    settings = replace(SETTINGS, policy=replace(QUICK, quarantine_ratio=30.0))
+    async with training(target, Faults(), settings) as world:
+        await world.train_until(lambda: world.exchange.stats.deltas_merged >= 12)
+        for array in world.problem.arrays.values():
+            array[...] += np.float32(1e5)
+        await world.train_until(lambda: world.exchange.stats.deltas_dropped >= len(world.exchange.stats.versions))
+        before = world.exchange.stats.versions
+        await world.train_until(
+            lambda: all(version > before[name] for name, version in world.exchange.stats.versions.items())
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import AsyncIterator
 
 import grpc
 import pytest
@@ -19,8 +20,9 @@ from skerry.client import (
     WorkRefusedError,
 )
 from skerry.client.errors import error_of
-from skerry.client.grpc_transport import error_from_rpc
+from skerry.client.grpc_transport import GrpcTransport, error_from_rpc
 from skerry.client.retry import repeat
+from skerry.v1 import exchange_pb2
 
 
 def rpc_error(code: grpc.StatusCode, *details: object) -> grpc.aio.AioRpcError:
@@ -94,3 +96,20 @@ def test_pauses_grow_to_their_limit_and_the_server_wins() -> None:
         assert longest_s / 2 <= retry.wait_s(attempt, error, jitter) <= longest_s
     told = error_of("STORE_FULL", "full", retry_after_s=30.0)
     assert 30.0 <= retry.wait_s(1, told, jitter) <= 37.5
+
+
+async def test_a_call_whose_messages_fail_is_an_error_and_no_cancellation_of_who_waits(target: str) -> None:
+    async def attaching() -> AsyncIterator[exchange_pb2.AttachRequest]:
+        yield exchange_pb2.AttachRequest(hello=exchange_pb2.Hello(run="fit"))
+        raise ValueError("nothing to report")
+
+    async def pushing() -> AsyncIterator[exchange_pb2.PushDeltaRequest]:
+        yield exchange_pb2.PushDeltaRequest(header=exchange_pb2.PushHeader())
+        raise ValueError("nothing to push")
+
+    transport = GrpcTransport(target)
+    with pytest.raises(SkerryError):
+        [answer async for answer in transport.attach(attaching())]
+    with pytest.raises(SkerryError):
+        await transport.push_delta(pushing())
+    await transport.close()

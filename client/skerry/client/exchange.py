@@ -84,6 +84,7 @@ class ExchangeLoop:
 
         Raises:
             ValueError: `tokens` is below 1.
+            TypeError: `loss` is no number.
         """
         if tokens < 1:
             raise ValueError(f"a step trains on at least one token. tokens={tokens}")
@@ -93,7 +94,7 @@ class ExchangeLoop:
             taken_s = begin_s - self._last_step_end_s
             average_s = taken_s if session.step_time_s is None else session.step_time_s
             session.step_time_s = average_s + _STEP_TIME_FACTOR * (taken_s - average_s)
-        session.loss = loss
+        session.loss = None if loss is None else float(loss)
         session.trained = Trained(session.trained.step_count + 1, session.trained.token_count + tokens)
         if not session.stopped.is_set():
             self._boundary.work()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import Any, Final, TypeVar
 
@@ -145,6 +146,9 @@ async def _unary(method: Callable[..., Awaitable[A]], request: object, timeout_s
 async def _answer(call: Awaitable[A]) -> A:
     try:
         return await call
+    except asyncio.CancelledError:
+        _raise_if_call_was_cancelled()
+        raise
     except grpc.aio.AioRpcError as error:
         raise error_from_rpc(error) from error
     except grpc.aio.UsageError as error:  # the channel was closed under the call
@@ -156,12 +160,25 @@ async def _stream(call: Any) -> AsyncGenerator[Any, None]:
     try:
         async for response in call:
             yield response
+    except asyncio.CancelledError:
+        _raise_if_call_was_cancelled()
+        raise
     except grpc.aio.AioRpcError as error:
         raise error_from_rpc(error) from error
     except grpc.aio.UsageError as error:
         raise error_of("UNREACHABLE", f"connection is closed. cause={error}") from error
     finally:
         call.cancel()
+
+
+def _raise_if_call_was_cancelled() -> None:
+    """Raises where gRPC cancelled a call (what it was to send failed) and nobody the task that waits for it.
+
+    Else the task would end as if it had been asked to, without a word.
+    """
+    task = asyncio.current_task()
+    if task is not None and not task.cancelling():
+        raise error_of("CANCELLED", "the call was cancelled; what it was to send may have failed") from None
 
 
 def error_from_rpc(error: grpc.aio.AioRpcError) -> SkerryError:

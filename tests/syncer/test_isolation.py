@@ -232,3 +232,22 @@ async def test_a_new_run_has_no_merge_rule_of_a_fragment_that_it_lacks(stubs: St
     )
     with refused("BAD_REQUEST", INVALID):
         await stubs.runs.CreateRun(request)
+
+
+async def test_a_store_that_is_away_for_a_while_is_unavailable_and_no_run_is_lost(store_url: str) -> None:
+    root = Path(urlsplit(store_url).path)
+    away = root.with_name("away")
+    async with serving(open_objects(store_url), LOCAL) as server, connected(server.port) as stubs:
+        run, _ = await create_run(stubs)
+        island = Island(stubs, run, "eu", random.Random(1))
+        await island.attach()
+        header = island.header(await pull(stubs, run, "body"), "body")
+        root.rename(away)
+        with refused("STORE_UNAVAILABLE", grpc.StatusCode.UNAVAILABLE):
+            await island.push(header, _values(1))
+        await asyncio.sleep(0.2)
+        with refused("STORE_UNAVAILABLE", grpc.StatusCode.UNAVAILABLE):
+            await stubs.runs.ListRuns(runs.ListRunsRequest())
+        away.rename(root)
+        await island.push(header, _values(1))
+        await island.event("version_committed")

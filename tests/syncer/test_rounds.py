@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from skerry.store.entries import ClosedItem, Fate, FateItem, LeftItem, PolicyItem, RunStatus, StatusItem
+from skerry.store.entries import ClosedItem, Decided, Fate, FateItem, LeftItem, PolicyItem, RunStatus, StatusItem
 from skerry.syncer.rounds import LearnerView, MembershipView, MergeKey, RoundEngine
 from skerry.wire.policy import Policy
 from tests.syncer.round_world import RoundWorld, view
@@ -73,6 +73,17 @@ def test_while_the_view_is_young_the_first_learner_back_is_not_everybody() -> No
     decisions = engine.decide(world.state, young, 0.0)
     assert decisions.items == ()
     assert decisions.wake_at_s == pytest.approx(0.15)
+
+
+def test_a_round_whose_deltas_were_given_up_leaves_the_next_its_grace() -> None:
+    world = RoundWorld("eu", "us")
+    engine = RoundEngine()
+    bad = world.accept("eu")
+    assert engine.decide(world.state, view("eu", "us"), 0.0).items == ()
+    world.append(FateItem((Decided(bad, Fate.EXPIRED, "the run was rolled back"),)))
+    assert engine.decide(world.state, view("eu", "us"), 5.0).items == ()
+    world.accept("us")
+    assert engine.decide(world.state, view("eu", "us"), 10.0).items == ()
 
 
 def test_a_contributor_is_expected_until_it_has_missed_two_rounds() -> None:
@@ -319,3 +330,17 @@ def test_nobody_waits_for_a_live_learner_that_missed_two_closes() -> None:
         waits.append(not RoundEngine().decide(world.state, view("eu", "us"), 0.0).items)
         world.close_and_commit(closed(world, "eu", "us"))
     assert waits == [True, True, False, False]
+
+
+def test_an_early_delta_says_nothing_of_lateness_and_lets_its_round_close_at_once() -> None:
+    world = RoundWorld("eu", "slow")
+    engine = RoundEngine()
+    before_s = engine.grace_s(world.state.policy, view("eu", "slow"))
+    for number in range(4):
+        world.accept("slow", steps=8)
+        assert engine.decide(world.state, view("eu", "slow", step_count=0), 10.0 * number).items == ()
+        world.accept("eu")
+        (item,) = engine.decide(world.state, view("eu", "slow"), 10.0 * number + 5).items
+        world.close_and_commit(item)
+        engine.decide(world.state, view("eu", "slow"), 10.0 * number + 5)
+    assert engine.grace_s(world.state.policy, view("eu", "slow")) == pytest.approx(before_s)

@@ -97,6 +97,7 @@ _CLASSES: Final[Mapping[str, type[SkerryError]]] = {
     "BAD_FRAME": TryAgainError,
     "DIGEST_MISMATCH": TryAgainError,
     "INCOMPLETE": TryAgainError,
+    "TOO_SLOW": TryAgainError,
     "UNREACHABLE": TryAgainError,
     "TIMEOUT": TryAgainError,
     "CANCELLED": TryAgainError,

@@ -22,7 +22,7 @@ from obstore.store import LocalStore
 
 from skerry.store.clock import Entropy
 from skerry.store.errors import ObjectMissingError, StoreUnavailableError
-from skerry.store.objects import STREAM_CHUNK_BYTES, check_object_name
+from skerry.store.objects import STREAM_CHUNK_BYTES, ObjectInfo, check_object_name
 from skerry.store.obstore_objects import ObstoreObjects, translated_errors
 from skerry.store.workers import Workers
 
@@ -79,6 +79,30 @@ class LocalObjects(ObstoreObjects):
         self._file_system = file_system or FileSystem()
         self._durable: dict[Path, int] = {}  # inode numbers of folders whose own names were synced by this process
 
+    async def get(self, name: str, *, offset: int = 0, length: int | None = None) -> bytes:
+        """Returns the object's bytes from `offset`, at most `length`."""
+        try:
+            return await super().get(name, offset=offset, length=length)
+        except ObjectMissingError:
+            await self._workers.run(self._check_root)
+            raise
+
+    async def folders(self, prefix: str) -> list[str]:
+        """Returns the folders directly below `prefix`."""
+        found = await super().folders(prefix)
+        if not found:
+            await self._workers.run(self._check_root)
+        return found
+
+    async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
+        """Yields every object below `prefix`."""
+        is_empty = True
+        async for info in super().list(prefix):
+            is_empty = False
+            yield info
+        if is_empty:
+            await self._workers.run(self._check_root)
+
     async def create(self, name: str, data: bytes) -> None:
         """Writes, syncs and publishes an object."""
         await self._workers.run(self._put, check_object_name(name), data)
@@ -102,8 +126,12 @@ class LocalObjects(ObstoreObjects):
 
     async def stream(self, name: str, *, offset: int = 0) -> AsyncIterator[bytes]:
         """Yields the object's bytes from `offset`; some twenty times as fast from the page cache as through obstore."""
-        with translated_errors("stream", check_object_name(name)):
-            file = await self._workers.run(_Opened, self.root / name)
+        try:
+            with translated_errors("stream", check_object_name(name)):
+                file = await self._workers.run(_Opened, self.root / name)
+        except ObjectMissingError:
+            await self._workers.run(self._check_root)
+            raise
         while True:
             with translated_errors("stream", name):
                 piece = await self._workers.run(file.read, offset)
@@ -128,7 +156,13 @@ class LocalObjects(ObstoreObjects):
         finally:
             self._file_system.remove(draft.path)
 
+    def _check_root(self) -> None:
+        """Raises where the whole store is away, a volume that is not mounted: nothing in it is known to be missing."""
+        if not self.root.is_dir():
+            raise StoreUnavailableError(f"store's folder is not there. folder={self.root}")
+
     def _begin(self, name: str) -> _Draft:
+        self._check_root()
         path = self.root / TEMPORARY / self._entropy.hex_id()
         with translated_errors("write", name):
             self._file_system.make_folder(path.parent)

@@ -185,17 +185,33 @@ class RoundEngine:
             timing.last_quorum_at_s = timing.quorum_at_s
             timing.opened_at_s = timing.quorum_at_s = None
         for name, delta in fragment.pending.items():
-            # A delta of fewer than H steps answers an invitation: to the round that gathers, or to the one before.
-            is_answer = name not in timing.seen and delta.item.step_count < state.policy.inner_step_count
-            reference_s = timing.quorum_at_s if timing.quorum_at_s is not None else timing.last_quorum_at_s
-            if is_answer and reference_s is not None:
+            reference_s = self._answered_quorum_s(state, fragment, delta, timing)
+            if name not in timing.seen and reference_s is not None:
                 self._xi_arrival.observe(min(now_s - reference_s, self._interval_s(state.policy, view)))
         timing.seen = set(fragment.pending)
+        if not fragment.pending:  # closed, or what it gathered was given up: the next one has its own time
+            timing.opened_at_s = timing.quorum_at_s = None
         if timing.opened_at_s is None and is_open(fragment, state.policy, view):
             timing.opened_at_s = now_s
         if timing.opened_at_s is not None and timing.quorum_at_s is None and _has_quorum(fragment, state.policy):
             timing.quorum_at_s = now_s
             self._xi_quorum.observe(now_s - timing.opened_at_s)
+
+    @staticmethod
+    def _answered_quorum_s(
+        state: RunState, fragment: FragmentState, delta: DeltaState, timing: _RoundTiming
+    ) -> float | None:
+        """Returns when the round that a short delta answers had its quorum; None where it answers none.
+
+        A delta of fewer than H steps answers the round that gathers, or comes late to the one before, whose version it
+        does not know yet; else it is early for the next.
+        """
+        if delta.item.step_count >= state.policy.inner_step_count:
+            return None
+        if timing.quorum_at_s is not None:
+            return timing.quorum_at_s
+        newest = fragment.version if fragment.closing is None else fragment.closing.version
+        return timing.last_quorum_at_s if delta.item.base_version < newest else None
 
     def _merge_due(
         self, state: RunState, fragment: FragmentState, timing: _RoundTiming, now_s: float

@@ -1,0 +1,45 @@
+"""When learners contribute, in inner steps."""
+
+from __future__ import annotations
+
+import pytest
+
+from skerry.client.schedule import RoundRhythm, first_contributions, is_due
+
+H = 24
+
+
+def rhythm_of(*opened_steps: int) -> RoundRhythm:
+    """Returns the rhythm of a learner that had taken so many steps when each round opened."""
+    rhythm = RoundRhythm()
+    for step_count in opened_steps:
+        rhythm.opened(step_count)
+    return rhythm
+
+
+def test_first_contributions_are_spread_over_h() -> None:
+    assert first_contributions(4, H) == (0, 6, 12, 18)
+
+
+def test_a_contribution_is_due_h_steps_after_the_last() -> None:
+    assert not is_due(33, contributed_step=10, inner_step_count=H)
+    assert is_due(34, contributed_step=10, inner_step_count=H)
+
+
+def test_a_slow_learner_contributes_a_step_before_the_next_round() -> None:
+    rhythm = rhythm_of(0, 8, 16, 24)
+    near = [step for step in range(24, 60) if rhythm.is_near(step, inner_step_count=H)]
+    assert near == list(range(31, 41))  # from a step before the next round until it is long overdue
+
+
+@pytest.mark.parametrize("opened", [(), (5,), (0, 24, 48), (0, 20, 40)])
+def test_a_learner_that_opens_rounds_itself_is_never_early(opened: tuple[int, ...]) -> None:
+    rhythm = rhythm_of(*opened)
+    assert not any(rhythm.is_near(step, inner_step_count=H) for step in range(200))
+
+
+def test_a_learner_left_alone_goes_back_to_h_steps() -> None:
+    rhythm = rhythm_of(0, 4, 8)
+    for number in range(1, 4):  # nobody else opens rounds any more: each opens H steps after an early delta
+        rhythm.opened(8 + number * (H + 4))
+    assert not rhythm.is_near(8 + 4 * (H + 4), inner_step_count=H)

@@ -36,7 +36,7 @@ from skerry.client.joining import pull_newest
 from skerry.client.ledger import FlatArray, Ledger, Trained
 from skerry.client.outgoing import Outgoing, make_delta
 from skerry.client.pull import Pulled
-from skerry.client.schedule import is_due
+from skerry.client.schedule import RoundRhythm, is_due
 from skerry.client.session import Session
 from skerry.v1 import exchange_pb2, types_pb2
 from skerry.wire import FragmentLayout, NonFiniteError
@@ -76,6 +76,7 @@ class FragmentExchange:
         self._used_base = -1  # the base of the last delta that was accepted and not given up: no other may have it
         self._newest_version = pulled.version
         self._invited_version = -1
+        self._rhythm = RoundRhythm()
         self._outgoing: Outgoing | None = None
         self._must_replace = False
         self._must_pull = False
@@ -102,6 +103,7 @@ class FragmentExchange:
         """Takes note that the round that makes `version` gathers deltas."""
         if version > self._invited_version:
             self._invited_version = version
+            self._rhythm.opened(self._session.trained.step_count)
             self._wake.set()
 
     def on_fate(self, fate: types_pb2.DeltaFate) -> None:
@@ -180,12 +182,13 @@ class FragmentExchange:
             return False
         if session.trained.step_count <= self.ledger.sent_until.step_count and session.is_flushing:
             return False
+        next_step = session.trained.step_count + 1  # at its end the weights would be copied
         return (
             session.is_flushing
             or self._invited_version > self._newest_version
+            or self._rhythm.is_near(next_step, inner_step_count=session.policy.inner_step_count)
             or is_due(
-                # The weights are copied at the next step boundary, one step from now.
-                session.trained.step_count + 1,
+                next_step,
                 # Steps that a replacement dropped are in no delta, and so count for none.
                 contributed_step=max(self._contributed_step, self.ledger.sent_until.step_count),
                 inner_step_count=session.policy.inner_step_count,

@@ -180,6 +180,18 @@ async def test_a_lease_term_beyond_all_time_is_refused(stubs: Stubs) -> None:
         await stubs.runs.SetPolicy(runs.SetPolicyRequest(request_id="1" * 32, name="demo", policy=policy))
 
 
+async def test_a_plan_that_no_answer_could_hold_is_refused(stubs: Stubs) -> None:
+    names = [f"tensor-{number}-{'x' * 480}" for number in range(3500)]
+    request = runs.CreateRunRequest(
+        request_id="1" * 32,
+        name="demo",
+        tensors=[types.Tensor(name=name, shape=[1]) for name in names],
+        fragments=[types.Fragment(name="all", tensors=names)],
+    )
+    with refused("TOO_LARGE", grpc.StatusCode.RESOURCE_EXHAUSTED):
+        await stubs.runs.CreateRun(request)
+
+
 async def test_pages_of_runs_fit_a_message(stubs: Stubs) -> None:
     names = [f"tensor-{number}-{'x' * 400}" for number in range(1500)]
     tensors = [types.Tensor(name=name, shape=[1]) for name in names]
@@ -242,12 +254,12 @@ async def test_a_store_that_is_away_for_a_while_is_unavailable_and_no_run_is_los
         island = Island(stubs, run, "eu", random.Random(1))
         await island.attach()
         header = island.header(await pull(stubs, run, "body"), "body")
-        root.rename(away)
+        await asyncio.to_thread(root.rename, away)
         with refused("STORE_UNAVAILABLE", grpc.StatusCode.UNAVAILABLE):
             await island.push(header, _values(1))
         await asyncio.sleep(0.2)
         with refused("STORE_UNAVAILABLE", grpc.StatusCode.UNAVAILABLE):
             await stubs.runs.ListRuns(runs.ListRunsRequest())
-        away.rename(root)
+        await asyncio.to_thread(away.rename, root)
         await island.push(header, _values(1))
         await island.event("version_committed")

@@ -28,10 +28,11 @@ if _version_not_supported:
 class ExchangeStub(object):
     """Exchanges weights between learners and a run.
 
-    Every request has `seen_position`, the highest log position of that run that the caller has seen (0: none); answers and events have the
-    position that they reflect. Any call may land on any replica.
+    Every request but Watch's has `seen_position`, the highest log position of that run that the caller has seen (0: none); answers and events
+    have the position that they reflect. Any call may land on any replica.
 
-    Errors of every method: BAD_REQUEST, BAD_NAME, RUN_NOT_FOUND, RUN_REPLACED, STORE_UNAVAILABLE, STORE_FULL, STORE_ROLLED_BACK, DRAINING, INTERNAL.
+    Errors of every method: BAD_REQUEST, BAD_NAME, RUN_NOT_FOUND, RUN_REPLACED, RUN_EXISTS (run_uid is of a draft that lost the name),
+    STORE_UNAVAILABLE, STORE_FULL, STORE_ROLLED_BACK, DRAINING, INTERNAL.
     """
 
     def __init__(self, channel):
@@ -70,10 +71,11 @@ class ExchangeStub(object):
 class ExchangeServicer(object):
     """Exchanges weights between learners and a run.
 
-    Every request has `seen_position`, the highest log position of that run that the caller has seen (0: none); answers and events have the
-    position that they reflect. Any call may land on any replica.
+    Every request but Watch's has `seen_position`, the highest log position of that run that the caller has seen (0: none); answers and events
+    have the position that they reflect. Any call may land on any replica.
 
-    Errors of every method: BAD_REQUEST, BAD_NAME, RUN_NOT_FOUND, RUN_REPLACED, STORE_UNAVAILABLE, STORE_FULL, STORE_ROLLED_BACK, DRAINING, INTERNAL.
+    Errors of every method: BAD_REQUEST, BAD_NAME, RUN_NOT_FOUND, RUN_REPLACED, RUN_EXISTS (run_uid is of a draft that lost the name),
+    STORE_UNAVAILABLE, STORE_FULL, STORE_ROLLED_BACK, DRAINING, INTERNAL.
     """
 
     def Attach(self, request_iterator, context):
@@ -81,7 +83,7 @@ class ExchangeServicer(object):
         third of the lease term, and events come down. The newest session of a learner id fences the older ones. A client whose stream broke SHOULD
         attach again with the same session id. This stream SHOULD have a channel of its own, never behind bulk data.
 
-        Errors: SESSION_FENCED, SHAPE_MISMATCH (tensors given and not the run's), RUN_DRAFT, RUN_CLOSED.
+        Errors: SESSION_FENCED, SHAPE_MISMATCH (tensors given and not the run's), RUN_DRAFT, RUN_CLOSED, TOO_SLOW.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -96,7 +98,7 @@ class ExchangeServicer(object):
 
         A learner MUST have at most one delta a fragment whose fate it does not know, and MUST repeat the same bytes until it does.
 
-        Errors: SESSION_FENCED, SESSION_UNKNOWN, RUN_CLOSED, FRAGMENT_NOT_FOUND, SHAPE_MISMATCH, ENCODING_UNSUPPORTED, NON_FINITE, BAD_FRAME,
+        Errors: SESSION_FENCED, SESSION_UNKNOWN, RUN_DRAFT, RUN_CLOSED, RUN_EXISTS (initial weights of an open run), FRAGMENT_NOT_FOUND, SHAPE_MISMATCH, ENCODING_UNSUPPORTED, NON_FINITE, BAD_FRAME,
         DIGEST_MISMATCH, OUT_OF_RANGE, INCOMPLETE, BASE_FUTURE, BASE_STALE, BASE_FOREIGN, BASE_REPEATED, ID_REUSED, TOO_LARGE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -125,7 +127,7 @@ class ExchangeServicer(object):
     def Watch(self, request, context):
         """Follows a run as an observer: first the run as it is, then events from there, or from `after_position` on.
 
-        Errors: VERSION_NOT_FOUND (after_position is beyond the log).
+        Errors: VERSION_NOT_FOUND (after_position is beyond the log), TOO_SLOW.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -170,10 +172,11 @@ def add_ExchangeServicer_to_server(servicer, server):
 class Exchange(object):
     """Exchanges weights between learners and a run.
 
-    Every request has `seen_position`, the highest log position of that run that the caller has seen (0: none); answers and events have the
-    position that they reflect. Any call may land on any replica.
+    Every request but Watch's has `seen_position`, the highest log position of that run that the caller has seen (0: none); answers and events
+    have the position that they reflect. Any call may land on any replica.
 
-    Errors of every method: BAD_REQUEST, BAD_NAME, RUN_NOT_FOUND, RUN_REPLACED, STORE_UNAVAILABLE, STORE_FULL, STORE_ROLLED_BACK, DRAINING, INTERNAL.
+    Errors of every method: BAD_REQUEST, BAD_NAME, RUN_NOT_FOUND, RUN_REPLACED, RUN_EXISTS (run_uid is of a draft that lost the name),
+    STORE_UNAVAILABLE, STORE_FULL, STORE_ROLLED_BACK, DRAINING, INTERNAL.
     """
 
     @staticmethod

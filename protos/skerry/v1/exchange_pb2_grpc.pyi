@@ -37,10 +37,11 @@ GRPC_VERSION: str
 class ExchangeStub:
     """Exchanges weights between learners and a run.
 
-    Every request has `seen_position`, the highest log position of that run that the caller has seen (0: none); answers and events have the
-    position that they reflect. Any call may land on any replica.
+    Every request but Watch's has `seen_position`, the highest log position of that run that the caller has seen (0: none); answers and events
+    have the position that they reflect. Any call may land on any replica.
 
-    Errors of every method: BAD_REQUEST, BAD_NAME, RUN_NOT_FOUND, RUN_REPLACED, STORE_UNAVAILABLE, STORE_FULL, STORE_ROLLED_BACK, DRAINING, INTERNAL.
+    Errors of every method: BAD_REQUEST, BAD_NAME, RUN_NOT_FOUND, RUN_REPLACED, RUN_EXISTS (run_uid is of a draft that lost the name),
+    STORE_UNAVAILABLE, STORE_FULL, STORE_ROLLED_BACK, DRAINING, INTERNAL.
     """
 
     @_typing.overload
@@ -52,7 +53,7 @@ class ExchangeStub:
     third of the lease term, and events come down. The newest session of a learner id fences the older ones. A client whose stream broke SHOULD
     attach again with the same session id. This stream SHOULD have a channel of its own, never behind bulk data.
 
-    Errors: SESSION_FENCED, SHAPE_MISMATCH (tensors given and not the run's), RUN_DRAFT, RUN_CLOSED.
+    Errors: SESSION_FENCED, SHAPE_MISMATCH (tensors given and not the run's), RUN_DRAFT, RUN_CLOSED, TOO_SLOW.
     """
     PushDelta: _grpc.StreamUnaryMultiCallable[_exchange_pb2.PushDeltaRequest, _exchange_pb2.PushDeltaResponse]
     """Contributes a delta. Up: one `header`; then for every part a `part`, its frames in `data` messages, and a `part_end`; at last `complete`. Parts
@@ -63,7 +64,7 @@ class ExchangeStub:
 
     A learner MUST have at most one delta a fragment whose fate it does not know, and MUST repeat the same bytes until it does.
 
-    Errors: SESSION_FENCED, SESSION_UNKNOWN, RUN_CLOSED, FRAGMENT_NOT_FOUND, SHAPE_MISMATCH, ENCODING_UNSUPPORTED, NON_FINITE, BAD_FRAME,
+    Errors: SESSION_FENCED, SESSION_UNKNOWN, RUN_DRAFT, RUN_CLOSED, RUN_EXISTS (initial weights of an open run), FRAGMENT_NOT_FOUND, SHAPE_MISMATCH, ENCODING_UNSUPPORTED, NON_FINITE, BAD_FRAME,
     DIGEST_MISMATCH, OUT_OF_RANGE, INCOMPLETE, BASE_FUTURE, BASE_STALE, BASE_FOREIGN, BASE_REPEATED, ID_REUSED, TOO_LARGE.
     """
     QueryPush: _grpc.UnaryUnaryMultiCallable[_exchange_pb2.QueryPushRequest, _exchange_pb2.QueryPushResponse]
@@ -80,17 +81,18 @@ class ExchangeStub:
     Watch: _grpc.UnaryStreamMultiCallable[_exchange_pb2.WatchRequest, _exchange_pb2.WatchResponse]
     """Follows a run as an observer: first the run as it is, then events from there, or from `after_position` on.
 
-    Errors: VERSION_NOT_FOUND (after_position is beyond the log).
+    Errors: VERSION_NOT_FOUND (after_position is beyond the log), TOO_SLOW.
     """
 
 @_typing.type_check_only
 class ExchangeAsyncStub(ExchangeStub):
     """Exchanges weights between learners and a run.
 
-    Every request has `seen_position`, the highest log position of that run that the caller has seen (0: none); answers and events have the
-    position that they reflect. Any call may land on any replica.
+    Every request but Watch's has `seen_position`, the highest log position of that run that the caller has seen (0: none); answers and events
+    have the position that they reflect. Any call may land on any replica.
 
-    Errors of every method: BAD_REQUEST, BAD_NAME, RUN_NOT_FOUND, RUN_REPLACED, STORE_UNAVAILABLE, STORE_FULL, STORE_ROLLED_BACK, DRAINING, INTERNAL.
+    Errors of every method: BAD_REQUEST, BAD_NAME, RUN_NOT_FOUND, RUN_REPLACED, RUN_EXISTS (run_uid is of a draft that lost the name),
+    STORE_UNAVAILABLE, STORE_FULL, STORE_ROLLED_BACK, DRAINING, INTERNAL.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -99,7 +101,7 @@ class ExchangeAsyncStub(ExchangeStub):
     third of the lease term, and events come down. The newest session of a learner id fences the older ones. A client whose stream broke SHOULD
     attach again with the same session id. This stream SHOULD have a channel of its own, never behind bulk data.
 
-    Errors: SESSION_FENCED, SHAPE_MISMATCH (tensors given and not the run's), RUN_DRAFT, RUN_CLOSED.
+    Errors: SESSION_FENCED, SHAPE_MISMATCH (tensors given and not the run's), RUN_DRAFT, RUN_CLOSED, TOO_SLOW.
     """
     PushDelta: _aio.StreamUnaryMultiCallable[_exchange_pb2.PushDeltaRequest, _exchange_pb2.PushDeltaResponse]  # type: ignore[assignment]
     """Contributes a delta. Up: one `header`; then for every part a `part`, its frames in `data` messages, and a `part_end`; at last `complete`. Parts
@@ -110,7 +112,7 @@ class ExchangeAsyncStub(ExchangeStub):
 
     A learner MUST have at most one delta a fragment whose fate it does not know, and MUST repeat the same bytes until it does.
 
-    Errors: SESSION_FENCED, SESSION_UNKNOWN, RUN_CLOSED, FRAGMENT_NOT_FOUND, SHAPE_MISMATCH, ENCODING_UNSUPPORTED, NON_FINITE, BAD_FRAME,
+    Errors: SESSION_FENCED, SESSION_UNKNOWN, RUN_DRAFT, RUN_CLOSED, RUN_EXISTS (initial weights of an open run), FRAGMENT_NOT_FOUND, SHAPE_MISMATCH, ENCODING_UNSUPPORTED, NON_FINITE, BAD_FRAME,
     DIGEST_MISMATCH, OUT_OF_RANGE, INCOMPLETE, BASE_FUTURE, BASE_STALE, BASE_FOREIGN, BASE_REPEATED, ID_REUSED, TOO_LARGE.
     """
     QueryPush: _aio.UnaryUnaryMultiCallable[_exchange_pb2.QueryPushRequest, _exchange_pb2.QueryPushResponse]  # type: ignore[assignment]
@@ -127,16 +129,17 @@ class ExchangeAsyncStub(ExchangeStub):
     Watch: _aio.UnaryStreamMultiCallable[_exchange_pb2.WatchRequest, _exchange_pb2.WatchResponse]  # type: ignore[assignment]
     """Follows a run as an observer: first the run as it is, then events from there, or from `after_position` on.
 
-    Errors: VERSION_NOT_FOUND (after_position is beyond the log).
+    Errors: VERSION_NOT_FOUND (after_position is beyond the log), TOO_SLOW.
     """
 
 class ExchangeServicer(metaclass=_abc_1.ABCMeta):
     """Exchanges weights between learners and a run.
 
-    Every request has `seen_position`, the highest log position of that run that the caller has seen (0: none); answers and events have the
-    position that they reflect. Any call may land on any replica.
+    Every request but Watch's has `seen_position`, the highest log position of that run that the caller has seen (0: none); answers and events
+    have the position that they reflect. Any call may land on any replica.
 
-    Errors of every method: BAD_REQUEST, BAD_NAME, RUN_NOT_FOUND, RUN_REPLACED, STORE_UNAVAILABLE, STORE_FULL, STORE_ROLLED_BACK, DRAINING, INTERNAL.
+    Errors of every method: BAD_REQUEST, BAD_NAME, RUN_NOT_FOUND, RUN_REPLACED, RUN_EXISTS (run_uid is of a draft that lost the name),
+    STORE_UNAVAILABLE, STORE_FULL, STORE_ROLLED_BACK, DRAINING, INTERNAL.
     """
 
     @_abc_1.abstractmethod
@@ -149,7 +152,7 @@ class ExchangeServicer(metaclass=_abc_1.ABCMeta):
         third of the lease term, and events come down. The newest session of a learner id fences the older ones. A client whose stream broke SHOULD
         attach again with the same session id. This stream SHOULD have a channel of its own, never behind bulk data.
 
-        Errors: SESSION_FENCED, SHAPE_MISMATCH (tensors given and not the run's), RUN_DRAFT, RUN_CLOSED.
+        Errors: SESSION_FENCED, SHAPE_MISMATCH (tensors given and not the run's), RUN_DRAFT, RUN_CLOSED, TOO_SLOW.
         """
 
     @_abc_1.abstractmethod
@@ -166,7 +169,7 @@ class ExchangeServicer(metaclass=_abc_1.ABCMeta):
 
         A learner MUST have at most one delta a fragment whose fate it does not know, and MUST repeat the same bytes until it does.
 
-        Errors: SESSION_FENCED, SESSION_UNKNOWN, RUN_CLOSED, FRAGMENT_NOT_FOUND, SHAPE_MISMATCH, ENCODING_UNSUPPORTED, NON_FINITE, BAD_FRAME,
+        Errors: SESSION_FENCED, SESSION_UNKNOWN, RUN_DRAFT, RUN_CLOSED, RUN_EXISTS (initial weights of an open run), FRAGMENT_NOT_FOUND, SHAPE_MISMATCH, ENCODING_UNSUPPORTED, NON_FINITE, BAD_FRAME,
         DIGEST_MISMATCH, OUT_OF_RANGE, INCOMPLETE, BASE_FUTURE, BASE_STALE, BASE_FOREIGN, BASE_REPEATED, ID_REUSED, TOO_LARGE.
         """
 
@@ -201,7 +204,7 @@ class ExchangeServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_exchange_pb2.WatchResponse], _abc.AsyncIterator[_exchange_pb2.WatchResponse]]:
         """Follows a run as an observer: first the run as it is, then events from there, or from `after_position` on.
 
-        Errors: VERSION_NOT_FOUND (after_position is beyond the log).
+        Errors: VERSION_NOT_FOUND (after_position is beyond the log), TOO_SLOW.
         """
 
 def add_ExchangeServicer_to_server(servicer: ExchangeServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

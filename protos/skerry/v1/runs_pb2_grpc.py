@@ -28,10 +28,11 @@ if _version_not_supported:
 class RunsStub(object):
     """Administers runs.
 
-    Every request has `seen_position`, the highest log position of that run that the caller has seen (0: none); the answer reflects at least
+    Where a request has `seen_position`, the highest log position of that run that the caller has seen (0: none), the answer reflects at least
     that. A log that is shorter than that is answered STORE_ROLLED_BACK.
 
-    Errors of every method: BAD_NAME, STORE_UNAVAILABLE, STORE_ROLLED_BACK, DRAINING, INTERNAL.
+    Errors of every method: BAD_REQUEST, BAD_NAME, STORE_UNAVAILABLE, STORE_FULL, STORE_ROLLED_BACK, DRAINING, INTERNAL; and of every one whose
+    run_uid is of a draft that lost its name: RUN_EXISTS.
     """
 
     def __init__(self, channel):
@@ -90,16 +91,18 @@ class RunsStub(object):
 class RunsServicer(object):
     """Administers runs.
 
-    Every request has `seen_position`, the highest log position of that run that the caller has seen (0: none); the answer reflects at least
+    Where a request has `seen_position`, the highest log position of that run that the caller has seen (0: none), the answer reflects at least
     that. A log that is shorter than that is answered STORE_ROLLED_BACK.
 
-    Errors of every method: BAD_NAME, STORE_UNAVAILABLE, STORE_ROLLED_BACK, DRAINING, INTERNAL.
+    Errors of every method: BAD_REQUEST, BAD_NAME, STORE_UNAVAILABLE, STORE_FULL, STORE_ROLLED_BACK, DRAINING, INTERNAL; and of every one whose
+    run_uid is of a draft that lost its name: RUN_EXISTS.
     """
 
     def CreateRun(self, request, context):
         """Makes a draft of a run. Idempotent by request_id.
 
-        Errors: RUN_EXISTS (the name is taken by a committed run), BAD_REQUEST, SHAPE_MISMATCH (the plan is not a partition of the tensors), TOO_LARGE.
+        Errors: RUN_EXISTS (the name is taken by a committed run), SHAPE_MISMATCH (the plan is not a partition of the tensors), TOO_LARGE,
+        ID_REUSED (request_id made a draft of other tensors or fragments).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -108,7 +111,7 @@ class RunsServicer(object):
     def CommitRun(self, request, context):
         """Makes a draft whose weights are complete the run of its name. Idempotent.
 
-        Errors: RUN_NOT_FOUND, RUN_DRAFT (weights are missing), RUN_EXISTS (another won).
+        Errors: RUN_NOT_FOUND, RUN_REPLACED, RUN_DRAFT (weights are missing), RUN_EXISTS (another won).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -124,27 +127,29 @@ class RunsServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListRuns(self, request, context):
-        """Lists committed runs by name.
+        """Lists committed runs by name. A page may hold fewer than were asked for, so as to fit a message; a run that can't be read is left out.
 
-        Errors: BAD_REQUEST (page token).
+        Errors: none beyond those of every method.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SetPolicy(self, request, context):
-        """Replaces the policy; fields that are absent keep their value. Takes effect with the next close. Idempotent by request_id.
+        """Replaces the policy; fields that are absent keep their value. `outer` and the encodings are replaced whole; of `merge_by_fragment` the named
+        fragments' rules are, and MERGE_RULE_UNSPECIFIED takes one away. Takes effect with the next close. Idempotent by request_id.
 
-        Errors: RUN_NOT_FOUND, RUN_REPLACED, RUN_CLOSED, BAD_REQUEST.
+        Errors: RUN_NOT_FOUND, RUN_REPLACED, RUN_CLOSED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListVersions(self, request, context):
-        """Lists versions of a fragment, newest first, with the deltas in each: who made this version.
+        """Lists versions of a fragment, newest first, with the deltas in each: who made this version. An answer may hold fewer than were asked for, so
+        as to fit a message; version 0 is the last.
 
-        Errors: RUN_NOT_FOUND, RUN_REPLACED, FRAGMENT_NOT_FOUND, BAD_REQUEST.
+        Errors: RUN_NOT_FOUND, RUN_REPLACED, FRAGMENT_NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -154,7 +159,7 @@ class RunsServicer(object):
         """Gives every fragment its next version, with the content it had at an earlier log position. Numbers are never reused; pending deltas and
         deltas on abandoned versions expire by name. Idempotent by request_id.
 
-        Errors: RUN_NOT_FOUND, RUN_REPLACED, RUN_CLOSED, VERSION_NOT_FOUND (no such position, or its content was collected).
+        Errors: RUN_NOT_FOUND, RUN_REPLACED, RUN_DRAFT, RUN_CLOSED, VERSION_NOT_FOUND (no such position, or its content was collected).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -163,7 +168,7 @@ class RunsServicer(object):
     def CloseRun(self, request, context):
         """Ends a run: no delta is accepted from here on, what is pending is merged, the rest expires by name. Answers when the run is closed. Idempotent.
 
-        Errors: RUN_NOT_FOUND, RUN_REPLACED.
+        Errors: RUN_NOT_FOUND, RUN_REPLACED, RUN_DRAFT.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -237,10 +242,11 @@ def add_RunsServicer_to_server(servicer, server):
 class Runs(object):
     """Administers runs.
 
-    Every request has `seen_position`, the highest log position of that run that the caller has seen (0: none); the answer reflects at least
+    Where a request has `seen_position`, the highest log position of that run that the caller has seen (0: none), the answer reflects at least
     that. A log that is shorter than that is answered STORE_ROLLED_BACK.
 
-    Errors of every method: BAD_NAME, STORE_UNAVAILABLE, STORE_ROLLED_BACK, DRAINING, INTERNAL.
+    Errors of every method: BAD_REQUEST, BAD_NAME, STORE_UNAVAILABLE, STORE_FULL, STORE_ROLLED_BACK, DRAINING, INTERNAL; and of every one whose
+    run_uid is of a draft that lost its name: RUN_EXISTS.
     """
 
     @staticmethod

@@ -34,10 +34,11 @@ GRPC_VERSION: str
 class RunsStub:
     """Administers runs.
 
-    Every request has `seen_position`, the highest log position of that run that the caller has seen (0: none); the answer reflects at least
+    Where a request has `seen_position`, the highest log position of that run that the caller has seen (0: none), the answer reflects at least
     that. A log that is shorter than that is answered STORE_ROLLED_BACK.
 
-    Errors of every method: BAD_NAME, STORE_UNAVAILABLE, STORE_ROLLED_BACK, DRAINING, INTERNAL.
+    Errors of every method: BAD_REQUEST, BAD_NAME, STORE_UNAVAILABLE, STORE_FULL, STORE_ROLLED_BACK, DRAINING, INTERNAL; and of every one whose
+    run_uid is of a draft that lost its name: RUN_EXISTS.
     """
 
     @_typing.overload
@@ -47,12 +48,13 @@ class RunsStub:
     CreateRun: _grpc.UnaryUnaryMultiCallable[_runs_pb2.CreateRunRequest, _runs_pb2.CreateRunResponse]
     """Makes a draft of a run. Idempotent by request_id.
 
-    Errors: RUN_EXISTS (the name is taken by a committed run), BAD_REQUEST, SHAPE_MISMATCH (the plan is not a partition of the tensors), TOO_LARGE.
+    Errors: RUN_EXISTS (the name is taken by a committed run), SHAPE_MISMATCH (the plan is not a partition of the tensors), TOO_LARGE,
+    ID_REUSED (request_id made a draft of other tensors or fragments).
     """
     CommitRun: _grpc.UnaryUnaryMultiCallable[_runs_pb2.CommitRunRequest, _runs_pb2.CommitRunResponse]
     """Makes a draft whose weights are complete the run of its name. Idempotent.
 
-    Errors: RUN_NOT_FOUND, RUN_DRAFT (weights are missing), RUN_EXISTS (another won).
+    Errors: RUN_NOT_FOUND, RUN_REPLACED, RUN_DRAFT (weights are missing), RUN_EXISTS (another won).
     """
     GetRun: _grpc.UnaryUnaryMultiCallable[_runs_pb2.GetRunRequest, _runs_pb2.GetRunResponse]
     """Returns a run.
@@ -60,30 +62,32 @@ class RunsStub:
     Errors: RUN_NOT_FOUND, RUN_REPLACED (run_uid given and not the name's).
     """
     ListRuns: _grpc.UnaryUnaryMultiCallable[_runs_pb2.ListRunsRequest, _runs_pb2.ListRunsResponse]
-    """Lists committed runs by name.
+    """Lists committed runs by name. A page may hold fewer than were asked for, so as to fit a message; a run that can't be read is left out.
 
-    Errors: BAD_REQUEST (page token).
+    Errors: none beyond those of every method.
     """
     SetPolicy: _grpc.UnaryUnaryMultiCallable[_runs_pb2.SetPolicyRequest, _runs_pb2.SetPolicyResponse]
-    """Replaces the policy; fields that are absent keep their value. Takes effect with the next close. Idempotent by request_id.
+    """Replaces the policy; fields that are absent keep their value. `outer` and the encodings are replaced whole; of `merge_by_fragment` the named
+    fragments' rules are, and MERGE_RULE_UNSPECIFIED takes one away. Takes effect with the next close. Idempotent by request_id.
 
-    Errors: RUN_NOT_FOUND, RUN_REPLACED, RUN_CLOSED, BAD_REQUEST.
+    Errors: RUN_NOT_FOUND, RUN_REPLACED, RUN_CLOSED.
     """
     ListVersions: _grpc.UnaryUnaryMultiCallable[_runs_pb2.ListVersionsRequest, _runs_pb2.ListVersionsResponse]
-    """Lists versions of a fragment, newest first, with the deltas in each: who made this version.
+    """Lists versions of a fragment, newest first, with the deltas in each: who made this version. An answer may hold fewer than were asked for, so
+    as to fit a message; version 0 is the last.
 
-    Errors: RUN_NOT_FOUND, RUN_REPLACED, FRAGMENT_NOT_FOUND, BAD_REQUEST.
+    Errors: RUN_NOT_FOUND, RUN_REPLACED, FRAGMENT_NOT_FOUND.
     """
     RollBack: _grpc.UnaryUnaryMultiCallable[_runs_pb2.RollBackRequest, _runs_pb2.RollBackResponse]
     """Gives every fragment its next version, with the content it had at an earlier log position. Numbers are never reused; pending deltas and
     deltas on abandoned versions expire by name. Idempotent by request_id.
 
-    Errors: RUN_NOT_FOUND, RUN_REPLACED, RUN_CLOSED, VERSION_NOT_FOUND (no such position, or its content was collected).
+    Errors: RUN_NOT_FOUND, RUN_REPLACED, RUN_DRAFT, RUN_CLOSED, VERSION_NOT_FOUND (no such position, or its content was collected).
     """
     CloseRun: _grpc.UnaryUnaryMultiCallable[_runs_pb2.CloseRunRequest, _runs_pb2.CloseRunResponse]
     """Ends a run: no delta is accepted from here on, what is pending is merged, the rest expires by name. Answers when the run is closed. Idempotent.
 
-    Errors: RUN_NOT_FOUND, RUN_REPLACED.
+    Errors: RUN_NOT_FOUND, RUN_REPLACED, RUN_DRAFT.
     """
     DeleteRun: _grpc.UnaryUnaryMultiCallable[_runs_pb2.DeleteRunRequest, _runs_pb2.DeleteRunResponse]
     """Takes the run's name away; its objects stay until they are collected. Idempotent.
@@ -95,22 +99,24 @@ class RunsStub:
 class RunsAsyncStub(RunsStub):
     """Administers runs.
 
-    Every request has `seen_position`, the highest log position of that run that the caller has seen (0: none); the answer reflects at least
+    Where a request has `seen_position`, the highest log position of that run that the caller has seen (0: none), the answer reflects at least
     that. A log that is shorter than that is answered STORE_ROLLED_BACK.
 
-    Errors of every method: BAD_NAME, STORE_UNAVAILABLE, STORE_ROLLED_BACK, DRAINING, INTERNAL.
+    Errors of every method: BAD_REQUEST, BAD_NAME, STORE_UNAVAILABLE, STORE_FULL, STORE_ROLLED_BACK, DRAINING, INTERNAL; and of every one whose
+    run_uid is of a draft that lost its name: RUN_EXISTS.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     CreateRun: _aio.UnaryUnaryMultiCallable[_runs_pb2.CreateRunRequest, _runs_pb2.CreateRunResponse]  # type: ignore[assignment]
     """Makes a draft of a run. Idempotent by request_id.
 
-    Errors: RUN_EXISTS (the name is taken by a committed run), BAD_REQUEST, SHAPE_MISMATCH (the plan is not a partition of the tensors), TOO_LARGE.
+    Errors: RUN_EXISTS (the name is taken by a committed run), SHAPE_MISMATCH (the plan is not a partition of the tensors), TOO_LARGE,
+    ID_REUSED (request_id made a draft of other tensors or fragments).
     """
     CommitRun: _aio.UnaryUnaryMultiCallable[_runs_pb2.CommitRunRequest, _runs_pb2.CommitRunResponse]  # type: ignore[assignment]
     """Makes a draft whose weights are complete the run of its name. Idempotent.
 
-    Errors: RUN_NOT_FOUND, RUN_DRAFT (weights are missing), RUN_EXISTS (another won).
+    Errors: RUN_NOT_FOUND, RUN_REPLACED, RUN_DRAFT (weights are missing), RUN_EXISTS (another won).
     """
     GetRun: _aio.UnaryUnaryMultiCallable[_runs_pb2.GetRunRequest, _runs_pb2.GetRunResponse]  # type: ignore[assignment]
     """Returns a run.
@@ -118,30 +124,32 @@ class RunsAsyncStub(RunsStub):
     Errors: RUN_NOT_FOUND, RUN_REPLACED (run_uid given and not the name's).
     """
     ListRuns: _aio.UnaryUnaryMultiCallable[_runs_pb2.ListRunsRequest, _runs_pb2.ListRunsResponse]  # type: ignore[assignment]
-    """Lists committed runs by name.
+    """Lists committed runs by name. A page may hold fewer than were asked for, so as to fit a message; a run that can't be read is left out.
 
-    Errors: BAD_REQUEST (page token).
+    Errors: none beyond those of every method.
     """
     SetPolicy: _aio.UnaryUnaryMultiCallable[_runs_pb2.SetPolicyRequest, _runs_pb2.SetPolicyResponse]  # type: ignore[assignment]
-    """Replaces the policy; fields that are absent keep their value. Takes effect with the next close. Idempotent by request_id.
+    """Replaces the policy; fields that are absent keep their value. `outer` and the encodings are replaced whole; of `merge_by_fragment` the named
+    fragments' rules are, and MERGE_RULE_UNSPECIFIED takes one away. Takes effect with the next close. Idempotent by request_id.
 
-    Errors: RUN_NOT_FOUND, RUN_REPLACED, RUN_CLOSED, BAD_REQUEST.
+    Errors: RUN_NOT_FOUND, RUN_REPLACED, RUN_CLOSED.
     """
     ListVersions: _aio.UnaryUnaryMultiCallable[_runs_pb2.ListVersionsRequest, _runs_pb2.ListVersionsResponse]  # type: ignore[assignment]
-    """Lists versions of a fragment, newest first, with the deltas in each: who made this version.
+    """Lists versions of a fragment, newest first, with the deltas in each: who made this version. An answer may hold fewer than were asked for, so
+    as to fit a message; version 0 is the last.
 
-    Errors: RUN_NOT_FOUND, RUN_REPLACED, FRAGMENT_NOT_FOUND, BAD_REQUEST.
+    Errors: RUN_NOT_FOUND, RUN_REPLACED, FRAGMENT_NOT_FOUND.
     """
     RollBack: _aio.UnaryUnaryMultiCallable[_runs_pb2.RollBackRequest, _runs_pb2.RollBackResponse]  # type: ignore[assignment]
     """Gives every fragment its next version, with the content it had at an earlier log position. Numbers are never reused; pending deltas and
     deltas on abandoned versions expire by name. Idempotent by request_id.
 
-    Errors: RUN_NOT_FOUND, RUN_REPLACED, RUN_CLOSED, VERSION_NOT_FOUND (no such position, or its content was collected).
+    Errors: RUN_NOT_FOUND, RUN_REPLACED, RUN_DRAFT, RUN_CLOSED, VERSION_NOT_FOUND (no such position, or its content was collected).
     """
     CloseRun: _aio.UnaryUnaryMultiCallable[_runs_pb2.CloseRunRequest, _runs_pb2.CloseRunResponse]  # type: ignore[assignment]
     """Ends a run: no delta is accepted from here on, what is pending is merged, the rest expires by name. Answers when the run is closed. Idempotent.
 
-    Errors: RUN_NOT_FOUND, RUN_REPLACED.
+    Errors: RUN_NOT_FOUND, RUN_REPLACED, RUN_DRAFT.
     """
     DeleteRun: _aio.UnaryUnaryMultiCallable[_runs_pb2.DeleteRunRequest, _runs_pb2.DeleteRunResponse]  # type: ignore[assignment]
     """Takes the run's name away; its objects stay until they are collected. Idempotent.
@@ -152,10 +160,11 @@ class RunsAsyncStub(RunsStub):
 class RunsServicer(metaclass=_abc_1.ABCMeta):
     """Administers runs.
 
-    Every request has `seen_position`, the highest log position of that run that the caller has seen (0: none); the answer reflects at least
+    Where a request has `seen_position`, the highest log position of that run that the caller has seen (0: none), the answer reflects at least
     that. A log that is shorter than that is answered STORE_ROLLED_BACK.
 
-    Errors of every method: BAD_NAME, STORE_UNAVAILABLE, STORE_ROLLED_BACK, DRAINING, INTERNAL.
+    Errors of every method: BAD_REQUEST, BAD_NAME, STORE_UNAVAILABLE, STORE_FULL, STORE_ROLLED_BACK, DRAINING, INTERNAL; and of every one whose
+    run_uid is of a draft that lost its name: RUN_EXISTS.
     """
 
     @_abc_1.abstractmethod
@@ -166,7 +175,8 @@ class RunsServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_runs_pb2.CreateRunResponse, _abc.Awaitable[_runs_pb2.CreateRunResponse]]:
         """Makes a draft of a run. Idempotent by request_id.
 
-        Errors: RUN_EXISTS (the name is taken by a committed run), BAD_REQUEST, SHAPE_MISMATCH (the plan is not a partition of the tensors), TOO_LARGE.
+        Errors: RUN_EXISTS (the name is taken by a committed run), SHAPE_MISMATCH (the plan is not a partition of the tensors), TOO_LARGE,
+        ID_REUSED (request_id made a draft of other tensors or fragments).
         """
 
     @_abc_1.abstractmethod
@@ -177,7 +187,7 @@ class RunsServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_runs_pb2.CommitRunResponse, _abc.Awaitable[_runs_pb2.CommitRunResponse]]:
         """Makes a draft whose weights are complete the run of its name. Idempotent.
 
-        Errors: RUN_NOT_FOUND, RUN_DRAFT (weights are missing), RUN_EXISTS (another won).
+        Errors: RUN_NOT_FOUND, RUN_REPLACED, RUN_DRAFT (weights are missing), RUN_EXISTS (another won).
         """
 
     @_abc_1.abstractmethod
@@ -197,9 +207,9 @@ class RunsServicer(metaclass=_abc_1.ABCMeta):
         request: _runs_pb2.ListRunsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_runs_pb2.ListRunsResponse, _abc.Awaitable[_runs_pb2.ListRunsResponse]]:
-        """Lists committed runs by name.
+        """Lists committed runs by name. A page may hold fewer than were asked for, so as to fit a message; a run that can't be read is left out.
 
-        Errors: BAD_REQUEST (page token).
+        Errors: none beyond those of every method.
         """
 
     @_abc_1.abstractmethod
@@ -208,9 +218,10 @@ class RunsServicer(metaclass=_abc_1.ABCMeta):
         request: _runs_pb2.SetPolicyRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_runs_pb2.SetPolicyResponse, _abc.Awaitable[_runs_pb2.SetPolicyResponse]]:
-        """Replaces the policy; fields that are absent keep their value. Takes effect with the next close. Idempotent by request_id.
+        """Replaces the policy; fields that are absent keep their value. `outer` and the encodings are replaced whole; of `merge_by_fragment` the named
+        fragments' rules are, and MERGE_RULE_UNSPECIFIED takes one away. Takes effect with the next close. Idempotent by request_id.
 
-        Errors: RUN_NOT_FOUND, RUN_REPLACED, RUN_CLOSED, BAD_REQUEST.
+        Errors: RUN_NOT_FOUND, RUN_REPLACED, RUN_CLOSED.
         """
 
     @_abc_1.abstractmethod
@@ -219,9 +230,10 @@ class RunsServicer(metaclass=_abc_1.ABCMeta):
         request: _runs_pb2.ListVersionsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_runs_pb2.ListVersionsResponse, _abc.Awaitable[_runs_pb2.ListVersionsResponse]]:
-        """Lists versions of a fragment, newest first, with the deltas in each: who made this version.
+        """Lists versions of a fragment, newest first, with the deltas in each: who made this version. An answer may hold fewer than were asked for, so
+        as to fit a message; version 0 is the last.
 
-        Errors: RUN_NOT_FOUND, RUN_REPLACED, FRAGMENT_NOT_FOUND, BAD_REQUEST.
+        Errors: RUN_NOT_FOUND, RUN_REPLACED, FRAGMENT_NOT_FOUND.
         """
 
     @_abc_1.abstractmethod
@@ -233,7 +245,7 @@ class RunsServicer(metaclass=_abc_1.ABCMeta):
         """Gives every fragment its next version, with the content it had at an earlier log position. Numbers are never reused; pending deltas and
         deltas on abandoned versions expire by name. Idempotent by request_id.
 
-        Errors: RUN_NOT_FOUND, RUN_REPLACED, RUN_CLOSED, VERSION_NOT_FOUND (no such position, or its content was collected).
+        Errors: RUN_NOT_FOUND, RUN_REPLACED, RUN_DRAFT, RUN_CLOSED, VERSION_NOT_FOUND (no such position, or its content was collected).
         """
 
     @_abc_1.abstractmethod
@@ -244,7 +256,7 @@ class RunsServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_runs_pb2.CloseRunResponse, _abc.Awaitable[_runs_pb2.CloseRunResponse]]:
         """Ends a run: no delta is accepted from here on, what is pending is merged, the rest expires by name. Answers when the run is closed. Idempotent.
 
-        Errors: RUN_NOT_FOUND, RUN_REPLACED.
+        Errors: RUN_NOT_FOUND, RUN_REPLACED, RUN_DRAFT.
         """
 
     @_abc_1.abstractmethod

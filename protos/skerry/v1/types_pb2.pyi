@@ -190,7 +190,7 @@ class _FateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Fate.ValueType],
     FATE_SUPERSEDED: _Fate.ValueType  # 3
     """Replaced by a delta of a newer session of the same learner before its round closed."""
     FATE_EXPIRED: _Fate.ValueType  # 4
-    """Too stale, on an abandoned version, or left over when the run closed. Its work may be sent again from a newer base."""
+    """Too stale, on an abandoned version, or left over when the run closed. Its work may be sent again, from the newest base."""
     FATE_QUARANTINED: _Fate.ValueType  # 5
     """Kept and named but not merged, for `reason`. The learner MUST replace the fragment, not rebase it."""
 
@@ -206,7 +206,7 @@ FATE_MERGED: Fate.ValueType  # 2
 FATE_SUPERSEDED: Fate.ValueType  # 3
 """Replaced by a delta of a newer session of the same learner before its round closed."""
 FATE_EXPIRED: Fate.ValueType  # 4
-"""Too stale, on an abandoned version, or left over when the run closed. Its work may be sent again from a newer base."""
+"""Too stale, on an abandoned version, or left over when the run closed. Its work may be sent again, from the newest base."""
 FATE_QUARANTINED: Fate.ValueType  # 5
 """Kept and named but not merged, for `reason`. The learner MUST replace the fragment, not rebase it."""
 Global___Fate: _TypeAlias = Fate  # noqa: Y015
@@ -228,7 +228,7 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_RUN_REPLACED: _ErrorReason.ValueType  # 4
     """FAILED_PRECONDITION: the name now belongs to another uid; stop exchanging, and say so."""
     ERROR_REASON_RUN_EXISTS: _ErrorReason.ValueType  # 5
-    """ALREADY_EXISTS: a run of that name exists; metadata has its uid."""
+    """ALREADY_EXISTS: a run of that name exists, or is open already; metadata may have its uid as `run_uid`."""
     ERROR_REASON_RUN_CLOSED: _ErrorReason.ValueType  # 6
     """FAILED_PRECONDITION: the run is closing or closed."""
     ERROR_REASON_RUN_DRAFT: _ErrorReason.ValueType  # 7
@@ -258,7 +258,9 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_BASE_FOREIGN: _ErrorReason.ValueType  # 19
     """FAILED_PRECONDITION: the base digest is not that version's: the weights come from elsewhere; pull a snapshot."""
     ERROR_REASON_BASE_REPEATED: _ErrorReason.ValueType  # 20
-    """ALREADY_EXISTS: this session already has an accepted delta from that base; metadata has its id."""
+    """ALREADY_EXISTS: this session already has a delta from that base that is pending or merged, or a fragment has its initial weights; metadata
+    has that delta's id as `delta_id`.
+    """
     ERROR_REASON_ID_REUSED: _ErrorReason.ValueType  # 21
     """ALREADY_EXISTS: that id was used for other bytes."""
     ERROR_REASON_PLAN_EXPIRED: _ErrorReason.ValueType  # 22
@@ -296,7 +298,7 @@ ERROR_REASON_RUN_NOT_FOUND: ErrorReason.ValueType  # 3
 ERROR_REASON_RUN_REPLACED: ErrorReason.ValueType  # 4
 """FAILED_PRECONDITION: the name now belongs to another uid; stop exchanging, and say so."""
 ERROR_REASON_RUN_EXISTS: ErrorReason.ValueType  # 5
-"""ALREADY_EXISTS: a run of that name exists; metadata has its uid."""
+"""ALREADY_EXISTS: a run of that name exists, or is open already; metadata may have its uid as `run_uid`."""
 ERROR_REASON_RUN_CLOSED: ErrorReason.ValueType  # 6
 """FAILED_PRECONDITION: the run is closing or closed."""
 ERROR_REASON_RUN_DRAFT: ErrorReason.ValueType  # 7
@@ -326,7 +328,9 @@ ERROR_REASON_BASE_STALE: ErrorReason.ValueType  # 18
 ERROR_REASON_BASE_FOREIGN: ErrorReason.ValueType  # 19
 """FAILED_PRECONDITION: the base digest is not that version's: the weights come from elsewhere; pull a snapshot."""
 ERROR_REASON_BASE_REPEATED: ErrorReason.ValueType  # 20
-"""ALREADY_EXISTS: this session already has an accepted delta from that base; metadata has its id."""
+"""ALREADY_EXISTS: this session already has a delta from that base that is pending or merged, or a fragment has its initial weights; metadata
+has that delta's id as `delta_id`.
+"""
 ERROR_REASON_ID_REUSED: ErrorReason.ValueType  # 21
 """ALREADY_EXISTS: that id was used for other bytes."""
 ERROR_REASON_PLAN_EXPIRED: ErrorReason.ValueType  # 22
@@ -888,7 +892,9 @@ class Event(_message.Message):
     LEARNER_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
     position: _builtins.int
-    """Log position that this event reflects. An observer that resumes passes the highest it has seen."""
+    """Log position that this event reflects. An observer that resumes passes the highest it has seen. The events of one entry share its position:
+    who was cut off and wants to miss none of them passes one less, and passes over those that it has had.
+    """
     status_changed: Global___RunStatus.ValueType
     """The run's life moved on."""
     @_builtins.property

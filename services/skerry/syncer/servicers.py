@@ -39,6 +39,7 @@ API_VERSION: Final = "1.0"
 MAX_MESSAGE_BYTES: Final = 4 * 2**20
 _PAGE_SIZE: Final = 100
 _MAX_PAGE_SIZE: Final = 1000
+_MAX_PLAN_BYTES: Final = 3 * 2**20
 # A page ends here at the latest, whatever its count, so that it fits a message with room to spare.
 _PAGE_BYTES: Final = 2 * 2**20
 
@@ -53,6 +54,8 @@ class RunsServicer(runs_pb2_grpc.RunsServicer):
     async def CreateRun(self, request: runs_pb2.CreateRunRequest, context: Any) -> runs_pb2.CreateRunResponse:
         """Makes a draft."""
         check_name(request.name, "run")
+        if request.ByteSize() > _MAX_PLAN_BYTES:  # every answer has the plan, and digests beside it
+            raise SyncerError("TOO_LARGE", f"tensors and plan have too many bytes. limit={_MAX_PLAN_BYTES}")
         try:
             fragments, dtypes = layouts_from_messages(request.tensors, request.fragments)
         except BadNameError:

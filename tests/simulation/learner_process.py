@@ -160,7 +160,8 @@ class LearnerProcess:
             await self._train(record, exchange, arrays, random.Random(f"{seed}/work"))
             await self._leave(record, exchange)
         finally:
-            running.cancel()
+            # Not by cancelling: a task group cancels its tasks in the order of their addresses.
+            exchange._session.end()
         await asyncio.wait([running])
 
     async def _train(

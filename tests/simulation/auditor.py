@@ -273,10 +273,10 @@ class _Audit:
                 continue
             if evidence.plan.mix.adoption is not Adoption.REBASE:
                 continue
-            for fragment in self.state.fragments:
-                left = self._unmerged(record, fragment, record.steps_when_calm, until=evidence.calm_end_count)
+            for name in self.state.fragments:
+                left = self._unmerged(record, name, record.steps_when_calm, until=evidence.calm_end_count)
                 if left:
-                    detail = f"{record.learner}.{record.incarnation}'s steps {_brief(left)} of {fragment} are not"
+                    detail = f"{record.learner}.{record.incarnation}'s steps {_brief(left)} of {name} are not"
                     yield Finding(f"all work is merged within {evidence.calm_s} s once nothing fails", detail)
 
     def _everybody_takes_part(self) -> Iterator[Finding]:

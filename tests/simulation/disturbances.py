@@ -12,7 +12,6 @@ from skerry.wire.codecs import Codec
 from tests.simulation.network import NetworkFaults
 from tests.simulation.shared_store import StoreFaults
 
-
 # Seconds of a training step: two fast learners, one 3 times slower, one 10 times.
 STEP_S: Final = (0.5, 0.55, 1.5, 5.0)
 

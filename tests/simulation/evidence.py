@@ -1,11 +1,12 @@
-"""What a simulated run leaves behind: the store's objects, the learners' records, and what each replica made of the log."""
+"""What a simulated run leaves behind: objects in the store, the learners' records, what replicas made of the log."""
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
 import hashlib
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -115,7 +116,7 @@ def _plain(value: Any) -> Any:
         return type(value).__name__, _plain(fields)
     if isinstance(value, Mapping):
         return [(repr(key), _plain(value[key])) for key in sorted(value, key=repr)]
-    if isinstance(value, Set):
+    if isinstance(value, AbstractSet):
         return sorted(map(repr, value))
     if isinstance(value, str | bytes | int | float | None):
         return value

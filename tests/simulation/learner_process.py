@@ -176,7 +176,7 @@ class LearnerProcess:
             await asyncio.sleep(self.step_s * source.uniform(0.9, 1.1))
             for name, array in arrays.items():
                 vector = (noise.standard_normal(array.size) * _STEP_SIZE).astype(np.float32)
-                array += vector.reshape(array.shape)
+                np.add(array, vector.reshape(array.shape), out=array)
                 record.work[name].append(record.work[name][-1] + vector)
             if self._poison is not None and record is self.record:
                 arrays["first.weight"] *= np.float32(self._poison)

@@ -28,7 +28,7 @@ from skerry.store.log import RunLog
 from skerry.store.run_state import DeltaState, Rejection
 from skerry.syncer.admission import Push
 from skerry.syncer.rounds import RoundEngine
-from skerry.v1 import exchange_pb2
+from skerry.v1 import exchange_pb2, types_pb2
 from tests.simulation.auditor import Finding
 from tests.simulation.judgement import judge
 
@@ -79,8 +79,13 @@ def _checks_no_session(patch: pytest.MonkeyPatch) -> None:
         return None
 
     patch.setattr(store_admission, "check_push_session", status_only)
-    patch.setattr(store_admission, "check_session", lambda state, item: None if state.status is RunStatus.OPEN else
-                  Rejection("RUN_CLOSED", "run takes no learners"))
+    patch.setattr(
+        store_admission,
+        "check_session",
+        lambda state, item: (
+            None if state.status is RunStatus.OPEN else Rejection("RUN_CLOSED", "run takes no learners")
+        ),
+    )
 
 
 def _acknowledges_before_the_append(patch: pytest.MonkeyPatch) -> None:
@@ -103,7 +108,7 @@ def _acknowledges_before_the_append(patch: pytest.MonkeyPatch) -> None:
         except _Early:
             pass
         finally:
-            del log.append  # type: ignore[method-assign]
+            del log.append
 
     def known(self: Push) -> DeltaState | None:
         found = self._replica.state.deltas.get(self._header.delta)
@@ -143,7 +148,7 @@ def _says_accepted_for_stored_parts(patch: pytest.MonkeyPatch) -> None:
             response.state = exchange_pb2.PUSH_STATE_ACCEPTED
             response.fate.delta_id = self.ledger.delta.delta_id
             response.fate.fragment = self.layout.name
-            response.fate.fate = 1
+            response.fate.fate = types_pb2.FATE_PENDING
             self._session.transport._note_state(response)  # type: ignore[attr-defined]
             self.on_fate(response.fate)
         return response
@@ -221,12 +226,18 @@ MUTATIONS: Final = (
     Mutation("resends with a new id", _resends_with_a_new_id, "network", 0, "every inner step is merged at most once"),
     Mutation("accepts a repeated base", _accepts_a_repeated_base, "network", 0, "one delta of a session is accepted"),
     Mutation("checks no session", _checks_no_session, "sleepers", 0, "no delta of a fenced session is accepted"),
-    Mutation("acknowledges early", _acknowledges_before_the_append, "alone", 0, "every acknowledged delta was in the log"),
-    Mutation("reads no create back", _takes_an_error_for_failure, "store", 0, "every acknowledged delta was in the log"),
+    Mutation(
+        "acknowledges early", _acknowledges_before_the_append, "alone", 0, "every acknowledged delta was in the log"
+    ),
+    Mutation(
+        "reads no create back", _takes_an_error_for_failure, "store", 0, "every acknowledged delta was in the log"
+    ),
     Mutation("keeps merged work", _keeps_merged_work, "alone", 0, "every delta holds the steps that it claims"),
     Mutation("folds by arrival", _folds_by_arrival, "alone", 0, "all replicas fold to the same state"),
     Mutation("takes parts for a delta", _says_accepted_for_stored_parts, "network", 0, "every acknowledged delta"),
-    Mutation("forgets returned work", _forgets_returned_work, "network", 1, "no work of a learner that flushed and left"),
+    Mutation(
+        "forgets returned work", _forgets_returned_work, "network", 1, "no work of a learner that flushed and left"
+    ),
     Mutation("never takes its turn", _never_takes_its_turn, "calm", 1, "all work is merged"),
     Mutation("leaves others' merges", _leaves_others_merges, "replicas", 0, "every fragment moves once nothing fails"),
     Mutation("keeps frozen deltas", _keeps_frozen_deltas_pending, "calm", 0, "every accepted delta has one fate"),

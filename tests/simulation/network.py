@@ -413,4 +413,4 @@ def _error_of(status: status_pb2.Status) -> SkerryError:
     """Takes a status the way a real one goes: packed into trailing metadata and out of it again."""
     packed = rpc_status.to_status(status)
     trailing = grpc.aio.Metadata(*packed.trailing_metadata)
-    return error_from_rpc(grpc.aio.AioRpcError(packed.code, grpc.aio.Metadata(), trailing, packed.details))
+    return error_from_rpc(grpc.aio.AioRpcError(packed.code, grpc.aio.Metadata(), trailing, packed.details, None))

@@ -63,7 +63,7 @@ class Process:
         self._release()
 
     def hold(self, handle: asyncio.Handle) -> None:
-        """Keeps a callback that came due; a dead process's too, so that nothing of it is collected and runs to its end."""
+        """Keeps a callback that came due; a dead process's too, lest it be collected and run to its end."""
         self._held.append(handle)
 
     def own(self, task: asyncio.Task[Any]) -> None:
@@ -102,7 +102,9 @@ class ProcessLoop(VirtualTimeLoop):
         super().__init__()
         self.set_task_factory(_owned_task)
 
-    def call_soon(self, callback: Any, *args: Any, context: Context | None = None) -> asyncio.Handle:
+    def call_soon(  # type: ignore[override]  # typeshed ties the arguments to the callback's
+        self, callback: Any, *args: Any, context: Context | None = None
+    ) -> asyncio.Handle:
         """Runs the callback next, or when its process goes on."""
         context = copy_context() if context is None else context
         process = context.get(_CURRENT)
@@ -112,7 +114,9 @@ class ProcessLoop(VirtualTimeLoop):
         gate.handle = super().call_soon(gate, context=context)
         return gate.handle
 
-    def call_at(self, when: float, callback: Any, *args: Any, context: Context | None = None) -> asyncio.TimerHandle:
+    def call_at(  # type: ignore[override]  # typeshed ties the arguments to the callback's
+        self, when: float, callback: Any, *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
         """Runs the callback at `when`, or when its process goes on after that."""
         context = copy_context() if context is None else context
         process = context.get(_CURRENT)

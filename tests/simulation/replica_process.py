@@ -17,7 +17,7 @@ from skerry.syncer.replica import ReplicaSettings
 from skerry.syncer.servicers import CapabilitiesServicer, ExchangeServicer, RunsServicer
 from tests.simulation.network import Endpoint, Method, Network
 from tests.simulation.processes import NATURE, Process
-from tests.simulation.shared_store import SharedStore, StoreFaults, StoreLink
+from tests.simulation.shared_store import CALM_STORE, SharedStore, StoreFaults, StoreLink
 from tests.simulation.virtual_time import VirtualClock
 
 _DRAIN_GRACE_S: Final = 20.0
@@ -31,7 +31,14 @@ class ReplicaProcess:
     """One replica: its endpoint on the network, and the process that is behind it now."""
 
     def __init__(
-        self, index: int, network: Network, store: SharedStore, faults: StoreFaults, *, seed: str, settings: HostSettings
+        self,
+        index: int,
+        network: Network,
+        store: SharedStore,
+        faults: StoreFaults,
+        *,
+        seed: str,
+        settings: HostSettings,
     ) -> None:
         """Does nothing yet."""
         self.index = index
@@ -86,6 +93,12 @@ class ReplicaProcess:
             endpoint.methods = _methods(host)
             endpoint.is_accepting = True
             await asyncio.Event().wait()
+
+    def calm_store(self) -> None:
+        """Ends all faults of its way to the store, for this process and those after it."""
+        self._faults = CALM_STORE
+        if self.link is not None:
+            self.link.calm()
 
     def kill(self, *, with_reset: bool) -> None:
         """Kills the process; its host, if it lives on, resets the connections."""

@@ -90,6 +90,14 @@ class StoreLink:
         """Kills the process at its n-th operation from now: before it is sent, or when it took effect."""
         self._left, self._dies_before = operation_count, before
 
+    def come_back(self) -> None:
+        """Ends an outage."""
+        self.is_down = False
+
+    def calm(self) -> None:
+        """Ends every fault."""
+        self.faults, self.is_down, self._left = CALM_STORE, False, None
+
     async def create(self, name: str, data: bytes) -> None:
         """Puts an object that must not exist."""
         await self._call("create", name, lambda: self._store.objects.create(name, data))

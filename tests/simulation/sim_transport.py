@@ -1,4 +1,4 @@
-"""The client's seam to the network (`skerry.client.transport.Transport`), over simulated calls; keeps a record of its own.
+"""The client's seam to the network (`skerry.client.transport.Transport`) over simulated calls; keeps its own record.
 
 The record is what the auditor holds the log against: it is written where answers reach the learner, and nowhere else.
 """
@@ -199,7 +199,7 @@ class SimTransport:
             return
         record.acknowledged.setdefault(fate.delta_id, self._count())
         known = record.fates.get(fate.delta_id)
-        if known is not None and known.fate != types_pb2.FATE_PENDING and fate.fate != types_pb2.FATE_PENDING:
+        if known is not None and types_pb2.FATE_PENDING not in {known.fate, fate.fate}:
             if (known.fate, known.version) != (fate.fate, fate.version):
                 record.contradictions.append(f"two final fates of one delta were heard. delta={fate.delta_id}")
             return

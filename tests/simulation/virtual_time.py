@@ -66,5 +66,3 @@ class VirtualClock:
     async def sleep(self, seconds: float) -> None:
         """Waits for virtual seconds."""
         await asyncio.sleep(seconds)
-
-

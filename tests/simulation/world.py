@@ -10,28 +10,28 @@ from __future__ import annotations
 import asyncio
 import gc
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import structlog
 
-from skerry.client.errors import SkerryError
 from skerry.store.entries import Fate
 from skerry.store.fold import RunState
-from skerry.v1 import runs_pb2, types_pb2
 from skerry.wire.codecs import Codec, Compressor, Encoding
 from skerry.wire.policy import Policy
 from tests.simulation import disturbances as what
+from tests.simulation.director import Director
 from tests.simulation.disturbances import Disturbance, Mix, draw
 from tests.simulation.evidence import Evidence, gather
-from tests.simulation.learner_process import RUN, LearnerProcess
+from tests.simulation.learner_process import LearnerProcess
 from tests.simulation.network import CALM_NETWORK, KEEPALIVE_S, Endpoint, Network
+from tests.simulation.operator_calls import Operator
 from tests.simulation.processes import Process, ProcessLoop
 from tests.simulation.replica_process import ReplicaProcess, default_settings
-from tests.simulation.shared_store import CALM_STORE, SharedStore
-from tests.simulation.sim_transport import LearnerRecord, SimTransport
+from tests.simulation.shared_store import SharedStore
+from tests.simulation.sim_transport import LearnerRecord
 
 # Under fire; long enough that a learner 10 times slower takes part in some rounds.
 FIRE_S: Final = 100.0
@@ -40,7 +40,6 @@ FIRE_S: Final = 100.0
 CALM_S: Final = KEEPALIVE_S + 40.0 + 60.0
 # For the end: the slowest learner's last step, and all that is left to be merged.
 END_S: Final = 300.0
-_CALL_S: Final = 20.0
 
 
 @dataclass(frozen=True)
@@ -103,14 +102,12 @@ class World:
             )
             for index, step_s in enumerate(plan.mix.step_s)
         ]
-        self.is_calm = False
         self.calm_s = CALM_S
         self.calm_begin_count: int | None = None
         self.calm_end_count = 0
         self.complaints: list[str] = []  # what was seen to be wrong while it ran
-        self.operator = SimTransport(self.network, LearnerRecord("operator", 0), self.count)
-        self._operations: list[asyncio.Task[None]] = []
-        self._ids = random.Random(f"{seed}/operator")
+        self._operator = Operator(self.network, self.count, random.Random(f"{seed}/operator"))
+        self._director = Director(self.replicas, self.learners, network=self.network, operator=self._operator)
 
     def count(self) -> int:
         """Counts an event and returns its number."""
@@ -119,8 +116,10 @@ class World:
 
     async def run(self) -> Evidence:
         """Lives through the plan and returns what is left of it."""
-        for actor in (*self.replicas, *self.learners):
-            actor.boot()
+        for replica in self.replicas:
+            replica.boot()
+        for learner in self.learners:
+            learner.boot()
         await self._under_fire()
         if not self.plan.mix.closes_under_fire:
             self._calm_down()
@@ -130,8 +129,10 @@ class World:
 
     def processes(self) -> Iterator[Process]:
         """Yields every process that ever was."""
-        for actor in (*self.replicas, *self.learners):
-            yield from actor.processes
+        for replica in self.replicas:
+            yield from replica.processes
+        for learner in self.learners:
+            yield from learner.processes
 
     # The parts of the history.
 
@@ -140,17 +141,17 @@ class World:
         start_s = loop.time()
         for one in self.plan.disturbances:
             await asyncio.sleep(max(0.0, start_s + one.at_s - loop.time()))
-            self._happen(one)
+            self._director.happen(one)
         await asyncio.sleep(max(0.0, start_s + FIRE_S - loop.time()))
 
     def _calm_down(self) -> None:
         """Ends every fault, and notes how far each learner has trained."""
-        self.is_calm = True
+        self._director.end()
         self.network.faults = CALM_NETWORK
         for link in self.network.links(None, None):
             link.heal()
         for replica in self.replicas:
-            self._calm_replica(replica)
+            replica.calm_store()
             if replica.process is not None and replica.process.is_stopped:
                 replica.process.go_on()
             if not replica.is_alive:
@@ -195,14 +196,6 @@ class World:
             if learner.record.failure is None
         ) and all(learner.exchange is not None for learner in self.learners)
 
-    @staticmethod
-    def _calm_replica(replica: ReplicaProcess) -> None:
-        replica._faults = CALM_STORE
-        if replica.link is not None:
-            replica.link.faults = CALM_STORE
-            replica.link.is_down = False
-            replica.link._left = None
-
     async def _end(self) -> None:
         """Has all learners send their last and leave, then closes the run."""
         loop = asyncio.get_running_loop()
@@ -212,15 +205,17 @@ class World:
             self._calm_down()
         for learner in self.learners:
             learner.end_training()
-        while not all(one.record.has_left or self._is_shut_out(one.record) for one in self.learners) and loop.time() < deadline_s:
+        while (
+            not all(one.record.has_left or self._is_shut_out(one.record) for one in self.learners)
+            and loop.time() < deadline_s
+        ):
             await asyncio.sleep(1.0)
         self.complaints += [
             f"{one.name} could not leave in time"
             for one in self.learners
             if not one.record.has_left and not self._is_shut_out(one.record)
         ]
-        for task in self._operations:
-            task.cancel()
+        self._director.dismiss_operator()
         if not self.plan.mix.closes_under_fire:
             await self._close_run()
 
@@ -230,168 +225,8 @@ class World:
         return record.failure is not None and record.failure.reason == "RUN_CLOSED"
 
     async def _close_run(self) -> None:
-        loop = asyncio.get_running_loop()
-        deadline_s = loop.time() + END_S
-        run = await self._operate(lambda: self._found_run(), until_s=deadline_s)
-        if run is None:
-            self.complaints.append("the run was never there")
-            return
-        request = runs_pb2.CloseRunRequest(name=RUN, run_uid=run.uid)
-        closed = await self._operate(lambda: self.operator.close_run(request, timeout_s=_CALL_S), until_s=deadline_s)
-        if closed is None:
+        if not await self._operator.close_run(END_S):
             self.complaints.append("the run could not be closed in time")
-
-    # What happens.
-
-    def _happen(self, one: Disturbance) -> None:
-        match one:
-            case what.KillReplica():
-                self._kill_replica(one)
-            case what.KillAllReplicas(down_s=down_s):
-                for replica in self.replicas:
-                    replica.kill(with_reset=True)
-                    self._later(down_s, self._boot_if_dead(replica))
-            case what.DrainReplica(replica=index, down_s=down_s):
-                self.replicas[index].drain()
-                self._later(down_s + 25.0, self._boot_if_dead(self.replicas[index]))
-            case what.StopReplica(replica=index, for_s=for_s):
-                self._stop(self.replicas[index].process, for_s)
-            case what.KillLearner(learner=index, down_s=down_s, with_reset=with_reset):
-                self._learner(index).kill(with_reset=with_reset)
-                self._later(down_s, self._boot_learner_if_dead(self._learner(index)))
-            case what.StopLearner(learner=index, for_s=for_s):
-                self._stop(self._learner(index).process, for_s)
-            case what.ReplaceLearner(learner=index, for_s=for_s):
-                self._stop(self._learner(index).process, for_s)
-                self._learner(index).boot()
-            case what.Partition(learner=learner, replica=index, for_s=for_s):
-                name = None if learner is None else self._learner(learner).name
-                self._block(name, index, for_s)
-            case what.HalfOpen(learner=learner):
-                for link in self.network.links(self._learner(learner).name, None):
-                    for call in list(link.calls):
-                        self.network.make_half_open(call)
-            case what.StoreOutage(replica=only, for_s=for_s):
-                for replica in self.replicas:
-                    if replica.link is not None and only in (None, replica.index):
-                        self._take_store(replica, for_s)
-            case what.RollBackRun(share=share):
-                self._operations.append(asyncio.create_task(self._roll_back(share)))
-            case what.ChangePolicy(inner_step_count=inner_step_count):
-                self._operations.append(asyncio.create_task(self._change_policy(inner_step_count)))
-            case what.PoisonLearner(learner=index, factor=factor):
-                self._learner(index).poison(factor)
-            case _:
-                raise AssertionError(one)
-
-    def _learner(self, index: int) -> LearnerProcess:
-        return self.learners[index % len(self.learners)]
-
-    def _later(self, delay_s: float, happen: Callable[[], None]) -> None:
-        asyncio.get_running_loop().call_later(delay_s, lambda: None if self.is_calm else happen())
-
-    def _kill_replica(self, one: what.KillReplica) -> None:
-        replica = self.replicas[one.replica]
-        if one.operation_count:
-            replica.kill_after(one.operation_count, before=one.before)
-        else:
-            replica.kill(with_reset=one.with_reset)
-        self._later(one.down_s, self._boot_if_dead(replica))
-        self._later(one.down_s + 20.0, self._boot_if_dead(replica))
-
-    @staticmethod
-    def _boot_if_dead(replica: ReplicaProcess) -> Callable[[], None]:
-        return lambda: None if replica.is_alive else replica.boot()
-
-    @staticmethod
-    def _boot_learner_if_dead(learner: LearnerProcess) -> Callable[[], None]:
-        return lambda: None if learner.process.is_alive else learner.boot()
-
-    def _stop(self, process: Process | None, for_s: float) -> None:
-        if process is None or not process.is_running:
-            return
-        process.stop()
-        stop = process.stop_count
-        self._later(for_s, process.go_on)
-        self._later(KEEPALIVE_S, lambda: self._lose_stopped(process, stop))
-
-    def _lose_stopped(self, process: Process, stop: int) -> None:
-        """A process that is stopped answers no pings."""
-        if not process.is_stopped or process.stop_count != stop:
-            return
-        for replica in self.replicas:
-            if replica.process is process:
-                self.network.lose(replica.index, with_reset=True)
-        for learner in self.learners:
-            if learner.process is process:
-                for link in self.network.links(learner.name, None):
-                    link.break_calls()
-
-    def _block(self, learner: str | None, replica: int | None, for_s: float) -> None:
-        for name in [one.name for one in self.learners if learner in (None, one.name)]:
-            for index in [index for index in range(len(self.replicas)) if replica in (None, index)]:
-                link = self.network.link(name, index)
-                link.block()
-                block = link.block_count
-                self._later(for_s, link.heal)
-                self._later(KEEPALIVE_S, lambda link=link, block=block: _lose_blocked(link, block))  # type: ignore[misc]
-
-    def _take_store(self, replica: ReplicaProcess, for_s: float) -> None:
-        link = replica.link
-        assert link is not None
-        link.is_down = True
-
-        def give_back() -> None:
-            link.is_down = False
-
-        self._later(for_s, give_back)
-
-    # What an operator does.
-
-    async def _roll_back(self, share: float) -> None:
-        run = await self._operate(self._found_run)
-        if run is None:
-            return
-        request = runs_pb2.RollBackRequest(
-            name=RUN,
-            run_uid=run.uid,
-            request_id=f"{self._ids.getrandbits(128):032x}",
-            target_position=max(1, int(run.position * share)),
-        )
-        await self._operate(lambda: self.operator.roll_back(request, timeout_s=_CALL_S))
-
-    async def _change_policy(self, inner_step_count: int) -> None:
-        run = await self._operate(self._found_run)
-        if run is None:
-            return
-        request = runs_pb2.SetPolicyRequest(
-            name=RUN,
-            run_uid=run.uid,
-            request_id=f"{self._ids.getrandbits(128):032x}",
-            policy=types_pb2.Policy(inner_step_count=inner_step_count),
-        )
-        await self._operate(lambda: self.operator.set_policy(request, timeout_s=_CALL_S))
-
-    async def _found_run(self) -> types_pb2.Run:
-        return (await self.operator.get_run(runs_pb2.GetRunRequest(name=RUN), timeout_s=_CALL_S)).run
-
-    async def _operate(self, call: Callable[[], Any], *, until_s: float | None = None) -> Any:
-        """Repeats an operator's call; None where it is refused, or was not answered in time."""
-        loop = asyncio.get_running_loop()
-        deadline_s = loop.time() + 60.0 if until_s is None else until_s
-        while loop.time() < deadline_s:
-            try:
-                return await call()
-            except SkerryError as error:
-                if until_s is None and error.retry_after_s is None and error.reason not in ("UNREACHABLE", "TIMEOUT"):
-                    return None
-                await asyncio.sleep(1.0)
-        return None
-
-
-def _lose_blocked(link: Any, block: int) -> None:
-    if link.is_blocked and link.block_count == block:
-        link.break_calls()
 
 
 def live(seed: int, mix: Mix) -> Evidence:
@@ -428,7 +263,7 @@ def _captured_logs() -> Iterator[list[str]]:
     """Drops the services' logs, but for those that say that something failed by a defect."""
     failures: list[str] = []
 
-    def keep(_: Any, level: str, event: dict[str, Any]) -> dict[str, Any]:
+    def keep(_: Any, level: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
         if level == "error" and event["event"].startswith(("run failed", "call failed")):
             failures.append(f"{event['event']}. cause={event.get('exc_info')!r}")
         raise structlog.DropEvent

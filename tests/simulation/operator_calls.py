@@ -1,0 +1,81 @@
+"""What an operator does to a simulated run: rolls it back, changes its policy, closes it; with patience."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeVar
+
+from skerry.client.errors import SkerryError
+from skerry.v1 import runs_pb2, types_pb2
+from tests.simulation.learner_process import RUN
+from tests.simulation.network import Network
+from tests.simulation.sim_transport import LearnerRecord, SimTransport
+
+R = TypeVar("R")
+
+_CALL_S: Final = 20.0
+_PATIENCE_S: Final = 60.0
+_TRANSIENT: Final = frozenset({"UNREACHABLE", "TIMEOUT"})
+
+
+class Operator:
+    """A person with a command line; what is refused stays refused."""
+
+    def __init__(self, network: Network, count: Callable[[], int], ids: random.Random) -> None:
+        """Calls over links of its own."""
+        self._transport = SimTransport(network, LearnerRecord("operator", 0), count)
+        self._ids = ids
+
+    async def roll_back(self, share: float) -> None:
+        """Rolls the run back to this share of its log."""
+        run = await self._repeat(self._found_run)
+        if run is None:
+            return
+        request = runs_pb2.RollBackRequest(
+            name=RUN,
+            run_uid=run.uid,
+            request_id=f"{self._ids.getrandbits(128):032x}",
+            target_position=max(1, int(run.position * share)),
+        )
+        await self._repeat(lambda: self._transport.roll_back(request, timeout_s=_CALL_S))
+
+    async def change_policy(self, inner_step_count: int) -> None:
+        """Changes H."""
+        run = await self._repeat(self._found_run)
+        if run is None:
+            return
+        request = runs_pb2.SetPolicyRequest(
+            name=RUN,
+            run_uid=run.uid,
+            request_id=f"{self._ids.getrandbits(128):032x}",
+            policy=types_pb2.Policy(inner_step_count=inner_step_count),
+        )
+        await self._repeat(lambda: self._transport.set_policy(request, timeout_s=_CALL_S))
+
+    async def close_run(self, within_s: float) -> bool:
+        """Closes the run, trying again whatever is answered; returns whether it is closed in time."""
+        until_s = asyncio.get_running_loop().time() + within_s
+        run = await self._repeat(self._found_run, until_s=until_s)
+        if run is None:
+            return False
+        request = runs_pb2.CloseRunRequest(name=RUN, run_uid=run.uid)
+        closed = await self._repeat(lambda: self._transport.close_run(request, timeout_s=_CALL_S), until_s=until_s)
+        return closed is not None
+
+    async def _found_run(self) -> types_pb2.Run:
+        return (await self._transport.get_run(runs_pb2.GetRunRequest(name=RUN), timeout_s=_CALL_S)).run
+
+    async def _repeat(self, call: Callable[[], Awaitable[R]], *, until_s: float | None = None) -> R | None:
+        """Returns a call's answer; None where it was refused, or not answered in time."""
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + _PATIENCE_S if until_s is None else until_s
+        while loop.time() < deadline_s:
+            try:
+                return await call()
+            except SkerryError as error:
+                if until_s is None and error.retry_after_s is None and error.reason not in _TRANSIENT:
+                    return None
+                await asyncio.sleep(1.0)
+        return None

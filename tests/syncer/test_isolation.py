@@ -263,3 +263,16 @@ async def test_a_store_that_is_away_for_a_while_is_unavailable_and_no_run_is_los
         await asyncio.to_thread(away.rename, root)
         await island.push(header, _values(1))
         await island.event("version_committed")
+
+
+async def test_a_resumed_download_of_no_objects_is_no_way_to_another_version(stubs: Stubs) -> None:
+    run, _ = await create_run(stubs)
+    island = Island(stubs, run, "eu", random.Random(1))
+    await island.attach()
+    await island.push(island.header(await pull(stubs, run, "body"), "body"), _values(1))
+    await island.event("version_committed")
+    request = exchange.PullFragmentRequest(
+        run=run.name, run_uid=run.uid, fragment="body", from_version=0, target_version=1, resume=exchange.PullResume()
+    )
+    with refused("BAD_REQUEST", INVALID):
+        [answer async for answer in stubs.exchange.PullFragment(request)]

@@ -157,7 +157,7 @@ async def close_run(replica: RunReplica) -> None:
     if state.status is RunStatus.DRAFT:
         await replica.log.tail()
     if state.status is RunStatus.DRAFT:
-        raise SyncerError("RUN_DRAFT", "a draft can't be closed; delete it, or leave it")
+        raise SyncerError("RUN_DRAFT", "a draft can't be closed; commit it, or leave it")
     if state.status is RunStatus.OPEN:
         await replica.log.append([StatusItem(RunStatus.CLOSING)])
     await replica.wait_until(lambda state: state.status is RunStatus.CLOSED)

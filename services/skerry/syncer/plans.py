@@ -132,6 +132,8 @@ def resume_plan(
         raise SyncerError(
             "VERSION_NOT_FOUND", f"no such version. fragment={fragment.layout.name}, version={target_version}"
         )
+    if not resume.names and from_version != target_version:
+        raise bad_request("resume names none of the plan's objects")
     objects = _named_objects(fragment, target, resume.names)
     gone = set(condemned)
     if objects is None or any(one.ref.name in gone for one in objects):

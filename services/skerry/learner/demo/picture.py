@@ -80,7 +80,7 @@ def _draw_title(figure: Figure, summary: Summary) -> None:
         f"{summary.parameter_count / 1e6:.2f}M parameters, {summary.tokens_per_learner / 1e6:.2f}M tokens an island at "
         f"full speed. A learner and the syncer were killed on the way (SIGKILL). "
         f"{summary.versions_committed} versions, {summary.deltas_merged} deltas merged.",
-        fontsize=10.5,
+        fontsize=10,
         color=_SINGLE,
     )
 
@@ -111,7 +111,7 @@ def _draw_losses(axes: Axes, evidence: Evidence, summary: Summary) -> None:
     ends += [(summary.merged_loss, f"merged {summary.merged_loss:.3f}", _MERGED)]
     # The first moments of a byte model, down from 5.5, would flatten everything that is worth seeing.
     low = min(summary.merged_loss, *values[1:])
-    high = min(3.1, evidence.initial_loss)
+    high = min(max([*single_values[:1], *values[1:2]], default=evidence.initial_loss) + 0.3, evidence.initial_loss)
     axes.set_ylim(low - 0.08 * (high - low), high)
     axes.set_xlim(0, end_s * 1.115)
     # Labels keep a line's height between them, however near the two losses are.

@@ -194,7 +194,8 @@ class LearnerProcess:
         while not (is_flushed := exchange.is_flushed) and loop.time() < deadline_s:
             exchange._boundary.work()  # what `serve` does, without a thread to wait in
             await asyncio.sleep(0.1)
-        record.has_flushed = is_flushed
+        record.has_flushed = is_flushed and not exchange.is_closed
+        record.failure = exchange.failure
         await exchange.leave()
         record.has_left = True
 

@@ -45,7 +45,7 @@ _COMMAND_TIMEOUT_S: Final = 120.0
 @click.option(
     "--budget",
     type=click.FloatRange(min=60),
-    default=200.0,
+    default=180.0,
     show_default=True,
     help="Seconds that it should take; decides the steps by this machine's speed.",
 )

@@ -231,7 +231,8 @@ def test_closing_a_run_merges_what_is_pending_and_then_ends_it() -> None:
     world.append(StatusItem(RunStatus.CLOSING))
     engine = RoundEngine()
     (close,) = engine.decide(world.state, view("eu", "us"), 0.0).items
-    world.close_and_commit(close)
+    assert world.close_and_commit(close).participation == pytest.approx(1 / 24 / 2)  # one of two, and a step of 24
+    assert world.state.step_count == pytest.approx(1 / 2)
     assert world.state.deltas[delta].fate is Fate.MERGED
     (end,) = engine.decide(world.state, view("eu", "us"), 0.0).items
     world.append(end)

@@ -1034,9 +1034,9 @@ class VersionCommitted(_message.Message):
     update_size_bytes: _builtins.int
     """Size of the update that leads to it."""
     participation: _builtins.float
-    """rho: share of the expected weight that took part, above 0 and at most 1."""
+    """rho: share of the expected weight that took part, times (longest delta's steps / H) where that is below 1; above 0 and at most 1."""
     run_step_count: _builtins.float
-    """The run's progress in inner steps: of every round its longest delta's steps times rho, summed, and the mean over fragments.
+    """The run's progress in inner steps: of every round its longest delta's steps (at least H) times rho, summed; the mean over fragments.
     Learning-rate schedules SHOULD follow it (and a learner's own steps since), so that all learners are at the same place.
     """
     @_builtins.property

@@ -214,10 +214,14 @@ class RunState:
         return merged
 
     def _steps_of(self, fragment: FragmentState, close: ClosedItem) -> float:
-        """Returns how far a round takes the run: its longest delta's steps, up to the cap, times participation."""
+        """Returns how far a round takes the run: its longest delta's steps, from H to the cap, times participation.
+
+        What a round holds less than H steps is in its participation.
+        """
         policy = fragment.closing_policy or self.policy
         longest = max(self.deltas[member.delta].item.step_count for member in close.members)
-        return close.participation * min(longest, policy.weight_cap * policy.inner_step_count)
+        full = policy.inner_step_count
+        return close.participation * min(max(longest, full), policy.weight_cap * full)
 
     def _admit_snapshot(self, item: SnapshotItem) -> list[DeltaState]:
         fragment = self.fragments[item.fragment]

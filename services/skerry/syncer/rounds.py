@@ -329,22 +329,26 @@ def participation(state: RunState, fragment: FragmentState, view: MembershipView
     """Returns rho = sum(w f over contributors) / sum(expected w over working learners), above 0 and at most 1.
 
     A contributor is expected to bring its own undamped w; an absent learner what it brought last, or else the
-    contributors' mean.
+    contributors' mean. A round whose longest delta holds fewer than H steps (the last of a run, say) is a part of one:
+    without the factor longest / H its few steps would carry the momentum of a whole round.
     """
     brought = 0.0
+    longest = 0
     undamped: dict[str, float] = {}
     for member in members:
         item = state.deltas[member.delta].item
         brought += member.weight
+        longest = max(longest, item.step_count)
         undamped[item.learner] = undamped.get(item.learner, 0.0) + token_weight(
             item.step_count, item.token_count, state.policy
         )
     mean = statistics.fmean(undamped.values())
     absent = _sharing_learners(state, fragment, view) - undamped.keys()
     total = sum(undamped.values()) + sum(fragment.weights.get(name, mean) for name in sorted(absent))
+    wholeness = min(1.0, longest / state.policy.inner_step_count)
     if brought <= 0 or total <= 0:
-        return 1.0
-    return min(1.0, brought / total)
+        return wholeness
+    return wholeness * min(1.0, brought / total)
 
 
 def _expired(candidates: Iterable[tuple[DeltaState, Member]], policy: Policy) -> tuple[Decided, ...]:

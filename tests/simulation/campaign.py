@@ -71,7 +71,7 @@ def _report(tasks: Iterable[tuple[str, int]], *, workers: int, until_s: float | 
 def _report_mutations() -> int:
     missed = 0
     for mutation in MUTATIONS:
-        findings = list(betrayals(mutation, seed_count=6))
+        findings = list(betrayals(mutation))
         missed += not findings
         print(f"{'found ' if findings else 'MISSED'} {mutation.name}: {findings[0] if findings else ''}", flush=True)
     return 1 if missed else 0

@@ -72,7 +72,7 @@ MIXES: Final[dict[str, Mix]] = {
             network=_BAD_NETWORK,
         ),
         Mix("poison", kinds=(("poison", 4.0), ("kill_learner", 1.0)), delta_codec=Codec.INT8),
-        Mix("alone", kinds=_EVERYTHING, network=_BAD_NETWORK, step_s=(0.5,)),
+        Mix("alone", kinds=(*_EVERYTHING, ("poison", 1.5)), network=_BAD_NETWORK, step_s=(0.5,)),
         Mix("replacing", kinds=_EVERYTHING, network=_BAD_NETWORK, adoption=Adoption.REPLACE),
     )
 }

@@ -21,7 +21,7 @@ from skerry.store.errors import (
     StoreUnavailableError,
 )
 from skerry.store.faults import NO_FAULT, Effect, Fault, FaultyObjects, LateWrites
-from skerry.store.log import GROUP_BYTES, RunLog
+from skerry.store.log import GROUP_BYTES, RunLog, entry_name
 from skerry.store.objects import DictObjects
 from skerry.store.store import Store
 from skerry.store.workers import InlineWorkers
@@ -284,6 +284,62 @@ def test_a_store_that_lost_what_it_had_is_detected_and_nothing_more_is_acknowled
                 await attempt
 
     test()
+
+
+@pytest.mark.parametrize("lost", ["all", "newest", "oldest", "middle", "spec"])
+def test_a_store_that_comes_back_whole_is_served_again_and_no_other(lost: str) -> None:
+    @on_virtual_time
+    async def test(bench: Bench) -> None:
+        store = bench.store()
+        log = await store.create_draft(SPEC)
+        for _ in range(3):
+            await log.append([bench.policy()])
+        await asyncio.sleep(6)
+        await log.tail()
+        digest = log.state.head_digest
+        whole = dict(bench.shared.objects)
+        entries = [entry_name(log.prefix, position) for position in range(4)]
+        gone = {"all": entries, "newest": entries[3:], "oldest": entries[1:2], "middle": entries[2:3]}
+        for name in gone.get(lost, entries[:1]):
+            del bench.shared.objects[name]
+        await asyncio.sleep(6)
+        if lost in ("all", "newest"):  # what is looked for while the process goes on
+            with pytest.raises(LogCorruptError):
+                await log.tail()
+        else:  # what only a fold from the start meets
+            bench.shared.objects[entry_name(log.prefix, 4)] = (b"", 0.0)
+            with pytest.raises(LogCorruptError):
+                await log.tail()
+        for _ in range(3):
+            with pytest.raises(LogCorruptError):
+                await store.open_log("run", UID)
+            await asyncio.sleep(6)
+        bench.shared.objects = whole
+        again = await store.open_log("run", UID)
+        assert again.state.head_digest == digest
+        await again.append([bench.policy()])
+        assert (await store.open_log("run", UID)) is again
+
+    test()
+
+
+@on_virtual_time
+async def test_a_log_that_lost_its_end_is_not_served_again_after_others_wrote_on(bench: Bench) -> None:
+    store = bench.store()
+    log = await store.create_draft(SPEC)
+    for _ in range(3):
+        await log.append([bench.policy()])
+    await asyncio.sleep(6)
+    await log.tail()
+    del bench.shared.objects[entry_name(log.prefix, 3)]
+    await asyncio.sleep(6)
+    with pytest.raises(LogCorruptError):
+        await log.tail()
+    stranger = await bench.store().open_log("run", UID)
+    for _ in range(2):
+        await stranger.append([bench.policy()])
+    with pytest.raises(LogCorruptError, match="position=3"):
+        await store.open_log("run", UID)
 
 
 @pytest.mark.parametrize("data", [b"", b"{}", b"[]", b"not json", b'{"format": 2}'])

@@ -265,6 +265,26 @@ async def test_a_store_that_is_away_for_a_while_is_unavailable_and_no_run_is_los
         await island.event("version_committed")
 
 
+async def test_a_run_that_was_damaged_and_repaired_is_served_again(store_url: str) -> None:
+    async with serving(open_objects(store_url), LOCAL) as server, connected(server.port) as stubs:
+        run, _ = await create_run(stubs)
+        island = Island(stubs, run, "eu", random.Random(1))
+        await island.attach()
+        log = Path(urlsplit(store_url).path) / "runs" / run.name / run.uid / "log"
+        harm = log / f"{max(int(entry.name) for entry in log.iterdir()) + 1:020}"
+        harm.write_bytes(b"no entry")
+        with refused("STORE_ROLLED_BACK", grpc.StatusCode.DATA_LOSS):
+            await island.event("version_committed")
+        for _ in range(2):
+            with refused("STORE_ROLLED_BACK", grpc.StatusCode.DATA_LOSS):
+                await stubs.runs.GetRun(runs.GetRunRequest(name=run.name, run_uid=run.uid))
+        harm.unlink()
+        again = Island(stubs, run, "eu", random.Random(2))
+        await again.attach()
+        await again.push(again.header(await pull(stubs, run, "body"), "body"), _values(1))
+        await again.event("version_committed")
+
+
 async def test_a_resumed_download_of_no_objects_is_no_way_to_another_version(stubs: Stubs) -> None:
     run, _ = await create_run(stubs)
     island = Island(stubs, run, "eu", random.Random(1))

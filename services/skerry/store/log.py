@@ -8,6 +8,7 @@ next number, never by listing.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -39,6 +40,10 @@ _READ_AHEAD: Final = 16
 _ANCHOR_CHECK_S: Final = 5.0
 
 Subscriber = Callable[[Entry, tuple[Outcome, ...]], None]
+
+
+class AppendTooLargeError(ValueError):
+    """The items are too large for one entry, whatever else waits; nothing was written."""
 
 
 def run_prefix(name: str, uid: str) -> str:
@@ -84,7 +89,9 @@ class RunLog:
         entropy: Entropy,
         workers: Workers,
         writer: str,
+        known: tuple[int, str] | None = None,
     ) -> None:
+        """`known` is a position that this process has seen the log at, and its entry's digest: it must be there."""
         self.spec = spec
         self.state = RunState(spec)
         self.prefix = run_prefix(spec.name, spec.uid)
@@ -110,8 +117,18 @@ class RunLog:
         self._tails_begun = 0
         self._tails_ended = 0
         self._failure: LogCorruptError | None = None
-        self._anchor = (0, self.state.head_digest)
-        self._anchor_checked_at = clock.monotonic()
+        self._anchor = known or (0, self.state.head_digest)
+        self._anchor_checked_at = clock.monotonic() if known is None else -math.inf
+
+    @property
+    def failure(self) -> LogCorruptError | None:
+        """Why this object reads and writes no more, if it does not; the store may be repaired, this is not."""
+        return self._failure
+
+    @property
+    def known(self) -> tuple[int, str]:
+        """The newest position that was seen, by this object or one before it, and the digest of its entry."""
+        return max((self.state.position, self.state.head_digest), self._anchor)
 
     async def append(self, items: Sequence[Item]) -> tuple[Outcome, ...]:
         """Puts `items` into the log, together, and returns what the fold made of each.
@@ -126,14 +143,15 @@ class RunLog:
             StoreUnavailableError: the store can't be read; nothing was written.
             StoreFullError: no space; the items may still take effect.
             LogCorruptError: the store lost or changed what was durable.
-            ValueError: an item is malformed, or all are too large for one entry.
+            AppendTooLargeError: the items are too large for one entry.
+            ValueError: an item is malformed.
         """
         self._raise_failure()
         if not items:
             return ()
         size = sum(len(canonical_json(item_to_json(item))) for item in items)
         if size > MAX_APPEND_BYTES:
-            raise ValueError(f"append is too large for one entry. size_bytes={size}, limit={MAX_APPEND_BYTES}")
+            raise AppendTooLargeError(f"append is too large for one entry. size_bytes={size}, limit={MAX_APPEND_BYTES}")
         loop = asyncio.get_running_loop()
         waiter = _Waiter(tuple(items), size, loop.create_future())
         self._waiting.append(waiter)
@@ -367,10 +385,13 @@ class RunLog:
             return
         position, digest = self._anchor
         following = (self.state.position, self.state.head_digest)
-        try:
-            found = bytes_digest(await self.objects.get(entry_name(self.prefix, position)))
-        except ObjectMissingError:
-            found = "missing"
+        if position > self.state.position:
+            found = f"log ends at {self.state.position}"
+        else:
+            try:
+                found = bytes_digest(await self.objects.get(entry_name(self.prefix, position)))
+            except ObjectMissingError:
+                found = "missing"
         if found != digest:
             self._failure = LogCorruptError(
                 "store lost or changed a log entry that was durable. "

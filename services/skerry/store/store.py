@@ -76,34 +76,45 @@ class Store:
     async def open_log(self, name: str, uid: str) -> RunLog:
         """Returns the run's log, folded to its end. Drafts and deleted runs can be opened too.
 
+        A log that failed is folded anew: a store that was repaired, or a volume that came back, is served again. It
+        must hold everything that this process has seen in it.
+
         Raises:
             RunNotFoundError: there is no run of that name with that uid.
-            LogCorruptError: the log can't be read as one.
+            LogCorruptError: the log can't be read as one, or lost what it had.
         """
         check_name(name, "run")
         check_id(uid, "run uid")
         log = self._logs.get((name, uid))
-        if log is not None:
+        if log is not None and log.failure is None:
             await log.tail()
             return log
         spec_name = entry_name(run_prefix(name, uid), 0)
         try:
             data = await self.objects.get(spec_name)
         except ObjectMissingError:
+            if log is not None and log.failure is not None:
+                raise log.failure from None  # it existed: it is still lost
             raise RunNotFoundError(f"run does not exist. run={name}, uid={uid}") from None
         await self.objects.sync_parent(spec_name)
         return await self._open(_parse_spec(spec_name, data))
 
     async def _open(self, spec: RunSpec) -> RunLog:
-        fresh = RunLog(
-            self.objects,
-            spec,
-            clock=self._clock,
-            entropy=self._entropy,
-            workers=self._workers,
-            writer=self._writer,
-        )
-        log = self._logs.setdefault((spec.name, spec.uid), fresh)
+        key = (spec.name, spec.uid)
+        found = self._logs.get(key)
+        if found is None or found.failure is not None:
+            self._logs[key] = RunLog(
+                self.objects,
+                spec,
+                clock=self._clock,
+                entropy=self._entropy,
+                workers=self._workers,
+                writer=self._writer,
+                known=None if found is None else found.known,
+            )
+            if found is not None:
+                await found.close()  # what it had sent is as another process's now
+        log = self._logs[key]
         await log.tail()
         return log
 
@@ -118,7 +129,7 @@ class Store:
             OutcomeUnknownError, StoreFullError: as for RunLog.append; repeating is safe.
         """
         check_id(uid, "run uid")
-        history = await self._name_history(name)
+        history = await self.name_history(name)
         current = history[-1] if history else None
         if current is None and uid in history:
             raise RunNotFoundError(f"run was deleted. run={name}, uid={uid}")
@@ -137,7 +148,7 @@ class Store:
             RunNotFoundError: the name belongs to another run.
             OutcomeUnknownError, StoreFullError: as for RunLog.append; repeating is safe.
         """
-        history = await self._name_history(name)
+        history = await self.name_history(name)
         number, current = len(history), history[-1] if history else None
         while current == uid:
             number += 1
@@ -151,10 +162,28 @@ class Store:
         Raises:
             RunNotFoundError: none has.
         """
-        history = await self._name_history(name)
+        history = await self.name_history(name)
         if not history or history[-1] is None:
             raise RunNotFoundError(f"run does not exist. run={name}")
         return history[-1]
+
+    async def name_history(self, name: str) -> list[str | None]:
+        """Returns the uids that the name has meant, in order; None where it was free.
+
+        Raises:
+            LogCorruptError: an object of the name can't be read.
+        """
+        check_name(name, "run")
+        history: list[str | None] = []
+        while True:
+            try:
+                data = await self.objects.get(_name_path(name, len(history) + 1))
+            except ObjectMissingError:
+                break
+            history.append(_parse_name(name, data))
+        if history:
+            await self.objects.sync_parent(_name_path(name, len(history)))
+        return history
 
     async def list_runs(self) -> list[tuple[str, str]]:
         """Returns (name, uid) of every run that has a name, in order of names.
@@ -166,7 +195,7 @@ class Store:
         async def uid_of(name: str) -> str | None:
             async with limit:
                 try:
-                    history = await self._name_history(name)
+                    history = await self.name_history(name)
                 except (BadNameError, LogCorruptError) as error:
                     _LOG.warning("run is left out of a listing", run=name, cause=str(error))
                     return None
@@ -181,20 +210,6 @@ class Store:
         for log in self._logs.values():
             await log.close()
         self._logs.clear()
-
-    async def _name_history(self, name: str) -> list[str | None]:
-        """Returns the uids that the name has meant, in order; None where it was free."""
-        check_name(name, "run")
-        history: list[str | None] = []
-        while True:
-            try:
-                data = await self.objects.get(_name_path(name, len(history) + 1))
-            except ObjectMissingError:
-                break
-            history.append(_parse_name(name, data))
-        if history:
-            await self.objects.sync_parent(_name_path(name, len(history)))
-        return history
 
 
 def _name_path(name: str, number: int) -> str:

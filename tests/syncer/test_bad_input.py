@@ -10,6 +10,7 @@ import grpc
 import numpy as np
 import pytest
 
+from skerry.store import log
 from skerry.store.clock import SystemClock
 from skerry.store.errors import StoreError, StoreFullError, StoreUnavailableError
 from skerry.store.faults import NO_FAULT, Effect, Fault, FaultyObjects, LateWrites
@@ -273,6 +274,35 @@ async def test_a_push_with_parts_missing_is_refused(trial: Trial) -> None:
     ends = [at for at, message in enumerate(messages) if message.WhichOneof("kind") == "part_end"]
     with refused("INCOMPLETE", PRECONDITION):
         await trial.send([*messages[: ends[0] + 1], messages[-1]])
+    await trial.still_merges()
+
+
+@pytest.mark.parametrize(
+    ("field", "counts"),
+    [
+        ("step_count", {"step_count": 2**32 + 1}),
+        ("token_count", {"step_count": 2**32, "token_count": 2**53 + 1}),
+        ("token_count", {"step_count": 4, "token_count": 4 * 2**32 + 1}),
+    ],
+)
+async def test_a_count_that_would_outweigh_everybody_is_refused(
+    trial: Trial, field: str, counts: dict[str, int]
+) -> None:
+    with refused("BAD_REQUEST", INVALID) as caught:
+        await trial.island.push(trial.header(**counts), trial.values())
+    assert caught.refusal.message.startswith(field)
+    await trial.still_merges()
+
+
+async def test_a_push_of_more_parts_than_one_entry_holds_is_refused(
+    trial: Trial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = tuple((first, 40) for first in range(0, BODY.numel, 40))
+    messages = push_messages(trial.header(), trial.values(), FLOAT32, parts=parts)
+    with monkeypatch.context() as patch:
+        patch.setattr(log, "MAX_APPEND_BYTES", 2_000)
+        with refused("TOO_LARGE", EXHAUSTED):
+            await trial.send(messages)
     await trial.still_merges()
 
 

@@ -12,6 +12,7 @@ from typing import Final
 
 from skerry.store.blobs import StoredPart
 from skerry.store.entries import INITIAL_BASE, AcceptedItem
+from skerry.store.log import AppendTooLargeError
 from skerry.store.run_state import DeltaState, Rejection
 from skerry.syncer.budget import ByteBudget, Grant
 from skerry.syncer.errors import SyncerError, bad_request, from_rejection, from_wire
@@ -30,6 +31,10 @@ MAX_PART_BYTES: Final = 32 * 2**20
 _COPIES: Final = 2
 _DELTA_CODECS: Final = frozenset(Codec)
 _WEIGHT_CODECS: Final = frozenset({Codec.FLOAT32})  # version 0 is exact
+# Far above what anybody trains between two pushes, far below where one delta would outweigh everybody's.
+MAX_STEPS: Final = 2**32
+MAX_TOKENS_A_STEP: Final = 2**32
+MAX_TOKENS: Final = 2**53  # counts above it are not exact as float64
 
 
 @dataclass(frozen=True)
@@ -175,7 +180,8 @@ class Push:
         """Puts the delta into the log and returns it; the same push again returns the same delta.
 
         Raises:
-            SyncerError: INCOMPLETE, DIGEST_MISMATCH, ID_REUSED, or why the log does not admit it.
+            SyncerError: INCOMPLETE, DIGEST_MISMATCH, ID_REUSED; TOO_LARGE: too many parts; or why the log does not
+                admit it.
             StoreError: the store failed; the same push may be repeated.
         """
         if self._arriving is not None:
@@ -228,7 +234,10 @@ class Push:
             last_step=header.last_step,
             squared_norms=tuple(map(sum, zip(*(part.squared_norms for part in parts), strict=True))),
         )
-        (outcome,) = await self._replica.log.append([item])
+        try:
+            (outcome,) = await self._replica.log.append([item])
+        except AppendTooLargeError as error:
+            raise SyncerError("TOO_LARGE", f"too many parts; make them larger. parts={len(parts)}") from error
         if outcome.rejection is not None and outcome.rejection.reason != "REPEATED":
             raise from_rejection(outcome.rejection, **_other_delta(self._replica, header, outcome.rejection.reason))
 
@@ -293,6 +302,12 @@ def _check_fields(replica: RunReplica, header: PushHeader) -> None:
     for name, value in (("step_count", header.step_count), ("token_count", header.token_count)):
         if value < 1:
             raise bad_request(f"{name} must be at least 1. {name}={value}")
+    for name, value, limit in (
+        ("step_count", header.step_count, MAX_STEPS),
+        ("token_count", header.token_count, min(MAX_TOKENS, header.step_count * MAX_TOKENS_A_STEP)),
+    ):
+        if value > limit:
+            raise bad_request(f"{name} is beyond belief. {name}={value}, limit={limit}")
     if header.last_step < 0:
         raise bad_request(f"last_step must not be negative. last_step={header.last_step}")
 

@@ -1,7 +1,9 @@
 """`skerry log`, `export`, `verify` and `gc` on the golden store, as a person and a script call them."""
 
 import json
+import os
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -97,6 +99,49 @@ def test_gc_says_what_would_go_and_deletes_only_when_told(
     assert done["names"] == planned["names"]
     assert file_count() == before - done["objects"]
     assert run("verify", "--store", store_url, "--run", "golden") == 0
+
+
+def _with_draft(folder: Path) -> Path:
+    """Copies the golden run as one that never got the name, a year old; and one of today."""
+    runs = folder / "store" / "runs" / "golden"
+    source = next(path for path in runs.iterdir() if path.name != "names")
+    for uid, age_s in (("e" * 32, 365 * 86_400.0), ("f" * 32, 0.0)):
+        shutil.copytree(source, runs / uid)
+        for path in (runs / uid).rglob("*"):
+            os.utime(path, (time.time() - age_s,) * 2)
+    return runs
+
+
+def test_gc_lists_old_drafts_and_deletes_them_when_told(
+    store_url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = _with_draft(tmp_path)
+    lost = [path for path in (runs / ("e" * 32)).rglob("*") if path.is_file()]
+    arguments = ("--store", store_url, "--run", "golden")
+    run("gc", *arguments)
+    size = sum(path.stat().st_size for path in lost)
+    shown = capsys.readouterr().out
+    assert f"would delete draft {'e' * 32}: {len(lost)} objects, {size} bytes" in shown
+    assert "f" * 32 not in shown
+    assert all(path.exists() for path in lost)
+    run("gc", *arguments, "--yes", "--json")
+    said = json.loads(capsys.readouterr().out)
+    assert said["runs"] == [{"uid": "e" * 32, "kind": "draft", "objects": len(lost), "size_bytes": size}]
+    assert not any(path.exists() for path in lost)
+    assert (runs / ("f" * 32) / "run.json").exists()
+    assert run("verify", "--store", store_url, "--run", "golden") == 0
+
+
+def test_gc_finds_drafts_of_a_name_that_nobody_ever_had(
+    store_url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = _with_draft(tmp_path)
+    for path in list(runs.iterdir()):
+        if path.name not in ("e" * 32, "f" * 32):
+            shutil.rmtree(path)
+    run("gc", "--store", store_url, "--run", "golden", "--yes", "--json")
+    said = json.loads(capsys.readouterr().out)
+    assert ([one["uid"] for one in said["runs"]], said["objects"]) == (["e" * 32], 0)
 
 
 @pytest.mark.parametrize("text", ["7", "d", "7 d", "-1d", "1y"])

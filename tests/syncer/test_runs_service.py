@@ -227,6 +227,16 @@ async def test_a_closed_run_has_a_fate_for_every_delta_and_is_read_only(stubs: S
     island.detach()
 
 
+async def test_a_draft_has_no_name_to_delete(stubs: Stubs) -> None:
+    tensors, fragments = plan_messages()
+    request = runs.CreateRunRequest(request_id="1" * 32, name="demo", tensors=tensors, fragments=fragments)
+    draft = (await stubs.runs.CreateRun(request)).run
+    with refused("RUN_NOT_FOUND", grpc.StatusCode.NOT_FOUND):
+        await stubs.runs.DeleteRun(runs.DeleteRunRequest(name="demo", run_uid=draft.uid))
+    found = await stubs.runs.GetRun(runs.GetRunRequest(name="demo", run_uid=draft.uid))
+    assert found.run.status == types.RUN_STATUS_DRAFT
+
+
 async def test_a_deleted_run_gives_its_name_to_another(stubs: Stubs) -> None:
     older, _ = await create_run(stubs, seed=1)
     request = runs.DeleteRunRequest(name="demo", run_uid=older.uid)

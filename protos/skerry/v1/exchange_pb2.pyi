@@ -337,9 +337,9 @@ class PushHeader(_message.Message):
     base_digest: _builtins.bytes
     """Tree digest of the base version as the learner knows it; empty for initial weights."""
     step_count: _builtins.int
-    """Inner steps whose work the delta holds; at least 1 (0 for initial weights)."""
+    """Inner steps whose work the delta holds; 1 to 2^32 (0 for initial weights)."""
     token_count: _builtins.int
-    """Tokens of those steps; at least 1 (0 for initial weights)."""
+    """Tokens of those steps; at least 1, at most 2^32 a step and 2^53 in all (0 for initial weights)."""
     last_step: _builtins.int
     """The learner's own step count when the delta was taken, so that the steps are (last_step - step_count, last_step]."""
     def __init__(

@@ -175,9 +175,9 @@ class RunsServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def DeleteRun(self, request, context):
-        """Takes the run's name away; its objects stay until they are collected. Idempotent.
+        """Takes the run's name away; its objects stay until an operator collects them. Idempotent.
 
-        Errors: RUN_NOT_FOUND, RUN_REPLACED.
+        Errors: RUN_NOT_FOUND (also of a draft, which has no name to take: leave it, collections remove old drafts), RUN_REPLACED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -90,9 +90,9 @@ class RunsStub:
     Errors: RUN_NOT_FOUND, RUN_REPLACED, RUN_DRAFT.
     """
     DeleteRun: _grpc.UnaryUnaryMultiCallable[_runs_pb2.DeleteRunRequest, _runs_pb2.DeleteRunResponse]
-    """Takes the run's name away; its objects stay until they are collected. Idempotent.
+    """Takes the run's name away; its objects stay until an operator collects them. Idempotent.
 
-    Errors: RUN_NOT_FOUND, RUN_REPLACED.
+    Errors: RUN_NOT_FOUND (also of a draft, which has no name to take: leave it, collections remove old drafts), RUN_REPLACED.
     """
 
 @_typing.type_check_only
@@ -152,9 +152,9 @@ class RunsAsyncStub(RunsStub):
     Errors: RUN_NOT_FOUND, RUN_REPLACED, RUN_DRAFT.
     """
     DeleteRun: _aio.UnaryUnaryMultiCallable[_runs_pb2.DeleteRunRequest, _runs_pb2.DeleteRunResponse]  # type: ignore[assignment]
-    """Takes the run's name away; its objects stay until they are collected. Idempotent.
+    """Takes the run's name away; its objects stay until an operator collects them. Idempotent.
 
-    Errors: RUN_NOT_FOUND, RUN_REPLACED.
+    Errors: RUN_NOT_FOUND (also of a draft, which has no name to take: leave it, collections remove old drafts), RUN_REPLACED.
     """
 
 class RunsServicer(metaclass=_abc_1.ABCMeta):
@@ -265,9 +265,9 @@ class RunsServicer(metaclass=_abc_1.ABCMeta):
         request: _runs_pb2.DeleteRunRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_runs_pb2.DeleteRunResponse, _abc.Awaitable[_runs_pb2.DeleteRunResponse]]:
-        """Takes the run's name away; its objects stay until they are collected. Idempotent.
+        """Takes the run's name away; its objects stay until an operator collects them. Idempotent.
 
-        Errors: RUN_NOT_FOUND, RUN_REPLACED.
+        Errors: RUN_NOT_FOUND (also of a draft, which has no name to take: leave it, collections remove old drafts), RUN_REPLACED.
         """
 
 def add_RunsServicer_to_server(servicer: RunsServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

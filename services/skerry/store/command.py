@@ -64,16 +64,23 @@ def json_option(function: Function) -> Function:
 
 
 @asynccontextmanager
-async def opened_log(store_url: str, run_name: str, uid: str | None) -> AsyncIterator[tuple[RunLog, Workers]]:
-    """Opens a run's log, folded to its end, and closes everything after."""
+async def opened_store(store_url: str) -> AsyncIterator[tuple[Store, Workers]]:
+    """Opens a store, and closes everything after."""
     workers = ThreadWorkers(_WORKER_COUNT)
     objects = open_objects(store_url, create=False)
     store = Store(objects, clock=SystemClock(), entropy=SystemEntropy(), workers=workers, writer="command")
     try:
-        yield await store.open_log(run_name, uid or await _resolve(store, run_name)), workers
+        yield store, workers
     finally:
         await store.close()
         workers.close()
+
+
+@asynccontextmanager
+async def opened_log(store_url: str, run_name: str, uid: str | None) -> AsyncIterator[tuple[RunLog, Workers]]:
+    """Opens a run's log, folded to its end, and closes everything after."""
+    async with opened_store(store_url) as (store, workers):
+        yield await store.open_log(run_name, uid or await _resolve(store, run_name)), workers
 
 
 async def _resolve(store: Store, run_name: str) -> str:
@@ -284,8 +291,10 @@ Examples:
     callback=seconds,
     default="24h",
     show_default=True,
-    help="Age from which objects that no entry names are litter; longer than any push takes.",
+    help="Age from which objects that no entry names are litter, and drafts that never got the name; longer than any "
+    "push or creation takes.",
 )
+@click.option("--deleted-runs", is_flag=True, help="Delete also runs of that age that the name was taken from, whole.")
 @click.option("--drop-quarantined", is_flag=True, help="Delete quarantined deltas, too.")
 @click.option("--yes", is_flag=True, help="Delete. Without it only what would go is said.")
 @json_option
@@ -298,26 +307,54 @@ def gc(
     keep_since: float | None,
     litter_age: float,
     drop_quarantined: bool,
+    deleted_runs: bool,
     yes: bool,
     is_json: bool,
 ) -> None:
-    """Delete what no kept version of a run needs, and litter. A dry run unless --yes is given."""
+    """Delete what no kept version of a run needs, litter, and old drafts. A dry run unless --yes is given.
+
+    Drafts are what was created under the run's name and never got it: each has a full copy of the weights. With --uid
+    only that run is looked at.
+    """
+    from skerry.store.drafts import NamelessRun, delete_nameless, nameless_runs
     from skerry.store.gc import CollectionPlan, Retention, collect, plan_collection, position_at
 
-    async def sweep() -> CollectionPlan:
-        now = SystemClock().unix()
-        async with opened_log(store_url, run_name, uid) as (run_log, _):
-            since = None if keep_since is None else await position_at(run_log, now - keep_since)
-            retention = Retention(keep_versions, since, litter_age, keeps_quarantined=not drop_quarantined)
-            if not yes:
-                return await plan_collection(run_log, retention, now_unix_s=now)
-            with shown_progress("deleting", is_hidden=is_json) as progress:
-                return await collect(run_log, retention, now_unix_s=now, progress=progress)
+    now = SystemClock().unix()
+    oldest = now - litter_age
 
-    _show_collection(asyncio.run(sweep()), is_dry=not yes, is_json=is_json)
+    async def sweep_nameless(store: Store) -> list[NamelessRun]:
+        found = await nameless_runs(store, run_name, modified_before_unix_s=oldest, includes_deleted=deleted_runs)
+        chosen = [one for one in found if uid in (None, one.uid)]
+        if not yes:
+            return chosen
+        return [one for one in chosen if await delete_nameless(store, one, modified_before_unix_s=oldest)]
+
+    async def sweep(store: Store) -> CollectionPlan:
+        run_log = await store.open_log(run_name, uid or await _resolve(store, run_name))
+        since = None if keep_since is None else await position_at(run_log, now - keep_since)
+        retention = Retention(keep_versions, since, litter_age, keeps_quarantined=not drop_quarantined)
+        if not yes:
+            return await plan_collection(run_log, retention, now_unix_s=now)
+        with shown_progress("deleting", is_hidden=is_json) as progress:
+            return await collect(run_log, retention, now_unix_s=now, progress=progress)
+
+    async def sweep_all() -> tuple[CollectionPlan, list[NamelessRun]]:
+        async with opened_store(store_url) as (store, _):
+            nameless = await sweep_nameless(store)
+            if nameless and (uid is not None or await _is_free(store, run_name)):
+                return CollectionPlan((), 0, 0), nameless
+            return await sweep(store), nameless
+
+    plan, nameless = asyncio.run(sweep_all())
+    _show_collection(plan, nameless, is_dry=not yes, is_json=is_json)
 
 
-def _show_collection(plan: Any, *, is_dry: bool, is_json: bool) -> None:
+async def _is_free(store: Store, run_name: str) -> bool:
+    history = await store.name_history(run_name)
+    return not history or history[-1] is None
+
+
+def _show_collection(plan: Any, nameless: list[Any], *, is_dry: bool, is_json: bool) -> None:
     by_reason: dict[str, tuple[int, int]] = {}
     for victim in plan.victims:
         count, size = by_reason.get(victim.why, (0, 0))
@@ -330,6 +367,15 @@ def _show_collection(plan: Any, *, is_dry: bool, is_json: bool) -> None:
             "kept_objects": plan.kept_count,
             "kept_bytes": plan.kept_bytes,
             "names": [victim.name for victim in plan.victims],
+            "runs": [
+                {
+                    "uid": one.uid,
+                    "kind": _kind(one),
+                    "objects": one.object_count,
+                    "size_bytes": one.size_bytes,
+                }
+                for one in nameless
+            ],
         }
         click.echo(json.dumps(values))
         return
@@ -337,6 +383,12 @@ def _show_collection(plan: Any, *, is_dry: bool, is_json: bool) -> None:
     click.echo(f"{verb} {len(plan.victims)} objects, {plan.size_bytes} bytes")
     for why, (count, size) in sorted(by_reason.items()):
         click.echo(f"  {why}: {count} objects, {size} bytes")
+    for one in nameless:
+        click.echo(f"{verb} {_kind(one)} {one.uid}: {one.object_count} objects, {one.size_bytes} bytes")
     click.echo(f"kept {plan.kept_count} objects, {plan.kept_bytes} bytes")
-    if is_dry and plan.victims:
+    if is_dry and (plan.victims or nameless):
         click.echo("nothing was deleted; say --yes to do it")
+
+
+def _kind(run: Any) -> str:
+    return "deleted run" if run.was_named else "draft"

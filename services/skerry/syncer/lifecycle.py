@@ -238,7 +238,7 @@ async def delete_run(host: RunHost, name: str, uid: str) -> None:
     """Takes the run's name away.
 
     Raises:
-        SyncerError: RUN_NOT_FOUND: there never was such a run; RUN_REPLACED: the name is another's.
+        SyncerError: RUN_NOT_FOUND: no run of that uid ever had the name; RUN_REPLACED: the name is another's.
     """
     check_name(name, "run")
     check_id(uid, "run uid")
@@ -246,8 +246,9 @@ async def delete_run(host: RunHost, name: str, uid: str) -> None:
     try:
         named = await host.store.resolve(name)
     except RunNotFoundError:
-        await host.store.open_log(name, uid)  # raises where there never was one; else it was deleted before
-        return
+        if uid in await host.store.name_history(name):
+            return  # it was deleted before
+        raise
     if named != uid:
         raise SyncerError(
             "RUN_REPLACED", f"the name belongs to another run now. run={name}", metadata={"run_uid": named}

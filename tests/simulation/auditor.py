@@ -282,7 +282,7 @@ class _Audit:
     def _everybody_takes_part(self) -> Iterator[Finding]:
         """Whoever trained through the calm has something of its work merged after it began, poisoned or not."""
         if self.evidence.plan.mix.adoption is not Adoption.REBASE:
-            return  # replacing drops what was trained since the last delta, so one slower than the rounds may bring none
+            return  # replacing drops what was trained since the last delta: one slower than the rounds may bring none
         begin = self.evidence.calm_begin_count or 0
         for record in self.evidence.records:
             if not record.has_left or record.failure is not None or record.step_count < 2 * _LONGEST_ROUND_STEPS:

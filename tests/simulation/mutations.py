@@ -231,9 +231,7 @@ MUTATIONS: Final = (
     Mutation(
         "acknowledges early", _acknowledges_before_the_append, "alone", 0, "every acknowledged delta was in the log"
     ),
-    Mutation(
-        "reads no create back", _takes_an_error_for_failure, "store", 0, "every acknowledged delta was in the log"
-    ),
+    Mutation("reads no create back", _takes_an_error_for_failure, "store", 0, "nothing fails by a defect"),
     Mutation("keeps merged work", _keeps_merged_work, "alone", 0, "every delta holds the steps that it claims"),
     Mutation("folds by arrival", _folds_by_arrival, "alone", 0, "all replicas fold to the same state"),
     Mutation("takes parts for a delta", _says_accepted_for_stored_parts, "network", 2, "every acknowledged delta"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from concurrent.futures import Future, wait
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -55,8 +54,8 @@ class ArrayLearner:
         blend_alpha: share of the local weights where adoption is "blend".
         fragment_count: of a run that is created; by default by size.
         connect_timeout_s: bound of connecting and attaching.
-        resume_state: reserved; a learner that restarts begins with the run's newest weights, and what its last process
-            had not sent is lost.
+
+    A learner that restarts begins with the run's newest weights; what its last process had not sent is lost.
 
     Raises:
         SkerryError: nobody answered in time, or the run does not take this learner; the message says why.
@@ -77,7 +76,6 @@ class ArrayLearner:
         blend_alpha: float = 0.5,
         fragment_count: int | None = None,
         connect_timeout_s: float = 30.0,
-        resume_state: Path | str | None = None,
     ) -> None:
         settings = ExchangeSettings(
             run=run,

@@ -197,7 +197,6 @@ def _train_attached(training: Training, target: str, stop: threading.Event) -> T
         region=settings.run.region,
         create=settings.run.may_create,
         policy=_policy(settings.run),
-        resume_state=settings.exchange_state_path,
     ) as learner:
         return train(training, AttachedIsland(learner), clock=SystemClock(), stop=stop)
 

@@ -99,8 +99,3 @@ class LearnSettings:
     def metrics_path(self) -> Path:
         """Where the metrics are."""
         return self.work_directory / "metrics.jsonl"
-
-    @property
-    def exchange_state_path(self) -> Path:
-        """Where the client may keep what it needs to resume an exchange."""
-        return self.work_directory / "exchange"

@@ -242,6 +242,14 @@ def test_a_new_session_fences_the_older_for_ever(history: History) -> None:
     history.admit(accepted("b", session="m0-s2"))
 
 
+def test_an_attachment_that_was_held_up_does_not_fence_the_one_that_came_meanwhile(history: History) -> None:
+    asked_at = history.state.position
+    history.admit(SessionItem("m0", "m0-s2", "here", asked_at))
+    assert history.reject(SessionItem("m0", "m0-s3", "here", asked_at)) == "SESSION_FENCED"
+    history.admit(SessionItem("m0", "m0-s4", "here", history.state.position))
+    history.admit(SessionItem("m0", "m0-s5", "here"))
+
+
 def test_a_session_may_attach_again_and_leave_once(history: History) -> None:
     history.admit(LeftItem("m0", "m0-s1"))
     assert history.reject(LeftItem("m0", "m0-s1")) == "SESSION_FENCED"

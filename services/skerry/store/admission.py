@@ -210,6 +210,9 @@ def check_session(state: RunState, item: SessionItem) -> Rejection | None:
         return Rejection("SESSION_FENCED", f"a newer session of this learner attached. learner={item.learner}")
     if learner is not None and learner.session == item.session and not learner.has_left:
         return Rejection("REPEATED", f"session is attached. learner={item.learner}")
+    if learner is not None and item.session not in learner.sessions and 0 < item.seen_position < learner.attached_at:
+        # It asked before the live session attached, and was held up on the way: in a stopped process, say.
+        return Rejection("SESSION_FENCED", f"a newer session of this learner attached. learner={item.learner}")
     return None
 
 

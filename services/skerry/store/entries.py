@@ -124,6 +124,7 @@ class SessionItem:
     learner: str
     session: str
     region: str
+    seen_position: int = 0  # the newest position that the learner had seen when it asked to attach; 0: not stated
 
 
 @dataclass(frozen=True)
@@ -367,8 +368,10 @@ def _check_format(values: Mapping[str, Any]) -> None:
 
 
 def item_to_json(item: Item) -> dict[str, Any]:
-    """Returns the item as JSON values: its fields, and its kind."""
-    return {"kind": item.kind, **dataclasses.asdict(item)}
+    """Returns the item as JSON values: its kind, and its fields but for those that are at their default."""
+    defaults = {entry.name: entry.default for entry in dataclasses.fields(item)}
+    values = dataclasses.asdict(item)
+    return {"kind": item.kind} | {name: value for name, value in values.items() if value != defaults[name]}
 
 
 def item_from_json(values: Mapping[str, Any]) -> Item:
@@ -376,7 +379,7 @@ def item_from_json(values: Mapping[str, Any]) -> Item:
 
     Raises:
         ValueError: the kind is not known, or a value is not legal.
-        KeyError: a field is missing.
+        KeyError, TypeError: a field is missing, or of the wrong type.
     """
     kind = _KINDS.get(values["kind"])
     if kind is None:
@@ -399,7 +402,8 @@ def _from_json(hint: Any, value: Any) -> Any:
     if hint is Encoding:
         return encoding_from_json(value)
     if dataclasses.is_dataclass(hint):
-        return hint(**{name: _from_json(inner, value[name]) for name, inner in _hints(hint).items()})  # type: ignore[arg-type,operator]
+        # Older writers lack the fields that were added since, which have defaults; a lack of others is a TypeError.
+        return hint(**{name: _from_json(inner, value[name]) for name, inner in _hints(hint).items() if name in value})  # type: ignore[arg-type,operator]
     if get_origin(hint) is tuple:
         return tuple(_from_json(get_args(hint)[0], element) for element in value)
     if hint is float:

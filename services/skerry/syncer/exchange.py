@@ -57,7 +57,7 @@ class ExchangeServicer(exchange_pb2_grpc.ExchangeServicer):
         check_id(hello.session_id, "session id")
         replica = await self._host.open(hello.run, hello.run_uid, seen_position=hello.seen_position)
         _check_tensors(replica, hello)
-        await replica.attach(SessionItem(hello.learner_id, hello.session_id, hello.region))
+        await replica.attach(SessionItem(hello.learner_id, hello.session_id, hello.region, hello.seen_position))
         replica.report(hello.learner_id, hello.session_id, None)
         with replica.attached(hello.learner_id, hello.session_id) as stream:
             open_rounds = replica.open_rounds()

@@ -122,7 +122,7 @@ class ExchangeLoop:
 
     @property
     def progress(self) -> float | None:
-        """Inner steps of the run, the mean over its learners, counted on by own steps; None before attaching."""
+        """Inner steps of the run as its log counts them, and own steps since; None before attaching."""
         return self._attachment.progress
 
     @property

@@ -82,12 +82,15 @@ async def test_the_arithmetic_is_the_formulas_of_the_specification_bit_for_bit(
         numbers = np.array([float32_from_hex(value) for value in values], np.float32)
         return np.repeat(numbers, [tensor.numel for tensor in LAYOUT.tensors])
 
-    rate, mu = (np.float32(float32_from_hex(value)) for value in (item.scalars.rate, item.scalars.momentum))
+    scalars = item.scalars
+    rate, mu, decay, gain = (
+        np.float32(float32_from_hex(value)) for value in (scalars.rate, scalars.momentum, scalars.decay, scalars.gain)
+    )
     acc = per_element(item.scalars.coefficients[0]) * deltas[0]
     for c, v in zip(item.scalars.coefficients[1:], deltas[1:], strict=True):
         acc = acc + per_element(c) * v
     d = per_element(item.scalars.tensor_scales) * acc
-    buf = mu * buf + d
+    buf = decay * buf + gain * d
     target = residual + rate * (d + mu * buf)
     q = np.empty_like(target)
     list(encode_frames(target, LAYOUT, encoding, decoded=q))

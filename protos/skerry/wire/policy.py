@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
 from skerry.wire.codecs import Codec, Compressor, Encoding
 
@@ -25,6 +25,13 @@ class OuterSchedule(StrEnum):
     RAMP = "ramp"
 
 
+class OuterRates(NamedTuple):
+    """What the outer optimizer works with in one round."""
+
+    learning_rate: float
+    momentum: float
+
+
 @dataclass(frozen=True)
 class OuterOptimizer:
     """The outer optimizer: SGD with Nesterov momentum.
@@ -37,15 +44,16 @@ class OuterOptimizer:
     momentum: float = 0.9
     schedule: OuterSchedule = OuterSchedule.RAMP
 
-    def at_round(self, round_number: int) -> tuple[float, float]:
-        """Returns (learning rate, momentum) for the n-th round of a fragment, n from 1.
+    def rates(self, rounds_done: float) -> OuterRates:
+        """Returns the rates of a fragment's next round when `rounds_done`, whole ones and parts, are behind it.
 
-        The ramp: mu_n = min(mu, n / (n + 3)), lr_n = lr * (1 - mu_n / (2 mu)).
+        The ramp, with n = rounds_done + 1: mu_n = min(mu, n / (n + 3)), lr_n = lr * (1 - mu_n / (2 mu)).
         """
         if self.schedule is OuterSchedule.CONSTANT or self.momentum == 0:
-            return self.learning_rate, self.momentum
-        momentum = min(self.momentum, round_number / (round_number + 3))
-        return self.learning_rate * (1 - 0.5 * momentum / self.momentum), momentum
+            return OuterRates(self.learning_rate, self.momentum)
+        number = rounds_done + 1
+        momentum = min(self.momentum, number / (number + 3))
+        return OuterRates(self.learning_rate * (1 - 0.5 * momentum / self.momentum), momentum)
 
 
 # 4 bits both ways; blocks of 128 cost a quarter of a bit for their scales.

@@ -15,9 +15,10 @@ from typing import Any, BinaryIO, Final
 import torch
 
 from skerry.learner.errors import CheckpointError
+from skerry.learner.inner_training import InnerOptimizer
 from skerry.learner.model import Gpt, ModelConfig
 
-_FORMAT: Final = 1
+_FORMAT: Final = 2
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ def save_checkpoint(
     path: Path,
     *,
     model: Gpt,
-    optimizer: torch.optim.Optimizer,
+    optimizer: InnerOptimizer,
     position: TrainingPosition,
 ) -> None:
     """Replace the checkpoint at `path` by the present state; durable when this returns.
@@ -63,7 +64,7 @@ def save_checkpoint(
     _sync_directory(path.parent)
 
 
-def load_checkpoint(path: Path, *, model: Gpt, optimizer: torch.optim.Optimizer) -> TrainingPosition | None:
+def load_checkpoint(path: Path, *, model: Gpt, optimizer: InnerOptimizer) -> TrainingPosition | None:
     """Put what `path` holds into `model` and `optimizer` and give its position; None where there is no checkpoint.
 
     Torch's global generators are set too.

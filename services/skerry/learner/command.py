@@ -62,6 +62,9 @@ Examples:
 @click.option("--batch", type=click.IntRange(min=1), default=8, show_default=True, help="Sequences a step.")
 @click.option("--steps", type=click.IntRange(min=1), default=1000, show_default=True, help="Inner steps to take.")
 @click.option("--horizon", type=click.IntRange(min=1), help="Steps of the learning rate schedule.  [default: --steps]")
+@click.option(
+    "--optimizer", type=click.Choice(["adamw", "muon"]), default="adamw", show_default=True, help="The inner optimizer."
+)
 @click.option("--learning-rate", type=click.FloatRange(min=0, min_open=True), default=3e-3, show_default=True)
 @click.option("--warmup", type=click.IntRange(min=0), default=50, show_default=True, help="Steps of rising rate.")
 @click.option("--weight-decay", type=click.FloatRange(min=0), default=0.1, show_default=True)
@@ -100,6 +103,7 @@ def _settings(options: dict[str, Any]) -> LearnSettings:
     from skerry.learner.model import MODEL_CONFIGS
     from skerry.learner.settings import (
         DataSettings,
+        InnerOptimizerName,
         LearnSettings,
         LoopSettings,
         MachineSettings,
@@ -136,6 +140,7 @@ def _settings(options: dict[str, Any]) -> LearnSettings:
             held_out_window_count=options["eval_windows"],
         ),
         optimizer=OptimizerSettings(
+            name=InnerOptimizerName(options["optimizer"]),
             peak_rate=options["learning_rate"],
             warmup_steps=options["warmup"],
             horizon_steps=options["horizon"] or options["steps"],

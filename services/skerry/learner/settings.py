@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 
 from skerry.learner.corpus import ShardSelection
@@ -20,10 +21,18 @@ class DataSettings:
     held_out_window_count: int = 64
 
 
+class InnerOptimizerName(StrEnum):
+    """What makes a step of gradients."""
+
+    ADAMW = "adamw"
+    MUON = "muon"
+
+
 @dataclass(frozen=True)
 class OptimizerSettings:
-    """AdamW and its learning rate, whose schedule runs over `horizon_steps`."""
+    """The inner optimizer and its learning rate, whose schedule runs over `horizon_steps`."""
 
+    name: InnerOptimizerName = InnerOptimizerName.ADAMW
     peak_rate: float = 3e-3
     warmup_steps: int = 50
     horizon_steps: int = 1000

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
 import structlog
@@ -14,6 +13,7 @@ from skerry.learner.checkpoint import TrainingPosition, load_checkpoint, save_ch
 from skerry.learner.clock import Clock
 from skerry.learner.corpus import load_corpus
 from skerry.learner.errors import CheckpointError
+from skerry.learner.inner_training import InnerOptimizer, evaluate, inner_step, make_optimizer
 from skerry.learner.island import Island
 from skerry.learner.metrics import MetricsLine, MetricsWriter, read_metrics
 from skerry.learner.model import Gpt
@@ -30,7 +30,7 @@ class Training:
     settings: LearnSettings
     device: torch.device
     model: Gpt
-    optimizer: torch.optim.Optimizer
+    optimizer: InnerOptimizer
     sampler: BatchSampler
     held_out: list[Batch]
     position: TrainingPosition
@@ -75,7 +75,7 @@ def prepare(settings: LearnSettings, device: torch.device) -> Training:
     )
     torch.manual_seed(settings.seed)
     model = Gpt(settings.model).to(device)
-    optimizer = _adamw(model, settings)
+    optimizer = make_optimizer(model, settings.optimizer)
     position = load_checkpoint(settings.checkpoint_path, model=model, optimizer=optimizer)
     attempt = 1 + max((line.attempt for line in read_metrics(settings.metrics_path)), default=-1)
     _log.info(
@@ -122,34 +122,6 @@ def train(training: Training, island: Island, *, clock: Clock, stop: threading.E
         message = f"trained to the end, but the checkpoint can't be written: make room, or name another place. {path}"
         raise CheckpointError(message)
     return loop.position
-
-
-def evaluate(model: Gpt, batches: list[Batch]) -> float:
-    """The mean loss over `batches`, in nats a token, each token weighing the same."""
-    total = 0.0
-    with torch.inference_mode(), autocast(next(model.parameters()).device):
-        for batch in batches:
-            total += float(model.loss(batch.tokens, batch.targets)) * batch.token_count
-    return total / sum(batch.token_count for batch in batches)
-
-
-def autocast(device: torch.device) -> AbstractContextManager[object]:
-    """Compute in bfloat16 where the device does that faster, else in float32."""
-    if device.type == "cuda" and torch.cuda.is_bf16_supported():
-        return torch.autocast("cuda", dtype=torch.bfloat16)
-    return nullcontext()
-
-
-def _adamw(model: Gpt, settings: LearnSettings) -> torch.optim.Optimizer:
-    optimizer = settings.optimizer
-    matrices = [parameter for parameter in model.parameters() if parameter.ndim > 1]
-    vectors = [parameter for parameter in model.parameters() if parameter.ndim <= 1]
-    groups = [
-        {"params": matrices, "weight_decay": optimizer.weight_decay},
-        {"params": vectors, "weight_decay": 0.0},  # a norm's gain has no reason to shrink
-    ]
-    betas = (optimizer.beta1, optimizer.beta2)
-    return torch.optim.AdamW(groups, lr=optimizer.peak_rate, betas=betas, fused=True)
 
 
 class _Loop:
@@ -222,23 +194,16 @@ class _Loop:
 
     def _train_on(self, batch: Batch, rate: float) -> tuple[float, int]:
         training = self._training
-        for group in training.optimizer.param_groups:
-            group["lr"] = rate
-        batch = batch.to(training.device)
-        with autocast(training.device):
-            loss = training.model.loss(batch.tokens, batch.targets)
-        loss.backward()  # type: ignore[no-untyped-call]
-        norm = torch.nn.utils.clip_grad_norm_(
-            training.model.parameters(),
-            training.settings.optimizer.gradient_norm_limit,
+        loss, norm = inner_step(
+            training.model,
+            training.optimizer,
+            batch.to(training.device),
+            rate=rate,
+            norm_limit=training.settings.optimizer.gradient_norm_limit,
         )
-        if torch.isfinite(norm):
-            training.optimizer.step()
-        else:
-            # One bad batch must not become everybody's weights.
+        if not torch.isfinite(norm):
             _log.warning("gradient isn't finite, step skipped", step=self.position.step, norm=float(norm))
-        training.optimizer.zero_grad()
-        return float(loss.detach()), batch.token_count
+        return float(loss), batch.token_count
 
     def _report(self, loss: float, rate: float, timing: StepTiming) -> None:
         settings, step = self._training.settings, self.position.step

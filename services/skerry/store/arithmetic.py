@@ -1,11 +1,11 @@
 """The arithmetic of one version, exact to the bit on every machine, over arrays and element ranges.
 
 With v_m the delta of member m as decoded, t the tensor of an element, and the scalars that the commit names
-(c, scale, mu, rate; float32):
+(c, scale, decay, gain, mu, rate; float32):
 
     acc      = c[0,t] v_0 ;  acc = acc + c[m,t] v_m          members in the close's order
     d        = scale[t] acc                                  the outer gradient
-    buf      = mu buf + d                                    momentum
+    buf      = decay buf + gain d                            momentum
     target   = residual + rate (d + mu buf)                  Nesterov's step, and what was dropped before
     q        = decode(encode(target))                        the update, as every learner decodes it
     theta    = theta - q
@@ -62,6 +62,8 @@ class Scalars:
     momentum: np.float32
     tensor_scales: Float32s  # (tensors,)
     coefficients: Float32s  # (members, tensors)
+    decay: np.float32
+    gain: np.float32
 
     @classmethod
     def from_record(cls, record: MergeScalars) -> Scalars:
@@ -71,6 +73,8 @@ class Scalars:
             np.float32(float32_from_hex(record.momentum)),
             np.array([float32_from_hex(value) for value in record.tensor_scales], np.float32),
             np.array([[float32_from_hex(value) for value in row] for row in record.coefficients], np.float32),
+            np.float32(float32_from_hex(record.decay or record.momentum)),
+            np.float32(float32_from_hex(record.gain)),
         )
 
     def to_record(self) -> MergeScalars:
@@ -80,6 +84,8 @@ class Scalars:
             float32_to_hex(float(self.momentum)),
             tuple(float32_to_hex(value) for value in self.tensor_scales),
             tuple(tuple(float32_to_hex(value) for value in row) for row in self.coefficients),
+            float32_to_hex(float(self.decay)),
+            float32_to_hex(float(self.gain)),
         )
 
 
@@ -227,7 +233,7 @@ def digest_of_spans(numel: int, pieces: Sequence[LeafPieces]) -> bytes:
 @np.errstate(over="ignore", invalid="ignore")
 def _target(step: Step, span: Span, *, keep_momentum: bool) -> Float32s:
     """Returns `target` of the span, and writes the new momentum to the state where it is to be kept."""
-    state, mu, rate = step.state, step.scalars.momentum, step.scalars.rate
+    state, scalars = step.state, step.scalars
     target = np.empty(span.stop - span.first, np.float32)
     d_scratch, buf_scratch = np.empty((2, min(_PIECE_NUMEL, len(target))), np.float32)
     for low, high in _pieces(span):
@@ -235,11 +241,12 @@ def _target(step: Step, span: Span, *, keep_momentum: bool) -> Float32s:
         buf = state.momentum[low:high] if keep_momentum else buf_scratch[: high - low]
         for index, start, stop in step.layout.ranges(low, high - low):
             np.multiply(step.acc[start:stop], step.scalars.tensor_scales[index], out=d[start - low : stop - low])
-        np.multiply(state.momentum[low:high], mu, out=buf)
-        np.add(buf, d, out=buf)
-        np.multiply(buf, mu, out=out)
+        np.multiply(state.momentum[low:high], scalars.decay, out=buf)
+        np.multiply(d, scalars.gain, out=out)
+        np.add(buf, out, out=buf)
+        np.multiply(buf, scalars.momentum, out=out)
         np.add(d, out, out=out)
-        np.multiply(out, rate, out=out)
+        np.multiply(out, scalars.rate, out=out)
         np.add(state.residual[low:high], out, out=out)
     return target
 

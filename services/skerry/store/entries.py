@@ -21,7 +21,7 @@ from skerry.wire.codecs import Encoding
 from skerry.wire.layout import FragmentLayout, TensorSpec
 from skerry.wire.policy import Policy, encoding_from_json
 
-FORMAT: Final = 1  # raised when an old reader could misread an entry; readers refuse a higher one
+FORMAT: Final = 2  # raised when an old reader could misread an entry; readers refuse a higher one
 INITIAL_BASE: Final = -1  # base version of the deltas that bring a draft's initial weights
 
 
@@ -194,6 +194,8 @@ class MergeScalars:
     momentum: str
     tensor_scales: tuple[str, ...]  # one a tensor
     coefficients: tuple[tuple[str, ...], ...]  # [member][tensor]
+    decay: str = ""  # of the momentum buffer over the round; empty, as format 1 has it: momentum
+    gain: str = "3f800000"  # of the round's outer gradient in the momentum buffer
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,7 @@ from skerry.store.entries import (
     bytes_digest,
 )
 from skerry.store.errors import LogCorruptError
+from skerry.store.round_length import round_length
 from skerry.store.run_state import (
     NORM_HISTORY,
     CommitRecord,
@@ -191,7 +192,6 @@ class RunState:
         assert close is not None  # `check` admitted the item
         fragment.closing = None
         fragment.version, fragment.next_attempt = item.version, 0
-        fragment.round_count += 1
         fragment.versions[item.version] = VersionState(
             item.version,
             item.digest,
@@ -214,14 +214,18 @@ class RunState:
         return merged
 
     def _steps_of(self, fragment: FragmentState, close: ClosedItem) -> float:
-        """Returns how far a round takes the run: its longest delta's steps, from H to the cap, times participation.
+        """Returns how far a round takes the run: its length, from H to the cap, times participation.
 
         What a round holds less than H steps is in its participation.
         """
         policy = fragment.closing_policy or self.policy
-        longest = max(self.deltas[member.delta].item.step_count for member in close.members)
         full = policy.inner_step_count
-        return close.participation * min(max(longest, full), policy.weight_cap * full)
+        length = round_length(
+            [self.deltas[member.delta].item.step_count for member in close.members],
+            [member.weight for member in close.members],
+            inner_step_count=full,
+        )
+        return close.participation * min(max(length, full), policy.weight_cap * full)
 
     def _admit_snapshot(self, item: SnapshotItem) -> list[DeltaState]:
         fragment = self.fragments[item.fragment]
@@ -254,7 +258,8 @@ class RunState:
             decided += self._decide(orphans)
             for version in fragment.versions.values():
                 version.is_abandoned |= version.version > one.source_version
-            fragment.version, fragment.round_count, fragment.next_attempt = one.version, 0, 0
+            fragment.version, fragment.next_attempt = one.version, 0
+            fragment.momentum_from = fragment.versions[one.source_version].step_count
             fragment.squared_norms.clear()
             fragment.contributed_at.clear()
             fragment.versions[one.version] = VersionState(

@@ -76,7 +76,7 @@ class FragmentState:
 
     layout: FragmentLayout
     version: int = INITIAL_BASE  # the newest; INITIAL_BASE in a draft before its weights came
-    round_count: int = 0  # commits since the start or the last roll-back: n of the outer schedule
+    momentum_from: float = 0.0  # step count at which the outer momentum began: 0, or the last roll-back's
     versions: dict[int, VersionState] = field(default_factory=dict)
     pending: dict[str, DeltaState] = field(default_factory=dict)  # accepted, in no frozen set, in log order
     closing: ClosedItem | None = None  # the frozen set whose merge is not committed

@@ -37,13 +37,14 @@ from skerry.store.entries import AcceptedItem, ClosedItem, CommittedItem, MergeS
 from skerry.store.log import RunLog
 from skerry.store.parallel import run_jobs
 from skerry.store.replay import UnreadableDeltaError, accumulate_deltas
+from skerry.store.round_length import round_length
 from skerry.store.scratch import Scratch
 from skerry.store.workers import Workers
 from skerry.wire.codecs import Encoding
 from skerry.wire.errors import NonFiniteError
 from skerry.wire.layout import FragmentLayout
 from skerry.wire.norms import per_tensor_squared_norms
-from skerry.wire.policy import MergeRule, Policy
+from skerry.wire.policy import MergeRule, OuterRates, Policy
 
 __all__ = ["MergeResult", "UnreadableDeltaError", "merge_coefficients", "merge_round", "radial_scales"]
 
@@ -125,18 +126,23 @@ async def merge_round(
     layout = log.spec.fragment(fragment)
     deltas = [log.state.deltas[member.delta].item for member in closing.members]
     known = log.state.fragments[fragment]
-    policy, round_number = known.closing_policy or log.state.policy, known.round_count + 1
+    policy = known.closing_policy or log.state.policy
     weights = np.array([member.weight for member in closing.members])
+    full = policy.inner_step_count
+    steps = [delta.step_count for delta in deltas]
+    length = max(round_length(steps, weights.tolist(), inner_step_count=full), full)
+    stretches = full / np.maximum(steps, 1)
     norms = np.sqrt(np.array([delta.squared_norms for delta in deltas]).reshape(len(deltas), len(layout.tensors)))
     rule = policy.merge_rule(fragment)
 
-    coefficients = merge_coefficients(rule, weights, norms)
+    coefficients = merge_coefficients(rule, weights, norms, stretches)
     (acc,) = scratch.zeros(1, layout.numel)
     await accumulate_deltas(log, fragment, deltas, coefficients, acc, workers=workers)
     scales = np.ones(len(layout.tensors), np.float32)
     if rule is MergeRule.RDA:
-        scales = radial_scales(weights, norms, await _norms(acc, layout, workers))
-    scalars = _with_outer_rates(policy, round_number, closing.participation, scales, coefficients)
+        scales = radial_scales(weights, norms * stretches[:, None], await _norms(acc, layout, workers))
+    rates = policy.outer.rates((known.newest.step_count - known.momentum_from) / full)
+    scalars = _scalars(rates, closing.participation * length / full, tensor_scales=scales, coefficients=coefficients)
 
     step = Step(layout, scalars, policy.update_encoding, state, acc)
     prepared = await _prepare(step, deltas, workers)
@@ -149,14 +155,15 @@ def merge_coefficients(
     rule: MergeRule,
     weights: NDArray[np.float64],  # (members,) at least 0
     norms: NDArray[np.float64],  # (members, tensors) |v_mt|
+    stretches: NDArray[np.float64],  # (members,) H over the delta's steps
 ) -> Float32s:  # (members, tensors)
-    """Returns c of `acc = sum c v`: w over the sum of w, and for RDA also over |v|, so that directions are averaged.
+    """Returns c of `acc = sum c v`: w over the sum of w, times the stretch; for RDA over |v|, to average directions.
 
     A set whose weights are all zero is averaged with equal ones.
     """
     shares = _shares(weights)[:, None]
     if rule is MergeRule.MEAN:
-        return _float32(np.broadcast_to(shares, norms.shape))
+        return _float32(np.broadcast_to(shares * stretches[:, None], norms.shape))
     is_zero = norms < _SMALLEST_NORM
     return _float32(np.where(is_zero, 0.0, shares / np.where(is_zero, 1.0, norms)))
 
@@ -184,11 +191,25 @@ def _float32(values: NDArray[np.float64]) -> Float32s:
     return np.where(np.abs(values) < _SMALLEST_NORMAL, 0.0, values).astype(np.float32)
 
 
-def _with_outer_rates(
-    policy: Policy, round_number: int, participation: float, scales: Float32s, coefficients: Float32s
+def _scalars(
+    rates: OuterRates, round_count: float, *, tensor_scales: Float32s, coefficients: Float32s
 ) -> Scalars:
-    learning_rate, momentum = policy.outer.at_round(round_number)
-    return Scalars(np.float32(learning_rate * participation), np.float32(momentum), scales, coefficients)
+    """Returns the scalars of a step that stands for `round_count` rounds: below 1 where only a part took part.
+
+    Momentum runs in rounds, not in merges: over T rounds it decays by mu^T and takes (1 - mu^T) / (1 - mu) of the
+    outer gradient. So four learners that are merged one by one, each for a quarter of a round, build up the same
+    momentum as in one round together, and a single delta of theirs does not carry the others' along four times.
+    """
+    decay = rates.momentum**round_count
+    gain = (1 - decay) / (1 - rates.momentum)
+    return Scalars(
+        np.float32(rates.learning_rate * round_count),
+        np.float32(rates.momentum),
+        tensor_scales,
+        coefficients,
+        np.float32(decay),
+        np.float32(gain),
+    )
 
 
 async def _norms(acc: Float32s, layout: FragmentLayout, workers: Workers) -> NDArray[np.float64]:

@@ -26,8 +26,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from skerry.store.entries import ClosedItem, Decided, Fate, FateItem, Item, Member, RunStatus, StatusItem
+from skerry.store.entries import AcceptedItem, ClosedItem, Decided, Fate, FateItem, Item, Member, RunStatus, StatusItem
 from skerry.store.fold import RunState
+from skerry.store.round_length import counted_tokens, round_length
 from skerry.store.run_state import REMEMBERED_CLOSES, DeltaState, FragmentState
 from skerry.wire.policy import Policy
 
@@ -256,7 +257,7 @@ class RoundEngine:
     def weigh(delta: DeltaState, fragment: FragmentState, policy: Policy) -> tuple[DeltaState, Member]:
         """Returns the delta with its place in a set that closes now: weight w f and staleness s."""
         staleness = fragment.version - delta.item.base_version
-        weight = token_weight(delta.item.step_count, delta.item.token_count, policy)
+        weight = _weight(delta.item, policy)
         return delta, Member(delta.item.delta, weight * (1 + staleness) ** -policy.staleness_exponent, staleness)
 
     def grace_s(self, policy: Policy, view: MembershipView) -> float:
@@ -314,41 +315,36 @@ def _sharing_learners(state: RunState, fragment: FragmentState, view: Membership
     }
 
 
-def token_weight(step_count: int, token_count: int, policy: Policy) -> float:
-    """Returns w = tokens * (tokens / steps), steps and tokens counted up to the cap; 0 without steps.
-
-    Source: Decoupled DiLoCo; the cap keeps a learner that was long away from outweighing all others.
-    """
-    if step_count <= 0:
-        return 0.0
-    counted = min(1.0, policy.weight_cap * policy.inner_step_count / step_count)
-    return token_count * counted * (token_count / step_count)
-
-
 def participation(state: RunState, fragment: FragmentState, view: MembershipView, members: Iterable[Member]) -> float:
     """Returns rho = sum(w f over contributors) / sum(expected w over working learners), above 0 and at most 1.
 
     A contributor is expected to bring its own undamped w; an absent learner what it brought last, or else the
-    contributors' mean. A round whose longest delta holds fewer than H steps (the last of a run, say) is a part of one:
-    without the factor longest / H its few steps would carry the momentum of a whole round.
+    contributors' mean. A round that stands for fewer than H steps (the last of a run, say) is a part of one, and rho is
+    multiplied by its length / H.
     """
-    brought = 0.0
-    longest = 0
+    deltas = [(member, state.deltas[member.delta].item) for member in members]
     undamped: dict[str, float] = {}
-    for member in members:
-        item = state.deltas[member.delta].item
-        brought += member.weight
-        longest = max(longest, item.step_count)
-        undamped[item.learner] = undamped.get(item.learner, 0.0) + token_weight(
-            item.step_count, item.token_count, state.policy
-        )
+    for _, item in deltas:
+        undamped[item.learner] = undamped.get(item.learner, 0.0) + _weight(item, state.policy)
     mean = statistics.fmean(undamped.values())
     absent = _sharing_learners(state, fragment, view) - undamped.keys()
     total = sum(undamped.values()) + sum(fragment.weights.get(name, mean) for name in sorted(absent))
-    wholeness = min(1.0, longest / state.policy.inner_step_count)
+    brought = sum(member.weight for member, _ in deltas)
+    full = state.policy.inner_step_count
+    length = round_length(
+        [item.step_count for _, item in deltas], [member.weight for member, _ in deltas], inner_step_count=full
+    )
+    wholeness = min(1.0, length / full)
     if brought <= 0 or total <= 0:
         return wholeness
     return wholeness * min(1.0, brought / total)
+
+
+def _weight(item: AcceptedItem, policy: Policy) -> float:
+    """Returns w: the delta's tokens, up to the cap."""
+    return counted_tokens(
+        item.step_count, item.token_count, inner_step_count=policy.inner_step_count, weight_cap=policy.weight_cap
+    )
 
 
 def _expired(candidates: Iterable[tuple[DeltaState, Member]], policy: Policy) -> tuple[Decided, ...]:

@@ -1,0 +1,105 @@
+"""Arms: everything that one training run of the benchmark depends on, as a value that names its result."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias
+
+from benchmarks.quality.task import BATCH_SIZE, PYTHON
+
+# Raised when the task or the driver changes so that earlier results are no longer comparable.
+_EPOCH: Final = 1
+
+
+@dataclass(frozen=True)
+class DataParallel:
+    """One model, every step on the batches of `learner_count` learners together; with 1, a learner alone."""
+
+    learner_count: int
+    step_count: int
+    peak_rate: float
+    optimizer: str = "adamw"
+
+
+@dataclass(frozen=True)
+class Synchronous:
+    """DiLoCo as published: every `inner_step_count` steps all wait, plain mean, Nesterov, float32, whole model."""
+
+    learner_count: int
+    step_count: int
+    peak_rate: float
+    outer_rate: float
+    outer_momentum: float
+    inner_step_count: int = 24
+    merge: str = "mean"
+
+
+@dataclass(frozen=True)
+class Island:
+    """What sets a learner apart from the others."""
+
+    speed: float = 1.0  # steps a time unit
+    jitter: float = 0.0  # each step's time varies by up to this share, either way
+    batch_size: int = BATCH_SIZE
+    data: str = PYTHON
+    start: float = 0.0  # time units that it begins later
+    extra_delay: float = 0.0  # time units that each of its deltas is on its way beyond the others'
+    absent: tuple[tuple[float, float], ...] = ()  # (from, to), in time units, dead between
+
+
+@dataclass(frozen=True)
+class Islands:
+    """Skerry itself. A time unit is a step of a learner of speed 1; `policy` holds what differs from the default."""
+
+    step_count: int  # of the learning rate's schedule; a learner of speed 1 takes as many
+    peak_rate: float
+    islands: tuple[Island, ...] = ()
+    delay: float = 2.0  # time units from a copy of the weights to the adoption of the version that it is in
+    is_wall_clock: bool = False  # all stop when `step_count` time units are over, however many steps each has taken
+    policy: str = "{}"  # JSON
+    adoption: str = "rebase"
+    optimizer: str = "adamw"
+    judged_on: tuple[str, ...] = (PYTHON,)
+
+    @property
+    def policy_values(self) -> dict[str, Any]:
+        """What differs from the default policy."""
+        values: dict[str, Any] = json.loads(self.policy)
+        return values
+
+
+Arm: TypeAlias = DataParallel | Synchronous | Islands
+
+
+def islands(learner_count: int, step_count: int, peak_rate: float, **settings: Any) -> Islands:
+    """Equal islands, with `settings` of the arm; a `policy` is given as a mapping."""
+    policy = json.dumps(settings.pop("policy", {}), sort_keys=True)
+    given = settings.pop("islands", (Island(),) * learner_count)
+    return Islands(step_count=step_count, peak_rate=peak_rate, islands=given, policy=policy, **settings)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One arm under one seed, which decides initial weights, data order and every random time."""
+
+    arm: Arm
+    seed: int
+
+    @property
+    def key(self) -> str:
+        """A name that changes with anything that the result depends on."""
+        content = [_EPOCH, type(self.arm).__name__, dataclasses.asdict(self.arm), self.seed]
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:20]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one job measured."""
+
+    losses: dict[str, float]  # nats a byte on held-out text, by kind of text
+    step_counts: tuple[int, ...]  # by learner
+    figures: dict[str, float] = field(default_factory=dict)  # of the exchange
+    wall_s: float = 0.0

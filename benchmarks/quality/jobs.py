@@ -1,0 +1,117 @@
+"""Runs jobs on all processor cores and keeps every outcome in a file, so that nothing is ever trained twice."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import multiprocessing
+import os
+import time
+import traceback
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
+from typing import Any
+
+from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from benchmarks.quality.arms import DataParallel, Islands, Job, Outcome, Synchronous
+
+
+class Outcomes:
+    """Outcomes by job, in a file of one line each; several processes may add to it one after another."""
+
+    def __init__(self, path: Path) -> None:
+        """Reads what is there."""
+        self._path = path
+        self._known: dict[str, Outcome] = {}
+        if path.exists():
+            for line in path.read_text().splitlines():
+                record = json.loads(line)
+                self._known[record["key"]] = _outcome(record["outcome"])
+
+    def __getitem__(self, job: Job) -> Outcome:
+        """Returns the outcome of a job that was run."""
+        return self._known[job.key]
+
+    def __contains__(self, job: Job) -> bool:
+        """Whether the job was run."""
+        return job.key in self._known
+
+    def add(self, job: Job, outcome: Outcome) -> None:
+        """Keeps an outcome, durably as far as this process's death goes."""
+        self._known[job.key] = outcome
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        record = {
+            "key": job.key,
+            "kind": type(job.arm).__name__,
+            "arm": dataclasses.asdict(job.arm),
+            "seed": job.seed,
+            "outcome": dataclasses.asdict(outcome),
+        }
+        with self._path.open("a") as file:
+            file.write(json.dumps(record) + "\n")
+
+
+def run_jobs(jobs: Iterable[Job], outcomes: Outcomes, *, process_count: int | None = None) -> None:
+    """Runs every job whose outcome is not known yet, the longest first, with a bar that says how far it is."""
+    missing = {job.key: job for job in jobs if job not in outcomes}
+    if not missing:
+        return
+    waiting = sorted(missing.values(), key=_cost, reverse=True)
+    columns = (TextColumn("training"), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
+    total = sum(_cost(job) for job in waiting)
+    context = multiprocessing.get_context("spawn")
+    with (
+        Progress(*columns) as progress,
+        ProcessPoolExecutor(process_count or os.cpu_count(), mp_context=context, initializer=_one_thread) as pool,
+    ):
+        bar = progress.add_task("training", total=total)
+        futures = {pool.submit(run_job, job): job for job in waiting}
+        for future in as_completed(futures):
+            job = futures[future]
+            outcomes.add(job, future.result())
+            progress.update(bar, advance=_cost(job))
+
+
+def run_job(job: Job) -> Outcome:
+    """Trains one arm under one seed."""
+    begun_s = time.perf_counter()  # noqa: TID251 - a benchmark's own duration, no logic depends on it
+    try:
+        outcome = _run(job)
+    except Exception as error:
+        # Errors of the product take more arguments than pickle gives back, and would break the pool instead.
+        raise RuntimeError(f"job failed. job={job}, cause={traceback.format_exc()}") from error
+    return dataclasses.replace(outcome, wall_s=time.perf_counter() - begun_s)  # noqa: TID251 - as above
+
+
+def _run(job: Job) -> Outcome:
+    # Here, so that the parent process needs neither torch's threads nor its memory.
+    from benchmarks.quality.rivals import train_data_parallel, train_synchronous
+    from benchmarks.quality.world import train_islands
+
+    match job.arm:
+        case DataParallel():
+            return train_data_parallel(job.arm, job.seed)
+        case Synchronous():
+            return train_synchronous(job.arm, job.seed)
+        case Islands():
+            return train_islands(job.arm, job.seed)
+
+
+def _cost(job: Job) -> float:
+    """Steps of one learner's batch, about."""
+    arm = job.arm
+    if isinstance(arm, Islands):
+        return arm.step_count * sum(min(1.0, island.speed) for island in arm.islands)
+    return arm.step_count * arm.learner_count
+
+
+def _one_thread() -> None:
+    import torch
+
+    torch.set_num_threads(1)
+
+
+def _outcome(values: Mapping[str, Any]) -> Outcome:
+    return Outcome(**{**values, "step_counts": tuple(values["step_counts"])})

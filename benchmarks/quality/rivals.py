@@ -1,0 +1,63 @@
+"""What islands are measured against: one place, one island alone, and DiLoCo that waits."""
+
+from __future__ import annotations
+
+import torch
+
+from benchmarks.quality import task
+from benchmarks.quality.arms import DataParallel, Outcome, Synchronous
+from skerry.learner.settings import InnerOptimizerName
+
+
+def train_data_parallel(arm: DataParallel, seed: int) -> Outcome:
+    """Trains one model on all learners' batches at once."""
+    inner = task.Inner(arm.peak_rate, arm.step_count, InnerOptimizerName(arm.optimizer))
+    training = task.InnerTraining(inner, seed=seed)
+    count = arm.learner_count
+    samplers = [task.sampler(shard, count, seed=seed) for shard in range(1, count + 1)]
+    for step in range(arm.step_count):
+        training.step(task.joined([sampler.batch(step) for sampler in samplers]), step)
+    return Outcome({task.PYTHON: training.judge()}, (arm.step_count,))
+
+
+def train_synchronous(arm: Synchronous, seed: int) -> Outcome:
+    """Trains replicas that all merge at once every H steps.
+
+    Source: DiLoCo (arXiv 2311.08105), algorithm 1; outer SGD with Nesterov momentum as torch has it.
+    """
+    inner = task.Inner(arm.peak_rate, arm.step_count)
+    count = arm.learner_count
+    replicas = [task.InnerTraining(inner, seed=seed) for _ in range(count)]
+    samplers = [task.sampler(shard, count, seed=seed) for shard in range(1, count + 1)]
+    anchor = [parameter.detach().clone() for parameter in replicas[0].model.parameters()]
+    for parameter in anchor:
+        parameter.grad = torch.zeros_like(parameter)
+    outer = torch.optim.SGD(
+        anchor, lr=arm.outer_rate, momentum=arm.outer_momentum, nesterov=arm.outer_momentum > 0
+    )
+    for step in range(arm.step_count):
+        for replica, sampler in zip(replicas, samplers, strict=True):
+            replica.step(sampler.batch(step), step)
+        if (step + 1) % arm.inner_step_count == 0 or step + 1 == arm.step_count:
+            _synchronise(anchor, replicas, outer, arm.merge)
+    return Outcome({task.PYTHON: replicas[0].judge()}, (arm.step_count,) * count)
+
+
+@torch.no_grad()
+def _synchronise(
+    anchor: list[torch.Tensor], replicas: list[task.InnerTraining], outer: torch.optim.Optimizer, merge: str
+) -> None:
+    for index, weights in enumerate(anchor):
+        local = [list(replica.model.parameters())[index] for replica in replicas]
+        deltas = torch.stack([weights - one for one in local])
+        mean = deltas.mean(dim=0)
+        if merge == "rda":
+            norms = deltas.flatten(1).norm(dim=1).clamp_min(1e-30)
+            direction = (deltas / norms.view(-1, *[1] * weights.ndim)).mean(dim=0)
+            mean = direction * (norms.mean() / direction.norm().clamp_min(1e-30))
+        assert weights.grad is not None
+        weights.grad.copy_(mean)
+    outer.step()
+    for index, weights in enumerate(anchor):
+        for replica in replicas:
+            list(replica.model.parameters())[index].copy_(weights)

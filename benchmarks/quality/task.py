@@ -1,0 +1,107 @@
+"""The frozen task: one model, one corpus, one batch size, one way to judge. Nothing here varies between arms.
+
+A GPT of 68 thousand parameters on the bytes of Python's standard library, split by file; a step of one learner is 4
+windows of 64 bytes. Small enough that thousands of steps of many learners with several seeds fit two processor cores.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from skerry.learner.batches import Batch, BatchSampler, held_out_batches
+from skerry.learner.corpus import Corpus, ShardSelection, load_corpus
+from skerry.learner.inner_training import InnerOptimizer, evaluate, inner_step, make_optimizer
+from skerry.learner.model import Gpt, ModelConfig
+from skerry.learner.schedule import LearningRateSchedule
+from skerry.learner.settings import InnerOptimizerName, OptimizerSettings
+
+MODEL: Final = ModelConfig(layer_count=2, width=48, head_count=2, context=64)
+import os
+BATCH_SIZE: Final = int(os.environ.get("QB", "4"))
+# 3200 windows of 64 predictions: 204 800 validation tokens.
+HELD_OUT_WINDOWS: Final = 3200
+WARMUP_STEPS: Final = 50
+_EVALUATION_BATCH: Final = 64
+_VOCABULARY: Final = MODEL.vocabulary
+
+PYTHON: Final = "python"
+"""The standard library's source text: what everybody trains and is judged on unless an arm says otherwise."""
+CPP: Final = "c++"
+"""The C++ headers that torch brings along: another kind of text, for a learner whose data differ."""
+
+
+@dataclass(frozen=True)
+class Inner:
+    """One learner's inner training, but for its data."""
+
+    peak_rate: float
+    step_count: int  # of the learning rate's schedule
+    optimizer: InnerOptimizerName = InnerOptimizerName.ADAMW
+
+
+class InnerTraining:
+    """A model and what takes a step of it."""
+
+    def __init__(self, inner: Inner, *, seed: int) -> None:
+        """Draws the initial weights from `seed`."""
+        self._settings = OptimizerSettings(name=inner.optimizer, peak_rate=inner.peak_rate)
+        torch.manual_seed(seed)
+        self.model = Gpt(MODEL)
+        self._schedule = LearningRateSchedule(inner.peak_rate, WARMUP_STEPS, inner.step_count)
+        self.forget()
+
+    def forget(self) -> None:
+        """Starts the inner optimizer anew, as a process without a checkpoint does."""
+        self._optimizer: InnerOptimizer = make_optimizer(self.model, self._settings)
+
+    def step(self, batch: Batch, position: float) -> float:
+        """Takes one step, `position` steps into the learning rate's schedule, and returns the batch's loss."""
+        rate = self._schedule.rate(position)
+        norm_limit = self._settings.gradient_norm_limit
+        loss, _ = inner_step(self.model, self._optimizer, batch, rate=rate, norm_limit=norm_limit)
+        return float(loss)
+
+    def judge(self, data: str = PYTHON) -> float:
+        """The loss on held-out text, in nats a byte."""
+        return evaluate(self.model, _held_out(data))
+
+
+def sampler(shard: int, shard_count: int, *, seed: int, data: str = PYTHON, batch_size: int = BATCH_SIZE) -> BatchSampler:
+    """The batches of the learner that trains on part `shard` (from 1) of `shard_count`."""
+    tokens = _corpus(data).train.part(shard, shard_count)
+    return BatchSampler(
+        tokens,
+        batch_size=batch_size,
+        context=MODEL.context,
+        vocabulary=_VOCABULARY,
+        seed=seed,
+        learner=f"learner-{shard}",
+    )
+
+
+def joined(batches: list[Batch]) -> Batch:
+    """One batch of all their rows."""
+    return Batch(torch.cat([one.tokens for one in batches]), torch.cat([one.targets for one in batches]))
+
+
+@lru_cache
+def _corpus(data: str) -> Corpus:
+    if data == PYTHON:
+        return load_corpus(None, shard=ShardSelection())
+    return load_corpus(Path(torch.__file__).parent / "include" / "ATen", shard=ShardSelection())
+
+
+@lru_cache
+def _held_out(data: str) -> list[Batch]:
+    return held_out_batches(
+        _corpus(data).held_out,
+        batch_size=_EVALUATION_BATCH,
+        context=MODEL.context,
+        vocabulary=_VOCABULARY,
+        window_count=HELD_OUT_WINDOWS,
+    )

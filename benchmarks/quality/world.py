@@ -1,0 +1,281 @@
+"""Islands in virtual time: the product's own servicers, rounds, merge, codecs, schedule and adoption, without sockets.
+
+One syncer replica on a store in memory, and learners whose every step is real training. Time is virtual: a step takes
+as long as its island's speed says, a message as long as the arm's delay says, and computing takes none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import statistics
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Final
+
+import structlog
+
+from benchmarks.quality import task
+from benchmarks.quality.arms import Island, Islands, Outcome
+from skerry.client.errors import SkerryError
+from skerry.client.exchange import ExchangeLoop
+from skerry.client.session import Adoption, ExchangeSettings
+from skerry.client.torch_parameters import TorchParameters
+from skerry.client.workers import InlineWorkers
+from skerry.learner.schedule import run_position
+from skerry.learner.settings import InnerOptimizerName
+from skerry.store.clock import SeededEntropy
+from skerry.store.entries import Fate
+from skerry.store.fold import RunState
+from skerry.store.replay import rebuild
+from skerry.store.scratch import Scratch
+from skerry.store.workers import InlineWorkers as StoreWorkers
+from skerry.syncer.host import HostSettings
+from skerry.syncer.replica import ReplicaSettings
+from skerry.v1 import capabilities_pb2, runs_pb2
+from skerry.wire.policy import Policy
+from tests.simulation.network import Endpoint, Network, NetworkFaults
+from tests.simulation.processes import Process, ProcessLoop
+from tests.simulation.replica_process import ReplicaProcess
+from tests.simulation.shared_store import SharedStore, StoreFaults
+from tests.simulation.sim_transport import LearnerRecord, SimTransport
+
+_RUN: Final = "quality"
+# From a copy of the weights to adoption: the push, the news of the version, asking for it, receiving it.
+_MESSAGES: Final = 4
+_PART_SIZE_BYTES: Final = 2**20
+_STORE: Final = StoreFaults(latency_s=(0.001, 0.001))
+_SETTINGS: Final = HostSettings(replica=ReplicaSettings(busy_poll_s=0.25, idle_poll_s=1.0, retry_s=0.5))
+_FLUSH_S: Final = 30.0
+
+
+def train_islands(arm: Islands, seed: int) -> Outcome:
+    """Lives through the arm and judges the weights that the run ends with."""
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
+    with asyncio.Runner(loop_factory=ProcessLoop) as runner:
+        return runner.run(_live(arm, seed))
+
+
+async def _live(arm: Islands, seed: int) -> Outcome:
+    world = _World(arm, seed)
+    try:
+        return await world.live()
+    finally:
+        for process in world.processes:
+            process.bury()
+
+
+class _World:
+    def __init__(self, arm: Islands, seed: int) -> None:
+        self._arm = arm
+        self._seed = seed
+        self._event_count = 0
+        self.processes: list[Process] = []
+        self._policy = Policy.from_json(arm.policy_values)
+        self._endpoints = [Endpoint()]
+        latency_s = arm.delay / _MESSAGES
+        faults = NetworkFaults(latency_s=(latency_s, latency_s), wander=0.0)
+        self._network = Network(self._endpoints, faults, random.Random(seed))
+
+    async def live(self) -> Outcome:
+        replica = ReplicaProcess(
+            0, self._network, SharedStore(self._count), _STORE, seed=f"{self._seed}/replica", settings=_SETTINGS
+        )
+        replica.boot()
+        self.processes += replica.processes
+        learners = [
+            _Learner(self, index, island, count=len(self._arm.islands))
+            for index, island in enumerate(self._arm.islands)
+        ]
+        await learners[0].create()
+        async with asyncio.TaskGroup() as tasks:
+            for learner in learners:
+                tasks.create_task(learner.live())
+        assert replica.host is not None
+        log = (await replica.host.open(_RUN)).log
+        request = runs_pb2.CloseRunRequest(name=_RUN, run_uid=log.spec.uid)
+        await self.transport("admin").close_run(request, timeout_s=60.0)
+        while any(fragment.pending or fragment.closing for fragment in log.state.fragments.values()):
+            await asyncio.sleep(1.0)
+        judged = learners[0].training
+        parameters = TorchParameters(judged.model)
+        for name, fragment in log.state.fragments.items():
+            outer = await rebuild(log, name, fragment.version, scratch=Scratch(None), workers=StoreWorkers())
+            parameters.load(fragment.layout, outer.weights)()
+        outcome = Outcome(
+            {data: judged.judge(data) for data in self._arm.judged_on},
+            tuple(learner.step_count for learner in learners),
+            _figures(log.state, learners),
+        )
+        return outcome
+
+    @property
+    def arm(self) -> Islands:
+        return self._arm
+
+    @property
+    def policy(self) -> Policy:
+        return self._policy
+
+    @property
+    def seed(self) -> int:
+        return self._seed
+
+    def transport(self, name: str) -> SimTransport:
+        return _Transport(self._network, LearnerRecord(name, 0), self._count)
+
+    def _count(self) -> int:
+        self._event_count += 1
+        return self._event_count
+
+
+class _Transport(SimTransport):
+    """The simulation's transport, with parts of the usual size."""
+
+    async def get_capabilities(
+        self, request: capabilities_pb2.GetCapabilitiesRequest, *, timeout_s: float
+    ) -> capabilities_pb2.GetCapabilitiesResponse:
+        answer = await super().get_capabilities(request, timeout_s=timeout_s)
+        answer.suggested_part_size_bytes = _PART_SIZE_BYTES
+        return answer
+
+
+class _Learner:
+    """One island: a process that trains, and after an absence another one."""
+
+    def __init__(self, world: _World, index: int, island: Island, *, count: int) -> None:
+        self.step_count = 0
+        self._world = world
+        self._island = island
+        self._name = f"learner-{index}"
+        arm = world.arm
+        inner = task.Inner(arm.peak_rate, arm.step_count, InnerOptimizerName(arm.optimizer))
+        self.waiting_s = 0.0
+        self.is_flushed = False
+        self.training = task.InnerTraining(inner, seed=world.seed)
+        self._sampler = task.sampler(
+            index + 1, count, seed=world.seed, data=island.data, batch_size=island.batch_size
+        )
+        self._jitter = random.Random(f"{world.seed}/{index}/jitter")
+        self._sessions = 0
+        self._exchange: ExchangeLoop | None = None
+
+    async def create(self) -> None:
+        """Makes the run from this learner's weights."""
+        self._exchange = self._new_exchange()
+        await self._exchange.join()
+
+    async def live(self) -> None:
+        await asyncio.sleep(self._island.start)
+        for start, end in (*self._island.absent, (float("inf"), float("inf"))):
+            process = Process(f"{self._name}.{self._sessions}")
+            self._world.processes.append(process)
+            done = asyncio.Event()
+            running = process.start(self._process(done))
+            waiting = asyncio.create_task(done.wait())
+            timeout = None if start == float("inf") else max(0.0, start - asyncio.get_running_loop().time())
+            await asyncio.wait([waiting, running], timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+            waiting.cancel()
+            if running.done():
+                running.result()
+            if done.is_set():
+                return
+            process.kill()
+            for link in self._world._network.links(self._name, None):
+                for call in list(link.calls):
+                    call.break_off()
+            self._exchange = None
+            self.training.forget()
+            await asyncio.sleep(max(0.0, end - asyncio.get_running_loop().time()))
+
+    async def _process(self, done: asyncio.Event) -> None:
+        exchange = self._exchange
+        if exchange is None:
+            exchange = self._new_exchange()
+            await exchange.join()
+        running = asyncio.create_task(exchange.run())
+        await exchange.wait_attached()
+        await self._train(exchange)
+        await self._leave(exchange)
+        await running
+        if exchange.failure is not None:
+            raise exchange.failure
+        done.set()
+
+    def _new_exchange(self) -> ExchangeLoop:
+        seed = f"{self._world.seed}/{self._name}/{self._sessions}"
+        self._sessions += 1
+        return ExchangeLoop(
+            self._world.transport(self._name),
+            TorchParameters(self.training.model),
+            ExchangeSettings(
+                run=_RUN,
+                learner_id=self._name,
+                may_create=True,
+                policy=self._world.policy,
+                adoption=Adoption(self._world.arm.adoption),
+            ),
+            workers=InlineWorkers(),
+            entropy=SeededEntropy(random.Random(f"{seed}/ids")),
+            jitter=random.Random(f"{seed}/jitter"),
+            clock=_LoopClock(),
+            post=asyncio.get_running_loop().call_soon,
+        )
+
+    async def _train(self, exchange: ExchangeLoop) -> None:
+        island = self._island
+        loop = asyncio.get_running_loop()
+        next_s = loop.time()
+        while not self._is_done(loop.time()):
+            next_s += self._jitter.uniform(1 - island.jitter, 1 + island.jitter) / island.speed
+            await asyncio.sleep(max(0.0, next_s - loop.time()))
+            batch = self._sampler.batch(self.step_count)
+            loss = self.training.step(batch, run_position(self.step_count, exchange.progress))
+            self.step_count += 1
+            exchange.step(batch.token_count, loss)
+
+    def _is_done(self, now_s: float) -> bool:
+        arm = self._world.arm
+        if arm.is_wall_clock:
+            return now_s >= arm.step_count
+        return self.step_count >= arm.step_count
+
+    async def _leave(self, exchange: ExchangeLoop) -> None:
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + _FLUSH_S
+        exchange.flush()
+        while not exchange.is_flushed and loop.time() < deadline_s:
+            exchange._boundary.work()
+            await asyncio.sleep(0.1)
+        self.is_flushed = exchange.is_flushed
+        self.waiting_s = exchange.stats.waiting_s
+        with suppress(SkerryError):
+            await exchange.leave()
+
+
+def _figures(state: RunState, learners: list[_Learner]) -> dict[str, float]:
+    """What the log says of the exchange."""
+    merged = [delta for delta in state.deltas.values() if delta.fate is Fate.MERGED]
+    closes = [
+        version.commit.close
+        for fragment in state.fragments.values()
+        for version in fragment.versions.values()
+        if version.commit is not None
+    ]
+    return {
+        "versions": float(len(closes)),
+        "participation": statistics.fmean(close.participation for close in closes),
+        "members": statistics.fmean(len(close.members) for close in closes),
+        "staleness": statistics.fmean(delta.staleness for delta in merged),
+        "deltas": float(len(state.deltas)),
+        "merged": float(len(merged)),
+        "flushed": statistics.fmean(learner.is_flushed for learner in learners),
+        "waiting": statistics.fmean(learner.waiting_s for learner in learners),
+        "steps_a_delta": statistics.fmean(delta.item.step_count for delta in merged),
+    }
+
+
+class _LoopClock:
+    def monotonic_s(self) -> float:
+        """Returns virtual seconds."""
+        return asyncio.get_running_loop().time()

@@ -1,0 +1,47 @@
+"""How many inner steps a round stands for, and what each of its deltas counts: pure functions of what the log says.
+
+Learners of different speed bring deltas of different length. A plain weighted mean of them would shorten the step with
+every slow learner that takes part. So each delta is first *stretched* to H steps, as if its learner had gone on in the
+direction that it took, and weighs by the tokens behind it: every token counts the same, whoever trained on it. The step
+that is taken then goes as many times H steps as the round stands for.
+
+Source: normalised averaging (FedNova, arXiv 2007.07481), with H in place of the clients' mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def counted_tokens(step_count: int, token_count: int, *, inner_step_count: int, weight_cap: float) -> float:
+    """Returns the tokens of a delta that count in its weight: those of at most `weight_cap` times H steps.
+
+    The cap keeps a learner that was long away from outweighing all others.
+    """
+    if step_count <= 0:
+        return 0.0
+    return token_count * min(1.0, weight_cap * inner_step_count / step_count)
+
+
+def round_length(step_counts: Sequence[int], weights: Sequence[float], *, inner_step_count: int) -> float:
+    """Returns the inner steps that a round of these deltas stands for: how far it takes the run if all take part.
+
+    That is the longest delta's steps up to H: fewer than H where the round is a flush at a run's end. More than H only
+    where half of the weight brings more, as after an outage that held up everybody; one learner that comes back with
+    the work of hours must not have the others' deltas stretched to it.
+    """
+    longest = max(step_counts, default=0)
+    if not longest:
+        return 0.0
+    return max(float(min(longest, inner_step_count)), _weighted_median(step_counts, weights))
+
+
+def _weighted_median(values: Sequence[int], weights: Sequence[float]) -> float:
+    ordered = sorted(zip(values, weights, strict=True))
+    half = sum(weights) / 2
+    below = 0.0
+    for value, weight in ordered:
+        below += weight
+        if below >= half:
+            return float(value)
+    return float(ordered[-1][0])

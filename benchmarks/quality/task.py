@@ -16,13 +16,12 @@ import torch
 from skerry.learner.batches import Batch, BatchSampler, held_out_batches
 from skerry.learner.corpus import Corpus, ShardSelection, load_corpus
 from skerry.learner.inner_training import InnerOptimizer, evaluate, inner_step, make_optimizer
-from skerry.learner.model import Gpt, ModelConfig
+from skerry.learner.model import MODEL_CONFIGS, Gpt
 from skerry.learner.schedule import LearningRateSchedule
 from skerry.learner.settings import InnerOptimizerName, OptimizerSettings
 
-MODEL: Final = ModelConfig(layer_count=2, width=48, head_count=2, context=64)
-import os
-BATCH_SIZE: Final = int(os.environ.get("QB", "4"))
+MODEL: Final = MODEL_CONFIGS["nano"]
+BATCH_SIZE: Final = 8
 # 3200 windows of 64 predictions: 204 800 validation tokens.
 HELD_OUT_WINDOWS: Final = 3200
 WARMUP_STEPS: Final = 50

@@ -105,6 +105,7 @@ class Driver:
         *,
         encoding: Encoding = FLOAT32,
         cuts: Sequence[int] = (),
+        steps: int = 24,
     ) -> AcceptedItem:
         """Stores a delta in parts that are cut at `cuts`, and has it accepted."""
         array = np.asarray(values, np.float32)
@@ -133,9 +134,9 @@ class Driver:
             base_digest=self.log.state.fragments[FRAGMENT].newest.digest,
             digest=delta_digest([(ref.first, ref.numel, bytes.fromhex(ref.digest)) for ref in refs]).hex(),
             parts=tuple(refs),
-            step_count=24,
+            step_count=steps,
             token_count=1000,
-            last_step=24,
+            last_step=steps,
             squared_norms=tuple(norms.tolist()),
         )
         await self.append(item)

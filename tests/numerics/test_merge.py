@@ -11,7 +11,7 @@ import pytest
 from skerry.store.entries import PolicyItem
 from skerry.store.replay import UnreadableDeltaError
 from skerry.wire.digests import tree_digest
-from skerry.wire.policy import MergeRule, OuterOptimizer, OuterSchedule, Policy
+from skerry.wire.policy import MergeRule, OuterName, OuterOptimizer, OuterSchedule, Policy
 from tests.numerics.merge_driver import FLOAT32, FRAGMENT, INT4, Driver, layout_of
 
 PLAIN_SGD = OuterOptimizer(learning_rate=1.0, momentum=0.0, schedule=OuterSchedule.CONSTANT)
@@ -58,18 +58,66 @@ async def test_the_norm_of_rda_does_not_depend_on_how_many_orthogonal_deltas_the
 async def test_momentum_ramps_over_the_first_three_rounds() -> None:
     outer = OuterOptimizer(learning_rate=1.0, momentum=0.5, schedule=OuterSchedule.RAMP)
     driver = await Driver.start(layout_of((4,)), policy(MergeRule.MEAN, outer))
-    # mu = 1/4, 2/5, 1/2 and lr = 1 - mu: round by round, for d = 1
-    #   buf 1,                step 0.75 (1 + 0.25 * 1)    = 0.9375
-    #   buf 0.4 + 1 = 1.4,    step 0.6 (1 + 0.4 * 1.4)    = 0.936
-    #   buf 0.7 + 1 = 1.7,    step 0.5 (1 + 0.5 * 1.7)    = 0.925
+    # mu = 1/4, 2/5, 1/2: round by round, for d = 1
+    #   buf 1,                step 1 + 0.25 * 1    = 1.25
+    #   buf 0.4 + 1 = 1.4,    step 1 + 0.4 * 1.4   = 1.56
+    #   buf 0.7 + 1 = 1.7,    step 1 + 0.5 * 1.7   = 1.85
     expected = np.array([1, 0, -2, 0.5])
     total = 0.0
-    for step, momentum in ((0.9375, 1.0), (0.936, 1.4), (0.925, 1.7)):
+    for step, momentum in ((1.25, 1.0), (1.56, 1.4), (1.85, 1.7)):
         deltas = [await driver.push(0, [2, 0, -4, 0]), await driver.push(1, [0, 0, 0, 1])]
         await driver.round(deltas)
         total += step
         np.testing.assert_allclose(driver.state.weights, -total * expected, rtol=1e-6)
         np.testing.assert_allclose(driver.state.momentum, momentum * expected, rtol=1e-6)
+
+
+async def test_four_quarters_of_a_round_build_up_the_momentum_of_a_whole_one() -> None:
+    outer = OuterOptimizer(learning_rate=1.0, momentum=0.5, schedule=OuterSchedule.CONSTANT)
+    driver = await Driver.start(layout_of((2,)), policy(MergeRule.MEAN, outer))
+    for _ in range(4):
+        await driver.round([await driver.push(0, [4, -8])], participation=0.25)
+    # buf = (1 - 0.5^(4/4)) / (1 - 0.5) d = d, as one whole round has it
+    np.testing.assert_allclose(driver.state.momentum, [4, -8], rtol=1e-6)
+
+
+async def test_a_delta_of_half_the_steps_is_stretched_and_counts_half() -> None:
+    driver = await Driver.start(layout_of((2,)), policy(MergeRule.MEAN))
+    deltas = [await driver.push(0, [8, 0], steps=24), await driver.push(1, [0, 4], steps=12)]
+    await driver.round(deltas, weights=[24, 12])
+    # every step moves as far as every other: 24 of the 36 went 1/3 along x, 12 went 1/3 along y, and a round has 24
+    np.testing.assert_allclose(driver.state.weights, [-8 * 24 / 36, -4 * 24 / 36], rtol=1e-6)
+
+
+async def test_deltas_of_an_outage_keep_all_their_length() -> None:
+    driver = await Driver.start(layout_of((2,)), policy(MergeRule.MEAN))
+    deltas = [await driver.push(index, [100, 10], steps=240) for index in range(2)]
+    await driver.round(deltas)
+    np.testing.assert_allclose(driver.state.weights, [-100, -10], rtol=1e-6)
+
+
+async def test_one_learner_that_returns_with_the_work_of_hours_moves_the_run_by_a_round() -> None:
+    driver = await Driver.start(layout_of((2,)), policy(MergeRule.MEAN))
+    deltas = [
+        await driver.push(0, [240, 0], steps=240),
+        *[await driver.push(index, [0, 24], steps=24) for index in (1, 2, 3)],
+    ]
+    await driver.round(deltas, weights=[48, 24, 24, 24])  # its weight is capped at two rounds' tokens
+    np.testing.assert_allclose(driver.state.weights, [-24 * 0.4, -24 * 0.6], rtol=1e-6)
+
+
+async def test_delayed_nesterov_moves_by_momentum_once_a_round() -> None:
+    outer = OuterOptimizer(
+        name=OuterName.DELAYED_NESTEROV, learning_rate=1.0, momentum=0.5, schedule=OuterSchedule.CONSTANT
+    )
+    driver = await Driver.start(layout_of((1,)), policy(MergeRule.MEAN, outer))
+    moved = []
+    for _ in range(4):
+        before = driver.state.weights.copy()
+        await driver.round([await driver.push(0, [8])], participation=0.5)
+        moved.append(float((before - driver.state.weights)[0]))
+    # g / N = 4 each; m = 8 after the first two, and the second moves by 0.5 m besides; then m = 0.5 * 8 + 8 = 12
+    assert moved == [4, 4 + 4, 4, 4 + 6]
 
 
 async def test_a_participation_of_a_quarter_scales_the_step_to_a_quarter() -> None:

@@ -180,7 +180,7 @@ def test_a_round_goes_from_accepted_to_closed_to_committed(history: History) -> 
     assert history.fate("a") == (Fate.PENDING, "")
     assert history.admit(committed()) == ("a", "b")
     fragment, delta = history.state.fragments[BODY], history.state.deltas["a"]
-    assert (fragment.version, fragment.round_count, fragment.closing) == (1, 1, None)
+    assert (fragment.version, fragment.closing) == (1, None)
     assert (delta.fate, delta.version, delta.weight_share) == (Fate.MERGED, 1, 0.5)
     assert history.state.fragments[EMBED].version == 0
 
@@ -368,7 +368,7 @@ def test_a_roll_back_gives_the_next_version_older_content_and_expires_what_waits
     fragment = history.state.fragments[BODY]
     assert (fragment.version, fragment.newest.source_version, fragment.newest.digest) == (2, 0, f"{BODY}-0")
     assert [fragment.versions[version].is_abandoned for version in (0, 1, 2)] == [False, True, False]
-    assert (fragment.round_count, fragment.closing) == (0, None)
+    assert (fragment.momentum_from, fragment.closing) == (fragment.newest.step_count, None)
     assert history.reject(committed(2)) == "VERSION_NOT_FOUND"
     history.admit(SessionItem("m2", "m2-s1", ""))
     assert history.reject(accepted("d", "m2", base=1)) == "BASE_STALE"

@@ -115,13 +115,13 @@ def test_nobody_waits_for_a_learner_that_left() -> None:
     assert item.participation == 1.0
 
 
-def test_weights_are_tokens_times_tokens_a_step_with_a_cap() -> None:
+def test_weights_are_tokens_with_a_cap() -> None:
     world = RoundWorld("eu", "us")
     world.accept("eu", steps=24, tokens=2400)
     world.accept("us", steps=96, tokens=9600)  # counts as 48 steps, twice H
     (item,) = RoundEngine().decide(world.state, view("eu", "us"), 0.0).items
     assert isinstance(item, ClosedItem)
-    assert [member.weight for member in item.members] == [2400 * 100, 4800 * 100]
+    assert [member.weight for member in item.members] == [2400, 4800]
 
 
 def closed(world: RoundWorld, *live: str, engine: RoundEngine | None = None) -> ClosedItem:
@@ -144,7 +144,7 @@ def test_a_stale_delta_is_damped_in_weight_and_in_the_step() -> None:
     world.accept("us", base=0)
     item = closed(world, "us")
     assert item.members[0].staleness == 3
-    assert item.members[0].weight == pytest.approx(240_000 / 2)  # (1 + 3)^-0.5
+    assert item.members[0].weight == pytest.approx(2400 / 2)  # (1 + 3)^-0.5
     assert item.participation == pytest.approx(0.5)
 
 

@@ -38,13 +38,15 @@ from skerry.store.log import RunLog
 from skerry.store.parallel import run_jobs
 from skerry.store.replay import UnreadableDeltaError, accumulate_deltas
 from skerry.store.round_length import round_length
+from skerry.store.run_state import FragmentState
 from skerry.store.scratch import Scratch
 from skerry.store.workers import Workers
+from skerry.syncer.outer import outer_step
 from skerry.wire.codecs import Encoding
 from skerry.wire.errors import NonFiniteError
 from skerry.wire.layout import FragmentLayout
 from skerry.wire.norms import per_tensor_squared_norms
-from skerry.wire.policy import MergeRule, OuterRates, Policy
+from skerry.wire.policy import MergeRule
 
 __all__ = ["MergeResult", "UnreadableDeltaError", "merge_coefficients", "merge_round", "radial_scales"]
 
@@ -141,9 +143,20 @@ async def merge_round(
     scales = np.ones(len(layout.tensors), np.float32)
     if rule is MergeRule.RDA:
         scales = radial_scales(weights, norms * stretches[:, None], await _norms(acc, layout, workers))
-    rates = policy.outer.rates((known.newest.step_count - known.momentum_from) / full)
-    scalars = _scalars(rates, closing.participation * length / full, tensor_scales=scales, coefficients=coefficients)
-
+    outer = outer_step(
+        policy.outer,
+        rounds_before=_rounds_done(known, closing.version - 2, full),
+        rounds_done=_rounds_done(known, closing.version - 1, full),
+        round_count=closing.participation * length / full,
+    )
+    scalars = Scalars(
+        np.float32(outer.rate),
+        np.float32(outer.momentum),
+        scales,
+        coefficients,
+        np.float32(outer.decay),
+        np.float32(outer.gain),
+    )
     step = Step(layout, scalars, policy.update_encoding, state, acc)
     prepared = await _prepare(step, deltas, workers)
     digest = digest_of_spans(layout.numel, [span.pieces for span in prepared])
@@ -191,25 +204,11 @@ def _float32(values: NDArray[np.float64]) -> Float32s:
     return np.where(np.abs(values) < _SMALLEST_NORMAL, 0.0, values).astype(np.float32)
 
 
-def _scalars(
-    rates: OuterRates, round_count: float, *, tensor_scales: Float32s, coefficients: Float32s
-) -> Scalars:
-    """Returns the scalars of a step that stands for `round_count` rounds: below 1 where only a part took part.
-
-    Momentum runs in rounds, not in merges: over T rounds it decays by mu^T and takes (1 - mu^T) / (1 - mu) of the
-    outer gradient. So four learners that are merged one by one, each for a quarter of a round, build up the same
-    momentum as in one round together, and a single delta of theirs does not carry the others' along four times.
-    """
-    decay = rates.momentum**round_count
-    gain = (1 - decay) / (1 - rates.momentum)
-    return Scalars(
-        np.float32(rates.learning_rate * round_count),
-        np.float32(rates.momentum),
-        tensor_scales,
-        coefficients,
-        np.float32(decay),
-        np.float32(gain),
-    )
+def _rounds_done(fragment: FragmentState, version: int, inner_step_count: int) -> float:
+    """Returns the rounds, whole ones and parts, that are behind a version since the fragment's momentum began."""
+    state = fragment.versions.get(version)
+    step_count = 0.0 if state is None else state.step_count - fragment.momentum_from
+    return max(step_count, 0.0) / inner_step_count
 
 
 async def _norms(acc: Float32s, layout: FragmentLayout, workers: Workers) -> NDArray[np.float64]:

@@ -1,0 +1,54 @@
+"""Paired differences and their intervals: seeds are few, so that Student's t has to say how little they tell."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+# Two-sided 95 % quantiles of Student's t by degrees of freedom.
+_T95: Final = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over seeds and what it may be off by."""
+
+    mean: float
+    spread: float | None  # standard deviation over seeds; None of one seed
+    half_width: float | None  # of the 95 % interval; None of one seed
+    samples: tuple[float, ...]
+
+    @property
+    def text(self) -> str:
+        """As a table shows it."""
+        if self.half_width is None:
+            return f"{self.mean:+.2f} (one seed)"
+        return f"{self.mean:+.2f} ± {self.half_width:.2f}"
+
+
+def estimate(samples: Sequence[float]) -> Estimate:
+    """Returns the mean of `samples`, their standard deviation, and the half width of the mean's 95 % interval.
+
+    Raises:
+        ValueError: there are none, or more than ten.
+    """
+    count = len(samples)
+    if not 1 <= count <= len(_T95) + 1:
+        raise ValueError(f"an estimate takes one to {len(_T95) + 1} samples. count={count}")
+    if count == 1:
+        return Estimate(samples[0], None, None, tuple(samples))
+    spread = statistics.stdev(samples)
+    return Estimate(statistics.fmean(samples), spread, _T95[count - 1] * spread / math.sqrt(count), tuple(samples))
+
+
+def percent_over(losses: Sequence[float], references: Sequence[float]) -> Estimate:
+    """Returns by how many percent `losses` are above `references`, paired by seed; negative is better."""
+    return estimate([100 * (loss / reference - 1) for loss, reference in zip(losses, references, strict=True)])
+
+
+def share_of_gap(losses: Sequence[float], alone: Sequence[float], together: Sequence[float]) -> Estimate:
+    """Returns (alone - islands) / (alone - data-parallel), paired by seed: 0 is alone, 1 is as good as one place."""
+    return estimate([(a - x) / (a - d) for x, a, d in zip(losses, alone, together, strict=True)])

@@ -63,6 +63,7 @@ class Islands:
     is_wall_clock: bool = False  # all stop when `step_count` time units are over, however many steps each has taken
     policy: str = "{}"  # JSON
     adoption: str = "rebase"
+    fragment_count: int | None = None  # None: as many as the client plans
     optimizer: str = "adamw"
     judged_on: tuple[str, ...] = (PYTHON,)
 

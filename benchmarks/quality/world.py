@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 import statistics
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import suppress
 from typing import Any, Final
 
@@ -32,7 +32,7 @@ from skerry.store.scratch import Scratch
 from skerry.store.workers import InlineWorkers as StoreWorkers
 from skerry.syncer.host import HostSettings
 from skerry.syncer.replica import ReplicaSettings
-from skerry.v1 import capabilities_pb2, runs_pb2
+from skerry.v1 import capabilities_pb2, exchange_pb2, runs_pb2
 from skerry.wire.policy import Policy
 from tests.simulation.network import Endpoint, Network, NetworkFaults
 from tests.simulation.processes import Process, ProcessLoop
@@ -43,6 +43,8 @@ from tests.simulation.sim_transport import LearnerRecord, SimTransport
 _RUN: Final = "quality"
 # From a copy of the weights to adoption: the push, the news of the version, asking for it, receiving it.
 _MESSAGES: Final = 4
+# Of a message, in time units; what is left of an arm's delay is spent on deltas and updates, half each.
+_LATENCY: Final = 0.25
 _PART_SIZE_BYTES: Final = 2**20
 _STORE: Final = StoreFaults(latency_s=(0.001, 0.001))
 _SETTINGS: Final = HostSettings(replica=ReplicaSettings(busy_poll_s=0.25, idle_poll_s=1.0, retry_s=0.5))
@@ -73,7 +75,8 @@ class _World:
         self.processes: list[Process] = []
         self._policy = Policy.from_json(arm.policy_values)
         self._endpoints = [Endpoint()]
-        latency_s = arm.delay / _MESSAGES
+        latency_s = min(arm.delay / _MESSAGES, _LATENCY)
+        self.bulk_s = (arm.delay - _MESSAGES * latency_s) / 2
         faults = NetworkFaults(latency_s=(latency_s, latency_s), wander=0.0)
         self._network = Network(self._endpoints, faults, random.Random(seed))
 
@@ -122,7 +125,7 @@ class _World:
         return self._seed
 
     def transport(self, name: str) -> SimTransport:
-        return _Transport(self._network, LearnerRecord(name, 0), self._count)
+        return _Transport(self._network, LearnerRecord(name, 0), self._count, self.bulk_s)
 
     def _count(self) -> int:
         self._event_count += 1
@@ -130,7 +133,11 @@ class _World:
 
 
 class _Transport(SimTransport):
-    """The simulation's transport, with parts of the usual size."""
+    """The simulation's transport, with parts of the usual size, and bulk that takes its time behind its header."""
+
+    def __init__(self, network: Network, record: LearnerRecord, count: Callable[[], int], bulk_s: float) -> None:
+        super().__init__(network, record, count)
+        self._bulk_s = bulk_s
 
     async def get_capabilities(
         self, request: capabilities_pb2.GetCapabilitiesRequest, *, timeout_s: float
@@ -138,6 +145,27 @@ class _Transport(SimTransport):
         answer = await super().get_capabilities(request, timeout_s=timeout_s)
         answer.suggested_part_size_bytes = _PART_SIZE_BYTES
         return answer
+
+    async def push_delta(
+        self, requests: AsyncIterator[exchange_pb2.PushDeltaRequest]
+    ) -> exchange_pb2.PushDeltaResponse:
+        async def slowly() -> AsyncIterator[exchange_pb2.PushDeltaRequest]:
+            async for request in requests:
+                yield request
+                if request.WhichOneof("kind") == "header":
+                    await asyncio.sleep(self._bulk_s)
+
+        return await super().push_delta(slowly())
+
+    async def pull_fragment(
+        self, request: exchange_pb2.PullFragmentRequest
+    ) -> AsyncGenerator[exchange_pb2.PullFragmentResponse, None]:
+        count = 0
+        async for response in super().pull_fragment(request):
+            if count == 1:  # the plan is control, what follows is bulk
+                await asyncio.sleep(self._bulk_s)
+            count += 1
+            yield response
 
 
 class _Learner:
@@ -214,6 +242,7 @@ class _Learner:
                 may_create=True,
                 policy=self._world.policy,
                 adoption=Adoption(self._world.arm.adoption),
+                fragment_count=self._world.arm.fragment_count,
             ),
             workers=InlineWorkers(),
             entropy=SeededEntropy(random.Random(f"{seed}/ids")),

@@ -185,14 +185,19 @@ class FragmentExchange:
         next_step = session.trained.step_count + 1  # at its end the weights would be copied
         return (
             session.is_flushing
-            or self._invited_version > self._newest_version
-            or self._rhythm.is_near(next_step, inner_step_count=session.policy.inner_step_count)
+            or (session.policy.has_waiting_rounds and self._is_awaited(next_step))
             or is_due(
                 next_step,
                 # Steps that a replacement dropped are in no delta, and so count for none.
                 contributed_step=max(self._contributed_step, self.ledger.sent_until.step_count),
                 inner_step_count=session.policy.inner_step_count,
             )
+        )
+
+    def _is_awaited(self, next_step: int) -> bool:
+        """Whether a round gathers deltas now, or is about to where this learner is slow."""
+        return self._invited_version > self._newest_version or self._rhythm.is_near(
+            next_step, inner_step_count=self._session.policy.inner_step_count
         )
 
     async def _wait(self) -> None:

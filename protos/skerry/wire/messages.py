@@ -169,7 +169,7 @@ def policy_from_message(message: v1.Policy, base: Policy) -> Policy:
     changes: dict[str, Any] = {name: getattr(message, name) for name in _PLAIN_FIELDS if name in is_set}
     if message.HasField("outer"):
         changes["outer"] = OuterOptimizer(
-            name=OuterName(message.outer.name or OuterName.NESTEROV),
+            name=OuterName(message.outer.name or OuterOptimizer.name),
             learning_rate=message.outer.learning_rate,
             momentum=message.outer.momentum,
             schedule=_known(_SCHEDULES, message.outer.schedule, "outer schedule"),

@@ -32,6 +32,7 @@ _RAMP_ROUNDS: Final = 3.0
 class OuterName(StrEnum):
     """Which outer optimizer takes the step (algorithms: `skerry.syncer.outer`)."""
 
+    LEADING_NESTEROV = "leading-nesterov"
     NESTEROV = "nesterov"
     DELAYED_NESTEROV = "delayed-nesterov"
 
@@ -50,7 +51,7 @@ class OuterOptimizer:
     Source: Decoupled DiLoCo (arXiv 2604.21428); rates and ramp are this project's own measurements.
     """
 
-    name: OuterName = OuterName.NESTEROV
+    name: OuterName = OuterName.LEADING_NESTEROV
     learning_rate: float = 0.8
     momentum: float = 0.8
     schedule: OuterSchedule = OuterSchedule.RAMP
@@ -124,6 +125,11 @@ class Policy:
         """Inner steps after which a learner wants the answer: `delay_step_count`, or half of H."""
         return self.inner_step_count // 2 if self.delay_step_count is None else self.delay_step_count
 
+    @property
+    def has_waiting_rounds(self) -> bool:
+        """Whether a round waits for others, so that to answer its opening is of use; else an answer comes too late."""
+        return self.quorum_count > 1 or self.grace_factor > 0
+
     def merge_rule(self, fragment: str) -> MergeRule:
         """Returns the merge rule of `fragment`."""
         return self.merge_by_fragment.get(fragment, self.merge)
@@ -145,7 +151,7 @@ class Policy:
             raise ValueError(f"policy field is not known. fields={sorted(unknown)}")
         if "outer" in given:
             outer = dict(given["outer"])
-            outer["name"] = OuterName(outer.get("name", OuterName.NESTEROV))
+            outer["name"] = OuterName(outer.get("name", OuterName.LEADING_NESTEROV))
             outer["schedule"] = OuterSchedule(outer.get("schedule", OuterSchedule.RAMP))
             given["outer"] = OuterOptimizer(**outer)
         if "merge" in given:

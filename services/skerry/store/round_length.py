@@ -2,10 +2,11 @@
 
 Learners of different speed bring deltas of different length. A plain weighted mean of them would shorten the step with
 every slow learner that takes part. So each delta is first *stretched* to H steps, as if its learner had gone on in the
-direction that it took, and weighs by the tokens behind it: every token counts the same, whoever trained on it. The step
-that is taken then goes as many times H steps as the round stands for.
+direction that it took. What is stretched most is known least, and weighs least: by its tokens times the share of H that
+it holds. The step that is taken then goes as many times H steps as the round stands for.
 
-Source: normalised averaging (FedNova, arXiv 2007.07481), with H in place of the clients' mean.
+Source: normalised averaging (FedNova, arXiv 2007.07481), with H in place of the clients' mean; weights by tokens and
+steps as in Decoupled DiLoCo (arXiv 2604.21428).
 """
 
 from __future__ import annotations
@@ -13,14 +14,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 
-def counted_tokens(step_count: int, token_count: int, *, inner_step_count: int, weight_cap: float) -> float:
-    """Returns the tokens of a delta that count in its weight: those of at most `weight_cap` times H steps.
+def delta_weight(step_count: int, token_count: int, *, inner_step_count: int, weight_cap: float) -> float:
+    """Returns w of a delta before any damping: its tokens, times the share of H that its steps are where they are fewer.
 
-    The cap keeps a learner that was long away from outweighing all others.
+    Tokens of more than `weight_cap` times H steps do not count: else a learner that was long away would outweigh all
+    others.
     """
     if step_count <= 0:
         return 0.0
-    return token_count * min(1.0, weight_cap * inner_step_count / step_count)
+    share = step_count / inner_step_count
+    return token_count * min(share, 1.0, weight_cap / share)
 
 
 def round_length(step_counts: Sequence[int], weights: Sequence[float], *, inner_step_count: int) -> float:

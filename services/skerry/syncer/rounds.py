@@ -28,7 +28,7 @@ from typing import Final
 
 from skerry.store.entries import AcceptedItem, ClosedItem, Decided, Fate, FateItem, Item, Member, RunStatus, StatusItem
 from skerry.store.fold import RunState
-from skerry.store.round_length import counted_tokens, round_length
+from skerry.store.round_length import delta_weight, round_length
 from skerry.store.run_state import REMEMBERED_CLOSES, DeltaState, FragmentState
 from skerry.wire.policy import Policy
 
@@ -341,8 +341,7 @@ def participation(state: RunState, fragment: FragmentState, view: MembershipView
 
 
 def _weight(item: AcceptedItem, policy: Policy) -> float:
-    """Returns w: the delta's tokens, up to the cap."""
-    return counted_tokens(
+    return delta_weight(
         item.step_count, item.token_count, inner_step_count=policy.inner_step_count, weight_cap=policy.weight_cap
     )
 

@@ -48,7 +48,7 @@ class Island:
     batch_size: int = BATCH_SIZE
     data: str = PYTHON
     start: float = 0.0  # time units that it begins later
-    extra_delay: float = 0.0  # time units that each of its deltas is on its way beyond the others'
+    extra_delay: float = 0.0  # time units that each of its deltas is on its way longer than the others'
     absent: tuple[tuple[float, float], ...] = ()  # (from, to), in time units, dead between
 
 
@@ -58,7 +58,7 @@ class Islands:
 
     step_count: int  # of the learning rate's schedule; a learner of speed 1 takes as many
     peak_rate: float
-    islands: tuple[Island, ...] = ()
+    islands: tuple[Island, ...]
     delay: float = 2.0  # time units from a copy of the weights to the adoption of the version that it is in
     is_wall_clock: bool = False  # all stop when `step_count` time units are over, however many steps each has taken
     policy: str = "{}"  # JSON

@@ -107,3 +107,216 @@ def alone(step_count: int = STEPS) -> DataParallel:
 def together(learner_count: int, step_count: int = STEPS) -> DataParallel:
     """All in one place."""
     return DataParallel(learner_count, step_count, TOGETHER_RATE)
+
+
+def _outer(name: str, rate: float, momentum: float, schedule: str, merge: str = "mean") -> dict[str, Any]:
+    return {
+        "merge": merge,
+        "outer": {"name": name, "learning_rate": rate, "momentum": momentum, "schedule": schedule},
+    }
+
+
+SETTINGS: Final[Mapping[str, Mapping[str, Any]]] = {
+    "mean, no momentum": _outer("nesterov", 1.0, 0.0, "constant"),
+    "mean, constant 0.8/0.5": _outer("nesterov", 0.8, 0.5, "constant"),
+    "mean, ramp to 0.9": _outer("nesterov", 0.8, 0.9, "ramp"),
+    "RDA, ramp 0.55 to 0.8": _outer("nesterov", 0.55, 0.8, "ramp", "rda"),
+}
+"""What the defaults are held against in each cell: the ends of what was worth trying."""
+
+_WIDE: Final = ("mean, ramp to 0.9", "RDA, ramp 0.55 to 0.8")
+"""Of long and large cells, where the settings without momentum are far behind."""
+
+SYNCHRONOUS_GRID: Final = tuple(
+    Synchronous(4, STEPS, ISLANDS_RATE, rate, momentum, ramp=ramp)
+    for rate, momentum, ramp in (
+        (1.0, 0.0, 0.0),
+        (0.8, 0.5, 0.0),
+        (1.0, 0.6, 0.0),
+        (0.8, 0.7, 0.0),
+        (0.7, 0.9, 0.0),
+        (0.8, 0.7, 3.0),
+        (0.8, 0.8, 3.0),
+        (1.0, 0.8, 3.0),
+    )
+)
+_SYNCHRONOUS_BEST: Final = Synchronous(4, STEPS, ISLANDS_RATE, 0.8, 0.8, ramp=3.0)
+
+_WAITS: Final = {"quorum_count": 4, "grace_factor": 0.0}
+_RUSHES: Final = {"quorum_count": 1, "grace_factor": 0.0}
+
+
+def speeds(*speed: float, jitter: float = 0.0, **settings: Any) -> Arm:
+    """Islands of these speeds, all stopped by the same clock."""
+    made = tuple(Island(speed=one, jitter=jitter) for one in speed)
+    return islands(len(made), STEPS, ISLANDS_RATE, islands=made, is_wall_clock=True, **settings)
+
+
+_UNEQUAL: Final = (1.0, 1.0, 0.82, 0.82)
+_DEAD: Final = tuple(
+    # Two tenths of the run each, at times of their own that were drawn once; the steps missed are taken later.
+    Island(absent=((first, first + 60.0), (second, second + 60.0)))
+    for first, second in ((47.0, 371.0), (139.0, 288.0), (85.0, 502.0), (216.0, 431.0))
+)
+
+_GAP: Final = Gap(
+    "M = 4, 1500 steps, H = 24: gap to data-parallel",
+    default(4, 1500),
+    alone(1500),
+    {count: together(4, count) for count in (1000, 1250, 1500)},
+    share=0.75,
+    bound=6.0,
+)
+_COMPARISONS: Final = (
+    Comparison("M = 4 against synchronous DiLoCo", default(4), _SYNCHRONOUS_BEST, "tuned", 0.5, 1.0, _MANY),
+    Comparison(
+        "4 bits both ways",
+        default(4),
+        default(4, policy={"delta_encoding": _FLOAT32, "update_encoding": _FLOAT32}),
+        "float32 both ways",
+        0.5,
+        1.0,
+        _MANY,
+    ),
+    Comparison("answer adopted H/2 steps late", default(4, delay=12.0), default(4), "2 steps late", 2.0, None, _MANY),
+    Comparison(
+        "every learner merged alone",
+        default(4, policy=_RUSHES, islands=tuple(Island(start=6.0 * i) for i in range(4))),
+        default(4),
+        "joint rounds",
+        2.0,
+    ),
+    Comparison(
+        "speeds 1, 1, 1/2, 1/3", speeds(1, 1, 1 / 2, 1 / 3), speeds(1, 1), "without the slow ones", 0.5, None, _MANY
+    ),
+    Comparison(
+        "a learner 3 times slower added to two", speeds(1, 1, 1 / 3), speeds(1, 1), "without it", 0.5, None, _MANY
+    ),
+    Comparison(
+        "a learner 10 times slower added to two", speeds(1, 1, 0.1), speeds(1, 1), "without it", 0.5, None, _MANY
+    ),
+    Comparison(
+        "a learner 50 times slower added to two", speeds(1, 1, 0.02), speeds(1, 1), "without it", 0.5, None, _MANY
+    ),
+    Comparison(
+        "each learner dead for two random tenths", default(4, islands=_DEAD), default(4), "none dead", 1.0, None, _MANY
+    ),
+    Comparison(
+        "speeds 1, 1, 0.82, 0.82, jitter 10 %: K = 1 with grace",
+        speeds(*_UNEQUAL, jitter=0.1),
+        speeds(*_UNEQUAL, jitter=0.1, policy=_WAITS),
+        "K = M",
+        0.0,
+    ),
+    Comparison(
+        "speeds 1, 1, 0.82, 0.82, jitter 10 %: K = 1 without",
+        speeds(*_UNEQUAL, jitter=0.1, policy=_RUSHES),
+        speeds(*_UNEQUAL, jitter=0.1, policy=_WAITS),
+        "K = M",
+        0.0,
+    ),
+)
+
+
+def _cell(learner_count: int, step_count: int, names: Iterable[str], seeds: tuple[int, ...]) -> Cell:
+    return Cell(
+        f"M = {learner_count}, {step_count} steps",
+        default(learner_count, step_count),
+        {name: default(learner_count, step_count, policy=SETTINGS[name]) for name in names},
+        alone(step_count),
+        2.0,
+        seeds,
+    )
+
+
+_CELLS: Final = (
+    *(_cell(count, 300, SETTINGS, (0, 1)) for count in (2, 4, 8, 16)),
+    _cell(2, 1500, _WIDE, (0, 1)),
+    _cell(4, 1500, _WIDE, (0, 1)),
+    _cell(8, 1500, _WIDE, (0,)),
+    _cell(4, 5000, ("mean, ramp to 0.9",), (0,)),
+)
+
+_OTHER_DATA: Final = Plain(
+    "one learner of three trains on C++ headers",
+    {
+        "two on Python, one on C++": default(
+            3, islands=(Island(), Island(), Island(data=CPP)), judged_on=(PYTHON, CPP)
+        ),
+        "three on Python": default(3, judged_on=(PYTHON, CPP)),
+        "alone on C++": default(1, islands=(Island(data=CPP),), judged_on=(PYTHON, CPP)),
+    },
+)
+_LATE_LEARNER: Final = tuple(
+    Plain(
+        f"one of four always {rounds} rounds late",
+        {
+            f"staleness exponent {exponent:g}": default(
+                4,
+                islands=(Island(extra_delay=24.0 * rounds), Island(), Island(), Island()),
+                policy={"staleness_exponent": exponent},
+            )
+            for exponent in (0.0, 0.5, 2.0)
+        },
+        (0, 1),
+    )
+    for rounds in (1, 2, 4)
+)
+_VANISHES: Final = Comparison(
+    "one of four vanishes for a tenth of the run",
+    default(4, islands=(Island(absent=((300.0, 360.0),)), *[Island()] * 3)),
+    default(4),
+    "none vanishes",
+    1.0,
+)
+_MUON: Final = Plain(
+    "Muon as the inner optimizer",
+    {
+        "alone, AdamW": alone(),
+        "alone, Muon": replace(alone(), optimizer="muon"),
+        "islands, AdamW": default(4),
+        "islands, Muon": default(4, optimizer="muon"),
+        "data-parallel, AdamW": together(4),
+        "data-parallel, Muon": replace(together(4), optimizer="muon"),
+    },
+)
+_RULES: Final = Plain(
+    "outer optimizers by name",
+    {
+        "leading-nesterov (default)": default(4),
+        "nesterov": default(4, policy=_outer("nesterov", 0.8, 0.8, "ramp")),
+        "delayed-nesterov": default(4, policy=_outer("delayed-nesterov", 0.8, 0.8, "ramp")),
+        "merged alone, leading-nesterov (default)": _COMPARISONS[3].subject,
+        "merged alone, nesterov": default(
+            4,
+            policy={**_RUSHES, **_outer("nesterov", 0.8, 0.8, "ramp")},
+            islands=tuple(Island(start=6.0 * index) for index in range(4)),
+        ),
+        "merged alone, delayed-nesterov": default(
+            4,
+            policy={**_RUSHES, **_outer("delayed-nesterov", 0.8, 0.8, "ramp")},
+            islands=tuple(Island(start=6.0 * index) for index in range(4)),
+        ),
+    },
+)
+
+TABLE: Final[tuple[Case, ...]] = (_COMPARISONS[0], _GAP, *_CELLS, *_COMPARISONS[1:], _OTHER_DATA)
+"""Every row of the acceptance table."""
+
+MORE: Final[tuple[Case, ...]] = (_VANISHES, *_LATE_LEARNER, _RULES, _MUON)
+"""What else was measured: choices that have to be shown, without a bound of their own."""
+
+SHORT: Final[tuple[Case, ...]] = tuple(
+    replace(case, seeds=(0,))
+    for case in (_COMPARISONS[1], _COMPARISONS[2], _COMPARISONS[6], _cell(2, 300, _WIDE, (0,)))
+)
+"""A look in some minutes: one seed, which proves nothing but that it runs and where it stands."""
+
+_TUNED: Final[tuple[Arm, ...]] = (
+    *(replace(alone(), peak_rate=rate) for rate in GRID),
+    *(replace(together(4), peak_rate=rate) for rate in GRID),
+    *(islands(4, STEPS, rate) for rate in GRID),
+    *SYNCHRONOUS_GRID,
+)
+TUNING: Final[tuple[Job, ...]] = tuple(Job(arm, seed) for seed in (0, 1) for arm in _TUNED)
+"""The learning rates of each kind on one grid, and synchronous DiLoCo's outer settings."""

@@ -60,7 +60,13 @@ def run_jobs(jobs: Iterable[Job], outcomes: Outcomes, *, process_count: int | No
     if not missing:
         return
     waiting = sorted(missing.values(), key=_cost, reverse=True)
-    columns = (TextColumn("training"), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
+    columns = (
+        TextColumn("training"),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
     total = sum(_cost(job) for job in waiting)
     context = multiprocessing.get_context("spawn")
     with (
@@ -77,13 +83,13 @@ def run_jobs(jobs: Iterable[Job], outcomes: Outcomes, *, process_count: int | No
 
 def run_job(job: Job) -> Outcome:
     """Trains one arm under one seed."""
-    begun_s = time.perf_counter()  # noqa: TID251 - a benchmark's own duration, no logic depends on it
+    begun_s = time.perf_counter()
     try:
         outcome = _run(job)
     except Exception as error:
         # Errors of the product take more arguments than pickle gives back, and would break the pool instead.
         raise RuntimeError(f"job failed. job={job}, cause={traceback.format_exc()}") from error
-    return dataclasses.replace(outcome, wall_s=time.perf_counter() - begun_s)  # noqa: TID251 - as above
+    return dataclasses.replace(outcome, wall_s=time.perf_counter() - begun_s)
 
 
 def _run(job: Job) -> Outcome:

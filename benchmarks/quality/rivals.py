@@ -32,9 +32,7 @@ def train_synchronous(arm: Synchronous, seed: int) -> Outcome:
     anchor = [parameter.detach().clone() for parameter in replicas[0].model.parameters()]
     for parameter in anchor:
         parameter.grad = torch.zeros_like(parameter)
-    outer = torch.optim.SGD(
-        anchor, lr=arm.outer_rate, momentum=arm.outer_momentum, nesterov=arm.outer_momentum > 0
-    )
+    outer = torch.optim.SGD(anchor, lr=arm.outer_rate, momentum=arm.outer_momentum, nesterov=arm.outer_momentum > 0)
     number = 0
     for step in range(arm.step_count):
         for replica, sampler in zip(replicas, samplers, strict=True):

@@ -70,7 +70,9 @@ class InnerTraining:
         return evaluate(self.model, _held_out(data))
 
 
-def sampler(shard: int, shard_count: int, *, seed: int, data: str = PYTHON, batch_size: int = BATCH_SIZE) -> BatchSampler:
+def sampler(
+    shard: int, shard_count: int, *, seed: int, data: str = PYTHON, batch_size: int = BATCH_SIZE
+) -> BatchSampler:
     """The batches of the learner that trains on part `shard` (from 1) of `shard_count`."""
     tokens = _corpus(data).train.part(shard, shard_count)
     return BatchSampler(

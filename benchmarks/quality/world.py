@@ -11,7 +11,7 @@ import random
 import statistics
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import suppress
-from typing import Any, Final
+from typing import Final
 
 import structlog
 
@@ -25,7 +25,7 @@ from skerry.client.workers import InlineWorkers
 from skerry.learner.schedule import run_position
 from skerry.learner.settings import InnerOptimizerName
 from skerry.store.clock import SeededEntropy
-from skerry.store.entries import Fate
+from skerry.store.entries import Fate, RunStatus
 from skerry.store.fold import RunState
 from skerry.store.replay import rebuild
 from skerry.store.scratch import Scratch
@@ -78,11 +78,11 @@ class _World:
         latency_s = min(arm.delay / _MESSAGES, _LATENCY)
         self.bulk_s = (arm.delay - _MESSAGES * latency_s) / 2
         faults = NetworkFaults(latency_s=(latency_s, latency_s), wander=0.0)
-        self._network = Network(self._endpoints, faults, random.Random(seed))
+        self.network = Network(self._endpoints, faults, random.Random(seed))
 
     async def live(self) -> Outcome:
         replica = ReplicaProcess(
-            0, self._network, SharedStore(self._count), _STORE, seed=f"{self._seed}/replica", settings=_SETTINGS
+            0, self.network, SharedStore(self._count), _STORE, seed=f"{self._seed}/replica", settings=_SETTINGS
         )
         replica.boot()
         self.processes += replica.processes
@@ -98,19 +98,18 @@ class _World:
         log = (await replica.host.open(_RUN)).log
         request = runs_pb2.CloseRunRequest(name=_RUN, run_uid=log.spec.uid)
         await self.transport("admin").close_run(request, timeout_s=60.0)
-        while any(fragment.pending or fragment.closing for fragment in log.state.fragments.values()):
-            await asyncio.sleep(1.0)
+        while log.state.status is not RunStatus.CLOSED:
+            await log.wait_for(log.state.position + 1)
         judged = learners[0].training
         parameters = TorchParameters(judged.model)
         for name, fragment in log.state.fragments.items():
             outer = await rebuild(log, name, fragment.version, scratch=Scratch(None), workers=StoreWorkers())
             parameters.load(fragment.layout, outer.weights)()
-        outcome = Outcome(
+        return Outcome(
             {data: judged.judge(data) for data in self._arm.judged_on},
             tuple(learner.step_count for learner in learners),
             _figures(log.state, learners),
         )
-        return outcome
 
     @property
     def arm(self) -> Islands:
@@ -124,8 +123,8 @@ class _World:
     def seed(self) -> int:
         return self._seed
 
-    def transport(self, name: str) -> SimTransport:
-        return _Transport(self._network, LearnerRecord(name, 0), self._count, self.bulk_s)
+    def transport(self, name: str, *, extra_delay: float = 0.0) -> SimTransport:
+        return _Transport(self.network, LearnerRecord(name, 0), self._count, self.bulk_s, extra_delay)
 
     def _count(self) -> int:
         self._event_count += 1
@@ -135,9 +134,12 @@ class _World:
 class _Transport(SimTransport):
     """The simulation's transport, with parts of the usual size, and bulk that takes its time behind its header."""
 
-    def __init__(self, network: Network, record: LearnerRecord, count: Callable[[], int], bulk_s: float) -> None:
+    def __init__(
+        self, network: Network, record: LearnerRecord, count: Callable[[], int], bulk_s: float, extra_delay: float
+    ) -> None:
         super().__init__(network, record, count)
         self._bulk_s = bulk_s
+        self._extra_delay = extra_delay
 
     async def get_capabilities(
         self, request: capabilities_pb2.GetCapabilitiesRequest, *, timeout_s: float
@@ -153,7 +155,7 @@ class _Transport(SimTransport):
             async for request in requests:
                 yield request
                 if request.WhichOneof("kind") == "header":
-                    await asyncio.sleep(self._bulk_s)
+                    await asyncio.sleep(self._bulk_s + self._extra_delay)
 
         return await super().push_delta(slowly())
 
@@ -181,9 +183,7 @@ class _Learner:
         self.waiting_s = 0.0
         self.is_flushed = False
         self.training = task.InnerTraining(inner, seed=world.seed)
-        self._sampler = task.sampler(
-            index + 1, count, seed=world.seed, data=island.data, batch_size=island.batch_size
-        )
+        self._sampler = task.sampler(index + 1, count, seed=world.seed, data=island.data, batch_size=island.batch_size)
         self._jitter = random.Random(f"{world.seed}/{index}/jitter")
         self._sessions = 0
         self._exchange: ExchangeLoop | None = None
@@ -209,7 +209,7 @@ class _Learner:
             if done.is_set():
                 return
             process.kill()
-            for link in self._world._network.links(self._name, None):
+            for link in self._world.network.links(self._name, None):
                 for call in list(link.calls):
                     call.break_off()
             self._exchange = None
@@ -234,7 +234,7 @@ class _Learner:
         seed = f"{self._world.seed}/{self._name}/{self._sessions}"
         self._sessions += 1
         return ExchangeLoop(
-            self._world.transport(self._name),
+            self._world.transport(self._name, extra_delay=self._island.extra_delay),
             TorchParameters(self.training.model),
             ExchangeSettings(
                 run=_RUN,
@@ -274,7 +274,7 @@ class _Learner:
         deadline_s = loop.time() + _FLUSH_S
         exchange.flush()
         while not exchange.is_flushed and loop.time() < deadline_s:
-            exchange._boundary.work()
+            exchange._boundary.work()  # noqa: SLF001 - what `serve` does, without a thread to wait in
             await asyncio.sleep(0.1)
         self.is_flushed = exchange.is_flushed
         self.waiting_s = exchange.stats.waiting_s

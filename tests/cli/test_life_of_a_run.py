@@ -47,7 +47,7 @@ def test_a_run_is_created_steered_rolled_back_closed_and_deleted(target: str, tm
     skerry("runs", "create", "demo", "--weights", "initial.safetensors", status=3)
 
     policy = json.loads(skerry("runs", "policy", "demo", "--set", "outer.learning_rate=0.4", "--json"))
-    assert (policy["quorum_count"], policy["outer"]["learning_rate"], policy["outer"]["momentum"]) == (2, 0.4, 0.9)
+    assert (policy["quorum_count"], policy["outer"]["learning_rate"], policy["outer"]["momentum"]) == (2, 0.4, 0.8)
 
     rolled = json.loads(skerry("rollback", "demo", "--to", str(created["position"]), "--json"))
     assert {version["version"] for version in rolled["versions"]} == {1}

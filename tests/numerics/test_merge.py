@@ -56,7 +56,7 @@ async def test_the_norm_of_rda_does_not_depend_on_how_many_orthogonal_deltas_the
 
 
 async def test_momentum_ramps_over_the_first_three_rounds() -> None:
-    outer = OuterOptimizer(learning_rate=1.0, momentum=0.5, schedule=OuterSchedule.RAMP)
+    outer = OuterOptimizer(name=OuterName.NESTEROV, learning_rate=1.0, momentum=0.5, schedule=OuterSchedule.RAMP)
     driver = await Driver.start(layout_of((4,)), policy(MergeRule.MEAN, outer))
     # mu = 1/4, 2/5, 1/2: round by round, for d = 1
     #   buf 1,                step 1 + 0.25 * 1    = 1.25
@@ -73,7 +73,7 @@ async def test_momentum_ramps_over_the_first_three_rounds() -> None:
 
 
 async def test_four_quarters_of_a_round_build_up_the_momentum_of_a_whole_one() -> None:
-    outer = OuterOptimizer(learning_rate=1.0, momentum=0.5, schedule=OuterSchedule.CONSTANT)
+    outer = OuterOptimizer(name=OuterName.NESTEROV, learning_rate=1.0, momentum=0.5, schedule=OuterSchedule.CONSTANT)
     driver = await Driver.start(layout_of((2,)), policy(MergeRule.MEAN, outer))
     for _ in range(4):
         await driver.round([await driver.push(0, [4, -8])], participation=0.25)
@@ -104,6 +104,19 @@ async def test_one_learner_that_returns_with_the_work_of_hours_moves_the_run_by_
     ]
     await driver.round(deltas, weights=[48, 24, 24, 24])  # its weight is capped at two rounds' tokens
     np.testing.assert_allclose(driver.state.weights, [-24 * 0.4, -24 * 0.6], rtol=1e-6)
+
+
+async def test_a_leading_step_is_half_a_round_of_momentum_ahead() -> None:
+    moved = {}
+    for name in (OuterName.NESTEROV, OuterName.LEADING_NESTEROV):
+        outer = OuterOptimizer(name=name, learning_rate=1.0, momentum=0.5, schedule=OuterSchedule.CONSTANT)
+        driver = await Driver.start(layout_of((1,)), policy(MergeRule.MEAN, outer))
+        for _ in range(3):
+            await driver.round([await driver.push(0, [8])])
+        moved[name] = -float(driver.state.weights[0])
+    # buf = 8, 12, 14; half of the momentum to come, mu^2 buf, is ahead
+    assert moved[OuterName.NESTEROV] == 3 * 8 + 0.5 * (8 + 12 + 14)
+    assert moved[OuterName.LEADING_NESTEROV] == pytest.approx(moved[OuterName.NESTEROV] + 0.5 * 0.25 * 14)
 
 
 async def test_delayed_nesterov_moves_by_momentum_once_a_round() -> None:

@@ -109,7 +109,7 @@ class _MergeRuleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_MergeRule.V
     """Radial-directional averaging, per tensor: (sum(w |v|) / sum(w)) * phi(sum(w phi(v))), phi(x) = x / |x|."""
 
 class MergeRule(_MergeRule, metaclass=_MergeRuleEnumTypeWrapper):
-    """How the deltas of a round become one outer gradient."""
+    """How the deltas of a round become one outer gradient. v: a delta stretched to H steps, times H / its steps; w: its weight."""
 
 MERGE_RULE_UNSPECIFIED: MergeRule.ValueType  # 0
 """Not stated; means the policy's default."""
@@ -130,7 +130,7 @@ class _OuterScheduleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_OuterSc
     OUTER_SCHEDULE_CONSTANT: _OuterSchedule.ValueType  # 1
     """`learning_rate` and `momentum` as they are."""
     OUTER_SCHEDULE_RAMP: _OuterSchedule.ValueType  # 2
-    """momentum_n = min(momentum, n / (n + 3)); the rate falls linearly from `learning_rate` to half of it as momentum rises."""
+    """momentum_n = min(momentum, n / (n + 3)), n = 1 + the rounds, whole ones and parts, behind the fragment; `learning_rate` as it is."""
 
 class OuterSchedule(_OuterSchedule, metaclass=_OuterScheduleEnumTypeWrapper):
     """How outer learning rate and momentum follow the number n of a fragment's rounds."""
@@ -140,7 +140,7 @@ OUTER_SCHEDULE_UNSPECIFIED: OuterSchedule.ValueType  # 0
 OUTER_SCHEDULE_CONSTANT: OuterSchedule.ValueType  # 1
 """`learning_rate` and `momentum` as they are."""
 OUTER_SCHEDULE_RAMP: OuterSchedule.ValueType  # 2
-"""momentum_n = min(momentum, n / (n + 3)); the rate falls linearly from `learning_rate` to half of it as momentum rises."""
+"""momentum_n = min(momentum, n / (n + 3)), n = 1 + the rounds, whole ones and parts, behind the fragment; `learning_rate` as it is."""
 Global___OuterSchedule: _TypeAlias = OuterSchedule  # noqa: Y015
 
 class _RunStatus:
@@ -451,8 +451,8 @@ Global___Fragment: _TypeAlias = Fragment  # noqa: Y015
 
 @_typing.final
 class OuterOptimizer(_message.Message):
-    """The outer optimizer: SGD with Nesterov momentum,
-    buffer <- momentum * buffer + d; Theta <- Theta - learning_rate * (d + momentum * buffer).
+    """The outer optimizer. A merge stands for T rounds: 1 where every learner brings H steps, 1/4 where one of four is merged alone. With d the
+    merged delta of H steps: buffer <- momentum^T * buffer + (1 - momentum^T) / (1 - momentum) * d; Theta <- Theta - learning_rate * T * (d + momentum * buffer).
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -462,7 +462,9 @@ class OuterOptimizer(_message.Message):
     MOMENTUM_FIELD_NUMBER: _builtins.int
     SCHEDULE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """"nesterov". Others may be added; a server refuses a name that it does not know."""
+    """"nesterov": as above. "leading-nesterov" (default): published 1 - min(T, 1) / 2 of a round's momentum ahead. "delayed-nesterov": the buffer gathers d of
+    every merge, momentum decays and moves the weights once a round. Others may be added; a server refuses a name that it does not know.
+    """
     learning_rate: _builtins.float
     """Outer learning rate, above 0 and at most 4."""
     momentum: _builtins.float
@@ -535,20 +537,20 @@ class Policy(_message.Message):
     grace_factor: _builtins.float
     """gamma: share of the slack that the grace window may use; 0 (no grace) to below 1. Default 0.5."""
     merge: Global___MergeRule.ValueType
-    """Merge rule of fragments that `merge_by_fragment` does not name. Default RDA."""
+    """Merge rule of fragments that `merge_by_fragment` does not name. Default mean."""
     staleness_exponent: _builtins.float
     """a: a delta of staleness s counts (1 + s)^-a. Default 0.5."""
     max_staleness: _builtins.int
     """A delta staler than this expires by name. Default 8."""
     weight_cap: _builtins.float
-    """A delta's steps (and its tokens, in proportion) count at most this many times H in its weight. Default 2."""
+    """A delta of s steps weighs its tokens times min(1, s / H); tokens of more than this many times H steps do not count. Default 2."""
     quarantine_ratio: _builtins.float
     """A delta whose norm a step is this many times its peers' and its own history is quarantined; 0: never. Default 30."""
     snapshot_ratio: _builtins.float
     """A snapshot is written when the updates since the last weigh this many times one snapshot. Default 1."""
     @_builtins.property
     def outer(self) -> Global___OuterOptimizer:
-        """The outer optimizer. Default: nesterov, 0.8, 0.9, ramp."""
+        """The outer optimizer. Default: leading-nesterov, 0.8, 0.8, ramp."""
 
     @_builtins.property
     def merge_by_fragment(self) -> _containers.ScalarMap[_builtins.str, Global___MergeRule.ValueType]:
@@ -1034,9 +1036,9 @@ class VersionCommitted(_message.Message):
     update_size_bytes: _builtins.int
     """Size of the update that leads to it."""
     participation: _builtins.float
-    """rho: share of the expected weight that took part, times (longest delta's steps / H) where that is below 1; above 0 and at most 1."""
+    """rho: share of the expected weight that took part, times (the round's length / H) where that is below 1; above 0 and at most 1."""
     run_step_count: _builtins.float
-    """The run's progress in inner steps: of every round its longest delta's steps (at least H) times rho, summed; the mean over fragments.
+    """The run's progress in inner steps: of every round its length (at least H) times rho, summed; the mean over fragments.
     Learning-rate schedules SHOULD follow it (and a learner's own steps since), so that all learners are at the same place.
     """
     @_builtins.property

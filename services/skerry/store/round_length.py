@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 
 def delta_weight(step_count: int, token_count: int, *, inner_step_count: int, weight_cap: float) -> float:
-    """Returns w of a delta before any damping: its tokens, times the share of H that its steps are where they are fewer.
+    """Returns w of a delta before any damping: its tokens, times the share of H that its steps are, at most 1.
 
     Tokens of more than `weight_cap` times H steps do not count: else a learner that was long away would outweigh all
     others.

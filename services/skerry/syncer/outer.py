@@ -11,10 +11,10 @@ which is all that the log has to know of it.
     nesterov            momentum runs in rounds, not in merges: over T rounds the buffer decays by mu^T and takes
                         (1 - mu^T) / (1 - mu) of d; rate = lr T. With T = 1 this is SGD with Nesterov momentum. Four
                         learners that are merged one by one build up the momentum of one round together.
-    leading-nesterov    the same momentum, and weights that stand LEAD of a round ahead of it: where learners will be when
-                        they have adopted them and trained on for half a round. With F = LEAD lr mu^2 buf, what momentum
-                        alone will add, Theta - F is published, which weighs d by 1 + LEAD mu and buf by
-                        mu (1 - LEAD (1 - mu)).
+    leading-nesterov    the same momentum, and weights that stand a part l of a round ahead: Theta - F is published
+                        with F = l lr mu^2 buf, what momentum will add; that weighs d by 1 + l mu and buf by
+                        mu (1 - l (1 - mu)). l = 1 - T / 2: learners work on the weights of a joint round for a round,
+                        and half of one is the mean; one that is merged alone has had its weights for a round already.
     delayed-nesterov    the buffer gathers T d of each merge; momentum decays, and moves the weights, once a round:
                         by lr mu buf with the merge that completes one.
 
@@ -29,10 +29,6 @@ import math
 from typing import Final, NamedTuple
 
 from skerry.wire.policy import OuterName, OuterOptimizer
-
-
-# Of a round: between a version's adoption and the next copy of the weights lies one, and half of it is the mean.
-LEAD: Final = 0.5
 
 
 class OuterStep(NamedTuple):
@@ -55,7 +51,7 @@ def outer_step(outer: OuterOptimizer, *, rounds_before: float, rounds_done: floa
         return _delayed(rates.learning_rate, rates.momentum, rounds_before, rounds_done, round_count)
     decay = rates.momentum**round_count
     gain = (1 - decay) / (1 - rates.momentum)
-    lead = LEAD if outer.name is OuterName.LEADING_NESTEROV else 0.0
+    lead = 1 - min(round_count, 1.0) / 2 if outer.name is OuterName.LEADING_NESTEROV else 0.0
     fresh = 1 + lead * rates.momentum
     carried = rates.momentum * (1 - lead * (1 - rates.momentum))
     return OuterStep(rates.learning_rate * round_count * fresh, carried / fresh, decay, gain)

@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 from skerry.learner.batches import BatchSampler, held_out_batches
 from skerry.learner.corpus import Corpus, ShardSelection, load_corpus
 from skerry.learner.demo.plan import TrainingPlan
-from skerry.learner.model import MODEL_CONFIGS, Gpt
 from skerry.learner.inner_training import evaluate
+from skerry.learner.model import MODEL_CONFIGS, Gpt
 
 _WARM_UP_STEPS: Final = 3
 _TIMED_STEPS: Final = 9

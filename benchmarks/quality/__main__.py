@@ -1,0 +1,100 @@
+"""Runs the quality benchmark: `python -m benchmarks.quality`, or `--short` for a look in some minutes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Final
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.quality.cases import MORE, SHORT, TABLE, TUNING, Case, jobs_of
+from benchmarks.quality.jobs import Outcomes, run_jobs
+from benchmarks.quality.table import Line, lines_of
+from benchmarks.report import DIRECTORY, write_rows
+
+_COMMITTED: Final = Path(__file__).parent / "results" / "outcomes.jsonl"
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  python -m benchmarks.quality --short        one seed of a few cases, under 10 minutes on 2 cores
+  python -m benchmarks.quality                the whole table, an hour and a half on 2 cores
+  python -m benchmarks.quality --more         choices that were measured besides
+  python -m benchmarks.quality --tune         the grid that chose every rival's learning rate
+  python -m benchmarks.quality --committed    the table of the committed results, without training
+"""
+)
+@click.option("--short", is_flag=True, help="A few cases, one seed.")
+@click.option("--more", is_flag=True, help="Also what has no bound: staleness weights, outer optimizers, Muon.")
+@click.option("--tune", is_flag=True, help="Also the grid of learning rates and of synchronous outer settings.")
+@click.option("--committed", is_flag=True, help="Take what is known from the committed results.")
+@click.option("--processes", type=click.IntRange(min=1), help="Jobs at a time.  [default: processor cores]")
+def main(*, short: bool, more: bool, tune: bool, committed: bool, processes: int | None) -> None:
+    """Train islands, one place and one island alone on the same data, and say how they compare.
+
+    Everything is real but time: the product's rounds, merge, codecs, schedule and adoption, driven without sockets.
+    What was trained once is kept in build/benchmarks/quality-outcomes.jsonl, so that a run that was cut off goes on.
+    """
+    kept = DIRECTORY / "quality-outcomes.jsonl"
+    if committed and not kept.exists():
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(_COMMITTED, kept)
+    outcomes = Outcomes(kept)
+    cases: tuple[Case, ...] = SHORT if short else (*TABLE, *(MORE if more else ()))
+    jobs = [job for case in cases for job in jobs_of(case)]
+    run_jobs(jobs, outcomes, process_count=processes or os.cpu_count())
+    if tune:
+        run_jobs(TUNING, outcomes, process_count=processes or os.cpu_count())
+        _print_tuning(outcomes)
+    lines = [line for case in cases for line in lines_of(case, outcomes)]
+    _print(lines)
+    write_rows("quality", [line.to_row() for line in lines], console=Console(quiet=True))
+    from benchmarks.quality.picture import draw  # here: matplotlib is slow to load
+
+    for path in draw(cases, outcomes, DIRECTORY):
+        click.echo(f"picture: {path}")
+    click.echo(f"rows: {DIRECTORY / 'quality.json'}")
+
+
+def _print(lines: list[Line]) -> None:
+    table = Table(title="quality: paired by seed, ± is the half width of the 95 % interval")
+    for heading, justify in (("case", "left"), ("measured", "left"), ("value", "right"), ("seeds", "right")):
+        table.add_column(heading, justify="right" if justify == "right" else "left")
+    table.add_column("bound", justify="right")
+    table.add_column("met")
+    before = ""
+    for line in lines:
+        found = line.estimate
+        width = "" if found.half_width is None else f" ± {found.half_width:.3g}"
+        table.add_row(
+            "" if line.case == before else line.case,
+            line.metric,
+            f"{found.mean:.4g}{width} {line.unit}",
+            str(len(found.samples)),
+            "" if line.bound is None else f"{line.bound:g}",
+            "" if line.is_met is None else "yes" if line.is_met else "NO",
+        )
+        before = line.case
+    Console(width=150).print(table)
+
+
+def _print_tuning(outcomes: Outcomes) -> None:
+    table = Table(title="tuning: held-out loss, seeds 0 and 1")
+    for heading in ("kind", "settings", "loss"):
+        table.add_column(heading)
+    by_arm: dict[str, list[float]] = {}
+    for job in TUNING:
+        by_arm.setdefault(f"{type(job.arm).__name__}|{job.arm}", []).append(outcomes[job].losses["python"])
+    for key, losses in by_arm.items():
+        kind, _, arm = key.partition("|")
+        table.add_row(kind, arm[:110], f"{sum(losses) / len(losses):.4f}")
+    Console(width=150).print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+"""What the cases came to: one line each, with mean, interval and bound, for people and as rows of JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from benchmarks.quality.arms import Arm, Job
+from benchmarks.quality.cases import Case, Cell, Comparison, Gap, Plain
+from benchmarks.quality.jobs import Outcomes
+from benchmarks.quality.statistics import Estimate, estimate, percent_over, share_of_gap
+from benchmarks.quality.task import PYTHON
+from benchmarks.report import Row
+
+
+@dataclass(frozen=True)
+class Line:
+    """One measured quantity of a case."""
+
+    case: str
+    metric: str
+    estimate: Estimate
+    unit: str
+    bound: float | None = None
+    is_met: bool | None = None  # None where nothing is demanded
+
+    def to_row(self) -> Row:
+        """As all benchmarks report."""
+        ratio = self.estimate.mean / self.bound if self.bound else None
+        return Row(self.case, self.metric, self.estimate.mean, self.unit, self.bound, ratio, self.estimate.samples)
+
+
+def lines_of(case: Case, outcomes: Outcomes) -> Iterable[Line]:
+    """Yields what a case whose jobs are all done has shown."""
+    match case:
+        case Comparison():
+            yield from _compared(case, outcomes)
+        case Gap():
+            yield from _gap(case, outcomes)
+        case Cell():
+            yield from _cell(case, outcomes)
+        case Plain():
+            yield from _plain(case, outcomes)
+
+
+def _losses(arm: Arm, seeds: Sequence[int], outcomes: Outcomes, data: str = PYTHON) -> list[float]:
+    return [outcomes[Job(arm, seed)].losses[data] for seed in seeds]
+
+
+def _compared(case: Comparison, outcomes: Outcomes) -> Iterable[Line]:
+    subject = _losses(case.subject, case.seeds, outcomes)
+    over = percent_over(subject, _losses(case.reference, case.seeds, outcomes))
+    is_sure = case.interval is None or (over.half_width is not None and over.half_width < case.interval)
+    yield Line(case.case, "loss", estimate(subject), "nats/byte")
+    yield Line(case.case, f"over {case.reference_name}", over, "%", case.bound, over.mean <= case.bound and is_sure)
+
+
+def _gap(case: Gap, outcomes: Outcomes) -> Iterable[Line]:
+    together_losses = {count: _losses(arm, case.seeds, outcomes) for count, arm in case.together.items()}
+    longest = max(together_losses)
+    subject, alone = (_losses(arm, case.seeds, outcomes) for arm in (case.subject, case.alone))
+    share = share_of_gap(subject, alone, together_losses[longest])
+    over = percent_over(subject, together_losses[longest])
+    steps = [
+        _steps_for(loss, {count: losses[index] for count, losses in together_losses.items()})
+        for index, loss in enumerate(subject)
+    ]
+    yield Line(case.case, "loss", estimate(subject), "nats/byte")
+    yield Line(case.case, "loss alone", estimate(alone), "nats/byte")
+    yield Line(case.case, "loss data-parallel", estimate(together_losses[longest]), "nats/byte")
+    yield Line(case.case, "share of the gap", share, "", case.share, share.mean >= case.share)
+    yield Line(case.case, "over data-parallel", over, "%", case.bound, over.mean <= case.bound)
+    yield Line(case.case, f"steps that data-parallel needs, of {longest}", estimate(steps), "steps")
+
+
+def _steps_for(loss: float, by_steps: Mapping[int, float]) -> float:
+    """Returns the steps at which data-parallel runs of several lengths would have had `loss`, between two of them."""
+    counts = sorted(by_steps)
+    for shorter, longer in pairwise(counts):
+        if by_steps[longer] <= loss <= by_steps[shorter]:
+            part = (by_steps[shorter] - loss) / (by_steps[shorter] - by_steps[longer])
+            return shorter + part * (longer - shorter)
+    return float(counts[-1] if loss < by_steps[counts[-1]] else counts[0])
+
+
+def _cell(case: Cell, outcomes: Outcomes) -> Iterable[Line]:
+    subject, alone = (_losses(arm, case.seeds, outcomes) for arm in (case.subject, case.alone))
+    tried = {name: _losses(arm, case.seeds, outcomes) for name, arm in case.settings.items()}
+    best = min([*tried, "the defaults"], key=lambda name: sum(tried.get(name, subject)))
+    over = percent_over(subject, tried.get(best, subject))
+    against = percent_over(subject, alone)
+    yield Line(case.case, "loss", estimate(subject), "nats/byte")
+    yield Line(case.case, f"over the best tried: {best}", over, "%", case.bound, over.mean <= case.bound)
+    yield Line(case.case, "over a learner alone", against, "%", 0.0, against.mean <= 0)
+
+
+def _plain(case: Plain, outcomes: Outcomes) -> Iterable[Line]:
+    for name, arm in case.arms.items():
+        kinds = outcomes[Job(arm, case.seeds[0])].losses
+        for data in kinds:
+            label = name if len(kinds) == 1 else f"{name}: loss on {data}"
+            yield Line(case.case, label, estimate(_losses(arm, case.seeds, outcomes, data)), "nats/byte")

@@ -230,9 +230,10 @@ def _cell(learner_count: int, step_count: int, names: Iterable[str], seeds: tupl
 
 
 _CELLS: Final = (
-    *(_cell(count, 300, SETTINGS, (0, 1)) for count in (2, 4, 8, 16)),
+    *(_cell(count, 300, SETTINGS, (0, 1)) for count in (2, 4)),
+    *(_cell(count, 300, SETTINGS, (0,)) for count in (8, 16)),
     _cell(2, 1500, _WIDE, (0, 1)),
-    _cell(4, 1500, _WIDE, (0, 1)),
+    _cell(4, 1500, _WIDE, (0,)),
     _cell(8, 1500, _WIDE, (0,)),
     _cell(4, 5000, ("mean, ramp to 0.9",), (0,)),
 )

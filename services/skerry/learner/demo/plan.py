@@ -40,11 +40,6 @@ class TrainingPlan:
     evaluate_every: int = 40
     evaluation_window_count: int = 128
     inner_step_count: int = 16
-    outer_learning_rate: float = 0.8
-    outer_momentum: float = 0.3
-    """Constant. Answers come some steps late where islands share two cores, and momentum grown to 0.9 would overshoot
-    by them: simulated with four sequences, H = 24, 800 steps and seven late, held-out loss 1.87 that way and 1.80 this
-    way; 1.80 in time, 1.85 alone. Eight sequences a step halve the steps that an answer is late by."""
     lease_term_s: float = 5.0  # some fifty steps: a killed island is missed within a twentieth of the demo
     seed: int = 0
 

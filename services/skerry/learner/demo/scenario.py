@@ -103,14 +103,8 @@ class Scenario:
             shutil.rmtree(self.plan.directory / name, ignore_errors=True)
         self.plan.directory.mkdir(parents=True, exist_ok=True)
         training = self.plan.training
-        outer = {
-            "learning_rate": training.outer_learning_rate,
-            "momentum": training.outer_momentum,
-            "schedule": "constant",
-        }
         policy = {
             "inner_step_count": training.inner_step_count,
-            "outer": outer,
             "lease_term_s": training.lease_term_s,
         }
         self._policy_path.write_text(json.dumps(policy))

@@ -1,0 +1,91 @@
+"""The quality benchmark's world: the product in virtual time around real training, the same for every seed."""
+
+from __future__ import annotations
+
+import math
+
+from benchmarks.quality.arms import DataParallel, Island, Job, islands
+from benchmarks.quality.rivals import train_data_parallel
+from benchmarks.quality.world import train_islands
+
+STEPS = 24
+RATE = 1e-2
+H8 = {"inner_step_count": 8}
+
+
+def test_one_seed_gives_one_outcome() -> None:
+    arm = islands(2, STEPS, RATE, policy=H8)
+    first, second = train_islands(arm, 3), train_islands(arm, 3)
+    assert first == second
+    assert math.isfinite(first.losses["python"])
+    assert train_islands(arm, 4).losses != first.losses
+
+
+def test_islands_and_one_place_learn() -> None:
+    together = train_data_parallel(DataParallel(2, STEPS, RATE), 0)
+    apart = train_islands(islands(2, STEPS, RATE, policy=H8), 0)
+    untrained = math.log(256)
+    assert together.losses["python"] < untrained - 1
+    assert apart.losses["python"] < untrained - 1
+
+
+def test_equal_islands_are_merged_together() -> None:
+    figures = train_islands(islands(4, 40, RATE, policy=H8, judged_on=()), 0).figures
+    assert figures["deltas"] == figures["merged"]
+    assert figures["members"] > 3.9
+    assert figures["steps_a_delta"] > 7
+
+
+def test_where_no_round_waits_nobody_answers_its_opening() -> None:
+    """An answer would come after the close, and wait half a round for the next."""
+    arm = islands(
+        4,
+        48,
+        RATE,
+        policy={**H8, "grace_factor": 0.0},
+        islands=tuple(Island(start=2.0 * index) for index in range(4)),
+        judged_on=(),
+    )
+    figures = train_islands(arm, 0).figures
+    assert figures["members"] < 1.3
+    assert figures["steps_a_delta"] > 7
+    assert 0.2 < figures["participation"] < 0.45
+    assert figures["waiting"] < 3
+
+
+def test_a_delay_is_the_time_until_adoption_and_costs_no_delta() -> None:
+    policy = {"inner_step_count": 24}
+    quick, late = (
+        train_islands(islands(2, 72, RATE, policy=policy, delay=delay, judged_on=()), 0) for delay in (2.0, 12.0)
+    )
+    # Of the delay, what comes before the news of the merge: the push and its event.
+    assert late.figures["waiting"] - quick.figures["waiting"] > 4
+    assert late.figures["merged"] == quick.figures["merged"]
+
+
+def test_a_learner_that_was_dead_takes_the_steps_that_it_missed() -> None:
+    arm = islands(2, 40, RATE, policy=H8, islands=(Island(absent=((12.0, 22.0),)), Island()), judged_on=())
+    outcome = train_islands(arm, 0)
+    assert outcome.step_counts == (40, 40)
+    assert outcome.figures["deltas"] == outcome.figures["merged"]
+
+
+def test_islands_that_are_stopped_by_the_clock_have_taken_steps_by_their_speed() -> None:
+    arm = islands(2, 40, RATE, policy=H8, islands=(Island(), Island(speed=0.25)), is_wall_clock=True, judged_on=())
+    fast, slow = train_islands(arm, 0).step_counts
+    assert 30 <= fast <= 40  # joining takes some time units
+    assert 7 <= slow <= 10
+
+
+def test_a_job_is_named_by_all_that_its_outcome_depends_on() -> None:
+    arm = islands(2, 40, RATE)
+    keys = {
+        Job(arm, 0).key,
+        Job(arm, 1).key,
+        Job(islands(2, 41, RATE), 0).key,
+        Job(islands(2, 40, RATE, policy=H8), 0).key,
+        Job(islands(2, 40, RATE, islands=(Island(), Island(speed=0.5))), 0).key,
+        Job(DataParallel(2, 40, RATE), 0).key,
+    }
+    assert len(keys) == 6
+    assert Job(islands(2, 40, RATE), 0).key == Job(arm, 0).key

@@ -1,7 +1,7 @@
 """Makes the golden store: a small run with every kind of item, from seeded identifiers and a clock that counts.
 
-`python -m tests.store.make_golden` writes tests/store/golden/v1 anew. Do so only for a new format: stores that older
-versions wrote have to stay readable, so a change that alters these files needs a new folder, not new files in this one.
+`python -m tests.store.make_golden` writes the newest folder of tests/store/golden anew. Do so only for a new format: stores
+that older versions wrote have to stay readable, so a change that alters these files needs a new folder, not new files.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ from skerry.wire.layout import FragmentLayout, TensorSpec
 from skerry.wire.policy import Policy
 from tests.numerics.merge_driver import FLOAT32, FRAGMENT, INT4, Driver
 
-GOLDEN = Path(__file__).parent / "golden" / "v1"
+ALL_GOLDEN = tuple(sorted((Path(__file__).parent / "golden").iterdir()))
+GOLDEN = Path(__file__).parent / "golden" / "v2"
 LAYOUT = FragmentLayout(
     FRAGMENT,
     (

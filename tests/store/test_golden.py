@@ -18,18 +18,24 @@ from skerry.store.store import Store
 from skerry.store.verify import verify_run
 from skerry.store.workers import InlineWorkers
 from skerry.wire.digests import tree_digest
-from tests.store.make_golden import GOLDEN, LAYOUT, make
+from tests.store.make_golden import ALL_GOLDEN, GOLDEN, LAYOUT, make
+
+
+@pytest.fixture(params=ALL_GOLDEN, ids=lambda folder: folder.name)
+def golden(request: pytest.FixtureRequest) -> Path:
+    folder: Path = request.param
+    return folder
 
 
 @pytest.fixture
-def expected() -> dict[str, Any]:
-    values: dict[str, Any] = json.loads((GOLDEN / "expected.json").read_bytes())
+def expected(golden: Path) -> dict[str, Any]:
+    values: dict[str, Any] = json.loads((golden / "expected.json").read_bytes())
     return values
 
 
 @pytest.fixture
-async def log(tmp_path: Path) -> RunLog:
-    shutil.copytree(GOLDEN / "store", tmp_path / "store")
+async def log(golden: Path, tmp_path: Path) -> RunLog:
+    shutil.copytree(golden / "store", tmp_path / "store")
     store = Store(
         open_objects(f"file://{tmp_path}/store", create=False),
         clock=SystemClock(),

@@ -182,7 +182,7 @@ def _learn(settings: LearnSettings) -> TrainingPosition:
             torch.set_num_threads(settings.machine.thread_count)
             training = prepare(settings, device)
             gc.collect()
-            gc.freeze()  # modules and data: looking through them again and again takes a quarter of a small model's time
+            gc.freeze()  # looking through modules and data again and again takes a quarter of a small model's time
             if settings.run.target is None:
                 return train(training, LoneIsland(), clock=SystemClock(), stop=stop)
             return _train_attached(training, settings.run.target, stop)

@@ -21,7 +21,9 @@ from skerry.wire.codecs import Encoding
 from skerry.wire.layout import FragmentLayout, TensorSpec
 from skerry.wire.policy import Policy, encoding_from_json
 
-FORMAT: Final = 2  # raised when an old reader could misread an entry; readers refuse a higher one
+# Raised when an old reader could misread what it numbers; readers refuse a higher one.
+FORMAT: Final = 1  # of everything but log entries
+ENTRY_FORMAT: Final = 2  # of log entries: 2 brought the momentum's decay and gain
 INITIAL_BASE: Final = -1  # base version of the deltas that bring a draft's initial weights
 
 
@@ -94,7 +96,7 @@ class RunSpec:
             ValueError: not a `run.json` that this version reads.
         """
         values = json.loads(data)
-        _check_format(values)
+        _check_format(values, FORMAT)
         fragments = tuple(
             FragmentLayout(f["name"], tuple(TensorSpec(t["name"], tuple(t["shape"])) for t in f["tensors"]))
             for f in values["fragments"]
@@ -305,12 +307,13 @@ class Entry:
     write_id: str  # random; tells one's own entry from another's when a create is read back
     written_at_unix_s: float  # the writer's clock; for people, never for decisions
     items: tuple[Item, ...]
+    format: int = ENTRY_FORMAT
 
     def to_bytes(self) -> bytes:
         """Returns the entry's canonical JSON."""
         return canonical_json(
             {
-                "format": FORMAT,
+                "format": self.format,
                 "position": self.position,
                 "run_uid": self.run_uid,
                 "previous": self.previous,
@@ -330,7 +333,7 @@ class Entry:
         """
         try:
             values = json.loads(data)
-            _check_format(values)
+            _check_format(values, ENTRY_FORMAT)
             return cls(
                 position=values["position"],
                 run_uid=values["run_uid"],
@@ -339,6 +342,7 @@ class Entry:
                 write_id=values["write_id"],
                 written_at_unix_s=values["written_at_unix_s"],
                 items=tuple(item_from_json(item) for item in values["items"]),
+                format=values["format"],
             )
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"log entry is malformed. cause={error!r}") from error
@@ -364,15 +368,17 @@ def float32_from_hex(digits: str) -> float:
     return float(struct.unpack(">f", bytes.fromhex(digits))[0])
 
 
-def _check_format(values: Mapping[str, Any]) -> None:
-    if values["format"] > FORMAT:
-        raise ValueError(f"written by a newer version; upgrade to read it. format={values['format']}, known={FORMAT}")
+def _check_format(values: Mapping[str, Any], known: int) -> None:
+    if values["format"] > known:
+        raise ValueError(f"written by a newer version; upgrade to read it. format={values['format']}, known={known}")
 
 
 def item_to_json(item: Item) -> dict[str, Any]:
     """Returns the item as JSON values: its kind, and its fields but for those that are at their default."""
     defaults = {entry.name: entry.default for entry in dataclasses.fields(item)}
     values = dataclasses.asdict(item)
+    if isinstance(item, CommittedItem) and not item.scalars.decay:  # as it was read: format 1 has neither
+        del values["scalars"]["decay"], values["scalars"]["gain"]
     return {"kind": item.kind} | {name: value for name, value in values.items() if value != defaults[name]}
 
 

@@ -23,6 +23,15 @@ STEPS: Final = 600
 """Of comparisons that name no length: 25 rounds, which show an effect as well as 62 do, at two fifths of the cost."""
 
 _FLOAT32: Final = {"codec": "float32", "block": 128, "vector_codec": "float32", "compressor": "none"}
+
+
+def _encoding(codec: str) -> dict[str, Any]:
+    """Returns an encoding as policies have it: vectors of block codecs as by default."""
+    if codec == "float32":
+        return _FLOAT32
+    return {"codec": codec, "block": 128, "vector_codec": "bfloat16", "compressor": "zstd"}
+
+
 _MANY: Final = (0, 1, 2, 3, 4)
 _SOME: Final = (0, 1, 2)
 
@@ -301,10 +310,25 @@ _RULES: Final = Plain(
     },
 )
 
+_H: Final = Plain(
+    "inner steps between contributions",
+    {f"H = {count}": default(4, policy={"inner_step_count": count}) for count in (6, 12, 24, 48, 96)},
+    (0, 1),
+)
+_P: Final = Plain("fragments", {f"P = {count}": default(4, fragment_count=count) for count in (1, 2, 4, 8)}, (0, 1))
+_CODEC: Final = Plain(
+    "codec both ways",
+    {
+        codec: default(4, policy={"delta_encoding": _encoding(codec), "update_encoding": _encoding(codec)})
+        for codec in ("e3m0", "int4", "int8", "float32")
+    },
+    (0, 1),
+)
+
 TABLE: Final[tuple[Case, ...]] = (_COMPARISONS[0], _GAP, *_CELLS, *_COMPARISONS[1:], _OTHER_DATA)
 """Every row of the acceptance table."""
 
-MORE: Final[tuple[Case, ...]] = (_VANISHES, *_LATE_LEARNER, _RULES, _MUON)
+MORE: Final[tuple[Case, ...]] = (_VANISHES, *_LATE_LEARNER, _RULES, _MUON, _H, _P, _CODEC)
 """What else was measured: choices that have to be shown, without a bound of their own."""
 
 SHORT: Final[tuple[Case, ...]] = tuple(

@@ -1,7 +1,7 @@
 """Makes the golden store: a small run with every kind of item, from seeded identifiers and a clock that counts.
 
-`python -m tests.store.make_golden` writes the newest folder of tests/store/golden anew. Do so only for a new format: stores
-that older versions wrote have to stay readable, so a change that alters these files needs a new folder, not new files.
+`python -m tests.store.make_golden` writes the newest folder of tests/store/golden anew. Do so only for a new format:
+stores that older versions wrote have to stay readable, so a change that alters these files needs a new folder.
 """
 
 from __future__ import annotations

@@ -8,9 +8,10 @@ import json
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
-from benchmarks.quality.task import BATCH_SIZE, PYTHON
+from benchmarks.quality.task import BATCH_SIZE, HELD_OUT_WINDOWS, MODEL, PYTHON, WARMUP_STEPS
+from skerry.wire.policy import Policy
 
-# Raised when the task or the driver changes so that earlier results are no longer comparable.
+# Raised when the driver, or what the product does under one policy, changes so that earlier results no longer hold.
 _EPOCH: Final = 1
 
 
@@ -94,7 +95,10 @@ class Job:
     @property
     def key(self) -> str:
         """A name that changes with anything that the result depends on."""
-        content = [_EPOCH, type(self.arm).__name__, dataclasses.asdict(self.arm), self.seed]
+        content: list[Any] = [_EPOCH, dataclasses.asdict(MODEL), BATCH_SIZE, HELD_OUT_WINDOWS, WARMUP_STEPS]
+        content += [type(self.arm).__name__, dataclasses.asdict(self.arm), self.seed]
+        if isinstance(self.arm, Islands):
+            content.append(Policy.from_json(self.arm.policy_values).to_json())  # defaults that changed change the name
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:20]
 
 

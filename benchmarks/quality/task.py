@@ -1,6 +1,6 @@
 """The frozen task: one model, one corpus, one batch size, one way to judge. Nothing here varies between arms.
 
-A GPT of 68 thousand parameters on the bytes of Python's standard library, split by file; a step of one learner is 4
+A GPT of 33 thousand parameters on the bytes of Python's standard library, split by file; a step of one learner is 8
 windows of 64 bytes. Small enough that thousands of steps of many learners with several seeds fit two processor cores.
 """
 

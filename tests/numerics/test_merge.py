@@ -56,7 +56,7 @@ async def test_the_norm_of_rda_does_not_depend_on_how_many_orthogonal_deltas_the
 
 
 async def test_momentum_ramps_over_the_first_three_rounds() -> None:
-    outer = OuterOptimizer(name=OuterName.NESTEROV, learning_rate=1.0, momentum=0.5, schedule=OuterSchedule.RAMP)
+    outer = OuterOptimizer(name=OuterName.NESTEROV, learning_rate=1.0, momentum=0.5, schedule=OuterSchedule.WARM_UP)
     driver = await Driver.start(layout_of((4,)), policy(MergeRule.MEAN, outer))
     # mu = 1/4, 2/5, 1/2: round by round, for d = 1
     #   buf 1,                step 1 + 0.25 * 1    = 1.25
@@ -94,6 +94,40 @@ async def test_deltas_of_an_outage_keep_all_their_length() -> None:
     deltas = [await driver.push(index, [100, 10], steps=240) for index in range(2)]
     await driver.round(deltas)
     np.testing.assert_allclose(driver.state.weights, [-100, -10], rtol=1e-6)
+
+
+async def test_momentum_goes_no_further_after_an_outage_than_after_a_round() -> None:
+    """The way of an outage was really gone: momentum must not take it for ten gradients."""
+    driver = await Driver.start(
+        layout_of((1,)), policy(MergeRule.MEAN, OuterOptimizer(schedule=OuterSchedule.CONSTANT))
+    )
+    await driver.round([await driver.push(index, [240], steps=240) for index in range(2)])
+    # 0.8 (1 + 0.5 * 0.8) of the way, and of one round's 24 the momentum 0.8 * 0.8 (1 - 0.5 * 0.2)
+    assert -float(driver.state.weights[0]) == pytest.approx(0.8 * 1.4 * 240 + 0.8 * 0.72 * 24)
+
+
+async def test_one_learner_of_two_that_returns_does_not_stretch_the_other() -> None:
+    driver = await Driver.start(layout_of((2,)), policy(MergeRule.MEAN))
+    deltas = [await driver.push(0, [2400, 0], steps=2400), await driver.push(1, [0, 24], steps=24)]
+    await driver.round(deltas, weights=[48, 24])
+    np.testing.assert_allclose(driver.state.weights, [-24 * 2 / 3, -24 / 3], rtol=1e-6)
+
+
+async def test_one_learner_merged_alone_after_an_outage_of_its_own_moves_by_its_part_of_a_round() -> None:
+    driver = await Driver.start(layout_of((1,)), policy(MergeRule.MEAN))
+    await driver.round([await driver.push(0, [2400], steps=2400)], participation=0.4)
+    np.testing.assert_allclose(driver.state.weights, [-24 * 0.4], rtol=1e-6)
+
+
+async def test_late_answers_put_the_weights_further_ahead() -> None:
+    moved = []
+    for delay in (0, 12, 24):
+        outer = OuterOptimizer(learning_rate=1.0, momentum=0.5, schedule=OuterSchedule.CONSTANT)
+        driver = await Driver.start(layout_of((1,)), policy(MergeRule.MEAN, outer))
+        await driver.round([await driver.push(0, [8], answer_delay=delay)])
+        moved.append(-float(driver.state.weights[0]))
+    # 8 (1 + l / 2) + 8 / 2 (1 - l / 2) with l = 0.5, 1 and no more
+    assert moved == [13, 14, 14]
 
 
 async def test_one_learner_that_returns_with_the_work_of_hours_moves_the_run_by_a_round() -> None:

@@ -231,7 +231,7 @@ def test_closing_a_run_merges_what_is_pending_and_then_ends_it() -> None:
     world.append(StatusItem(RunStatus.CLOSING))
     engine = RoundEngine()
     (close,) = engine.decide(world.state, view("eu", "us"), 0.0).items
-    assert world.close_and_commit(close).participation == pytest.approx(1 / 24 / 2)  # one of two, and a step of 24
+    assert world.close_and_commit(close).participation == pytest.approx(1 / 2)  # one of two
     assert world.state.step_count == pytest.approx(1 / 2)
     assert world.state.deltas[delta].fate is Fate.MERGED
     (end,) = engine.decide(world.state, view("eu", "us"), 0.0).items
@@ -295,11 +295,20 @@ def test_a_runs_progress_counts_joint_rounds_once_and_lone_ones_by_their_share()
     assert apart.state.step_count == pytest.approx(24)
 
 
-def test_a_long_absence_takes_the_run_no_further_than_the_cap() -> None:
-    world = RoundWorld("eu")
+def test_an_outage_of_everybody_takes_the_run_as_far_as_they_trained() -> None:
+    world = RoundWorld("eu", "us")
     world.accept("eu", steps=1000)
-    world.close_and_commit(closed(world, "eu"))
-    assert world.state.step_count == 48
+    world.accept("us", steps=900)
+    world.close_and_commit(closed(world, "eu", "us"))
+    assert world.state.step_count == 900
+
+
+def test_one_learner_that_returns_takes_the_run_no_further_than_a_round() -> None:
+    world = RoundWorld("eu", "us")
+    world.accept("eu", steps=200)
+    world.accept("us", steps=24)
+    world.close_and_commit(closed(world, "eu", "us"))
+    assert world.state.step_count == 24
 
 
 def test_a_silent_learner_damps_the_others_for_a_round_or_two_whatever_its_lease_says() -> None:

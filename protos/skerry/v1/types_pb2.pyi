@@ -126,21 +126,25 @@ class _OuterSchedule:
 class _OuterScheduleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_OuterSchedule.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     OUTER_SCHEDULE_UNSPECIFIED: _OuterSchedule.ValueType  # 0
-    """Not stated; means OUTER_SCHEDULE_RAMP."""
+    """Not stated; means OUTER_SCHEDULE_WARM_UP."""
     OUTER_SCHEDULE_CONSTANT: _OuterSchedule.ValueType  # 1
     """`learning_rate` and `momentum` as they are."""
     OUTER_SCHEDULE_RAMP: _OuterSchedule.ValueType  # 2
-    """momentum_n = min(momentum, n / (n + 3)), n = 1 + the rounds, whole ones and parts, behind the fragment; `learning_rate` as it is."""
+    """momentum_n = min(momentum, n / (n + 3)); the rate falls linearly from `learning_rate` to half of it as momentum rises."""
+    OUTER_SCHEDULE_WARM_UP: _OuterSchedule.ValueType  # 3
+    """momentum_n = min(momentum, n / (n + 3)); the rate stays at `learning_rate`."""
 
 class OuterSchedule(_OuterSchedule, metaclass=_OuterScheduleEnumTypeWrapper):
-    """How outer learning rate and momentum follow the number n of a fragment's rounds."""
+    """How outer learning rate and momentum follow n = 1 + the rounds, whole ones and parts, that are behind the fragment."""
 
 OUTER_SCHEDULE_UNSPECIFIED: OuterSchedule.ValueType  # 0
-"""Not stated; means OUTER_SCHEDULE_RAMP."""
+"""Not stated; means OUTER_SCHEDULE_WARM_UP."""
 OUTER_SCHEDULE_CONSTANT: OuterSchedule.ValueType  # 1
 """`learning_rate` and `momentum` as they are."""
 OUTER_SCHEDULE_RAMP: OuterSchedule.ValueType  # 2
-"""momentum_n = min(momentum, n / (n + 3)), n = 1 + the rounds, whole ones and parts, behind the fragment; `learning_rate` as it is."""
+"""momentum_n = min(momentum, n / (n + 3)); the rate falls linearly from `learning_rate` to half of it as momentum rises."""
+OUTER_SCHEDULE_WARM_UP: OuterSchedule.ValueType  # 3
+"""momentum_n = min(momentum, n / (n + 3)); the rate stays at `learning_rate`."""
 Global___OuterSchedule: _TypeAlias = OuterSchedule  # noqa: Y015
 
 class _RunStatus:
@@ -451,8 +455,9 @@ Global___Fragment: _TypeAlias = Fragment  # noqa: Y015
 
 @_typing.final
 class OuterOptimizer(_message.Message):
-    """The outer optimizer. A merge stands for T rounds: 1 where every learner brings H steps, 1/4 where one of four is merged alone. With d the
-    merged delta of H steps: buffer <- momentum^T * buffer + (1 - momentum^T) / (1 - momentum) * d; Theta <- Theta - learning_rate * T * (d + momentum * buffer).
+    """The outer optimizer. A merge stands for T = rho * (the round's length / H) rounds: 1 where every learner brings H steps, 1/4 where one of four is merged
+    alone. With d the merged delta of H steps and t = min(T, 1): buffer <- momentum^t * buffer + (1 - momentum^t) / (1 - momentum) * d;
+    Theta <- Theta - learning_rate * (T * d + t * momentum * buffer).
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -462,8 +467,9 @@ class OuterOptimizer(_message.Message):
     MOMENTUM_FIELD_NUMBER: _builtins.int
     SCHEDULE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """"nesterov": as above. "leading-nesterov" (default): published 1 - min(T, 1) / 2 of a round's momentum ahead. "delayed-nesterov": the buffer gathers d of
-    every merge, momentum decays and moves the weights once a round. Others may be added; a server refuses a name that it does not know.
+    """"nesterov": as above. "leading-nesterov" (default): published l of a round's momentum ahead, l = min(1, 1.5 - t + mean answer delay / H), that is
+    Theta <- Theta - learning_rate * (T * (1 + l * momentum) * d + t * momentum * (1 - l * (1 - momentum)) * buffer). "delayed-nesterov": the buffer gathers T * d of
+    every merge; with the first merge of a round it decays by momentum, with the last it moves the weights. A server refuses a name that it does not know.
     """
     learning_rate: _builtins.float
     """Outer learning rate, above 0 and at most 4."""
@@ -550,7 +556,7 @@ class Policy(_message.Message):
     """A snapshot is written when the updates since the last weigh this many times one snapshot. Default 1."""
     @_builtins.property
     def outer(self) -> Global___OuterOptimizer:
-        """The outer optimizer. Default: leading-nesterov, 0.8, 0.8, ramp."""
+        """The outer optimizer. Default: leading-nesterov, 0.8, 0.8, warm-up."""
 
     @_builtins.property
     def merge_by_fragment(self) -> _containers.ScalarMap[_builtins.str, Global___MergeRule.ValueType]:
@@ -1036,9 +1042,10 @@ class VersionCommitted(_message.Message):
     update_size_bytes: _builtins.int
     """Size of the update that leads to it."""
     participation: _builtins.float
-    """rho: share of the expected weight that took part, times (the round's length / H) where that is below 1; above 0 and at most 1."""
+    """rho: share of the expected weight that took part; above 0 and at most 1."""
     run_step_count: _builtins.float
-    """The run's progress in inner steps: of every round its length (at least H) times rho, summed; the mean over fragments.
+    """The run's progress in inner steps: of every round rho times its length, summed; the mean over fragments. A round's length is its longest delta's
+    steps, at most H; the shortest's where all have more than H and rho is at least 0.75.
     Learning-rate schedules SHOULD follow it (and a learner's own steps since), so that all learners are at the same place.
     """
     @_builtins.property

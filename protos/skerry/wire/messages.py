@@ -44,13 +44,15 @@ _MERGE_RULES: Final[Mapping[v1.MergeRule.ValueType, MergeRule]] = {
 }
 _MERGE_RULE_MESSAGES: Final = {rule: number for number, rule in _MERGE_RULES.items()}
 _SCHEDULES: Final[Mapping[v1.OuterSchedule.ValueType, OuterSchedule]] = {
-    v1.OUTER_SCHEDULE_UNSPECIFIED: OuterSchedule.RAMP,
+    v1.OUTER_SCHEDULE_UNSPECIFIED: OuterSchedule.WARM_UP,
     v1.OUTER_SCHEDULE_CONSTANT: OuterSchedule.CONSTANT,
     v1.OUTER_SCHEDULE_RAMP: OuterSchedule.RAMP,
+    v1.OUTER_SCHEDULE_WARM_UP: OuterSchedule.WARM_UP,
 }
 _SCHEDULE_MESSAGES: Final = {
     OuterSchedule.CONSTANT: v1.OUTER_SCHEDULE_CONSTANT,
     OuterSchedule.RAMP: v1.OUTER_SCHEDULE_RAMP,
+    OuterSchedule.WARM_UP: v1.OUTER_SCHEDULE_WARM_UP,
 }
 # Fields of Policy and of its message with the same name and kind.
 _PLAIN_FIELDS: Final = (

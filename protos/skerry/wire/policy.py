@@ -23,9 +23,10 @@ class OuterSchedule(StrEnum):
 
     CONSTANT = "constant"
     RAMP = "ramp"
+    WARM_UP = "warm-up"
 
 
-# Rounds after which the ramp has brought momentum to a half (docs/design/0007).
+# Rounds after which momentum has come to a half (docs/design/0007).
 _RAMP_ROUNDS: Final = 3.0
 
 
@@ -54,18 +55,21 @@ class OuterOptimizer:
     name: OuterName = OuterName.LEADING_NESTEROV
     learning_rate: float = 0.8
     momentum: float = 0.8
-    schedule: OuterSchedule = OuterSchedule.RAMP
+    schedule: OuterSchedule = OuterSchedule.WARM_UP
 
     def rates(self, rounds_done: float) -> OuterRates:
         """Returns the rates of a fragment's next round when `rounds_done`, whole ones and parts, are behind it.
 
-        The ramp, with n = rounds_done + 1: mu_n = min(mu, n / (n + 3)). Early deltas are large and soon out of date, so
-        that momentum looks back over a quarter of the rounds at most; the rate stays.
+        With n = rounds_done + 1, momentum is mu_n = min(mu, n / (n + 3)), so that it looks back over a third of the
+        rounds at most: early deltas are large and soon out of date. The rate stays at a warm-up; at a ramp it falls to
+        a half: lr_n = lr (1 - mu_n / (2 mu)).
         """
-        if self.schedule is OuterSchedule.CONSTANT:
+        if self.schedule is OuterSchedule.CONSTANT or self.momentum == 0:
             return OuterRates(self.learning_rate, self.momentum)
         number = rounds_done + 1
-        return OuterRates(self.learning_rate, min(self.momentum, number / (number + _RAMP_ROUNDS)))
+        momentum = min(self.momentum, number / (number + _RAMP_ROUNDS))
+        falls = 0.5 if self.schedule is OuterSchedule.RAMP else 0.0
+        return OuterRates(self.learning_rate * (1 - falls * momentum / self.momentum), momentum)
 
 
 # 4 bits both ways; blocks of 128 cost a quarter of a bit for their scales.
@@ -152,7 +156,7 @@ class Policy:
         if "outer" in given:
             outer = dict(given["outer"])
             outer["name"] = OuterName(outer.get("name", OuterName.LEADING_NESTEROV))
-            outer["schedule"] = OuterSchedule(outer.get("schedule", OuterSchedule.RAMP))
+            outer["schedule"] = OuterSchedule(outer.get("schedule", OuterSchedule.WARM_UP))
             given["outer"] = OuterOptimizer(**outer)
         if "merge" in given:
             given["merge"] = MergeRule(given["merge"])

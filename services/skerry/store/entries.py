@@ -155,6 +155,7 @@ class AcceptedItem:
     token_count: int
     last_step: int
     squared_norms: tuple[float, ...]  # |v_t|^2 of each tensor of the fragment
+    answer_delay: int = 0  # inner steps from the copy of the learner's delta before to the adoption of its answer
 
 
 @dataclass(frozen=True)
@@ -192,7 +193,7 @@ class ClosedItem:
 class MergeScalars:
     """Every scalar in the arithmetic of one version, as float32 bits in hex: with the deltas they replay it."""
 
-    rate: str  # outer learning rate times participation
+    rate: str  # of the whole step: the outer learning rate times all that scales it
     momentum: str
     tensor_scales: tuple[str, ...]  # one a tensor
     coefficients: tuple[tuple[str, ...], ...]  # [member][tensor]

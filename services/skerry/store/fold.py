@@ -40,7 +40,7 @@ from skerry.store.entries import (
     bytes_digest,
 )
 from skerry.store.errors import LogCorruptError
-from skerry.store.round_length import round_length
+from skerry.store.round_length import delta_weight, round_length
 from skerry.store.run_state import (
     NORM_HISTORY,
     CommitRecord,
@@ -200,6 +200,7 @@ class RunState:
             commit=CommitRecord(close, item),
         )
         total = sum(member.weight for member in close.members)
+        policy = fragment.closing_policy or self.policy
         merged = []
         for member in close.members:
             delta = self.deltas[member.delta]
@@ -208,24 +209,24 @@ class RunState:
             steps = max(delta.item.step_count, 1)
             history = fragment.squared_norms.setdefault(delta.item.learner, deque(maxlen=NORM_HISTORY))
             history.append(sum(delta.item.squared_norms) / (steps * steps))
-            fragment.weights[delta.item.learner] = member.weight
+            fragment.weights[delta.item.learner] = delta_weight(
+                delta.item.step_count,
+                delta.item.token_count,
+                inner_step_count=policy.inner_step_count,
+                weight_cap=policy.weight_cap,
+            )
             fragment.contributed_at[delta.item.learner] = fragment.newest.step_count
             merged.append(delta)
         return merged
 
     def _steps_of(self, fragment: FragmentState, close: ClosedItem) -> float:
-        """Returns how far a round takes the run: its length, from H to the cap, times participation.
-
-        What a round holds less than H steps is in its participation.
-        """
-        policy = fragment.closing_policy or self.policy
-        full = policy.inner_step_count
+        """Returns how far a round takes the run: its length times participation."""
         length = round_length(
             [self.deltas[member.delta].item.step_count for member in close.members],
-            [member.weight for member in close.members],
-            inner_step_count=full,
+            participation=close.participation,
+            inner_step_count=(fragment.closing_policy or self.policy).inner_step_count,
         )
-        return close.participation * min(max(length, full), policy.weight_cap * full)
+        return close.participation * length
 
     def _admit_snapshot(self, item: SnapshotItem) -> list[DeltaState]:
         fragment = self.fragments[item.fragment]

@@ -12,6 +12,7 @@ steps as in Decoupled DiLoCo (arXiv 2604.21428).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 
 def delta_weight(step_count: int, token_count: int, *, inner_step_count: int, weight_cap: float) -> float:
@@ -26,25 +27,21 @@ def delta_weight(step_count: int, token_count: int, *, inner_step_count: int, we
     return token_count * min(share, 1.0, weight_cap / share)
 
 
-def round_length(step_counts: Sequence[int], weights: Sequence[float], *, inner_step_count: int) -> float:
-    """Returns the inner steps that a round of these deltas stands for: how far it takes the run if all take part.
+def round_length(step_counts: Sequence[int], *, participation: float, inner_step_count: int) -> float:
+    """Returns the inner steps that a round of these deltas stands for, if all take part.
 
-    That is the longest delta's steps up to H: fewer than H where the round is a flush at a run's end. More than H only
-    where half of the weight brings more, as after an outage that held up everybody; one learner that comes back with
-    the work of hours must not have the others' deltas stretched to it.
+    That is the longest delta's steps up to H: fewer than H where the round is a flush at a run's end. It is more only
+    where everybody brings more, as after an outage that held up all: then the shortest delta's. One learner that comes
+    back with the work of hours must not have the others' deltas stretched to it, nor, merged alone, move a run that
+    went on without it by more than a round.
     """
-    longest = max(step_counts, default=0)
-    if not longest:
+    if not step_counts:
         return 0.0
-    return max(float(min(longest, inner_step_count)), _weighted_median(step_counts, weights))
+    shortest, longest = min(step_counts), max(step_counts)
+    if shortest > inner_step_count and participation >= EVERYBODY:
+        return float(shortest)
+    return float(min(longest, inner_step_count))
 
 
-def _weighted_median(values: Sequence[int], weights: Sequence[float]) -> float:
-    ordered = sorted(zip(values, weights, strict=True))
-    half = sum(weights) / 2
-    below = 0.0
-    for value, weight in ordered:
-        below += weight
-        if below >= half:
-            return float(value)
-    return float(ordered[-1][0])
+# Of the expected weight: with so much of it in a round, nobody went on without those who are in it.
+EVERYBODY: Final = 0.75

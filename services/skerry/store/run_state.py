@@ -54,7 +54,7 @@ class VersionState:
     version: int
     digest: str
     position: int
-    step_count: float = 0.0  # inner steps of training behind it: of each round the longest delta's, times participation
+    step_count: float = 0.0  # inner steps of training behind it: of each round its length times participation
     commit: CommitRecord | None = None  # None: exists by its snapshot alone (version 0, or a roll-back)
     weights: tuple[ObjectRef, ...] = ()  # of its snapshot; empty: none
     outer: tuple[ObjectRef, ...] = ()
@@ -88,7 +88,7 @@ class FragmentState:
     close_positions: deque[int] = field(default_factory=lambda: deque(maxlen=REMEMBERED_CLOSES))  # of the same closes
     contributed_at: dict[str, float] = field(default_factory=dict)  # by learner: step_count of its last merge's version
     squared_norms: dict[str, deque[float]] = field(default_factory=dict)  # by learner: |v|^2 / steps^2, merged
-    weights: dict[str, float] = field(default_factory=dict)  # by learner: weight of its last merged delta
+    weights: dict[str, float] = field(default_factory=dict)  # by learner: w of its last merged delta, undamped
 
     @property
     def newest(self) -> VersionState:

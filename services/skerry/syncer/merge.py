@@ -132,7 +132,6 @@ async def merge_round(
     weights = np.array([member.weight for member in closing.members])
     full = policy.inner_step_count
     steps = [delta.step_count for delta in deltas]
-    length = max(round_length(steps, weights.tolist(), inner_step_count=full), full)
     stretches = full / np.maximum(steps, 1)
     norms = np.sqrt(np.array([delta.squared_norms for delta in deltas]).reshape(len(deltas), len(layout.tensors)))
     rule = policy.merge_rule(fragment)
@@ -143,11 +142,13 @@ async def merge_round(
     scales = np.ones(len(layout.tensors), np.float32)
     if rule is MergeRule.RDA:
         scales = radial_scales(weights, norms * stretches[:, None], await _norms(acc, layout, workers))
+    length = round_length(steps, participation=closing.participation, inner_step_count=full)
     outer = outer_step(
         policy.outer,
         rounds_before=_rounds_done(known, closing.version - 2, full),
         rounds_done=_rounds_done(known, closing.version - 1, full),
         round_count=closing.participation * length / full,
+        delay=_delay(deltas, weights) / full,
     )
     scalars = Scalars(
         np.float32(outer.rate),
@@ -209,6 +210,11 @@ def _rounds_done(fragment: FragmentState, version: int, inner_step_count: int) -
     state = fragment.versions.get(version)
     step_count = 0.0 if state is None else state.step_count - fragment.momentum_from
     return max(step_count, 0.0) / inner_step_count
+
+
+def _delay(deltas: Sequence[AcceptedItem], weights: NDArray[np.float64]) -> float:
+    """Returns the inner steps that the members' last answers were late by: their weighted mean."""
+    return float(_shares(weights) @ np.array([delta.answer_delay for delta in deltas], np.float64))
 
 
 async def _norms(acc: Float32s, layout: FragmentLayout, workers: Workers) -> NDArray[np.float64]:

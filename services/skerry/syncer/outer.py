@@ -8,13 +8,16 @@ A merge stands for T rounds: 1 where every learner brings H steps, 1/4 where one
 
 which is all that the log has to know of it.
 
-    nesterov            momentum runs in rounds, not in merges: over T rounds the buffer decays by mu^T and takes
-                        (1 - mu^T) / (1 - mu) of d; rate = lr T. With T = 1 this is SGD with Nesterov momentum. Four
-                        learners that are merged one by one build up the momentum of one round together.
-    leading-nesterov    the same momentum, and weights that stand a part l of a round ahead: Theta - F is published
-                        with F = l lr mu^2 buf, what momentum will add; that weighs d by 1 + l mu and buf by
-                        mu (1 - l (1 - mu)). l = 1 - T / 2: learners work on the weights of a joint round for a round,
-                        and half of one is the mean; one that is merged alone has had its weights for a round already.
+    nesterov            momentum runs in rounds, not in merges: over T rounds, of which one at most counts here, the
+                        buffer decays by mu^T and takes (1 - mu^T) / (1 - mu) of d; rate = lr T. With T = 1 this is SGD
+                        with Nesterov momentum. Four learners that are merged one by one build up the momentum of one
+                        round together. After an outage of ten rounds d goes ten rounds far, momentum no further than
+                        after one: the way was really gone, and is no ten gradients.
+    leading-nesterov    the same momentum, and weights that stand a part l of a round ahead: Theta - F is published with
+                        F = l lr mu^2 buf, what momentum will add; that weighs d by 1 + l mu and buf by
+                        mu (1 - l (1 - mu)), where l stays the same. l = 1.5 - T + delay, from 0.5 to 1: learners work
+                        on the weights of a joint round for a round, and half of one is the mean; an answer that is late
+                        by a part of H is as much older; one that is merged alone has had its weights for a round.
     delayed-nesterov    the buffer gathers T d of each merge; momentum decays, and moves the weights, once a round:
                         by lr mu buf with the merge that completes one.
 
@@ -40,21 +43,28 @@ class OuterStep(NamedTuple):
     gain: float
 
 
-def outer_step(outer: OuterOptimizer, *, rounds_before: float, rounds_done: float, round_count: float) -> OuterStep:
+def outer_step(
+    outer: OuterOptimizer, *, rounds_before: float, rounds_done: float, round_count: float, delay: float
+) -> OuterStep:
     """Returns the scalars of a merge that stands for `round_count` rounds, T, above 0.
 
     `rounds_done`, whole ones and parts, are behind the fragment since its momentum began, and were `rounds_before` at
-    the version before; they are equal where there is none.
+    the version before; they are equal where there is none. `delay` is what learners report of their answers, in H.
     """
     rates = outer.rates(rounds_done)
     if outer.name is OuterName.DELAYED_NESTEROV:
         return _delayed(rates.learning_rate, rates.momentum, rounds_before, rounds_done, round_count)
-    decay = rates.momentum**round_count
+    carried_count = min(round_count, 1.0)
+    decay = rates.momentum**carried_count
     gain = (1 - decay) / (1 - rates.momentum)
-    lead = 1 - min(round_count, 1.0) / 2 if outer.name is OuterName.LEADING_NESTEROV else 0.0
+    lead = _lead(carried_count, delay) if outer.name is OuterName.LEADING_NESTEROV else 0.0
     fresh = 1 + lead * rates.momentum
-    carried = rates.momentum * (1 - lead * (1 - rates.momentum))
+    carried = rates.momentum * (1 - lead * (1 - rates.momentum)) * carried_count / round_count
     return OuterStep(rates.learning_rate * round_count * fresh, carried / fresh, decay, gain)
+
+
+def _lead(round_count: float, delay: float) -> float:
+    return min(1.0, 1.5 - round_count + delay)
 
 
 def _delayed(

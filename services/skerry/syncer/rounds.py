@@ -28,7 +28,7 @@ from typing import Final
 
 from skerry.store.entries import AcceptedItem, ClosedItem, Decided, Fate, FateItem, Item, Member, RunStatus, StatusItem
 from skerry.store.fold import RunState
-from skerry.store.round_length import delta_weight, round_length
+from skerry.store.round_length import delta_weight
 from skerry.store.run_state import REMEMBERED_CLOSES, DeltaState, FragmentState
 from skerry.wire.policy import Policy
 
@@ -319,8 +319,7 @@ def participation(state: RunState, fragment: FragmentState, view: MembershipView
     """Returns rho = sum(w f over contributors) / sum(expected w over working learners), above 0 and at most 1.
 
     A contributor is expected to bring its own undamped w; an absent learner what it brought last, or else the
-    contributors' mean. A round that stands for fewer than H steps (the last of a run, say) is a part of one, and rho is
-    multiplied by its length / H.
+    contributors' mean.
     """
     deltas = [(member, state.deltas[member.delta].item) for member in members]
     undamped: dict[str, float] = {}
@@ -330,14 +329,7 @@ def participation(state: RunState, fragment: FragmentState, view: MembershipView
     absent = _sharing_learners(state, fragment, view) - undamped.keys()
     total = sum(undamped.values()) + sum(fragment.weights.get(name, mean) for name in sorted(absent))
     brought = sum(member.weight for member, _ in deltas)
-    full = state.policy.inner_step_count
-    length = round_length(
-        [item.step_count for _, item in deltas], [member.weight for member, _ in deltas], inner_step_count=full
-    )
-    wholeness = min(1.0, length / full)
-    if brought <= 0 or total <= 0:
-        return wholeness
-    return wholeness * min(1.0, brought / total)
+    return min(1.0, brought / total) if brought > 0 and total > 0 else 1.0
 
 
 def _weight(item: AcceptedItem, policy: Policy) -> float:

@@ -72,6 +72,7 @@ def test_merge_rules_change_fragment_by_fragment() -> None:
     [
         v1.Policy(inner_step_count=0),
         v1.Policy(outer=v1.OuterOptimizer(learning_rate=0.0)),
+        v1.Policy(outer=v1.OuterOptimizer(name="adam", learning_rate=0.5)),
         v1.Policy(delta_encoding=v1.Encoding(codec=v1.CODEC_INT4, block=8)),
         v1.Policy(delta_encoding=v1.Encoding(codec=v1.CODEC_UNSPECIFIED)),
     ],

@@ -17,7 +17,7 @@ from skerry.learner.errors import CheckpointError
 from skerry.learner.island import ExchangeReading, Island, LoneIsland
 from skerry.learner.metrics import MetricsLine, read_metrics
 from skerry.learner.model import MODEL_CONFIGS
-from skerry.learner.settings import DataSettings, LearnSettings, LoopSettings, OptimizerSettings
+from skerry.learner.settings import DataSettings, InnerOptimizerName, LearnSettings, LoopSettings, OptimizerSettings
 from skerry.learner.training import Training, prepare, train
 
 _CPU = torch.device("cpu")
@@ -178,6 +178,14 @@ def test_the_learning_rate_follows_the_run_where_the_run_is_ahead(tmp_path: Path
     assert len({line.learning_rate for line in behind}) == 1
     assert behind[0].learning_rate < 0.25e-2
     assert ahead[11].learning_rate > 0.9e-2
+
+
+def test_a_checkpoint_of_another_optimizer_says_what_would_help(tmp_path: Path) -> None:
+    settings = _settings(tmp_path, steps=2)
+    _train(settings)
+    muon = replace(settings, optimizer=replace(settings.optimizer, name=InnerOptimizerName.MUON))
+    with pytest.raises(CheckpointError, match="--optimizer"):
+        prepare(muon, _CPU)
 
 
 def test_a_checkpoint_of_another_model_says_what_would_help(tmp_path: Path) -> None:

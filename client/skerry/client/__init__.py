@@ -28,7 +28,7 @@ from skerry.client.retry import RetrySettings
 from skerry.client.runs import RunsClient
 from skerry.client.session import Adoption
 from skerry.client.stats import Stats
-from skerry.wire.policy import MergeRule, OuterOptimizer, OuterSchedule, Policy
+from skerry.wire.policy import MergeRule, OuterName, OuterOptimizer, OuterSchedule, Policy
 
 if TYPE_CHECKING:
     from skerry.client.learner import Learner
@@ -41,6 +41,7 @@ __all__ = [
     "FragmentPlan",
     "Learner",
     "MergeRule",
+    "OuterName",
     "OuterOptimizer",
     "OuterSchedule",
     "PlanExpiredError",

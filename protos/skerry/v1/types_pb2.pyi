@@ -907,7 +907,9 @@ class Event(_message.Message):
     """The run's life moved on."""
     @_builtins.property
     def round_opened(self) -> Global___RoundOpened:
-        """A round has begun to gather; learners SHOULD contribute what they have at their next step boundary."""
+        """A round has begun to gather. Where it waits (quorum_count above 1, or grace_factor above 0), learners SHOULD contribute what they have at their next
+        step boundary; else an answer would come too late, and they SHOULD keep to their own H steps.
+        """
 
     @_builtins.property
     def delta_accepted(self) -> Global___DeltaFate:

@@ -15,7 +15,7 @@ from skerry.v1 import types_pb2 as v1
 from skerry.wire.codecs import Codec, Compressor, Encoding
 from skerry.wire.layout import FragmentLayout, TensorSpec
 from skerry.wire.names import MAX_TENSOR_NAME_BYTES, check_name
-from skerry.wire.policy import MergeRule, OuterName, OuterOptimizer, OuterSchedule, Policy
+from skerry.wire.policy import MergeRule, OuterOptimizer, OuterSchedule, Policy, outer_name
 
 V = TypeVar("V")
 
@@ -171,7 +171,7 @@ def policy_from_message(message: v1.Policy, base: Policy) -> Policy:
     changes: dict[str, Any] = {name: getattr(message, name) for name in _PLAIN_FIELDS if name in is_set}
     if message.HasField("outer"):
         changes["outer"] = OuterOptimizer(
-            name=OuterName(message.outer.name or OuterOptimizer.name),
+            name=outer_name(message.outer.name or OuterOptimizer.name),
             learning_rate=message.outer.learning_rate,
             momentum=message.outer.momentum,
             schedule=_known(_SCHEDULES, message.outer.schedule, "outer schedule"),

@@ -155,7 +155,7 @@ class Policy:
             raise ValueError(f"policy field is not known. fields={sorted(unknown)}")
         if "outer" in given:
             outer = dict(given["outer"])
-            outer["name"] = OuterName(outer.get("name", OuterName.LEADING_NESTEROV))
+            outer["name"] = outer_name(outer.get("name", OuterName.LEADING_NESTEROV))
             outer["schedule"] = OuterSchedule(outer.get("schedule", OuterSchedule.WARM_UP))
             given["outer"] = OuterOptimizer(**outer)
         if "merge" in given:
@@ -166,6 +166,17 @@ class Policy:
             if name in given:
                 given[name] = encoding_from_json(given[name])
         return cls(**given)
+
+
+def outer_name(name: str) -> OuterName:
+    """Returns the outer optimizer of that name.
+
+    Raises:
+        ValueError: there is none; the message says which there are.
+    """
+    if name not in set(OuterName):
+        raise ValueError(f"outer optimizer is not known. name={name!r}, known={[str(known) for known in OuterName]}")
+    return OuterName(name)
 
 
 def encoding_from_json(values: Mapping[str, Any]) -> Encoding:

@@ -82,8 +82,15 @@ def load_checkpoint(path: Path, *, model: Gpt, optimizer: InnerOptimizer) -> Tra
             f"made with. checkpoint={config}, asked={model.config}"
         )
         raise CheckpointError(message)
+    try:
+        optimizer.load_state_dict(content["optimizer"])
+    except ValueError as error:
+        message = (
+            f"the checkpoint {path} belongs to another optimizer: give the --optimizer that it was made with, or name "
+            f"another --work-dir. {error}"
+        )
+        raise CheckpointError(message) from error
     model.load_state_dict(content["model"])
-    optimizer.load_state_dict(content["optimizer"])
     torch.set_rng_state(content["random_state"])
     cuda_random_state = content["cuda_random_state"]
     if torch.cuda.is_available() and len(cuda_random_state) == torch.cuda.device_count():

@@ -249,7 +249,7 @@ async def _prepare(step: Step, deltas: Sequence[AcceptedItem], workers: Workers)
         return await run_jobs(workers, jobs())
     except NonFiniteError as error:
         # Accepted deltas are finite; what overflows comes of one that is huge, and without it the round goes on.
-        largest = max(deltas, key=lambda delta: math.fsum(delta.squared_norms))
+        largest = max(deltas, key=lambda delta: math.fsum(delta.squared_norms) / max(delta.step_count, 1) ** 2)
         raise UnreadableDeltaError(largest.delta, error) from error
 
 

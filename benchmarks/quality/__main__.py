@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from pathlib import Path
 from typing import Final
 
@@ -32,7 +31,7 @@ Examples:
 @click.option("--short", is_flag=True, help="A few cases, one seed.")
 @click.option("--more", is_flag=True, help="Also what has no bound: staleness weights, outer optimizers, Muon.")
 @click.option("--tune", is_flag=True, help="Also the grid of learning rates and of synchronous outer settings.")
-@click.option("--committed", is_flag=True, help="Take what is known from the committed results.")
+@click.option("--committed", is_flag=True, help="Show the committed results; train nothing.")
 @click.option("--processes", type=click.IntRange(min=1), help="Jobs at a time.  [default: processor cores]")
 def main(*, short: bool, more: bool, tune: bool, committed: bool, processes: int | None) -> None:
     """Train islands, one place and one island alone on the same data, and say how they compare.
@@ -40,16 +39,17 @@ def main(*, short: bool, more: bool, tune: bool, committed: bool, processes: int
     Everything is real but time: the product's rounds, merge, codecs, schedule and adoption, driven without sockets.
     What was trained once is kept in build/benchmarks/quality-outcomes.jsonl, so that a run that was cut off goes on.
     """
-    kept = DIRECTORY / "quality-outcomes.jsonl"
-    if committed and not kept.exists():
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(_COMMITTED, kept)
-    outcomes = Outcomes(kept)
+    outcomes = Outcomes(_COMMITTED if committed else DIRECTORY / "quality-outcomes.jsonl")
     cases: tuple[Case, ...] = SHORT if short else (*TABLE, *(MORE if more else ()))
-    jobs = [job for case in cases for job in jobs_of(case)]
+    jobs = [*(job for case in cases for job in jobs_of(case)), *(TUNING if tune else ())]
+    missing = [job for job in jobs if job not in outcomes]
+    if committed and missing:
+        raise click.ClickException(
+            f"the committed results lack {len(missing)} of {len(jobs)} jobs: what they depend on has changed. "
+            "run it without --committed"
+        )
     run_jobs(jobs, outcomes, process_count=processes or os.cpu_count())
     if tune:
-        run_jobs(TUNING, outcomes, process_count=processes or os.cpu_count())
         _print_tuning(outcomes)
     lines = [line for case in cases for line in lines_of(case, outcomes)]
     _print(lines)

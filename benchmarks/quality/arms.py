@@ -37,7 +37,6 @@ class Synchronous:
     inner_step_count: int = 24
     merge: str = "mean"
     ramp: float = 0.0  # k of momentum_n = min(momentum, n / (n + k)) in round n
-    final_rate: float = 0.0  # the outer rate falls to it as momentum rises; 0: it stays
 
 
 @dataclass(frozen=True)

@@ -136,18 +136,21 @@ SETTINGS: Final[Mapping[str, Mapping[str, Any]]] = {
 _WIDE: Final = ("mean, warm-up to 0.9", "RDA 0.55, warm-up to 0.8")
 """Of long and large cells, where the settings without momentum are far behind."""
 
-SYNCHRONOUS_GRID: Final = tuple(
-    Synchronous(4, STEPS, ISLANDS_RATE, rate, momentum, ramp=ramp)
-    for rate, momentum, ramp in (
-        (1.0, 0.0, 0.0),
-        (0.8, 0.5, 0.0),
-        (1.0, 0.6, 0.0),
-        (0.8, 0.7, 0.0),
-        (0.7, 0.9, 0.0),
-        (0.8, 0.7, 3.0),
-        (0.8, 0.8, 3.0),
-        (1.0, 0.8, 3.0),
-    )
+SYNCHRONOUS_GRID: Final = (
+    Synchronous(4, STEPS, ISLANDS_RATE, 0.6, 0.7, merge="rda"),
+    *(
+        Synchronous(4, STEPS, ISLANDS_RATE, rate, momentum, ramp=ramp)
+        for rate, momentum, ramp in (
+            (1.0, 0.0, 0.0),
+            (0.8, 0.5, 0.0),
+            (1.0, 0.6, 0.0),
+            (0.8, 0.7, 0.0),
+            (0.7, 0.9, 0.0),
+            (0.8, 0.7, 3.0),
+            (0.8, 0.8, 3.0),
+            (1.0, 0.8, 3.0),
+        )
+    ),
 )
 _SYNCHRONOUS_BEST: Final = Synchronous(4, STEPS, ISLANDS_RATE, 0.8, 0.8, ramp=3.0)
 
@@ -316,6 +319,18 @@ _H: Final = Plain(
     (0,),
 )
 _P: Final = Plain("fragments", {f"P = {count}": default(4, fragment_count=count) for count in (1, 4, 8)}, (0,))
+_ADOPTION: Final = Plain(
+    "adoption, answers H/2 steps late",
+    {adoption: default(4, delay=12.0, adoption=adoption) for adoption in ("rebase", "blend", "replace")},
+    (0,),
+)
+_BATCHES: Final = Comparison(
+    "two learners of a quarter of the batch added to two",
+    default(4, islands=(Island(), Island(), Island(batch_size=2), Island(batch_size=2))),
+    default(2),
+    "without them",
+    0.5,
+)
 _CODEC: Final = Plain(
     "codec both ways",
     {"int4 (default)": default(4)}
@@ -329,7 +344,7 @@ _CODEC: Final = Plain(
 TABLE: Final[tuple[Case, ...]] = (_COMPARISONS[0], _GAP, *_CELLS, *_COMPARISONS[1:], _OTHER_DATA)
 """Every row of the acceptance table."""
 
-MORE: Final[tuple[Case, ...]] = (_VANISHES, *_LATE_LEARNER, _RULES, _MUON, _H, _P, _CODEC)
+MORE: Final[tuple[Case, ...]] = (_VANISHES, *_LATE_LEARNER, _BATCHES, _RULES, _MUON, _H, _P, _CODEC, _ADOPTION)
 """What else was measured: choices that have to be shown, without a bound of their own."""
 
 SHORT: Final[tuple[Case, ...]] = tuple(

@@ -40,10 +40,7 @@ def train_synchronous(arm: Synchronous, seed: int) -> Outcome:
         if (step + 1) % arm.inner_step_count == 0 or step + 1 == arm.step_count:
             number += 1
             if arm.ramp:
-                momentum = min(arm.outer_momentum, number / (number + arm.ramp))
-                final = arm.final_rate or arm.outer_rate
-                outer.param_groups[0]["momentum"] = momentum
-                outer.param_groups[0]["lr"] = arm.outer_rate + (final - arm.outer_rate) * momentum / arm.outer_momentum
+                outer.param_groups[0]["momentum"] = min(arm.outer_momentum, number / (number + arm.ramp))
             _synchronise(anchor, replicas, outer, arm.merge)
     return Outcome({task.PYTHON: replicas[0].judge()}, (arm.step_count,) * count)
 

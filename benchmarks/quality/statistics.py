@@ -21,13 +21,6 @@ class Estimate:
     half_width: float | None  # of the 95 % interval; None of one seed
     samples: tuple[float, ...]
 
-    @property
-    def text(self) -> str:
-        """As a table shows it."""
-        if self.half_width is None:
-            return f"{self.mean:+.2f} (one seed)"
-        return f"{self.mean:+.2f} ± {self.half_width:.2f}"
-
 
 def estimate(samples: Sequence[float]) -> Estimate:
     """Returns the mean of `samples`, their standard deviation, and the half width of the mean's 95 % interval.

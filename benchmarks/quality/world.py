@@ -300,7 +300,6 @@ def _figures(state: RunState, learners: list[_Learner]) -> dict[str, float]:
         "merged": float(len(merged)),
         "flushed": statistics.fmean(learner.is_flushed for learner in learners),
         "waiting": statistics.fmean(learner.waiting_s for learner in learners),
-        "answer_delay": statistics.fmean(delta.item.answer_delay for delta in merged),
         "steps_a_delta": statistics.fmean(delta.item.step_count for delta in merged),
     }
 

@@ -106,7 +106,6 @@ class Driver:
         encoding: Encoding = FLOAT32,
         cuts: Sequence[int] = (),
         steps: int = 24,
-        answer_delay: int = 0,
     ) -> AcceptedItem:
         """Stores a delta in parts that are cut at `cuts`, and has it accepted."""
         array = np.asarray(values, np.float32)
@@ -139,7 +138,6 @@ class Driver:
             token_count=1000,
             last_step=steps,
             squared_norms=tuple(norms.tolist()),
-            answer_delay=answer_delay,
         )
         await self.append(item)
         return item

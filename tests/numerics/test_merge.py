@@ -119,17 +119,6 @@ async def test_one_learner_merged_alone_after_an_outage_of_its_own_moves_by_its_
     np.testing.assert_allclose(driver.state.weights, [-24 * 0.4], rtol=1e-6)
 
 
-async def test_late_answers_put_the_weights_further_ahead() -> None:
-    moved = []
-    for delay in (0, 12, 24):
-        outer = OuterOptimizer(learning_rate=1.0, momentum=0.5, schedule=OuterSchedule.CONSTANT)
-        driver = await Driver.start(layout_of((1,)), policy(MergeRule.MEAN, outer))
-        await driver.round([await driver.push(0, [8], answer_delay=delay)])
-        moved.append(-float(driver.state.weights[0]))
-    # 8 (1 + l / 2) + 8 / 2 (1 - l / 2) with l = 0.5, 1 and no more
-    assert moved == [13, 14, 14]
-
-
 async def test_one_learner_that_returns_with_the_work_of_hours_moves_the_run_by_a_round() -> None:
     driver = await Driver.start(layout_of((2,)), policy(MergeRule.MEAN))
     deltas = [

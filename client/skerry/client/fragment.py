@@ -78,7 +78,6 @@ class FragmentExchange:
         self._invited_version = -1
         self._rhythm = RoundRhythm()
         self._outgoing: Outgoing | None = None
-        self._answer_delay = 0  # own steps from the copy of the last merged delta to its answer's adoption
         self._must_replace = False
         self._must_pull = False
         self._must_pull_whole = False
@@ -250,9 +249,7 @@ class FragmentExchange:
             delta_id = session.entropy.hex_id()
             try:
                 encoded, decoded = await session.workers.run(
-                    lambda: make_delta(
-                        session, layout, self.ledger, buffer, delta_id, trained=trained, answer_delay=self._answer_delay
-                    )
+                    lambda: make_delta(session, layout, self.ledger, buffer, delta_id, trained=trained)
                 )
             except NonFiniteError as error:
                 poison = PoisonedError("NON_FINITE", f"weights are not finite. {error}")
@@ -398,7 +395,6 @@ class FragmentExchange:
         if self._outgoing is not None and self._outgoing.final_fate in _CHANGING:
             return  # the account changes first; what was pulled is pulled again
         async with self.lock:
-            merged = self.ledger.delta if is_merged else None
             self.ledger = await adopt(
                 self._session,
                 self.layout,
@@ -407,8 +403,6 @@ class FragmentExchange:
                 is_merged=is_merged,
                 must_replace=self._must_replace,
             )
-        if merged is not None:
-            self._answer_delay = self._session.trained.step_count - merged.end.step_count
         if is_merged:
             self._outgoing = None
         self._must_replace = self._must_pull = self._must_pull_whole = False

@@ -37,11 +37,8 @@ def make_delta(
     delta_id: str,
     *,
     trained: Trained,
-    answer_delay: int,
 ) -> tuple[EncodedDelta, FlatArray]:
     """Returns what is unsent at `weights` as a delta, and what its receiver will decode; for a worker.
-
-    `answer_delay` is in inner steps, of the delta before.
 
     Raises:
         NonFiniteError: the weights, and so the delta, are not finite.
@@ -63,6 +60,5 @@ def make_delta(
         step_count=trained.step_count - ledger.sent_until.step_count,
         token_count=trained.token_count - ledger.sent_until.token_count,
         last_step=trained.step_count,
-        answer_delay_step_count=answer_delay,
     )
     return EncodedDelta(header, parts, digest_of(parts)), unsent

@@ -318,7 +318,6 @@ class PushHeader(_message.Message):
     STEP_COUNT_FIELD_NUMBER: _builtins.int
     TOKEN_COUNT_FIELD_NUMBER: _builtins.int
     LAST_STEP_FIELD_NUMBER: _builtins.int
-    ANSWER_DELAY_STEP_COUNT_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     """Name of the run."""
     run_uid: _builtins.str
@@ -343,10 +342,6 @@ class PushHeader(_message.Message):
     """Tokens of those steps; at least 1, at most 2^32 a step and 2^53 in all (0 for initial weights)."""
     last_step: _builtins.int
     """The learner's own step count when the delta was taken, so that the steps are (last_step - step_count, last_step]."""
-    answer_delay_step_count: _builtins.int
-    """Inner steps from the copy of this fragment's delta before to the adoption of the version that it was merged into; 0 to 2^32, 0 where there was none.
-    A learner SHOULD say it: the outer step allows for answers that are late.
-    """
     def __init__(
         self,
         *,
@@ -362,11 +357,10 @@ class PushHeader(_message.Message):
         step_count: _builtins.int = ...,
         token_count: _builtins.int = ...,
         last_step: _builtins.int = ...,
-        answer_delay_step_count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer_delay_step_count", b"answer_delay_step_count", "base_digest", b"base_digest", "base_version", b"base_version", "delta_id", b"delta_id", "fragment", b"fragment", "last_step", b"last_step", "learner_id", b"learner_id", "run", b"run", "run_uid", b"run_uid", "seen_position", b"seen_position", "session_id", b"session_id", "step_count", b"step_count", "token_count", b"token_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_digest", b"base_digest", "base_version", b"base_version", "delta_id", b"delta_id", "fragment", b"fragment", "last_step", b"last_step", "learner_id", b"learner_id", "run", b"run", "run_uid", b"run_uid", "seen_position", b"seen_position", "session_id", b"session_id", "step_count", b"step_count", "token_count", b"token_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -155,7 +155,6 @@ class AcceptedItem:
     token_count: int
     last_step: int
     squared_norms: tuple[float, ...]  # |v_t|^2 of each tensor of the fragment
-    answer_delay: int = 0  # inner steps from the copy of the learner's delta before to the adoption of its answer
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,6 @@ class PushHeader:
     step_count: int
     token_count: int
     last_step: int
-    answer_delay: int
 
     @property
     def is_initial(self) -> bool:
@@ -234,7 +233,6 @@ class Push:
             token_count=header.token_count,
             last_step=header.last_step,
             squared_norms=tuple(map(sum, zip(*(part.squared_norms for part in parts), strict=True))),
-            answer_delay=header.answer_delay,
         )
         try:
             (outcome,) = await self._replica.log.append([item])
@@ -312,8 +310,6 @@ def _check_fields(replica: RunReplica, header: PushHeader) -> None:
             raise bad_request(f"{name} is beyond belief. {name}={value}, limit={limit}")
     if header.last_step < 0:
         raise bad_request(f"last_step must not be negative. last_step={header.last_step}")
-    if not 0 <= header.answer_delay <= MAX_STEPS:
-        raise bad_request(f"answer_delay_step_count is out of range. answer_delay_step_count={header.answer_delay}")
 
 
 def _other_delta(replica: RunReplica, header: PushHeader, reason: str) -> dict[str, str]:

@@ -264,7 +264,6 @@ def _header(message: v1.PushHeader) -> PushHeader:
         step_count=message.step_count,
         token_count=message.token_count,
         last_step=message.last_step,
-        answer_delay=message.answer_delay_step_count,
     )
 
 

@@ -148,7 +148,6 @@ async def merge_round(
         rounds_before=_rounds_done(known, closing.version - 2, full),
         rounds_done=_rounds_done(known, closing.version - 1, full),
         round_count=closing.participation * length / full,
-        delay=_delay(deltas, weights) / full,
     )
     scalars = Scalars(
         np.float32(outer.rate),
@@ -210,11 +209,6 @@ def _rounds_done(fragment: FragmentState, version: int, inner_step_count: int) -
     state = fragment.versions.get(version)
     step_count = 0.0 if state is None else state.step_count - fragment.momentum_from
     return max(step_count, 0.0) / inner_step_count
-
-
-def _delay(deltas: Sequence[AcceptedItem], weights: NDArray[np.float64]) -> float:
-    """Returns the inner steps that the members' last answers were late by: their weighted mean."""
-    return float(_shares(weights) @ np.array([delta.answer_delay for delta in deltas], np.float64))
 
 
 async def _norms(acc: Float32s, layout: FragmentLayout, workers: Workers) -> NDArray[np.float64]:

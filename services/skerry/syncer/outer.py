@@ -15,9 +15,9 @@ which is all that the log has to know of it.
                         after one: the way was really gone, and is no ten gradients.
     leading-nesterov    the same momentum, and weights that stand a part l of a round ahead: Theta - F is published with
                         F = l lr mu^2 buf, what momentum will add; that weighs d by 1 + l mu and buf by
-                        mu (1 - l (1 - mu)), where l stays the same. l = 1.5 - T + delay, from 0.5 to 1: learners work
-                        on the weights of a joint round for a round, and half of one is the mean; an answer that is late
-                        by a part of H is as much older; one that is merged alone has had its weights for a round.
+                        mu (1 - l (1 - mu)), where l stays the same. l = 1.5 - T, from 0.5 to 1: learners work on the
+                        weights of a joint round for a round, and half of one is the mean; one that is merged alone has
+                        had its weights for a round.
     delayed-nesterov    the buffer gathers T d of each merge; momentum decays, and moves the weights, once a round:
                         by lr mu buf with the merge that completes one.
 
@@ -43,13 +43,11 @@ class OuterStep(NamedTuple):
     gain: float
 
 
-def outer_step(
-    outer: OuterOptimizer, *, rounds_before: float, rounds_done: float, round_count: float, delay: float
-) -> OuterStep:
+def outer_step(outer: OuterOptimizer, *, rounds_before: float, rounds_done: float, round_count: float) -> OuterStep:
     """Returns the scalars of a merge that stands for `round_count` rounds, T, above 0.
 
     `rounds_done`, whole ones and parts, are behind the fragment since its momentum began, and were `rounds_before` at
-    the version before; they are equal where there is none. `delay` is what learners report of their answers, in H.
+    the version before; they are equal where there is none.
     """
     rates = outer.rates(rounds_done)
     if outer.name is OuterName.DELAYED_NESTEROV:
@@ -57,14 +55,10 @@ def outer_step(
     carried_count = min(round_count, 1.0)
     decay = rates.momentum**carried_count
     gain = (1 - decay) / (1 - rates.momentum)
-    lead = _lead(carried_count, delay) if outer.name is OuterName.LEADING_NESTEROV else 0.0
+    lead = min(1.0, 1.5 - carried_count) if outer.name is OuterName.LEADING_NESTEROV else 0.0
     fresh = 1 + lead * rates.momentum
     carried = rates.momentum * (1 - lead * (1 - rates.momentum)) * carried_count / round_count
     return OuterStep(rates.learning_rate * round_count * fresh, carried / fresh, decay, gain)
-
-
-def _lead(round_count: float, delay: float) -> float:
-    return min(1.0, 1.5 - round_count + delay)
 
 
 def _delayed(

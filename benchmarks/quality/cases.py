@@ -180,7 +180,7 @@ _GAP: Final = Gap(
     bound=6.0,
 )
 _COMPARISONS: Final = (
-    Comparison("M = 4 against synchronous DiLoCo", default(4), _SYNCHRONOUS_BEST, "tuned", 0.5, 1.0, _MANY),
+    Comparison("M = 4, decoupled", default(4), _SYNCHRONOUS_BEST, "synchronous DiLoCo, tuned", 0.5, 1.0, _MANY),
     Comparison(
         "4 bits both ways",
         default(4),

@@ -67,23 +67,21 @@ def draw(cases: Sequence[Case], outcomes: Outcomes, directory: Path) -> list[Pat
 
 def _draw_gap(case: Gap, outcomes: Outcomes, path: Path) -> Path:
     lines = {line.metric: line for line in lines_of(case, outcomes)}
-    figure, axes = plt.subplots(figsize=(8.4, 3.0), dpi=144)
-    bars = (
+    figure, axes = plt.subplots(figsize=(8.4, 2.3), dpi=144)
+    rows = (
         ("one learner alone", "loss alone", _ALONE),
         ("four islands", "loss", _ISLANDS),
-        ("four learners' batches in one place", "loss data-parallel", _TOGETHER),
+        ("all batches in one place", "loss data-parallel", _TOGETHER),
     )
-    for place, (label, metric, colour) in enumerate(bars):
+    for place, (_, metric, colour) in enumerate(rows):
         found = lines[metric].estimate
-        axes.barh(place, found.mean, xerr=found.half_width or 0, color=colour, height=0.62, ecolor=_INK)
-        axes.text(found.mean + (found.half_width or 0) + 0.004, place, f"{found.mean:.3f}", va="center")
-        axes.text(1.5, place, f"  {label}", va="center", color="white", fontweight="bold")
+        axes.errorbar(found.mean, place, xerr=found.half_width or 0, fmt="o", markersize=9, color=colour, capsize=4)
+        axes.text(found.mean, place - 0.22, f"{found.mean:.3f}", ha="center", va="bottom", color=colour)
     share = lines["share of the gap"].estimate
-    axes.set_title(f"Islands close {share.mean:.0%} of the gap")
-    axes.set_xlim(1.5, lines["loss alone"].estimate.mean + 0.08)
-    axes.set_yticks([])
-    axes.set_xlabel("held-out loss after 1500 steps, nats a byte (axis cut at 1.5); whiskers: 95 % interval")
-    axes.invert_yaxis()
+    axes.set_title(f"Four islands close {share.mean:.0%} of the gap between one learner and one place")
+    axes.set_yticks(range(len(rows)), [label for label, _, _ in rows])
+    axes.set_ylim(len(rows) - 0.5, -0.8)
+    axes.set_xlabel("held-out loss after 1500 steps, nats a byte; whiskers: 95 % interval")
     return _save(figure, path)
 
 

@@ -30,13 +30,7 @@ class Outgoing:
 
 
 def make_delta(
-    session: Session,
-    layout: FragmentLayout,
-    ledger: Ledger,
-    weights: FlatArray,
-    delta_id: str,
-    *,
-    trained: Trained,
+    session: Session, layout: FragmentLayout, ledger: Ledger, weights: FlatArray, delta_id: str, *, trained: Trained
 ) -> tuple[EncodedDelta, FlatArray]:
     """Returns what is unsent at `weights` as a delta, and what its receiver will decode; for a worker.
 

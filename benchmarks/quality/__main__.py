@@ -15,14 +15,15 @@ from benchmarks.quality.jobs import Outcomes, run_jobs
 from benchmarks.quality.table import Line, lines_of
 from benchmarks.report import DIRECTORY, write_rows
 
-_COMMITTED: Final = Path(__file__).parent / "results" / "outcomes.jsonl"
+COMMITTED: Final = Path(__file__).parent / "results" / "outcomes.jsonl"
+"""Outcomes of the whole table, and of what else was measured, as they stand in the documents."""
 
 
 @click.command(
     epilog="""\b
 Examples:
   python -m benchmarks.quality --short        one seed of a few cases, under 10 minutes on 2 cores
-  python -m benchmarks.quality                the whole table, an hour and a half on 2 cores
+  python -m benchmarks.quality                the whole table, 40 minutes on 2 quiet cores
   python -m benchmarks.quality --more         choices that were measured besides
   python -m benchmarks.quality --tune         the grid that chose every rival's learning rate
   python -m benchmarks.quality --committed    the table of the committed results, without training
@@ -39,7 +40,7 @@ def main(*, short: bool, more: bool, tune: bool, committed: bool, processes: int
     Everything is real but time: the product's rounds, merge, codecs, schedule and adoption, driven without sockets.
     What was trained once is kept in build/benchmarks/quality-outcomes.jsonl, so that a run that was cut off goes on.
     """
-    outcomes = Outcomes(_COMMITTED if committed else DIRECTORY / "quality-outcomes.jsonl")
+    outcomes = Outcomes(COMMITTED if committed else DIRECTORY / "quality-outcomes.jsonl")
     cases: tuple[Case, ...] = SHORT if short else (*TABLE, *(MORE if more else ()))
     jobs = [*(job for case in cases for job in jobs_of(case)), *(TUNING if tune else ())]
     missing = [job for job in jobs if job not in outcomes]

@@ -15,7 +15,7 @@ from benchmarks.quality.task import CPP, PYTHON
 
 GRID: Final = (6e-3, 8.5e-3, 1.2e-2, 1.7e-2)
 ALONE_RATE: Final = 1.2e-2
-TOGETHER_RATE: Final = 1.2e-2
+TOGETHER_RATE: Final = 1.7e-2
 ISLANDS_RATE: Final = 1.2e-2
 """What `tune` found best; the rows of the grid are committed beside the results."""
 
@@ -284,14 +284,14 @@ _VANISHES: Final = Comparison(
     1.0,
 )
 _MUON: Final = Plain(
-    "Muon as the inner optimizer",
+    "Muon as the inner optimizer, all at 1.2e-2",
     {
         "alone, AdamW": alone(),
         "alone, Muon": replace(alone(), optimizer="muon"),
         "islands, AdamW": default(4),
         "islands, Muon": default(4, optimizer="muon"),
-        "data-parallel, AdamW": together(4),
-        "data-parallel, Muon": replace(together(4), optimizer="muon"),
+        "data-parallel, AdamW": DataParallel(4, STEPS, ISLANDS_RATE),
+        "data-parallel, Muon": DataParallel(4, STEPS, ISLANDS_RATE, optimizer="muon"),
     },
 )
 _RULES: Final = Plain(

@@ -135,7 +135,7 @@ class _OuterScheduleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_OuterSc
     """momentum_n = min(momentum, n / (n + 3)); the rate stays at `learning_rate`."""
 
 class OuterSchedule(_OuterSchedule, metaclass=_OuterScheduleEnumTypeWrapper):
-    """How outer learning rate and momentum follow n = 1 + the rounds, whole ones and parts, that are behind the fragment."""
+    """How outer learning rate and momentum follow n = 1 + s / 24, s the run's inner steps that are behind the fragment."""
 
 OUTER_SCHEDULE_UNSPECIFIED: OuterSchedule.ValueType  # 0
 """Not stated; means OUTER_SCHEDULE_WARM_UP."""

@@ -26,8 +26,9 @@ class OuterSchedule(StrEnum):
     WARM_UP = "warm-up"
 
 
-# Rounds after which momentum has come to a half (docs/design/0007).
-_RAMP_ROUNDS: Final = 3.0
+# Number n at which momentum has come to a half, and the inner steps from one number to the next (docs/design/0007).
+_HALF_WAY: Final = 3.0
+_STEPS_A_NUMBER: Final = 24.0
 
 
 class OuterName(StrEnum):
@@ -57,17 +58,17 @@ class OuterOptimizer:
     momentum: float = 0.8
     schedule: OuterSchedule = OuterSchedule.WARM_UP
 
-    def rates(self, rounds_done: float) -> OuterRates:
-        """Returns the rates of a fragment's next round when `rounds_done`, whole ones and parts, are behind it.
+    def rates(self, steps_done: float) -> OuterRates:
+        """Returns the rates of a fragment's next round when `steps_done` inner steps of the run are behind it.
 
-        With n = rounds_done + 1, momentum is mu_n = min(mu, n / (n + 3)), so that it looks back over a third of the
-        rounds at most: early deltas are large and soon out of date. The rate stays at a warm-up; at a ramp it falls to
-        a half: lr_n = lr (1 - mu_n / (2 mu)).
+        With n = 1 + steps_done / 24, momentum is mu_n = min(mu, n / (n + 3)): early deltas are large and soon out of
+        date. How soon is a matter of steps, so that n counts them and not rounds, whatever H is. The rate stays at a
+        warm-up; at a ramp it falls to a half: lr_n = lr (1 - mu_n / (2 mu)).
         """
         if self.schedule is OuterSchedule.CONSTANT or self.momentum == 0:
             return OuterRates(self.learning_rate, self.momentum)
-        number = rounds_done + 1
-        momentum = min(self.momentum, number / (number + _RAMP_ROUNDS))
+        number = 1 + steps_done / _STEPS_A_NUMBER
+        momentum = min(self.momentum, number / (number + _HALF_WAY))
         falls = 0.5 if self.schedule is OuterSchedule.RAMP else 0.0
         return OuterRates(self.learning_rate * (1 - falls * momentum / self.momentum), momentum)
 

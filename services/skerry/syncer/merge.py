@@ -145,8 +145,9 @@ async def merge_round(
     length = round_length(steps, participation=closing.participation, inner_step_count=full)
     outer = outer_step(
         policy.outer,
-        rounds_before=_rounds_done(known, closing.version - 2, full),
-        rounds_done=_rounds_done(known, closing.version - 1, full),
+        steps_done=_steps_done(known, closing.version - 1),
+        rounds_before=_steps_done(known, closing.version - 2) / full,
+        rounds_done=_steps_done(known, closing.version - 1) / full,
         round_count=closing.participation * length / full,
     )
     scalars = Scalars(
@@ -204,11 +205,10 @@ def _float32(values: NDArray[np.float64]) -> Float32s:
     return np.where(np.abs(values) < _SMALLEST_NORMAL, 0.0, values).astype(np.float32)
 
 
-def _rounds_done(fragment: FragmentState, version: int, inner_step_count: int) -> float:
-    """Returns the rounds, whole ones and parts, that are behind a version since the fragment's momentum began."""
+def _steps_done(fragment: FragmentState, version: int) -> float:
+    """Returns the run's inner steps that are behind a version since the fragment's momentum began."""
     state = fragment.versions.get(version)
-    step_count = 0.0 if state is None else state.step_count - fragment.momentum_from
-    return max(step_count, 0.0) / inner_step_count
+    return 0.0 if state is None else max(state.step_count - fragment.momentum_from, 0.0)
 
 
 async def _norms(acc: Float32s, layout: FragmentLayout, workers: Workers) -> NDArray[np.float64]:

@@ -43,13 +43,15 @@ class OuterStep(NamedTuple):
     gain: float
 
 
-def outer_step(outer: OuterOptimizer, *, rounds_before: float, rounds_done: float, round_count: float) -> OuterStep:
+def outer_step(
+    outer: OuterOptimizer, *, steps_done: float, rounds_before: float, rounds_done: float, round_count: float
+) -> OuterStep:
     """Returns the scalars of a merge that stands for `round_count` rounds, T, above 0.
 
-    `rounds_done`, whole ones and parts, are behind the fragment since its momentum began, and were `rounds_before` at
-    the version before; they are equal where there is none.
+    `steps_done` inner steps, in `rounds_done` rounds, whole ones and parts, are behind the fragment since its momentum
+    began; the rounds were `rounds_before` at the version before, or as many where there is none.
     """
-    rates = outer.rates(rounds_done)
+    rates = outer.rates(steps_done)
     if outer.name is OuterName.DELAYED_NESTEROV:
         return _delayed(rates.learning_rate, rates.momentum, rounds_before, rounds_done, round_count)
     carried_count = min(round_count, 1.0)

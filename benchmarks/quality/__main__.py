@@ -16,7 +16,7 @@ from benchmarks.quality.table import Line, lines_of
 from benchmarks.report import DIRECTORY, write_rows
 
 COMMITTED: Final = Path(__file__).parent / "results" / "outcomes.jsonl"
-"""Outcomes of the whole table, and of what else was measured, as they stand in the documents."""
+"""Outcomes of the whole table, and of a part of what else there is, as they stand in the documents."""
 
 
 @click.command(
@@ -46,8 +46,8 @@ def main(*, short: bool, more: bool, tune: bool, committed: bool, processes: int
     missing = [job for job in jobs if job not in outcomes]
     if committed and missing:
         raise click.ClickException(
-            f"the committed results lack {len(missing)} of {len(jobs)} jobs: what they depend on has changed. "
-            "run it without --committed"
+            f"the committed results lack {len(missing)} of {len(jobs)} jobs: never run, or changed since. "
+            "run it without --committed to train them"
         )
     run_jobs(jobs, outcomes, process_count=processes or os.cpu_count())
     if tune:

@@ -18,6 +18,7 @@ from benchmarks.quality.jobs import Outcomes
 from benchmarks.quality.statistics import percent_over
 from benchmarks.quality.table import lines_of
 from benchmarks.quality.task import PYTHON
+from skerry.learner.demo.picture import STYLE
 
 _INK: Final = "#1d2733"
 _FAINT: Final = "#8a96a3"
@@ -28,31 +29,12 @@ _ALONE: Final = "#8a96a3"
 _TOGETHER: Final = "#1c7ed6"
 _TRIED: Final = ("#f08c00", "#7048e8", "#1c7ed6", "#20c997")
 
-_STYLE: Final[dict[Any, Any]] = {
-    "font.family": "DejaVu Sans",
-    "font.size": 10,
-    "text.color": _INK,
-    "axes.edgecolor": _FAINT,
-    "axes.labelcolor": _INK,
-    "axes.titlesize": 11.5,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.color": "#e6eaee",
-    "axes.axisbelow": True,
-    "xtick.labelcolor": _INK,
-    "ytick.labelcolor": _INK,
-    "legend.frameon": False,
-}
-
 
 def draw(cases: Sequence[Case], outcomes: Outcomes, directory: Path) -> list[Path]:
     """Draws what there is to draw of `cases` as PNGs in `directory` and returns their paths."""
     directory.mkdir(parents=True, exist_ok=True)
     paths = []
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context(STYLE):
         gaps = [case for case in cases if isinstance(case, Gap)]
         comparisons = [case for case in cases if isinstance(case, Comparison)]
         cells = [case for case in cases if isinstance(case, Cell)]

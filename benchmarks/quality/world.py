@@ -69,11 +69,11 @@ async def _live(arm: Islands, seed: int) -> Outcome:
 
 class _World:
     def __init__(self, arm: Islands, seed: int) -> None:
-        self._arm = arm
-        self._seed = seed
+        self.arm = arm
+        self.seed = seed
         self._event_count = 0
         self.processes: list[Process] = []
-        self._policy = Policy.from_json(arm.policy_values)
+        self.policy = Policy.from_json(arm.policy_values)
         self._endpoints = [Endpoint()]
         latency_s = min(arm.delay / _MESSAGES, _LATENCY)
         self.bulk_s = (arm.delay - _MESSAGES * latency_s) / 2
@@ -82,13 +82,12 @@ class _World:
 
     async def live(self) -> Outcome:
         replica = ReplicaProcess(
-            0, self.network, SharedStore(self._count), _STORE, seed=f"{self._seed}/replica", settings=_SETTINGS
+            0, self.network, SharedStore(self._count), _STORE, seed=f"{self.seed}/replica", settings=_SETTINGS
         )
         replica.boot()
         self.processes += replica.processes
         learners = [
-            _Learner(self, index, island, count=len(self._arm.islands))
-            for index, island in enumerate(self._arm.islands)
+            _Learner(self, index, island, count=len(self.arm.islands)) for index, island in enumerate(self.arm.islands)
         ]
         await learners[0].create()
         async with asyncio.TaskGroup() as tasks:
@@ -106,22 +105,10 @@ class _World:
             outer = await rebuild(log, name, fragment.version, scratch=Scratch(None), workers=StoreWorkers())
             parameters.load(fragment.layout, outer.weights)()
         return Outcome(
-            {data: judged.judge(data) for data in self._arm.judged_on},
+            {data: judged.judge(data) for data in self.arm.judged_on},
             tuple(learner.step_count for learner in learners),
             _figures(log.state, learners),
         )
-
-    @property
-    def arm(self) -> Islands:
-        return self._arm
-
-    @property
-    def policy(self) -> Policy:
-        return self._policy
-
-    @property
-    def seed(self) -> int:
-        return self._seed
 
     def transport(self, name: str, *, extra_delay: float = 0.0) -> SimTransport:
         return _Transport(self.network, LearnerRecord(name, 0), self._count, self.bulk_s, extra_delay)

@@ -26,7 +26,7 @@ _ISLANDS: Final = ("#1c7ed6", "#0ca678", "#f08c00", "#7048e8")
 _OUTAGE: Final = "#fa5252"
 _FLOAT32_BITS: Final = 32.0
 
-_STYLE: Final[dict[Any, Any]] = {
+STYLE: Final[dict[Any, Any]] = {
     "font.family": "DejaVu Sans",
     "font.size": 10,
     "text.color": _INK,
@@ -47,11 +47,12 @@ _STYLE: Final[dict[Any, Any]] = {
     "ytick.labelcolor": _INK,
     "legend.frameon": False,
 }
+"""How this project's pictures look, as matplotlib has it."""
 
 
 def draw(evidence: Evidence, summary: Summary, path: Path) -> None:
     """Draw the picture to `path`, a PNG."""
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context(STYLE):
         figure = plt.figure(figsize=(12.5, 13.2), dpi=144)
         grid = figure.add_gridspec(3, 2, height_ratios=(2.2, 1.15, 1.0), hspace=0.36, wspace=0.2)
         figure.subplots_adjust(left=0.115, right=0.965, top=0.895, bottom=0.055)

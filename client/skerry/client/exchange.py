@@ -96,7 +96,7 @@ class ExchangeLoop:
             session.step_time_s = average_s + _STEP_TIME_FACTOR * (taken_s - average_s)
         session.loss = None if loss is None else float(loss)
         session.trained = Trained(session.trained.step_count + 1, session.trained.token_count + tokens)
-        if not session.stopped.is_set():
+        if not session.is_over:
             self._boundary.work()
             # Only where something is due: waking the other thread costs this one its turn at the interpreter.
             if not self._is_step_posted and any(fragment.may_send for fragment in self._fragments.values()):
@@ -116,7 +116,7 @@ class ExchangeLoop:
         return session.tally.stats(
             step_count=session.trained.step_count,
             token_count=session.trained.token_count,
-            is_attached=session.attached.is_set() and not session.stopped.is_set(),
+            is_attached=session.attached.is_set() and not session.is_over,
             versions={name: fragment.ledger.version for name, fragment in self._fragments.items()},
         )
 
@@ -140,7 +140,7 @@ class ExchangeLoop:
         """Whether all work is acknowledged, or there is nobody to send it to any more."""
         session = self._session
         return (
-            session.stopped.is_set()
+            session.is_over
             or session.is_closed
             or all(fragment.is_flushed for fragment in self._fragments.values())
         )

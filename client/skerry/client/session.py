@@ -117,9 +117,14 @@ class Session:
         """Takes note of a log position that an answer or event carried."""
         self.position = max(self.position, position)
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the exchange has ended; from any thread, and true as soon as `failure` is seen."""
+        return self.failure is not None or self.stopped.is_set()
+
     def stop(self, error: SkerryError) -> None:
         """Ends the exchange for good; training goes on. Said loudly, once."""
-        if self.stopped.is_set():
+        if self.is_over:
             return
         self.failure = error
         _log.error(

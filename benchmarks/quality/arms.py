@@ -50,6 +50,7 @@ class Island:
     start: float = 0.0  # time units that it begins later
     extra_delay: float = 0.0  # time units that each of its deltas is on its way longer than the others'
     absent: tuple[tuple[float, float], ...] = ()  # (from, to), in time units, dead between
+    deaths: int = 0  # so many tenths of the run it is dead, at times that the seed draws
 
 
 @dataclass(frozen=True)
@@ -95,10 +96,20 @@ class Job:
     def key(self) -> str:
         """A name that changes with anything that the result depends on."""
         content: list[Any] = [_EPOCH, dataclasses.asdict(MODEL), BATCH_SIZE, HELD_OUT_WINDOWS, WARMUP_STEPS]
-        content += [type(self.arm).__name__, dataclasses.asdict(self.arm), self.seed]
+        content += [_stated(self.arm), self.seed]
         if isinstance(self.arm, Islands):
             content.append(Policy.from_json(self.arm.policy_values).to_json())  # defaults that changed change the name
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:20]
+
+
+def _stated(value: Any) -> Any:
+    """Returns `value` as JSON values; of dataclasses only what is not as by default, so that new fields rename none."""
+    if isinstance(value, tuple):
+        return [_stated(one) for one in value]
+    if not dataclasses.is_dataclass(value):
+        return value
+    pairs = ((entry, getattr(value, entry.name)) for entry in dataclasses.fields(value))
+    return [type(value).__name__, {entry.name: _stated(one) for entry, one in pairs if one != entry.default}]
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from skerry.learner.settings import InnerOptimizerName
 from skerry.store.clock import SeededEntropy
 from skerry.store.entries import Fate, RunStatus
 from skerry.store.fold import RunState
+from skerry.store.log import RunLog
 from skerry.store.replay import rebuild
 from skerry.store.scratch import Scratch
 from skerry.store.workers import InlineWorkers as StoreWorkers
@@ -79,6 +80,7 @@ class _World:
         self.bulk_s = (arm.delay - _MESSAGES * latency_s) / 2
         faults = NetworkFaults(latency_s=(latency_s, latency_s), wander=0.0)
         self.network = Network(self._endpoints, faults, random.Random(seed))
+        self.log: RunLog | None = None
 
     async def live(self) -> Outcome:
         replica = ReplicaProcess(
@@ -90,11 +92,11 @@ class _World:
             _Learner(self, index, island, count=len(self.arm.islands)) for index, island in enumerate(self.arm.islands)
         ]
         await learners[0].create()
+        assert replica.host is not None
+        log = self.log = (await replica.host.open(_RUN)).log
         async with asyncio.TaskGroup() as tasks:
             for learner in learners:
                 tasks.create_task(learner.live())
-        assert replica.host is not None
-        log = (await replica.host.open(_RUN)).log
         request = runs_pb2.CloseRunRequest(name=_RUN, run_uid=log.spec.uid)
         await self.transport("admin").close_run(request, timeout_s=60.0)
         while log.state.status is not RunStatus.CLOSED:
@@ -109,6 +111,14 @@ class _World:
             tuple(learner.step_count for learner in learners),
             _figures(log.state, learners),
         )
+
+    def delivered(self, learner: str) -> int:
+        """Returns the inner steps of `learner` that are merged or will be, on the mean of the fragments."""
+        assert self.log is not None
+        state = self.log.state
+        own = [delta for delta in state.deltas.values() if delta.item.learner == learner]
+        count = sum(delta.item.step_count for delta in own if delta.fate in {Fate.PENDING, Fate.MERGED})
+        return round(count / len(state.fragments))
 
     def transport(self, name: str, *, extra_delay: float = 0.0) -> SimTransport:
         return _Transport(self.network, LearnerRecord(name, 0), self._count, self.bulk_s, extra_delay)
@@ -173,6 +183,8 @@ class _Learner:
         self._sampler = task.sampler(index + 1, count, seed=world.seed, data=island.data, batch_size=island.batch_size)
         self._jitter = random.Random(f"{world.seed}/{index}/jitter")
         self._sessions = 0
+        self._lost_count = 0  # steps that died with their process
+        self._absences = sorted((*island.absent, *_deaths(island, arm.step_count, f"{world.seed}/{index}/deaths")))
         self._exchange: ExchangeLoop | None = None
 
     async def create(self) -> None:
@@ -182,7 +194,7 @@ class _Learner:
 
     async def live(self) -> None:
         await asyncio.sleep(self._island.start)
-        for start, end in (*self._island.absent, (float("inf"), float("inf"))):
+        for start, end in (*self._absences, (float("inf"), float("inf"))):
             process = Process(f"{self._name}.{self._sessions}")
             self._world.processes.append(process)
             done = asyncio.Event()
@@ -200,6 +212,7 @@ class _Learner:
                 for call in list(link.calls):
                     call.break_off()
             self._exchange = None
+            self._lost_count = self.step_count - self._world.delivered(self._name)
             self.training.forget()
             await asyncio.sleep(max(0.0, end - asyncio.get_running_loop().time()))
 
@@ -254,7 +267,7 @@ class _Learner:
         arm = self._world.arm
         if arm.is_wall_clock:
             return now_s >= arm.step_count
-        return self.step_count >= arm.step_count
+        return self.step_count - self._lost_count >= arm.step_count
 
     async def _leave(self, exchange: ExchangeLoop) -> None:
         loop = asyncio.get_running_loop()
@@ -267,6 +280,14 @@ class _Learner:
         self.waiting_s = exchange.stats.waiting_s
         with suppress(SkerryError):
             await exchange.leave()
+
+
+def _deaths(island: Island, step_count: int, seed: str) -> list[tuple[float, float]]:
+    """Returns times of a tenth of `step_count` time units each, apart from each other, drawn by `seed`."""
+    tenth = step_count / 10
+    draw = random.Random(seed)
+    starts = sorted(draw.uniform(0, step_count - island.deaths * tenth) for _ in range(island.deaths))
+    return [(start + index * tenth, start + (index + 1) * tenth) for index, start in enumerate(starts)]
 
 
 def _figures(state: RunState, learners: list[_Learner]) -> dict[str, float]:
@@ -285,6 +306,7 @@ def _figures(state: RunState, learners: list[_Learner]) -> dict[str, float]:
         "staleness": statistics.fmean(delta.staleness for delta in merged),
         "deltas": float(len(state.deltas)),
         "merged": float(len(merged)),
+        "merged_steps": sum(delta.item.step_count for delta in merged) / len(state.fragments),
         "flushed": statistics.fmean(learner.is_flushed for learner in learners),
         "waiting": statistics.fmean(learner.waiting_s for learner in learners),
         "steps_a_delta": statistics.fmean(delta.item.step_count for delta in merged),

@@ -178,39 +178,50 @@ _GAP: Final = Gap(
     bound=6.0,
     seeds=_HALF,
 )
-_COMPARISONS: Final = (
-    Comparison("M = 4, decoupled", default(4), _SYNCHRONOUS_BEST, "synchronous DiLoCo, tuned", 0.5, 1.0, _MANY),
+_FOUR_BITS: Final = Comparison(
+    "4 bits both ways",
+    default(4),
+    default(4, policy={"delta_encoding": _FLOAT32, "update_encoding": _FLOAT32}),
+    "float32 both ways",
+    0.5,
+    1.0,
+    _MANY,
+)
+_LATE, _LATE_LONG = (
     Comparison(
-        "4 bits both ways",
-        default(4),
-        default(4, policy={"delta_encoding": _FLOAT32, "update_encoding": _FLOAT32}),
-        "float32 both ways",
-        0.5,
-        1.0,
-        _MANY,
-    ),
-    Comparison("answer adopted H/2 steps late", default(4, delay=12.0), default(4), "2 steps late", 2.0, None, _MANY),
-    Comparison(
-        "every learner merged alone",
-        default(4, policy=_RUSHES, islands=tuple(Island(start=6.0 * i) for i in range(4))),
-        default(4),
-        "joint rounds",
+        f"answer adopted H/2 steps late, {count} steps",
+        default(4, count, delay=12.0),
+        default(4, count),
+        "2 steps late",
         2.0,
         None,
+        seeds,
+    )
+    for count, seeds in ((STEPS, _MANY), (1500, _HALF))
+)
+_MERGED_ALONE: Final = default(4, policy=_RUSHES, islands=tuple(Island(start=6.0 * index) for index in range(4)))
+_ONE_SLOW: Final = {
+    times: Comparison(
+        f"a learner {times} times slower added to two",
+        speeds(1, 1, 1 / times),
+        speeds(1, 1),
+        "without it",
+        0.5,
+        None,
         _MANY,
-    ),
+    )
+    for times in (3, 10, 50)
+}
+_COMPARISONS: Final = (
+    Comparison("M = 4, decoupled", default(4), _SYNCHRONOUS_BEST, "synchronous DiLoCo, tuned", 0.5, 1.0, _MANY),
+    _FOUR_BITS,
+    _LATE,
+    _LATE_LONG,
+    Comparison("every learner merged alone", _MERGED_ALONE, default(4), "joint rounds", 2.0, None, _MANY),
     Comparison(
         "speeds 1, 1, 1/2, 1/3", speeds(1, 1, 1 / 2, 1 / 3), speeds(1, 1), "without the slow ones", 0.5, None, _MANY
     ),
-    Comparison(
-        "a learner 3 times slower added to two", speeds(1, 1, 1 / 3), speeds(1, 1), "without it", 0.5, None, _MANY
-    ),
-    Comparison(
-        "a learner 10 times slower added to two", speeds(1, 1, 0.1), speeds(1, 1), "without it", 0.5, None, _MANY
-    ),
-    Comparison(
-        "a learner 50 times slower added to two", speeds(1, 1, 0.02), speeds(1, 1), "without it", 0.5, None, _MANY
-    ),
+    *_ONE_SLOW.values(),
     Comparison(
         "each learner dead for two random tenths",
         default(4, islands=(Island(deaths=2),) * 4),
@@ -304,7 +315,7 @@ _RULES: Final = Plain(
         "leading-nesterov (default)": default(4),
         "nesterov": default(4, policy=_outer("nesterov", 0.8, 0.8, "warm-up")),
         "delayed-nesterov": default(4, policy=_outer("delayed-nesterov", 0.8, 0.8, "warm-up")),
-        "merged alone, leading-nesterov (default)": _COMPARISONS[3].subject,
+        "merged alone, leading-nesterov (default)": _MERGED_ALONE,
         "merged alone, nesterov": default(
             4,
             policy={**_RUSHES, **_outer("nesterov", 0.8, 0.8, "warm-up")},
@@ -352,8 +363,7 @@ MORE: Final[tuple[Case, ...]] = (_VANISHES, *_LATE_LEARNER, _BATCHES, _RULES, _M
 """What else was measured: choices that have to be shown, without a bound of their own."""
 
 SHORT: Final[tuple[Case, ...]] = tuple(
-    replace(case, seeds=(0,))
-    for case in (_COMPARISONS[1], _COMPARISONS[2], _COMPARISONS[6], _cell(2, 300, _WIDE, (0,)))
+    replace(case, seeds=(0,)) for case in (_FOUR_BITS, _LATE, _ONE_SLOW[10], _cell(2, 300, _WIDE, (0,)))
 )
 """A look in some minutes: one seed, which proves nothing but that it runs and where it stands."""
 

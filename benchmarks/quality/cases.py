@@ -130,11 +130,11 @@ SETTINGS: Final[Mapping[str, Mapping[str, Any]]] = {
     "mean, no momentum": _outer("nesterov", 1.0, 0.0, "constant"),
     "mean, constant 0.8/0.5": _outer("nesterov", 0.8, 0.5, "constant"),
     "mean, warm-up to 0.9": _outer("nesterov", 0.8, 0.9, "warm-up"),
-    "RDA 0.55, warm-up to 0.8": _outer("nesterov", 0.55, 0.8, "warm-up", "rda"),
+    "RDA, warm-up to 0.8": _outer("nesterov", 0.8, 0.8, "warm-up", "rda"),
 }
 """What the defaults are held against in each cell: the ends of what was worth trying."""
 
-_WIDE: Final = ("mean, warm-up to 0.9", "RDA 0.55, warm-up to 0.8")
+_WIDE: Final = ("mean, warm-up to 0.9", "RDA, warm-up to 0.8")
 """Of long and large cells, where the settings without momentum are far behind."""
 
 SYNCHRONOUS_GRID: Final = (
@@ -313,6 +313,10 @@ _RULES: Final = Plain(
     "outer optimizers by name",
     {
         "leading-nesterov (default)": default(4),
+        "leading-nesterov, RDA": default(4, policy={"merge": "rda"}),
+        "leading-nesterov, RDA at the mean's rate": default(
+            4, policy=_outer("leading-nesterov", 0.8 / 0.6875, 0.8, "warm-up", "rda")
+        ),
         "nesterov": default(4, policy=_outer("nesterov", 0.8, 0.8, "warm-up")),
         "delayed-nesterov": default(4, policy=_outer("delayed-nesterov", 0.8, 0.8, "warm-up")),
         "merged alone, leading-nesterov (default)": _MERGED_ALONE,

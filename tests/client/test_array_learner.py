@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import MutableMapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from structlog.testing import capture_logs
 
 from skerry.client import (
     Adoption,
@@ -154,6 +157,23 @@ def test_a_newer_session_fences_the_older_which_trains_on_alone(target: str) -> 
         assert older.stats.step_count == before + 1
         assert not older.stats.is_attached
         assert older.flush(30)
+
+
+def test_a_learner_that_was_stopped_is_not_attached_from_the_moment_that_it_says_why(target: str) -> None:
+    """A training thread may look while the exchange is still busy telling."""
+    problem = Quadratic()
+    seen: list[tuple[bool, bool]] = []
+
+    def look(_logger: object, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+        if "exchange stopped" in str(event["event"]):
+            seen.append((older.failure is not None, older.stats.is_attached))
+        return event
+
+    older = ArrayLearner(problem.arrays, target=target, run="fit", learner_id="a", create=True, policy=QUICK)
+    newer = ArrayLearner(Quadratic().arrays, target=target, run="fit", learner_id="a")
+    with capture_logs(processors=[look]), older, newer:
+        train_until([(problem, older)], lambda: bool(seen))
+    assert seen == [(True, False)]
 
 
 def test_a_closed_run_is_noticed_and_takes_nobody_new(target: str) -> None:

@@ -139,11 +139,7 @@ class ExchangeLoop:
     def is_flushed(self) -> bool:
         """Whether all work is acknowledged, or there is nobody to send it to any more."""
         session = self._session
-        return (
-            session.is_over
-            or session.is_closed
-            or all(fragment.is_flushed for fragment in self._fragments.values())
-        )
+        return session.is_over or session.is_closed or all(fragment.is_flushed for fragment in self._fragments.values())
 
     # Joining.
 

@@ -132,7 +132,9 @@ class _OuterScheduleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_OuterSc
     OUTER_SCHEDULE_RAMP: _OuterSchedule.ValueType  # 2
     """momentum_n = min(momentum, n / (n + 3)); the rate falls linearly from `learning_rate` to half of it as momentum rises."""
     OUTER_SCHEDULE_WARM_UP: _OuterSchedule.ValueType  # 3
-    """momentum_n = min(momentum, n / (n + 3)); the rate stays at `learning_rate`."""
+    """momentum_n = min(momentum, n / (n + 3)); the rate is `learning_rate`, and 0.6875 of it in fragments
+    that RDA merges, whose norm does not shrink where deltas disagree.
+    """
 
 class OuterSchedule(_OuterSchedule, metaclass=_OuterScheduleEnumTypeWrapper):
     """How outer learning rate and momentum follow n = 1 + s / 24, s the run's inner steps that are behind the fragment."""
@@ -144,7 +146,9 @@ OUTER_SCHEDULE_CONSTANT: OuterSchedule.ValueType  # 1
 OUTER_SCHEDULE_RAMP: OuterSchedule.ValueType  # 2
 """momentum_n = min(momentum, n / (n + 3)); the rate falls linearly from `learning_rate` to half of it as momentum rises."""
 OUTER_SCHEDULE_WARM_UP: OuterSchedule.ValueType  # 3
-"""momentum_n = min(momentum, n / (n + 3)); the rate stays at `learning_rate`."""
+"""momentum_n = min(momentum, n / (n + 3)); the rate is `learning_rate`, and 0.6875 of it in fragments
+that RDA merges, whose norm does not shrink where deltas disagree.
+"""
 Global___OuterSchedule: _TypeAlias = OuterSchedule  # noqa: Y015
 
 class _RunStatus:

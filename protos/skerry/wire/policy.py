@@ -29,6 +29,8 @@ class OuterSchedule(StrEnum):
 # Number n at which momentum has come to a half, and the inner steps from one number to the next (docs/design/0007).
 _HALF_WAY: Final = 3.0
 _STEPS_A_NUMBER: Final = 24.0
+# RDA's norm is that of single deltas, which disagree: a step of the mean's length takes this much of the mean's rate.
+_RDA_SHARE: Final = 0.6875
 
 
 class OuterName(StrEnum):
@@ -58,19 +60,22 @@ class OuterOptimizer:
     momentum: float = 0.8
     schedule: OuterSchedule = OuterSchedule.WARM_UP
 
-    def rates(self, steps_done: float) -> OuterRates:
+    def rates(self, steps_done: float, rule: MergeRule) -> OuterRates:
         """Returns the rates of a fragment's next round when `steps_done` inner steps of the run are behind it.
 
         With n = 1 + steps_done / 24, momentum is mu_n = min(mu, n / (n + 3)): early deltas are large and soon out of
-        date. How soon is a matter of steps, so that n counts them and not rounds, whatever H is. The rate stays at a
-        warm-up; at a ramp it falls to a half: lr_n = lr (1 - mu_n / (2 mu)).
+        date. How soon is a matter of steps, so that n counts them and not rounds, whatever H is. At a warm-up the rate
+        stays, lower under RDA; at a ramp it falls to a half: lr_n = lr (1 - mu_n / (2 mu)).
         """
-        if self.schedule is OuterSchedule.CONSTANT or self.momentum == 0:
+        if self.schedule is OuterSchedule.CONSTANT:
             return OuterRates(self.learning_rate, self.momentum)
         number = 1 + steps_done / _STEPS_A_NUMBER
         momentum = min(self.momentum, number / (number + _HALF_WAY))
-        falls = 0.5 if self.schedule is OuterSchedule.RAMP else 0.0
-        return OuterRates(self.learning_rate * (1 - falls * momentum / self.momentum), momentum)
+        if self.schedule is OuterSchedule.WARM_UP:
+            share = _RDA_SHARE if rule is MergeRule.RDA else 1.0
+        else:
+            share = 1 - momentum / (2 * self.momentum) if self.momentum else 1.0
+        return OuterRates(self.learning_rate * share, momentum)
 
 
 # 4 bits both ways; blocks of 128 cost a quarter of a bit for their scales.

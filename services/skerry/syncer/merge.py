@@ -145,6 +145,7 @@ async def merge_round(
     length = round_length(steps, participation=closing.participation, inner_step_count=full)
     outer = outer_step(
         policy.outer,
+        rule,
         steps_done=_steps_done(known, closing.version - 1),
         rounds_before=_steps_done(known, closing.version - 2) / full,
         rounds_done=_steps_done(known, closing.version - 1) / full,

@@ -31,7 +31,7 @@ from __future__ import annotations
 import math
 from typing import Final, NamedTuple
 
-from skerry.wire.policy import OuterName, OuterOptimizer
+from skerry.wire.policy import MergeRule, OuterName, OuterOptimizer
 
 
 class OuterStep(NamedTuple):
@@ -44,14 +44,20 @@ class OuterStep(NamedTuple):
 
 
 def outer_step(
-    outer: OuterOptimizer, *, steps_done: float, rounds_before: float, rounds_done: float, round_count: float
+    outer: OuterOptimizer,
+    rule: MergeRule,
+    *,
+    steps_done: float,
+    rounds_before: float,
+    rounds_done: float,
+    round_count: float,
 ) -> OuterStep:
     """Returns the scalars of a merge that stands for `round_count` rounds, T, above 0.
 
     `steps_done` inner steps, in `rounds_done` rounds, whole ones and parts, are behind the fragment since its momentum
     began; the rounds were `rounds_before` at the version before, or as many where there is none.
     """
-    rates = outer.rates(steps_done)
+    rates = outer.rates(steps_done, rule)
     if outer.name is OuterName.DELAYED_NESTEROV:
         return _delayed(rates.learning_rate, rates.momentum, rounds_before, rounds_done, round_count)
     carried_count = min(round_count, 1.0)

@@ -169,10 +169,10 @@ def test_a_learner_that_was_stopped_is_not_attached_from_the_moment_that_it_says
             seen.append((older.failure is not None, older.stats.is_attached))
         return event
 
-    older = ArrayLearner(problem.arrays, target=target, run="fit", learner_id="a", create=True, policy=QUICK)
-    newer = ArrayLearner(Quadratic().arrays, target=target, run="fit", learner_id="a")
-    with capture_logs(processors=[look]), older, newer:
-        train_until([(problem, older)], lambda: bool(seen))
+    with capture_logs(processors=[look]):
+        older = ArrayLearner(problem.arrays, target=target, run="fit", learner_id="a", create=True, policy=QUICK)
+        with older, ArrayLearner(Quadratic().arrays, target=target, run="fit", learner_id="a"):
+            train_until([(problem, older)], lambda: bool(seen))
     assert seen == [(True, False)]
 
 

@@ -23,18 +23,20 @@ COMMITTED: Final = Path(__file__).parent / "results" / "outcomes.jsonl"
     epilog="""\b
 Examples:
   python -m benchmarks.quality --short        one seed of a few cases, under 10 minutes on 2 cores
-  python -m benchmarks.quality                the whole table, 40 minutes on 2 quiet cores
+  python -m benchmarks.quality                the whole table, 80 minutes on 2 quiet cores
   python -m benchmarks.quality --more         choices that were measured besides
   python -m benchmarks.quality --tune         the grid that chose every rival's learning rate
   python -m benchmarks.quality --committed    the table of the committed results, without training
+  python -m benchmarks.quality --committed --markdown    its rows with a bound, as docs/learning.md has them
 """
 )
 @click.option("--short", is_flag=True, help="A few cases, one seed.")
 @click.option("--more", is_flag=True, help="Also what has no bound: staleness weights, outer optimizers, Muon.")
 @click.option("--tune", is_flag=True, help="Also the grid of learning rates and of synchronous outer settings.")
 @click.option("--committed", is_flag=True, help="Show the committed results; train nothing.")
+@click.option("--markdown", is_flag=True, help="Print the rows that have a bound as a table for documents.")
 @click.option("--processes", type=click.IntRange(min=1), help="Jobs at a time.  [default: processor cores]")
-def main(*, short: bool, more: bool, tune: bool, committed: bool, processes: int | None) -> None:
+def main(*, short: bool, more: bool, tune: bool, committed: bool, markdown: bool, processes: int | None) -> None:
     """Train islands, one place and one island alone on the same data, and say how they compare.
 
     Everything is real but time: the product's rounds, merge, codecs, schedule and adoption, driven without sockets.
@@ -53,7 +55,10 @@ def main(*, short: bool, more: bool, tune: bool, committed: bool, processes: int
     if tune:
         _print_tuning(outcomes)
     lines = [line for case in cases for line in lines_of(case, outcomes)]
-    _print(lines)
+    if markdown:
+        click.echo("\n".join(line.to_markdown() for line in lines if line.bound is not None))
+    else:
+        _print(lines)
     write_rows("quality", [line.to_row() for line in lines], console=Console(quiet=True))
     from benchmarks.quality.picture import draw  # here: matplotlib is slow to load
 

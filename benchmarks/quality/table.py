@@ -23,12 +23,25 @@ class Line:
     estimate: Estimate
     unit: str
     bound: float | None = None
+    interval: float | None = None  # the half width of the 95 % interval must be below
     is_met: bool | None = None  # None where nothing is demanded
 
     def to_row(self) -> Row:
         """As all benchmarks report."""
         ratio = self.estimate.mean / self.bound if self.bound else None
         return Row(self.case, self.metric, self.estimate.mean, self.unit, self.bound, ratio, self.estimate.samples)
+
+    def to_markdown(self) -> str:
+        """As a row of a table in the documents."""
+        sign, digits, unit = ("+", 1, " %") if self.unit == "%" else ("", 2, "")
+        half_width = self.estimate.half_width
+        value = f"{self.estimate.mean:{sign}.{digits}f}" + ("" if half_width is None else f" ± {half_width:.{digits}f}")
+        aim = "" if self.bound is None else f"{'≤' if unit else '≥'} {self.bound:g}{unit}"
+        if self.interval is not None:
+            aim += f", ± < {self.interval:g}"
+        met = {None: "", True: "yes", False: "**no**"}[self.is_met]
+        cells = (self.case, self.metric, value + unit, str(len(self.estimate.samples)), aim, met)
+        return f"| {' | '.join(cells)} |"
 
 
 def lines_of(case: Case, outcomes: Outcomes) -> Iterable[Line]:
@@ -53,7 +66,8 @@ def _compared(case: Comparison, outcomes: Outcomes) -> Iterable[Line]:
     over = percent_over(subject, _losses(case.reference, case.seeds, outcomes))
     is_sure = case.interval is None or (over.half_width is not None and over.half_width < case.interval)
     yield Line(case.case, "loss", estimate(subject), "nats/byte")
-    yield Line(case.case, f"over {case.reference_name}", over, "%", case.bound, over.mean <= case.bound and is_sure)
+    is_met = over.mean <= case.bound and is_sure
+    yield Line(case.case, f"over {case.reference_name}", over, "%", case.bound, case.interval, is_met)
 
 
 def _gap(case: Gap, outcomes: Outcomes) -> Iterable[Line]:
@@ -69,8 +83,8 @@ def _gap(case: Gap, outcomes: Outcomes) -> Iterable[Line]:
     yield Line(case.case, "loss", estimate(subject), "nats/byte")
     yield Line(case.case, "loss alone", estimate(alone), "nats/byte")
     yield Line(case.case, "loss data-parallel", estimate(together_losses[longest]), "nats/byte")
-    yield Line(case.case, "share of the gap", share, "", case.share, share.mean >= case.share)
-    yield Line(case.case, "over data-parallel", over, "%", case.bound, over.mean <= case.bound)
+    yield Line(case.case, "share of the gap", share, "", case.share, None, share.mean >= case.share)
+    yield Line(case.case, "over data-parallel", over, "%", case.bound, None, over.mean <= case.bound)
     yield Line(case.case, f"steps that data-parallel needs, of {longest}", estimate(steps), "steps")
 
 
@@ -91,8 +105,8 @@ def _cell(case: Cell, outcomes: Outcomes) -> Iterable[Line]:
     over = percent_over(subject, tried.get(best, subject))
     against = percent_over(subject, alone)
     yield Line(case.case, "loss", estimate(subject), "nats/byte")
-    yield Line(case.case, f"over the best tried: {best}", over, "%", case.bound, over.mean <= case.bound)
-    yield Line(case.case, "over a learner alone", against, "%", 0.0, against.mean <= 0)
+    yield Line(case.case, f"over the best tried: {best}", over, "%", case.bound, None, over.mean <= case.bound)
+    yield Line(case.case, "over a learner alone", against, "%", 0.0, None, against.mean <= 0)
 
 
 def _plain(case: Plain, outcomes: Outcomes) -> Iterable[Line]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from benchmarks.quality.__main__ import COMMITTED
 from benchmarks.quality.cases import TABLE, jobs_of
 from benchmarks.quality.jobs import Outcomes
@@ -13,3 +15,10 @@ def test_the_committed_outcomes_fill_the_whole_table() -> None:
     assert not [case.case for case in TABLE for job in jobs_of(case) if job not in outcomes]
     lines = [line for case in TABLE for line in lines_of(case, outcomes)]
     assert {line.case for line in lines} == {case.case for case in TABLE}
+
+
+def test_the_page_shows_every_bound_as_it_was_measured() -> None:
+    outcomes = Outcomes(COMMITTED)
+    page = (Path(__file__).parents[2] / "docs" / "learning.md").read_text().splitlines()
+    bounded = [line for case in TABLE for line in lines_of(case, outcomes) if line.bound is not None]
+    assert not [line.to_markdown() for line in bounded if line.to_markdown() not in page]

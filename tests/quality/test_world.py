@@ -70,6 +70,14 @@ def test_a_learner_that_was_dead_takes_the_steps_that_it_missed() -> None:
     assert outcome.figures["deltas"] == outcome.figures["merged"]
 
 
+def test_steps_that_died_with_their_process_are_taken_again_until_as_many_are_merged() -> None:
+    arm = islands(2, 80, RATE, policy=H8, islands=(Island(deaths=2),) * 2, judged_on=())
+    outcome = train_islands(arm, 0)
+    assert min(outcome.step_counts) > 80
+    assert 2 * 80 <= outcome.figures["merged_steps"] <= 2 * 80 + 4
+    assert train_islands(arm, 1).step_counts != outcome.step_counts  # they die at other times
+
+
 def test_islands_that_are_stopped_by_the_clock_have_taken_steps_by_their_speed() -> None:
     arm = islands(2, 40, RATE, policy=H8, islands=(Island(), Island(speed=0.25)), is_wall_clock=True, judged_on=())
     fast, slow = train_islands(arm, 0).step_counts

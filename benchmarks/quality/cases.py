@@ -13,7 +13,7 @@ from typing import Any, Final
 from benchmarks.quality.arms import Arm, DataParallel, Island, Job, Synchronous, islands
 from benchmarks.quality.task import CPP, PYTHON
 
-GRID: Final = (6e-3, 8.5e-3, 1.2e-2, 1.7e-2)
+GRID: Final = (6e-3, 8.5e-3, 1.2e-2, 1.7e-2, 2.4e-2)
 ALONE_RATE: Final = 1.2e-2
 TOGETHER_RATE: Final = 1.7e-2
 ISLANDS_RATE: Final = 1.2e-2
@@ -130,15 +130,18 @@ SETTINGS: Final[Mapping[str, Mapping[str, Any]]] = {
     "mean, no momentum": _outer("nesterov", 1.0, 0.0, "constant"),
     "mean, constant 0.8/0.5": _outer("nesterov", 0.8, 0.5, "constant"),
     "mean, warm-up to 0.9": _outer("nesterov", 0.8, 0.9, "warm-up"),
+    "mean, leading, warm-up to 0.9": _outer("leading-nesterov", 0.8, 0.9, "warm-up"),
     "RDA, warm-up to 0.8": _outer("nesterov", 0.8, 0.8, "warm-up", "rda"),
+    "RDA, leading, warm-up to 0.8": _outer("leading-nesterov", 0.8, 0.8, "warm-up", "rda"),
 }
 """What the defaults are held against in each cell: the ends of what was worth trying."""
 
-_WIDE: Final = ("mean, warm-up to 0.9", "RDA, warm-up to 0.8")
+_WIDE: Final = tuple(name for name, policy in SETTINGS.items() if policy["outer"]["schedule"] == "warm-up")
 """Of long and large cells, where the settings without momentum are far behind."""
 
 SYNCHRONOUS_GRID: Final = (
     Synchronous(4, STEPS, ISLANDS_RATE, 0.6, 0.7, merge="rda"),
+    Synchronous(4, STEPS, ISLANDS_RATE, 0.55, 0.8, merge="rda", ramp=3.0),
     *(
         Synchronous(4, STEPS, ISLANDS_RATE, rate, momentum, ramp=ramp)
         for rate, momentum, ramp in (
@@ -149,9 +152,11 @@ SYNCHRONOUS_GRID: Final = (
             (0.7, 0.9, 0.0),
             (0.8, 0.7, 3.0),
             (0.8, 0.8, 3.0),
+            (0.8, 0.9, 3.0),
             (1.0, 0.8, 3.0),
         )
     ),
+    *(Synchronous(4, STEPS, rate, 0.8, 0.8, ramp=3.0) for rate in (8.5e-3, 1.7e-2)),
 )
 _SYNCHRONOUS_BEST: Final = Synchronous(4, STEPS, ISLANDS_RATE, 0.8, 0.8, ramp=3.0)
 
@@ -167,13 +172,13 @@ def speeds(*speed: float, jitter: float = 0.0, **settings: Any) -> Arm:
 
 _UNEQUAL: Final = (1.0, 1.0, 0.82, 0.82)
 # A learner of speed 0.82 takes 29.3 time units for 24 steps, its answer 2: 19 rounds fit into 600.
-_WAITING: Final = Synchronous(4, 460, ISLANDS_RATE, 0.8, 0.8, ramp=3.0)
+_WAITING: Final = Synchronous(4, 19 * 24, ISLANDS_RATE, 0.8, 0.8, ramp=3.0)
 
 _GAP: Final = Gap(
     "M = 4, 1500 steps, H = 24: gap to data-parallel",
     default(4, 1500),
     alone(1500),
-    {count: together(4, count) for count in (1000, 1250, 1500)},
+    {count: together(4, count) for count in (800, 1000, 1250, 1500)},
     share=0.75,
     bound=6.0,
     seeds=_HALF,
@@ -262,7 +267,7 @@ _CELLS: Final = (
     _cell(16, 300, SETTINGS, _SOME),
     *(_cell(count, 1500, _WIDE, _HALF) for count in (2, 4)),
     _cell(8, 1500, _WIDE, _SOME),
-    _cell(4, 5000, ("mean, warm-up to 0.9",), (0,)),
+    _cell(4, 5000, _WIDE, (0,)),
 )
 
 _OTHER_DATA: Final = Plain(
@@ -313,7 +318,7 @@ _RULES: Final = Plain(
     "outer optimizers by name",
     {
         "leading-nesterov (default)": default(4),
-        "leading-nesterov, RDA": default(4, policy={"merge": "rda"}),
+        "leading-nesterov, RDA": default(4, policy=SETTINGS["RDA, leading, warm-up to 0.8"]),
         "leading-nesterov, RDA at the mean's rate": default(
             4, policy=_outer("leading-nesterov", 0.8 / 0.6875, 0.8, "warm-up", "rda")
         ),

@@ -49,7 +49,11 @@ _LATENCY: Final = 0.25
 _PART_SIZE_BYTES: Final = 2**20
 _STORE: Final = StoreFaults(latency_s=(0.001, 0.001))
 _SETTINGS: Final = HostSettings(replica=ReplicaSettings(busy_poll_s=0.25, idle_poll_s=1.0, retry_s=0.5))
+_STALL_S: Final = 60.0
 _FLUSH_S: Final = 30.0
+_LATE_PUSHES: Final = 3  # an earlier delta's, the flush's own, and one to spare
+# Of the work that a run without a clock owes: what its end may leave out, in steps of no delta.
+_LEAST_MERGED: Final = 0.995
 
 
 def train_islands(arm: Islands, seed: int) -> Outcome:
@@ -106,10 +110,14 @@ class _World:
         for name, fragment in log.state.fragments.items():
             outer = await rebuild(log, name, fragment.version, scratch=Scratch(None), workers=StoreWorkers())
             parameters.load(fragment.layout, outer.weights)()
+        figures = _figures(log.state, learners)
+        owed_count = len(learners) * self.arm.step_count
+        if not self.arm.is_wall_clock and figures["merged_steps"] < _LEAST_MERGED * owed_count:
+            raise RuntimeError(f"work was not merged. owed={owed_count}, merged={figures['merged_steps']}")
         return Outcome(
             {data: judged.judge(data) for data in self.arm.judged_on},
             tuple(learner.step_count for learner in learners),
-            _figures(log.state, learners),
+            figures,
         )
 
     def delivered(self, learner: str) -> int:
@@ -243,6 +251,7 @@ class _Learner:
                 policy=self._world.policy,
                 adoption=Adoption(self._world.arm.adoption),
                 fragment_count=self._world.arm.fragment_count,
+                stall_timeout_s=_STALL_S + self._island.extra_delay,
             ),
             workers=InlineWorkers(),
             entropy=SeededEntropy(random.Random(f"{seed}/ids")),
@@ -259,7 +268,7 @@ class _Learner:
             next_s += self._jitter.uniform(1 - island.jitter, 1 + island.jitter) / island.speed
             await asyncio.sleep(max(0.0, next_s - loop.time()))
             batch = self._sampler.batch(self.step_count)
-            loss = self.training.step(batch, run_position(self.step_count, exchange.progress))
+            loss = self.training.step(batch, run_position(self.step_count - self._lost_count, exchange.progress))
             self.step_count += 1
             exchange.step(batch.token_count, loss)
 
@@ -271,7 +280,7 @@ class _Learner:
 
     async def _leave(self, exchange: ExchangeLoop) -> None:
         loop = asyncio.get_running_loop()
-        deadline_s = loop.time() + _FLUSH_S
+        deadline_s = loop.time() + _FLUSH_S + _LATE_PUSHES * self._island.extra_delay
         exchange.flush()
         while not exchange.is_flushed and loop.time() < deadline_s:
             exchange._boundary.work()  # noqa: SLF001 - what `serve` does, without a thread to wait in

@@ -72,6 +72,17 @@ async def test_momentum_ramps_over_the_first_three_rounds() -> None:
         np.testing.assert_allclose(driver.state.momentum, momentum * expected, rtol=1e-6)
 
 
+async def test_a_ramp_takes_the_rate_to_a_half_while_momentum_rises() -> None:
+    outer = OuterOptimizer(name=OuterName.NESTEROV, learning_rate=1.0, momentum=0.5, schedule=OuterSchedule.RAMP)
+    driver = await Driver.start(layout_of((1,)), policy(MergeRule.MEAN, outer))
+    # mu = 1/4, 2/5, 1/2 and lr = 3/4, 3/5, 1/2; the steps for d = 1 as above
+    total = 0.0
+    for step in (0.75 * 1.25, 0.6 * 1.56, 0.5 * 1.85):
+        await driver.round([await driver.push(index, [1]) for index in range(2)])
+        total += step
+        assert -float(driver.state.weights[0]) == pytest.approx(total, rel=1e-6)
+
+
 async def test_warming_up_takes_a_lower_rate_under_rda() -> None:
     outer = OuterOptimizer(name=OuterName.NESTEROV, learning_rate=1.0, momentum=0.0, schedule=OuterSchedule.WARM_UP)
     driver = await Driver.start(layout_of((2,)), policy(MergeRule.RDA, outer))
@@ -109,8 +120,20 @@ async def test_momentum_goes_no_further_after_an_outage_than_after_a_round() -> 
         layout_of((1,)), policy(MergeRule.MEAN, OuterOptimizer(schedule=OuterSchedule.CONSTANT))
     )
     await driver.round([await driver.push(index, [240], steps=240) for index in range(2)])
-    # 0.8 (1 + 0.5 * 0.8) of the way, and of one round's 24 the momentum 0.8 * 0.8 (1 - 0.5 * 0.2)
-    assert -float(driver.state.weights[0]) == pytest.approx(0.8 * 1.4 * 240 + 0.8 * 0.72 * 24)
+    # 0.8 of the way, and of one round's 24 the lead 0.8 * 0.5 * 0.8 and the momentum 0.8 * 0.8 (1 - 0.5 * 0.2)
+    assert -float(driver.state.weights[0]) == pytest.approx(0.8 * 240 + 0.8 * (0.4 + 0.72) * 24)
+
+
+@pytest.mark.parametrize("name", OuterName)
+async def test_an_outage_ends_where_its_way_and_one_rounds_momentum_lead(name: OuterName) -> None:
+    """What is published ahead is paid back: one long round, then nothing new, and no optimizer overshoots."""
+    outer = OuterOptimizer(name=name, learning_rate=1.0, momentum=0.5, schedule=OuterSchedule.CONSTANT)
+    driver = await Driver.start(layout_of((1,)), policy(MergeRule.MEAN, outer))
+    await driver.round([await driver.push(index, [240], steps=240) for index in range(2)])
+    for _ in range(30):
+        await driver.round([await driver.push(index, [0]) for index in range(2)])
+    # the way itself, and 24 (1/2 + 1/4 + ...) of momentum
+    assert -float(driver.state.weights[0]) == pytest.approx(240 + 24, rel=1e-6)
 
 
 async def test_one_learner_of_two_that_returns_does_not_stretch_the_other() -> None:
@@ -120,10 +143,17 @@ async def test_one_learner_of_two_that_returns_does_not_stretch_the_other() -> N
     np.testing.assert_allclose(driver.state.weights, [-24 * 2 / 3, -24 / 3], rtol=1e-6)
 
 
-async def test_one_learner_merged_alone_after_an_outage_of_its_own_moves_by_its_part_of_a_round() -> None:
+@pytest.mark.parametrize("participation", [0.4, 0.9])
+async def test_a_learner_merged_alone_after_an_outage_of_its_own_moves_by_its_part_of_a_round(
+    participation: float,
+) -> None:
     driver = await Driver.start(layout_of((1,)), policy(MergeRule.MEAN))
-    await driver.round([await driver.push(0, [2400], steps=2400)], participation=0.4)
-    np.testing.assert_allclose(driver.state.weights, [-24 * 0.4], rtol=1e-6)
+    await driver.round([await driver.push(0, [0])])
+    for _ in range(2):
+        await driver.round([await driver.push(1, [0])], participation=0.5)  # the run goes on without it
+    await driver.round([await driver.push(0, [2400], steps=2400)], participation=participation)
+    np.testing.assert_allclose(driver.state.weights, [-24 * participation], rtol=1e-6)
+    assert driver.log.state.fragments[FRAGMENT].newest.step_count == pytest.approx(24 * (2 + participation))
 
 
 async def test_one_learner_that_returns_with_the_work_of_hours_moves_the_run_by_a_round() -> None:

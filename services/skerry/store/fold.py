@@ -190,13 +190,14 @@ class RunState:
         fragment = self.fragments[item.fragment]
         close = fragment.closing
         assert close is not None  # `check` admitted the item
+        step_count = fragment.versions[item.version - 1].step_count + self._steps_of(fragment, close)
         fragment.closing = None
         fragment.version, fragment.next_attempt = item.version, 0
         fragment.versions[item.version] = VersionState(
             item.version,
             item.digest,
             self.position,
-            step_count=fragment.versions[item.version - 1].step_count + self._steps_of(fragment, close),
+            step_count=step_count,
             commit=CommitRecord(close, item),
         )
         total = sum(member.weight for member in close.members)
@@ -221,9 +222,11 @@ class RunState:
 
     def _steps_of(self, fragment: FragmentState, close: ClosedItem) -> float:
         """Returns how far a round takes the run: its length times participation."""
+        deltas = [self.deltas[member.delta].item for member in close.members]
         length = round_length(
-            [self.deltas[member.delta].item.step_count for member in close.members],
+            [delta.step_count for delta in deltas],
             participation=close.participation,
+            missed_step_count=fragment.missed_step_count((delta.learner for delta in deltas), close.version - 1),
             inner_step_count=(fragment.closing_policy or self.policy).inner_step_count,
         )
         return close.participation * length

@@ -27,21 +27,25 @@ def delta_weight(step_count: int, token_count: int, *, inner_step_count: int, we
     return token_count * min(share, 1.0, weight_cap / share)
 
 
-def round_length(step_counts: Sequence[int], *, participation: float, inner_step_count: int) -> float:
+def round_length(
+    step_counts: Sequence[int], *, participation: float, missed_step_count: float, inner_step_count: int
+) -> float:
     """Returns the inner steps that a round of these deltas stands for, if all take part.
 
-    That is the longest delta's steps up to H: fewer than H where the round is a flush at a run's end. It is more only
-    where everybody brings more, as after an outage that held up all: then the shortest delta's. One learner that comes
-    back with the work of hours must not have the others' deltas stretched to it, nor, merged alone, move a run that
-    went on without it by more than a round.
+    That is the longest delta's steps up to H: fewer than H where the round is a flush at a run's end. It is more, and
+    then the shortest delta's, only after an outage that held up all: everybody is in it and brings more, and the run
+    hardly went on without any of them. By how much it did since a member's last merged delta, at most, is
+    `missed_step_count`. A learner that comes back with the work of hours must not have the others' deltas stretched to
+    it, nor, merged alone, move a run that went on without it by more than a round.
     """
     if not step_counts:
         return 0.0
     shortest, longest = min(step_counts), max(step_counts)
-    if shortest > inner_step_count and participation >= EVERYBODY:
-        return float(shortest)
-    return float(min(longest, inner_step_count))
+    was_outage = participation >= EVERYBODY and missed_step_count < MISSED_AFTER * inner_step_count
+    return float(shortest if was_outage and shortest > inner_step_count else min(longest, inner_step_count))
 
 
-# Of the expected weight: with so much of it in a round, nobody went on without those who are in it.
+# Of the expected weight. Not all of it: one that died meanwhile is expected for a round or two.
 EVERYBODY: Final = 0.75
+# Of a round: what a learner missed at most that was not away alone.
+MISSED_AFTER: Final = 0.5

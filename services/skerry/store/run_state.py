@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -94,6 +95,14 @@ class FragmentState:
     def newest(self) -> VersionState:
         """The newest version's state; raises KeyError in a draft without weights."""
         return self.versions[self.version]
+
+    def missed_step_count(self, learners: Iterable[str], version: int) -> float:
+        """Returns how far the run had gone on by `version` since the last merged delta of one of `learners`, at most.
+
+        In inner steps; a learner of which nothing was merged missed all of it.
+        """
+        now = self.versions[version].step_count
+        return max((now - self.contributed_at.get(name, 0.0) for name in learners), default=0.0)
 
 
 @dataclass

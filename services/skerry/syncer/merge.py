@@ -136,13 +136,13 @@ async def merge_round(
     norms = np.sqrt(np.array([delta.squared_norms for delta in deltas]).reshape(len(deltas), len(layout.tensors)))
     rule = policy.merge_rule(fragment)
 
-    coefficients = merge_coefficients(rule, weights, norms, stretches)
-    (acc,) = scratch.zeros(1, layout.numel)
-    await accumulate_deltas(log, fragment, deltas, coefficients, acc, workers=workers)
-    scales = np.ones(len(layout.tensors), np.float32)
-    if rule is MergeRule.RDA:
-        scales = radial_scales(weights, norms * stretches[:, None], await _norms(acc, layout, workers))
-    length = round_length(steps, participation=closing.participation, inner_step_count=full)
+    # Before anything is awaited: another replica's commit of this version would change what is known of the fragment.
+    length = round_length(
+        steps,
+        participation=closing.participation,
+        missed_step_count=known.missed_step_count((delta.learner for delta in deltas), closing.version - 1),
+        inner_step_count=full,
+    )
     outer = outer_step(
         policy.outer,
         rule,
@@ -151,6 +151,13 @@ async def merge_round(
         rounds_done=_steps_done(known, closing.version - 1) / full,
         round_count=closing.participation * length / full,
     )
+
+    coefficients = merge_coefficients(rule, weights, norms, stretches)
+    (acc,) = scratch.zeros(1, layout.numel)
+    await accumulate_deltas(log, fragment, deltas, coefficients, acc, workers=workers)
+    scales = np.ones(len(layout.tensors), np.float32)
+    if rule is MergeRule.RDA:
+        scales = radial_scales(weights, norms * stretches[:, None], await _norms(acc, layout, workers))
     scalars = Scalars(
         np.float32(outer.rate),
         np.float32(outer.momentum),

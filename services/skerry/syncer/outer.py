@@ -14,12 +14,12 @@ which is all that the log has to know of it.
                         round together. After an outage of ten rounds d goes ten rounds far, momentum no further than
                         after one: the way was really gone, and is no ten gradients.
     leading-nesterov    the same momentum, and weights that stand a part l of a round ahead: Theta - F is published with
-                        F = l lr mu^2 buf, what momentum will add; that weighs d by 1 + l mu and buf by
-                        mu (1 - l (1 - mu)), where l stays the same. l = 1.5 - T, from 0.5 to 1: learners work on the
-                        weights of a joint round for a round, and half of one is the mean; one that is merged alone has
-                        had its weights for a round.
-    delayed-nesterov    the buffer gathers T d of each merge; momentum decays, and moves the weights, once a round:
-                        by lr mu buf with the merge that completes one.
+                        F = l lr mu^2 buf, what momentum will add; that weighs d by T + t l mu and buf by
+                        t mu (1 - l (1 - mu)), t = min(T, 1), where l stays the same. l = 1.5 - t, from 0.5 to 1:
+                        learners work on the weights of a joint round for a round, and half of one is the mean; one that
+                        is merged alone has had its weights for a round.
+    delayed-nesterov    the buffer gathers t d of each merge; momentum decays, and moves the weights, once a round: by
+                        lr mu buf with the merge that completes one.
 
 Source: Decoupled DiLoCo (arXiv 2604.21428), outer SGD with Nesterov momentum; delayed Nesterov: "Asynchronous Local-SGD
 Training for Language Modeling" (arXiv 2401.09135), algorithm 2 with c = 0. Momentum in fractions of rounds is this
@@ -64,7 +64,7 @@ def outer_step(
     decay = rates.momentum**carried_count
     gain = (1 - decay) / (1 - rates.momentum)
     lead = min(1.0, 1.5 - carried_count) if outer.name is OuterName.LEADING_NESTEROV else 0.0
-    fresh = 1 + lead * rates.momentum
+    fresh = 1 + lead * rates.momentum * carried_count / round_count
     carried = rates.momentum * (1 - lead * (1 - rates.momentum)) * carried_count / round_count
     return OuterStep(rates.learning_rate * round_count * fresh, carried / fresh, decay, gain)
 
@@ -76,7 +76,7 @@ def _delayed(
     completes = _number(rounds_done) < _number(rounds_done + round_count)
     # The rate carries T, of which the momentum's part must have none.
     look_ahead = momentum / round_count if completes else 0.0
-    return OuterStep(learning_rate * round_count, look_ahead, momentum if begins else 1.0, round_count)
+    return OuterStep(learning_rate * round_count, look_ahead, momentum if begins else 1.0, min(round_count, 1.0))
 
 
 # Parts of rounds are sums of floats: what is this close below a whole round has completed it.

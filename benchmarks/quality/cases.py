@@ -130,13 +130,14 @@ SETTINGS: Final[Mapping[str, Mapping[str, Any]]] = {
     "mean, no momentum": _outer("nesterov", 1.0, 0.0, "constant"),
     "mean, constant 0.8/0.5": _outer("nesterov", 0.8, 0.5, "constant"),
     "mean, warm-up to 0.9": _outer("nesterov", 0.8, 0.9, "warm-up"),
-    "mean, leading, warm-up to 0.9": _outer("leading-nesterov", 0.8, 0.9, "warm-up"),
     "RDA, warm-up to 0.8": _outer("nesterov", 0.8, 0.8, "warm-up", "rda"),
-    "RDA, leading, warm-up to 0.8": _outer("leading-nesterov", 0.8, 0.8, "warm-up", "rda"),
 }
 """What the defaults are held against in each cell: the ends of what was worth trying."""
 
-_WIDE: Final = tuple(name for name, policy in SETTINGS.items() if policy["outer"]["schedule"] == "warm-up")
+_LONG: Final[Mapping[str, Mapping[str, Any]]] = {
+    **{name: SETTINGS[name] for name in ("mean, warm-up to 0.9", "RDA, warm-up to 0.8")},
+    "RDA, leading, warm-up to 0.8": _outer("leading-nesterov", 0.8, 0.8, "warm-up", "rda"),
+}
 """Of long and large cells, where the settings without momentum are far behind."""
 
 SYNCHRONOUS_GRID: Final = (
@@ -250,11 +251,13 @@ _COMPARISONS: Final = (
 )
 
 
-def _cell(learner_count: int, step_count: int, names: Iterable[str], seeds: tuple[int, ...]) -> Cell:
+def _cell(
+    learner_count: int, step_count: int, settings: Mapping[str, Mapping[str, Any]], seeds: tuple[int, ...]
+) -> Cell:
     return Cell(
         f"M = {learner_count}, {step_count} steps",
         default(learner_count, step_count),
-        {name: default(learner_count, step_count, policy=SETTINGS[name]) for name in names},
+        {name: default(learner_count, step_count, policy=policy) for name, policy in settings.items()},
         alone(step_count),
         2.0,
         seeds,
@@ -265,9 +268,9 @@ _CELLS: Final = (
     *(_cell(count, 300, SETTINGS, _MANY) for count in (2, 4)),
     _cell(8, 300, SETTINGS, _HALF),
     _cell(16, 300, SETTINGS, _SOME),
-    *(_cell(count, 1500, _WIDE, _HALF) for count in (2, 4)),
-    _cell(8, 1500, _WIDE, _SOME),
-    _cell(4, 5000, _WIDE, (0,)),
+    *(_cell(count, 1500, _LONG, _HALF) for count in (2, 4)),
+    _cell(8, 1500, _LONG, _SOME),
+    _cell(4, 5000, _LONG, (0,)),
 )
 
 _OTHER_DATA: Final = Plain(
@@ -318,7 +321,7 @@ _RULES: Final = Plain(
     "outer optimizers by name",
     {
         "leading-nesterov (default)": default(4),
-        "leading-nesterov, RDA": default(4, policy=SETTINGS["RDA, leading, warm-up to 0.8"]),
+        "leading-nesterov, RDA": default(4, policy=_LONG["RDA, leading, warm-up to 0.8"]),
         "leading-nesterov, RDA at the mean's rate": default(
             4, policy=_outer("leading-nesterov", 0.8 / 0.6875, 0.8, "warm-up", "rda")
         ),
@@ -372,7 +375,7 @@ MORE: Final[tuple[Case, ...]] = (_VANISHES, *_LATE_LEARNER, _BATCHES, _RULES, _M
 """What else was measured: choices that have to be shown, without a bound of their own."""
 
 SHORT: Final[tuple[Case, ...]] = tuple(
-    replace(case, seeds=(0,)) for case in (_FOUR_BITS, _LATE, _ONE_SLOW[10], _cell(2, 300, _WIDE, (0,)))
+    replace(case, seeds=(0,)) for case in (_FOUR_BITS, _LATE, _ONE_SLOW[10], _cell(2, 300, _LONG, (0,)))
 )
 """A look in some minutes: one seed, which proves nothing but that it runs and where it stands."""
 

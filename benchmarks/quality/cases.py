@@ -165,9 +165,10 @@ _WAITS: Final = {"quorum_count": 4, "grace_factor": 0.0}
 _RUSHES: Final = {"quorum_count": 1, "grace_factor": 0.0}
 
 
-def speeds(*speed: float, jitter: float = 0.0, **settings: Any) -> Arm:
-    """Islands of these speeds, all stopped by the same clock."""
+def speeds(*speed: float, jitter: float = 0.0, absent: tuple[tuple[float, float], ...] = (), **settings: Any) -> Arm:
+    """Islands of these speeds, all stopped by the same clock; the last is `absent`, dead, at times."""
     made = tuple(Island(speed=one, jitter=jitter) for one in speed)
+    made = (*made[:-1], replace(made[-1], absent=absent))
     return islands(len(made), STEPS, ISLANDS_RATE, islands=made, is_wall_clock=True, **settings)
 
 
@@ -298,9 +299,9 @@ _LATE_LEARNER: Final = tuple(
     for rounds in (1, 2, 4)
 )
 _VANISHES: Final = Comparison(
-    "one of four vanishes for a tenth of the run",
-    default(4, islands=(Island(absent=((300.0, 360.0),)), *[Island()] * 3)),
-    default(4),
+    "one of four vanishes for a tenth of the run, at equal time",
+    speeds(1, 1, 1, 1, absent=((300.0, 360.0),)),
+    speeds(1, 1, 1, 1),
     "none vanishes",
     1.0,
     None,

@@ -161,8 +161,9 @@ class _Transport(SimTransport):
             async for request in requests:
                 yield request
                 if request.WhichOneof("kind") == "header":
-                    await asyncio.sleep(self._bulk_s + self._extra_delay)
+                    await asyncio.sleep(self._bulk_s)
 
+        await asyncio.sleep(self._extra_delay)
         return await super().push_delta(slowly())
 
     async def pull_fragment(

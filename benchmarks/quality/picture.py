@@ -27,7 +27,7 @@ _BAD: Final = "#e03131"
 _ISLANDS: Final = "#c2255c"
 _ALONE: Final = "#8a96a3"
 _TOGETHER: Final = "#1c7ed6"
-_TRIED: Final = ("#f08c00", "#7048e8", "#1c7ed6", "#20c997")
+_TRIED: Final = ("#f08c00", "#7048e8", "#1c7ed6", "#20c997", "#495057")
 
 
 def draw(cases: Sequence[Case], outcomes: Outcomes, directory: Path) -> list[Path]:

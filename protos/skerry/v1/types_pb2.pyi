@@ -472,7 +472,7 @@ class OuterOptimizer(_message.Message):
     SCHEDULE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """"nesterov": as above. "leading-nesterov" (default): published l of a round's momentum ahead, l = min(1, 1.5 - t), that is
-    Theta <- Theta - learning_rate * (T * (1 + l * momentum) * d + t * momentum * (1 - l * (1 - momentum)) * buffer). "delayed-nesterov": the buffer gathers T * d of
+    Theta <- Theta - learning_rate * ((T + t * l * momentum) * d + t * momentum * (1 - l * (1 - momentum)) * buffer). "delayed-nesterov": the buffer gathers t * d of
     every merge; with the first merge of a round it decays by momentum, with the last it moves the weights. A server refuses a name that it does not know.
     """
     learning_rate: _builtins.float

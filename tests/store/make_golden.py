@@ -40,7 +40,7 @@ from skerry.store.store import Store
 from skerry.store.workers import InlineWorkers
 from skerry.wire.digests import tree_digest
 from skerry.wire.layout import FragmentLayout, TensorSpec
-from skerry.wire.policy import Policy
+from skerry.wire.policy import OuterName, OuterOptimizer, OuterSchedule, Policy
 from tests.numerics.merge_driver import FLOAT32, FRAGMENT, INT4, Driver
 
 ALL_GOLDEN = tuple(sorted((Path(__file__).parent / "golden").iterdir()))
@@ -60,6 +60,8 @@ DTYPES = {
     "scale": "float32",
     "block/0: läuft": "float16",
 }
+# Stated in full, and rounds of at most H steps: so that a better default, or rule for long rounds, makes no other log.
+_OUTER = OuterOptimizer(OuterName.NESTEROV, learning_rate=0.8, momentum=0.5, schedule=OuterSchedule.CONSTANT)
 
 
 class CountingClock:
@@ -107,7 +109,7 @@ async def make(objects: DictObjects) -> dict[str, object]:
     weights = values.standard_normal(LAYOUT.numel).astype(np.float32)
     driver = GoldenDriver(log, LAYOUT, objects, workers, Scratch(None), OuterState(weights, weights, weights, 0))
     snapshot = await log.blobs.write_snapshot(FRAGMENT, 0, "weights", snapshot_tensors(LAYOUT, weights))
-    await driver.append(PolicyItem(entropy.hex_id(), Policy(inner_step_count=4, update_encoding=INT4)))
+    await driver.append(PolicyItem(entropy.hex_id(), Policy(outer=_OUTER, update_encoding=INT4)))
     await driver.append(SnapshotItem(FRAGMENT, 0, tree_digest(weights).hex(), (snapshot,), ()))
     await driver.append(StatusItem(RunStatus.OPEN))
     await store.publish("golden", spec.uid)

@@ -206,7 +206,13 @@ _LATE, _LATE_LONG = (
     )
     for count, seeds in ((STEPS, _MANY), (1500, _HALF))
 )
-_MERGED_ALONE: Final = default(4, policy=_RUSHES, islands=tuple(Island(start=6.0 * index) for index in range(4)))
+
+
+def merged_alone(**policy: Any) -> Arm:
+    """Four equal islands whose clocks are shifted, and whose rounds wait for nobody."""
+    return default(4, policy={**_RUSHES, **policy}, islands=tuple(Island(start=6.0 * index) for index in range(4)))
+
+
 _ONE_SLOW: Final = {
     times: Comparison(
         f"a learner {times} times slower added to two",
@@ -224,7 +230,7 @@ _COMPARISONS: Final = (
     _FOUR_BITS,
     _LATE,
     _LATE_LONG,
-    Comparison("every learner merged alone", _MERGED_ALONE, default(4), "joint rounds", 2.0, None, _MANY),
+    Comparison("every learner merged alone", merged_alone(), default(4), "joint rounds", 2.0, None, _MANY),
     Comparison(
         "speeds 1, 1, 1/2, 1/3", speeds(1, 1, 1 / 2, 1 / 3), speeds(1, 1), "without the slow ones", 0.5, None, _MANY
     ),
@@ -328,17 +334,9 @@ _RULES: Final = Plain(
         ),
         "nesterov": default(4, policy=_outer("nesterov", 0.8, 0.8, "warm-up")),
         "delayed-nesterov": default(4, policy=_outer("delayed-nesterov", 0.8, 0.8, "warm-up")),
-        "merged alone, leading-nesterov (default)": _MERGED_ALONE,
-        "merged alone, nesterov": default(
-            4,
-            policy={**_RUSHES, **_outer("nesterov", 0.8, 0.8, "warm-up")},
-            islands=tuple(Island(start=6.0 * index) for index in range(4)),
-        ),
-        "merged alone, delayed-nesterov": default(
-            4,
-            policy={**_RUSHES, **_outer("delayed-nesterov", 0.8, 0.8, "warm-up")},
-            islands=tuple(Island(start=6.0 * index) for index in range(4)),
-        ),
+        "merged alone, leading-nesterov (default)": merged_alone(),
+        "merged alone, nesterov": merged_alone(**_outer("nesterov", 0.8, 0.8, "warm-up")),
+        "merged alone, delayed-nesterov": merged_alone(**_outer("delayed-nesterov", 0.8, 0.8, "warm-up")),
     },
 )
 

@@ -159,7 +159,7 @@ SYNCHRONOUS_GRID: Final = (
     ),
     *(Synchronous(4, STEPS, rate, 0.8, 0.8, ramp=3.0) for rate in (8.5e-3, 1.7e-2)),
 )
-_SYNCHRONOUS_BEST: Final = Synchronous(4, STEPS, ISLANDS_RATE, 0.8, 0.8, ramp=3.0)
+_SYNCHRONOUS_BEST: Final = Synchronous(4, STEPS, ISLANDS_RATE, 0.55, 0.8, merge="rda", ramp=3.0)
 
 _WAITS: Final = {"quorum_count": 4, "grace_factor": 0.0}
 _RUSHES: Final = {"quorum_count": 1, "grace_factor": 0.0}
@@ -174,7 +174,7 @@ def speeds(*speed: float, jitter: float = 0.0, absent: tuple[tuple[float, float]
 
 _UNEQUAL: Final = (1.0, 1.0, 0.82, 0.82)
 # A learner of speed 0.82 takes 29.3 time units for 24 steps, its answer 2: 19 rounds fit into 600.
-_WAITING: Final = Synchronous(4, 19 * 24, ISLANDS_RATE, 0.8, 0.8, ramp=3.0)
+_WAITING: Final = replace(_SYNCHRONOUS_BEST, step_count=19 * 24)
 
 _GAP: Final = Gap(
     "M = 4, 1500 steps, H = 24: gap to data-parallel",

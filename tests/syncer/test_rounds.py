@@ -148,6 +148,19 @@ def test_a_stale_delta_is_damped_in_weight_and_in_the_step() -> None:
     assert item.participation == pytest.approx(0.5)
 
 
+def test_a_version_that_only_some_made_makes_nobodys_answer_stale() -> None:
+    """Of four that are merged one by one, each makes a version: a quarter of a round, while deltas are on their way."""
+    world = RoundWorld("a1", "a2", "a3", "a4")
+    for learner in ("a1", "a2"):
+        world.accept(learner)
+        world.close_and_commit(closed(world, "a1", "a2", "a3", "a4"))
+    world.accept("a3", base=1)
+    item = closed(world, "a1", "a2", "a3", "a4")
+    assert item.members[0].staleness == 1
+    assert item.members[0].weight == 2400
+    assert item.participation == pytest.approx(0.25)
+
+
 def test_a_round_that_few_take_part_in_is_scaled_by_their_share() -> None:
     world = RoundWorld("a1", "a2", "a3", "a4")
     world.accept("a1")
@@ -303,6 +316,20 @@ def test_an_outage_of_everybody_takes_the_run_as_far_as_they_trained() -> None:
     assert world.state.step_count == 900
 
 
+def test_what_a_late_learner_brings_when_the_others_have_left_is_no_outage() -> None:
+    world = RoundWorld("eu", "late")
+    for base in (0, None, None, 1):  # of the late one's delta
+        world.accept("eu")
+        if base is not None:
+            world.accept("late", base=base)
+        world.close_and_commit(closed(world, "eu"))
+    world.append(LeftItem("eu", "session-eu"))
+    before = world.state.step_count
+    world.accept("late", steps=68)
+    assert world.close_and_commit(closed(world, "late")).participation == 1.0
+    assert world.state.step_count - before == pytest.approx(24)
+
+
 def test_one_learner_that_returns_takes_the_run_no_further_than_a_round() -> None:
     world = RoundWorld("eu", "us")
     world.accept("eu", steps=200)
@@ -330,6 +357,27 @@ def test_learners_merged_alone_in_turn_each_count_their_share() -> None:
             close = world.close_and_commit(closed(world, "a1", "a2", "a3", "a4"))
             assert close.participation == pytest.approx(0.25)
     assert world.state.step_count == pytest.approx(3 * 24)
+
+
+@pytest.mark.parametrize(
+    ("newcomer", "share"),
+    [
+        (LearnerView(True, 1, None), 1.0),  # it compiles its model, or takes long for a step: nothing lacks yet
+        (LearnerView(True, 2, 1.0), 1 / (1 + 0.1**2)),  # a tenth of the pace: a tenth of H steps, which weigh a tenth
+        (LearnerView(True, 2, 0.1), 1 / 2),
+        (LearnerView(True, 2, 0.05), 1 / 2),
+        (LearnerView(True, 2, None), 1 / 2),
+    ],
+)
+def test_a_newcomer_is_expected_to_bring_what_one_of_its_pace_can(newcomer: LearnerView, share: float) -> None:
+    world = RoundWorld("eu", "new")
+    world.accept("eu")
+    seen = MembershipView({"eu": LearnerView(True, 24, 0.1), "new": newcomer}, 1000.0)
+    engine = RoundEngine()
+    engine.decide(world.state, seen, 0.0)
+    (item,) = engine.decide(world.state, seen, 1e6).items
+    assert isinstance(item, ClosedItem)
+    assert item.participation == pytest.approx(share)
 
 
 def test_nobody_waits_for_a_live_learner_that_missed_two_closes() -> None:

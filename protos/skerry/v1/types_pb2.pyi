@@ -549,9 +549,11 @@ class Policy(_message.Message):
     merge: Global___MergeRule.ValueType
     """Merge rule of fragments that `merge_by_fragment` does not name. Default mean."""
     staleness_exponent: _builtins.float
-    """a: a delta of staleness s counts (1 + s)^-a. Default 0.5."""
+    """a: a delta counts (1 + s)^-a, s the rounds that its fragment went on since the delta's base: rho times length of each, summed, over H, to the
+    nearest whole number. Default 0.5.
+    """
     max_staleness: _builtins.int
-    """A delta staler than this expires by name. Default 8."""
+    """A delta whose base is more versions old than this expires by name. Default 8."""
     weight_cap: _builtins.float
     """A delta of s steps weighs its tokens times min(1, s / H); tokens of more than this many times H steps do not count. Default 2."""
     quarantine_ratio: _builtins.float
@@ -761,7 +763,7 @@ class DeltaFate(_message.Message):
     reason: _builtins.str
     """Why, in lower case, for fates other than pending and merged."""
     staleness: _builtins.int
-    """Staleness s with which it was merged."""
+    """Staleness with which it was merged: versions of its fragment that were made since its base."""
     weight_share: _builtins.float
     """Its share of the round's weight, 0 to 1, for FATE_MERGED."""
     def __init__(
@@ -1051,8 +1053,8 @@ class VersionCommitted(_message.Message):
     """rho: share of the expected weight that took part; above 0 and at most 1."""
     run_step_count: _builtins.float
     """The run's progress in inner steps: of every round rho times its length, summed; the mean over fragments. A round's length is its longest delta's
-    steps, at most H; after an outage of all the shortest's: where all have more than H, rho is at least 0.75, and the run went on by less than H / 2 since
-    the last merged delta of each.
+    steps, at most H; after an outage of all the shortest's: where all have more than H, rho is at least 0.75, and the run went on by less than 1.5 H since
+    the base of the last merged delta of each.
     Learning-rate schedules SHOULD follow it (and a learner's own steps since), so that all learners are at the same place.
     """
     @_builtins.property

@@ -217,6 +217,7 @@ class RunState:
                 weight_cap=policy.weight_cap,
             )
             fragment.contributed_at[delta.item.learner] = fragment.newest.step_count
+            fragment.based_at[delta.item.learner] = fragment.versions[delta.item.base_version].step_count
             merged.append(delta)
         return merged
 
@@ -266,6 +267,7 @@ class RunState:
             fragment.momentum_from = fragment.versions[one.source_version].step_count
             fragment.squared_norms.clear()
             fragment.contributed_at.clear()
+            fragment.based_at.clear()
             fragment.versions[one.version] = VersionState(
                 one.version,
                 one.digest,

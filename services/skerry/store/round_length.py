@@ -34,9 +34,9 @@ def round_length(
 
     That is the longest delta's steps up to H: fewer than H where the round is a flush at a run's end. It is more, and
     then the shortest delta's, only after an outage that held up all: everybody is in it and brings more, and the run
-    hardly went on without any of them. By how much it did since a member's last merged delta, at most, is
-    `missed_step_count`. A learner that comes back with the work of hours must not have the others' deltas stretched to
-    it, nor, merged alone, move a run that went on without it by more than a round.
+    hardly went on without any of them, by `missed_step_count` at most (`FragmentState.missed_step_count`). A learner
+    that comes back with the work of hours must not have the others' deltas stretched to it, nor, merged alone, move a
+    run that went on without it by more than a round; nor may one whose deltas are late, once the others have left.
     """
     if not step_counts:
         return 0.0
@@ -47,5 +47,5 @@ def round_length(
 
 # Of the expected weight. Not all of it: one that died meanwhile is expected for a round or two.
 EVERYBODY: Final = 0.75
-# Of a round: what a learner missed at most that was not away alone.
-MISSED_AFTER: Final = 0.5
+# Rounds that went on since the base of a learner's last merged work, at most: that work's own, and half of another.
+MISSED_AFTER: Final = 1.5

@@ -255,10 +255,15 @@ class RoundEngine:
 
     @staticmethod
     def weigh(delta: DeltaState, fragment: FragmentState, policy: Policy) -> tuple[DeltaState, Member]:
-        """Returns the delta with its place in a set that closes now: weight w f and staleness s."""
-        staleness = fragment.version - delta.item.base_version
-        weight = _weight(delta.item, policy)
-        return delta, Member(delta.item.delta, weight * (1 + staleness) ** -policy.staleness_exponent, staleness)
+        """Returns the delta with its place in a set that closes now: weight w f and staleness in versions.
+
+        f = (1 + s)^-a counts s in rounds, that is in H steps of the run, to the nearest whole one: where learners are
+        merged one by one each makes a version, and an answer that took a moment is not stale for that.
+        """
+        base = delta.item.base_version
+        rounds = math.floor(fragment.steps_since(base, fragment.version) / policy.inner_step_count + 0.5)
+        weight = _weight(delta.item, policy) * (1 + rounds) ** -policy.staleness_exponent
+        return delta, Member(delta.item.delta, weight, fragment.version - base)
 
     def grace_s(self, policy: Policy, view: MembershipView) -> float:
         """Returns the seconds that a round waits for more deltas once its quorum is in."""
@@ -318,18 +323,40 @@ def _sharing_learners(state: RunState, fragment: FragmentState, view: Membership
 def participation(state: RunState, fragment: FragmentState, view: MembershipView, members: Iterable[Member]) -> float:
     """Returns rho = sum(w f over contributors) / sum(expected w over working learners), above 0 and at most 1.
 
-    A contributor is expected to bring its own undamped w; an absent learner what it brought last, or else the
-    contributors' mean.
+    A contributor is expected to bring its own undamped w; an absent learner what it brought last, or else what one of
+    its pace would bring.
     """
     deltas = [(member, state.deltas[member.delta].item) for member in members]
     undamped: dict[str, float] = {}
     for _, item in deltas:
         undamped[item.learner] = undamped.get(item.learner, 0.0) + _weight(item, state.policy)
-    mean = statistics.fmean(undamped.values())
     absent = _sharing_learners(state, fragment, view) - undamped.keys()
-    total = sum(undamped.values()) + sum(fragment.weights.get(name, mean) for name in sorted(absent))
+    total = sum(undamped.values())
+    for name in sorted(absent):
+        known = fragment.weights.get(name)
+        total += _first_weight(view, name, undamped) if known is None else known
     brought = sum(member.weight for member, _ in deltas)
     return min(1.0, brought / total) if brought > 0 and total > 0 else 1.0
+
+
+def _first_weight(view: MembershipView, name: str, contributed: Mapping[str, float]) -> float:
+    """Returns w of the delta that a learner of which nothing was merged yet will bring.
+
+    Of one that is p times as fast as the contributors it holds p H steps, and so weighs p^2 times their mean. One that
+    has just begun, or compiles its model still, is waited for by nobody's step.
+    """
+    learner = view.learners.get(name)
+    if learner is not None and learner.step_count < _PACED_STEPS:
+        return 0.0
+    mean = statistics.fmean(contributed.values())
+    times_s = [one.step_time_s for key, one in view.learners.items() if key in contributed and one.step_time_s]
+    if learner is None or not learner.step_time_s or not times_s:
+        return mean
+    return mean * min(1.0, statistics.median(times_s) / learner.step_time_s) ** 2
+
+
+# Steps after which a learner's pace can be known.
+_PACED_STEPS: Final = 2
 
 
 def _weight(item: AcceptedItem, policy: Policy) -> float:

@@ -19,7 +19,7 @@ from skerry.store.entries import (
 )
 from skerry.store.fold import RunState
 from skerry.store.run_state import Outcome
-from skerry.syncer.rounds import LearnerView, MembershipView
+from skerry.syncer.participation import LearnerView, MembershipView
 from skerry.wire.layout import FragmentLayout, TensorSpec
 from skerry.wire.policy import Policy
 

@@ -7,7 +7,8 @@ import math
 import pytest
 
 from skerry.store.entries import ClosedItem, Decided, Fate, FateItem, LeftItem, PolicyItem, RunStatus, StatusItem
-from skerry.syncer.rounds import LearnerView, MembershipView, MergeKey, RoundEngine
+from skerry.syncer.participation import LearnerView, MembershipView
+from skerry.syncer.rounds import MergeKey, RoundEngine
 from skerry.wire.policy import Policy
 from tests.syncer.round_world import RoundWorld, view
 

@@ -17,7 +17,7 @@ from skerry.store.entries import FORMAT, canonical_json
 from skerry.store.fold import RunState
 from skerry.store.run_state import LearnerState
 from skerry.syncer.events import LearnerRecord, LearnerReport
-from skerry.syncer.rounds import LearnerView, MembershipView
+from skerry.syncer.participation import LearnerView, MembershipView
 
 
 @dataclass

@@ -39,7 +39,8 @@ from skerry.syncer.events import (
 from skerry.syncer.membership import Membership
 from skerry.syncer.merge import UnreadableDeltaError
 from skerry.syncer.merging import Merger
-from skerry.syncer.rounds import MergeKey, RoundEngine, participation
+from skerry.syncer.participation import participation
+from skerry.syncer.rounds import MergeKey, RoundEngine
 from skerry.syncer.streams import EventStream, Followers
 
 _LOG: Final = structlog.get_logger(__name__)

@@ -22,14 +22,14 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from skerry.store.entries import AcceptedItem, ClosedItem, Decided, Fate, FateItem, Item, Member, RunStatus, StatusItem
+from skerry.store.entries import ClosedItem, Decided, Fate, FateItem, Item, Member, RunStatus, StatusItem
 from skerry.store.fold import RunState
-from skerry.store.round_length import delta_weight
-from skerry.store.run_state import REMEMBERED_CLOSES, DeltaState, FragmentState
+from skerry.store.run_state import DeltaState, FragmentState
+from skerry.syncer.participation import MembershipView, expected_learners, participation, weigh
 from skerry.wire.policy import Policy
 
 # Weight of a new observation in the moving averages: five rounds back counts a third.
@@ -38,29 +38,6 @@ EMA_FACTOR: Final = 0.2
 UNKNOWN_STEP_S: Final = 0.5
 # The grace window covers the step that a learner is in when it hears of the round, and half of one for its encoding.
 GRACE_STEPS: Final = 1.5
-# Times H that a run goes on before a learner that brings nothing no longer counts as working.
-ABSENT_AFTER: Final = 1.5
-
-
-@dataclass(frozen=True)
-class LearnerView:
-    """A learner as this replica sees it through leases: advice, never truth."""
-
-    is_live: bool
-    step_count: int = 0  # of its last report
-    step_time_s: float | None = None  # moving average that it reports
-
-
-@dataclass(frozen=True)
-class MembershipView:
-    """Who seems to be there."""
-
-    learners: Mapping[str, LearnerView]
-    age_s: float  # how long this replica has been watching the leases
-
-    def is_settled(self, policy: Policy) -> bool:
-        """Whether the view is old enough that an absent learner is known to be absent."""
-        return self.age_s >= policy.lease_term_s
 
 
 @dataclass(frozen=True)
@@ -236,7 +213,7 @@ class RoundEngine:
             deadline_s = timing.quorum_at_s + self.grace_s(state.policy, view)
             if not is_complete and now_s < deadline_s:
                 return None, deadline_s
-        candidates = [self.weigh(delta, fragment, state.policy) for delta in fragment.pending.values()]
+        candidates = [weigh(delta, fragment, state.policy) for delta in fragment.pending.values()]
         decided = (*_expired(candidates, state.policy), *_outliers(candidates, fragment, state.policy))
         named = {one.delta for one in decided}
         members = tuple(member for _, member in candidates if member.delta not in named)
@@ -252,18 +229,6 @@ class RoundEngine:
         )
         self.adopt_close(item)
         return item, None
-
-    @staticmethod
-    def weigh(delta: DeltaState, fragment: FragmentState, policy: Policy) -> tuple[DeltaState, Member]:
-        """Returns the delta with its place in a set that closes now: weight w f and staleness in versions.
-
-        f = (1 + s)^-a counts s in rounds, that is in H steps of the run, to the nearest whole one: where learners are
-        merged one by one each makes a version, and an answer that took a moment is not stale for that.
-        """
-        base = delta.item.base_version
-        rounds = math.floor(fragment.steps_since(base, fragment.version) / policy.inner_step_count + 0.5)
-        weight = _weight(delta.item, policy) * (1 + rounds) ** -policy.staleness_exponent
-        return delta, Member(delta.item.delta, weight, fragment.version - base)
 
     def grace_s(self, policy: Policy, view: MembershipView) -> float:
         """Returns the seconds that a round waits for more deltas once its quorum is in."""
@@ -286,83 +251,6 @@ def is_open(fragment: FragmentState, policy: Policy, view: MembershipView) -> bo
         if max(delta.item.step_count, later_steps) >= policy.inner_step_count:
             return True
     return False
-
-
-def expected_learners(state: RunState, fragment: FragmentState, view: MembershipView) -> set[str]:
-    """Returns whom a round of `fragment` waits for: who is there and has not missed the last two closes."""
-    recent = set[str]().union(*fragment.contributors)
-    is_early = len(fragment.close_positions) < REMEMBERED_CLOSES
-    return {
-        name
-        for name in _present_learners(state, fragment, view)
-        if is_early or name in recent or state.learners[name].attached_at > fragment.close_positions[0]
-    }
-
-
-def _present_learners(state: RunState, fragment: FragmentState, view: MembershipView) -> set[str]:
-    live = {name for name, learner in view.learners.items() if learner.is_live}
-    recent = set[str]().union(*fragment.contributors)
-    return {name for name in live | recent if (known := state.learners.get(name)) is not None and not known.has_left}
-
-
-def _sharing_learners(state: RunState, fragment: FragmentState, view: MembershipView) -> set[str]:
-    """Returns whose share of the work a round of `fragment` lacks without them.
-
-    A learner is taken to work until the run has gone on `ABSENT_AFTER` times H without anything of it, so that a dead
-    one damps the others' steps for a round or two, and not for as long as its lease seems to live.
-    """
-    horizon = ABSENT_AFTER * state.policy.inner_step_count
-    return {
-        name
-        for name in _present_learners(state, fragment, view)
-        if fragment.newest.step_count
-        < horizon + max(fragment.contributed_at.get(name, 0.0), state.learners[name].attached_at_step)
-    }
-
-
-def participation(state: RunState, fragment: FragmentState, view: MembershipView, members: Iterable[Member]) -> float:
-    """Returns rho = sum(w f over contributors) / sum(expected w over working learners), above 0 and at most 1.
-
-    A contributor is expected to bring its own undamped w; an absent learner what it brought last, or else what one of
-    its pace would bring.
-    """
-    deltas = [(member, state.deltas[member.delta].item) for member in members]
-    undamped: dict[str, float] = {}
-    for _, item in deltas:
-        undamped[item.learner] = undamped.get(item.learner, 0.0) + _weight(item, state.policy)
-    absent = _sharing_learners(state, fragment, view) - undamped.keys()
-    total = sum(undamped.values())
-    for name in sorted(absent):
-        known = fragment.weights.get(name)
-        total += _first_weight(view, name, undamped) if known is None else known
-    brought = sum(member.weight for member, _ in deltas)
-    return min(1.0, brought / total) if brought > 0 and total > 0 else 1.0
-
-
-def _first_weight(view: MembershipView, name: str, contributed: Mapping[str, float]) -> float:
-    """Returns w of the delta that a learner of which nothing was merged yet will bring.
-
-    Of one that is p times as fast as the contributors it holds p H steps, and so weighs p^2 times their mean. One that
-    has just begun, or compiles its model still, is waited for by nobody's step.
-    """
-    learner = view.learners.get(name)
-    if learner is not None and learner.step_count < _PACED_STEPS:
-        return 0.0
-    mean = statistics.fmean(contributed.values())
-    times_s = [one.step_time_s for key, one in view.learners.items() if key in contributed and one.step_time_s]
-    if learner is None or not learner.step_time_s or not times_s:
-        return mean
-    return mean * min(1.0, statistics.median(times_s) / learner.step_time_s) ** 2
-
-
-# Steps after which a learner's pace can be known.
-_PACED_STEPS: Final = 2
-
-
-def _weight(item: AcceptedItem, policy: Policy) -> float:
-    return delta_weight(
-        item.step_count, item.token_count, inner_step_count=policy.inner_step_count, weight_cap=policy.weight_cap
-    )
 
 
 def _expired(candidates: Iterable[tuple[DeltaState, Member]], policy: Policy) -> tuple[Decided, ...]:

@@ -32,6 +32,13 @@ def test_a_slow_learner_contributes_a_step_before_the_next_round() -> None:
     assert near == list(range(31, 41))  # from a step before the next round until it is long overdue
 
 
+def test_a_learner_in_whose_step_several_rounds_open_contributes_with_every_other_step() -> None:
+    """Its weights come up to date at one boundary and go out at the next; kept back, its work would pile up."""
+    rhythm = rhythm_of(0, 0, 1, 1, 2, 2)
+    assert rhythm.is_near(4, inner_step_count=H)
+    assert not rhythm.is_near(5, inner_step_count=H)
+
+
 @pytest.mark.parametrize("opened", [(), (5,), (0, 24, 48), (0, 20, 40)])
 def test_a_learner_that_opens_rounds_itself_is_never_early(opened: tuple[int, ...]) -> None:
     rhythm = rhythm_of(*opened)

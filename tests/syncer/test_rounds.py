@@ -66,6 +66,16 @@ def test_a_short_delta_closes_once_its_learner_has_trained_h_steps_more() -> Non
     assert len(engine.decide(world.state, view("eu", step_count=53), 1.0).items) == 1
 
 
+@pytest.mark.parametrize(("step_time_s", "closes"), [(2.5, True), (2.3, False)])
+def test_nobody_waits_for_a_learner_whose_step_takes_as_long_as_a_round(step_time_s: float, *, closes: bool) -> None:
+    world = RoundWorld("eu", "us", "slow")
+    world.accept("eu")
+    world.accept("us")
+    pace = {"eu": 0.1, "us": 0.1, "slow": step_time_s}
+    seen = MembershipView({name: LearnerView(True, 24, time_s) for name, time_s in pace.items()}, 1000.0)
+    assert bool(RoundEngine().decide(world.state, seen, 0.0).items) is closes
+
+
 def test_while_the_view_is_young_the_first_learner_back_is_not_everybody() -> None:
     world = RoundWorld("eu", "us")
     world.accept("eu")
@@ -315,6 +325,16 @@ def test_an_outage_of_everybody_takes_the_run_as_far_as_they_trained() -> None:
     world.accept("us", steps=900)
     world.close_and_commit(closed(world, "eu", "us"))
     assert world.state.step_count == 900
+
+
+def test_rounds_that_last_longer_than_h_for_everybody_count_in_full() -> None:
+    """A syncer slower than H steps holds up all, and each time anew."""
+    world = RoundWorld("eu", "us")
+    for _ in range(3):
+        world.accept("eu", steps=60)
+        world.accept("us", steps=60)
+        world.close_and_commit(closed(world, "eu", "us"))
+    assert world.state.step_count == 180
 
 
 def test_what_a_late_learner_brings_when_the_others_have_left_is_no_outage() -> None:

@@ -46,7 +46,10 @@ class RoundRhythm:
         self.opened_step = step_count
 
     def is_near(self, step_count: int, *, inner_step_count: int) -> bool:
-        """Whether the next round is about to open, for a learner too slow to open it; not where it is long overdue."""
+        """Whether the next round is about to open, for a learner too slow to open it; not where it is long overdue.
+
+        Where several rounds open within one step, every step is near: what is kept for later weighs more than it knows.
+        """
         if self.opened_step is None or self.interval is None or self.interval >= _SLOW_SHARE * inner_step_count:
             return False
-        return self.interval - _LEAD_STEPS <= step_count - self.opened_step <= 2 * self.interval
+        return self.interval - _LEAD_STEPS <= step_count - self.opened_step <= 2 * max(self.interval, 1.0)

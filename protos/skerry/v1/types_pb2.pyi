@@ -1053,8 +1053,8 @@ class VersionCommitted(_message.Message):
     """rho: share of the expected weight that took part; above 0 and at most 1."""
     run_step_count: _builtins.float
     """The run's progress in inner steps: of every round rho times its length, summed; the mean over fragments. A round's length is its longest delta's
-    steps, at most H; after an outage of all the shortest's: where all have more than H, rho is at least 0.75, and the run went on by less than 1.5 H since
-    the base of the last merged delta of each.
+    steps, at most H; after an outage of all the shortest's: where all have more than H, rho is at least 0.75, and the run went on by less than H / 2
+    beyond the last merged work of each: the progress of that delta's base plus its steps, at most the progress of the version that it went into.
     Learning-rate schedules SHOULD follow it (and a learner's own steps since), so that all learners are at the same place.
     """
     @_builtins.property

@@ -217,7 +217,9 @@ class RunState:
                 weight_cap=policy.weight_cap,
             )
             fragment.contributed_at[delta.item.learner] = fragment.newest.step_count
-            fragment.based_at[delta.item.learner] = fragment.versions[delta.item.base_version].step_count
+            # Not its merge, which comes late where deltas do.
+            reached = fragment.versions[delta.item.base_version].step_count + delta.item.step_count
+            fragment.worked_until[delta.item.learner] = min(fragment.newest.step_count, reached)
             merged.append(delta)
         return merged
 
@@ -267,7 +269,7 @@ class RunState:
             fragment.momentum_from = fragment.versions[one.source_version].step_count
             fragment.squared_norms.clear()
             fragment.contributed_at.clear()
-            fragment.based_at.clear()
+            fragment.worked_until.clear()
             fragment.versions[one.version] = VersionState(
                 one.version,
                 one.digest,

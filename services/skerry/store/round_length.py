@@ -47,5 +47,5 @@ def round_length(
 
 # Of the expected weight. Not all of it: one that died meanwhile is expected for a round or two.
 EVERYBODY: Final = 0.75
-# Rounds that went on since the base of a learner's last merged work, at most: that work's own, and half of another.
-MISSED_AFTER: Final = 1.5
+# Of a round: what a learner missed at most that was not away alone.
+MISSED_AFTER: Final = 0.5

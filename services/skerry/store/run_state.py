@@ -88,7 +88,7 @@ class FragmentState:
     contributors: deque[frozenset[str]] = field(default_factory=lambda: deque(maxlen=REMEMBERED_CLOSES))
     close_positions: deque[int] = field(default_factory=lambda: deque(maxlen=REMEMBERED_CLOSES))  # of the same closes
     contributed_at: dict[str, float] = field(default_factory=dict)  # by learner: step_count of its last merge's version
-    based_at: dict[str, float] = field(default_factory=dict)  # by learner: step_count of that merged delta's base
+    worked_until: dict[str, float] = field(default_factory=dict)  # by learner: as far as that delta's own steps reach
     squared_norms: dict[str, deque[float]] = field(default_factory=dict)  # by learner: |v|^2 / steps^2, merged
     weights: dict[str, float] = field(default_factory=dict)  # by learner: w of its last merged delta, undamped
 
@@ -102,13 +102,12 @@ class FragmentState:
         return max(0.0, self.versions[version].step_count - self.versions[base_version].step_count)
 
     def missed_step_count(self, learners: Iterable[str], version: int) -> float:
-        """Returns how far the run had gone on by `version` since the last merged work of one of `learners`, at most.
+        """Returns by how many inner steps the run had gone on by `version` without one of `learners`, at most.
 
-        In inner steps, from that work's base: of a learner that is in every round, one round. Its merge would not do,
-        which comes late where deltas are late. A learner of which nothing was merged missed all of the run.
+        A learner of which nothing was merged missed all of the run.
         """
         now = self.versions[version].step_count
-        return max((now - self.based_at.get(name, 0.0) for name in learners), default=0.0)
+        return max((now - self.worked_until.get(name, 0.0) for name in learners), default=0.0)
 
 
 @dataclass

@@ -55,13 +55,20 @@ def weigh(delta: DeltaState, fragment: FragmentState, policy: Policy) -> tuple[D
 
 
 def expected_learners(state: RunState, fragment: FragmentState, view: MembershipView) -> set[str]:
-    """Returns whom a round of `fragment` waits for: who is there and has not missed the last two closes."""
+    """Returns whom a round of `fragment` waits for: who is there and has not missed the last two closes.
+
+    One whose step takes longer than the H steps of the fastest is not waited for: its delta is there in time, or won't
+    be for long.
+    """
     recent = set[str]().union(*fragment.contributors)
     is_early = len(fragment.close_positions) < REMEMBERED_CLOSES
+    times_s = [one.step_time_s for one in view.learners.values() if one.is_live and one.step_time_s]
+    round_s = max(state.policy.inner_step_count, 2) * min(times_s, default=math.inf)
     return {
         name
         for name in _present_learners(state, fragment, view)
-        if is_early or name in recent or state.learners[name].attached_at > fragment.close_positions[0]
+        if (is_early or name in recent or state.learners[name].attached_at > fragment.close_positions[0])
+        and not ((seen := view.learners.get(name)) is not None and (seen.step_time_s or 0.0) > round_s)
     }
 
 

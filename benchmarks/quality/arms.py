@@ -11,8 +11,10 @@ from typing import Any, Final, TypeAlias
 from benchmarks.quality.task import BATCH_SIZE, HELD_OUT_WINDOWS, MODEL, PYTHON, WARMUP_STEPS
 from skerry.wire.policy import Policy
 
-# Raised when the driver, or what the product does under one policy, changes so that earlier results no longer hold.
+# Raised when training changes so that no earlier result holds; and when the islands' world, or what the product does
+# under one policy, changes so that theirs don't.
 _EPOCH: Final = 2
+_ISLANDS_EPOCH: Final = 3
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ class Island:
     jitter: float = 0.0  # each step's time varies by up to this share, either way
     batch_size: int = BATCH_SIZE
     data: str = PYTHON
-    start: float = 0.0  # time units that it begins later
+    start_within: float = 0.0  # time units from 0 in which it begins, at a time that the seed draws
     extra_delay: float = 0.0  # time units that each of its deltas is on its way longer than the others'
     absent: tuple[tuple[float, float], ...] = ()  # (from, to), in time units, dead between
     deaths: int = 0  # so many tenths of the run it is dead, at times that the seed draws
@@ -60,7 +62,7 @@ class Islands:
     step_count: int  # of the learning rate's schedule; a learner of speed 1 takes as many
     peak_rate: float
     islands: tuple[Island, ...]
-    delay: float = 2.0  # time units from a copy of the weights to the adoption of the version that it is in
+    delay: float = 2.0  # time units, at least 1, from a copy of the weights to the adoption of the version it is in
     is_wall_clock: bool = False  # all stop when `step_count` time units are over, however many steps each has taken
     policy: str = "{}"  # JSON
     adoption: str = "rebase"
@@ -98,6 +100,7 @@ class Job:
         content: list[Any] = [_EPOCH, dataclasses.asdict(MODEL), BATCH_SIZE, HELD_OUT_WINDOWS, WARMUP_STEPS]
         content += [type(self.arm).__name__, dataclasses.asdict(self.arm), self.seed]
         if isinstance(self.arm, Islands):
+            content.append(_ISLANDS_EPOCH)
             content.append(Policy.from_json(self.arm.policy_values).to_json())  # defaults that changed change the name
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:20]
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from benchmarks.quality.arms import Arm, DataParallel, Island, Job, Synchronous, islands
+from benchmarks.quality.arms import Arm, DataParallel, Island, Islands, Job, Synchronous, islands
 from benchmarks.quality.task import CPP, PYTHON
 
 GRID: Final = (6e-3, 8.5e-3, 1.2e-2, 1.7e-2, 2.4e-2, 3.4e-2)
@@ -32,6 +32,7 @@ def _encoding(codec: str) -> dict[str, Any]:
     return {"codec": codec, "block": 128, "vector_codec": "bfloat16", "compressor": "zstd"}
 
 
+_MORE: Final = tuple(range(20))
 _MANY: Final = tuple(range(10))
 _HALF: Final = tuple(range(5))
 _SOME: Final = (0, 1, 2)
@@ -104,7 +105,7 @@ def jobs_of(case: Case) -> Iterable[Job]:
             yield Job(arm, seed)
 
 
-def default(learner_count: int, step_count: int = STEPS, **settings: Any) -> Arm:
+def default(learner_count: int, step_count: int = STEPS, **settings: Any) -> Islands:
     """Islands as a newcomer gets them."""
     return islands(learner_count, step_count, ISLANDS_RATE, **settings)
 
@@ -158,6 +159,7 @@ SYNCHRONOUS_GRID: Final = (
         )
     ),
     *(Synchronous(4, STEPS, rate, 0.8, 0.8, ramp=3.0) for rate in (8.5e-3, 1.7e-2)),
+    *(Synchronous(4, STEPS, rate, 0.55, 0.8, merge="rda", ramp=3.0) for rate in (8.5e-3, 1.7e-2)),
 )
 _SYNCHRONOUS_BEST: Final = Synchronous(4, STEPS, ISLANDS_RATE, 0.55, 0.8, merge="rda", ramp=3.0)
 
@@ -183,7 +185,7 @@ _GAP: Final = Gap(
     {count: together(4, count) for count in (800, 1000, 1250, 1500)},
     share=0.75,
     bound=6.0,
-    seeds=_HALF,
+    seeds=_MANY,
 )
 _FOUR_BITS: Final = Comparison(
     "4 bits both ways",
@@ -202,15 +204,15 @@ _LATE, _LATE_LONG = (
         "2 steps late",
         2.0,
         None,
-        seeds,
+        _MANY,
     )
-    for count, seeds in ((STEPS, _MANY), (1500, _HALF))
+    for count in (STEPS, 1500)
 )
 
 
-def merged_alone(**policy: Any) -> Arm:
-    """Four equal islands whose clocks are shifted, and whose rounds wait for nobody."""
-    return default(4, policy={**_RUSHES, **policy}, islands=tuple(Island(start=6.0 * index) for index in range(4)))
+def merged_alone(**policy: Any) -> Islands:
+    """Four equal islands whose clocks are shifted at random, and whose rounds wait for nobody."""
+    return default(4, policy={**_RUSHES, **policy}, islands=(Island(start_within=24.0),) * 4)
 
 
 _ONE_SLOW: Final = {
@@ -221,12 +223,12 @@ _ONE_SLOW: Final = {
         "without it",
         0.5,
         None,
-        _MANY,
+        _MORE,
     )
     for times in (3, 10, 50)
 }
 _COMPARISONS: Final = (
-    Comparison("M = 4, decoupled", default(4), _SYNCHRONOUS_BEST, "synchronous DiLoCo, tuned", 0.5, 1.0, _MANY),
+    Comparison("M = 4, decoupled", default(4), _SYNCHRONOUS_BEST, "synchronous DiLoCo, tuned", 0.5, 1.0, _MORE),
     _FOUR_BITS,
     _LATE,
     _LATE_LONG,
@@ -275,7 +277,8 @@ _CELLS: Final = (
     *(_cell(count, 300, SETTINGS, _MANY) for count in (2, 4)),
     _cell(8, 300, SETTINGS, _HALF),
     _cell(16, 300, SETTINGS, _SOME),
-    *(_cell(count, 1500, _LONG, _HALF) for count in (2, 4)),
+    _cell(2, 1500, _LONG, _MANY),
+    _cell(4, 1500, _LONG, _HALF),
     _cell(8, 1500, _LONG, _SOME),
     _cell(4, 5000, _LONG, (0,)),
 )
@@ -287,7 +290,7 @@ _OTHER_DATA: Final = Plain(
             3, islands=(Island(), Island(), Island(data=CPP)), judged_on=(PYTHON, CPP)
         ),
         "three on Python": default(3, judged_on=(PYTHON, CPP)),
-        "alone on C++": default(1, islands=(Island(data=CPP),), judged_on=(PYTHON, CPP)),
+        "one island, on C++": default(1, islands=(Island(data=CPP),), judged_on=(PYTHON, CPP)),
     },
 )
 _LATE_LEARNER: Final = tuple(
@@ -382,6 +385,8 @@ _TUNED: Final[tuple[Arm, ...]] = (
     *(replace(alone(), peak_rate=rate) for rate in GRID),
     *(replace(together(4), peak_rate=rate) for rate in GRID),
     *(islands(4, STEPS, rate) for rate in GRID),
+    *(replace(alone(1500), peak_rate=rate) for rate in GRID[1:5]),
+    *(replace(together(4, 1500), peak_rate=rate) for rate in GRID[2:]),
     *SYNCHRONOUS_GRID,
 )
 TUNING: Final[tuple[Job, ...]] = tuple(Job(arm, seed) for seed in (0, 1) for arm in _TUNED)

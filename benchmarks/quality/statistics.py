@@ -8,8 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-# Two-sided 95 % quantiles of Student's t by degrees of freedom.
-_T95: Final = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
+# Two-sided 95 % quantiles of Student's t by degrees of freedom, from 1.
+_T95: Final = (
+    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
+    *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
+    *(2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045),
+)
 
 
 @dataclass(frozen=True)
@@ -26,7 +30,7 @@ def estimate(samples: Sequence[float]) -> Estimate:
     """Returns the mean of `samples`, their standard deviation, and the half width of the mean's 95 % interval.
 
     Raises:
-        ValueError: there are none, or more than ten.
+        ValueError: there are none, or more than thirty.
     """
     count = len(samples)
     if not 1 <= count <= len(_T95) + 1:
@@ -34,7 +38,7 @@ def estimate(samples: Sequence[float]) -> Estimate:
     if count == 1:
         return Estimate(samples[0], None, None, tuple(samples))
     spread = statistics.stdev(samples)
-    return Estimate(statistics.fmean(samples), spread, _T95[count - 1] * spread / math.sqrt(count), tuple(samples))
+    return Estimate(statistics.fmean(samples), spread, _T95[count - 2] * spread / math.sqrt(count), tuple(samples))
 
 
 def percent_over(losses: Sequence[float], references: Sequence[float]) -> Estimate:

@@ -14,11 +14,14 @@ from contextlib import suppress
 from typing import Final
 
 import structlog
+import torch
 
 from benchmarks.quality import task
 from benchmarks.quality.arms import Island, Islands, Outcome
 from skerry.client.errors import SkerryError
 from skerry.client.exchange import ExchangeLoop
+from skerry.client.ledger import FlatArray
+from skerry.client.parameters import Work
 from skerry.client.session import Adoption, ExchangeSettings
 from skerry.client.torch_parameters import TorchParameters
 from skerry.client.workers import InlineWorkers
@@ -34,6 +37,7 @@ from skerry.store.workers import InlineWorkers as StoreWorkers
 from skerry.syncer.host import HostSettings
 from skerry.syncer.replica import ReplicaSettings
 from skerry.v1 import capabilities_pb2, exchange_pb2, runs_pb2
+from skerry.wire.layout import FragmentLayout
 from skerry.wire.policy import Policy
 from tests.simulation.network import Endpoint, Network, NetworkFaults
 from tests.simulation.processes import Process, ProcessLoop
@@ -47,6 +51,10 @@ _MESSAGES: Final = 4
 # Of a message, in time units; what is left of an arm's delay is spent on deltas and updates, half each.
 _LATENCY: Final = 0.25
 _PART_SIZE_BYTES: Final = 2**20
+# What the syncer and its store take of an answer's time; without it an answer comes just after the step it is due at.
+_SYNCER_S: Final = 0.6
+# From the run's creation to the first step of all: time enough to join.
+_JOINING_S: Final = 60.0
 _STORE: Final = StoreFaults(latency_s=(0.001, 0.001))
 _SETTINGS: Final = HostSettings(replica=ReplicaSettings(busy_poll_s=0.25, idle_poll_s=1.0, retry_s=0.5))
 _STALL_S: Final = 60.0
@@ -82,10 +90,13 @@ class _World:
         self.policy = Policy.from_json(arm.policy_values)
         self._endpoints = [Endpoint()]
         latency_s = min(arm.delay / _MESSAGES, _LATENCY)
-        self.bulk_s = (arm.delay - _MESSAGES * latency_s) / 2
+        self.bulk_s = max(0.0, arm.delay - _MESSAGES * latency_s - _SYNCER_S) / 2
         faults = NetworkFaults(latency_s=(latency_s, latency_s), wander=0.0)
         self.network = Network(self._endpoints, faults, random.Random(seed))
         self.log: RunLog | None = None
+        self.begin_s = 0.0  # when the learners' clocks begin
+        self._ready_count = 0
+        self._is_ready = asyncio.Event()
 
     async def live(self) -> Outcome:
         replica = ReplicaProcess(
@@ -99,6 +110,7 @@ class _World:
         await learners[0].create()
         assert replica.host is not None
         log = self.log = (await replica.host.open(_RUN)).log
+        self.begin_s = asyncio.get_running_loop().time() + _JOINING_S
         async with asyncio.TaskGroup() as tasks:
             for learner in learners:
                 tasks.create_task(learner.live())
@@ -129,6 +141,13 @@ class _World:
         own = [delta for delta in state.deltas.values() if delta.item.learner == learner]
         count = sum(delta.item.step_count for delta in own if delta.fate in {Fate.PENDING, Fate.MERGED})
         return round(count / len(state.fragments))
+
+    async def everybody_is_ready(self) -> None:
+        """Waits until as many learners wait here as there are."""
+        self._ready_count += 1
+        if self._ready_count == len(self.arm.islands):
+            self._is_ready.set()
+        await self._is_ready.wait()
 
     def transport(self, name: str, *, extra_delay: float = 0.0) -> SimTransport:
         return _Transport(self.network, LearnerRecord(name, 0), self._count, self.bulk_s, extra_delay)
@@ -178,6 +197,35 @@ class _Transport(SimTransport):
             yield response
 
 
+class _WatchedParameters(TorchParameters):
+    """A model's parameters that note how many steps lie between each copy for a delta and the answer's adoption."""
+
+    def __init__(self, model: torch.nn.Module, step_count: Callable[[], int], answers: list[int]) -> None:
+        super().__init__(model)
+        self._step_count = step_count
+        self._answers = answers
+        self._copied: dict[str, int] = {}  # fragment -> step
+
+    def snapshot(self, layout: FragmentLayout, out: FlatArray) -> Work:
+        copy = super().snapshot(layout, out)
+
+        def work() -> None:
+            copy()
+            self._copied[layout.name] = self._step_count()
+
+        return work
+
+    def add(self, layout: FragmentLayout, shift: FlatArray) -> Work:
+        add = super().add(layout, shift)
+
+        def work() -> None:
+            add()
+            if layout.name in self._copied:
+                self._answers.append(self._step_count() - self._copied.pop(layout.name))
+
+        return work
+
+
 class _Learner:
     """One island: a process that trains, and after an absence another one."""
 
@@ -189,12 +237,14 @@ class _Learner:
         arm = world.arm
         inner = task.Inner(arm.peak_rate, arm.step_count, InnerOptimizerName(arm.optimizer))
         self.waiting_s = 0.0
+        self.answers: list[int] = []  # steps from each copy to adoption
         self.is_flushed = False
         self.training = task.InnerTraining(inner, seed=world.seed)
         self._sampler = task.sampler(index + 1, count, seed=world.seed, data=island.data, batch_size=island.batch_size)
         self._jitter = random.Random(f"{world.seed}/{index}/jitter")
         self._sessions = 0
         self._lost_count = 0  # steps that died with their process
+        self._start_s = random.Random(f"{world.seed}/{index}/start").uniform(0, island.start_within)
         self._absences = sorted((*island.absent, *_deaths(island, arm.step_count, f"{world.seed}/{index}/deaths")))
         self._exchange: ExchangeLoop | None = None
 
@@ -204,14 +254,13 @@ class _Learner:
         await self._exchange.join()
 
     async def live(self) -> None:
-        await asyncio.sleep(self._island.start)
         for start, end in (*self._absences, (float("inf"), float("inf"))):
             process = Process(f"{self._name}.{self._sessions}")
             self._world.processes.append(process)
             done = asyncio.Event()
             running = process.start(self._process(done))
             waiting = asyncio.create_task(done.wait())
-            timeout = None if start == float("inf") else max(0.0, start - asyncio.get_running_loop().time())
+            timeout = None if start == float("inf") else max(0.0, start - self._time())
             await asyncio.wait([waiting, running], timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
             waiting.cancel()
             if running.done():
@@ -225,7 +274,7 @@ class _Learner:
             self._exchange = None
             self._lost_count = self.step_count - self._world.delivered(self._name)
             self.training.forget()
-            await asyncio.sleep(max(0.0, end - asyncio.get_running_loop().time()))
+            await asyncio.sleep(max(0.0, end - self._time()))
 
     async def _process(self, done: asyncio.Event) -> None:
         exchange = self._exchange
@@ -246,7 +295,7 @@ class _Learner:
         self._sessions += 1
         return ExchangeLoop(
             self._world.transport(self._name, extra_delay=self._island.extra_delay),
-            TorchParameters(self.training.model),
+            _WatchedParameters(self.training.model, lambda: self.step_count, self.answers),
             ExchangeSettings(
                 run=_RUN,
                 learner_id=self._name,
@@ -265,15 +314,18 @@ class _Learner:
 
     async def _train(self, exchange: ExchangeLoop) -> None:
         island = self._island
-        loop = asyncio.get_running_loop()
-        next_s = loop.time()
-        while not self._is_done(loop.time()):
+        next_s = max(self._time(), self._start_s)
+        while not self._is_done(next_s):
             next_s += self._jitter.uniform(1 - island.jitter, 1 + island.jitter) / island.speed
-            await asyncio.sleep(max(0.0, next_s - loop.time()))
+            await asyncio.sleep(max(0.0, next_s - self._time()))
             batch = self._sampler.batch(self.step_count)
             loss = self.training.step(batch, run_position(self.step_count - self._lost_count, exchange.progress))
             self.step_count += 1
             exchange.step(batch.token_count, loss)
+
+    def _time(self) -> float:
+        """Returns the time units since the learners' clocks began; negative while they join."""
+        return asyncio.get_running_loop().time() - self._world.begin_s
 
     def _is_done(self, now_s: float) -> bool:
         arm = self._world.arm
@@ -289,6 +341,8 @@ class _Learner:
             exchange._boundary.work()  # noqa: SLF001 - what `serve` does, without a thread to wait in
             await asyncio.sleep(0.1)
         self.is_flushed = exchange.is_flushed
+        # Who left is expected no more, and the last ones' work would count for everybody's.
+        await self._world.everybody_is_ready()
         self.waiting_s = exchange.stats.waiting_s
         with suppress(SkerryError):
             await exchange.leave()
@@ -321,6 +375,8 @@ def _figures(state: RunState, learners: list[_Learner]) -> dict[str, float]:
         "merged_steps": sum(delta.item.step_count for delta in merged) / len(state.fragments),
         "flushed": statistics.fmean(learner.is_flushed for learner in learners),
         "waiting": statistics.fmean(learner.waiting_s for learner in learners),
+        "run_steps": statistics.fmean(fragment.newest.step_count for fragment in state.fragments.values()),
+        "answer_steps": statistics.median([steps for learner in learners for steps in learner.answers] or [0]),
         "steps_a_delta": statistics.fmean(delta.item.step_count for delta in merged),
     }
 

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
-from benchmarks.quality.arms import DataParallel, Island, Job, islands
+import pytest
+
+from benchmarks.quality.arms import DataParallel, Island, Islands, Job, islands
+from benchmarks.quality.cases import merged_alone
 from benchmarks.quality.rivals import train_data_parallel
 from benchmarks.quality.world import train_islands
 
@@ -43,7 +47,7 @@ def test_where_no_round_waits_nobody_answers_its_opening() -> None:
         48,
         RATE,
         policy={**H8, "grace_factor": 0.0},
-        islands=tuple(Island(start=2.0 * index) for index in range(4)),
+        islands=(Island(start_within=8.0),) * 4,
         judged_on=(),
     )
     figures = train_islands(arm, 0).figures
@@ -53,14 +57,17 @@ def test_where_no_round_waits_nobody_answers_its_opening() -> None:
     assert figures["waiting"] < 3
 
 
-def test_a_delay_is_the_time_until_adoption_and_costs_no_delta() -> None:
-    policy = {"inner_step_count": 24}
-    quick, late = (
-        train_islands(islands(2, 72, RATE, policy=policy, delay=delay, judged_on=()), 0) for delay in (2.0, 12.0)
-    )
-    # Of the delay, what comes before the news of the merge: the push and its event.
-    assert late.figures["waiting"] - quick.figures["waiting"] > 4
+def test_a_delay_is_the_steps_until_adoption_and_costs_no_delta() -> None:
+    """Every learner's answers come at the very step that the arm names, no later for want of a moment."""
+    quick, late = (train_islands(islands(2, 3 * 24 + 12, RATE, delay=delay, judged_on=()), 0) for delay in (2.0, 12.0))
+    assert (quick.figures["answer_steps"], late.figures["answer_steps"]) == (2, 12)
     assert late.figures["merged"] == quick.figures["merged"]
+
+
+@pytest.mark.parametrize("arm", [islands(8, 60, RATE, judged_on=()), merged_alone()], ids=["eight", "merged alone"])
+def test_answers_come_in_time_however_many_ask_for_them(arm: Islands) -> None:
+    short = replace(arm, step_count=60, judged_on=())
+    assert train_islands(short, 0).figures["answer_steps"] == 2
 
 
 def test_a_learner_that_was_dead_takes_the_steps_that_it_missed() -> None:

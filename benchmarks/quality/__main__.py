@@ -23,7 +23,7 @@ COMMITTED: Final = Path(__file__).parent / "results" / "outcomes.jsonl"
     epilog="""\b
 Examples:
   python -m benchmarks.quality --short        one seed of a few cases, under 10 minutes on 2 cores
-  python -m benchmarks.quality                the whole table, 80 minutes on 2 quiet cores
+  python -m benchmarks.quality                the whole table, 85 minutes on 2 quiet cores
   python -m benchmarks.quality --more         choices that were measured besides
   python -m benchmarks.quality --tune         the grid that chose every rival's learning rate
   python -m benchmarks.quality --committed    the table of the committed results, without training

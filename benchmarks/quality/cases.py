@@ -32,7 +32,7 @@ def _encoding(codec: str) -> dict[str, Any]:
     return {"codec": codec, "block": 128, "vector_codec": "bfloat16", "compressor": "zstd"}
 
 
-_MORE: Final = tuple(range(20))
+_MOST: Final = tuple(range(20))
 _MANY: Final = tuple(range(10))
 _HALF: Final = tuple(range(5))
 _SOME: Final = (0, 1, 2)
@@ -223,12 +223,12 @@ _ONE_SLOW: Final = {
         "without it",
         0.5,
         None,
-        _MORE,
+        _MOST,
     )
     for times in (3, 10, 50)
 }
 _COMPARISONS: Final = (
-    Comparison("M = 4, decoupled", default(4), _SYNCHRONOUS_BEST, "synchronous DiLoCo, tuned", 0.5, 1.0, _MORE),
+    Comparison("M = 4, decoupled", default(4), _SYNCHRONOUS_BEST, "synchronous DiLoCo, tuned", 0.5, 1.0, _MOST),
     _FOUR_BITS,
     _LATE,
     _LATE_LONG,
@@ -370,10 +370,19 @@ _CODEC: Final = Plain(
     },
 )
 
+_RATES: Final = tuple(
+    Plain(
+        f"learning rate of four islands, {count} steps",
+        {"1.2e-2 (the table's)": default(4, count), "1.7e-2": islands(4, count, 1.7e-2)},
+        _MANY,
+    )
+    for count in (STEPS, 1500)
+)
+
 TABLE: Final[tuple[Case, ...]] = (_COMPARISONS[0], _GAP, *_CELLS, *_COMPARISONS[1:], _OTHER_DATA)
 """Every row of the acceptance table."""
 
-MORE: Final[tuple[Case, ...]] = (_VANISHES, *_LATE_LEARNER, _BATCHES, _RULES, _MUON, _H, _P, _CODEC, _ADOPTION)
+MORE: Final[tuple[Case, ...]] = (_VANISHES, *_LATE_LEARNER, _BATCHES, _RULES, _MUON, *_RATES, _H, _P, _CODEC, _ADOPTION)
 """What else was measured: choices that have to be shown, without a bound of their own."""
 
 SHORT: Final[tuple[Case, ...]] = tuple(

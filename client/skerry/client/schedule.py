@@ -48,7 +48,7 @@ class RoundRhythm:
     def is_near(self, step_count: int, *, inner_step_count: int) -> bool:
         """Whether the next round is about to open, for a learner too slow to open it; not where it is long overdue.
 
-        Where several rounds open within one step, every step is near: what is kept for later weighs more than it knows.
+        Where several rounds open within one step, the next is always near: its work goes out while it is new.
         """
         if self.opened_step is None or self.interval is None or self.interval >= _SLOW_SHARE * inner_step_count:
             return False

@@ -64,11 +64,11 @@ def expected_learners(state: RunState, fragment: FragmentState, view: Membership
     is_early = len(fragment.close_positions) < REMEMBERED_CLOSES
     times_s = [one.step_time_s for one in view.learners.values() if one.is_live and one.step_time_s]
     round_s = max(state.policy.inner_step_count, 2) * min(times_s, default=math.inf)
+    slow = {name for name, one in view.learners.items() if (one.step_time_s or 0.0) > round_s}
     return {
         name
-        for name in _present_learners(state, fragment, view)
-        if (is_early or name in recent or state.learners[name].attached_at > fragment.close_positions[0])
-        and not ((seen := view.learners.get(name)) is not None and (seen.step_time_s or 0.0) > round_s)
+        for name in _present_learners(state, fragment, view) - slow
+        if is_early or name in recent or state.learners[name].attached_at > fragment.close_positions[0]
     }
 
 
@@ -116,7 +116,7 @@ def _first_weight(view: MembershipView, name: str, contributed: Mapping[str, flo
     """Returns w of the delta that a learner of which nothing was merged yet will bring.
 
     Of one that is p times as fast as the contributors it holds p H steps, and so weighs p^2 times their mean. One that
-    has just begun, or compiles its model still, is waited for by nobody's step.
+    has just begun, or compiles its model still, shortens nobody's step.
     """
     learner = view.learners.get(name)
     if learner is not None and learner.step_count < _PACED_STEPS:

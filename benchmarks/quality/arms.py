@@ -14,7 +14,7 @@ from skerry.wire.policy import Policy
 # Raised when training changes so that no earlier result holds; and when the islands' world, or what the product does
 # under one policy, changes so that theirs don't.
 _EPOCH: Final = 2
-_ISLANDS_EPOCH: Final = 3
+_ISLANDS_EPOCH: Final = 4
 
 
 @dataclass(frozen=True)
@@ -72,9 +72,8 @@ class Islands:
 
     @property
     def policy_values(self) -> dict[str, Any]:
-        """What differs from the default policy."""
-        values: dict[str, Any] = json.loads(self.policy)
-        return values
+        """What differs from the default policy: `policy`, and the run's length, which learners know and state."""
+        return {"planned_step_count": self.step_count, **json.loads(self.policy)}
 
 
 Arm: TypeAlias = DataParallel | Synchronous | Islands

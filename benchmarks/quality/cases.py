@@ -131,13 +131,13 @@ SETTINGS: Final[Mapping[str, Mapping[str, Any]]] = {
     "mean, no momentum": _outer("nesterov", 1.0, 0.0, "constant"),
     "mean, constant 0.8/0.5": _outer("nesterov", 0.8, 0.5, "constant"),
     "mean, warm-up to 0.9": _outer("nesterov", 0.8, 0.9, "warm-up"),
+    "mean, leading, warm-up to 0.8": _outer("leading-nesterov", 0.8, 0.8, "warm-up"),
     "RDA, warm-up to 0.8": _outer("nesterov", 0.8, 0.8, "warm-up", "rda"),
 }
 """What the defaults are held against in each cell: the ends of what was worth trying."""
 
 _LONG: Final[Mapping[str, Mapping[str, Any]]] = {
-    **{name: SETTINGS[name] for name in ("mean, warm-up to 0.9", "RDA, warm-up to 0.8")},
-    "RDA, leading, warm-up to 0.8": _outer("leading-nesterov", 0.8, 0.8, "warm-up", "rda"),
+    name: SETTINGS[name] for name in ("mean, warm-up to 0.9", "mean, leading, warm-up to 0.8", "RDA, warm-up to 0.8")
 }
 """Of long and large cells, where the settings without momentum are far behind."""
 
@@ -331,15 +331,13 @@ _RULES: Final = Plain(
     "outer optimizers by name",
     {
         "leading-nesterov (default)": default(4),
-        "leading-nesterov, RDA": default(4, policy=_LONG["RDA, leading, warm-up to 0.8"]),
-        "leading-nesterov, RDA at the mean's rate": default(
-            4, policy=_outer("leading-nesterov", 0.8 / 0.6875, 0.8, "warm-up", "rda")
-        ),
-        "nesterov": default(4, policy=_outer("nesterov", 0.8, 0.8, "warm-up")),
-        "delayed-nesterov": default(4, policy=_outer("delayed-nesterov", 0.8, 0.8, "warm-up")),
+        "leading-nesterov, no length planned": default(4, policy={"planned_step_count": 0}),
+        "leading-nesterov, mean": default(4, policy=SETTINGS["mean, leading, warm-up to 0.8"]),
+        "nesterov": default(4, policy=SETTINGS["RDA, warm-up to 0.8"]),
+        "delayed-nesterov": default(4, policy=_outer("delayed-nesterov", 0.8, 0.8, "warm-up", "rda")),
         "merged alone, leading-nesterov (default)": merged_alone(),
-        "merged alone, nesterov": merged_alone(**_outer("nesterov", 0.8, 0.8, "warm-up")),
-        "merged alone, delayed-nesterov": merged_alone(**_outer("delayed-nesterov", 0.8, 0.8, "warm-up")),
+        "merged alone, nesterov": merged_alone(**_outer("nesterov", 0.8, 0.8, "warm-up", "rda")),
+        "merged alone, delayed-nesterov": merged_alone(**_outer("delayed-nesterov", 0.8, 0.8, "warm-up", "rda")),
     },
 )
 

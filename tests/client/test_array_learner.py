@@ -54,6 +54,19 @@ def test_two_learners_train_one_model_together(target: str) -> None:
     assert problems[0].loss < 0.5 * Quadratic().loss
 
 
+def test_a_run_is_created_with_the_steps_that_are_planned_for_it(target: str) -> None:
+    arrays = Quadratic().arrays
+    options: dict[str, Any] = {"target": target, "learner_id": "a", "create": True, "policy": QUICK}
+    ArrayLearner(arrays, run="planned", planned_steps=5000, **options).close()
+    ArrayLearner(arrays, run="endless", **options).close()
+    with RunsClient(target) as client:
+        planned, endless = (client.get_run(run).run.policy for run in ("planned", "endless"))
+    assert planned.planned_step_count == 5000
+    assert endless.planned_step_count == 0
+    planned.planned_step_count = 0
+    assert planned == endless
+
+
 def test_every_acknowledged_delta_has_its_fate_once_the_run_is_closed(target: str) -> None:
     problem = Quadratic()
     with ArrayLearner(problem.arrays, target=target, run="fit", learner_id="a", create=True, policy=QUICK) as island:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from skerry.store.entries import PolicyItem
+from skerry.store.entries import PolicyItem, float32_from_hex
 from skerry.store.replay import UnreadableDeltaError
 from skerry.wire.digests import tree_digest
 from skerry.wire.policy import MergeRule, OuterName, OuterOptimizer, OuterSchedule, Policy
@@ -53,6 +53,36 @@ async def test_the_norm_of_rda_does_not_depend_on_how_many_orthogonal_deltas_the
         await driver.round(deltas)
         norms.append(float(np.linalg.norm(driver.state.weights)))
     np.testing.assert_allclose(norms, 5, rtol=3e-7)
+
+
+@pytest.mark.parametrize(("participation", "exponent"), [(1.0, 1.0), (0.75, 0.5), (0.5, 0.0), (0.25, 0.0)])
+async def test_rda_of_less_than_a_round_goes_over_to_the_mean(participation: float, exponent: float) -> None:
+    driver = await Driver.start(layout_of((2,)), policy(MergeRule.RDA))
+    deltas = [await driver.push(0, [4, 0]), await driver.push(1, [0, 4])]
+    await driver.round(deltas, participation=participation)
+    # The mean direction is 1 / sqrt 2 long, the mean delta 4 / sqrt 2, RDA's 4.
+    length = float(np.linalg.norm(driver.state.weights)) / participation
+    assert length == pytest.approx(4 / math.sqrt(2) ** (1 - exponent), rel=1e-6)
+
+
+async def test_four_deltas_move_rda_as_far_one_by_one_as_their_mean() -> None:
+    warm = OuterOptimizer(name=OuterName.NESTEROV, learning_rate=1.0, momentum=0.0)
+    driver = await Driver.start(layout_of((4,)), policy(MergeRule.RDA, warm))
+    for index in range(4):
+        await driver.round([await driver.push(index, np.eye(4)[index] * 8)], participation=0.25)
+    np.testing.assert_allclose(driver.state.weights, np.full(4, -2.0), rtol=1e-6)
+
+
+async def test_momentum_settles_over_the_last_eighth_of_a_planned_run() -> None:
+    outer = OuterOptimizer(name=OuterName.NESTEROV, learning_rate=1.0, momentum=0.5, schedule=OuterSchedule.WARM_UP)
+    plan = replace(policy(MergeRule.MEAN, outer), planned_step_count=24 * 16)
+    driver = await Driver.start(layout_of((1,)), plan)
+    for _ in range(18):
+        await driver.round([await driver.push(0, [1])])
+    commits = [version.commit for version in driver.log.state.fragments[FRAGMENT].versions.values() if version.commit]
+    momenta = [float32_from_hex(record.commit.scalars.momentum) for record in commits]
+    assert momenta[3:15] == [0.5] * 12  # the one of 14 rounds behind it is the last with all of it
+    assert momenta[15:] == [0.25, 0.0, 0.0]  # beyond the plan the run goes on without
 
 
 async def test_momentum_ramps_over_the_first_three_rounds() -> None:

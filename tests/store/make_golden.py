@@ -40,7 +40,7 @@ from skerry.store.store import Store
 from skerry.store.workers import InlineWorkers
 from skerry.wire.digests import tree_digest
 from skerry.wire.layout import FragmentLayout, TensorSpec
-from skerry.wire.policy import OuterName, OuterOptimizer, OuterSchedule, Policy
+from skerry.wire.policy import MergeRule, OuterName, OuterOptimizer, OuterSchedule, Policy
 from tests.numerics.merge_driver import FLOAT32, FRAGMENT, INT4, Driver
 
 ALL_GOLDEN = tuple(sorted((Path(__file__).parent / "golden").iterdir()))
@@ -109,7 +109,7 @@ async def make(objects: DictObjects) -> dict[str, object]:
     weights = values.standard_normal(LAYOUT.numel).astype(np.float32)
     driver = GoldenDriver(log, LAYOUT, objects, workers, Scratch(None), OuterState(weights, weights, weights, 0))
     snapshot = await log.blobs.write_snapshot(FRAGMENT, 0, "weights", snapshot_tensors(LAYOUT, weights))
-    await driver.append(PolicyItem(entropy.hex_id(), Policy(outer=_OUTER, update_encoding=INT4)))
+    await driver.append(PolicyItem(entropy.hex_id(), Policy(merge=MergeRule.MEAN, outer=_OUTER, update_encoding=INT4)))
     await driver.append(SnapshotItem(FRAGMENT, 0, tree_digest(weights).hex(), (snapshot,), ()))
     await driver.append(StatusItem(RunStatus.OPEN))
     await store.publish("golden", spec.uid)

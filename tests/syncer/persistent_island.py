@@ -11,7 +11,7 @@ import numpy as np
 
 from skerry.v1 import exchange_pb2 as exchange
 from skerry.v1 import types_pb2 as types
-from tests.syncer.raw_island import INT4, Island, Pulled, layout, pull, push_messages, refusal_of
+from tests.syncer.raw_island import INT4, Island, Pulled, is_answer_lost, layout, pull, push_messages, refusal_of
 
 Argument = TypeVar("Argument")
 Answer = TypeVar("Answer")
@@ -49,7 +49,7 @@ class Persistent:
         try:
             answer = await self.island.stubs.exchange.PushDelta(iter(messages))
         except grpc.aio.AioRpcError as error:
-            if error.code() in AWAY:
+            if error.code() in AWAY or is_answer_lost(error):
                 raise
             if refusal_of(error).reason != "BASE_STALE":  # others were faster, and nothing else is to be expected
                 raise
@@ -70,7 +70,7 @@ class Persistent:
             try:
                 return await call(argument)
             except grpc.aio.AioRpcError as error:
-                if error.code() not in AWAY:
+                if error.code() not in AWAY and not is_answer_lost(error):
                     raise
             await asyncio.sleep(PAUSE_S)
 

@@ -94,6 +94,14 @@ class refused:  # noqa: N801 - read as a verb, like pytest.raises
         return True
 
 
+def is_answer_lost(error: grpc.aio.AioRpcError) -> bool:
+    """Whether the error is the library's own, of a server that refused while a message was on its way to it.
+
+    The server's answer is lost then (github.com/grpc/grpc/issues/36066).
+    """
+    return error.details() == "Internal error from Core"
+
+
 def refusal_of(error: grpc.aio.AioRpcError) -> Refusal:
     """Returns the refusal, from the `google.rpc.Status` in the trailing metadata."""
     metadata = cast("list[tuple[str, bytes]]", list(error.trailing_metadata()))

@@ -31,6 +31,7 @@ from tests.syncer.raw_island import (
     Stubs,
     connected,
     create_run,
+    is_answer_lost,
     layout,
     plan_messages,
     pull,
@@ -71,9 +72,7 @@ class Trial:
             try:
                 return await self.stubs.exchange.PushDelta(iter(messages))
             except grpc.aio.AioRpcError as error:
-                # The library's own word where the server refused while a message was on its way: its answer is lost
-                # (github.com/grpc/grpc/issues/36066).
-                if error.details() != "Internal error from Core":
+                if not is_answer_lost(error):
                     raise
         raise AssertionError("the server's answer was lost every time")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from concurrent.futures import Future, wait
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -50,6 +51,8 @@ class ArrayLearner:
         region: for people.
         create: creates the run from `arrays` where there is none; who loses the race joins.
         policy: of a run that is created; an existing run keeps its own.
+        planned_steps: inner steps that a run that is created is meant to take, in place of the policy's own word; it
+            settles towards them, so state it where you know it. The run may take fewer or more.
         adoption: what becomes of local work when a new version arrives.
         blend_alpha: share of the local weights where adoption is "blend".
         fragment_count: of a run that is created; by default by size.
@@ -72,6 +75,7 @@ class ArrayLearner:
         region: str = "",
         create: bool = False,
         policy: Policy | None = None,
+        planned_steps: int | None = None,
         adoption: Adoption | str = Adoption.REBASE,
         blend_alpha: float = 0.5,
         fragment_count: int | None = None,
@@ -82,7 +86,7 @@ class ArrayLearner:
             learner_id=learner_id,
             region=region,
             may_create=create,
-            policy=policy,
+            policy=policy if planned_steps is None else replace(policy or Policy(), planned_step_count=planned_steps),
             fragment_count=fragment_count,
             adoption=Adoption(adoption),
             blend_alpha=blend_alpha,

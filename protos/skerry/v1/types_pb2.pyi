@@ -106,7 +106,9 @@ class _MergeRuleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_MergeRule.V
     MERGE_RULE_MEAN: _MergeRule.ValueType  # 1
     """sum(w v) / sum(w)."""
     MERGE_RULE_RDA: _MergeRule.ValueType  # 2
-    """Radial-directional averaging, per tensor: (sum(w |v|) / sum(w)) * phi(sum(w phi(v))), phi(x) = x / |x|."""
+    """Radial-directional averaging, per tensor: (sum(w |v|) / sum(w)) * |u|^-a * u, u = sum(w phi(v)) / sum(w), phi(x) = x / |x|. a = max(0, 2 t - 1), t as in
+    OuterOptimizer: 1 for a whole round, whose norm does not shrink where deltas disagree; 0 for half a round and less, which add up as means do.
+    """
 
 class MergeRule(_MergeRule, metaclass=_MergeRuleEnumTypeWrapper):
     """How the deltas of a round become one outer gradient. v: a delta stretched to H steps, times H / its steps; w: its weight."""
@@ -116,7 +118,9 @@ MERGE_RULE_UNSPECIFIED: MergeRule.ValueType  # 0
 MERGE_RULE_MEAN: MergeRule.ValueType  # 1
 """sum(w v) / sum(w)."""
 MERGE_RULE_RDA: MergeRule.ValueType  # 2
-"""Radial-directional averaging, per tensor: (sum(w |v|) / sum(w)) * phi(sum(w phi(v))), phi(x) = x / |x|."""
+"""Radial-directional averaging, per tensor: (sum(w |v|) / sum(w)) * |u|^-a * u, u = sum(w phi(v)) / sum(w), phi(x) = x / |x|. a = max(0, 2 t - 1), t as in
+OuterOptimizer: 1 for a whole round, whose norm does not shrink where deltas disagree; 0 for half a round and less, which add up as means do.
+"""
 Global___MergeRule: _TypeAlias = MergeRule  # noqa: Y015
 
 class _OuterSchedule:
@@ -132,9 +136,7 @@ class _OuterScheduleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_OuterSc
     OUTER_SCHEDULE_RAMP: _OuterSchedule.ValueType  # 2
     """momentum_n = min(momentum, n / (n + 3)); the rate falls linearly from `learning_rate` to half of it as momentum rises."""
     OUTER_SCHEDULE_WARM_UP: _OuterSchedule.ValueType  # 3
-    """momentum_n = min(momentum, n / (n + 3)); the rate is `learning_rate`, and 0.6875 of it in fragments
-    that RDA merges, whose norm does not shrink where deltas disagree.
-    """
+    """momentum_n = min(momentum, n / (n + 3)); the rate is `learning_rate`, and 0.6875^a of it in fragments that RDA merges."""
 
 class OuterSchedule(_OuterSchedule, metaclass=_OuterScheduleEnumTypeWrapper):
     """How outer learning rate and momentum follow n = 1 + s / 24, s the run's inner steps that are behind the fragment."""
@@ -146,9 +148,7 @@ OUTER_SCHEDULE_CONSTANT: OuterSchedule.ValueType  # 1
 OUTER_SCHEDULE_RAMP: OuterSchedule.ValueType  # 2
 """momentum_n = min(momentum, n / (n + 3)); the rate falls linearly from `learning_rate` to half of it as momentum rises."""
 OUTER_SCHEDULE_WARM_UP: OuterSchedule.ValueType  # 3
-"""momentum_n = min(momentum, n / (n + 3)); the rate is `learning_rate`, and 0.6875 of it in fragments
-that RDA merges, whose norm does not shrink where deltas disagree.
-"""
+"""momentum_n = min(momentum, n / (n + 3)); the rate is `learning_rate`, and 0.6875^a of it in fragments that RDA merges."""
 Global___OuterSchedule: _TypeAlias = OuterSchedule  # noqa: Y015
 
 class _RunStatus:
@@ -538,6 +538,7 @@ class Policy(_message.Message):
     QUARANTINE_RATIO_FIELD_NUMBER: _builtins.int
     LEASE_TERM_FIELD_NUMBER: _builtins.int
     SNAPSHOT_RATIO_FIELD_NUMBER: _builtins.int
+    PLANNED_STEP_COUNT_FIELD_NUMBER: _builtins.int
     inner_step_count: _builtins.int
     """H: inner steps between two contributions of a learner to one fragment; 1 to 1,000,000. Default 24."""
     delay_step_count: _builtins.int
@@ -547,7 +548,7 @@ class Policy(_message.Message):
     grace_factor: _builtins.float
     """gamma: share of the slack that the grace window may use; 0 (no grace) to below 1. Default 0.5."""
     merge: Global___MergeRule.ValueType
-    """Merge rule of fragments that `merge_by_fragment` does not name. Default mean."""
+    """Merge rule of fragments that `merge_by_fragment` does not name. Default RDA."""
     staleness_exponent: _builtins.float
     """a: a delta counts (1 + s)^-a, s the rounds that its fragment went on since the delta's base: rho times length of each, summed, over H, to the
     nearest whole number. Default 0.5.
@@ -560,6 +561,10 @@ class Policy(_message.Message):
     """A delta whose norm a step is this many times its peers' and its own history is quarantined; 0: never. Default 30."""
     snapshot_ratio: _builtins.float
     """A snapshot is written when the updates since the last weigh this many times one snapshot. Default 1."""
+    planned_step_count: _builtins.int
+    """Inner steps after which the run is meant to end; over the last eighth of them outer momentum falls to 0, unless its schedule is constant. It ends nothing:
+    a run that goes on goes on without momentum. 0 (default): not known.
+    """
     @_builtins.property
     def outer(self) -> Global___OuterOptimizer:
         """The outer optimizer. Default: leading-nesterov, 0.8, 0.8, warm-up."""
@@ -598,10 +603,11 @@ class Policy(_message.Message):
         quarantine_ratio: _builtins.float | None = ...,
         lease_term: _duration_pb2.Duration | None = ...,
         snapshot_ratio: _builtins.float | None = ...,
+        planned_step_count: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_delay_step_count", b"_delay_step_count", "_grace_factor", b"_grace_factor", "_inner_step_count", b"_inner_step_count", "_max_staleness", b"_max_staleness", "_quarantine_ratio", b"_quarantine_ratio", "_quorum_count", b"_quorum_count", "_snapshot_ratio", b"_snapshot_ratio", "_staleness_exponent", b"_staleness_exponent", "_weight_cap", b"_weight_cap", "delay_step_count", b"delay_step_count", "delta_encoding", b"delta_encoding", "grace_factor", b"grace_factor", "inner_step_count", b"inner_step_count", "lease_term", b"lease_term", "max_staleness", b"max_staleness", "outer", b"outer", "quarantine_ratio", b"quarantine_ratio", "quorum_count", b"quorum_count", "snapshot_ratio", b"snapshot_ratio", "staleness_exponent", b"staleness_exponent", "update_encoding", b"update_encoding", "weight_cap", b"weight_cap"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_delay_step_count", b"_delay_step_count", "_grace_factor", b"_grace_factor", "_inner_step_count", b"_inner_step_count", "_max_staleness", b"_max_staleness", "_planned_step_count", b"_planned_step_count", "_quarantine_ratio", b"_quarantine_ratio", "_quorum_count", b"_quorum_count", "_snapshot_ratio", b"_snapshot_ratio", "_staleness_exponent", b"_staleness_exponent", "_weight_cap", b"_weight_cap", "delay_step_count", b"delay_step_count", "delta_encoding", b"delta_encoding", "grace_factor", b"grace_factor", "inner_step_count", b"inner_step_count", "lease_term", b"lease_term", "max_staleness", b"max_staleness", "outer", b"outer", "planned_step_count", b"planned_step_count", "quarantine_ratio", b"quarantine_ratio", "quorum_count", b"quorum_count", "snapshot_ratio", b"snapshot_ratio", "staleness_exponent", b"staleness_exponent", "update_encoding", b"update_encoding", "weight_cap", b"weight_cap"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_delay_step_count", b"_delay_step_count", "_grace_factor", b"_grace_factor", "_inner_step_count", b"_inner_step_count", "_max_staleness", b"_max_staleness", "_quarantine_ratio", b"_quarantine_ratio", "_quorum_count", b"_quorum_count", "_snapshot_ratio", b"_snapshot_ratio", "_staleness_exponent", b"_staleness_exponent", "_weight_cap", b"_weight_cap", "delay_step_count", b"delay_step_count", "delta_encoding", b"delta_encoding", "grace_factor", b"grace_factor", "inner_step_count", b"inner_step_count", "lease_term", b"lease_term", "max_staleness", b"max_staleness", "merge", b"merge", "merge_by_fragment", b"merge_by_fragment", "outer", b"outer", "quarantine_ratio", b"quarantine_ratio", "quorum_count", b"quorum_count", "snapshot_ratio", b"snapshot_ratio", "staleness_exponent", b"staleness_exponent", "update_encoding", b"update_encoding", "weight_cap", b"weight_cap"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_delay_step_count", b"_delay_step_count", "_grace_factor", b"_grace_factor", "_inner_step_count", b"_inner_step_count", "_max_staleness", b"_max_staleness", "_planned_step_count", b"_planned_step_count", "_quarantine_ratio", b"_quarantine_ratio", "_quorum_count", b"_quorum_count", "_snapshot_ratio", b"_snapshot_ratio", "_staleness_exponent", b"_staleness_exponent", "_weight_cap", b"_weight_cap", "delay_step_count", b"delay_step_count", "delta_encoding", b"delta_encoding", "grace_factor", b"grace_factor", "inner_step_count", b"inner_step_count", "lease_term", b"lease_term", "max_staleness", b"max_staleness", "merge", b"merge", "merge_by_fragment", b"merge_by_fragment", "outer", b"outer", "planned_step_count", b"planned_step_count", "quarantine_ratio", b"quarantine_ratio", "quorum_count", b"quorum_count", "snapshot_ratio", b"snapshot_ratio", "staleness_exponent", b"staleness_exponent", "update_encoding", b"update_encoding", "weight_cap", b"weight_cap"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__delay_step_count: _TypeAlias = _typing.Literal["delay_step_count"]  # noqa: Y015
     _WhichOneofArgType__delay_step_count: _TypeAlias = _typing.Literal["_delay_step_count", b"_delay_step_count"]  # noqa: Y015
@@ -611,6 +617,8 @@ class Policy(_message.Message):
     _WhichOneofArgType__inner_step_count: _TypeAlias = _typing.Literal["_inner_step_count", b"_inner_step_count"]  # noqa: Y015
     _WhichOneofReturnType__max_staleness: _TypeAlias = _typing.Literal["max_staleness"]  # noqa: Y015
     _WhichOneofArgType__max_staleness: _TypeAlias = _typing.Literal["_max_staleness", b"_max_staleness"]  # noqa: Y015
+    _WhichOneofReturnType__planned_step_count: _TypeAlias = _typing.Literal["planned_step_count"]  # noqa: Y015
+    _WhichOneofArgType__planned_step_count: _TypeAlias = _typing.Literal["_planned_step_count", b"_planned_step_count"]  # noqa: Y015
     _WhichOneofReturnType__quarantine_ratio: _TypeAlias = _typing.Literal["quarantine_ratio"]  # noqa: Y015
     _WhichOneofArgType__quarantine_ratio: _TypeAlias = _typing.Literal["_quarantine_ratio", b"_quarantine_ratio"]  # noqa: Y015
     _WhichOneofReturnType__quorum_count: _TypeAlias = _typing.Literal["quorum_count"]  # noqa: Y015
@@ -629,6 +637,8 @@ class Policy(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__inner_step_count) -> _WhichOneofReturnType__inner_step_count | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_staleness) -> _WhichOneofReturnType__max_staleness | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__planned_step_count) -> _WhichOneofReturnType__planned_step_count | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__quarantine_ratio) -> _WhichOneofReturnType__quarantine_ratio | None: ...
     @_typing.overload

@@ -65,6 +65,7 @@ _PLAIN_FIELDS: Final = (
     "weight_cap",
     "quarantine_ratio",
     "snapshot_ratio",
+    "planned_step_count",
 )
 
 
@@ -152,6 +153,7 @@ def policy_to_message(policy: Policy, *, has_derived: bool = True) -> v1.Policy:
         update_encoding=encoding_to_message(policy.update_encoding),
         quarantine_ratio=policy.quarantine_ratio,
         snapshot_ratio=policy.snapshot_ratio,
+        planned_step_count=policy.planned_step_count,
     )
     if has_derived or policy.delay_step_count is not None:
         message.delay_step_count = policy.tau

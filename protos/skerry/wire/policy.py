@@ -29,8 +29,8 @@ class OuterSchedule(StrEnum):
 # Number n at which momentum has come to a half, and the inner steps from one number to the next (docs/design/0007).
 _HALF_WAY: Final = 3.0
 _STEPS_A_NUMBER: Final = 24.0
-# RDA's norm is that of single deltas, which disagree: a step of the mean's length takes this much of the mean's rate.
-_RDA_SHARE: Final = 0.6875
+# Of a run whose length is planned, the last part, over which momentum settles to nothing.
+_SETTLING: Final = 0.125
 
 
 class OuterName(StrEnum):
@@ -60,22 +60,26 @@ class OuterOptimizer:
     momentum: float = 0.8
     schedule: OuterSchedule = OuterSchedule.WARM_UP
 
-    def rates(self, steps_done: float, rule: MergeRule) -> OuterRates:
-        """Returns the rates of a fragment's next round when `steps_done` inner steps of the run are behind it.
+    def rates(self, steps_done: float, *, run_done: float = 0.0) -> OuterRates:
+        """Returns the rates of a fragment's next round.
 
         With n = 1 + steps_done / 24, momentum is mu_n = min(mu, n / (n + 3)): early deltas are large and soon out of
         date. How soon is a matter of steps, so that n counts them and not rounds, whatever H is. At a warm-up the rate
-        stays, lower under RDA; at a ramp it falls to a half: lr_n = lr (1 - mu_n / (2 mu)).
+        stays; at a ramp it falls to a half: lr_n = lr (1 - mu_n / (2 mu)). Over the last eighth of a planned run
+        momentum falls linearly to 0: it keeps what late deltas disagree in moving, and nothing is left to average it.
+
+        Args:
+            steps_done: inner steps of the run that are behind the fragment since its momentum began.
+            run_done: of the steps that are planned for the run, the share that is behind the fragment; 0 where no
+                length is planned.
         """
         if self.schedule is OuterSchedule.CONSTANT:
             return OuterRates(self.learning_rate, self.momentum)
         number = 1 + steps_done / _STEPS_A_NUMBER
         momentum = min(self.momentum, number / (number + _HALF_WAY))
-        if self.schedule is OuterSchedule.WARM_UP:
-            share = _RDA_SHARE if rule is MergeRule.RDA else 1.0
-        else:
-            share = 1 - momentum / (2 * self.momentum) if self.momentum else 1.0
-        return OuterRates(self.learning_rate * share, momentum)
+        is_falling = self.schedule is OuterSchedule.RAMP and self.momentum > 0
+        rate = self.learning_rate * (1 - momentum / (2 * self.momentum) if is_falling else 1.0)
+        return OuterRates(rate, momentum * min(1.0, max(0.0, 1 - run_done) / _SETTLING))
 
 
 # 4 bits both ways; blocks of 128 cost a quarter of a bit for their scales.
@@ -93,7 +97,7 @@ class Policy:
     quorum_count: int = 1
     grace_factor: float = 0.5
     outer: OuterOptimizer = field(default_factory=OuterOptimizer)
-    merge: MergeRule = MergeRule.MEAN
+    merge: MergeRule = MergeRule.RDA
     merge_by_fragment: Mapping[str, MergeRule] = field(default_factory=dict)
     staleness_exponent: float = 0.5
     max_staleness: int = 8
@@ -103,6 +107,7 @@ class Policy:
     quarantine_ratio: float = 30.0
     lease_term_s: float = 15.0
     snapshot_ratio: float = 1.0
+    planned_step_count: int = 0
 
     def __post_init__(self) -> None:
         """Checks every range.
@@ -123,6 +128,7 @@ class Policy:
             ("quarantine_ratio", self.quarantine_ratio, 0, 1e9),
             ("lease_term_s", self.lease_term_s, 0.1, 86_400),
             ("snapshot_ratio", self.snapshot_ratio, 0, 1e6),
+            ("planned_step_count", self.planned_step_count, 0, 10**12),
         )
         for name, value, low, high in ranges:
             if not low <= value <= high:
@@ -145,8 +151,11 @@ class Policy:
         return self.merge_by_fragment.get(fragment, self.merge)
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the policy as JSON values, every field present."""
-        return dataclasses.asdict(self)
+        """Returns the policy as JSON values: every field, but a planned length only where there is one."""
+        values = dataclasses.asdict(self)
+        if not self.planned_step_count:
+            del values["planned_step_count"]  # so that programs that don't know it read such a run
+        return values
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:

@@ -17,7 +17,7 @@ import click
 if TYPE_CHECKING:
     from skerry.client import Policy
     from skerry.learner.checkpoint import TrainingPosition
-    from skerry.learner.settings import LearnSettings, RunSettings
+    from skerry.learner.settings import LearnSettings
     from skerry.learner.training import Training
 
 # Named here again, because importing the model imports torch, which would make every `--help` wait for it. A test
@@ -62,7 +62,7 @@ Examples:
 @click.option("--shard", default="1/1", show_default=True, help="Which of n disjoint parts of the data, as i/n.")
 @click.option("--batch", type=click.IntRange(min=1), default=8, show_default=True, help="Sequences a step.")
 @click.option("--steps", type=click.IntRange(min=1), default=1000, show_default=True, help="Inner steps to take.")
-@click.option("--horizon", type=click.IntRange(min=1), help="Steps of the learning rate schedule.  [default: --steps]")
+@click.option("--horizon", type=click.IntRange(min=1), help="Steps that the run is planned for.  [default: --steps]")
 @click.option(
     "--optimizer", type=click.Choice(["adamw", "muon"]), default="adamw", show_default=True, help="The inner optimizer."
 )
@@ -204,18 +204,18 @@ def _train_attached(training: Training, target: str, stop: threading.Event) -> T
         learner_id=settings.learner_id,
         region=settings.run.region,
         create=settings.run.may_create,
-        policy=_policy(settings.run),
+        policy=_policy(settings),
     ) as learner:
         return train(training, AttachedIsland(learner), clock=SystemClock(), stop=stop)
 
 
-def _policy(run: RunSettings) -> Policy | None:
+def _policy(settings: LearnSettings) -> Policy:
     from skerry.client import Policy
 
-    if run.policy_path is None and run.inner_step_count is None:
-        return None
+    run = settings.run
     try:
         values = {} if run.policy_path is None else json.loads(run.policy_path.read_text())
+        values.setdefault("planned_step_count", settings.optimizer.horizon_steps)
         if run.inner_step_count is not None:
             values["inner_step_count"] = run.inner_step_count
         return Policy.from_json(values)

@@ -379,6 +379,8 @@ def item_to_json(item: Item) -> dict[str, Any]:
     values = dataclasses.asdict(item)
     if isinstance(item, CommittedItem) and not item.scalars.decay:  # as it was read: format 1 has neither
         del values["scalars"]["decay"], values["scalars"]["gain"]
+    if isinstance(item, PolicyItem):
+        values["policy"] = item.policy.to_json()
     return {"kind": item.kind} | {name: value for name, value in values.items() if value != defaults[name]}
 
 

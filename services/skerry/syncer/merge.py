@@ -41,7 +41,7 @@ from skerry.store.round_length import round_length
 from skerry.store.run_state import FragmentState
 from skerry.store.scratch import Scratch
 from skerry.store.workers import Workers
-from skerry.syncer.outer import outer_step
+from skerry.syncer.outer import outer_step, radial_exponent
 from skerry.wire.codecs import Encoding
 from skerry.wire.errors import NonFiniteError
 from skerry.wire.layout import FragmentLayout
@@ -143,13 +143,16 @@ async def merge_round(
         missed_step_count=known.missed_step_count((delta.learner for delta in deltas), closing.version - 1),
         inner_step_count=full,
     )
+    round_count = closing.participation * length / full
+    planned = policy.planned_step_count
     outer = outer_step(
         policy.outer,
         rule,
         steps_done=_steps_done(known, closing.version - 1),
+        run_done=known.versions[closing.version - 1].step_count / planned if planned else 0.0,
         rounds_before=_steps_done(known, closing.version - 2) / full,
         rounds_done=_steps_done(known, closing.version - 1) / full,
-        round_count=closing.participation * length / full,
+        round_count=round_count,
     )
 
     coefficients = merge_coefficients(rule, weights, norms, stretches)
@@ -157,7 +160,8 @@ async def merge_round(
     await accumulate_deltas(log, fragment, deltas, coefficients, acc, workers=workers)
     scales = np.ones(len(layout.tensors), np.float32)
     if rule is MergeRule.RDA:
-        scales = radial_scales(weights, norms * stretches[:, None], await _norms(acc, layout, workers))
+        sum_norms = await _norms(acc, layout, workers)
+        scales = radial_scales(weights, norms * stretches[:, None], sum_norms, exponent=radial_exponent(round_count))
     scalars = Scalars(
         np.float32(outer.rate),
         np.float32(outer.momentum),
@@ -193,14 +197,18 @@ def merge_coefficients(
 def radial_scales(
     weights: NDArray[np.float64],  # (members,)
     norms: NDArray[np.float64],  # (members, tensors) |v_mt|
-    sum_norms: NDArray[np.float64],  # (tensors,) |sum c v|
+    sum_norms: NDArray[np.float64],  # (tensors,) |u|, u = sum c v: the mean direction
+    *,
+    exponent: float = 1.0,
 ) -> Float32s:  # (tensors,)
-    """Returns what gives each tensor's sum of directions the weighted mean norm of the deltas; 0 where they cancel.
+    """Returns what gives each tensor's mean direction u the norm that the exponent a asks for; 0 where they cancel.
 
-    RDA = (sum w |v| / sum w) * phi(sum w phi(v)), phi(x) = x / |x|, phi(0) = 0.
+    With |v| the deltas' weighted mean norm, |v| * |u|^-a * u: at a = 1 RDA's, (sum w |v| / sum w) * phi(sum w phi(v)),
+    phi(x) = x / |x|, phi(0) = 0; at a = 0 about the mean's.
     """
     is_zero = sum_norms < _CANCELLED
-    return _float32(np.where(is_zero, 0.0, (_shares(weights) @ norms) / np.where(is_zero, 1.0, sum_norms)))
+    lengths = np.where(is_zero, 1.0, sum_norms) ** exponent
+    return _float32(np.where(is_zero, 0.0, (_shares(weights) @ norms) / lengths))
 
 
 def _shares(weights: NDArray[np.float64]) -> NDArray[np.float64]:

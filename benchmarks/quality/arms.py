@@ -39,6 +39,7 @@ class Synchronous:
     inner_step_count: int = 24
     merge: str = "mean"
     ramp: float = 0.0  # k of momentum_n = min(momentum, n / (n + k)) in round n
+    settling: float = 0.0  # the last share of the run, over which momentum falls to 0
 
 
 @dataclass(frozen=True)

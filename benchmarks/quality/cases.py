@@ -163,6 +163,8 @@ SYNCHRONOUS_GRID: Final = (
 )
 _SYNCHRONOUS_BEST: Final = Synchronous(4, STEPS, ISLANDS_RATE, 0.55, 0.8, merge="rda", ramp=3.0)
 
+_SYNCHRONOUS_SETTLED: Final = replace(_SYNCHRONOUS_BEST, settling=0.125)
+
 _WAITS: Final = {"quorum_count": 4, "grace_factor": 0.0}
 _RUSHES: Final = {"quorum_count": 1, "grace_factor": 0.0}
 
@@ -316,6 +318,15 @@ _VANISHES: Final = Comparison(
     None,
     _MANY,
 )
+_WAITING_SETTLED: Final = Plain(
+    "what of the outer step is worth something to DiLoCo that waits",
+    {
+        "islands": default(4),
+        "synchronous DiLoCo, tuned": _SYNCHRONOUS_BEST,
+        "synchronous DiLoCo, tuned, momentum settles": _SYNCHRONOUS_SETTLED,
+    },
+    _MOST,
+)
 _MUON: Final = Plain(
     "Muon as the inner optimizer, all at 1.2e-2",
     {
@@ -380,7 +391,19 @@ _RATES: Final = tuple(
 TABLE: Final[tuple[Case, ...]] = (_COMPARISONS[0], _GAP, *_CELLS, *_COMPARISONS[1:], _OTHER_DATA)
 """Every row of the acceptance table."""
 
-MORE: Final[tuple[Case, ...]] = (_VANISHES, *_LATE_LEARNER, _BATCHES, _RULES, _MUON, *_RATES, _H, _P, _CODEC, _ADOPTION)
+MORE: Final[tuple[Case, ...]] = (
+    _VANISHES,
+    _WAITING_SETTLED,
+    *_LATE_LEARNER,
+    _BATCHES,
+    _RULES,
+    _MUON,
+    *_RATES,
+    _H,
+    _P,
+    _CODEC,
+    _ADOPTION,
+)
 """What else was measured: choices that have to be shown, without a bound of their own."""
 
 SHORT: Final[tuple[Case, ...]] = tuple(

@@ -39,10 +39,20 @@ def train_synchronous(arm: Synchronous, seed: int) -> Outcome:
             replica.step(sampler.batch(step), step)
         if (step + 1) % arm.inner_step_count == 0 or step + 1 == arm.step_count:
             number += 1
-            if arm.ramp:
-                outer.param_groups[0]["momentum"] = min(arm.outer_momentum, number / (number + arm.ramp))
+            outer.param_groups[0]["momentum"] = _momentum(arm, number)
             _synchronise(anchor, replicas, outer, arm.merge)
     return Outcome({task.PYTHON: replicas[0].judge()}, (arm.step_count,) * count)
+
+
+def _momentum(arm: Synchronous, number: int) -> float:
+    """Returns the momentum of round `number`, from 1."""
+    momentum = arm.outer_momentum
+    if arm.ramp:
+        momentum = min(momentum, number / (number + arm.ramp))
+    if arm.settling:
+        left = 1 - (number - 1) * arm.inner_step_count / arm.step_count
+        momentum *= min(1.0, left / arm.settling)
+    return momentum
 
 
 @torch.no_grad()

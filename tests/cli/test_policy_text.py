@@ -84,6 +84,7 @@ def _full_policy() -> v1.Policy:
         update_encoding=encoding,
         quarantine_ratio=30,
         snapshot_ratio=1,
+        planned_step_count=5000,
     )
     policy.lease_term.FromMilliseconds(15_000)
     return policy

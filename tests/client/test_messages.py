@@ -45,6 +45,7 @@ policies = st.builds(
     update_encoding=encodings,
     quarantine_ratio=st.just(0.0) | st.floats(1.5, 100),
     lease_term_s=st.integers(1, 10_000).map(lambda value: value / 8),
+    planned_step_count=st.integers(0, 10**12),
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import signal
@@ -12,8 +13,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from skerry.client import RunsClient
 from skerry.learner.command import learn
 from skerry.learner.metrics import read_metrics
+from skerry.v1 import types_pb2
+from tests.syncer.serve_process import serve_process
 
 _SMALL = ["--alone", "--model", "nano", "--batch", "2", "--data-limit-mb", "0.3", "--eval-windows", "4"]
 
@@ -23,6 +27,26 @@ def test_training_alone_says_where_its_metrics_are(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     assert "learner-1: 3 steps, 384 tokens" in result.output
     assert str(tmp_path / "metrics.jsonl") in result.output
+
+
+@pytest.mark.parametrize(("stated", "planned"), [({}, 40), ({"planned_step_count": 0, "inner_step_count": 2}, 0)])
+async def test_the_run_that_it_creates_is_planned_for_its_schedule_unless_the_policy_says_otherwise(
+    tmp_path: Path, stated: dict[str, int], planned: int
+) -> None:
+    (tmp_path / "policy.json").write_text(json.dumps(stated))
+    async with serve_process("memory://", tmp_path) as server:
+        arguments = [*_SMALL[1:], "--steps", "3", "--horizon", "40", "--policy", str(tmp_path / "policy.json")]
+        arguments += ["--run", "fit", "--target", f"127.0.0.1:{server.port}", "--work-dir", str(tmp_path / "work")]
+        result = CliRunner().invoke(learn, arguments)  # blocks the loop, on which nothing waits
+        assert result.exit_code == 0, result.output
+        policy = _policy_of(f"127.0.0.1:{server.port}")
+    assert policy.planned_step_count == planned
+    assert policy.inner_step_count == stated.get("inner_step_count", 24)
+
+
+def _policy_of(target: str) -> types_pb2.Policy:
+    with RunsClient(target) as client:
+        return client.get_run("fit").run.policy
 
 
 def test_help_shows_an_example_without_importing_torch() -> None:

@@ -32,6 +32,7 @@ def _encoding(codec: str) -> dict[str, Any]:
     return {"codec": codec, "block": 128, "vector_codec": "bfloat16", "compressor": "zstd"}
 
 
+_ALL: Final = tuple(range(40))
 _MOST: Final = tuple(range(20))
 _MANY: Final = tuple(range(10))
 _HALF: Final = tuple(range(5))
@@ -160,10 +161,10 @@ SYNCHRONOUS_GRID: Final = (
     ),
     *(Synchronous(4, STEPS, rate, 0.8, 0.8, ramp=3.0) for rate in (8.5e-3, 1.7e-2)),
     *(Synchronous(4, STEPS, rate, 0.55, 0.8, merge="rda", ramp=3.0) for rate in (8.5e-3, 1.7e-2)),
+    Synchronous(4, STEPS, ISLANDS_RATE, 0.55, 0.8, merge="rda", ramp=3.0, settling=0.125),
 )
-_SYNCHRONOUS_BEST: Final = Synchronous(4, STEPS, ISLANDS_RATE, 0.55, 0.8, merge="rda", ramp=3.0)
-
-_SYNCHRONOUS_SETTLED: Final = replace(_SYNCHRONOUS_BEST, settling=0.125)
+_SYNCHRONOUS_BEST: Final = Synchronous(4, STEPS, ISLANDS_RATE, 0.55, 0.8, merge="rda", ramp=3.0, settling=0.125)
+_UNSETTLED: Final = replace(_SYNCHRONOUS_BEST, settling=0.0)
 
 _WAITS: Final = {"quorum_count": 4, "grace_factor": 0.0}
 _RUSHES: Final = {"quorum_count": 1, "grace_factor": 0.0}
@@ -225,7 +226,7 @@ _ONE_SLOW: Final = {
         "without it",
         0.5,
         None,
-        _MOST,
+        _ALL,
     )
     for times in (3, 10, 50)
 }
@@ -318,12 +319,12 @@ _VANISHES: Final = Comparison(
     None,
     _MANY,
 )
-_WAITING_SETTLED: Final = Plain(
-    "what of the outer step is worth something to DiLoCo that waits",
+_SETTLING: Final = Plain(
+    "what settling is worth to DiLoCo that waits",
     {
         "islands": default(4),
-        "synchronous DiLoCo, tuned": _SYNCHRONOUS_BEST,
-        "synchronous DiLoCo, tuned, momentum settles": _SYNCHRONOUS_SETTLED,
+        "synchronous DiLoCo, momentum settles (tuned)": _SYNCHRONOUS_BEST,
+        "synchronous DiLoCo, momentum stays": _UNSETTLED,
     },
     _MOST,
 )
@@ -393,7 +394,7 @@ TABLE: Final[tuple[Case, ...]] = (_COMPARISONS[0], _GAP, *_CELLS, *_COMPARISONS[
 
 MORE: Final[tuple[Case, ...]] = (
     _VANISHES,
-    _WAITING_SETTLED,
+    _SETTLING,
     *_LATE_LEARNER,
     _BATCHES,
     _RULES,

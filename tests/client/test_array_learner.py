@@ -22,6 +22,7 @@ from skerry.client import (
     RunsClient,
     SkerryError,
     TryAgainError,
+    joining,
     session,
 )
 from skerry.client.loop_thread import LoopThread
@@ -65,6 +66,31 @@ def test_a_run_is_created_with_the_steps_that_are_planned_for_it(target: str) ->
     assert endless.planned_step_count == 0
     planned.planned_step_count = 0
     assert planned == endless
+
+
+@pytest.mark.parametrize(("planned", "said"), [(None, []), (5000, []), (600, [(5000, 600)])])
+def test_who_joins_a_run_of_another_planned_length_is_warned(
+    target: str, monkeypatch: pytest.MonkeyPatch, planned: int | None, said: list[tuple[int, int]]
+) -> None:
+    arrays = Quadratic().arrays
+    warned: list[tuple[int, int]] = []
+
+    def look(_logger: object, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+        if method == "warning":
+            assert "skerry runs policy fit --set planned_step_count=" in event["event"]
+            warned.append((event["run_steps"], event["own_steps"]))
+        raise structlog.DropEvent
+
+    monkeypatch.setattr(joining, "_log", structlog.wrap_logger(None, processors=[look]))
+    ArrayLearner(arrays, target=target, run="fit", learner_id="a", create=True, planned_steps=5000).close()
+    ArrayLearner(arrays, target=target, run="fit", learner_id="b", create=True, planned_steps=planned).close()
+    assert warned == said
+
+
+@pytest.mark.parametrize("planned", [-1, 10**12 + 1])
+def test_a_planned_length_out_of_range_is_refused_before_anything_is_sent(planned: int) -> None:
+    with pytest.raises(ValueError, match="planned_step_count"):
+        ArrayLearner(Quadratic().arrays, target="127.0.0.1:1", run="fit", learner_id="a", planned_steps=planned)
 
 
 def test_every_acknowledged_delta_has_its_fate_once_the_run_is_closed(target: str) -> None:

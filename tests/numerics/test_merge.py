@@ -55,22 +55,76 @@ async def test_the_norm_of_rda_does_not_depend_on_how_many_orthogonal_deltas_the
     np.testing.assert_allclose(norms, 5, rtol=3e-7)
 
 
-@pytest.mark.parametrize(("participation", "exponent"), [(1.0, 1.0), (0.75, 0.5), (0.5, 0.0), (0.25, 0.0)])
-async def test_rda_of_less_than_a_round_goes_over_to_the_mean(participation: float, exponent: float) -> None:
+@pytest.mark.parametrize(("participation", "seen"), [(1.0, 1.0), (0.75, 0.5), (0.5, 0.0), (0.25, 0.0)])
+async def test_rda_of_less_than_a_round_goes_over_to_the_mean(participation: float, seen: float) -> None:
     driver = await Driver.start(layout_of((2,)), policy(MergeRule.RDA))
     deltas = [await driver.push(0, [4, 0]), await driver.push(1, [0, 4])]
     await driver.round(deltas, participation=participation)
-    # The mean direction is 1 / sqrt 2 long, the mean delta 4 / sqrt 2, RDA's 4.
+    # The mean direction is 1 / sqrt 2 long where 0.6875 is the rule, which parts of rounds go by.
     length = float(np.linalg.norm(driver.state.weights)) / participation
-    assert length == pytest.approx(4 / math.sqrt(2) ** (1 - exponent), rel=1e-6)
+    assert length == pytest.approx(4 / (math.sqrt(2) * 0.6875) ** (1 - seen), rel=1e-6)
 
 
 async def test_four_deltas_move_rda_as_far_one_by_one_as_their_mean() -> None:
-    warm = OuterOptimizer(name=OuterName.NESTEROV, learning_rate=1.0, momentum=0.0)
-    driver = await Driver.start(layout_of((4,)), policy(MergeRule.RDA, warm))
+    outer = OuterOptimizer(name=OuterName.NESTEROV, learning_rate=1.0, momentum=0.0)
+    driver = await Driver.start(layout_of((4,)), policy(MergeRule.RDA, outer))
     for index in range(4):
         await driver.round([await driver.push(index, np.eye(4)[index] * 8)], participation=0.25)
     np.testing.assert_allclose(driver.state.weights, np.full(4, -2.0), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        (OuterName.NESTEROV, (0.25, 0.75, 0.5)),
+        (OuterName.LEADING_NESTEROV, (0.25, 0.75, 0.5)),
+        (OuterName.DELAYED_NESTEROV, (0.25, 0.5)),  # three quarters at a time are cut unevenly by the ends of rounds
+    ],
+)
+async def test_momentum_goes_on_as_fast_when_rounds_come_in_parts(name: OuterName, parts: tuple[float, ...]) -> None:
+    driver = await Driver.start(layout_of((2,)), policy(MergeRule.RDA, OuterOptimizer(name=name)))
+    cosine = 2 * 0.6875**2 - 1  # of two deltas whose mean direction is as long as it is as a rule
+    half = math.acos(cosine) / 2
+
+    async def merge(participation: float) -> float:
+        before = driver.state.weights.copy()
+        deltas = [await driver.push(0, [math.cos(half), math.sin(half)])]
+        deltas.append(await driver.push(1, [math.cos(half), -math.sin(half)]))
+        await driver.round(deltas, participation=participation)
+        return float(np.linalg.norm(before - driver.state.weights))
+
+    for _ in range(40):
+        whole = await merge(1.0)
+    assert whole == pytest.approx(0.8 * 0.6875 / (1 - 0.8), rel=1e-3)
+    for participation in parts:
+        moved = [await merge(participation) for _ in range(round(3 / participation))]
+        assert sum(moved) == pytest.approx(3 * whole, rel=0.02)
+
+
+async def test_an_outage_of_all_is_a_whole_round_to_rda() -> None:
+    driver = await Driver.start(layout_of((2,)), policy(MergeRule.RDA))
+    deltas = [await driver.push(0, [4, 0], steps=48), await driver.push(1, [0, 4], steps=48)]
+    await driver.round(deltas)
+    assert float(np.linalg.norm(driver.state.weights)) == pytest.approx(4.0, rel=1e-6)
+
+
+@pytest.mark.parametrize("name", OuterName)
+async def test_momentum_that_has_settled_leaves_the_bare_step(name: OuterName) -> None:
+    outer = OuterOptimizer(name=name, learning_rate=1.0, momentum=0.5)
+    driver = await Driver.start(layout_of((1,)), replace(policy(MergeRule.MEAN, outer), planned_step_count=24))
+    await driver.round([await driver.push(0, [2])])
+    first = float(driver.state.weights[0])
+    for number in (1, 2):
+        await driver.round([await driver.push(0, [2])])
+        assert float(driver.state.weights[0]) == first - 2 * number
+
+
+async def test_a_constant_schedule_does_not_settle() -> None:
+    outer = OuterOptimizer(name=OuterName.NESTEROV, learning_rate=1.0, momentum=0.5, schedule=OuterSchedule.CONSTANT)
+    driver = await Driver.start(layout_of((1,)), replace(policy(MergeRule.MEAN, outer), planned_step_count=24))
+    for _ in range(3):
+        await driver.round([await driver.push(0, [8])])
+    assert float(driver.state.weights[0]) == -(3 * 8 + 0.5 * (8 + 12 + 14))
 
 
 async def test_momentum_settles_over_the_last_eighth_of_a_planned_run() -> None:
@@ -83,6 +137,19 @@ async def test_momentum_settles_over_the_last_eighth_of_a_planned_run() -> None:
     momenta = [float32_from_hex(record.commit.scalars.momentum) for record in commits]
     assert momenta[3:15] == [0.5] * 12  # the one of 14 rounds behind it is the last with all of it
     assert momenta[15:] == [0.25, 0.0, 0.0]  # beyond the plan the run goes on without
+
+
+async def test_a_plan_made_or_changed_while_the_run_goes_on_counts_from_the_next_close() -> None:
+    outer = OuterOptimizer(name=OuterName.NESTEROV, learning_rate=1.0, momentum=0.5)
+    endless = policy(MergeRule.MEAN, outer)
+    driver = await Driver.start(layout_of((1,)), endless)
+    momenta = []
+    for planned_rounds in (0, 0, 0, 0, 4, 4, 100, 100):
+        plan = replace(endless, planned_step_count=24 * planned_rounds)
+        await driver.append(PolicyItem(f"{driver.delta_count:032x}", plan))
+        item = await driver.round([await driver.push(0, [1])])
+        momenta.append(float32_from_hex(item.scalars.momentum))
+    assert momenta[3:] == [0.5, 0.0, 0.0, 0.5, 0.5]
 
 
 async def test_momentum_ramps_over_the_first_three_rounds() -> None:

@@ -157,6 +157,21 @@ async def test_versions_on_both_sides_of_a_roll_back_can_be_rebuilt() -> None:
     assert_same_bits(old, driver.state)
 
 
+async def test_a_roll_back_takes_a_planned_run_back_to_before_it_settled() -> None:
+    driver = await Driver.start(LAYOUT, Policy(planned_step_count=24 * 8))
+
+    async def momentum_of_a_round() -> float:
+        return float32_from_hex((await driver.round([await driver.push(0, np.ones(LAYOUT.numel))])).scalars.momentum)
+
+    assert [await momentum_of_a_round() > 0 for _ in range(9)] == [True] * 8 + [False]
+    driver.state = await rebuild(driver.log, FRAGMENT, 1, scratch=NO_FILES, workers=driver.workers)
+    refs = await driver.write_snapshot(10)
+    digest = driver.log.state.fragments[FRAGMENT].versions[1].digest
+    await driver.append(RollbackItem("back", 1, (RollbackFragment(FRAGMENT, 10, 1, digest, refs[:1], refs[1:]),)))
+    driver.state.version = 10
+    assert [await momentum_of_a_round() > 0 for _ in range(8)] == [True] * 7 + [False]
+
+
 async def test_threads_scratch_files_and_cuts_into_parts_change_no_bit(tmp_path: Path) -> None:
     # Larger than a batch of frames, and than a leaf of the digest; blocks of 128 straddle the leaves.
     layout = layout_of((1000, 999), (77,), (513, 1024))

@@ -448,6 +448,14 @@ def test_an_entry_of_another_run_position_or_chain_is_no_next_entry(history: His
     assert state.apply(good, good.to_bytes()) == ()
 
 
+@pytest.mark.parametrize(("planned", "written"), [(0, False), (5000, True)])
+def test_a_planned_length_is_in_the_log_only_where_there_is_one(planned: int, written: bool) -> None:
+    """Readers that don't know the field refuse it."""
+    entry = Entry(1, SPEC.uid, "", "w", "0" * 32, 0.0, (PolicyItem("p", Policy(planned_step_count=planned)),))
+    assert (b"planned_step_count" in entry.to_bytes()) == written
+    assert Entry.from_bytes(entry.to_bytes()) == entry
+
+
 @pytest.mark.parametrize(
     "data",
     [b"", b"[]", b"{}", b'{"format":2}', b'{"format":1,"position":"1"}', b"\xff"],

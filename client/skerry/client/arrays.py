@@ -62,7 +62,7 @@ class ArrayLearner:
 
     Raises:
         SkerryError: nobody answered in time, or the run does not take this learner; the message says why.
-        ValueError: a name is not legal, or the arrays can't be trained.
+        ValueError: a name is not legal, the arrays can't be trained, or `planned_steps` is not from 0 to 10^12.
     """
 
     def __init__(

@@ -59,15 +59,32 @@ async def find_or_create(session: Session) -> types_pb2.Run:
         return session.transport.get_run(request, timeout_s=settings.call_timeout_s)
 
     try:
-        return (await until_connected(session, find)).run
+        run = (await until_connected(session, find)).run
     except RunNotFoundError:
         if not settings.may_create:
             raise
+    else:
+        _compare_plans(session, run)
+        return run
     try:
         return await _create(session)
     except RunExistsError as error:
         _log.info("another learner created the run, joining it", run=settings.run, uid=error.uid)
-    return (await until_connected(session, find)).run
+    run = (await until_connected(session, find)).run
+    _compare_plans(session, run)
+    return run
+
+
+def _compare_plans(session: Session, run: types_pb2.Run) -> None:
+    """Warns who plans another length than the run that it joins: momentum settles towards the run's."""
+    planned = session.settings.policy.planned_step_count if session.settings.policy else 0
+    if planned and planned != run.policy.planned_step_count:
+        _log.warning(
+            "the run is planned for another number of steps, which holds; to change it: "
+            f"skerry runs policy {run.name} --set planned_step_count={planned}",
+            run_steps=run.policy.planned_step_count or "not planned",
+            own_steps=planned,
+        )
 
 
 async def _create(session: Session) -> types_pb2.Run:

@@ -106,8 +106,9 @@ class _MergeRuleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_MergeRule.V
     MERGE_RULE_MEAN: _MergeRule.ValueType  # 1
     """sum(w v) / sum(w)."""
     MERGE_RULE_RDA: _MergeRule.ValueType  # 2
-    """Radial-directional averaging, per tensor: (sum(w |v|) / sum(w)) * |u|^-a * u, u = sum(w phi(v)) / sum(w), phi(x) = x / |x|. a = max(0, 2 t - 1), t as in
-    OuterOptimizer: 1 for a whole round, whose norm does not shrink where deltas disagree; 0 for half a round and less, which add up as means do.
+    """Radial-directional averaging, per tensor: (sum(w |v|) / sum(w)) * u / (|u|^b * 0.6875^(1 - b)), u = sum(w phi(v)) / sum(w), phi(x) = x / |x|,
+    b = max(0, 2 t - 1), t as in OuterOptimizer. In a whole round, b = 1, its norm does not shrink where deltas disagree; half a round and less, b = 0, add up as
+    means do, of the length that 0.6875, a whole round's |u| as a rule, makes of them.
     """
 
 class MergeRule(_MergeRule, metaclass=_MergeRuleEnumTypeWrapper):
@@ -118,8 +119,9 @@ MERGE_RULE_UNSPECIFIED: MergeRule.ValueType  # 0
 MERGE_RULE_MEAN: MergeRule.ValueType  # 1
 """sum(w v) / sum(w)."""
 MERGE_RULE_RDA: MergeRule.ValueType  # 2
-"""Radial-directional averaging, per tensor: (sum(w |v|) / sum(w)) * |u|^-a * u, u = sum(w phi(v)) / sum(w), phi(x) = x / |x|. a = max(0, 2 t - 1), t as in
-OuterOptimizer: 1 for a whole round, whose norm does not shrink where deltas disagree; 0 for half a round and less, which add up as means do.
+"""Radial-directional averaging, per tensor: (sum(w |v|) / sum(w)) * u / (|u|^b * 0.6875^(1 - b)), u = sum(w phi(v)) / sum(w), phi(x) = x / |x|,
+b = max(0, 2 t - 1), t as in OuterOptimizer. In a whole round, b = 1, its norm does not shrink where deltas disagree; half a round and less, b = 0, add up as
+means do, of the length that 0.6875, a whole round's |u| as a rule, makes of them.
 """
 Global___MergeRule: _TypeAlias = MergeRule  # noqa: Y015
 
@@ -136,10 +138,12 @@ class _OuterScheduleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_OuterSc
     OUTER_SCHEDULE_RAMP: _OuterSchedule.ValueType  # 2
     """momentum_n = min(momentum, n / (n + 3)); the rate falls linearly from `learning_rate` to half of it as momentum rises."""
     OUTER_SCHEDULE_WARM_UP: _OuterSchedule.ValueType  # 3
-    """momentum_n = min(momentum, n / (n + 3)); the rate is `learning_rate`, and 0.6875^a of it in fragments that RDA merges."""
+    """momentum_n = min(momentum, n / (n + 3)); the rate is `learning_rate`, and 0.6875 of it in fragments that RDA merges."""
 
 class OuterSchedule(_OuterSchedule, metaclass=_OuterScheduleEnumTypeWrapper):
-    """How outer learning rate and momentum follow n = 1 + s / 24, s the run's inner steps that are behind the fragment."""
+    """How outer learning rate and momentum follow n = 1 + s / 24, s the run's inner steps that are behind the fragment since its momentum began. But for a constant
+    schedule, momentum is then taken times min(1, 8 * max(0, 1 - S / planned_step_count)), S those since the run began, where the policy plans a length.
+    """
 
 OUTER_SCHEDULE_UNSPECIFIED: OuterSchedule.ValueType  # 0
 """Not stated; means OUTER_SCHEDULE_WARM_UP."""
@@ -148,7 +152,7 @@ OUTER_SCHEDULE_CONSTANT: OuterSchedule.ValueType  # 1
 OUTER_SCHEDULE_RAMP: OuterSchedule.ValueType  # 2
 """momentum_n = min(momentum, n / (n + 3)); the rate falls linearly from `learning_rate` to half of it as momentum rises."""
 OUTER_SCHEDULE_WARM_UP: OuterSchedule.ValueType  # 3
-"""momentum_n = min(momentum, n / (n + 3)); the rate is `learning_rate`, and 0.6875^a of it in fragments that RDA merges."""
+"""momentum_n = min(momentum, n / (n + 3)); the rate is `learning_rate`, and 0.6875 of it in fragments that RDA merges."""
 Global___OuterSchedule: _TypeAlias = OuterSchedule  # noqa: Y015
 
 class _RunStatus:
@@ -562,8 +566,8 @@ class Policy(_message.Message):
     snapshot_ratio: _builtins.float
     """A snapshot is written when the updates since the last weigh this many times one snapshot. Default 1."""
     planned_step_count: _builtins.int
-    """Inner steps after which the run is meant to end; over the last eighth of them outer momentum falls to 0, unless its schedule is constant. It ends nothing:
-    a run that goes on goes on without momentum. 0 (default): not known.
+    """Inner steps of the run, as VersionCommitted.run_step_count counts its progress, after which it is meant to end; 0 to 10^12. Over the last eighth of them outer
+    momentum falls linearly to 0, unless its schedule is constant. It ends nothing: a run that goes on goes on without momentum. 0 (default): not known.
     """
     @_builtins.property
     def outer(self) -> Global___OuterOptimizer:

@@ -29,6 +29,8 @@ class OuterSchedule(StrEnum):
 # Number n at which momentum has come to a half, and the inner steps from one number to the next (docs/design/0007).
 _HALF_WAY: Final = 3.0
 _STEPS_A_NUMBER: Final = 24.0
+# The length of a whole round's mean direction, as a rule: under RDA, which makes up for it, the rate is as much lower.
+TYPICAL_AGREEMENT: Final = 0.6875
 # Of a run whose length is planned, the last part, over which momentum settles to nothing.
 _SETTLING: Final = 0.125
 
@@ -60,16 +62,18 @@ class OuterOptimizer:
     momentum: float = 0.8
     schedule: OuterSchedule = OuterSchedule.WARM_UP
 
-    def rates(self, steps_done: float, *, run_done: float = 0.0) -> OuterRates:
+    def rates(self, steps_done: float, rule: MergeRule, *, run_done: float = 0.0) -> OuterRates:
         """Returns the rates of a fragment's next round.
 
         With n = 1 + steps_done / 24, momentum is mu_n = min(mu, n / (n + 3)): early deltas are large and soon out of
         date. How soon is a matter of steps, so that n counts them and not rounds, whatever H is. At a warm-up the rate
-        stays; at a ramp it falls to a half: lr_n = lr (1 - mu_n / (2 mu)). Over the last eighth of a planned run
-        momentum falls linearly to 0: it keeps what late deltas disagree in moving, and nothing is left to average it.
+        stays, lower under RDA; at a ramp it falls to a half: lr_n = lr (1 - mu_n / (2 mu)). Over the last eighth of a
+        planned run momentum falls linearly to 0: it keeps what late deltas disagree in moving, and nothing would be
+        left to average it. Constant rates stay what they are.
 
         Args:
             steps_done: inner steps of the run that are behind the fragment since its momentum began.
+            rule: what merges the fragment.
             run_done: of the steps that are planned for the run, the share that is behind the fragment; 0 where no
                 length is planned.
         """
@@ -77,9 +81,11 @@ class OuterOptimizer:
             return OuterRates(self.learning_rate, self.momentum)
         number = 1 + steps_done / _STEPS_A_NUMBER
         momentum = min(self.momentum, number / (number + _HALF_WAY))
-        is_falling = self.schedule is OuterSchedule.RAMP and self.momentum > 0
-        rate = self.learning_rate * (1 - momentum / (2 * self.momentum) if is_falling else 1.0)
-        return OuterRates(rate, momentum * min(1.0, max(0.0, 1 - run_done) / _SETTLING))
+        if self.schedule is OuterSchedule.WARM_UP:
+            share = TYPICAL_AGREEMENT if rule is MergeRule.RDA else 1.0
+        else:
+            share = 1 - momentum / (2 * self.momentum) if self.momentum else 1.0
+        return OuterRates(self.learning_rate * share, momentum * min(1.0, max(0.0, 1 - run_done) / _SETTLING))
 
 
 # 4 bits both ways; blocks of 128 cost a quarter of a bit for their scales.

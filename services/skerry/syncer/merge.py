@@ -41,12 +41,12 @@ from skerry.store.round_length import round_length
 from skerry.store.run_state import FragmentState
 from skerry.store.scratch import Scratch
 from skerry.store.workers import Workers
-from skerry.syncer.outer import outer_step, radial_exponent
+from skerry.syncer.outer import outer_step
 from skerry.wire.codecs import Encoding
 from skerry.wire.errors import NonFiniteError
 from skerry.wire.layout import FragmentLayout
 from skerry.wire.norms import per_tensor_squared_norms
-from skerry.wire.policy import MergeRule
+from skerry.wire.policy import TYPICAL_AGREEMENT, MergeRule
 
 __all__ = ["MergeResult", "UnreadableDeltaError", "merge_coefficients", "merge_round", "radial_scales"]
 
@@ -161,7 +161,7 @@ async def merge_round(
     scales = np.ones(len(layout.tensors), np.float32)
     if rule is MergeRule.RDA:
         sum_norms = await _norms(acc, layout, workers)
-        scales = radial_scales(weights, norms * stretches[:, None], sum_norms, exponent=radial_exponent(round_count))
+        scales = radial_scales(weights, norms * stretches[:, None], sum_norms, round_count=round_count)
     scalars = Scalars(
         np.float32(outer.rate),
         np.float32(outer.momentum),
@@ -199,15 +199,18 @@ def radial_scales(
     norms: NDArray[np.float64],  # (members, tensors) |v_mt|
     sum_norms: NDArray[np.float64],  # (tensors,) |u|, u = sum c v: the mean direction
     *,
-    exponent: float = 1.0,
+    round_count: float = 1.0,
 ) -> Float32s:  # (tensors,)
-    """Returns what gives each tensor's mean direction u the norm that the exponent a asks for; 0 where they cancel.
+    """Returns what makes an outer gradient of each tensor's mean direction; 0 where directions cancel.
 
-    With |v| the deltas' weighted mean norm, |v| * |u|^-a * u: at a = 1 RDA's, (sum w |v| / sum w) * phi(sum w phi(v)),
-    phi(x) = x / |x|, phi(0) = 0; at a = 0 about the mean's.
+    RDA = (sum w |v| / sum w) * phi(sum w phi(v)), phi(x) = x / |x|, phi(0) = 0, in a whole round: what |u| lost where
+    deltas disagree is made up for. A merge of T = `round_count` rounds, below 1, does not see how far its deltas
+    disagree with those that are merged before and after it, and adds up with them: it divides by |u|^b s^(1 - b) for
+    |u|, s what a whole round's |u| is as a rule, b = max(0, 2 T - 1).
     """
+    seen = min(1.0, max(0.0, 2 * round_count - 1))
     is_zero = sum_norms < _CANCELLED
-    lengths = np.where(is_zero, 1.0, sum_norms) ** exponent
+    lengths = np.where(is_zero, 1.0, sum_norms) ** seen * TYPICAL_AGREEMENT ** (1 - seen)
     return _float32(np.where(is_zero, 0.0, (_shares(weights) @ norms) / lengths))
 
 

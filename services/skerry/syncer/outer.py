@@ -31,7 +31,7 @@ from __future__ import annotations
 import math
 from typing import Final, NamedTuple
 
-from skerry.wire.policy import MergeRule, OuterName, OuterOptimizer, OuterSchedule
+from skerry.wire.policy import MergeRule, OuterName, OuterOptimizer
 
 
 class OuterStep(NamedTuple):
@@ -59,28 +59,16 @@ def outer_step(
     began; the rounds were `rounds_before` at the version before, or as many where there is none. `run_done` is the
     share of the run's planned steps that is behind it, 0 where none are planned.
     """
-    rates = outer.rates(steps_done, run_done=run_done)
-    learning_rate = rates.learning_rate
-    if rule is MergeRule.RDA and outer.schedule is OuterSchedule.WARM_UP:
-        learning_rate *= _RDA_SHARE ** radial_exponent(round_count)
+    rates = outer.rates(steps_done, rule, run_done=run_done)
     if outer.name is OuterName.DELAYED_NESTEROV:
-        return _delayed(learning_rate, rates.momentum, rounds_before, rounds_done, round_count)
+        return _delayed(rates.learning_rate, rates.momentum, rounds_before, rounds_done, round_count)
     carried_count = min(round_count, 1.0)
     decay = rates.momentum**carried_count
     gain = (1 - decay) / (1 - rates.momentum)
     lead = min(1.0, 1.5 - carried_count) if outer.name is OuterName.LEADING_NESTEROV else 0.0
     fresh = 1 + lead * rates.momentum * carried_count / round_count
     carried = rates.momentum * (1 - lead * (1 - rates.momentum)) * carried_count / round_count
-    return OuterStep(learning_rate * round_count * fresh, carried / fresh, decay, gain)
-
-
-def radial_exponent(round_count: float) -> float:
-    """Returns a, how much of RDA's norm, against the mean's, a merge takes that stands for `round_count` rounds.
-
-    1 for a whole round: where deltas disagree its step is as long as theirs. 0 for half a round and less: the steps of
-    four learners that are merged one by one disagree among each other, and add up to their mean by themselves.
-    """
-    return min(1.0, max(0.0, 2 * round_count - 1))
+    return OuterStep(rates.learning_rate * round_count * fresh, carried / fresh, decay, gain)
 
 
 def _delayed(
@@ -93,8 +81,6 @@ def _delayed(
     return OuterStep(learning_rate * round_count, look_ahead, momentum if begins else 1.0, min(round_count, 1.0))
 
 
-# RDA's norm is that of single deltas, which disagree: a step of the mean's length takes this much of the mean's rate.
-_RDA_SHARE: Final = 0.6875
 # Parts of rounds are sums of floats: what is this close below a whole round has completed it.
 _SLACK: Final = 1e-6
 

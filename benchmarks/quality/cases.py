@@ -32,7 +32,7 @@ def _encoding(codec: str) -> dict[str, Any]:
     return {"codec": codec, "block": 128, "vector_codec": "bfloat16", "compressor": "zstd"}
 
 
-_ALL: Final = tuple(range(40))
+_ALL: Final = tuple(range(30))
 _MOST: Final = tuple(range(20))
 _MANY: Final = tuple(range(10))
 _HALF: Final = tuple(range(5))
@@ -319,14 +319,22 @@ _VANISHES: Final = Comparison(
     None,
     _MANY,
 )
-_SETTLING: Final = Plain(
-    "what settling is worth to DiLoCo that waits",
-    {
-        "islands": default(4),
-        "synchronous DiLoCo, momentum settles (tuned)": _SYNCHRONOUS_BEST,
-        "synchronous DiLoCo, momentum stays": _UNSETTLED,
-    },
-    _MOST,
+_SETTLING: Final = (
+    *(
+        Comparison(
+            f"momentum settles, {count} steps",
+            default(4, count),
+            default(4, count, policy={"planned_step_count": 0}),
+            "no planned length",
+            0.0,
+            None,
+            _MANY,
+        )
+        for count in (STEPS, 1500)
+    ),
+    Comparison(
+        "synchronous DiLoCo, momentum settles", _SYNCHRONOUS_BEST, _UNSETTLED, "momentum stays", 0.0, None, _MOST
+    ),
 )
 _MUON: Final = Plain(
     "Muon as the inner optimizer, all at 1.2e-2",
@@ -394,7 +402,7 @@ TABLE: Final[tuple[Case, ...]] = (_COMPARISONS[0], _GAP, *_CELLS, *_COMPARISONS[
 
 MORE: Final[tuple[Case, ...]] = (
     _VANISHES,
-    _SETTLING,
+    *_SETTLING,
     *_LATE_LEARNER,
     _BATCHES,
     _RULES,

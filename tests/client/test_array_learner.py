@@ -26,6 +26,7 @@ from skerry.client import (
     session,
 )
 from skerry.client.loop_thread import LoopThread
+from skerry.wire.policy import OuterOptimizer, OuterSchedule
 from tests.client.quadratic import QUICK, Quadratic, train_until
 from tests.syncer.serve_process import ServeProcess
 
@@ -58,7 +59,7 @@ def test_two_learners_train_one_model_together(target: str) -> None:
 def test_a_run_is_created_with_the_steps_that_are_planned_for_it(target: str) -> None:
     arrays = Quadratic().arrays
     options: dict[str, Any] = {"target": target, "learner_id": "a", "create": True, "policy": QUICK}
-    ArrayLearner(arrays, run="planned", planned_steps=5000, **options).close()
+    ArrayLearner(arrays, run="planned", planned_step_count=5000, **options).close()
     ArrayLearner(arrays, run="endless", **options).close()
     with RunsClient(target) as client:
         planned, endless = (client.get_run(run).run.policy for run in ("planned", "endless"))
@@ -68,29 +69,42 @@ def test_a_run_is_created_with_the_steps_that_are_planned_for_it(target: str) ->
     assert planned == endless
 
 
-@pytest.mark.parametrize(("planned", "said"), [(None, []), (5000, []), (600, [(5000, 600)])])
+CONSTANT = OuterOptimizer(schedule=OuterSchedule.CONSTANT)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "said"),
+    [
+        ({"planned_step_count": 5000}, {}, []),
+        ({"planned_step_count": 5000}, {"planned_step_count": 5000}, []),
+        ({"planned_step_count": 5000}, {"planned_step_count": 600}, ["is planned for another number of steps"]),
+        ({}, {"planned_step_count": 600}, ["has no planned length"]),
+        ({"policy": Policy(outer=CONSTANT)}, {"planned_step_count": 600}, []),
+    ],
+)
 def test_who_joins_a_run_of_another_planned_length_is_warned(
-    target: str, monkeypatch: pytest.MonkeyPatch, planned: int | None, said: list[tuple[int, int]]
+    target: str, monkeypatch: pytest.MonkeyPatch, first: dict[str, Any], second: dict[str, Any], said: list[str]
 ) -> None:
-    arrays = Quadratic().arrays
-    warned: list[tuple[int, int]] = []
+    warned: list[str] = []
 
     def look(_logger: object, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
         if method == "warning":
-            assert "skerry runs policy fit --set planned_step_count=" in event["event"]
-            warned.append((event["run_steps"], event["own_steps"]))
+            warned.append(event["event"])
         raise structlog.DropEvent
 
     monkeypatch.setattr(joining, "_log", structlog.wrap_logger(None, processors=[look]))
-    ArrayLearner(arrays, target=target, run="fit", learner_id="a", create=True, planned_steps=5000).close()
-    ArrayLearner(arrays, target=target, run="fit", learner_id="b", create=True, planned_steps=planned).close()
-    assert warned == said
+    for learner, options in (("a", first), ("b", second)):
+        ArrayLearner(Quadratic().arrays, target=target, run="fit", learner_id=learner, create=True, **options).close()
+    assert len(warned) == len(said)
+    for what, event in zip(said, warned, strict=True):
+        assert what in event
+        assert "skerry runs policy fit --set planned_step_count=600" in event
 
 
-@pytest.mark.parametrize("planned", [-1, 10**12 + 1])
-def test_a_planned_length_out_of_range_is_refused_before_anything_is_sent(planned: int) -> None:
+@pytest.mark.parametrize("planned", [-1, 10**12 + 1, 1e6])
+def test_a_planned_length_out_of_range_is_refused_before_anything_is_sent(planned: Any) -> None:
     with pytest.raises(ValueError, match="planned_step_count"):
-        ArrayLearner(Quadratic().arrays, target="127.0.0.1:1", run="fit", learner_id="a", planned_steps=planned)
+        ArrayLearner(Quadratic().arrays, target="127.0.0.1:1", run="fit", learner_id="a", planned_step_count=planned)
 
 
 def test_every_acknowledged_delta_has_its_fate_once_the_run_is_closed(target: str) -> None:

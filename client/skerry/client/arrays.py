@@ -51,8 +51,9 @@ class ArrayLearner:
         region: for people.
         create: creates the run from `arrays` where there is none; who loses the race joins.
         policy: of a run that is created; an existing run keeps its own.
-        planned_steps: inner steps that a run that is created is meant to take, in place of the policy's own word; it
-            settles towards them, so state it where you know it. The run may take fewer or more.
+        planned_step_count: inner steps of one learner that a run that is created is meant to take, in place of the
+            policy's own word. Over the last eighth of them outer momentum falls to 0, so that the weights come to rest:
+            state it where you know it. The run may take fewer or more.
         adoption: what becomes of local work when a new version arrives.
         blend_alpha: share of the local weights where adoption is "blend".
         fragment_count: of a run that is created; by default by size.
@@ -62,7 +63,7 @@ class ArrayLearner:
 
     Raises:
         SkerryError: nobody answered in time, or the run does not take this learner; the message says why.
-        ValueError: a name is not legal, the arrays can't be trained, or `planned_steps` is not from 0 to 10^12.
+        ValueError: a name is not legal, the arrays can't be trained, or `planned_step_count` is not from 0 to 10^12.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class ArrayLearner:
         region: str = "",
         create: bool = False,
         policy: Policy | None = None,
-        planned_steps: int | None = None,
+        planned_step_count: int | None = None,
         adoption: Adoption | str = Adoption.REBASE,
         blend_alpha: float = 0.5,
         fragment_count: int | None = None,
@@ -86,7 +87,9 @@ class ArrayLearner:
             learner_id=learner_id,
             region=region,
             may_create=create,
-            policy=policy if planned_steps is None else replace(policy or Policy(), planned_step_count=planned_steps),
+            policy=policy
+            if planned_step_count is None
+            else replace(policy or Policy(), planned_step_count=planned_step_count),
             fragment_count=fragment_count,
             adoption=Adoption(adoption),
             blend_alpha=blend_alpha,

@@ -23,7 +23,7 @@ from skerry.client.errors import (
 )
 from skerry.client.fragment import FragmentExchange
 from skerry.client.identifiers import Entropy
-from skerry.client.joining import find_or_create, pull_newest, until_connected
+from skerry.client.joining import find_or_create, pull_newest, until_connected, warn_of_other_plan
 from skerry.client.ledger import Trained
 from skerry.client.parameters import Parameters
 from skerry.client.plan import check_same_tensors
@@ -168,6 +168,7 @@ class ExchangeLoop:
         session.run_uid = run.uid
         session.saw(run.position)
         session.policy = policy_from_message(run.policy, Policy())
+        warn_of_other_plan(session)
         self._layouts, _ = layouts_from_messages(run.tensors, run.fragments)
         check_same_tensors(session.parameters.tensors, self._layouts)
         await self._load_newest()

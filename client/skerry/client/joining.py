@@ -17,7 +17,7 @@ from skerry.client.pull import Pulled, PullSettings, pull
 from skerry.client.session import Session
 from skerry.v1 import exchange_pb2, runs_pb2, types_pb2
 from skerry.wire import FragmentLayout
-from skerry.wire.policy import Policy
+from skerry.wire.policy import OuterSchedule, Policy
 
 _log = structlog.get_logger(__name__)
 
@@ -59,32 +59,31 @@ async def find_or_create(session: Session) -> types_pb2.Run:
         return session.transport.get_run(request, timeout_s=settings.call_timeout_s)
 
     try:
-        run = (await until_connected(session, find)).run
+        return (await until_connected(session, find)).run
     except RunNotFoundError:
         if not settings.may_create:
             raise
-    else:
-        _compare_plans(session, run)
-        return run
     try:
         return await _create(session)
     except RunExistsError as error:
         _log.info("another learner created the run, joining it", run=settings.run, uid=error.uid)
-    run = (await until_connected(session, find)).run
-    _compare_plans(session, run)
-    return run
+    return (await until_connected(session, find)).run
 
 
-def _compare_plans(session: Session, run: types_pb2.Run) -> None:
-    """Warns who plans another length than the run that it joins: momentum settles towards the run's."""
-    planned = session.settings.policy.planned_step_count if session.settings.policy else 0
-    if planned and planned != run.policy.planned_step_count:
-        _log.warning(
-            "the run is planned for another number of steps, which holds; to change it: "
-            f"skerry runs policy {run.name} --set planned_step_count={planned}",
-            run_steps=run.policy.planned_step_count or "not planned",
-            own_steps=planned,
-        )
+def warn_of_other_plan(session: Session) -> None:
+    """Warns who plans another length than the run that it joined: outer momentum settles towards the run's."""
+    own, runs = session.settings.policy, session.policy
+    planned = own.planned_step_count if own else 0
+    settles = runs.outer.schedule is not OuterSchedule.CONSTANT and runs.outer.momentum > 0
+    if not planned or planned == runs.planned_step_count or not settles:
+        return
+    what = "is planned for another number of steps" if runs.planned_step_count else "has no planned length"
+    _log.warning(
+        f"the run {what}; its own word holds. To change it: "
+        f"skerry runs policy {session.settings.run} --set planned_step_count={planned}",
+        run_steps=runs.planned_step_count,
+        own_steps=planned,
+    )
 
 
 async def _create(session: Session) -> types_pb2.Run:

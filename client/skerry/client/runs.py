@@ -95,6 +95,9 @@ class RunsClient:
     ) -> types_pb2.Run:
         """Returns a new run whose version 0 is exactly `arrays`, as float32.
 
+        Embeddings are merged by the mean where the fragments are planned here; for `fragments` of the caller's the
+        policy has the only word.
+
         Raises:
             RunExistsError: the name is taken.
             ValueError: no arrays.

@@ -107,8 +107,8 @@ class _MergeRuleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_MergeRule.V
     """sum(w v) / sum(w)."""
     MERGE_RULE_RDA: _MergeRule.ValueType  # 2
     """Radial-directional averaging, per tensor: (sum(w |v|) / sum(w)) * u / (|u|^b * 0.6875^(1 - b)), u = sum(w phi(v)) / sum(w), phi(x) = x / |x|,
-    b = max(0, 2 t - 1), t as in OuterOptimizer. In a whole round, b = 1, its norm does not shrink where deltas disagree; half a round and less, b = 0, add up as
-    means do, of the length that 0.6875, a whole round's |u| as a rule, makes of them.
+    b = max(0, 2 t - 1), t as in OuterOptimizer; 0 where |u| is below 2^-20. In a whole round, b = 1, its norm does not shrink where deltas disagree; half a round and
+    less, b = 0, go as far as means of deltas of equal norm do: by 0.6875, which a whole round's |u| is as a rule, the rate is lower.
     """
 
 class MergeRule(_MergeRule, metaclass=_MergeRuleEnumTypeWrapper):
@@ -120,8 +120,8 @@ MERGE_RULE_MEAN: MergeRule.ValueType  # 1
 """sum(w v) / sum(w)."""
 MERGE_RULE_RDA: MergeRule.ValueType  # 2
 """Radial-directional averaging, per tensor: (sum(w |v|) / sum(w)) * u / (|u|^b * 0.6875^(1 - b)), u = sum(w phi(v)) / sum(w), phi(x) = x / |x|,
-b = max(0, 2 t - 1), t as in OuterOptimizer. In a whole round, b = 1, its norm does not shrink where deltas disagree; half a round and less, b = 0, add up as
-means do, of the length that 0.6875, a whole round's |u| as a rule, makes of them.
+b = max(0, 2 t - 1), t as in OuterOptimizer; 0 where |u| is below 2^-20. In a whole round, b = 1, its norm does not shrink where deltas disagree; half a round and
+less, b = 0, go as far as means of deltas of equal norm do: by 0.6875, which a whole round's |u| is as a rule, the rate is lower.
 """
 Global___MergeRule: _TypeAlias = MergeRule  # noqa: Y015
 
@@ -567,7 +567,8 @@ class Policy(_message.Message):
     """A snapshot is written when the updates since the last weigh this many times one snapshot. Default 1."""
     planned_step_count: _builtins.int
     """Inner steps of the run, as VersionCommitted.run_step_count counts its progress, after which it is meant to end; 0 to 10^12. Over the last eighth of them outer
-    momentum falls linearly to 0, unless its schedule is constant. It ends nothing: a run that goes on goes on without momentum. 0 (default): not known.
+    momentum falls linearly to 0, unless its schedule is constant, by what is behind each merge: in eight rounds and fewer it hardly does. It ends nothing: a run that
+    goes on goes on without momentum. 0 (default): not known.
     """
     @_builtins.property
     def outer(self) -> Global___OuterOptimizer:

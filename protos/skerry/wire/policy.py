@@ -29,7 +29,8 @@ class OuterSchedule(StrEnum):
 # Number n at which momentum has come to a half, and the inner steps from one number to the next (docs/design/0007).
 _HALF_WAY: Final = 3.0
 _STEPS_A_NUMBER: Final = 24.0
-# The length of a whole round's mean direction, as a rule: under RDA, which makes up for it, the rate is as much lower.
+# The length of a whole round's mean direction, as a rule (of four learners: 0.85 at first, 0.62 after 600 steps): under
+# RDA, which makes up for it, the rate is as much lower. A lone learner's is 1: its steps are as much shorter.
 TYPICAL_AGREEMENT: Final = 0.6875
 # Of a run whose length is planned, the last part, over which momentum settles to nothing.
 _SETTLING: Final = 0.125
@@ -62,7 +63,7 @@ class OuterOptimizer:
     momentum: float = 0.8
     schedule: OuterSchedule = OuterSchedule.WARM_UP
 
-    def rates(self, steps_done: float, rule: MergeRule, *, run_done: float = 0.0) -> OuterRates:
+    def rates(self, steps_done: float, rule: MergeRule, *, run_done: float) -> OuterRates:
         """Returns the rates of a fragment's next round.
 
         With n = 1 + steps_done / 24, momentum is mu_n = min(mu, n / (n + 3)): early deltas are large and soon out of
@@ -137,6 +138,8 @@ class Policy:
             ("planned_step_count", self.planned_step_count, 0, 10**12),
         )
         for name, value, low, high in ranges:
+            if name.endswith("_count") and not hasattr(value, "__index__"):
+                raise ValueError(f"policy field must be a whole number. field={name}, value={value}")
             if not low <= value <= high:
                 raise ValueError(f"policy field is out of range. field={name}, value={value}, low={low}, high={high}")
         if 0 < self.quarantine_ratio <= 1:

@@ -62,7 +62,11 @@ Examples:
 @click.option("--shard", default="1/1", show_default=True, help="Which of n disjoint parts of the data, as i/n.")
 @click.option("--batch", type=click.IntRange(min=1), default=8, show_default=True, help="Sequences a step.")
 @click.option("--steps", type=click.IntRange(min=1), default=1000, show_default=True, help="Inner steps to take.")
-@click.option("--horizon", type=click.IntRange(min=1), help="Steps that the run is planned for.  [default: --steps]")
+@click.option(
+    "--horizon",
+    type=click.IntRange(min=1),
+    help="Steps of the learning rate's schedule, and planned for a run that it creates.  [default: --steps]",
+)
 @click.option(
     "--optimizer", type=click.Choice(["adamw", "muon"]), default="adamw", show_default=True, help="The inner optimizer."
 )
@@ -220,7 +224,7 @@ def _policy(settings: LearnSettings) -> Policy:
             values["inner_step_count"] = run.inner_step_count
         return Policy.from_json(values)
     except (ValueError, TypeError, AttributeError, OSError) as error:
-        message = f"cannot read the policy {run.policy_path}: {error}"
+        message = f"cannot read the policy {run.policy_path}: {error}" if run.policy_path else str(error)
         raise click.ClickException(message) from error
 
 

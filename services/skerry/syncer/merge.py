@@ -199,7 +199,7 @@ def radial_scales(
     norms: NDArray[np.float64],  # (members, tensors) |v_mt|
     sum_norms: NDArray[np.float64],  # (tensors,) |u|, u = sum c v: the mean direction
     *,
-    round_count: float = 1.0,
+    round_count: float,
 ) -> Float32s:  # (tensors,)
     """Returns what makes an outer gradient of each tensor's mean direction; 0 where directions cancel.
 

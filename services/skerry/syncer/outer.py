@@ -15,7 +15,7 @@ which is all that the log has to know of it.
                         after one: the way was really gone, and is no ten gradients.
     leading-nesterov    the same momentum, and weights that stand a part l of a round ahead: Theta - F is published with
                         F = l lr mu^2 buf, what momentum will add; that weighs d by T + t l mu and buf by
-                        t mu (1 - l (1 - mu)), t = min(T, 1), where l stays the same. l = 1.5 - t, from 0.5 to 1:
+                        t mu (1 - l (1 - mu)), t = min(T, 1), where l and mu stay the same. l = 1.5 - t, from 0.5 to 1:
                         learners work on the weights of a joint round for a round, and half of one is the mean; one that
                         is merged alone has had its weights for a round.
     delayed-nesterov    the buffer gathers t d of each merge; momentum decays, and moves the weights, once a round: by

@@ -39,6 +39,7 @@ class Account(RuleBasedStateMachine):
         self.trained = UNTRAINED
         self.work = np.zeros(LAYOUT.numel, np.float32)  # all local steps: base minus weights is positive work
         self.merged = np.zeros(LAYOUT.numel, np.float32)
+        self.stand_in = np.zeros(LAYOUT.numel, np.float32)
         self.merged_steps: list[tuple[int, int]] = []
         self.delta_count = 0
 
@@ -66,8 +67,8 @@ class Account(RuleBasedStateMachine):
     def learn_that_it_was_refused_or_expired(self) -> None:
         self.ledger = self.ledger.returned()
 
-    @rule(seed=seeds, is_merged=st.booleans())
-    def adopt(self, seed: int, is_merged: bool) -> None:
+    @rule(seed=seeds, is_merged=st.booleans(), share=st.sampled_from([0.0, 0.25, 0.5, 1.0]))
+    def adopt(self, seed: int, is_merged: bool, share: float) -> None:
         delta = self.ledger.delta
         is_merged = is_merged and delta is not None
         if is_merged and delta is not None and delta.decoded is not None:
@@ -75,11 +76,15 @@ class Account(RuleBasedStateMachine):
             self.merged_steps.append((delta.begin.step_count, delta.end.step_count))
         anchor = self.ledger.anchor + whole_numbers(seed, 30)
         before = self.weights()
-        self.parameters.add(LAYOUT, self.ledger.shift_to(anchor, is_merged=is_merged))()
-        base = anchor
+        merged = self.ledger.merged_last(is_merged=is_merged) if share else None
+        base = anchor if merged is None else anchor - np.float32(share) * merged
+        self.stand_in = anchor - base
+        self.parameters.add(LAYOUT, self.ledger.shift_to(base, is_merged=is_merged))()
         if not self.is_exact:
             base = self.ledger.corrected_base(before, self.weights(), is_merged=is_merged)
-        self.ledger = self.ledger.rebased(self.ledger.version + 1, b"", anchor, base, is_merged=is_merged)
+        self.ledger = self.ledger.rebased(
+            self.ledger.version + 1, b"", anchor, base, is_merged=is_merged, merged=merged
+        )
 
     @invariant()
     def all_work_is_merged_in_flight_or_unsent(self) -> None:
@@ -101,7 +106,7 @@ class Account(RuleBasedStateMachine):
     def weights_follow_the_anchor(self) -> None:
         """A model that rounds coarsely stays within one rounding of where exact arithmetic would have it."""
         if not self.is_exact:
-            drift = np.abs(self.ledger.base - self.ledger.anchor)
+            drift = np.abs(self.ledger.base - self.ledger.anchor + self.stand_in)
             assert np.all(drift <= np.spacing(np.abs(self.weights()).astype(np.float16)).astype(np.float32))
 
 

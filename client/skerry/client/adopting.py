@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from skerry.client.ledger import FlatArray, Ledger
 from skerry.client.parameters import Work
 from skerry.client.pull import Pulled
 from skerry.client.session import Adoption, Session
 from skerry.wire import FragmentLayout
 
+# Of what is missing of a round, the share that the learner's own delta stands in for. All of it would leave no jump,
+# and learners that go by themselves for two rounds; none leaves all of the jump (docs/design/0007).
+_STAND_IN: Final = 0.5
+
 
 async def adopt(
-    session: Session, layout: FragmentLayout, ledger: Ledger, pulled: Pulled, *, is_merged: bool, must_replace: bool
+    session: Session,
+    layout: FragmentLayout,
+    ledger: Ledger,
+    pulled: Pulled,
+    *,
+    is_merged: bool,
+    must_replace: bool,
+    missing: float,
 ) -> Ledger:
     """Returns the account after the weights were changed at a step boundary.
 
-    `is_merged` says that the delta in flight is in `pulled`; `must_replace` that local work is not to be kept.
+    `is_merged` says that the delta in flight is in `pulled`; `must_replace` that local work is not to be kept;
+    `missing` how much of the round that the last merged delta was part of is still to come, 0 to 1.
     """
     on_device = await session.workers.run(session.parameters.from_host, pulled.weights)
     if must_replace or session.settings.adoption is not Adoption.REBASE:
@@ -22,17 +36,19 @@ async def adopt(
             session, layout, ledger, pulled, on_device=on_device, is_merged=is_merged, must_replace=must_replace
         )
 
-    def prepare() -> Work:
-        shift = ledger.shift_to(on_device, is_merged=is_merged)
-        session.parameters.settle()
-        return session.parameters.add(layout, shift)
+    merged = ledger.merged_last(is_merged=is_merged) if missing else None
 
-    add = await session.workers.run(prepare)
+    def prepare() -> tuple[FlatArray, Work]:
+        base = on_device if merged is None else on_device - _STAND_IN * missing * merged
+        shift = ledger.shift_to(base, is_merged=is_merged)
+        session.parameters.settle()
+        return base, session.parameters.add(layout, shift)
+
+    base, add = await session.workers.run(prepare)
     around = await _change(session, layout, add, is_rounded=not session.parameters.is_float32(layout))
-    base = on_device
     if around is not None:
         base = await session.workers.run(lambda: ledger.corrected_base(*around, is_merged=is_merged))
-    return ledger.rebased(pulled.version, pulled.digest, pulled.weights, base, is_merged=is_merged)
+    return ledger.rebased(pulled.version, pulled.digest, pulled.weights, base, is_merged=is_merged, merged=merged)
 
 
 async def _overwrite(

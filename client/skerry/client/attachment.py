@@ -174,6 +174,7 @@ class Attachment:
         session.policy = policy_from_message(attached.run.policy, session.policy)
         self._lease_term_s = attached.lease_term.ToTimedelta().total_seconds() or session.policy.lease_term_s
         self._on_progress(attached.run_step_count)
+        self._on_parts(attached.run.versions, 1.0)  # whatever was missed, it was a round or more
         self._on_versions(attached.run.versions)
         self._on_status(attached.run.status)
         for fate in attached.pending:
@@ -191,16 +192,19 @@ class Attachment:
             case "delta_accepted":
                 self._on_fate(event.delta_accepted)
             case "version_committed":
-                for fate in event.version_committed.merged:
+                committed = event.version_committed
+                self._on_parts([committed.version], committed.participation)
+                for fate in committed.merged:
                     self._on_fate(fate)
-                self._on_versions([event.version_committed.version])
-                self._on_progress(event.version_committed.run_step_count)
+                self._on_versions([committed.version])
+                self._on_progress(committed.run_step_count)
             case "fates_decided":
                 for fate in event.fates_decided.fates:
                     self._on_fate(fate)
             case "policy_changed":
                 self._session.policy = policy_from_message(event.policy_changed, self._session.policy)
             case "rolled_back":
+                self._on_parts(event.rolled_back.versions, 1.0)  # what went before is over
                 self._on_versions(event.rolled_back.versions)
                 self._on_progress(event.rolled_back.run_step_count)
             case "status_changed":
@@ -218,6 +222,11 @@ class Attachment:
         for version in versions:
             if (fragment := self._fragments.get(version.fragment)) is not None:
                 fragment.on_version(version.version)
+
+    def _on_parts(self, versions: Iterable[types_pb2.FragmentVersion], participation: float) -> None:
+        for version in versions:
+            if (fragment := self._fragments.get(version.fragment)) is not None:
+                fragment.on_part(version.version, participation)
 
     def _on_fate(self, fate: types_pb2.DeltaFate) -> None:
         if (fragment := self._fragments.get(fate.fragment)) is not None:

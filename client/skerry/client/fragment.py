@@ -36,7 +36,7 @@ from skerry.client.joining import pull_newest
 from skerry.client.ledger import FlatArray, Ledger, Trained
 from skerry.client.outgoing import Outgoing, make_delta
 from skerry.client.pull import Pulled
-from skerry.client.schedule import RoundRhythm, is_due
+from skerry.client.schedule import RoundParts, RoundRhythm, is_due
 from skerry.client.session import Session
 from skerry.v1 import exchange_pb2, types_pb2
 from skerry.wire import FragmentLayout, NonFiniteError
@@ -75,6 +75,8 @@ class FragmentExchange:
         self._earlier_contributed_step = contributed_step
         self._used_base = -1  # the base of the last delta that was accepted and not given up: no other may have it
         self._newest_version = pulled.version
+        self._parts = RoundParts()
+        self._merged_version = 0  # what the last merged delta went into
         self._invited_version = -1
         self._rhythm = RoundRhythm()
         self._outgoing: Outgoing | None = None
@@ -98,6 +100,10 @@ class FragmentExchange:
         if version > self._newest_version:
             self._newest_version = version
             self._wake.set()
+
+    def on_part(self, version: int, participation: float) -> None:
+        """Takes note that a version is of this part of a round, 1 for a whole one."""
+        self._parts.add(version, participation)
 
     def on_round_opened(self, version: int) -> None:
         """Takes note that the round that makes `version` gathers deltas."""
@@ -394,6 +400,8 @@ class FragmentExchange:
         is_merged = await self._is_merged_into(pulled)
         if self._outgoing is not None and self._outgoing.final_fate in _CHANGING:
             return  # the account changes first; what was pulled is pulled again
+        if is_merged and self._outgoing is not None and self._outgoing.fate is not None:
+            self._merged_version = self._outgoing.fate.version
         async with self.lock:
             self.ledger = await adopt(
                 self._session,
@@ -402,6 +410,7 @@ class FragmentExchange:
                 pulled,
                 is_merged=is_merged,
                 must_replace=self._must_replace,
+                missing=self._parts.missing(self._merged_version, pulled.version),
             )
         if is_merged:
             self._outgoing = None

@@ -2,19 +2,24 @@
 
 At every moment, for the weights theta that are in the model,
 
-    theta = base - q - u
+    theta = base - q - u,    base = A - s m
 
-with `base` what adoption loaded, q the delta in flight as its receiver decodes it (0 where there is none), u what is
-unsent. u is never stored: it is what the equation leaves. So what the quantiser drops stays in u by itself, a refused
-delta returns to u by forgetting q, and adoption adds the same `shift` to theta and to the right-hand side:
+with A the global weights that were adopted, q the delta in flight as its receiver decodes it (0 where there is none), u
+what is unsent. u is never stored: it is what the equation leaves. So what the quantiser drops stays in u by itself, a
+refused delta returns to u by forgetting q, and adoption adds the same `shift` to theta and to the right-hand side:
 
     A'    the newly adopted global weights
-    shift = A' - base                 the delta is still in flight (or there is none)
-    shift = A' - base + q             the delta was merged into A' or a version before it: it leaves the account
-    theta' = theta + shift,  base' = A'
+    shift = base' - base              the delta is still in flight (or there is none)
+    shift = base' - base + q          the delta was merged into A' or a version before it: it leaves the account
+    theta' = theta + shift,  base' = A' - s' m'
 
-In float32 base' is A' itself: the rounding of theta + shift becomes part of u. Where the model rounds more coarsely
-(bfloat16), that rounding is nobody's work, so base' is corrected by it: base' = base + (theta' - theta) - q.
+m is the delta that was merged last, and stands in for others' deltas of the same round while they are still to come: s
+is 0 where all were merged together. Merged alone as one of four, a delta moves A by a quarter; without the stand-in the
+learner would fall back by three quarters of what it has learned, to learn them again, and have them twice once the
+others' deltas, which bring the same, are in.
+
+In float32 the rounding of theta + shift becomes part of u. Where the model rounds more coarsely (bfloat16), that
+rounding is nobody's work, so base' is corrected by it: base' = base + (theta' - theta) - q.
 
 Source: algorithm of rebase in Decoupled DiLoCo re-implementations; the ledger form is this project's.
 """
@@ -65,6 +70,7 @@ class Ledger:
     base: FlatArray  # (numel,)
     sent_until: Trained = UNTRAINED  # work up to here is in deltas, or was dropped by a replacement
     delta: DeltaInFlight | None = None
+    merged: FlatArray | None = None  # (numel,) m, while it stands in for others'
 
     def unsent(self, weights: FlatArray) -> FlatArray:
         """Returns u, `(numel,)`, for the model's weights as they were copied."""
@@ -85,9 +91,15 @@ class Ledger:
         is_in_model = self.delta.decoded is not None
         return replace(self, delta=None, sent_until=self.delta.begin if is_in_model else self.sent_until)
 
-    def shift_to(self, anchor: FlatArray, *, is_merged: bool) -> FlatArray:
-        """Returns what adopting `anchor`, as it is where the parameters live, adds to the weights, `(numel,)`."""
-        shift = anchor - self.base
+    def merged_last(self, *, is_merged: bool) -> FlatArray | None:
+        """Returns m', `(numel,)`: the delta in flight if that is merged now, or else what has stood in so far."""
+        if is_merged and self.delta is not None and self.delta.decoded is not None:
+            return self.delta.decoded
+        return self.merged
+
+    def shift_to(self, base: FlatArray, *, is_merged: bool) -> FlatArray:
+        """Returns what adopting adds to the weights, `(numel,)`, where it makes `base` of the base."""
+        shift = base - self.base
         if is_merged and self.delta is not None and self.delta.decoded is not None:
             shift += self.delta.decoded
         return shift
@@ -100,11 +112,18 @@ class Ledger:
         return base
 
     def rebased(
-        self, version: int, digest: bytes, anchor: NDArray[np.float32], base: FlatArray, *, is_merged: bool
+        self,
+        version: int,
+        digest: bytes,
+        anchor: NDArray[np.float32],
+        base: FlatArray,
+        *,
+        is_merged: bool,
+        merged: FlatArray | None = None,
     ) -> Ledger:
-        """Returns the account after the shift was added to the weights."""
+        """Returns the account after the shift was added to the weights; `merged` is m' where it stands in."""
         delta = None if is_merged else self.delta
-        return replace(self, version=version, digest=digest, anchor=anchor, base=base, delta=delta)
+        return replace(self, version=version, digest=digest, anchor=anchor, base=base, delta=delta, merged=merged)
 
     def replaced(
         self, version: int, digest: bytes, anchor: NDArray[np.float32], base: FlatArray, now: Trained, *, is_over: bool

@@ -92,7 +92,9 @@ def test_who_joins_a_run_of_another_planned_length_is_warned(
             warned.append(event["event"])
         raise structlog.DropEvent
 
-    monkeypatch.setattr(joining, "_log", structlog.wrap_logger(None, processors=[look]))
+    monkeypatch.setattr(
+        joining, "_log", structlog.wrap_logger(None, processors=[look], wrapper_class=structlog.BoundLogger)
+    )
     for learner, options in (("a", first), ("b", second)):
         ArrayLearner(Quadratic().arrays, target=target, run="fit", learner_id=learner, create=True, **options).close()
     assert len(warned) == len(said)
@@ -226,7 +228,9 @@ def test_a_learner_that_was_stopped_is_not_attached_from_the_moment_that_it_says
         raise structlog.DropEvent
 
     # A logger of its own: whatever configured the others first, and cached them, filters nothing here.
-    monkeypatch.setattr(session, "_log", structlog.wrap_logger(None, processors=[look]))
+    monkeypatch.setattr(
+        session, "_log", structlog.wrap_logger(None, processors=[look], wrapper_class=structlog.BoundLogger)
+    )
     older = ArrayLearner(problem.arrays, target=target, run="fit", learner_id="a", create=True, policy=QUICK)
     with older, ArrayLearner(Quadratic().arrays, target=target, run="fit", learner_id="a"):
         train_until([(problem, older)], lambda: bool(seen))

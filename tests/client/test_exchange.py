@@ -174,7 +174,7 @@ async def test_of_a_round_in_parts_a_merged_delta_stands_in_for_what_the_others_
         QUICK, outer=outer, merge=MergeRule.MEAN, delta_encoding=exact, update_encoding=exact, grace_factor=0.0
     )
     settings = replace(SETTINGS, policy=policy, fragment_count=1)
-    asked: list[float] = []  # what was missing, by version adopted
+    asked: dict[int, float] = {}  # version adopted -> what was missing
     shares: list[tuple[float, float]] = []  # of the last merged delta in the base, and what was missing
     async with (
         training(target, Faults(), settings) as one,
@@ -184,8 +184,8 @@ async def test_of_a_round_in_parts_a_merged_delta_stands_in_for_what_the_others_
         was, missing = fragment.ledger, fragment._parts.missing
 
         def noted(merged_version: int, newest_version: int) -> float:
-            asked.append(missing(merged_version, newest_version))
-            return asked[-1]
+            asked[newest_version] = missing(merged_version, newest_version)
+            return asked[newest_version]
 
         monkeypatch.setattr(fragment._parts, "missing", noted)
 
@@ -194,12 +194,13 @@ async def test_of_a_round_in_parts_a_merged_delta_stands_in_for_what_the_others_
             ledger = fragment.ledger
             if ledger.version > was.version:
                 is_merged = was.delta is not None and ledger.delta is None
-                delta = was.delta.decoded if was.delta is not None and is_merged else was.merged
-                if delta is not None:
+                merged = was.delta if is_merged else was.merged
+                if merged is not None and merged.decoded is not None:
+                    delta, rounds = merged.decoded, (merged.end.step_count - merged.begin.step_count) / 4
                     share = float(np.dot(ledger.anchor - ledger.base, delta) / np.dot(delta, delta))
                     np.testing.assert_allclose(ledger.base, ledger.anchor - share * delta, atol=1e-5)
-                    assert (ledger.merged is delta) == (share > 0)
-                    shares.append((share, asked[-1]))
+                    assert (ledger.merged is merged) == (share > 0)
+                    shares.append((share * max(1.0, rounds), asked[ledger.version]))
             was = ledger
             return len(shares) >= 20
 

@@ -77,7 +77,9 @@ class Account(RuleBasedStateMachine):
         anchor = self.ledger.anchor + whole_numbers(seed, 30)
         before = self.weights()
         merged = self.ledger.merged_last(is_merged=is_merged) if share else None
-        base = anchor if merged is None else anchor - np.float32(share) * merged
+        base = anchor
+        if merged is not None and merged.decoded is not None:
+            base = anchor - np.float32(share) * merged.decoded
         self.stand_in = anchor - base
         self.parameters.add(LAYOUT, self.ledger.shift_to(base, is_merged=is_merged))()
         if not self.is_exact:
@@ -154,3 +156,12 @@ def test_after_a_replacement_a_refused_delta_brings_nothing_back() -> None:
     ledger = ledger.returned()
     assert ledger.sent_until == Trained(9, 90)
     np.testing.assert_array_equal(ledger.unsent(anchor), anchor)
+
+
+def test_after_a_replacement_nothing_stands_in() -> None:
+    anchor = np.zeros(LAYOUT.numel, np.float32)
+    ledger = Ledger(0, b"", anchor, anchor).sent("d", np.ones(LAYOUT.numel, np.float32), Trained(5, 50))
+    merged = ledger.merged_last(is_merged=True)
+    ledger = ledger.rebased(1, b"", anchor, anchor, is_merged=True, merged=merged)
+    assert ledger.merged_last(is_merged=False) is merged
+    assert ledger.replaced(2, b"", anchor, anchor, Trained(9, 90), is_over=True).merged is None

@@ -78,12 +78,29 @@ def test_versions_that_nobody_has_told_of_are_like_the_last() -> None:
     assert parts_of(0.25).missing(2, 3) == 0.5
     assert RoundParts().missing(1, 1) == 0  # rounds are whole as long as nothing else is known
     assert parts_of(0.25).missing(1, 10**9) == 0
+    assert parts_of(0.25).missing(3, 2) == 0  # it is not in what was pulled
 
 
-def test_what_was_said_of_a_version_holds() -> None:
-    """A new stream tells of the newest version only, and not of what part it is."""
+def test_a_way_that_nobody_tells_passes_for_a_whole_round() -> None:
+    """A new stream tells of the newest version only, a roll-back of one that is no round at all."""
     parts = parts_of(0.25)
-    parts.add(1, 1.0)
-    assert parts.missing(1, 1) == 0.75
-    parts.add(9, 1.0)
+    parts.gap(1)
+    assert parts.missing(1, 1) == 0.75  # it is known
+    parts.gap(9)
     assert parts.missing(1, 9) == 0
+    assert parts.missing(10, 10) == 0.75  # and says nothing of those to come
+
+
+@pytest.mark.parametrize("participation", [0.0, -1.0, 1.5, float("nan"), float("inf")])
+def test_a_part_that_is_none_passes_for_a_whole_round(participation: float) -> None:
+    assert parts_of(participation).missing(1, 1) == 0
+
+
+def test_what_was_only_damped_is_not_waited_for() -> None:
+    assert parts_of(0.85).missing(1, 1) == 0
+
+
+def test_parts_of_long_ago_are_forgotten() -> None:
+    parts = parts_of(*[0.25] * 5000)
+    assert len(parts._parts) == 1000
+    assert parts.missing(4999, 5000) == 0.5

@@ -39,7 +39,11 @@ async def adopt(
     merged = ledger.merged_last(is_merged=is_merged) if missing else None
 
     def prepare() -> tuple[FlatArray, Work]:
-        base = on_device if merged is None else on_device - _STAND_IN * missing * merged
+        base = on_device
+        if merged is not None and merged.decoded is not None:
+            steps = max(1, merged.end.step_count - merged.begin.step_count)
+            rounds = min(1.0, session.policy.inner_step_count / steps)  # of more than H steps a merge takes H
+            base = base - _STAND_IN * missing * rounds * merged.decoded
         shift = ledger.shift_to(base, is_merged=is_merged)
         session.parameters.settle()
         return base, session.parameters.add(layout, shift)

@@ -174,7 +174,6 @@ class Attachment:
         session.policy = policy_from_message(attached.run.policy, session.policy)
         self._lease_term_s = attached.lease_term.ToTimedelta().total_seconds() or session.policy.lease_term_s
         self._on_progress(attached.run_step_count)
-        self._on_parts(attached.run.versions, 1.0)  # whatever was missed, it was a round or more
         self._on_versions(attached.run.versions)
         self._on_status(attached.run.status)
         for fate in attached.pending:
@@ -193,10 +192,9 @@ class Attachment:
                 self._on_fate(event.delta_accepted)
             case "version_committed":
                 committed = event.version_committed
-                self._on_parts([committed.version], committed.participation)
                 for fate in committed.merged:
                     self._on_fate(fate)
-                self._on_versions([committed.version])
+                self._on_versions([committed.version], participation=committed.participation)
                 self._on_progress(committed.run_step_count)
             case "fates_decided":
                 for fate in event.fates_decided.fates:
@@ -204,7 +202,6 @@ class Attachment:
             case "policy_changed":
                 self._session.policy = policy_from_message(event.policy_changed, self._session.policy)
             case "rolled_back":
-                self._on_parts(event.rolled_back.versions, 1.0)  # what went before is over
                 self._on_versions(event.rolled_back.versions)
                 self._on_progress(event.rolled_back.run_step_count)
             case "status_changed":
@@ -218,15 +215,12 @@ class Attachment:
         self._run_step_count = run_step_count
         self._step_count_then = self._session.trained.step_count
 
-    def _on_versions(self, versions: Iterable[types_pb2.FragmentVersion]) -> None:
+    def _on_versions(
+        self, versions: Iterable[types_pb2.FragmentVersion], *, participation: float | None = None
+    ) -> None:
         for version in versions:
             if (fragment := self._fragments.get(version.fragment)) is not None:
-                fragment.on_version(version.version)
-
-    def _on_parts(self, versions: Iterable[types_pb2.FragmentVersion], participation: float) -> None:
-        for version in versions:
-            if (fragment := self._fragments.get(version.fragment)) is not None:
-                fragment.on_part(version.version, participation)
+                fragment.on_version(version.version, participation)
 
     def _on_fate(self, fate: types_pb2.DeltaFate) -> None:
         if (fragment := self._fragments.get(fate.fragment)) is not None:

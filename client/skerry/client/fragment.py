@@ -95,15 +95,18 @@ class FragmentExchange:
         """Takes note of what the model holds after loading, where it rounds."""
         self.ledger = replace(self.ledger, base=base)
 
-    def on_version(self, version: int) -> None:
-        """Takes note that a version exists."""
+    def on_version(self, version: int, participation: float | None = None) -> None:
+        """Takes note that a version exists, and what part of a round it is; None: nobody tells."""
+        if participation is None:
+            self._parts.gap(version)
+        else:
+            self._parts.add(version, participation)
+        self._exists(version)
+
+    def _exists(self, version: int) -> None:
         if version > self._newest_version:
             self._newest_version = version
             self._wake.set()
-
-    def on_part(self, version: int, participation: float) -> None:
-        """Takes note that a version is of this part of a round, 1 for a whole one."""
-        self._parts.add(version, participation)
 
     def on_round_opened(self, version: int) -> None:
         """Takes note that the round that makes `version` gathers deltas."""
@@ -125,7 +128,7 @@ class FragmentExchange:
         if fate.fate == types_pb2.FATE_MERGED:
             waited_s = asyncio.get_running_loop().time() - outgoing.taken_at_s
             self._session.tally.merged(fate.staleness, waited_s)
-            self.on_version(fate.version)
+            self._exists(fate.version)
         self._wake.set()
 
     def wake(self) -> None:

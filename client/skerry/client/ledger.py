@@ -13,10 +13,10 @@ refused delta returns to u by forgetting q, and adoption adds the same `shift` t
     shift = base' - base + q          the delta was merged into A' or a version before it: it leaves the account
     theta' = theta + shift,  base' = A' - s' m'
 
-m is the delta that was merged last, and stands in for others' deltas of the same round while they are still to come: s
-is 0 where all were merged together. Merged alone as one of four, a delta moves A by a quarter; without the stand-in the
-learner would fall back by three quarters of what it has learned, to learn them again, and have them twice once the
-others' deltas, which bring the same, are in.
+m is the delta that was merged last, and stands in for others' deltas of the same round while they are still to come, or
+until the next of its own is merged: s is 0 where all were merged together, and m then not kept. Merged alone as one of
+four, a delta moves A by a quarter; without the stand-in the learner would fall back by three quarters of what it has
+learned, to learn them again, and have them twice once the others' deltas, which bring the same, are in.
 
 In float32 the rounding of theta + shift becomes part of u. Where the model rounds more coarsely (bfloat16), that
 rounding is nobody's work, so base' is corrected by it: base' = base + (theta' - theta) - q.
@@ -70,7 +70,7 @@ class Ledger:
     base: FlatArray  # (numel,)
     sent_until: Trained = UNTRAINED  # work up to here is in deltas, or was dropped by a replacement
     delta: DeltaInFlight | None = None
-    merged: FlatArray | None = None  # (numel,) m, while it stands in for others'
+    merged: DeltaInFlight | None = None  # whose decoded is m, while it stands in for others'
 
     def unsent(self, weights: FlatArray) -> FlatArray:
         """Returns u, `(numel,)`, for the model's weights as they were copied."""
@@ -91,10 +91,10 @@ class Ledger:
         is_in_model = self.delta.decoded is not None
         return replace(self, delta=None, sent_until=self.delta.begin if is_in_model else self.sent_until)
 
-    def merged_last(self, *, is_merged: bool) -> FlatArray | None:
-        """Returns m', `(numel,)`: the delta in flight if that is merged now, or else what has stood in so far."""
+    def merged_last(self, *, is_merged: bool) -> DeltaInFlight | None:
+        """Returns whose decoded is m': the delta in flight if that is merged now, else what has stood in so far."""
         if is_merged and self.delta is not None and self.delta.decoded is not None:
-            return self.delta.decoded
+            return self.delta
         return self.merged
 
     def shift_to(self, base: FlatArray, *, is_merged: bool) -> FlatArray:
@@ -119,9 +119,9 @@ class Ledger:
         base: FlatArray,
         *,
         is_merged: bool,
-        merged: FlatArray | None = None,
+        merged: DeltaInFlight | None = None,
     ) -> Ledger:
-        """Returns the account after the shift was added to the weights; `merged` is m' where it stands in."""
+        """Returns the account after the shift was added to the weights; `merged` has m' where it stands in."""
         delta = None if is_merged else self.delta
         return replace(self, version=version, digest=digest, anchor=anchor, base=base, delta=delta, merged=merged)
 

@@ -19,6 +19,8 @@ from skerry.wire.policy import Policy
 
 # Times H that a run goes on before a learner that brings nothing no longer counts as working.
 ABSENT_AFTER: Final = 1.5
+# Steps of the fastest that a step takes at which nobody waits for it. A delta of p H steps weighs p^2 of a whole one.
+_SLOW_STEP: Final = 2.5
 
 
 @dataclass(frozen=True)
@@ -57,19 +59,23 @@ def weigh(delta: DeltaState, fragment: FragmentState, policy: Policy) -> tuple[D
 def expected_learners(state: RunState, fragment: FragmentState, view: MembershipView) -> set[str]:
     """Returns whom a round of `fragment` waits for: who is there and has not missed the last two closes.
 
-    One whose step takes longer than the H steps of the fastest is not waited for: its delta is there in time, or won't
-    be for long.
+    One that is slow is not waited for: its delta is mostly there in time, for it contributes early, and weighs less
+    than it costs everybody to have the answer later by the rest of its step.
     """
     recent = set[str]().union(*fragment.contributors)
     is_early = len(fragment.close_positions) < REMEMBERED_CLOSES
-    times_s = [one.step_time_s for one in view.learners.values() if one.is_live and one.step_time_s]
-    round_s = max(state.policy.inner_step_count, 2) * min(times_s, default=math.inf)
-    slow = {name for name, one in view.learners.items() if (one.step_time_s or 0.0) > round_s}
     return {
         name
-        for name in _present_learners(state, fragment, view) - slow
+        for name in _present_learners(state, fragment, view) - slow_learners(view)
         if is_early or name in recent or state.learners[name].attached_at > fragment.close_positions[0]
     }
+
+
+def slow_learners(view: MembershipView) -> set[str]:
+    """Returns who takes `_SLOW_STEP` times as long for a step as the fastest, or longer."""
+    times_s = {name: one.step_time_s for name, one in view.learners.items() if one.is_live and one.step_time_s}
+    longest_s = _SLOW_STEP * min(times_s.values(), default=math.inf)
+    return {name for name, time_s in times_s.items() if time_s >= longest_s}
 
 
 def _present_learners(state: RunState, fragment: FragmentState, view: MembershipView) -> set[str]:

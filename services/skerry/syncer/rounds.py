@@ -9,7 +9,8 @@ it took the delta (so that a late, short delta whose learner is alone now can't 
     at once        when every expected learner is in it: live leases, and the contributors of the last closes until
                    they leave or miss two;
     after a grace  from the moment that K learners are in it: min(gamma * slack, about one step of the slowest
-                   learner and the usual lateness), slack = tau * xi_step - (xi_quorum + xi_sync); negative: at once.
+                   that is waited for and the usual lateness), slack = tau * xi_step - (xi_quorum + xi_sync);
+                   negative: at once.
 
 While a replica's view of the leases is younger than a term, it can't know who is missing, and only quorum and grace
 close a round.
@@ -29,7 +30,7 @@ from typing import Final
 from skerry.store.entries import ClosedItem, Decided, Fate, FateItem, Item, Member, RunStatus, StatusItem
 from skerry.store.fold import RunState
 from skerry.store.run_state import DeltaState, FragmentState
-from skerry.syncer.participation import MembershipView, expected_learners, participation, weigh
+from skerry.syncer.participation import MembershipView, expected_learners, participation, slow_learners, weigh
 from skerry.wire.policy import Policy
 
 # Weight of a new observation in the moving averages: five rounds back counts a third.
@@ -232,8 +233,9 @@ class RoundEngine:
 
     def grace_s(self, policy: Policy, view: MembershipView) -> float:
         """Returns the seconds that a round waits for more deltas once its quorum is in."""
-        steps_s = [v.step_time_s for v in view.learners.values() if v.is_live and v.step_time_s is not None]
-        xi_step_s = statistics.median(steps_s) if steps_s else UNKNOWN_STEP_S
+        live = {name: v.step_time_s for name, v in view.learners.items() if v.is_live and v.step_time_s is not None}
+        xi_step_s = statistics.median(live.values()) if live else UNKNOWN_STEP_S
+        steps_s = [step_s for name, step_s in live.items() if name not in slow_learners(view)]
         slack_s = policy.tau * xi_step_s - (self._xi_quorum.value + self._xi_sync.value)
         enough_s = GRACE_STEPS * max(steps_s, default=UNKNOWN_STEP_S) + 2 * self._xi_arrival.value
         return max(0.0, min(policy.grace_factor * slack_s, enough_s))

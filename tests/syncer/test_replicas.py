@@ -128,6 +128,8 @@ async def test_a_round_waits_for_a_learner_that_is_attached_elsewhere(replicas: 
     patient.lease_term.FromMilliseconds(1500)
     run, _ = await create_run(replicas[0], policy=patient)
     islands = [await _island(stubs, run, f"on-{at}") for at, stubs in enumerate(replicas)]
+    for island in islands:
+        island.step = 2  # nobody waits for one that has not begun
     async with asyncio.TaskGroup() as tasks:
         reports = [tasks.create_task(_keep_reporting(island)) for island in islands]
         await _until_all_are_seen(replicas)

@@ -74,6 +74,23 @@ def test_nobody_waits_for_a_learner_that_is_two_and_a_half_times_slower(step_tim
     assert bool(RoundEngine().decide(world.state, seen, 0.0).items) is closes
 
 
+@pytest.mark.parametrize(
+    ("step_time_s", "step_count", "closes"),
+    [
+        (1.0, 0, True),  # a round of 24 s, in which it has told of no second step
+        (1.0, 2, False),
+        (0.1, 0, False),  # a round of 2.4 s: it may not have had the time to tell
+    ],
+)
+def test_nobody_waits_for_a_learner_that_has_not_begun(step_time_s: float, step_count: int, *, closes: bool) -> None:
+    world = RoundWorld("eu", "us", "new")
+    world.accept("eu")
+    world.accept("us")
+    learners = {name: LearnerView(True, 24, step_time_s) for name in ("eu", "us")}
+    seen = MembershipView({**learners, "new": LearnerView(True, step_count, None)}, 1000.0)
+    assert bool(RoundEngine().decide(world.state, seen, 0.0).items) is closes
+
+
 def test_while_the_view_is_young_the_first_learner_back_is_not_everybody() -> None:
     world = RoundWorld("eu", "us")
     world.accept("eu")

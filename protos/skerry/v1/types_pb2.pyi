@@ -1065,7 +1065,7 @@ class VersionCommitted(_message.Message):
     update_size_bytes: _builtins.int
     """Size of the update that leads to it."""
     participation: _builtins.float
-    """rho: share of the expected weight that took part; above 0 and at most 1."""
+    """rho: share of the expected weight that took part, damped where it was stale; above 0 and at most 1."""
     run_step_count: _builtins.float
     """The run's progress in inner steps: of every round rho times its length, summed; the mean over fragments. A round's length is its longest delta's
     steps, at most H; after an outage of all the shortest's: where all have more than H, rho is at least 0.75, and the run went on by less than H / 2

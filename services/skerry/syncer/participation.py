@@ -60,22 +60,30 @@ def expected_learners(state: RunState, fragment: FragmentState, view: Membership
     """Returns whom a round of `fragment` waits for: who is there and has not missed the last two closes.
 
     One that is slow is not waited for: its delta is mostly there in time, for it contributes early, and weighs less
-    than it costs everybody to have the answer later by the rest of its step.
+    than it costs everybody to have the answer later by the rest of its step. Nor is one that has
+    nothing merged yet and has told of no second step for as long as a round takes.
     """
     recent = set[str]().union(*fragment.contributors)
     is_early = len(fragment.close_positions) < REMEMBERED_CLOSES
+    round_s = state.policy.inner_step_count * _fastest_s(view)
+    has_told = math.isfinite(round_s) and round_s >= state.policy.lease_term_s  # reports come oftener
+    idle = {name for name in view.learners if has_told and not _has_begun(view, name)}
     return {
         name
         for name in _present_learners(state, fragment, view) - slow_learners(view)
+        if name in fragment.weights or name not in idle
         if is_early or name in recent or state.learners[name].attached_at > fragment.close_positions[0]
     }
 
 
 def slow_learners(view: MembershipView) -> set[str]:
     """Returns who takes `_SLOW_STEP` times as long for a step as the fastest, or longer."""
-    times_s = {name: one.step_time_s for name, one in view.learners.items() if one.is_live and one.step_time_s}
-    longest_s = _SLOW_STEP * min(times_s.values(), default=math.inf)
-    return {name for name, time_s in times_s.items() if time_s >= longest_s}
+    longest_s = _SLOW_STEP * _fastest_s(view)
+    return {name for name, one in view.learners.items() if one.step_time_s is not None and one.step_time_s >= longest_s}
+
+
+def _fastest_s(view: MembershipView) -> float:
+    return min((one.step_time_s for one in view.learners.values() if one.is_live and one.step_time_s), default=math.inf)
 
 
 def _present_learners(state: RunState, fragment: FragmentState, view: MembershipView) -> set[str]:
@@ -124,14 +132,20 @@ def _first_weight(view: MembershipView, name: str, contributed: Mapping[str, flo
     Of one that is p times as fast as the contributors it holds p H steps, and so weighs p^2 times their mean. One that
     has just begun, or compiles its model still, shortens nobody's step.
     """
-    learner = view.learners.get(name)
-    if learner is not None and learner.step_count < _PACED_STEPS:
+    if not _has_begun(view, name):
         return 0.0
+    learner = view.learners.get(name)
     mean = statistics.fmean(contributed.values())
     times_s = [one.step_time_s for key, one in view.learners.items() if key in contributed and one.step_time_s]
     if learner is None or not learner.step_time_s or not times_s:
         return mean
     return mean * min(1.0, statistics.median(times_s) / learner.step_time_s) ** 2
+
+
+def _has_begun(view: MembershipView, name: str) -> bool:
+    """Whether a learner has told that it trains; one that nothing is known of may have."""
+    learner = view.learners.get(name)
+    return learner is None or learner.step_count >= _PACED_STEPS
 
 
 # Steps after which a learner's pace can be known.

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import hashlib
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import NoReturn, Self, cast
@@ -100,6 +100,17 @@ def is_answer_lost(error: grpc.aio.AioRpcError) -> bool:
     The server's answer is lost then (github.com/grpc/grpc/issues/36066).
     """
     return error.details() == "Internal error from Core"
+
+
+async def send(stubs: Stubs, messages: Sequence[exchange.PushDeltaRequest]) -> exchange.PushDeltaResponse:
+    """Returns the answer to a push; where the library lost it, to the same push again."""
+    for _ in range(20):
+        try:
+            return await stubs.exchange.PushDelta(iter(messages))
+        except grpc.aio.AioRpcError as error:
+            if not is_answer_lost(error):
+                raise
+    raise AssertionError("the server's answer was lost every time")
 
 
 def refusal_of(error: grpc.aio.AioRpcError) -> Refusal:
@@ -339,7 +350,7 @@ class Island:
     async def push(
         self, header: exchange.PushHeader, values: Float32s, encoding: Encoding = INT4
     ) -> exchange.PushDeltaResponse:
-        return await self.stubs.exchange.PushDelta(iter(push_messages(header, values, encoding)))
+        return await send(self.stubs, push_messages(header, values, encoding))
 
     async def query(self, header: exchange.PushHeader) -> exchange.QueryPushResponse:
         return await self.stubs.exchange.QueryPush(

@@ -31,7 +31,6 @@ from tests.syncer.raw_island import (
     Stubs,
     connected,
     create_run,
-    is_answer_lost,
     layout,
     plan_messages,
     pull,
@@ -39,6 +38,7 @@ from tests.syncer.raw_island import (
     raise_status,
     refusal_of,
     refused,
+    send,
 )
 
 NOT_FOUND = grpc.StatusCode.NOT_FOUND
@@ -68,13 +68,7 @@ class Trial:
         return np.random.default_rng(seed).standard_normal(BODY.numel).astype(np.float32)
 
     async def send(self, messages: Sequence[exchange.PushDeltaRequest]) -> exchange.PushDeltaResponse:
-        for _ in range(20):
-            try:
-                return await self.stubs.exchange.PushDelta(iter(messages))
-            except grpc.aio.AioRpcError as error:
-                if not is_answer_lost(error):
-                    raise
-        raise AssertionError("the server's answer was lost every time")
+        return await send(self.stubs, messages)
 
     async def still_merges(self) -> None:
         """An honest delta from the same base is accepted and merged, and nothing else ever was."""
@@ -398,10 +392,10 @@ async def test_initial_weights_of_another_creator_are_refused(stubs: Stubs) -> N
         base_version=-1,
     )
     with refused("SESSION_UNKNOWN", PRECONDITION):
-        await stubs.exchange.PushDelta(iter(push_messages(header, np.zeros(BODY.numel, np.float32), FLOAT32)))
+        await send(stubs, push_messages(header, np.zeros(BODY.numel, np.float32), FLOAT32))
     header.session_id = "3" * 32
     with refused("ENCODING_UNSUPPORTED", INVALID):
-        await stubs.exchange.PushDelta(iter(push_messages(header, np.zeros(BODY.numel, np.float32), INT4)))
+        await send(stubs, push_messages(header, np.zeros(BODY.numel, np.float32), INT4))
     with refused("RUN_DRAFT", PRECONDITION):
         await stubs.runs.CommitRun(runs.CommitRunRequest(name="demo", run_uid=draft.run.uid))
 

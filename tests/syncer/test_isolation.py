@@ -39,6 +39,7 @@ from tests.syncer.raw_island import (
     pull,
     push_messages,
     refused,
+    send,
 )
 
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
@@ -158,14 +159,14 @@ async def test_initial_weights_come_once(stubs: Stubs) -> None:
         )
 
     first = header("body")
-    await stubs.exchange.PushDelta(iter(push_messages(first, _values(1), FLOAT32)))
+    await send(stubs, push_messages(first, _values(1), FLOAT32))
     async with asyncio.timeout(10):
         while not (await stubs.runs.GetRun(runs.GetRunRequest(name="demo", run_uid=draft.uid))).run.versions:
             await asyncio.sleep(0.02)
     with refused("BASE_REPEATED", grpc.StatusCode.ALREADY_EXISTS) as caught:
-        await stubs.exchange.PushDelta(iter(push_messages(header("body"), _values(2), FLOAT32)))
+        await send(stubs, push_messages(header("body"), _values(2), FLOAT32))
     assert caught.refusal.metadata == {"delta_id": first.delta_id}
-    await stubs.exchange.PushDelta(iter(push_messages(header("head"), _values(2, fragment="head"), FLOAT32)))
+    await send(stubs, push_messages(header("head"), _values(2, fragment="head"), FLOAT32))
     committed = (await stubs.runs.CommitRun(runs.CommitRunRequest(name="demo", run_uid=draft.uid))).run
     closed = (await stubs.runs.CloseRun(runs.CloseRunRequest(name="demo"))).run
     assert [(one.fragment, one.version) for one in closed.versions] == [(one.name, 0) for one in LAYOUTS]

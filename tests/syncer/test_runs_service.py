@@ -25,6 +25,7 @@ from tests.syncer.raw_island import (
     pull,
     push_messages,
     refused,
+    send,
 )
 
 PRECONDITION = grpc.StatusCode.FAILED_PRECONDITION
@@ -120,7 +121,7 @@ async def test_a_push_of_initial_weights_may_be_repeated(stubs: Stubs) -> None:
             fragment=fragment,
             base_version=-1,
         )
-        await stubs.exchange.PushDelta(iter(push_messages(header, _values(1, fragment), FLOAT32)))
+        await send(stubs, push_messages(header, _values(1, fragment), FLOAT32))
     committed = await stubs.runs.CommitRun(runs.CommitRunRequest(name="demo", run_uid=created.run.uid))
     assert np.array_equal((await pull(stubs, committed.run, "body")).values, _values(1))
 

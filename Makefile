@@ -36,7 +36,7 @@ lint: $(READY) ## check style, types, imports, stubs and the contract
 	@$(BIN)/mypy --no-error-summary
 	@echo "lint: import contracts"
 	@mkdir -p build
-	@PYTHONPATH=protos:client:services $(BIN)/lint-imports --no-cache > build/lint-imports.txt || { cat build/lint-imports.txt; exit 1; }
+	@PYTHONPATH=protos:core:client:services $(BIN)/lint-imports --no-cache > build/lint-imports.txt || { cat build/lint-imports.txt; exit 1; }
 	@echo "lint: stubs and contract"
 	@$(BIN)/python protos/generate.py --check
 	@$(BIN)/python protos/check_contract.py

@@ -29,10 +29,10 @@ import numpy as np
 
 from benchmarks.merged_run import FRAGMENT, UID, layout_of, open_store, prepare
 from benchmarks.report import Row, measured, write_rows
-from skerry.store.log import RunLog
-from skerry.store.replay import OuterState, rebuild
-from skerry.store.scratch import Scratch
-from skerry.store.workers import ThreadWorkers
+from skerry.runtime.workers import ThreadWorkers
+from skerry.store.log.run_log import RunLog
+from skerry.store.versions.replay import OuterState, rebuild
+from skerry.store.versions.scratch import Scratch
 from skerry.syncer.merge import merge_round
 
 MEMORY_NUMEL: Final = 100_000_000

@@ -9,8 +9,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from skerry.store.clock import SeededEntropy, SystemClock
-from skerry.store.entries import (
+from skerry.runtime.clock import SystemClock
+from skerry.runtime.workers import Workers
+from skerry.store.log.entries import (
     AcceptedItem,
     ClosedItem,
     Item,
@@ -23,11 +24,10 @@ from skerry.store.entries import (
     SnapshotItem,
     StatusItem,
 )
-from skerry.store.log import RunLog
-from skerry.store.objects import open_objects
-from skerry.store.replay import snapshot_tensors, weights_digest
+from skerry.store.log.run_log import RunLog
+from skerry.store.objects.interface import open_objects
 from skerry.store.store import Store
-from skerry.store.workers import Workers
+from skerry.store.versions.replay import snapshot_tensors, weights_digest
 from skerry.wire.codecs import Codec, Encoding
 from skerry.wire.cutting import cut_parts
 from skerry.wire.digests import delta_digest, part_digest
@@ -35,6 +35,7 @@ from skerry.wire.frames import encode_frames
 from skerry.wire.layout import FragmentLayout, TensorSpec
 from skerry.wire.norms import per_tensor_squared_norms
 from skerry.wire.policy import Policy
+from tests.doubles.seeded_entropy import SeededEntropy
 
 FRAGMENT: Final = "fragment"
 UID: Final = "0" * 32

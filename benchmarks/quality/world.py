@@ -18,27 +18,27 @@ import torch
 
 from benchmarks.quality import task
 from benchmarks.quality.arms import Island, Islands, Outcome
+from skerry.algorithm.rebase import FlatArray
 from skerry.client.errors import SkerryError
 from skerry.client.exchange import ExchangeLoop
-from skerry.client.ledger import FlatArray
 from skerry.client.parameters import Work
 from skerry.client.session import Adoption, ExchangeSettings
 from skerry.client.torch_parameters import TorchParameters
-from skerry.client.workers import InlineWorkers
 from skerry.learner.schedule import run_position
 from skerry.learner.settings import InnerOptimizerName
-from skerry.store.clock import SeededEntropy
-from skerry.store.entries import Fate, RunStatus
-from skerry.store.fold import RunState
-from skerry.store.log import RunLog
-from skerry.store.replay import rebuild
-from skerry.store.scratch import Scratch
-from skerry.store.workers import InlineWorkers as StoreWorkers
+from skerry.runtime.workers import InlineWorkers
+from skerry.runtime.workers import InlineWorkers as StoreWorkers
+from skerry.store.log.entries import Fate, RunStatus
+from skerry.store.log.fold import RunState
+from skerry.store.log.run_log import RunLog
+from skerry.store.versions.replay import rebuild
+from skerry.store.versions.scratch import Scratch
 from skerry.syncer.host import HostSettings
 from skerry.syncer.replica import ReplicaSettings
 from skerry.v1 import capabilities_pb2, exchange_pb2, runs_pb2
 from skerry.wire.layout import FragmentLayout
 from skerry.wire.policy import Policy
+from tests.doubles.seeded_entropy import SeededEntropy
 from tests.simulation.network import Endpoint, Network, NetworkFaults
 from tests.simulation.processes import Process, ProcessLoop
 from tests.simulation.replica_process import ReplicaProcess

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from skerry.client import MergeRule, OuterOptimizer, OuterSchedule, RetrySettings
-from skerry.client.clock import SystemClock
 from skerry.client.exchange import ExchangeLoop
-from skerry.client.identifiers import SystemEntropy
 from skerry.client.parameters import ArrayParameters
 from skerry.client.session import ExchangeSettings
-from skerry.client.workers import InlineWorkers
+from skerry.runtime.clock import SystemClock
+from skerry.runtime.identifiers import SystemEntropy
+from skerry.runtime.workers import InlineWorkers
 from skerry.v1 import runs_pb2
 from skerry.wire import Codec, Encoding
 from tests.client.faulty_transport import Faults, FaultyTransport

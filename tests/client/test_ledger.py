@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from numpy.typing import NDArray
 
-from skerry.client.ledger import UNTRAINED, Ledger, Trained
+from skerry.algorithm.rebase import UNTRAINED, Ledger, Trained
 from skerry.client.parameters import ArrayParameters
 from skerry.wire import Codec, Encoding, FragmentLayout, TensorSpec, decode_frames, encode_frames
 

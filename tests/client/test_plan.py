@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skerry.client import RefusedError, plan_fragments
-from skerry.client.plan import EMBEDDING, check_same_tensors
+from skerry.client.fragment_plan import EMBEDDING, check_same_tensors
 from skerry.wire import FragmentLayout, TensorSpec
 from skerry.wire.policy import MergeRule
 

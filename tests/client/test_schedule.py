@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from skerry.client.schedule import RoundParts, RoundRhythm, first_contributions, is_due
+from skerry.algorithm.schedule import RoundParts, RoundRhythm, first_contributions, is_due
 
 H = 24
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-SOURCES = [ROOT / "protos", ROOT / "client", ROOT / "services"]
+SOURCES = [ROOT / "protos", ROOT / "core", ROOT / "client", ROOT / "services"]
 
 # Modules whose subject is torch; nothing else may import it, not even when it is there.
 TORCH_MODULES = (
+    "skerry.demo",
     "skerry.learner",
     "skerry.wire.torch_codecs",
     "skerry.client.integrations",

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from skerry.learner.checkpoint import TrainingPosition
-from skerry.learner.clock import SystemClock
 from skerry.learner.corpus import ShardSelection
 from skerry.learner.errors import CheckpointError
 from skerry.learner.island import ExchangeReading, Island, LoneIsland
@@ -19,6 +18,7 @@ from skerry.learner.metrics import MetricsLine, read_metrics
 from skerry.learner.model import MODEL_CONFIGS
 from skerry.learner.settings import DataSettings, InnerOptimizerName, LearnSettings, LoopSettings, OptimizerSettings
 from skerry.learner.training import Training, prepare, train
+from skerry.runtime.clock import SystemClock
 
 _CPU = torch.device("cpu")
 
@@ -43,9 +43,9 @@ class ManualClock:
     def thread_queued_s(self) -> float:
         return 0.0
 
-    def sleep(self, seconds: float) -> None:
-        self.now_s += seconds
-        self.slept_s.append(seconds)
+    def block(self, duration_s: float) -> None:
+        self.now_s += duration_s
+        self.slept_s.append(duration_s)
 
 
 @dataclass

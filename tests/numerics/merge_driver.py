@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from skerry.store.blobs import SnapshotKind
-from skerry.store.clock import SeededEntropy, SystemClock
-from skerry.store.entries import (
+from skerry.runtime.clock import SystemClock
+from skerry.runtime.workers import InlineWorkers, Workers
+from skerry.store.log.entries import (
     AcceptedItem,
     ClosedItem,
     CommittedItem,
@@ -27,11 +27,11 @@ from skerry.store.entries import (
     SnapshotItem,
     StatusItem,
 )
-from skerry.store.log import RunLog
-from skerry.store.objects import DictObjects, Objects
-from skerry.store.replay import OuterState, rebuild, snapshot_tensors
-from skerry.store.scratch import Scratch
-from skerry.store.workers import InlineWorkers, Workers
+from skerry.store.log.run_log import RunLog
+from skerry.store.objects.interface import DictObjects, Objects
+from skerry.store.versions.blobs import SnapshotKind
+from skerry.store.versions.replay import OuterState, rebuild, snapshot_tensors
+from skerry.store.versions.scratch import Scratch
 from skerry.syncer.merge import MergeResult, merge_round
 from skerry.wire.codecs import Codec, Compressor, Encoding
 from skerry.wire.digests import delta_digest, part_digest, tree_digest
@@ -39,6 +39,7 @@ from skerry.wire.frames import encode_frames
 from skerry.wire.layout import FragmentLayout, TensorSpec
 from skerry.wire.norms import per_tensor_squared_norms
 from skerry.wire.policy import Policy
+from tests.doubles.seeded_entropy import SeededEntropy
 
 Float32s = NDArray[np.float32]
 FLOAT32 = Encoding(Codec.FLOAT32, compressor=Compressor.NONE)

@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from skerry.store.entries import PolicyItem, float32_from_hex
-from skerry.store.replay import UnreadableDeltaError
+from skerry.store.log.entries import PolicyItem, float32_from_hex
+from skerry.store.versions.replay import UnreadableDeltaError
 from skerry.wire.digests import tree_digest
 from skerry.wire.policy import MergeRule, OuterName, OuterOptimizer, OuterSchedule, Policy
 from tests.numerics.merge_driver import FLOAT32, FRAGMENT, INT4, Driver, layout_of

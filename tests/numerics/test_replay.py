@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from skerry.store.arithmetic import TORN, OuterState
-from skerry.store.entries import CollectedItem, RollbackFragment, RollbackItem, float32_from_hex
+from skerry.algorithm.step import TORN, OuterState
+from skerry.runtime.workers import ThreadWorkers
 from skerry.store.errors import LogCorruptError, ObjectMissingError
-from skerry.store.replay import advance, load_snapshot, rebuild, weights_at
-from skerry.store.scratch import Scratch
-from skerry.store.workers import ThreadWorkers
+from skerry.store.log.entries import CollectedItem, RollbackFragment, RollbackItem, float32_from_hex
+from skerry.store.versions.replay import advance, load_snapshot, rebuild, weights_at
+from skerry.store.versions.scratch import Scratch
 from skerry.wire.codecs import Codec, Encoding
 from skerry.wire.digests import tree_digest
 from skerry.wire.frames import encode_frames

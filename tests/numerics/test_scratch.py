@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from skerry.store.errors import StoreFullError
-from skerry.store.scratch import SMALLEST_FILE_BYTES, Scratch
+from skerry.store.versions.scratch import SMALLEST_FILE_BYTES, Scratch
 
 NUMEL = SMALLEST_FILE_BYTES // 4 + 3
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from skerry.store.entries import CollectedItem, Decided, Fate, FateItem, RunStatus, StatusItem
-from skerry.store.scratch import Scratch
-from skerry.store.verify import Problem, VerifyReport, verify_run
+from skerry.store.log.entries import CollectedItem, Decided, Fate, FateItem, RunStatus, StatusItem
+from skerry.store.operator.verify import Problem, VerifyReport, verify_run
+from skerry.store.versions.scratch import Scratch
 from skerry.wire.policy import Policy
 from tests.numerics.merge_driver import FRAGMENT, INT4, Driver, layout_of
 

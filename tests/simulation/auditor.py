@@ -15,18 +15,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from skerry.client.session import Adoption
-from skerry.store.clock import SeededEntropy
-from skerry.store.entries import INITIAL_BASE, AcceptedItem, Entry, Fate, RunStatus, SessionItem
-from skerry.store.frame_stream import frame_batches
-from skerry.store.log import RunLog, entry_name
-from skerry.store.run_state import DeltaState
-from skerry.store.scratch import Scratch
+from skerry.runtime.workers import InlineWorkers
+from skerry.store.log.entries import INITIAL_BASE, AcceptedItem, Entry, Fate, RunStatus, SessionItem
+from skerry.store.log.run_log import RunLog, entry_name
+from skerry.store.log.state import DeltaState
+from skerry.store.operator.verify import verify_run
 from skerry.store.store import Store
-from skerry.store.verify import verify_run
-from skerry.store.workers import InlineWorkers
+from skerry.store.versions.frame_stream import frame_batches
+from skerry.store.versions.scratch import Scratch
 from skerry.v1 import types_pb2
 from skerry.wire.codecs import Codec
 from skerry.wire.frames import decode_frames
+from tests.doubles.seeded_entropy import SeededEntropy
 from tests.simulation.evidence import Evidence, state_digest
 from tests.simulation.learner_process import RUN
 from tests.simulation.sim_transport import LearnerRecord

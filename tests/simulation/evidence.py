@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from skerry.store.errors import StoreError
-from skerry.store.fold import RunState
-from skerry.store.objects import DictObjects
+from skerry.store.log.fold import RunState
+from skerry.store.objects.interface import DictObjects
 from skerry.syncer.errors import SyncerError
 from skerry.wire.digests import tree_digest
 from tests.simulation.learner_process import RUN

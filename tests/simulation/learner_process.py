@@ -18,9 +18,9 @@ from skerry.client.errors import RunClosedError, SkerryError
 from skerry.client.exchange import ExchangeLoop
 from skerry.client.parameters import ArrayParameters
 from skerry.client.session import Adoption, ExchangeSettings
-from skerry.client.workers import InlineWorkers
-from skerry.store.clock import SeededEntropy
+from skerry.runtime.workers import InlineWorkers
 from skerry.wire.policy import Policy
+from tests.doubles.seeded_entropy import SeededEntropy
 from tests.simulation.network import Network
 from tests.simulation.processes import Process
 from tests.simulation.sim_transport import LearnerRecord, SimTransport

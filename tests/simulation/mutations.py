@@ -14,19 +14,18 @@ from typing import Any, Final
 
 import pytest
 
+from skerry.algorithm.rebase import Ledger
 from skerry.client.fragment import FragmentExchange
-from skerry.client.ledger import Ledger
 from skerry.client.outgoing import Outgoing
-from skerry.store import admission as store_admission
-from skerry.store import fold
-from skerry.store.blobs import StoredPart
-from skerry.store.creation import Creator
-from skerry.store.entries import RunStatus
 from skerry.store.errors import StoreError
-from skerry.store.fold import RunState
-from skerry.store.log import RunLog
-from skerry.store.run_state import DeltaState, Rejection
-from skerry.syncer.admission import Push
+from skerry.store.log import checks, fold
+from skerry.store.log.entries import RunStatus
+from skerry.store.log.fold import RunState
+from skerry.store.log.run_log import RunLog
+from skerry.store.log.state import DeltaState, Rejection
+from skerry.store.objects.put_if_absent import Creator
+from skerry.store.versions.blobs import StoredPart
+from skerry.syncer.push import Push
 from skerry.syncer.rounds import RoundEngine
 from skerry.v1 import exchange_pb2, types_pb2
 from tests.simulation.auditor import Finding
@@ -66,7 +65,7 @@ def _accepts_a_repeated_base(patch: pytest.MonkeyPatch) -> None:
     def none(*_: object) -> None:
         return None
 
-    patch.setattr(store_admission, "check_repeated_base", none)
+    patch.setattr(checks, "check_repeated_base", none)
     _resends_with_a_new_id(patch)
 
 
@@ -78,9 +77,9 @@ def _checks_no_session(patch: pytest.MonkeyPatch) -> None:
             return Rejection("RUN_CLOSED", "run takes no deltas any more")
         return None
 
-    patch.setattr(store_admission, "check_push_session", status_only)
+    patch.setattr(checks, "check_push_session", status_only)
     patch.setattr(
-        store_admission,
+        checks,
         "check_session",
         lambda state, item: (
             None if state.status is RunStatus.OPEN else Rejection("RUN_CLOSED", "run takes no learners")

@@ -20,7 +20,7 @@ from grpc_status import rpc_status
 
 from skerry.client.errors import SkerryError, error_of
 from skerry.client.grpc_transport import error_from_rpc
-from skerry.syncer.interceptor import status_of
+from skerry.syncer.services.interceptor import status_of
 from tests.simulation.processes import NATURE, Process
 
 # As the client's and server's keepalive settings make it: a ping after 30 s, given up after 20 s more.

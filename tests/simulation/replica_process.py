@@ -7,14 +7,14 @@ import random
 from collections.abc import Callable
 from typing import Any, Final
 
-from skerry.store.clock import SeededEntropy
-from skerry.store.fold import RunState
-from skerry.store.scratch import Scratch
+from skerry.runtime.workers import InlineWorkers
+from skerry.store.log.fold import RunState
 from skerry.store.store import Store
-from skerry.store.workers import InlineWorkers
+from skerry.store.versions.scratch import Scratch
 from skerry.syncer.host import HostSettings, RunHost
 from skerry.syncer.replica import ReplicaSettings
-from skerry.syncer.servicers import CapabilitiesServicer, ExchangeServicer, RunsServicer
+from skerry.syncer.services.runs import CapabilitiesServicer, ExchangeServicer, RunsServicer
+from tests.doubles.seeded_entropy import SeededEntropy
 from tests.simulation.network import Endpoint, Method, Network
 from tests.simulation.processes import NATURE, Process
 from tests.simulation.shared_store import CALM_STORE, SharedStore, StoreFaults, StoreLink

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from skerry.store.errors import ObjectExistsError, StoreError, StoreFullError, StoreUnavailableError
-from skerry.store.faults import Effect
-from skerry.store.objects import DictObjects, ObjectInfo, joined
+from skerry.store.objects.interface import DictObjects, ObjectInfo, joined
+from tests.doubles.faulty_objects import Effect
 from tests.simulation.processes import NATURE, Process
 
 R = TypeVar("R")
@@ -73,7 +73,7 @@ def _driven(work: Awaitable[R]) -> R:
 
 
 class StoreLink:
-    """One process's way to the store (`skerry.store.objects.Objects`)."""
+    """One process's way to the store (`skerry.store.objects.interface.Objects`)."""
 
     def __init__(self, store: SharedStore, process: Process, faults: StoreFaults, source: random.Random) -> None:
         """Draws every fault from `source`."""

@@ -55,13 +55,13 @@ class VirtualClock:
     def __init__(self, *, unix_offset_s: float = 1.7e9) -> None:
         self._unix_offset_s = unix_offset_s
 
-    def monotonic(self) -> float:
+    def monotonic_s(self) -> float:
         """Returns virtual seconds."""
         return asyncio.get_running_loop().time()
 
-    def unix(self) -> float:
+    def unix_s(self) -> float:
         """Returns what this process believes the date to be."""
-        return self.monotonic() + self._unix_offset_s
+        return self.monotonic_s() + self._unix_offset_s
 
     async def sleep(self, seconds: float) -> None:
         """Waits for virtual seconds."""

@@ -17,8 +17,8 @@ from typing import Any, Final
 
 import structlog
 
-from skerry.store.entries import Fate
-from skerry.store.fold import RunState
+from skerry.store.log.entries import Fate
+from skerry.store.log.fold import RunState
 from skerry.wire.codecs import Codec, Compressor, Encoding
 from skerry.wire.policy import Policy
 from tests.simulation import disturbances as what

@@ -10,7 +10,7 @@ import boto3
 import pytest
 from moto.server import ThreadedMotoServer
 
-from skerry.store.objects import DictObjects, Objects, open_objects
+from skerry.store.objects.interface import DictObjects, Objects, open_objects
 
 _BUCKET = "skerry-test"
 _prefixes = itertools.count()

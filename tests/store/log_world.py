@@ -9,8 +9,9 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from skerry.store.clock import SeededEntropy
-from skerry.store.entries import (
+from skerry.runtime.workers import InlineWorkers
+from skerry.store.errors import StoreError
+from skerry.store.log.entries import (
     AcceptedItem,
     CollectedItem,
     CommittedItem,
@@ -25,17 +26,16 @@ from skerry.store.entries import (
     SnapshotItem,
     StatusItem,
 )
-from skerry.store.errors import StoreError
-from skerry.store.faults import NO_FAULT, Fault, FaultyObjects, LateWrites
-from skerry.store.fold import RunState
-from skerry.store.log import RunLog
-from skerry.store.objects import DictObjects
-from skerry.store.run_state import Outcome
+from skerry.store.log.fold import RunState
+from skerry.store.log.run_log import RunLog
+from skerry.store.log.state import Outcome
+from skerry.store.objects.interface import DictObjects
 from skerry.store.store import Store
-from skerry.store.workers import InlineWorkers
 from skerry.wire.codecs import Codec, Encoding
 from skerry.wire.layout import FragmentLayout, TensorSpec
 from skerry.wire.policy import Policy
+from tests.doubles.faulty_objects import NO_FAULT, Fault, FaultyObjects, LateWrites
+from tests.doubles.seeded_entropy import SeededEntropy
 from tests.simulation.virtual_time import VirtualClock, VirtualTimeLoop
 
 T = TypeVar("T")

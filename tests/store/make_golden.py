@@ -15,8 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-from skerry.store.clock import SeededEntropy
-from skerry.store.entries import (
+from skerry.runtime.workers import InlineWorkers
+from skerry.store.log.entries import (
     AcceptedItem,
     CollectedItem,
     Decided,
@@ -33,14 +33,14 @@ from skerry.store.entries import (
     SnapshotItem,
     StatusItem,
 )
-from skerry.store.objects import DictObjects
-from skerry.store.replay import OuterState, rebuild, snapshot_tensors
-from skerry.store.scratch import Scratch
+from skerry.store.objects.interface import DictObjects
 from skerry.store.store import Store
-from skerry.store.workers import InlineWorkers
+from skerry.store.versions.replay import OuterState, rebuild, snapshot_tensors
+from skerry.store.versions.scratch import Scratch
 from skerry.wire.digests import tree_digest
 from skerry.wire.layout import FragmentLayout, TensorSpec
 from skerry.wire.policy import MergeRule, OuterName, OuterOptimizer, OuterSchedule, Policy
+from tests.doubles.seeded_entropy import SeededEntropy
 from tests.numerics.merge_driver import FLOAT32, FRAGMENT, INT4, Driver
 
 ALL_GOLDEN = tuple(sorted((Path(__file__).parent / "golden").iterdir()))
@@ -70,11 +70,11 @@ class CountingClock:
     def __init__(self) -> None:
         self._now = 0.0
 
-    def monotonic(self) -> float:
+    def monotonic_s(self) -> float:
         """Returns 0: nothing here waits."""
         return 0.0
 
-    def unix(self) -> float:
+    def unix_s(self) -> float:
         """Returns the next second."""
         self._now += 1.0
         return 1_700_000_000.0 + self._now

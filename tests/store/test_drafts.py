@@ -4,13 +4,14 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 
-from skerry.store.clock import SystemClock, SystemEntropy
-from skerry.store.drafts import NamelessRun, delete_nameless, nameless_runs
-from skerry.store.entries import RunSpec
+from skerry.runtime.clock import SystemClock
+from skerry.runtime.identifiers import SystemEntropy
+from skerry.runtime.workers import InlineWorkers
 from skerry.store.errors import RunNotFoundError, StoreUnavailableError
-from skerry.store.objects import DictObjects
+from skerry.store.log.entries import RunSpec
+from skerry.store.objects.interface import DictObjects
+from skerry.store.operator.drafts import NamelessRun, delete_nameless, nameless_runs
 from skerry.store.store import Store
-from skerry.store.workers import InlineWorkers
 from skerry.wire.layout import FragmentLayout, TensorSpec
 
 LOST, WINNER, OLDER, YOUNG = ("a" * 32, "b" * 32, "c" * 32, "d" * 32)

@@ -4,7 +4,8 @@ import dataclasses
 
 import pytest
 
-from skerry.store.entries import (
+from skerry.store.errors import LogCorruptError
+from skerry.store.log.entries import (
     AcceptedItem,
     ClosedItem,
     CollectedItem,
@@ -27,9 +28,8 @@ from skerry.store.entries import (
     SnapshotItem,
     StatusItem,
 )
-from skerry.store.errors import LogCorruptError
-from skerry.store.fold import RunState
-from skerry.store.run_state import Outcome
+from skerry.store.log.fold import RunState
+from skerry.store.log.state import Outcome
 from skerry.wire.codecs import Codec, Encoding
 from skerry.wire.layout import FragmentLayout, TensorSpec
 from skerry.wire.policy import Policy

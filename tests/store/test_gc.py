@@ -6,13 +6,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from skerry.runtime.workers import InlineWorkers
 from skerry.store.errors import ObjectMissingError, StoreUnavailableError
-from skerry.store.gc import CollectionPlan, Retention, Why, collect, plan_collection, position_at, versions_since
-from skerry.store.objects import DictObjects, open_objects
-from skerry.store.replay import rebuild, weights_at
-from skerry.store.scratch import Scratch
-from skerry.store.verify import verify_run
-from skerry.store.workers import InlineWorkers
+from skerry.store.objects.interface import DictObjects, open_objects
+from skerry.store.operator.collect import (
+    CollectionPlan,
+    Retention,
+    Why,
+    collect,
+    plan_collection,
+    position_at,
+    versions_since,
+)
+from skerry.store.operator.verify import verify_run
+from skerry.store.versions.replay import rebuild, weights_at
+from skerry.store.versions.scratch import Scratch
 from skerry.wire.policy import Policy
 from tests.numerics.merge_driver import FRAGMENT, INT4, Driver, layout_of
 

@@ -8,15 +8,16 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 
-from skerry.store.clock import SystemClock, SystemEntropy
-from skerry.store.entries import Entry, Item
-from skerry.store.log import RunLog
-from skerry.store.objects import DictObjects, open_objects
-from skerry.store.replay import weights_at
-from skerry.store.scratch import Scratch
+from skerry.runtime.clock import SystemClock
+from skerry.runtime.identifiers import SystemEntropy
+from skerry.runtime.workers import InlineWorkers
+from skerry.store.log.entries import Entry, Item
+from skerry.store.log.run_log import RunLog
+from skerry.store.objects.interface import DictObjects, open_objects
+from skerry.store.operator.verify import verify_run
 from skerry.store.store import Store
-from skerry.store.verify import verify_run
-from skerry.store.workers import InlineWorkers
+from skerry.store.versions.replay import weights_at
+from skerry.store.versions.scratch import Scratch
 from skerry.wire.digests import tree_digest
 from tests.store.make_golden import ALL_GOLDEN, GOLDEN, LAYOUT, make
 

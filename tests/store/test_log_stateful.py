@@ -6,7 +6,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from skerry.store.entries import (
+from skerry.store.errors import ObjectExistsError, StoreFullError, StoreUnavailableError
+from skerry.store.log.entries import (
     ClosedItem,
     CollectedItem,
     Decided,
@@ -18,10 +19,9 @@ from skerry.store.entries import (
     RollbackItem,
     SessionItem,
 )
-from skerry.store.errors import ObjectExistsError, StoreFullError, StoreUnavailableError
-from skerry.store.faults import Effect, Fault
-from skerry.store.log import RunLog
-from skerry.store.run_state import Outcome
+from skerry.store.log.run_log import RunLog
+from skerry.store.log.state import Outcome
+from tests.doubles.faulty_objects import Effect, Fault
 from tests.store.log_world import FRAGMENTS, LEARNERS, LogWorld, Replica
 
 SECONDS = st.sampled_from([0.0, 0.01, 0.2, 1.0, 6.0, 30.0, 90.0])

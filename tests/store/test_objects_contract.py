@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from skerry.store.errors import ObjectExistsError, ObjectMissingError
-from skerry.store.objects import STREAM_CHUNK_BYTES, Objects
+from skerry.store.objects.interface import STREAM_CHUNK_BYTES, Objects
 
 LARGE = 40 * STREAM_CHUNK_BYTES + 17  # more than two pieces of a large upload
 

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from skerry.store.clock import SeededEntropy
+from skerry.runtime.workers import InlineWorkers
 from skerry.store.errors import ObjectExistsError, ObjectMissingError, StoreFullError, StoreUnavailableError
-from skerry.store.local_objects import TEMPORARY, FileSystem, LocalObjects
-from skerry.store.objects import Objects, open_objects
-from skerry.store.workers import InlineWorkers
+from skerry.store.objects.interface import Objects, open_objects
+from skerry.store.objects.local import TEMPORARY, FileSystem, LocalObjects
+from tests.doubles.seeded_entropy import SeededEntropy
 
 ENTRY = "runs/run/uid/log/00000000000000000001"
 CONTENT = b"an entry of the log"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from safetensors import safe_open
 
-from skerry.store import command
+from skerry.store.operator import command
 from tests.store.make_golden import DTYPES, GOLDEN
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from skerry.store.clock import SystemClock, SystemEntropy
-from skerry.store.entries import Fate
-from skerry.store.fold import RunState
-from skerry.store.objects import open_objects
-from skerry.store.scratch import Scratch
+from skerry.runtime.clock import SystemClock
+from skerry.runtime.identifiers import SystemEntropy
+from skerry.runtime.workers import InlineWorkers
+from skerry.store.log.entries import Fate
+from skerry.store.log.fold import RunState
+from skerry.store.objects.interface import open_objects
+from skerry.store.operator.verify import verify_run
 from skerry.store.store import Store
-from skerry.store.verify import verify_run
-from skerry.store.workers import InlineWorkers
+from skerry.store.versions.scratch import Scratch
 
 
 async def final_state(store_url: str, name: str, uid: str) -> RunState:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from skerry.store.entries import (
+from skerry.store.log.entries import (
     AcceptedItem,
     ClosedItem,
     CommittedItem,
@@ -17,8 +17,8 @@ from skerry.store.entries import (
     SnapshotItem,
     StatusItem,
 )
-from skerry.store.fold import RunState
-from skerry.store.run_state import Outcome
+from skerry.store.log.fold import RunState
+from skerry.store.log.state import Outcome
 from skerry.syncer.participation import LearnerView, MembershipView
 from skerry.wire.layout import FragmentLayout, TensorSpec
 from skerry.wire.policy import Policy

@@ -10,15 +10,15 @@ import grpc
 import numpy as np
 import pytest
 
-from skerry.store import log
-from skerry.store.clock import SystemClock
+from skerry.runtime.clock import SystemClock
 from skerry.store.errors import StoreError, StoreFullError, StoreUnavailableError
-from skerry.store.faults import NO_FAULT, Effect, Fault, FaultyObjects, LateWrites
-from skerry.store.objects import open_objects
+from skerry.store.log import run_log as log
+from skerry.store.objects.interface import open_objects
 from skerry.syncer.server import serving
 from skerry.v1 import exchange_pb2 as exchange
 from skerry.v1 import runs_pb2 as runs
 from skerry.v1 import types_pb2 as types
+from tests.doubles.faulty_objects import NO_FAULT, Effect, Fault, FaultyObjects, LateWrites
 from tests.syncer import forgery
 from tests.syncer.conftest import LOCAL
 from tests.syncer.raw_island import (

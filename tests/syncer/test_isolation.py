@@ -12,8 +12,7 @@ import grpc
 import numpy as np
 import pytest
 
-from skerry.store.clock import SeededEntropy
-from skerry.store.objects import DictObjects, open_objects
+from skerry.store.objects.interface import DictObjects, open_objects
 from skerry.syncer.advice import AdviceBoard, exchange_leases
 from skerry.syncer.events import LearnerReport
 from skerry.syncer.membership import Membership
@@ -23,6 +22,7 @@ from skerry.v1 import runs_pb2 as runs
 from skerry.v1 import types_pb2 as types
 from skerry.wire.digests import delta_digest
 from skerry.wire.layout import FragmentLayout, TensorSpec
+from tests.doubles.seeded_entropy import SeededEntropy
 from tests.syncer.conftest import LOCAL
 from tests.syncer.raw_island import (
     FLOAT32,

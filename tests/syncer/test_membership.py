@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from skerry.store.entries import LeftItem, SessionItem
+from skerry.store.log.entries import LeftItem, SessionItem
 from skerry.syncer.events import LearnerReport
 from skerry.syncer.membership import Membership
 from skerry.wire.policy import Policy

@@ -11,15 +11,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from skerry.store.clock import SystemClock
-from skerry.store.entries import Fate
+from skerry.runtime.clock import SystemClock
 from skerry.store.errors import StoreUnavailableError
-from skerry.store.faults import NO_FAULT, Effect, Fault, FaultyObjects, LateWrites
-from skerry.store.objects import open_objects
+from skerry.store.log.entries import Fate
+from skerry.store.objects.interface import open_objects
 from skerry.syncer.server import serving
 from skerry.v1 import exchange_pb2 as exchange
 from skerry.v1 import runs_pb2 as runs
 from skerry.v1 import types_pb2 as types
+from tests.doubles.faulty_objects import NO_FAULT, Effect, Fault, FaultyObjects, LateWrites
 from tests.syncer.audit import check_fates, final_state
 from tests.syncer.conftest import LOCAL
 from tests.syncer.persistent_island import PAUSE_S, Persistent, until_more

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from skerry.store.entries import ClosedItem, Decided, Fate, FateItem, LeftItem, PolicyItem, RunStatus, StatusItem
+from skerry.store.log.entries import ClosedItem, Decided, Fate, FateItem, LeftItem, PolicyItem, RunStatus, StatusItem
 from skerry.syncer.participation import LearnerView, MembershipView
 from skerry.syncer.rounds import MergeKey, RoundEngine
 from skerry.wire.policy import Policy

@@ -6,7 +6,7 @@ import pytest
 
 from skerry.syncer.errors import SyncerError
 from skerry.syncer.events import Event, RoundClosed, RoundOpened
-from skerry.syncer.streams import EventStream
+from skerry.syncer.followers import EventStream
 
 
 def _event(position: int) -> Event:

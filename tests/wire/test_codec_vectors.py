@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-import skerry.wire
 from skerry.wire import (
     Codec,
     Compressor,
@@ -113,7 +112,7 @@ def test_the_committed_vectors_are_what_the_script_writes() -> None:
 
 
 def test_the_worked_example_of_the_specification_is_what_the_code_does() -> None:
-    text = (Path(skerry.wire.__file__).parent / "FORMAT.md").read_text()
+    text = (Path(__file__).parents[2] / "protos" / "FORMAT.md").read_text()
     blocks = [bytes.fromhex(block) for block in re.findall(r"```hex\n(.*?)```", text, re.DOTALL)]
     layout = FragmentLayout("example", (TensorSpec("w", (1, 5)), TensorSpec("b", (2,))))
     values = np.array([3.5, -1, 0.75, 0.2, -0.3, 1, -2.5], np.float32)

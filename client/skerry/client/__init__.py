@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from skerry.client.arrays import ArrayLearner
+from skerry.client.array_learner import ArrayLearner
 from skerry.client.errors import (
     AttachAgainError,
     CorruptDownloadError,
@@ -23,7 +23,7 @@ from skerry.client.errors import (
     TryAgainError,
     WorkRefusedError,
 )
-from skerry.client.plan import FragmentPlan, plan_fragments
+from skerry.client.fragment_plan import FragmentPlan, plan_fragments
 from skerry.client.retry import RetrySettings
 from skerry.client.runs import RunsClient
 from skerry.client.session import Adoption

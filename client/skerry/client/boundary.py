@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
-from skerry.client.clock import Clock
+from skerry.runtime.clock import StepClock
 
 R = TypeVar("R")
 
@@ -24,7 +24,7 @@ BUDGET_S: Final = 0.004
 class Boundary:
     """A queue between the event loop and the training thread; `post` runs a callback on the loop from any thread."""
 
-    def __init__(self, clock: Clock, post: Callable[[Callable[[], None]], object]) -> None:
+    def __init__(self, clock: StepClock, post: Callable[[Callable[[], None]], object]) -> None:
         self._clock = clock
         self._post = post
         self._waiting: deque[tuple[Callable[[], Any], asyncio.Future[Any]]] = deque()

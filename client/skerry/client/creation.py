@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from skerry.client.delta import DEFAULT_PART_SIZE_BYTES, EncodedDelta, digest_of, encode_delta, push
 from skerry.client.errors import PoisonedError, error_of
-from skerry.client.plan import FragmentPlan
+from skerry.client.fragment_plan import FragmentPlan
 from skerry.client.retry import RetrySettings, repeat
 from skerry.client.transport import Transport
-from skerry.client.workers import Workers
+from skerry.runtime.workers import Workers
 from skerry.v1 import exchange_pb2, runs_pb2, types_pb2
 from skerry.wire import Codec, Compressor, Encoding, FragmentLayout, NonFiniteError, encode_frames
 from skerry.wire.messages import layouts_to_messages, policy_to_message

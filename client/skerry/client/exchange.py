@@ -14,24 +14,24 @@ from typing import Final
 
 import structlog
 
+from skerry.algorithm.rebase import Trained
+from skerry.algorithm.schedule import first_contributions
 from skerry.client.attachment import Attachment
 from skerry.client.boundary import Boundary
-from skerry.client.clock import Clock
 from skerry.client.errors import (
     RunClosedError,
     SkerryError,
 )
 from skerry.client.fragment import FragmentExchange
-from skerry.client.identifiers import Entropy
+from skerry.client.fragment_plan import check_same_tensors
 from skerry.client.joining import find_or_create, pull_newest, until_connected, warn_of_other_plan
-from skerry.client.ledger import Trained
 from skerry.client.parameters import Parameters
-from skerry.client.plan import check_same_tensors
-from skerry.client.schedule import first_contributions
 from skerry.client.session import ExchangeSettings, Session
 from skerry.client.stats import Stats
 from skerry.client.transport import Transport
-from skerry.client.workers import Workers
+from skerry.runtime.clock import StepClock
+from skerry.runtime.identifiers import Entropy
+from skerry.runtime.workers import Workers
 from skerry.v1 import capabilities_pb2, types_pb2
 from skerry.wire import FragmentLayout
 from skerry.wire.messages import layouts_from_messages, policy_from_message
@@ -55,7 +55,7 @@ class ExchangeLoop:
         workers: Workers,
         entropy: Entropy,
         jitter: random.Random,
-        clock: Clock,
+        clock: StepClock,
         post: Callable[[Callable[[], None]], object] | None = None,
     ) -> None:
         """Does nothing yet. `post` runs a callback on the loop from the training thread."""

@@ -18,7 +18,9 @@ from typing import Final
 
 import structlog
 
-from skerry.client.adopting import adopt
+from skerry.algorithm.rebase import FlatArray, Ledger, Trained
+from skerry.algorithm.schedule import RoundParts, RoundRhythm, is_due
+from skerry.client.adoption import adopt
 from skerry.client.delta import push
 from skerry.client.errors import (
     AttachAgainError,
@@ -33,10 +35,8 @@ from skerry.client.errors import (
     error_of,
 )
 from skerry.client.joining import pull_newest
-from skerry.client.ledger import FlatArray, Ledger, Trained
 from skerry.client.outgoing import Outgoing, make_delta
 from skerry.client.pull import Pulled
-from skerry.client.schedule import RoundParts, RoundRhythm, is_due
 from skerry.client.session import Session
 from skerry.v1 import exchange_pb2, types_pb2
 from skerry.wire import FragmentLayout, NonFiniteError

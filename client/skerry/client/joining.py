@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from skerry.client.creation import CreationContext, NewRun, create_run
 from skerry.client.errors import RunExistsError, RunNotFoundError, TryAgainError
-from skerry.client.plan import plan_fragments
+from skerry.client.fragment_plan import plan_fragments
 from skerry.client.pull import Pulled, PullSettings, pull
 from skerry.client.session import Session
 from skerry.v1 import exchange_pb2, runs_pb2, types_pb2

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from skerry.client.arrays import ArrayLearner
+from skerry.client.array_learner import ArrayLearner
 from skerry.client.torch_parameters import TorchParameters
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from skerry.algorithm.rebase import FlatArray, Ledger, Trained
 from skerry.client.delta import EncodedDelta, digest_of, encode_delta
-from skerry.client.ledger import FlatArray, Ledger, Trained
 from skerry.client.session import Session
 from skerry.v1 import exchange_pb2, types_pb2
 from skerry.wire import FragmentLayout

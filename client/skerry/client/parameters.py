@@ -8,8 +8,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from skerry.algorithm.rebase import FlatArray
 from skerry.client.delta import EncodeFrames
-from skerry.client.ledger import FlatArray
 from skerry.wire import FragmentLayout, TensorSpec, encode_frames
 
 # Prepared beside the training thread, called by it.

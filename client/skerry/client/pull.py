@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from skerry.client.errors import CorruptDownloadError, PlanExpiredError, TryAgainError, error_of
 from skerry.client.retry import RetrySettings
 from skerry.client.transport import Transport
-from skerry.client.workers import Workers
+from skerry.runtime.workers import Workers
 from skerry.v1 import exchange_pb2 as v1
 from skerry.wire import HEADER_SIZE, FragmentLayout, FrameError, decode_frame, frame_size, parse_frames, tree_digest
 

@@ -11,12 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from skerry.client.creation import CreationContext, NewRun, create_run
+from skerry.client.fragment_plan import FragmentPlan, plan_fragments
 from skerry.client.grpc_transport import GrpcTransport
-from skerry.client.identifiers import SystemEntropy, system_random
 from skerry.client.loop_thread import LoopThread
-from skerry.client.plan import FragmentPlan, plan_fragments
 from skerry.client.retry import RetrySettings, repeat
-from skerry.client.workers import InlineWorkers
+from skerry.runtime.identifiers import SystemEntropy, system_random
+from skerry.runtime.workers import InlineWorkers
 from skerry.v1 import capabilities_pb2, exchange_pb2, runs_pb2, types_pb2
 from skerry.wire.layout import FragmentLayout, TensorSpec
 from skerry.wire.policy import Policy

@@ -11,16 +11,16 @@ from typing import Final, TypeVar
 
 import structlog
 
+from skerry.algorithm.rebase import UNTRAINED, Trained
 from skerry.client.boundary import Boundary
 from skerry.client.delta import DEFAULT_PART_SIZE_BYTES
 from skerry.client.errors import SkerryError
-from skerry.client.identifiers import Entropy
-from skerry.client.ledger import UNTRAINED, Trained
 from skerry.client.parameters import Parameters
 from skerry.client.retry import RetrySettings, repeat
 from skerry.client.stats import Tally
 from skerry.client.transport import Transport
-from skerry.client.workers import Workers
+from skerry.runtime.identifiers import Entropy
+from skerry.runtime.workers import Workers
 from skerry.wire.names import check_name
 from skerry.wire.policy import Policy
 

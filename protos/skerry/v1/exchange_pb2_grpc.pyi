@@ -7,7 +7,7 @@ A minimal learner: Attach; PullFragment every fragment from version -1; train H 
 with the base version it was loaded from; on Event.version_committed PullFragment from its version, apply, and go on. It may use CODEC_FLOAT32
 without compression throughout.
 
-Bulk travels as frames: a 32-byte header and a payload, one after another, as wire/FORMAT.md specifies. Messages cut the byte stream of
+Bulk travels as frames: a 32-byte header and a payload, one after another, as protos/FORMAT.md specifies. Messages cut the byte stream of
 frames anywhere; 1 MiB a message is a good size.
 """
 

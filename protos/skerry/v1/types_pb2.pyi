@@ -14,7 +14,7 @@ Words used throughout
 
 Names of runs, fragments, learners and regions match [a-z0-9]([a-z0-9._-]{0,62}[a-z0-9])? and contain no "..".
 Run uids, session ids, delta ids and request ids are 32 lower-case hexadecimal digits (128 random bits).
-Digests are SHA-256, 32 bytes; how each is computed stands in wire/FORMAT.md.
+Digests are SHA-256, 32 bytes; how each is computed stands in protos/FORMAT.md.
 """
 
 from collections import abc as _abc

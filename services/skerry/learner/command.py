@@ -174,11 +174,11 @@ def _settings(options: dict[str, Any]) -> LearnSettings:
 def _learn(settings: LearnSettings) -> TrainingPosition:
     import torch
 
-    from skerry.learner.clock import SystemClock
     from skerry.learner.device import choose_device
     from skerry.learner.errors import LearnerInputError
     from skerry.learner.island import LoneIsland
     from skerry.learner.training import prepare, train
+    from skerry.runtime.clock import SystemClock
 
     with _stop_on_signals() as stop:
         try:
@@ -196,9 +196,9 @@ def _learn(settings: LearnSettings) -> TrainingPosition:
 
 def _train_attached(training: Training, target: str, stop: threading.Event) -> TrainingPosition:
     from skerry.client import Learner
-    from skerry.learner.clock import SystemClock
     from skerry.learner.island import AttachedIsland
     from skerry.learner.training import train
+    from skerry.runtime.clock import SystemClock
 
     settings = training.settings
     with Learner(

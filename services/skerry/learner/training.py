@@ -10,7 +10,6 @@ import torch
 
 from skerry.learner.batches import Batch, BatchSampler, held_out_batches
 from skerry.learner.checkpoint import TrainingPosition, load_checkpoint, save_checkpoint
-from skerry.learner.clock import Clock
 from skerry.learner.corpus import load_corpus
 from skerry.learner.errors import CheckpointError
 from skerry.learner.inner_training import InnerOptimizer, evaluate, inner_step, make_optimizer
@@ -19,6 +18,7 @@ from skerry.learner.metrics import MetricsLine, MetricsWriter, read_metrics
 from skerry.learner.model import Gpt
 from skerry.learner.schedule import LearningRateSchedule, run_position
 from skerry.learner.settings import LearnSettings
+from skerry.runtime.clock import ThreadClock
 
 _log = structlog.get_logger(__name__)
 
@@ -100,7 +100,7 @@ def prepare(settings: LearnSettings, device: torch.device) -> Training:
     )
 
 
-def train(training: Training, island: Island, *, clock: Clock, stop: threading.Event) -> TrainingPosition:
+def train(training: Training, island: Island, *, clock: ThreadClock, stop: threading.Event) -> TrainingPosition:
     """Train until the steps are done, the run is closed or `stop` is set; then flush, checkpoint and give the position.
 
     A step is never cut: `stop` is looked at between steps. A full disk doesn't stop training.
@@ -127,7 +127,7 @@ def train(training: Training, island: Island, *, clock: Clock, stop: threading.E
 class _Loop:
     """The loop's own state: where it stands, and the last line that it wrote."""
 
-    def __init__(self, training: Training, island: Island, *, clock: Clock, writer: MetricsWriter) -> None:
+    def __init__(self, training: Training, island: Island, *, clock: ThreadClock, writer: MetricsWriter) -> None:
         self.position = training.position
         self._training = training
         self._island = island
@@ -175,7 +175,7 @@ class _Loop:
         loss, token_count = self._train_on(training.sampler.batch(self.position.step), rate)
         compute_s = clock.monotonic_s() - begun_s
         slowdown_s = (training.settings.loop.slowdown - 1.0) * compute_s
-        clock.sleep(slowdown_s)
+        clock.block(slowdown_s)
         self.position = TrainingPosition(
             step=self.position.step + 1,
             tokens=self.position.tokens + token_count,

@@ -13,9 +13,9 @@ from typing import Final
 
 import structlog
 
-from skerry.store.clock import Clock, Entropy
-from skerry.store.creation import Creator
-from skerry.store.entries import FORMAT, RunSpec, canonical_json
+from skerry.runtime.clock import Clock
+from skerry.runtime.identifiers import Entropy
+from skerry.runtime.workers import Workers
 from skerry.store.errors import (
     DraftConflictError,
     LogCorruptError,
@@ -23,9 +23,10 @@ from skerry.store.errors import (
     RunExistsError,
     RunNotFoundError,
 )
-from skerry.store.log import RunLog, entry_name, run_prefix
-from skerry.store.objects import Objects
-from skerry.store.workers import Workers
+from skerry.store.log.entries import FORMAT, RunSpec, canonical_json
+from skerry.store.log.run_log import RunLog, entry_name, run_prefix
+from skerry.store.objects.interface import Objects
+from skerry.store.objects.put_if_absent import Creator
 from skerry.wire.names import BadNameError, check_id, check_name
 
 _LOG: Final = structlog.get_logger(__name__)

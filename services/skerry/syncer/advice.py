@@ -10,9 +10,9 @@ from typing import Final
 
 import structlog
 
-from skerry.store.clock import Entropy
+from skerry.runtime.identifiers import Entropy
 from skerry.store.errors import ObjectMissingError
-from skerry.store.objects import Objects
+from skerry.store.objects.interface import Objects
 from skerry.syncer.membership import Membership
 
 _LOG: Final = structlog.get_logger(__name__)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from skerry.store.run_state import Rejection
+from skerry.store.log.state import Rejection
 from skerry.wire.errors import WireError, WireReason
 
 # What a caller of another replica waits before it tries again: about the time that a replica takes to come back.

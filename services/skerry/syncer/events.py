@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from skerry.store.entries import (
+from skerry.store.log.entries import (
     AcceptedItem,
     ClosedItem,
     CommittedItem,
@@ -24,8 +24,8 @@ from skerry.store.entries import (
     SnapshotItem,
     StatusItem,
 )
-from skerry.store.fold import RunState
-from skerry.store.run_state import DeltaState, Outcome
+from skerry.store.log.fold import RunState
+from skerry.store.log.state import DeltaState, Outcome
 from skerry.wire.policy import Policy
 
 

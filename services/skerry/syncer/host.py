@@ -14,16 +14,17 @@ from typing import Final
 
 import structlog
 
-from skerry.store.clock import Clock, Entropy
-from skerry.store.entries import RunStatus
+from skerry.runtime.clock import Clock
+from skerry.runtime.identifiers import Entropy
+from skerry.runtime.workers import Workers
 from skerry.store.errors import RunNotFoundError, StoreError
-from skerry.store.scratch import Scratch
+from skerry.store.log.entries import RunStatus
 from skerry.store.store import Store
-from skerry.store.workers import Workers
+from skerry.store.versions.scratch import Scratch
 from skerry.syncer.advice import AdviceBoard
 from skerry.syncer.budget import ByteBudget
 from skerry.syncer.errors import DrainingError, SyncerError
-from skerry.syncer.merging import Merger
+from skerry.syncer.merger import Merger
 from skerry.syncer.replica import ReplicaSettings, RunReplica
 from skerry.wire.names import check_id, check_name
 
@@ -144,7 +145,7 @@ class RunHost:
 
     async def _uid_of(self, name: str) -> str | None:
         known = self._names.get(name)
-        now_s = self.clock.monotonic()
+        now_s = self.clock.monotonic_s()
         if known is not None and now_s - known[1] < self.settings.name_lifetime_s:
             return known[0]
         try:
@@ -170,7 +171,7 @@ class RunHost:
                         self._opening.pop(uid, None)
         if found.replica.log.spec.name != name:
             raise _not_found(name) if named is None else _replaced(name, uid, named)
-        found.used_at_s = self.clock.monotonic()
+        found.used_at_s = self.clock.monotonic_s()
         return found.replica
 
     async def _start(self, name: str, uid: str) -> _Open:
@@ -188,7 +189,7 @@ class RunHost:
             settings=self.settings.replica,
         )
         task = self._tasks.create_task(self._keep(replica, uid), name=f"run {name}")
-        self._open[uid] = opened = _Open(replica, task, self.clock.monotonic())
+        self._open[uid] = opened = _Open(replica, task, self.clock.monotonic_s())
         _LOG.info("run opened", run=name, uid=uid, position=replica.state.position, status=replica.state.status.value)
         return opened
 
@@ -225,7 +226,7 @@ class RunHost:
             for uid, one in list(self._open.items()):
                 name = one.replica.log.spec.name
                 if one.replica.is_idle:
-                    if self.clock.monotonic() - one.used_at_s > self.settings.idle_s:
+                    if self.clock.monotonic_s() - one.used_at_s > self.settings.idle_s:
                         one.task.cancel()
                     continue
                 if one.replica.state.status is RunStatus.DRAFT:

@@ -10,7 +10,8 @@ from typing import Final
 
 import structlog
 
-from skerry.store.entries import (
+from skerry.store.errors import ObjectMissingError, RunExistsError, RunNotFoundError
+from skerry.store.log.entries import (
     PolicyItem,
     RollbackFragment,
     RollbackItem,
@@ -18,9 +19,8 @@ from skerry.store.entries import (
     RunStatus,
     StatusItem,
 )
-from skerry.store.errors import ObjectMissingError, RunExistsError, RunNotFoundError
-from skerry.store.replay import snapshot_tensors, weights_at
-from skerry.store.run_state import FragmentState, VersionState
+from skerry.store.log.state import FragmentState, VersionState
+from skerry.store.versions.replay import snapshot_tensors, weights_at
 from skerry.syncer.errors import SyncerError, bad_request, from_rejection
 from skerry.syncer.host import RunHost
 from skerry.syncer.replica import RunReplica
@@ -71,7 +71,7 @@ async def create_run(host: RunHost, new: NewRun) -> RunReplica:
             raise SyncerError("RUN_EXISTS", "the name is taken", metadata=error.metadata) from error
         if error.reason != "RUN_NOT_FOUND":
             raise
-        spec = RunSpec(new.name, uid, new.fragments, new.dtypes, host.clock.unix())
+        spec = RunSpec(new.name, uid, new.fragments, new.dtypes, host.clock.unix_s())
         await host.store.create_draft(spec)
         replica = await host.open(new.name, uid, is_creator=True)
     spec = replica.log.spec

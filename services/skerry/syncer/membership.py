@@ -13,9 +13,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from skerry.store.entries import FORMAT, canonical_json
-from skerry.store.fold import RunState
-from skerry.store.run_state import LearnerState
+from skerry.store.log.entries import FORMAT, canonical_json
+from skerry.store.log.fold import RunState
+from skerry.store.log.state import LearnerState
 from skerry.syncer.events import LearnerRecord, LearnerReport
 from skerry.syncer.participation import LearnerView, MembershipView
 

@@ -21,7 +21,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from skerry.store.arithmetic import (
+from skerry.algorithm.outer import outer_step
+from skerry.algorithm.round_length import round_length
+from skerry.algorithm.step import (
     TORN,
     Float32s,
     OuterState,
@@ -33,15 +35,14 @@ from skerry.store.arithmetic import (
     prepare_span,
     step_spans,
 )
-from skerry.store.entries import AcceptedItem, ClosedItem, CommittedItem, MergeScalars, ObjectRef
-from skerry.store.log import RunLog
-from skerry.store.parallel import run_jobs
-from skerry.store.replay import UnreadableDeltaError, accumulate_deltas
-from skerry.store.round_length import round_length
-from skerry.store.run_state import FragmentState
-from skerry.store.scratch import Scratch
-from skerry.store.workers import Workers
-from skerry.syncer.outer import outer_step
+from skerry.runtime.parallel import run_jobs
+from skerry.runtime.workers import Workers
+from skerry.store.log.entries import AcceptedItem, ClosedItem, CommittedItem, MergeScalars, ObjectRef
+from skerry.store.log.run_log import RunLog
+from skerry.store.log.state import FragmentState
+from skerry.store.versions.replay import UnreadableDeltaError, accumulate_deltas
+from skerry.store.versions.scalars import scalars_to_record
+from skerry.store.versions.scratch import Scratch
 from skerry.wire.codecs import Encoding
 from skerry.wire.errors import NonFiniteError
 from skerry.wire.layout import FragmentLayout
@@ -92,7 +93,7 @@ class MergeResult:
         """Takes the outer state that the merge began from to the new version, in place. To be called once.
 
         Nobody else may read or write the state meanwhile. If it fails, or is cancelled, the state is torn and has to be
-        rebuilt (`skerry.store.replay.rebuild`).
+        rebuilt (`skerry.store.versions.replay.rebuild`).
         """
         step = self._step
         step.state.version = TORN
@@ -174,7 +175,7 @@ async def merge_round(
     prepared = await _prepare(step, deltas, workers)
     digest = digest_of_spans(layout.numel, [span.pieces for span in prepared])
     update = await _write_update(log, step, closing.version, prepared)
-    return MergeResult(scalars.to_record(), update, step.encoding, digest.hex(), closing, step, prepared)
+    return MergeResult(scalars_to_record(scalars), update, step.encoding, digest.hex(), closing, step, prepared)
 
 
 def merge_coefficients(

@@ -11,10 +11,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from skerry.store.entries import AcceptedItem, Member
-from skerry.store.fold import RunState
-from skerry.store.round_length import delta_weight
-from skerry.store.run_state import REMEMBERED_CLOSES, DeltaState, FragmentState
+from skerry.algorithm.round_length import delta_weight
+from skerry.store.log.entries import AcceptedItem, Member
+from skerry.store.log.fold import RunState
+from skerry.store.log.state import REMEMBERED_CLOSES, DeltaState, FragmentState
 from skerry.wire.policy import Policy
 
 # Times H that a run goes on before a learner that brings nothing no longer counts as working.

@@ -17,13 +17,13 @@ from typing import Final
 
 import structlog
 
-from skerry.store.clock import Clock
-from skerry.store.entries import INITIAL_BASE, ClosedItem, Decided, Entry, Fate, Item, RunStatus, SessionItem
+from skerry.runtime.clock import Clock
+from skerry.runtime.workers import Workers
 from skerry.store.errors import LogCorruptError, StoreError
-from skerry.store.fold import RunState
-from skerry.store.log import RunLog
-from skerry.store.run_state import Outcome
-from skerry.store.workers import Workers
+from skerry.store.log.entries import INITIAL_BASE, ClosedItem, Decided, Entry, Fate, Item, RunStatus, SessionItem
+from skerry.store.log.fold import RunState
+from skerry.store.log.run_log import RunLog
+from skerry.store.log.state import Outcome
 from skerry.syncer.advice import AdviceBoard, exchange_leases
 from skerry.syncer.errors import DrainingError, SyncerError
 from skerry.syncer.events import (
@@ -36,12 +36,12 @@ from skerry.syncer.events import (
     RoundOpened,
     events_of,
 )
+from skerry.syncer.followers import EventStream, Followers
 from skerry.syncer.membership import Membership
 from skerry.syncer.merge import UnreadableDeltaError
-from skerry.syncer.merging import Merger
+from skerry.syncer.merger import Merger
 from skerry.syncer.participation import participation
 from skerry.syncer.rounds import MergeKey, RoundEngine
-from skerry.syncer.streams import EventStream, Followers
 
 _LOG: Final = structlog.get_logger(__name__)
 
@@ -72,7 +72,7 @@ class RunReplica:
         """Takes a log that is folded to its end."""
         self.log = log
         self.workers = workers
-        self.membership = Membership(clock.monotonic())
+        self.membership = Membership(clock.monotonic_s())
         self._clock = clock
         self._merger = merger
         self._advice = advice
@@ -137,7 +137,7 @@ class RunReplica:
             known = self.state.learners[learner]
             if known.session != session:  # fenced since its own entry was folded
                 stream.end(_fenced(learner))
-            self._tell(LearnerSeen(self.membership.record(self.state, learner, self._clock.monotonic())))
+            self._tell(LearnerSeen(self.membership.record(self.state, learner, self._clock.monotonic_s())))
             yield stream
 
     @contextmanager
@@ -158,7 +158,7 @@ class RunReplica:
 
     def report(self, learner: str, session: str, report: LearnerReport | None) -> None:
         """Takes a sign of life, with what the learner says of itself."""
-        now_s = self._clock.monotonic()
+        now_s = self._clock.monotonic_s()
         self.membership.renew(learner, session, now_s, report)
         if report is not None:
             self._tell(LearnerSeen(self.membership.record(self.state, learner, now_s)))
@@ -171,18 +171,18 @@ class RunReplica:
 
     def push_begun(self, fragment: str, learner: str, session: str, step_count: int) -> None:
         """Takes an admissible push's first message: of H steps or more, it opens the round for everybody at once."""
-        self.membership.renew(learner, session, self._clock.monotonic())
+        self.membership.renew(learner, session, self._clock.monotonic_s())
         if step_count >= self.state.policy.inner_step_count:
             known = self.state.fragments[fragment]
             self._announce(fragment, known.version + (1 if known.closing is None else 2))
 
     def learner_records(self) -> tuple[LearnerRecord, ...]:
         """Returns every learner that the log knows, as observers see it now."""
-        return self.membership.records(self.state, self._clock.monotonic())
+        return self.membership.records(self.state, self._clock.monotonic_s())
 
     def open_rounds(self) -> tuple[Event, ...]:
         """Returns the announcements of the rounds that gather now, for a learner that has just come."""
-        view = self.membership.view(self.state, self._clock.monotonic())
+        view = self.membership.view(self.state, self._clock.monotonic_s())
         return tuple(
             Event(self.state.position, RoundOpened(fragment, version))
             for fragment, version in self._engine.open_rounds(self.state, view)
@@ -284,7 +284,7 @@ class RunReplica:
     async def _decide(self) -> None:
         while True:
             self._decide_now.clear()
-            now_s = self._clock.monotonic()
+            now_s = self._clock.monotonic_s()
             view = self.membership.view(self.state, now_s)
             decisions = self._engine.decide(self.state, view, now_s, may_close=not self._is_draining)
             self._tell_of_leases({name for name, learner in view.learners.items() if learner.is_live}, now_s)
@@ -360,7 +360,7 @@ class RunReplica:
                         return
                     await self._clock.sleep(self._settings.retry_s)
         finally:
-            self._engine.merge_ended(key, self._clock.monotonic())
+            self._engine.merge_ended(key, self._clock.monotonic_s())
 
     def _waits_for_merge(self, key: MergeKey) -> bool:
         closing = self.state.fragments[key.fragment].closing
@@ -384,7 +384,7 @@ class RunReplica:
             cause=str(error),
         )
         members = tuple(member for member in closing.members if member.delta != error.delta)
-        view = self.membership.view(self.state, self._clock.monotonic())
+        view = self.membership.view(self.state, self._clock.monotonic_s())
         item = ClosedItem(
             fragment=key.fragment,
             version=closing.version,
@@ -417,7 +417,7 @@ class RunReplica:
         """Exchanges leases with other replicas, three times a term."""
         while True:
             try:
-                if await exchange_leases(self._advice, self.membership, self._clock.monotonic()):
+                if await exchange_leases(self._advice, self.membership, self._clock.monotonic_s()):
                     self._decide_now.set()
             except StoreError as error:
                 _LOG.warning("leases could not be exchanged", run=self.log.spec.name, cause=str(error))

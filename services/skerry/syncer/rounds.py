@@ -27,9 +27,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from skerry.store.entries import ClosedItem, Decided, Fate, FateItem, Item, Member, RunStatus, StatusItem
-from skerry.store.fold import RunState
-from skerry.store.run_state import DeltaState, FragmentState
+from skerry.store.log.entries import ClosedItem, Decided, Fate, FateItem, Item, Member, RunStatus, StatusItem
+from skerry.store.log.fold import RunState
+from skerry.store.log.state import DeltaState, FragmentState
 from skerry.syncer.participation import MembershipView, expected_learners, participation, slow_learners, weigh
 from skerry.wire.policy import Policy
 

@@ -15,14 +15,15 @@ import structlog
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from skerry.store.clock import Clock, Entropy, SystemClock, SystemEntropy
-from skerry.store.objects import Objects
-from skerry.store.scratch import Scratch
+from skerry.runtime.clock import Clock, SystemClock
+from skerry.runtime.identifiers import Entropy, SystemEntropy
+from skerry.runtime.workers import ThreadWorkers, Workers
+from skerry.store.objects.interface import Objects
 from skerry.store.store import Store
-from skerry.store.workers import ThreadWorkers, Workers
+from skerry.store.versions.scratch import Scratch
 from skerry.syncer.host import HostSettings, RunHost
-from skerry.syncer.interceptor import ErrorInterceptor
-from skerry.syncer.servicers import MAX_MESSAGE_BYTES, CapabilitiesServicer, ExchangeServicer, RunsServicer
+from skerry.syncer.services.interceptor import ErrorInterceptor
+from skerry.syncer.services.runs import MAX_MESSAGE_BYTES, CapabilitiesServicer, ExchangeServicer, RunsServicer
 from skerry.v1 import (
     capabilities_pb2,
     capabilities_pb2_grpc,
@@ -86,13 +87,13 @@ class SyncerServer:
         Health says so first; followers are told and let go; no round is closed any more; merges end or are left to
         another replica; pushes in flight end, or go on elsewhere from their last whole part.
         """
-        started_s = self.host.clock.monotonic()
+        started_s = self.host.clock.monotonic_s()
         _LOG.info("draining", grace_s=grace_s)
         await self._health.enter_graceful_shutdown()
         await self.host.drain(grace_s)
-        left_s = max(_LEAST_STOP_S, grace_s - (self.host.clock.monotonic() - started_s))
+        left_s = max(_LEAST_STOP_S, grace_s - (self.host.clock.monotonic_s() - started_s))
         await self._server.stop(left_s)
-        _LOG.info("drained", drain_s=round(self.host.clock.monotonic() - started_s, 3))
+        _LOG.info("drained", drain_s=round(self.host.clock.monotonic_s() - started_s, 3))
 
     async def stop(self) -> None:
         """Stops at once; calls in flight are cut off, and lose nothing that was acknowledged."""

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from skerry.learner.demo.judgement import JudgedPosition
-from skerry.learner.demo.ledger import Ledger, read_ledger
-from skerry.learner.demo.plan import DemoPlan
-from skerry.learner.demo.scenario import DemoEvent, Timeline
-from skerry.learner.demo.summary import Evidence
+from skerry.demo.judgement import JudgedPosition
+from skerry.demo.ledger import Ledger, read_ledger
+from skerry.demo.plan import DemoPlan
+from skerry.demo.scenario import DemoEvent, Timeline
+from skerry.demo.summary import Evidence
 from tests.learner.demo.made_up_course import LOG, START_S, written_metrics
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from skerry.learner.demo.follow import MetricsFollower
+from skerry.demo.follow import MetricsFollower
 from skerry.learner.metrics import MetricsLine, MetricsWriter
 
 START_S = 1_000_000.0

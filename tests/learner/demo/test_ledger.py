@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from skerry.learner.demo.ledger import Ledger, read_ledger
+from skerry.demo.ledger import Ledger, read_ledger
 from tests.learner.demo.made_up_course import LOG, START_S, accepted, entry
 
 

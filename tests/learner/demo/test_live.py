@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from skerry.learner.demo.live import LiveView
-from skerry.learner.demo.plan import DemoPlan
-from skerry.learner.demo.processes import Nursery
-from skerry.learner.demo.scenario import DemoEvent, Scenario
-from skerry.learner.demo.summary import Evidence
+from skerry.demo.live import LiveView
+from skerry.demo.plan import DemoPlan
+from skerry.demo.processes import Nursery
+from skerry.demo.scenario import DemoEvent, Scenario
+from skerry.demo.summary import Evidence
 from tests.learner.demo.made_up_course import START_S
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from skerry.learner.demo.page import write_page
-from skerry.learner.demo.picture import draw
-from skerry.learner.demo.summary import Evidence, summarise
+from skerry.demo.page import write_page
+from skerry.demo.picture import draw
+from skerry.demo.summary import Evidence, summarise
 
 
 def test_the_page_stands_alone_and_says_what_happened(evidence: Evidence, tmp_path: Path) -> None:

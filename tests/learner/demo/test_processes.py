@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from skerry.learner.demo.follow import MetricsFollower
-from skerry.learner.demo.processes import Child, ChildError, Nursery
+from skerry.demo.follow import MetricsFollower
+from skerry.demo.processes import Child, ChildError, Nursery
 
 _ENDLESS = [
     *("learn", "--alone", "--model", "nano", "--batch", "2", "--data-limit-mb", "0.3", "--eval-windows", "4"),

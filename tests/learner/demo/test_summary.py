@@ -7,10 +7,10 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from skerry.learner.demo.judgement import JudgedPosition
-from skerry.learner.demo.ledger import read_ledger
-from skerry.learner.demo.plan import affordable_steps
-from skerry.learner.demo.summary import Evidence, summarise
+from skerry.demo.judgement import JudgedPosition
+from skerry.demo.ledger import read_ledger
+from skerry.demo.plan import affordable_steps
+from skerry.demo.summary import Evidence, summarise
 from tests.learner.demo.made_up_course import LOG, accepted, entry
 
 _ASKED_FOR = {

@@ -1,0 +1,246 @@
+"""The arithmetic of one version, exact to the bit on every machine, over arrays and element ranges.
+
+With v_m the delta of member m as decoded, t the tensor of an element, and the scalars that the commit names
+(c, scale, decay, gain, mu, rate; float32):
+
+    acc      = c[0,t] v_0 ;  acc = acc + c[m,t] v_m          members in the close's order
+    d        = scale[t] acc                                  the outer gradient
+    buf      = decay buf + gain d                            momentum
+    target   = residual + rate (d + mu buf)                  Nesterov's step, and what was dropped before
+    q        = decode(encode(target))                        the update, as every learner decodes it
+    theta    = theta - q
+    residual = target - q
+
+Each operation is one float32 operation with its own rounding, elementwise: no fused multiply-add, no reduction. So
+neither the cut into ranges nor the number of threads changes a bit. All functions release the GIL in NumPy, zstd and
+SHA-256; calls on disjoint ranges may overlap.
+
+Source: Decoupled DiLoCo (arXiv 2604.21428), outer optimizer; quantised updates with residual are this project's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from skerry.wire.codecs import Compressor, Encoding
+from skerry.wire.cutting import MAX_FRAME_NUMEL
+from skerry.wire.digests import LEAF_NUMEL, Hasher, tree_root
+from skerry.wire.frames import decode_frame, decode_frames, encode_frames, parse_frames
+from skerry.wire.layout import FragmentLayout
+
+Float32s = NDArray[np.float32]
+
+# Elements that elementwise steps take at a time: a few arrays of 256 KiB stay in a core's cache between operations.
+_PIECE_NUMEL: Final = 2**16
+# A version whose state was being written when something failed. No version has this number.
+TORN: Final = -2
+
+
+@dataclass
+class OuterState:
+    """What the syncer keeps of one fragment at one version; arrays are written in place and may be memory-mapped."""
+
+    weights: Float32s  # (numel,)
+    momentum: Float32s  # (numel,)
+    residual: Float32s  # (numel,)
+    version: int  # TORN while it is being written, and after a write that failed
+
+
+@dataclass(frozen=True)
+class Scalars:
+    """What one merge multiplies by; a commit names every one of them, so that a replay is exact."""
+
+    rate: np.float32
+    momentum: np.float32
+    tensor_scales: Float32s  # (tensors,)
+    coefficients: Float32s  # (members, tensors)
+    decay: np.float32
+    gain: np.float32
+
+
+@dataclass(frozen=True)
+class Step:
+    """Everything that the arithmetic of one version works on."""
+
+    layout: FragmentLayout
+    scalars: Scalars
+    encoding: Encoding
+    state: OuterState  # of the version before
+    acc: Float32s  # (numel,) the members' weighted sum
+
+
+class Span(NamedTuple):
+    """Elements `[first, stop)` of a fragment."""
+
+    first: int
+    stop: int
+
+
+class LeafPieces(NamedTuple):
+    """What one span brings to the tree digest of the new weights."""
+
+    head: bytes  # the elements before the span's leaf begins: the end of the leaf before
+    leaf: Hasher  # has taken the span's other elements
+
+
+class PreparedSpan(NamedTuple):
+    """One span of an update that is not in any state yet."""
+
+    frames: tuple[bytes, ...]
+    pieces: LeafPieces
+
+
+class ReplayedSpan(NamedTuple):
+    """One span of a version that was made again."""
+
+    pieces: LeafPieces
+    first_difference: int | None  # the first element whose update is not the published one, where that was given
+
+
+def step_spans(layout: FragmentLayout, encoding: Encoding) -> list[Span]:
+    """Returns spans of about a tree digest's leaf, cut where blocks begin; span n starts at or just before leaf n."""
+    block = encoding.block if encoding.codec.has_blocks else 1
+    edges = [layout.boundary_at_or_before(at, block) for at in range(0, layout.numel, LEAF_NUMEL)] + [layout.numel]
+    return [Span(first, stop) for first, stop in pairwise(edges)]
+
+
+def accumulate(
+    acc: Float32s,  # (numel,) written where the frames are
+    data: bytes,
+    layout: FragmentLayout,
+    coefficients: Float32s,  # (tensors,) of this member
+    *,
+    is_first: bool,
+) -> None:
+    """Adds one member's frames: acc + c v, or c v for the first member.
+
+    Raises:
+        FrameError: the frames can't be trusted; `acc` is then of no use.
+    """
+    scratch = np.empty(0 if is_first else MAX_FRAME_NUMEL, np.float32)
+    for frame in parse_frames(data):
+        inside = acc[frame.first : frame.first + frame.numel]
+        values = inside if is_first else scratch[: frame.numel]
+        decode_frame(frame, layout, values)
+        for index, start, stop in layout.ranges(frame.first, frame.numel):
+            part = values[start - frame.first : stop - frame.first]
+            np.multiply(part, coefficients[index], out=part)
+        if not is_first:
+            np.add(inside, values, out=inside)
+
+
+def prepare_span(step: Step, span: Span) -> PreparedSpan:
+    """Returns the update of one span; the state is not changed.
+
+    Raises:
+        NonFiniteError: the step left the range of the codec.
+    """
+    target = _target(step, span, keep_momentum=False)
+    q = np.empty_like(target)
+    frames = tuple(encode_frames(target, step.layout, step.encoding, first=span.first, decoded=q))
+    theta = np.subtract(step.state.weights[span.first : span.stop], q, out=q)
+    return PreparedSpan(frames, _leaf_pieces(theta, span))
+
+
+def adopt_span(step: Step, span: Span, frames: Sequence[bytes]) -> None:
+    """Writes one span of the state's next version, by the frames that `prepare_span` gave for it."""
+    target = _target(step, span, keep_momentum=True)
+    q = np.empty_like(target)
+    decode_frames(b"".join(frames), step.layout, q, first=span.first)
+    _advance(step.state, span, target, q)
+
+
+def replay_span(
+    step: Step,
+    span: Span,
+    *,
+    published: Float32s | None = None,  # (numel,) the update as learners decoded it, to compare with
+) -> ReplayedSpan:
+    """Writes one span of the state's next version, quantising anew as the merge did.
+
+    Raises:
+        NonFiniteError: the step left the range of the codec; the state is then of no use.
+    """
+    target = _target(step, span, keep_momentum=True)
+    q = np.empty_like(target)
+    # Compression changes no value, and nobody reads these frames.
+    encoding = replace(step.encoding, compressor=Compressor.NONE)
+    for _ in encode_frames(target, step.layout, encoding, first=span.first, decoded=q):
+        pass
+    theta = _advance(step.state, span, target, q)
+    difference = None
+    if published is not None:
+        unequal = np.flatnonzero(published[span.first : span.stop].view(np.uint32) != q.view(np.uint32))
+        difference = span.first + int(unequal[0]) if len(unequal) else None
+    return ReplayedSpan(_leaf_pieces(theta, span), difference)
+
+
+def subtract_update(weights: Float32s, data: bytes, layout: FragmentLayout) -> None:
+    """Takes `weights` a version further where the frames of its update are.
+
+    Raises:
+        FrameError: the frames can't be trusted; `weights` are then of no use.
+    """
+    q = np.empty(MAX_FRAME_NUMEL, np.float32)
+    for frame in parse_frames(data):
+        inside = weights[frame.first : frame.first + frame.numel]
+        np.subtract(inside, decode_frame(frame, layout, q[: frame.numel]), out=inside)
+
+
+def digest_of_spans(numel: int, pieces: Sequence[LeafPieces]) -> bytes:
+    """Returns the tree digest of the fragment whose spans, in order and all of them, brought `pieces`."""
+    leaves: list[bytes] = []
+    for before, after in pairwise(pieces):
+        before.leaf.update(after.head)
+        leaves.append(before.leaf.digest())
+    if pieces:
+        leaves.append(pieces[-1].leaf.digest())
+    return tree_root(numel, leaves)
+
+
+# What overflows is refused by the encoder, which names the element; a warning would only repeat it.
+@np.errstate(over="ignore", invalid="ignore")
+def _target(step: Step, span: Span, *, keep_momentum: bool) -> Float32s:
+    """Returns `target` of the span, and writes the new momentum to the state where it is to be kept."""
+    state, scalars = step.state, step.scalars
+    target = np.empty(span.stop - span.first, np.float32)
+    d_scratch, buf_scratch = np.empty((2, min(_PIECE_NUMEL, len(target))), np.float32)
+    for low, high in _pieces(span):
+        d, out = d_scratch[: high - low], target[low - span.first : high - span.first]
+        buf = state.momentum[low:high] if keep_momentum else buf_scratch[: high - low]
+        for index, start, stop in step.layout.ranges(low, high - low):
+            np.multiply(step.acc[start:stop], step.scalars.tensor_scales[index], out=d[start - low : stop - low])
+        np.multiply(state.momentum[low:high], scalars.decay, out=buf)
+        np.multiply(d, scalars.gain, out=out)
+        np.add(buf, out, out=buf)
+        np.multiply(buf, scalars.momentum, out=out)
+        np.add(d, out, out=out)
+        np.multiply(out, scalars.rate, out=out)
+        np.add(state.residual[low:high], out, out=out)
+    return target
+
+
+def _pieces(span: Span) -> Iterator[tuple[int, int]]:
+    for low in range(span.first, span.stop, _PIECE_NUMEL):
+        yield low, min(low + _PIECE_NUMEL, span.stop)
+
+
+def _advance(state: OuterState, span: Span, target: Float32s, q: Float32s) -> Float32s:
+    """Writes the span's new weights and residual, and returns a view of those weights."""
+    theta = state.weights[span.first : span.stop]
+    np.subtract(theta, q, out=theta)
+    np.subtract(target, q, out=state.residual[span.first : span.stop])
+    return theta
+
+
+def _leaf_pieces(theta: Float32s, span: Span) -> LeafPieces:
+    """Splits the span's weights at the leaf that begins in it, or at its front."""
+    head = -span.first % LEAF_NUMEL
+    return LeafPieces(theta[:head].tobytes(), hashlib.sha256(theta[head:].data))

@@ -1,0 +1,1 @@
+"""What every process needs of its machine: clocks, identifiers, worker threads and bounded retries."""

@@ -1,0 +1,81 @@
+"""The one place that reads real clocks; everything else is given a clock."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Final, Protocol
+
+_SCHEDULING: Final = Path("/proc/thread-self/schedstat")
+
+
+class Clock(Protocol):
+    """Time as an event loop's tasks see it. Simulations pass one of their own."""
+
+    def monotonic_s(self) -> float:
+        """Returns seconds that never go back; only differences on one machine mean something."""
+
+    def unix_s(self) -> float:
+        """Returns seconds since 1970 by the machine's calendar clock: for people, never for decisions."""
+
+    async def sleep(self, duration_s: float) -> None:
+        """Returns after `duration_s` seconds of this clock."""
+
+
+class StepClock(Protocol):
+    """What measuring a training step needs of a clock."""
+
+    def monotonic_s(self) -> float:
+        """Returns seconds that never go back."""
+
+
+class ThreadClock(Protocol):
+    """Time as a training thread sees it."""
+
+    def monotonic_s(self) -> float:
+        """Returns seconds that never go back."""
+
+    def unix_s(self) -> float:
+        """Returns seconds since 1970 by the machine's calendar clock: for people, never for decisions."""
+
+    def thread_cpu_s(self) -> float:
+        """Returns the processor seconds that the calling thread has used."""
+
+    def thread_queued_s(self) -> float:
+        """Returns the seconds that the calling thread waited for a processor, ready to run; 0 if nobody counts them."""
+
+    def block(self, duration_s: float) -> None:
+        """Suspends the calling thread for `duration_s` seconds; returns at once if that is zero or less."""
+
+
+class SystemClock:
+    """The machine's own clocks, for event loops and for threads."""
+
+    def monotonic_s(self) -> float:
+        """Returns seconds of the machine's highest-resolution monotonic counter."""
+        return time.perf_counter()
+
+    def unix_s(self) -> float:
+        """Returns seconds since 1970."""
+        return time.time()
+
+    async def sleep(self, duration_s: float) -> None:
+        """Sleeps on the running loop."""
+        await asyncio.sleep(duration_s)
+
+    def thread_cpu_s(self) -> float:
+        """Returns the processor seconds of the calling thread."""
+        return time.thread_time()
+
+    def thread_queued_s(self) -> float:
+        """Returns what Linux counts in the thread's `schedstat`; 0 on other systems."""
+        try:
+            return int(_SCHEDULING.read_bytes().split()[1]) / 1e9
+        except (OSError, IndexError, ValueError):
+            return 0.0
+
+    def block(self, duration_s: float) -> None:
+        """Suspends this thread."""
+        if duration_s > 0:
+            time.sleep(duration_s)

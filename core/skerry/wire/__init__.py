@@ -1,0 +1,59 @@
+"""What two processes must agree on byte for byte: layouts, codecs, frames and digests.
+
+protos/FORMAT.md specifies it for other languages; test vectors for them are in `tests/wire/vectors`.
+"""
+
+import sys
+
+from skerry.wire.codecs import Codec, Compressor, Encoding
+from skerry.wire.cutting import MAX_FRAME_NUMEL, cut_parts
+from skerry.wire.digests import Hasher, delta_digest, part_digest, tree_digest, tree_leaves, tree_root
+from skerry.wire.errors import FrameError, NonFiniteError, WireError, WireReason
+from skerry.wire.frames import (
+    HEADER_SIZE,
+    MAX_FRAME_BYTES,
+    Frame,
+    decode_frame,
+    decode_frames,
+    encode_frames,
+    frame_size,
+    parse_frames,
+    raw_bytes,
+)
+from skerry.wire.layout import FragmentLayout, TensorSpec
+from skerry.wire.norms import per_tensor_squared_norms
+
+__all__ = [
+    "HEADER_SIZE",
+    "MAX_FRAME_BYTES",
+    "MAX_FRAME_NUMEL",
+    "Codec",
+    "Compressor",
+    "Encoding",
+    "FragmentLayout",
+    "Frame",
+    "FrameError",
+    "Hasher",
+    "NonFiniteError",
+    "TensorSpec",
+    "WireError",
+    "WireReason",
+    "cut_parts",
+    "decode_frame",
+    "decode_frames",
+    "delta_digest",
+    "encode_frames",
+    "frame_size",
+    "parse_frames",
+    "part_digest",
+    "per_tensor_squared_norms",
+    "raw_bytes",
+    "tree_digest",
+    "tree_leaves",
+    "tree_root",
+]
+
+if sys.byteorder != "little":
+    # Arrays are read and written as they lie in memory; a big-endian machine needs an encoder of its own.
+    msg = "skerry.wire needs a little-endian machine"
+    raise ImportError(msg)

@@ -1,0 +1,316 @@
+"""Frames: the smallest piece of a fragment that stands alone on a wire or in a store.
+
+A frame is a 32-byte header and a payload. It says by itself how it was written, covers one range of the fragment, and
+can be checked and decoded without its neighbours. protos/FORMAT.md specifies it for other languages.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import zstandard
+
+from skerry.wire.blocks import Blocks, blocks_of
+from skerry.wire.codecs import CODEC_OF_NUMBER, COMPRESSOR_OF_NUMBER, Codec, Compressor, Encoding
+from skerry.wire.compression import decompress_exactly
+from skerry.wire.cutting import MAX_FRAME_NUMEL, Cut, cut_frames
+from skerry.wire.errors import FrameError, NonFiniteError, WireReason
+from skerry.wire.quantise import LARGEST_FLOAT32, LARGEST_SCALED, Quantiser, dequantise
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from skerry.wire.digests import Hasher
+    from skerry.wire.layout import FragmentLayout
+
+HEADER_SIZE: Final = 32
+MAGIC: Final = b"SKF1"
+MAX_FRAME_BYTES: Final = HEADER_SIZE + 5 * MAX_FRAME_NUMEL
+"""A code and a scale for every element, which is what blocks of one element come to."""
+_HEADER: Final = struct.Struct("<4sBBHQIII")  # the CRC-32 follows
+_CRC: Final = struct.Struct("<I")
+_LARGEST_ELEMENT: Final = 2**63 - 1
+
+
+@dataclass(frozen=True)
+class Frame:
+    """A frame whose header and checksum hold; whether it fits a fragment is for `decode_frame` to say."""
+
+    codec: Codec
+    compressor: Compressor
+    block: int
+    """0 where the codec has no blocks."""
+    first: int
+    """First element, in the fragment."""
+    numel: int
+    raw_size: int
+    """Declared bytes once decompressed, at most MAX_FRAME_BYTES."""
+    payload: bytes | memoryview
+
+
+def encode_frames(
+    values: NDArray[np.float32],  # (numel of the range,)
+    layout: FragmentLayout,
+    encoding: Encoding,
+    *,
+    first: int = 0,
+    decoded: NDArray[np.float32] | None = None,
+    digest: Hasher | None = None,
+) -> Iterator[bytes]:
+    """Yield whole frames that cover elements `[first, first + len(values))` of the fragment.
+
+    `decoded`, when given, has the shape of `values` (and may be `values` itself): each frame's part of it is
+    overwritten, before the frame is yielded, with what a receiver will decode. `digest` is fed each frame's raw bytes.
+
+    Raises:
+        ValueError: (at once) an array is not one-dimensional float32, or the range is not cut at block boundaries.
+        NonFiniteError: (from the frame that meets it) a value that the codec cannot carry; frames before it stand.
+    """
+    check_range_array("values", values)
+    if decoded is not None:
+        check_range_array("decoded", decoded)
+        if decoded.shape != values.shape or not decoded.flags.c_contiguous:
+            msg = f"decoded must be contiguous, as long as values. expected={values.shape}, actual={decoded.shape}"
+            raise ValueError(msg)
+    cuts = cut_frames(layout, encoding, first, len(values))
+    return _encode(values, layout, encoding, first, cuts, decoded, digest)
+
+
+def _encode(  # noqa: PLR0917 - the arguments of encode_frames, checked
+    values: NDArray[np.float32],
+    layout: FragmentLayout,
+    encoding: Encoding,
+    first: int,
+    cuts: Iterator[Cut],
+    decoded: NDArray[np.float32] | None,
+    digest: Hasher | None,
+) -> Iterator[bytes]:
+    quantiser = Quantiser()
+    packer = FramePacker(encoding)
+    for cut in cuts:
+        inside = slice(cut.first - first, cut.first - first + cut.numel)
+        piece = np.ascontiguousarray(values[inside])
+        blocks = blocks_of(layout, cut.first, cut.numel, cut.block) if cut.block else None
+        raw = quantiser.quantise(cut.codec, piece, blocks)
+        if raw is None:
+            raise non_finite_error(piece, layout, cut)
+        if digest is not None:
+            digest.update(raw.data)
+        frame = packer.pack(cut, raw)
+        if decoded is not None:
+            dequantise(cut.codec, raw, blocks, decoded[inside])
+        yield frame
+
+
+class FramePacker:
+    """Makes frames of raw bytes; owns a compression context, so it is for one thread at a time."""
+
+    def __init__(self, encoding: Encoding) -> None:
+        """Prepare the encoding's compressor."""
+        self._compressor = (
+            zstandard.ZstdCompressor(level=encoding.level, write_checksum=False, write_content_size=True)
+            if encoding.compressor is Compressor.ZSTD
+            else None
+        )
+
+    def pack(self, cut: Cut, raw: NDArray[np.uint8]) -> bytes:
+        """Return the frame; bytes that do not shrink are stored as they are."""
+        payload: bytes | memoryview = raw.data
+        compressor = Compressor.NONE
+        if self._compressor is not None:
+            compressed = self._compressor.compress(raw.data)
+            if len(compressed) < raw.nbytes:
+                payload, compressor = compressed, Compressor.ZSTD
+        header = _HEADER.pack(
+            MAGIC, cut.codec.number, compressor.number, cut.block, cut.first, cut.numel, len(payload), raw.nbytes
+        )
+        checksum = zlib.crc32(payload, zlib.crc32(header))
+        return b"".join((header, _CRC.pack(checksum), payload))
+
+
+def check_range_array(name: str, array: NDArray[np.float32]) -> None:
+    """Refuse what is not one-dimensional float32 in this machine's little-endian order.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if array.dtype != np.dtype("<f4") or array.ndim != 1:
+        msg = f"{name} must be one-dimensional float32. dtype={array.dtype}, shape={array.shape}"
+        raise ValueError(msg)
+
+
+def non_finite_error(values: NDArray[np.float32], layout: FragmentLayout, cut: Cut) -> NonFiniteError:
+    """Return the error that names the first of a cut's `values` that its codec cannot carry."""
+    limit = LARGEST_FLOAT32 if cut.codec is Codec.FLOAT32 else LARGEST_SCALED
+    at = int(np.argmin(np.abs(values) <= limit))
+    index = layout.tensor_at(cut.first + at)
+    return NonFiniteError(
+        tensor=layout.tensors[index].name, element=cut.first + at - layout.offsets[index], value=float(values[at])
+    )
+
+
+def frame_size(header: bytes | memoryview) -> int:
+    """Return the whole frame's size in bytes, from its first 32, so that a stream of bytes can be cut.
+
+    Raises:
+        FrameError: TRUNCATED, BAD_HEADER or TOO_LARGE. The checksum is for `parse_frames`.
+    """
+    return HEADER_SIZE + _parse_header(memoryview(header)).payload_size
+
+
+@dataclass(frozen=True)
+class _Header:
+    codec: Codec
+    compressor: Compressor
+    block: int
+    first: int
+    numel: int
+    payload_size: int
+    raw_size: int
+
+
+def _parse_header(buffer: memoryview) -> _Header:
+    """Check all that can be known without the fragment's layout."""
+    if len(buffer) < HEADER_SIZE:
+        msg = f"bytes end inside a header. expected={HEADER_SIZE}, actual={len(buffer)}"
+        raise FrameError(WireReason.TRUNCATED, msg)
+    magic, codec_number, compressor_number, block, first, numel, payload_size, raw_size = _HEADER.unpack_from(buffer)
+    codec = CODEC_OF_NUMBER.get(codec_number)
+    compressor = COMPRESSOR_OF_NUMBER.get(compressor_number)
+    if magic != MAGIC or codec is None or compressor is None:
+        msg = f"not a frame. magic={magic!r}, codec={codec_number}, compressor={compressor_number}"
+        raise FrameError(WireReason.BAD_HEADER, msg)
+    if (block > 0) != codec.has_blocks or numel == 0 or first + numel > _LARGEST_ELEMENT:
+        msg = f"impossible header. codec={codec}, block={block}, first={first}, numel={numel}"
+        raise FrameError(WireReason.BAD_HEADER, msg)
+    if numel > MAX_FRAME_NUMEL:
+        msg = f"too many elements in a frame. limit={MAX_FRAME_NUMEL}, actual={numel}"
+        raise FrameError(WireReason.TOO_LARGE, msg)
+    # Without the layout the count of blocks is only known to lie between one run of full ones and one an element.
+    least = codec.raw_size(numel, -(-numel // block) if block else 0)
+    most = codec.raw_size(numel, numel)
+    if not least <= raw_size <= most:
+        msg = f"declared size is not the codec's. declared={raw_size}, least={least}, most={most}"
+        raise FrameError(WireReason.BOMB, msg)
+    if payload_size > raw_size:
+        msg = f"payload larger than what it stands for. payload={payload_size}, raw={raw_size}"
+        raise FrameError(WireReason.TOO_LARGE, msg)
+    if (payload_size == raw_size) != (compressor is Compressor.NONE):
+        msg = f"payload's size and compressor disagree. payload={payload_size}, raw={raw_size}"
+        raise FrameError(WireReason.BAD_HEADER, msg)
+    return _Header(codec, compressor, block, first, numel, payload_size, raw_size)
+
+
+def parse_frames(buffer: bytes | bytearray | memoryview) -> Iterator[Frame]:
+    """Yield the frames of a buffer that holds whole ones; their payloads are views of it.
+
+    Raises:
+        FrameError: TRUNCATED, BAD_HEADER, TOO_LARGE, BOMB or CHECKSUM, at the frame that is at fault.
+    """
+    rest = memoryview(buffer).cast("B").toreadonly()
+    while rest:
+        header = _parse_header(rest)
+        end = HEADER_SIZE + header.payload_size
+        if len(rest) < end:
+            msg = f"bytes end inside a payload. expected={end}, actual={len(rest)}"
+            raise FrameError(WireReason.TRUNCATED, msg)
+        payload = rest[HEADER_SIZE:end]
+        (expected,) = _CRC.unpack_from(rest, _HEADER.size)
+        actual = zlib.crc32(payload, zlib.crc32(rest[: _HEADER.size]))
+        if actual != expected:
+            msg = f"checksum mismatch. expected={expected:08x}, actual={actual:08x}, first={header.first}"
+            raise FrameError(WireReason.CHECKSUM, msg)
+        yield Frame(header.codec, header.compressor, header.block, header.first, header.numel, header.raw_size, payload)
+        rest = rest[end:]
+
+
+def raw_bytes(frame: Frame) -> bytes:
+    """Return the frame's uncompressed scales and codes: what digests are taken over.
+
+    Raises:
+        FrameError: BOMB or CORRUPT, before more than `raw_size` bytes are allocated.
+    """
+    if frame.compressor is Compressor.NONE:
+        return bytes(frame.payload)
+    return decompress_exactly(frame.payload, frame.raw_size)
+
+
+def decode_frame(
+    frame: Frame,
+    layout: FragmentLayout,
+    out: NDArray[np.float32] | None = None,
+) -> NDArray[np.float32]:
+    """Return the frame's elements, `(frame.numel,)` float32; in `out`, when it is given.
+
+    Raises:
+        FrameError: LAYOUT or BOMB when it does not fit the fragment; CORRUPT, NON_FINITE or BAD_SCALE for its content.
+        ValueError: `out` is not contiguous float32 of the frame's length.
+    """
+    if out is None:
+        out = np.empty(frame.numel, np.float32)
+    _decode(frame, layout, out, None)
+    return out
+
+
+def decode_frames(
+    buffer: bytes | bytearray | memoryview,
+    layout: FragmentLayout,
+    out: NDArray[np.float32],  # (numel of the range,) written
+    *,
+    first: int = 0,
+    digest: Hasher | None = None,
+) -> None:
+    """Decode frames that must cover `[first, first + len(out))` in order, without gap or overlap.
+
+    Decompresses once: `digest` is fed each frame's raw bytes on the way.
+
+    Raises:
+        FrameError: as `parse_frames` and `decode_frame`; LAYOUT also when the frames do not follow one another or go
+            past the range, TRUNCATED when they end before it does. `out` is then of no use.
+    """
+    check_range_array("out", out)
+    at = first
+    for frame in parse_frames(buffer):
+        if frame.first != at or frame.first + frame.numel > first + len(out):
+            msg = f"frame out of place. expected_first={at}, first={frame.first}, numel={frame.numel}"
+            raise FrameError(WireReason.LAYOUT, msg)
+        _decode(frame, layout, out[at - first : at - first + frame.numel], digest)
+        at += frame.numel
+    if at != first + len(out):
+        msg = f"frames end before their range does. expected={first + len(out)}, actual={at}"
+        raise FrameError(WireReason.TRUNCATED, msg)
+
+
+def _decode(frame: Frame, layout: FragmentLayout, out: NDArray[np.float32], digest: Hasher | None) -> None:
+    """Check the frame against the layout before anything of the size that it declares is allocated."""
+    check_range_array("out", out)
+    if len(out) != frame.numel or not out.flags.c_contiguous:
+        msg = f"out must be contiguous and as long as the frame. expected={frame.numel}, actual={out.shape}"
+        raise ValueError(msg)
+    blocks = _blocks_in(frame, layout)
+    expected = frame.codec.raw_size(frame.numel, blocks.count if blocks else 0)
+    if frame.raw_size != expected:
+        msg = f"declared size is not what the layout implies. expected={expected}, declared={frame.raw_size}"
+        raise FrameError(WireReason.BOMB, msg)
+    raw = frame.payload if frame.compressor is Compressor.NONE else decompress_exactly(frame.payload, expected)
+    if digest is not None:
+        digest.update(raw)
+    dequantise(frame.codec, np.frombuffer(raw, np.uint8), blocks, out)
+
+
+def _blocks_in(frame: Frame, layout: FragmentLayout) -> Blocks | None:
+    if frame.first + frame.numel > layout.numel:
+        msg = f"frame past the fragment's end. numel={layout.numel}, first={frame.first}, frame_numel={frame.numel}"
+        raise FrameError(WireReason.LAYOUT, msg)
+    if not frame.block:
+        return None
+    try:
+        return blocks_of(layout, frame.first, frame.numel, frame.block)
+    except ValueError as error:
+        raise FrameError(WireReason.LAYOUT, str(error)) from error

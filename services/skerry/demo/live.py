@@ -1,0 +1,139 @@
+"""What a person sees while the demo runs: a table that moves, or plain lines where there is no terminal."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Final, Self
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from skerry.demo.follow import MetricsFollower
+from skerry.demo.scenario import Scenario
+
+_REFRESH_S: Final = 0.25
+_LINE_EVERY_S: Final = 10.0
+_SPARK: Final = "▁▂▃▄▅▆▇█"
+_SPARK_WIDTH: Final = 16
+
+
+class LiveView:
+    """A `scenario.View` on `console`; a context manager. On a pipe or in a CI's log it writes a line now and then."""
+
+    def __init__(self, console: Console) -> None:
+        """Show on `console`."""
+        self._console = console
+        self._live = Live(console=console, auto_refresh=False) if console.is_terminal else None
+        self._shown_at_s = 0.0
+        self._event_count = 0
+
+    def refresh(self, scenario: Scenario) -> None:
+        """Show how `scenario` stands, a few times a second at most."""
+        now_s = time.monotonic()
+        is_new = len(scenario.timeline.events) > self._event_count
+        if not is_new and now_s - self._shown_at_s < (_LINE_EVERY_S if self._live is None else _REFRESH_S):
+            return
+        self._shown_at_s = now_s
+        if self._live is not None:
+            self._live.update(_screen(scenario), refresh=True)
+        else:
+            for event in scenario.timeline.events[self._event_count :]:
+                self._console.print(event.text, highlight=False)
+            self._console.print(_line(scenario), highlight=False, soft_wrap=True)
+        self._event_count = len(scenario.timeline.events)
+
+    def __enter__(self) -> Self:
+        """Take over the terminal."""
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self,
+        error_type: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Leave the last picture standing and give the terminal back."""
+        if self._live is not None:
+            self._live.stop()
+
+
+def _screen(scenario: Scenario) -> RenderableType:
+    plan = scenario.plan
+    is_single = scenario.timeline.started is None
+    step = scenario.single.step if is_single else scenario.learners[plan.timekeeper.learner_id].step
+    bar = Table.grid(padding=(0, 2))
+    bar.add_row(ProgressBar(total=plan.step_count, completed=step, width=48), f"step {step} of {plan.step_count}")
+    events = [_event_text(scenario, event.unix_s, event.text) for event in scenario.timeline.events]
+    return Panel(Group(bar, Text(), _table(scenario), Text(), *events), title=f"skerry demo · {scenario.phase}")
+
+
+def _event_text(scenario: Scenario, unix_s: float, text: str) -> Text:
+    since_s = unix_s - (scenario.timeline.started or unix_s)
+    style = "bold red" if "SIGKILL" in text else "green"
+    return Text.assemble((f"{since_s:6.1f} s  ", "dim"), (text, style))
+
+
+def _table(scenario: Scenario) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for title in ("", "step", "ms", "pause", "version", "up MB", "down", "held-out loss"):
+        table.add_column(title, justify="left" if title in {"", "held-out loss"} else "right", no_wrap=True)
+    table.add_row(*_row("alone", "", scenario.single))
+    for name, follower in scenario.learners.items():
+        table.add_row(*_row(name, "killed" if name in scenario.away else "", follower))
+    is_serving = scenario.timeline.started is not None
+    table.add_row("syncer", Text("killed", "bold red") if "syncer" in scenario.away else "up" if is_serving else "")
+    return table
+
+
+def _row(name: str, state: str, follower: MetricsFollower) -> list[RenderableType]:
+    if not follower.lines:
+        return [name, state or "starting"]
+    line = follower.lines[-1]
+    evaluated = [loss for _, loss in follower.evaluations]
+    is_killed = state == "killed"
+    return [
+        Text(name, "bold red" if is_killed else ""),
+        Text("killed", "bold red") if is_killed else str(line.step),
+        f"{line.step_time_ms + line.slowdown_ms:.0f}",
+        f"{line.sync_stall_ms:.1f}",
+        _versions(line.versions, is_attached=line.is_attached),
+        f"{line.bytes_up / 1e6:.2f}",
+        f"{line.bytes_down / 1e6:.2f}",
+        f"{_spark(evaluated)} {evaluated[-1]:.3f}" if evaluated else "",
+    ]
+
+
+def _versions(versions: Mapping[str, int], *, is_attached: bool) -> str:
+    """The versions held, with a question mark while nobody says whether there are newer ones."""
+    if not versions:
+        return ""
+    low, high = min(versions.values()), max(versions.values())
+    span = f"{low}" if low == high else f"{low}-{high}"
+    return span if is_attached else f"{span}?"
+
+
+def _spark(values: list[float]) -> str:
+    # Square roots, because a loss falls steeply first and what matters comes later.
+    shown = values[-_SPARK_WIDTH:]
+    if not shown:
+        return ""
+    low, high = min(shown), max(shown)
+    span = (high - low) or 1.0
+    return "".join(_SPARK[round(((value - low) / span) ** 0.5 * (len(_SPARK) - 1))] for value in shown)
+
+
+def _line(scenario: Scenario) -> str:
+    parts = [
+        f"{name} {'killed' if name in scenario.away else follower.step}"
+        for name, follower in (("alone", scenario.single), *scenario.learners.items())
+        if follower.lines
+    ]
+    return f"{scenario.phase}: {', '.join(parts) or 'starting'}"

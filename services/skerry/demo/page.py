@@ -1,0 +1,68 @@
+"""The demo's page: one HTML file with its picture inside, that needs nothing else."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import Final
+
+import jinja2
+
+from skerry.demo.summary import Evidence, Summary
+
+_SHOWN_ELSEWHERE: Final = frozenset({"islands", "checks"})
+
+
+def write_page(evidence: Evidence, summary: Summary, *, picture: Path, path: Path) -> None:
+    """Write the page to `path`, with the image at `picture` in it."""
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("skerry.demo", "."),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+    )
+    events = [
+        {"since_s": evidence.since_start_s(event.unix_s), "text": event.text} for event in evidence.timeline.events
+    ]
+    page = environment.get_template("page.html.j2").render(
+        s=summary,
+        slowest=max(island.slowdown for island in evidence.plan.islands),
+        picture=base64.b64encode(picture.read_bytes()).decode(),
+        events=events,
+        figures=list(_figures(summary)),
+        next_commands=_next_commands(evidence),
+    )
+    path.write_text(page, encoding="utf-8")
+
+
+def _figures(summary: Summary) -> Iterator[tuple[str, str]]:
+    for item in fields(summary):
+        if item.name not in _SHOWN_ELSEWHERE:
+            yield item.name, _shown(getattr(summary, item.name))
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_shown(item)}" for name, item in value.items())
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.0f}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _next_commands(evidence: Evidence) -> str:
+    run, store = evidence.plan.run, evidence.plan.store_url
+    return f"""# who made the newest version, and what else was decided
+skerry log --store {store} --run {run} --last 20
+
+# the merged model as a checkpoint
+skerry export --store {store} --run {run} --out model.safetensors
+
+# three terminals of your own: a syncer, two islands, and a live view of them
+skerry serve --store file://$PWD/data
+skerry learn --run mine --learner-id us-east --shard 1/2
+skerry learn --run mine --learner-id eu-west --shard 2/2
+skerry watch mine"""

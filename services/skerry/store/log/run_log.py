@@ -1,0 +1,412 @@
+"""The run log of one run as one replica reads and writes it.
+
+Appends that wait together go into one entry. The loser of a number folds what it missed and tries the next one. What
+was written and may or may not have landed is settled before anything else is written. The log is read by asking for the
+next number, never by listing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from skerry.runtime.clock import Clock
+from skerry.runtime.identifiers import Entropy
+from skerry.runtime.workers import Workers
+from skerry.store.errors import (
+    LogCorruptError,
+    ObjectMissingError,
+    OutcomeUnknownError,
+    StoreError,
+    StoreUnavailableError,
+)
+from skerry.store.log.entries import Entry, Item, RunSpec, bytes_digest, canonical_json, item_to_json
+from skerry.store.log.fold import RunState
+from skerry.store.log.state import Outcome
+from skerry.store.objects.interface import Objects
+from skerry.store.objects.put_if_absent import Creator
+from skerry.store.versions.blobs import Blobs
+
+# Groups end here, so that no entry takes long to read; a single append may be larger.
+GROUP_BYTES: Final = 2**20
+# An entry above this is refused: readers may hold it in memory without asking.
+MAX_APPEND_BYTES: Final = 16 * 2**20
+# Entries that are asked for at once while a reader is far behind.
+_READ_AHEAD: Final = 16
+# How often the log is looked at for having lost what it had.
+_ANCHOR_CHECK_S: Final = 5.0
+
+Subscriber = Callable[[Entry, tuple[Outcome, ...]], None]
+
+
+class AppendTooLargeError(ValueError):
+    """The items are too large for one entry, whatever else waits; nothing was written."""
+
+
+def run_prefix(name: str, uid: str) -> str:
+    """Returns the folder of a run."""
+    return f"runs/{name}/{uid}"
+
+
+def entry_name(prefix: str, position: int) -> str:
+    """Returns the object name of the entry at `position`; of the run's spec for position 0, which begins the chain."""
+    return f"{prefix}/log/{position:020}" if position else f"{prefix}/run.json"
+
+
+@dataclass(frozen=True)
+class _Waiter:
+    """An append that has not been answered."""
+
+    items: tuple[Item, ...]
+    size_bytes: int
+    answer: asyncio.Future[tuple[Outcome, ...]]
+
+
+@dataclass(frozen=True)
+class _Sent:
+    """An entry that was put under its number, and may or may not have landed."""
+
+    position: int
+    write_id: str
+    data: bytes
+
+
+class RunLog:
+    """One run's log, folded. Safe for concurrent use by tasks of one loop; one object a run and process.
+
+    `state` is the fold of every entry read so far: look at it, never change it.
+    """
+
+    def __init__(
+        self,
+        objects: Objects,
+        spec: RunSpec,
+        *,
+        clock: Clock,
+        entropy: Entropy,
+        workers: Workers,
+        writer: str,
+        known: tuple[int, str] | None = None,
+    ) -> None:
+        """`known` is a position that this process has seen the log at, and its entry's digest: it must be there."""
+        self.spec = spec
+        self.state = RunState(spec)
+        self.prefix = run_prefix(spec.name, spec.uid)
+        self.objects = objects
+        self.blobs = Blobs(
+            objects,
+            self.prefix,
+            entropy=entropy,
+            workers=workers,
+            is_condemned=lambda name: name in self.state.condemned,
+        )
+        self._clock = clock
+        self._entropy = entropy
+        self._writer = writer
+        self._creator = Creator(objects, clock, entropy)
+        self._waiting: deque[_Waiter] = deque()
+        self._in_doubt: _Sent | None = None
+        self._outcomes: tuple[Outcome, ...] | None = None  # what the fold made of the entry in doubt
+        self._writing: asyncio.Task[None] | None = None
+        self._subscribers: dict[int, Subscriber] = {}
+        self._subscribed_count = 0
+        self._tail_lock = asyncio.Lock()
+        self._tails_begun = 0
+        self._tails_ended = 0
+        self._failure: LogCorruptError | None = None
+        self._anchor = known or (0, self.state.head_digest)
+        self._anchor_checked_at = clock.monotonic_s() if known is None else -math.inf
+
+    @property
+    def failure(self) -> LogCorruptError | None:
+        """Why this object reads and writes no more, if it does not; the store may be repaired, this is not."""
+        return self._failure
+
+    @property
+    def known(self) -> tuple[int, str]:
+        """The newest position that was seen, by this object or one before it, and the digest of its entry."""
+        return max((self.state.position, self.state.head_digest), self._anchor)
+
+    async def append(self, items: Sequence[Item]) -> tuple[Outcome, ...]:
+        """Puts `items` into the log, together, and returns what the fold made of each.
+
+        The answer comes when the entry is durable and folded. If all of the items would be rejected even at the
+        log's end, nothing is written and the rejections are the answer. A caller that is cancelled takes its items back
+        if they were not sent yet; else they take effect or not, as after OutcomeUnknownError.
+
+        Raises:
+            OutcomeUnknownError: the store did not answer in time; the items may take effect, now or later. Repeating
+                them is safe: the fold admits each once.
+            StoreUnavailableError: the store can't be read; nothing was written.
+            StoreFullError: no space; the items may still take effect.
+            LogCorruptError: the store lost or changed what was durable.
+            AppendTooLargeError: the items are too large for one entry.
+            ValueError: an item is malformed.
+        """
+        self._raise_failure()
+        if not items:
+            return ()
+        size = sum(len(canonical_json(item_to_json(item))) for item in items)
+        if size > MAX_APPEND_BYTES:
+            raise AppendTooLargeError(f"append is too large for one entry. size_bytes={size}, limit={MAX_APPEND_BYTES}")
+        loop = asyncio.get_running_loop()
+        waiter = _Waiter(tuple(items), size, loop.create_future())
+        self._waiting.append(waiter)
+        if self._writing is None or self._writing.done():
+            self._writing = loop.create_task(self._write_waiting(), name=f"log-writer {self.spec.name}")
+        return await waiter.answer
+
+    async def tail(self) -> int:
+        """Folds every entry that is in the log when this is called, perhaps more, and returns the position reached.
+
+        Raises:
+            StoreUnavailableError: the store can't be read; what was read is folded.
+            LogCorruptError: the store lost or changed what was durable.
+        """
+        begun = self._tails_begun
+        async with self._tail_lock:
+            # A read that began after this call does for all who wait: many callers cost two reads, not many.
+            if self._tails_ended <= begun:
+                self._tails_begun += 1
+                await self._read_to_end()
+                self._tails_ended = self._tails_begun
+        return self.state.position
+
+    async def wait_for(self, position: int) -> None:
+        """Folds at least to `position`, which somebody has seen.
+
+        Raises:
+            LogCorruptError: the log ends before it.
+            StoreUnavailableError: the store can't be read.
+        """
+        self._raise_failure()
+        if self.state.position >= position:
+            return
+        end = await self.tail()
+        if end < position:
+            raise LogCorruptError(f"log is shorter than was seen. run={self.spec.name}, seen={position}, end={end}")
+
+    def subscribe(self, callback: Subscriber) -> Callable[[], None]:
+        """Calls `callback` with every entry that is folded from now on, in order; returns what ends that.
+
+        The callback must not block and must not raise.
+        """
+        key = self._subscribed_count
+        self._subscribed_count += 1
+        self._subscribers[key] = callback
+
+        def unsubscribe() -> None:
+            self._subscribers.pop(key, None)
+
+        return unsubscribe
+
+    async def entries(self, start: int = 1, stop: int | None = None) -> AsyncIterator[tuple[Entry, bytes]]:
+        """Yields the entries at positions from `start`, to before `stop` or the log's end, with their bytes.
+
+        Raises:
+            LogCorruptError: an entry does not follow the one yielded before it, or can't be read as one.
+        """
+        position, previous = start, None
+        while stop is None or position < stop:
+            width = _READ_AHEAD if stop is None else min(_READ_AHEAD, stop - position)
+            found = await self._read(position, width)
+            for data in found:
+                entry = self._parse(position, data)
+                if entry.position != position or previous not in (None, entry.previous):
+                    raise LogCorruptError(f"log entry does not follow. run={self.spec.name}, position={position}")
+                previous = bytes_digest(data)
+                yield entry, data
+                position += 1
+            if len(found) < width:
+                return
+
+    async def close(self) -> None:
+        """Stops writing; appends that wait are told that the store is unavailable."""
+        if self._writing is not None:
+            self._writing.cancel()
+            await asyncio.wait([self._writing])
+        self._fail(self._waiting, StoreUnavailableError("log was closed"))
+        self._waiting.clear()
+
+    async def _write_waiting(self) -> None:
+        """Writes groups until nothing waits, as a task of its own: no caller's cancellation stops others."""
+        group: list[_Waiter] = []
+        try:
+            while self._waiting:
+                try:
+                    self._raise_failure()
+                    await self._settle_doubt()
+                    group = await self._still_wanted(self._take_group())
+                    while group:
+                        group = await self._write(group)
+                except StoreError as error:
+                    self._fail(group, error)
+                    # Who waits behind was not sent: it need not sit through the same outage again to hear of it.
+                    is_unknown = isinstance(error, OutcomeUnknownError)
+                    self._fail(self._waiting, StoreUnavailableError(str(error)) if is_unknown else error)
+                    self._waiting.clear()
+                group = []
+        except BaseException as error:
+            self._fail([*group, *self._waiting], StoreUnavailableError(f"log writer stopped. cause={error!r}"))
+            self._waiting.clear()
+            raise
+
+    def _take_group(self) -> list[_Waiter]:
+        group: list[_Waiter] = []
+        size = 0
+        while self._waiting and (not group or size + self._waiting[0].size_bytes <= GROUP_BYTES):
+            waiter = self._waiting.popleft()
+            if not waiter.answer.done():  # cancelled ones are taken back
+                group.append(waiter)
+                size += waiter.size_bytes
+        return group
+
+    async def _still_wanted(self, group: list[_Waiter]) -> list[_Waiter]:
+        """Returns the appends that would have an effect; the others are answered, from the log's end."""
+        if all(self._has_effect(waiter) for waiter in group):
+            return group
+        try:
+            await self.tail()
+        except StoreError as error:
+            self._fail(group, error)
+            return []
+        wanted = []
+        for waiter in group:
+            if self._has_effect(waiter):
+                wanted.append(waiter)
+            elif not waiter.answer.done():
+                waiter.answer.set_result(tuple(Outcome(item, self.state.check(item)) for item in waiter.items))
+        return wanted
+
+    def _has_effect(self, waiter: _Waiter) -> bool:
+        # An item may be admitted only after another of the same append, so one that is admitted now is enough.
+        return any(self.state.check(item) is None for item in waiter.items)
+
+    async def _write(self, group: list[_Waiter]) -> list[_Waiter]:
+        """Puts the group under the next number; returns what has to go under the one after it, because another won."""
+        await self._check_anchor()
+        entry = Entry(
+            position=self.state.position + 1,
+            run_uid=self.spec.uid,
+            previous=self.state.head_digest,
+            writer=self._writer,
+            write_id=self._entropy.hex_id(),
+            written_at_unix_s=self._clock.unix_s(),
+            items=tuple(item for waiter in group for item in waiter.items),
+        )
+        self._in_doubt = _Sent(entry.position, entry.write_id, entry.to_bytes())
+        outcomes = await self._settle_doubt()
+        if outcomes is None:
+            await self.tail()
+            return await self._still_wanted([waiter for waiter in group if not waiter.answer.done()])
+        remaining = deque(outcomes)
+        for waiter in group:
+            own = tuple(remaining.popleft() for _ in waiter.items)
+            if not waiter.answer.done():
+                waiter.answer.set_result(own)
+        return []
+
+    async def _settle_doubt(self) -> tuple[Outcome, ...] | None:
+        """Finds out what became of the entry that was sent; returns its outcomes, or None if another's won."""
+        sent = self._in_doubt
+        if sent is None:
+            return None
+        if self.state.position < sent.position:
+            # The entry stays in doubt if this raises: the same bytes are put again before anything else is.
+            data = await self._creator.settle(entry_name(self.prefix, sent.position), sent.data)
+            self._fold(sent.position, data)
+        outcomes = self._outcomes
+        self._in_doubt = self._outcomes = None
+        return outcomes
+
+    async def _read_to_end(self) -> None:
+        self._raise_failure()
+        width = 1
+        while True:
+            first = self.state.position + 1
+            found = await self._read(first, width)
+            if found:
+                # Another's entry may have been published a moment ago: it must survive before anybody acts on it.
+                await self.objects.sync_parent(entry_name(self.prefix, first + len(found) - 1))
+            for position, data in enumerate(found, first):
+                self._fold(position, data)
+            if len(found) < width:
+                break
+            width = min(4 * width, _READ_AHEAD)
+        await self._check_anchor()
+
+    async def _read(self, first: int, count: int) -> list[bytes]:
+        """Returns the bytes of the entries from `first`, at most `count`, up to the first that is missing."""
+        positions = range(first, first + count)
+        found = await asyncio.gather(*(self._read_one(position) for position in positions))
+        end = found.index(None) if None in found else count
+        return [data for data in found[:end] if data is not None]
+
+    async def _read_one(self, position: int) -> bytes | None:
+        try:
+            return await self.objects.get(entry_name(self.prefix, position))
+        except ObjectMissingError:
+            return None
+
+    def _fold(self, position: int, data: bytes) -> None:
+        """Applies the entry at `position` unless that was done, and tells who listens."""
+        if position <= self.state.position:
+            return
+        try:
+            entry = self._parse(position, data)
+            outcomes = self.state.apply(entry, data)
+        except LogCorruptError as error:
+            self._failure = error
+            raise
+        if self._in_doubt is not None and entry.write_id == self._in_doubt.write_id:
+            self._outcomes = outcomes
+        for callback in list(self._subscribers.values()):
+            callback(entry, outcomes)
+
+    def _parse(self, position: int, data: bytes) -> Entry:
+        try:
+            return Entry.from_bytes(data)
+        except ValueError as error:
+            detail = f"run={self.spec.name}, position={position}, size_bytes={len(data)}, cause={error}"
+            raise LogCorruptError(f"log entry can't be read. {detail}") from error
+
+    async def _check_anchor(self) -> None:
+        """Looks, now and then, whether an entry that was the newest at the last look is still there.
+
+        The newest entry of now would not do: written by this replica into a log that was rolled back under it, it is
+        there and what it follows is not.
+        """
+        self._raise_failure()
+        now = self._clock.monotonic_s()
+        if now - self._anchor_checked_at < _ANCHOR_CHECK_S:
+            return
+        position, digest = self._anchor
+        following = (self.state.position, self.state.head_digest)
+        if position > self.state.position:
+            found = f"log ends at {self.state.position}"
+        else:
+            try:
+                found = bytes_digest(await self.objects.get(entry_name(self.prefix, position)))
+            except ObjectMissingError:
+                found = "missing"
+        if found != digest:
+            self._failure = LogCorruptError(
+                "store lost or changed a log entry that was durable. "
+                f"run={self.spec.name}, position={position}, expected={digest}, actual={found}"
+            )
+            raise self._failure
+        self._anchor, self._anchor_checked_at = following, now
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    @staticmethod
+    def _fail(waiters: Iterable[_Waiter], error: StoreError) -> None:
+        for waiter in list(waiters):
+            if not waiter.answer.done():
+                waiter.answer.set_exception(error)

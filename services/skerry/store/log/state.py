@@ -1,0 +1,125 @@
+"""The parts of a run's state: the fold builds and changes them, engines and readers look at them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+from skerry.store.log.entries import INITIAL_BASE, AcceptedItem, ClosedItem, CommittedItem, Fate, Item, ObjectRef
+from skerry.wire.layout import FragmentLayout
+from skerry.wire.policy import Policy
+
+# Merged deltas of a learner whose norms are remembered: enough for a median that one outlier does not move.
+NORM_HISTORY: Final = 8
+# Closes of a fragment whose contributors are remembered: an absent one is expected until it has missed two.
+REMEMBERED_CLOSES: Final = 2
+
+
+@dataclass(frozen=True)
+class Rejection:
+    """Why an item had no effect: a reason of `skerry.v1.ErrorReason` without its prefix, and the facts."""
+
+    reason: str
+    detail: str
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the fold made of one item."""
+
+    item: Item
+    rejection: Rejection | None
+    decided: tuple[DeltaState, ...] = ()  # deltas that met their final fate by this item
+
+
+@dataclass
+class DeltaState:
+    """An accepted delta and what became of it."""
+
+    item: AcceptedItem
+    position: int
+    fate: Fate = Fate.PENDING
+    reason: str = ""
+    version: int = 0  # the version it went into, where merged
+    staleness: int = 0
+    weight: float = 0.0
+    weight_share: float = 0.0
+
+
+@dataclass
+class VersionState:
+    """One version of one fragment and where its content is."""
+
+    version: int
+    digest: str
+    position: int
+    step_count: float = 0.0  # inner steps of training behind it: of each round its length times participation
+    commit: CommitRecord | None = None  # None: exists by its snapshot alone (version 0, or a roll-back)
+    weights: tuple[ObjectRef, ...] = ()  # of its snapshot; empty: none
+    outer: tuple[ObjectRef, ...] = ()
+    source_version: int = -1
+    is_abandoned: bool = False
+
+
+@dataclass(frozen=True)
+class CommitRecord:
+    """The close and the commit that made a version: all that replaying it takes, besides the blobs."""
+
+    close: ClosedItem
+    commit: CommittedItem
+
+
+@dataclass
+class FragmentState:
+    """One fragment: its versions, its gathering round and its round in merge."""
+
+    layout: FragmentLayout
+    version: int = INITIAL_BASE  # the newest; INITIAL_BASE in a draft before its weights came
+    momentum_from: float = 0.0  # step count at which the outer momentum began: 0, or the last roll-back's
+    versions: dict[int, VersionState] = field(default_factory=dict)
+    pending: dict[str, DeltaState] = field(default_factory=dict)  # accepted, in no frozen set, in log order
+    closing: ClosedItem | None = None  # the frozen set whose merge is not committed
+    closing_position: int = 0
+    closing_policy: Policy | None = None  # the policy at that set's first close: its merge obeys this one
+    last_close_position: int = 0
+    next_attempt: int = 0  # of the next close; above 0 after a round of this version whose every delta was unreadable
+    contributors: deque[frozenset[str]] = field(default_factory=lambda: deque(maxlen=REMEMBERED_CLOSES))
+    close_positions: deque[int] = field(default_factory=lambda: deque(maxlen=REMEMBERED_CLOSES))  # of the same closes
+    contributed_at: dict[str, float] = field(default_factory=dict)  # by learner: step_count of its last merge's version
+    worked_until: dict[str, float] = field(default_factory=dict)  # by learner: as far as that delta's own steps reach
+    squared_norms: dict[str, deque[float]] = field(default_factory=dict)  # by learner: |v|^2 / steps^2, merged
+    weights: dict[str, float] = field(default_factory=dict)  # by learner: w of its last merged delta, undamped
+
+    @property
+    def newest(self) -> VersionState:
+        """The newest version's state; raises KeyError in a draft without weights."""
+        return self.versions[self.version]
+
+    def steps_since(self, base_version: int, version: int) -> float:
+        """Returns the inner steps by which the run went on from one version to another; 0 where it was rolled back."""
+        return max(0.0, self.versions[version].step_count - self.versions[base_version].step_count)
+
+    def missed_step_count(self, learners: Iterable[str], version: int) -> float:
+        """Returns by how many inner steps the run had gone on by `version` without one of `learners`, at most.
+
+        A learner of which nothing was merged missed all of the run.
+        """
+        now = self.versions[version].step_count
+        return max((now - self.worked_until.get(name, 0.0) for name in learners), default=0.0)
+
+
+@dataclass
+class LearnerState:
+    """A learner as the log knows it."""
+
+    learner: str
+    region: str
+    session: str
+    sessions: set[str] = field(default_factory=set)  # every session it ever had: a fenced one never comes back
+    has_left: bool = False
+    accepted_count: int = 0
+    step_count: int = 0  # inner steps in its accepted deltas
+    attached_at: int = 0  # position of its newest session
+    attached_at_step: float = 0.0  # the run's progress then

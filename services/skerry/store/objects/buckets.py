@@ -1,0 +1,142 @@
+"""Objects over `obstore`: buckets, memory, and the reading half of local folders."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import Final
+
+import obstore
+from obstore import exceptions
+from obstore.store import ObjectStore
+
+from skerry.store.errors import (
+    ObjectExistsError,
+    ObjectMissingError,
+    StoreFullError,
+    StoreUnavailableError,
+)
+from skerry.store.objects.interface import STREAM_CHUNK_BYTES, ObjectInfo, check_object_name, folder_of
+
+# Blobs up to this size go up in one request. S3 allows 10,000 pieces an object, so pieces of 16 MiB reach 156 GiB.
+_PIECE_BYTES: Final = 16 * 2**20
+_PIECES_IN_FLIGHT: Final = 4
+_FULL_SIGNS: Final = ("No space left", "Disk quota exceeded", "507 Insufficient Storage", "QuotaExceeded")
+
+
+class ObstoreObjects:
+    """Objects in any store of `obstore` that honours put-if-absent."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self.store = store
+
+    async def create(self, name: str, data: bytes) -> None:
+        """Puts an object that must not exist, with the store's own put-if-absent."""
+        with translated_errors("create", check_object_name(name)):
+            await obstore.put_async(self.store, name, data, mode="create", use_multipart=False)
+
+    async def get(self, name: str, *, offset: int = 0, length: int | None = None) -> bytes:
+        """Returns the object's bytes from `offset`, at most `length`."""
+        with translated_errors("get", check_object_name(name)):
+            if offset == 0 and length is None:
+                return bytes(await (await obstore.get_async(self.store, name)).bytes_async())
+            size = (await obstore.head_async(self.store, name))["size"]
+            stop = size if length is None else min(offset + length, size)
+            if stop <= offset:
+                return b""  # obstore refuses ranges that begin at the end
+            return bytes(await obstore.get_range_async(self.store, name, start=offset, end=stop))
+
+    async def write(self, name: str, chunks: bytes | AsyncIterator[bytes]) -> int:
+        """Puts a blob, in pieces where it is large."""
+        check_object_name(name)
+        if isinstance(chunks, bytes):
+            return await self._put_whole(name, chunks)
+        head = bytearray()
+        async for chunk in chunks:
+            head += chunk
+            if len(head) > _PIECE_BYTES:
+                return await self._put_pieces(name, head, chunks)
+        return await self._put_whole(name, bytes(head))
+
+    async def _put_whole(self, name: str, data: bytes) -> int:
+        with translated_errors("write", name):
+            await obstore.put_async(self.store, name, data, use_multipart=False)
+        return len(data)
+
+    async def _put_pieces(self, name: str, head: bytearray, rest: AsyncIterator[bytes]) -> int:
+        size = 0
+
+        async def counted() -> AsyncIterator[bytes]:
+            nonlocal size
+            size += len(head)
+            yield bytes(head)
+            async for chunk in rest:
+                size += len(chunk)
+                yield chunk
+
+        with translated_errors("write", name):
+            await obstore.put_async(
+                self.store, name, counted(), chunk_size=_PIECE_BYTES, max_concurrency=_PIECES_IN_FLIGHT
+            )
+        return size
+
+    async def stream(self, name: str, *, offset: int = 0) -> AsyncIterator[bytes]:
+        """Yields the object's bytes from `offset`."""
+        with translated_errors("stream", check_object_name(name)):
+            if offset and offset >= (await obstore.head_async(self.store, name))["size"]:
+                return
+            options: obstore.GetOptions = {"range": {"offset": offset}} if offset else {}
+            result = await obstore.get_async(self.store, name, options=options)
+            pieces = result.stream(min_chunk_size=STREAM_CHUNK_BYTES).__aiter__()
+        while True:
+            with translated_errors("stream", name):
+                piece = await anext(pieces, None)
+            if piece is None:
+                return
+            view = memoryview(piece)
+            for start in range(0, len(view), STREAM_CHUNK_BYTES):
+                yield bytes(view[start : start + STREAM_CHUNK_BYTES])
+
+    async def folders(self, prefix: str) -> list[str]:
+        """Returns the folders directly below `prefix`."""
+        with translated_errors("list", prefix):
+            result = await obstore.list_with_delimiter_async(self.store, folder_of(prefix) or None)
+        return sorted(path.rstrip("/").rpartition("/")[2] for path in result["common_prefixes"])
+
+    async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
+        """Yields every object below `prefix`."""
+        pages = obstore.list(self.store, folder_of(prefix) or None, chunk_size=1000).__aiter__()
+        while True:
+            with translated_errors("list", prefix):
+                page = await anext(pages, None)
+            if page is None:
+                return
+            for meta in page:
+                yield ObjectInfo(meta["path"], meta["size"], meta["last_modified"].timestamp())
+
+    async def delete(self, names: Sequence[str]) -> None:
+        """Deletes these objects, many a request."""
+        with translated_errors("delete", names[0] if names else ""):
+            await obstore.delete_async(self.store, [check_object_name(name) for name in names])
+
+    async def sync_parent(self, name: str) -> None:
+        """Does nothing: what such a store shows is durable."""
+
+
+@contextlib.contextmanager
+def translated_errors(operation: str, name: str) -> Iterator[None]:
+    """Turns obstore's and the operating system's errors into the store's own."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        if "NoSuchBucket" in str(error):  # a bucket that is gone is not an empty one
+            raise StoreUnavailableError(f"bucket does not exist. operation={operation}, name={name}") from error
+        raise ObjectMissingError(f"object is missing. name={name}") from error
+    except (exceptions.AlreadyExistsError, exceptions.PreconditionError, FileExistsError) as error:
+        raise ObjectExistsError(f"object exists. name={name}") from error
+    except (exceptions.BaseError, OSError) as error:
+        # obstore adds its own source after the first line; the file system's errors say no more than it.
+        cause = str(error).partition("\n")[0]
+        kind = StoreFullError if any(sign in str(error) for sign in _FULL_SIGNS) else StoreUnavailableError
+        what = "store has no space left" if kind is StoreFullError else "store can't be used"
+        raise kind(f"{what}. operation={operation}, name={name}, cause={cause}") from error

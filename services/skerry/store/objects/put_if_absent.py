@@ -1,0 +1,81 @@
+"""Puts an object that must not exist and finds out what came of it, whatever the store answers.
+
+A create that failed is read back, because an error says nothing sure: the request may have landed and its answer been
+lost, a retry below may have met its own first attempt and say "exists", one store says "exists" though nothing landed.
+Ours there: success. Another's there: conflict. Absent: the same bytes are put again, for they may still land, and
+then only one of two equal objects matters. Unreadable: unknown, and nothing is said until it is known or patience ends.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from skerry.runtime.clock import Clock
+from skerry.runtime.identifiers import Entropy
+from skerry.store.errors import (
+    ObjectMissingError,
+    OutcomeUnknownError,
+    StoreError,
+    StoreFullError,
+)
+from skerry.store.objects.interface import Objects
+
+_FIRST_PAUSE_S: Final = 0.05
+_LONGEST_PAUSE_S: Final = 2.0
+_JITTER_STEPS: Final = 2**16
+
+
+@dataclass(frozen=True)
+class Creator:
+    """Creates objects and reads them back."""
+
+    objects: Objects
+    clock: Clock
+    entropy: Entropy
+    # How long an unknown outcome is looked into before the caller is told that it is unknown. Longer than a broker's
+    # restart, shorter than the patience of who waits behind it.
+    patience_s: float = 20.0
+
+    async def settle(self, name: str, data: bytes) -> bytes:
+        """Returns the bytes that `name` has from now on, durable: `data`, or what another writer put there first.
+
+        `data` must tell itself from every other writer's, unless equal bytes mean the same thing whoever wrote them.
+
+        Raises:
+            OutcomeUnknownError: the store did not say in time; `data` may have landed, or may land later.
+            StoreFullError: no space; `data` is absent as far as the store says, and may land later.
+        """
+        started = self.clock.monotonic_s()
+        attempt = 0
+        while True:
+            failure = await self._create(name, data)
+            if failure is None:
+                return data
+            try:
+                found = await self.objects.get(name)
+                # Whoever wrote it, it counts from here on, so it has to survive.
+                await self.objects.sync_parent(name)
+                return found
+            except ObjectMissingError:
+                if isinstance(failure, StoreFullError):
+                    raise failure from None
+            except StoreError as error:
+                failure = error
+            if self.clock.monotonic_s() - started >= self.patience_s:
+                raise OutcomeUnknownError(f"store does not say whether a write landed. name={name}") from failure
+            await self.pause(attempt)
+            attempt += 1
+
+    async def pause(self, attempt: int) -> None:
+        """Sleeps before attempt number `attempt` + 1: exponential, bounded, with jitter."""
+        longest = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(attempt, 16))
+        share = int(self.entropy.hex_id(), 16) % _JITTER_STEPS / _JITTER_STEPS
+        await self.clock.sleep(longest * (0.5 + 0.5 * share))
+
+    async def _create(self, name: str, data: bytes) -> StoreError | None:
+        try:
+            await self.objects.create(name, data)
+        except StoreError as error:
+            return error
+        return None

@@ -1,0 +1,1 @@
+"""What an operator does with a store without a syncer: verify, export, collect, read the log."""

@@ -1,0 +1,223 @@
+"""Collects what no kept version needs, and litter that no entry names.
+
+Names are condemned by a log entry before they are deleted, so that a writer who was about to name one of them learns
+it from the fold and writes its blobs anew. A crash between the two leaves condemned objects, which the next collection
+deletes. Nothing here runs by itself: an operator asks for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from skerry.store.log.entries import CollectedItem, Fate, ObjectRef
+from skerry.store.log.fold import RunState
+from skerry.store.log.run_log import RunLog
+from skerry.store.log.state import FragmentState, VersionState
+from skerry.store.objects.interface import Objects
+from skerry.store.objects.local import TEMPORARY
+
+# Names in one entry: some 150 bytes each, far below the size at which groups are split.
+_NAMES_AN_ENTRY: Final = 1000
+_BLOB_FOLDERS: Final = ("deltas", "snapshots", "updates")
+# Tries of a plan that the log outran; each starts from the log's end.
+_ATTEMPTS: Final = 4
+
+
+class Why(StrEnum):
+    """Why an object may go."""
+
+    UNNEEDED = "unneeded"  # the log names it, and no kept version takes it
+    LITTER = "litter"  # no admitted entry names it, and it is old
+    CONDEMNED = "condemned"  # an earlier collection condemned it and was cut off
+    TEMPORARY = "temporary"  # a write to a folder that was cut off, long ago
+
+
+@dataclass(frozen=True)
+class Retention:
+    """What a collection keeps besides the newest versions and pending deltas, which it always keeps."""
+
+    version_count: int = 8  # the newest versions of each fragment that stay whole: weights, outer state, deltas
+    since_position: int | None = None  # and every version that was the newest at or after this log position
+    litter_age_s: float = 86_400.0  # younger objects may belong to an entry that is still to be written
+    keeps_quarantined: bool = True  # quarantined deltas, which somebody may want to look at
+
+
+@dataclass(frozen=True)
+class Victim:
+    """An object that may go; `name` is relative to the run, or to the store for temporary files."""
+
+    name: str
+    size_bytes: int
+    why: Why
+
+
+@dataclass(frozen=True)
+class CollectionPlan:
+    """What a collection would delete."""
+
+    victims: tuple[Victim, ...]
+    kept_count: int
+    kept_bytes: int
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes that go."""
+        return sum(victim.size_bytes for victim in self.victims)
+
+
+async def plan_collection(log: RunLog, retention: Retention, *, now_unix_s: float) -> CollectionPlan:
+    """Returns what may go, from the log's end and a listing of the run's objects. Changes nothing.
+
+    Raises:
+        StoreUnavailableError: the store can't be read.
+    """
+    # Listed first: what is written after this is younger than the log that is read then, and is not looked at.
+    found = [
+        (info.name.removeprefix(f"{log.prefix}/"), info)
+        for folder in _BLOB_FOLDERS
+        async for info in log.objects.list(f"{log.prefix}/{folder}")
+    ]
+    await log.tail()
+    state = log.state
+    named = set(_named(state))
+    kept = _kept(state, retention)
+    oldest_litter = now_unix_s - retention.litter_age_s
+    victims = []
+    for name, info in found:
+        if name in state.condemned:
+            victims.append(Victim(name, info.size_bytes, Why.CONDEMNED))
+        elif name in named:
+            if name not in kept:
+                victims.append(Victim(name, info.size_bytes, Why.UNNEEDED))
+        elif info.modified_at_unix_s < oldest_litter:
+            victims.append(Victim(name, info.size_bytes, Why.LITTER))
+    gone = {victim.name for victim in victims}
+    sizes = [info.size_bytes for name, info in found if name not in gone]
+    victims += await _temporary(log.objects, oldest_litter)
+    return CollectionPlan(tuple(sorted(victims, key=lambda victim: victim.name)), len(sizes), sum(sizes))
+
+
+async def collect(
+    log: RunLog,
+    retention: Retention,
+    *,
+    now_unix_s: float,
+    progress: Callable[[int, int], None] | None = None,
+) -> CollectionPlan:
+    """Condemns and deletes what may go, and returns what went; `progress` hears (objects deleted, in all).
+
+    Raises:
+        StoreUnavailableError: the store can't be used; what was deleted by then stays deleted, all of it condemned.
+    """
+    went: list[Victim] = []
+    for _ in range(_ATTEMPTS):
+        plan = await plan_collection(log, retention, now_unix_s=now_unix_s)
+        total = len(went) + len(plan.victims)
+        is_outrun = False
+        for batch in _batches(plan.victims, _NAMES_AN_ENTRY):
+            if not await _condemn(log, batch):
+                is_outrun = True  # the log moved on, and something in the batch is needed now
+                continue
+            await log.objects.delete([_path(log, victim) for victim in batch])
+            went += batch
+            if progress is not None:
+                progress(len(went), total)
+        if not is_outrun:
+            break
+    return CollectionPlan(tuple(went), plan.kept_count, plan.kept_bytes)
+
+
+def versions_since(fragment: FragmentState, position: int) -> set[int]:
+    """Returns the versions that were a fragment's newest at or after log position `position`."""
+    ordered = sorted(fragment.versions.values(), key=lambda version: version.version)
+    before = [version for version in ordered if version.position < position]
+    after = [version for version in ordered if version.position >= position]
+    return {version.version for version in (*before[-1:], *after)}
+
+
+async def position_at(log: RunLog, unix_s: float) -> int:
+    """Returns the first log position that was written at or after that time, by the writers' clocks."""
+    low, high = 1, log.state.position + 1
+    while low < high:
+        middle = (low + high) // 2
+        async for entry, _ in log.entries(middle, middle + 1):
+            if entry.written_at_unix_s < unix_s:
+                low = middle + 1
+            else:
+                high = middle
+    return low
+
+
+async def _condemn(log: RunLog, victims: Iterable[Victim]) -> bool:
+    names = tuple(victim.name for victim in victims if victim.why in (Why.UNNEEDED, Why.LITTER))
+    if not names:
+        return True
+    (outcome,) = await log.append([CollectedItem(names)])
+    return outcome.rejection is None
+
+
+async def _temporary(objects: Objects, oldest: float) -> list[Victim]:
+    return [
+        Victim(info.name, info.size_bytes, Why.TEMPORARY)
+        async for info in objects.list(TEMPORARY)
+        if info.modified_at_unix_s < oldest
+    ]
+
+
+def _path(log: RunLog, victim: Victim) -> str:
+    return victim.name if victim.why is Why.TEMPORARY else f"{log.prefix}/{victim.name}"
+
+
+def _kept(state: RunState, retention: Retention) -> set[str]:
+    """Returns the names of all that stays."""
+    names = set(state.referenced_names())
+    for fragment in state.fragments.values():
+        versions = set(range(fragment.version - retention.version_count + 1, fragment.version + 1))
+        if retention.since_position is not None:
+            versions |= versions_since(fragment, retention.since_position)
+        names.update(_names_to_rebuild(state, fragment, versions))
+    if retention.keeps_quarantined:
+        for delta in state.deltas.values():
+            if delta.fate is Fate.QUARANTINED:
+                names.update(part.name for part in delta.item.parts)
+    return names
+
+
+def _names_to_rebuild(state: RunState, fragment: FragmentState, versions: Iterable[int]) -> Iterator[str]:
+    """Yields what it takes to rebuild these versions: for each the nearest snapshot and the rounds after it."""
+    seen: set[int] = set()
+    for newest in sorted(versions, reverse=True):
+        version = fragment.versions.get(newest)
+        while version is not None and version.version not in seen:
+            seen.add(version.version)
+            yield from (ref.name for ref in _version_refs(state, version))
+            if version.weights and not any(ref.name in state.condemned for ref in (*version.weights, *version.outer)):
+                break
+            version = fragment.versions.get(version.version - 1)
+
+
+def _version_refs(state: RunState, version: VersionState) -> Iterator[ObjectRef]:
+    """Yields every object of one version: its snapshot, its update, and the deltas that went into it."""
+    yield from version.weights
+    yield from version.outer
+    if version.commit is not None:
+        yield from version.commit.commit.update
+        for member in version.commit.close.members:
+            yield from state.deltas[member.delta].item.parts
+
+
+def _named(state: RunState) -> Iterator[str]:
+    """Yields every name that an admitted entry gave."""
+    for delta in state.deltas.values():
+        yield from (part.name for part in delta.item.parts)
+    for fragment in state.fragments.values():
+        for version in fragment.versions.values():
+            yield from (ref.name for ref in _version_refs(state, version))
+
+
+def _batches(victims: tuple[Victim, ...], size: int) -> Iterator[tuple[Victim, ...]]:
+    for start in range(0, len(victims), size):
+        yield victims[start : start + size]

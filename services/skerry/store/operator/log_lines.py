@@ -1,0 +1,110 @@
+"""A run's log as lines: for people, and as JSON for scripts."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterator
+from typing import Any, assert_never
+
+from skerry.store.log.entries import (
+    AcceptedItem,
+    ClosedItem,
+    CollectedItem,
+    CommittedItem,
+    Decided,
+    Entry,
+    FateItem,
+    Item,
+    LeftItem,
+    PolicyItem,
+    RollbackItem,
+    SessionItem,
+    SnapshotItem,
+    StatusItem,
+    item_to_json,
+)
+from skerry.store.log.state import Outcome
+
+_SHORT: int = 8  # digits of a 32-digit id that tell people's few apart
+
+
+def entry_lines(entry: Entry, outcomes: tuple[Outcome, ...]) -> Iterator[tuple[str, str, str, str, str, str]]:
+    """Yields one row an item: position, time, writer, kind, what, effect."""
+    time = dt.datetime.fromtimestamp(entry.written_at_unix_s, dt.UTC).strftime("%Y-%m-%d %H:%M:%S")
+    for outcome in outcomes:
+        yield (
+            str(entry.position),
+            time,
+            entry.writer,
+            outcome.item.kind,
+            item_text(outcome.item),
+            effect_text(outcome),
+        )
+
+
+def entry_json(entry: Entry, outcomes: tuple[Outcome, ...]) -> dict[str, Any]:
+    """Returns an entry as JSON values; each item says whether the fold admitted it."""
+    return {
+        "position": entry.position,
+        "previous": entry.previous,
+        "writer": entry.writer,
+        "write_id": entry.write_id,
+        "written_at_unix_s": entry.written_at_unix_s,
+        "items": [
+            {
+                **item_to_json(outcome.item),
+                "is_admitted": outcome.rejection is None,
+                "rejection": None if outcome.rejection is None else outcome.rejection.reason,
+            }
+            for outcome in outcomes
+        ],
+    }
+
+
+def effect_text(outcome: Outcome) -> str:
+    """Returns what the fold made of an item: nothing to say, the fates it decided, or why it was rejected."""
+    if outcome.rejection is not None:
+        return f"rejected: {outcome.rejection.reason}"
+    counts: dict[str, int] = {}
+    for delta in outcome.decided:
+        counts[delta.fate] = counts.get(delta.fate, 0) + 1
+    return ", ".join(f"{count} {fate}" for fate, count in sorted(counts.items()))
+
+
+def item_text(item: Item) -> str:  # noqa: PLR0911 - one return a kind of item
+    """Returns what an item says, in a few words."""
+    match item:
+        case SessionItem():
+            region = f" in {item.region}" if item.region else ""
+            return f"{item.learner}{region} attached, session {item.session[:_SHORT]}"
+        case LeftItem():
+            return f"{item.learner} left, session {item.session[:_SHORT]}"
+        case AcceptedItem():
+            steps = f"{item.step_count} steps, {item.token_count} tokens"
+            return f"{item.fragment} {item.delta[:_SHORT]} of {item.learner} from version {item.base_version}, {steps}"
+        case ClosedItem():
+            again = f", attempt {item.attempt}" if item.attempt else ""
+            return f"{item.fragment} version {item.version}: {len(item.members)} deltas{again}{_fates(item.decided)}"
+        case CommittedItem():
+            size = sum(ref.size_bytes for ref in item.update)
+            return f"{item.fragment} version {item.version}, update of {size} bytes, digest {item.digest[:_SHORT]}"
+        case FateItem():
+            return _fates(item.decided).removeprefix(", ")
+        case PolicyItem():
+            return f"request {item.request_id[:_SHORT]}"
+        case SnapshotItem():
+            size = sum(ref.size_bytes for ref in (*item.weights, *item.outer))
+            return f"{item.fragment} version {item.version}, {size} bytes"
+        case RollbackItem():
+            changes = ", ".join(f"{one.fragment} {one.source_version} as {one.version}" for one in item.fragments)
+            return f"to position {item.target_position}: {changes}"
+        case CollectedItem():
+            return f"{len(item.names)} objects condemned"
+        case StatusItem():
+            return item.status
+        case _:
+            assert_never(item)
+
+
+def _fates(decided: tuple[Decided, ...]) -> str:
+    return "".join(f", {one.delta[:_SHORT]} {one.fate}: {one.reason}" for one in decided)

@@ -1,0 +1,307 @@
+"""Checks a run from its log and objects alone: that every version is what its deltas make of it.
+
+Three things are followed side by side. The *log*: each entry carries its predecessor's digest, and each delta has one
+fate. The *chain*: weights from a snapshot and the updates after it have the digest of every version. The *replay*:
+where the deltas are retained, the rounds are merged again, and weights, update and residual must agree to the bit.
+What was collected can't be checked, and is no problem.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from skerry.algorithm.step import TORN, Float32s, OuterState
+from skerry.runtime.workers import Workers
+from skerry.store.errors import LogCorruptError, ObjectMissingError
+from skerry.store.log.entries import AcceptedItem, Fate, ObjectRef, RunStatus
+from skerry.store.log.fold import RunState
+from skerry.store.log.run_log import RunLog
+from skerry.store.log.state import CommitRecord, VersionState
+from skerry.store.versions.frame_stream import frame_batches
+from skerry.store.versions.replay import (
+    UnreadableDeltaError,
+    apply_update,
+    outer_refs,
+    read_update,
+    read_vector,
+    replay_version,
+    weights_digest,
+)
+from skerry.store.versions.scratch import Scratch
+from skerry.wire.digests import Hasher, delta_digest, part_digest
+from skerry.wire.errors import FrameError, NonFiniteError
+from skerry.wire.frames import parse_frames, raw_bytes
+from skerry.wire.layout import FragmentLayout
+
+# What damaged or missing objects raise; an unreachable store raises something else, and ends the verification.
+_DAMAGE = (FrameError, LogCorruptError, NonFiniteError, ObjectMissingError, UnreadableDeltaError)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Something that is not as the log says."""
+
+    fragment: str | None  # None: the log itself
+    version: int | None
+    what: str
+    expected: str = ""
+    actual: str = ""
+
+    def __str__(self) -> str:
+        """Returns it in one line."""
+        facts = {"fragment": self.fragment, "version": self.version, "expected": self.expected, "actual": self.actual}
+        given = ", ".join(f"{name}={value}" for name, value in facts.items() if value not in (None, ""))
+        return f"{self.what}. {given}" if given else self.what
+
+
+@dataclass(frozen=True)
+class VerifyReport:
+    """What a verification found; at most one problem a version, the first."""
+
+    versions_checked: int  # weights against the log's digest
+    versions_replayed: int  # of these, merged again from their deltas
+    problems: tuple[Problem, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing was found."""
+        return not self.problems
+
+
+async def verify_run(
+    log: RunLog,
+    *,
+    workers: Workers,
+    scratch: Scratch,
+    progress: Callable[[int, int], None] | None = None,
+) -> VerifyReport:
+    """Checks everything that the run's log names and nobody collected; `progress` hears (versions done, in all).
+
+    Takes scratch of six times the largest fragment.
+
+    Raises:
+        StoreUnavailableError: the store can't be read; nothing is known then.
+    """
+    problems = await _check_log(log)
+    names = sorted(log.state.fragments)
+    total = sum(log.state.fragments[name].version + 1 for name in names)
+    done = checked = replayed = 0
+    for name in names:
+        check = _FragmentCheck(log, log.spec.fragment(name), workers, scratch)
+        for version in range(log.state.fragments[name].version + 1):
+            problem = await check.version(version)
+            if problem is not None:
+                problems.append(problem)
+            done += 1
+            if progress is not None:
+                progress(done, total)
+        checked += check.checked_count
+        replayed += check.replayed_count
+    return VerifyReport(checked, replayed, tuple(problems))
+
+
+async def _check_log(log: RunLog) -> list[Problem]:
+    """Folds the log anew, and counts the fates that it gives to each delta."""
+    state = RunState(log.spec)
+    fates: Counter[str] = Counter()
+    try:
+        async for entry, data in log.entries(stop=log.state.position + 1):
+            for outcome in state.apply(entry, data):
+                fates.update(delta.item.delta for delta in outcome.decided)
+    except (LogCorruptError, ObjectMissingError, ValueError) as error:
+        return [Problem(None, None, f"log breaks off after entry {state.position}: {error}")]
+    if state.head_digest != log.state.head_digest:
+        return [Problem(None, None, "log changed since it was read", log.state.head_digest, state.head_digest)]
+    return list(_check_fates(state, fates))
+
+
+def _check_fates(state: RunState, fates: Counter[str]) -> Iterator[Problem]:
+    """Yields deltas without exactly one fate; in a run that goes on, one may still be pending."""
+    members = Counter(
+        (member.delta, version.version)
+        for fragment in state.fragments.values()
+        for version in fragment.versions.values()
+        if version.commit is not None
+        for member in version.commit.close.members
+    )
+    for name, delta in state.deltas.items():
+        where = delta.item.fragment
+        expected = 0 if delta.fate is Fate.PENDING else 1
+        if fates[name] != expected:
+            yield Problem(where, None, f"delta {name} met several fates", str(expected), str(fates[name]))
+        elif delta.fate is Fate.PENDING and state.status is RunStatus.CLOSED:
+            yield Problem(where, None, f"delta {name} has no fate though the run is closed")
+        elif delta.fate is Fate.MERGED and delta.item.base_version >= 0 and members[name, delta.version] != 1:
+            yield Problem(where, delta.version, f"merged delta {name} is not in its version's set once")
+    if sum(members.values()) != len({name for name, _ in members}):
+        yield Problem(None, None, "a delta went into several versions")
+
+
+class _Mismatch(Exception):  # noqa: N818 - it never leaves this module; what leaves it is a Problem
+    """Something differs from the log."""
+
+    def __init__(self, what: str, expected: str, actual: str) -> None:
+        super().__init__(what)
+        self.what, self.expected, self.actual = what, expected, actual
+
+
+class _FragmentCheck:
+    """Walks one fragment's versions in order, along the chain and, where possible, the replay.
+
+    Either walk is lost where something is wrong or was collected, and taken up again at the next snapshot.
+    """
+
+    def __init__(self, log: RunLog, layout: FragmentLayout, workers: Workers, scratch: Scratch) -> None:
+        self._log = log
+        self._layout = layout
+        self._workers = workers
+        weights, momentum, residual, self._acc, self._vector, self._chain = scratch.zeros(6, layout.numel)
+        self._state = OuterState(weights, momentum, residual, TORN)
+        self._chain_version = TORN
+        self.checked_count = 0
+        self.replayed_count = 0
+
+    async def version(self, number: int) -> Problem | None:
+        """Checks the next version and returns the first thing that is wrong with it."""
+        versions = self._log.state.fragments[self._layout.name].versions
+        if number not in versions:
+            return Problem(self._layout.name, number, "version is missing")
+        at = versions[number]
+        is_checked, problem = False, None
+        for step in (self._follow_chain, self._replay, self._check_snapshot):
+            try:
+                is_checked |= await step(at)
+            except _Mismatch as error:
+                problem = problem or Problem(self._layout.name, number, error.what, error.expected, error.actual)
+            except _DAMAGE as error:
+                problem = problem or Problem(self._layout.name, number, str(error))
+        self.checked_count += is_checked
+        return problem
+
+    async def _follow_chain(self, at: VersionState) -> bool:
+        """Takes the chain's weights to this version by its update."""
+        version, self._chain_version = self._chain_version, TORN
+        if at.commit is None or version != at.version - 1 or not self._has(at.commit.commit.update):
+            return False
+        await self._check_objects(at.commit.commit.update)
+        update = at.commit.commit.update
+        await apply_update(self._log, self._layout.name, update, self._chain, workers=self._workers)
+        await self._expect_digest("weights after the update differ", at, self._chain)
+        self._chain_version = at.version
+        return True
+
+    async def _replay(self, at: VersionState) -> bool:
+        """Merges the round again, where the state before it is known and its deltas are retained."""
+        if at.commit is None or self._state.version != at.version - 1:
+            self._state.version = TORN
+            return False
+        deltas = [self._log.state.deltas[member.delta].item for member in at.commit.close.members]
+        update = at.commit.commit.update
+        if not self._has([*update, *(part for delta in deltas for part in delta.parts)]):
+            self._state.version = TORN
+            return False
+        try:
+            for delta in deltas:
+                await self._check_delta(delta)
+            await self._replay_commit(at, at.commit)
+        except BaseException:
+            self._state.version = TORN
+            raise
+        self.replayed_count += 1
+        return True
+
+    async def _replay_commit(self, at: VersionState, record: CommitRecord) -> None:
+        name, published = self._layout.name, self._vector
+        await read_update(self._log, name, record.commit.update, published, workers=self._workers)
+        replayed = await replay_version(
+            self._log, name, record, self._state, self._acc, workers=self._workers, published=published
+        )
+        if replayed.digest != at.digest:
+            raise _Mismatch("replay made other weights", at.digest, replayed.digest)
+        at_element = replayed.first_difference
+        if at_element is not None:
+            stored = f"{published[at_element]!r} in the stored update"
+            raise _Mismatch(f"replay made another update from element {at_element}", stored, "another value")
+
+    async def _check_snapshot(self, at: VersionState) -> bool:
+        """Compares the version's own snapshot with the walks, and takes up again from it those that were lost."""
+        if not at.weights or not self._has(at.weights):
+            if at.commit is None:
+                self._state.version = TORN
+            return False
+        await self._check_objects(at.weights)
+        await read_vector(self._log, self._layout.name, at.weights, self._vector)
+        await self._expect_digest("snapshot's weights differ", at, self._vector)
+        self._chain[:] = self._vector
+        self._chain_version = at.version
+        if self._has(at.outer):
+            await self._check_outer_state(at)
+        return True
+
+    async def _check_outer_state(self, at: VersionState) -> None:
+        """Compares a snapshot's momentum and residual with the replay's, or takes them where there is no replay."""
+        await self._check_objects(at.outer)
+        is_replayed = self._state.version == at.version
+        self._state.version = TORN
+        if not is_replayed:
+            self._state.weights[:] = self._chain
+        momentum, residual = outer_refs(at)
+        for what, refs, mine in (
+            ("momentum", momentum, self._state.momentum),
+            ("residual", residual, self._state.residual),
+        ):
+            await read_vector(self._log, self._layout.name, refs, self._vector)
+            if not is_replayed:
+                mine[:] = self._vector
+            elif not np.array_equal(mine.view(np.uint32), self._vector.view(np.uint32)):
+                element = int(np.flatnonzero(mine.view(np.uint32) != self._vector.view(np.uint32))[0])
+                raise _Mismatch(
+                    f"snapshot's {what} differs from the replay's at element {element}",
+                    repr(float(mine[element])),
+                    repr(float(self._vector[element])),
+                )
+        self._state.version = at.version
+
+    async def _expect_digest(self, what: str, at: VersionState, weights: Float32s) -> None:
+        actual = await weights_digest(weights, workers=self._workers)
+        if actual != at.digest:
+            raise _Mismatch(what, at.digest, actual)
+
+    def _has(self, refs: Sequence[ObjectRef]) -> bool:
+        return all(ref.name not in self._log.state.condemned for ref in refs)
+
+    async def _check_objects(self, refs: Sequence[ObjectRef]) -> None:
+        """Compares whole objects' bytes with the digests that the log names."""
+        for ref in refs:
+            hasher = hashlib.sha256()
+            async for piece in self._log.blobs.read(ref):
+                await self._workers.run(hasher.update, piece)
+            if hasher.hexdigest() != ref.digest:
+                raise _Mismatch(f"object {ref.name} differs", ref.digest, hasher.hexdigest())
+
+    async def _check_delta(self, delta: AcceptedItem) -> None:
+        """Compares a delta's parts, uncompressed, with the digests that it was accepted by."""
+        digests = []
+        for part in delta.parts:
+            hasher = part_digest()
+            try:
+                async for batch in frame_batches(self._log.blobs.part_frames(part), part.first, part.numel):
+                    await self._workers.run(_hash_raw, hasher, batch.data)
+            except (FrameError, LogCorruptError, ObjectMissingError) as error:
+                raise UnreadableDeltaError(delta.delta, error) from error
+            if hasher.digest().hex() != part.digest:
+                raise _Mismatch(f"delta {delta.delta} has another part", part.digest, hasher.digest().hex())
+            digests.append((part.first, part.numel, hasher.digest()))
+        whole = delta_digest(digests).hex()
+        if whole != delta.digest:
+            raise _Mismatch(f"delta {delta.delta} is another one", delta.digest, whole)
+
+
+def _hash_raw(hasher: Hasher, data: bytes) -> None:
+    for frame in parse_frames(data):
+        hasher.update(raw_bytes(frame))

@@ -1,0 +1,211 @@
+"""The blobs of one run: parts of deltas, updates and snapshots. FORMAT.md specifies their names and bytes.
+
+A blob is written before the entry that names it, under a name that ends in a random write id; only the entry makes it
+exist. So no write here ever meets another's, a crash leaves litter, and a name is never written twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import re
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from skerry.runtime.identifiers import Entropy
+from skerry.runtime.workers import Workers
+from skerry.store.errors import LogCorruptError, ObjectMissingError
+from skerry.store.log.entries import FORMAT, ObjectRef, canonical_json
+from skerry.store.objects.interface import STREAM_CHUNK_BYTES, Objects
+from skerry.store.versions.safetensors_stream import float32_bytes, header_bytes
+
+SnapshotKind = Literal["weights", "momentum", "residual"]
+
+# The header line of a part has one norm a tensor; most fit the first read, and none is above the bound.
+_HEADER_READ_BYTES: Final = 2**14
+_MAX_HEADER_BYTES: Final = 2**26
+_READS_AT_ONCE: Final = 16
+_PART: Final = re.compile(r"(\d{1,19})-(\d{1,19})-([0-9a-f]{64})-[0-9a-f]{32}")
+
+
+@dataclass(frozen=True)
+class StoredPart:
+    """A durable part of a delta that need not be accepted yet."""
+
+    ref: ObjectRef
+    squared_norms: tuple[float, ...]  # |v_t|^2 of what the part has of each tensor of the fragment
+
+
+class Blobs:
+    """Writes and reads the blobs of one run."""
+
+    def __init__(
+        self,
+        objects: Objects,
+        prefix: str,
+        *,
+        entropy: Entropy,
+        workers: Workers,
+        is_condemned: Callable[[str], bool] = lambda _: False,
+    ) -> None:
+        self._objects = objects
+        self._prefix = prefix
+        self._entropy = entropy
+        self._workers = workers
+        self._is_condemned = is_condemned
+
+    async def write_part(  # noqa: PLR0917 - the order is that of the part's name, then what it holds
+        self,
+        fragment: str,
+        delta: str,
+        first: int,
+        numel: int,
+        digest: str,
+        squared_norms: Sequence[float],
+        frames: Sequence[bytes],
+    ) -> StoredPart:
+        """Stores the frames that cover `numel` elements from `first` and returns where; durable when it returns.
+
+        `digest` is the SHA-256 of the frames' uncompressed bytes, hex, which the caller has checked.
+        """
+        norms = tuple(float(norm) for norm in squared_norms)
+        header = {
+            "format": FORMAT,
+            "fragment": fragment,
+            "delta": delta,
+            "first": first,
+            "numel": numel,
+            "digest": digest,
+            "squared_norms": norms,
+        }
+        data = b"".join((canonical_json(header), b"\n", *frames))
+        name = f"deltas/{fragment}/{delta}/{first}-{numel}-{digest}-{self._entropy.hex_id()}"
+        await self._objects.write(self._path(name), data)
+        return StoredPart(ObjectRef(name, first, numel, len(data), digest), norms)
+
+    async def list_parts(self, fragment: str, delta: str) -> list[StoredPart]:
+        """Returns the durable parts of a delta in element order, one for each range and digest, none condemned."""
+        found: dict[tuple[int, int, str], ObjectRef] = {}
+        async for info in self._objects.list(self._path(f"deltas/{fragment}/{delta}")):
+            name = info.name.removeprefix(f"{self._prefix}/")
+            match = _PART.fullmatch(name.rpartition("/")[2])
+            if match is None or self._is_condemned(name):
+                continue
+            key = (int(match[1]), int(match[2]), match[3])
+            ref = ObjectRef(name, key[0], key[1], info.size_bytes, key[2])
+            # Listing has no order; the first name by the alphabet makes every replica choose the same.
+            found[key] = min(ref, found.get(key, ref), key=lambda one: one.name)
+        limit = asyncio.Semaphore(_READS_AT_ONCE)
+
+        async def stored(ref: ObjectRef) -> StoredPart | None:
+            async with limit:
+                return await self._stored_part(ref)
+
+        parts = await asyncio.gather(*(stored(found[key]) for key in sorted(found)))
+        return [part for part in parts if part is not None]
+
+    async def part_frames(self, ref: ObjectRef) -> AsyncIterator[bytes]:
+        """Yields the bytes of a part's frames, cut anywhere, in pieces of at most about 1 MiB.
+
+        Raises:
+            ObjectMissingError: the part was collected.
+        """
+        head = b""
+        is_in_frames = False
+        async for piece in self._objects.stream(self._path(ref.name)):
+            if is_in_frames:
+                yield piece
+                continue
+            head += piece
+            line, newline, rest = head.partition(b"\n")
+            if newline:
+                is_in_frames = True
+                if rest:
+                    yield rest
+            elif len(line) > _MAX_HEADER_BYTES:
+                break
+        if not is_in_frames:
+            raise LogCorruptError(f"part has no header line. name={ref.name}")
+
+    async def write_update(
+        self, fragment: str, version: int, frames: AsyncIterator[bytes], first: int, numel: int
+    ) -> ObjectRef:
+        """Stores the frames of an update that cover `numel` elements from `first` and returns where."""
+        name = f"updates/{fragment}/{version}-{self._entropy.hex_id()}"
+        return await self._write_hashed(name, frames, first, numel)
+
+    async def write_snapshot(
+        self,
+        fragment: str,
+        version: int,
+        kind: SnapshotKind,
+        tensors: Mapping[str, NDArray[np.float32]],
+        *,
+        first: int = 0,
+    ) -> ObjectRef:
+        """Stores these tensors, which lie one after another from element `first` on, as a safetensors file.
+
+        Arrays may be memory-mapped; they must not change until this returns.
+        """
+        name = f"snapshots/{fragment}/{version}-{kind}-{self._entropy.hex_id()}"
+        header = header_bytes(
+            {tensor: ("float32", values.shape) for tensor, values in tensors.items()},
+            {"format": str(FORMAT), "fragment": fragment, "version": str(version), "kind": kind},
+        )
+        numel = sum(values.size for values in tensors.values())
+
+        async def pieces() -> AsyncIterator[bytes]:
+            yield header
+            for values in tensors.values():
+                for piece in float32_bytes(values):
+                    yield piece
+
+        return await self._write_hashed(name, pieces(), first, numel)
+
+    async def read(self, ref: ObjectRef, *, offset: int = 0) -> AsyncIterator[bytes]:
+        """Yields the object's bytes from `offset`, whatever it is, in pieces of at most 1 MiB.
+
+        Raises:
+            ObjectMissingError: the object was collected.
+        """
+        async for piece in self._objects.stream(self._path(ref.name), offset=offset):
+            yield piece
+
+    async def _write_hashed(self, name: str, pieces: AsyncIterator[bytes], first: int, numel: int) -> ObjectRef:
+        hasher = hashlib.sha256()
+
+        async def hashed() -> AsyncIterator[bytes]:
+            async for piece in pieces:
+                # SHA-256 releases the GIL, so other work goes on; a small piece is not worth the trip.
+                if len(piece) < STREAM_CHUNK_BYTES // 16:
+                    hasher.update(piece)
+                else:
+                    await self._workers.run(hasher.update, piece)
+                yield piece
+
+        size = await self._objects.write(self._path(name), hashed())
+        return ObjectRef(name, first, numel, size, hasher.hexdigest())
+
+    async def _stored_part(self, ref: ObjectRef) -> StoredPart | None:
+        """Returns the part with the norms of its header line; None if it was collected meanwhile."""
+        length = _HEADER_READ_BYTES
+        while length <= _MAX_HEADER_BYTES:
+            try:
+                head = await self._objects.get(self._path(ref.name), length=length)
+            except ObjectMissingError:
+                return None
+            line, newline, _ = head.partition(b"\n")
+            if newline:
+                return StoredPart(ref, tuple(float(norm) for norm in json.loads(line)["squared_norms"]))
+            if len(head) < length:
+                break
+            length *= 8
+        raise LogCorruptError(f"part has no header line. name={ref.name}")
+
+    def _path(self, name: str) -> str:
+        return f"{self._prefix}/{name}"

@@ -1,0 +1,159 @@
+"""Plans how a caller gets to a version of a fragment: by the updates from what it has, or from a snapshot.
+
+Pure: a plan follows from the folded run. Its objects are immutable, so a download goes on at any time, on any replica,
+until a collection takes them away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from skerry.store.log.entries import ObjectRef
+from skerry.store.log.state import FragmentState, VersionState
+from skerry.syncer.errors import SyncerError, bad_request
+
+
+class ObjectKind(StrEnum):
+    """What an object of a plan holds."""
+
+    SNAPSHOT = "snapshot"
+    UPDATE = "update"
+
+
+@dataclass(frozen=True)
+class PlanObject:
+    """One object of a plan, and the version that it leads to with all before it."""
+
+    ref: ObjectRef
+    kind: ObjectKind
+    version: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How to get from a version to a target."""
+
+    from_version: int  # -1: from a snapshot
+    target: VersionState
+    objects: tuple[PlanObject, ...]  # empty: the caller has the target
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all objects."""
+        return sum(one.ref.size_bytes for one in self.objects)
+
+
+@dataclass(frozen=True)
+class Resume:
+    """Where an earlier download stopped."""
+
+    names: tuple[str, ...]
+    object_index: int
+    offset: int
+
+
+def plan_pull(fragment: FragmentState, condemned: Iterable[str], *, from_version: int, target_version: int) -> Plan:
+    """Returns the plan with the fewest bytes from `from_version` (-1: none) to `target_version`.
+
+    A version that a roll-back abandoned leads nowhere: who has it is given a snapshot.
+
+    Raises:
+        SyncerError: VERSION_NOT_FOUND: there is no such target, or its content was collected.
+    """
+    target = fragment.versions.get(target_version)
+    if target is None:
+        raise SyncerError(
+            "VERSION_NOT_FOUND",
+            f"no such version. fragment={fragment.layout.name}, version={target_version}, newest={fragment.version}",
+        )
+    if from_version == target_version:
+        return Plan(from_version, target, ())
+    gone = condemned if isinstance(condemned, set) else set(condemned)
+    plans = [
+        plan
+        for plan in (_from_updates(fragment, gone, from_version, target), _from_snapshot(fragment, gone, target))
+        if plan is not None
+    ]
+    if not plans:
+        raise SyncerError(
+            "VERSION_NOT_FOUND",
+            f"content was collected. fragment={fragment.layout.name}, version={target_version}",
+        )
+    return min(plans, key=lambda plan: plan.size_bytes)  # at equal size the updates, which come first
+
+
+def _from_updates(fragment: FragmentState, gone: set[str], from_version: int, target: VersionState) -> Plan | None:
+    objects: list[PlanObject] = []
+    version = target
+    while version.version > max(from_version, 0):
+        step = _update_of(version, gone)
+        if step is None:
+            return None
+        objects[:0] = step
+        version = fragment.versions[version.version - 1]
+    return Plan(from_version, target, tuple(objects)) if version.version == from_version else None
+
+
+def _from_snapshot(fragment: FragmentState, gone: set[str], target: VersionState) -> Plan | None:
+    objects: list[PlanObject] = []
+    version = target
+    while not version.weights or not gone.isdisjoint(ref.name for ref in version.weights):
+        step = _update_of(version, gone)
+        if step is None:
+            return None
+        objects[:0] = step
+        version = fragment.versions[version.version - 1]
+    snapshot = [PlanObject(ref, ObjectKind.SNAPSHOT, version.version) for ref in version.weights]
+    return Plan(-1, target, (*snapshot, *objects))
+
+
+def _update_of(version: VersionState, gone: set[str]) -> list[PlanObject] | None:
+    """Returns the objects that lead to `version` from the one before it, or None where there are none (any more)."""
+    if version.commit is None:
+        return None
+    refs = version.commit.commit.update
+    if not gone.isdisjoint(ref.name for ref in refs):
+        return None
+    return [PlanObject(ref, ObjectKind.UPDATE, version.version) for ref in refs]
+
+
+def resume_plan(
+    fragment: FragmentState, condemned: Iterable[str], resume: Resume, *, from_version: int, target_version: int
+) -> Plan:
+    """Returns the plan that an earlier call gave, whose objects `resume` names.
+
+    Raises:
+        SyncerError: PLAN_EXPIRED: an object was collected, or is not of this fragment; VERSION_NOT_FOUND; BAD_REQUEST.
+    """
+    target = fragment.versions.get(target_version)
+    if target is None:
+        raise SyncerError(
+            "VERSION_NOT_FOUND", f"no such version. fragment={fragment.layout.name}, version={target_version}"
+        )
+    if not resume.names and from_version != target_version:
+        raise bad_request("resume names none of the plan's objects")
+    objects = _named_objects(fragment, target, resume.names)
+    gone = set(condemned)
+    if objects is None or any(one.ref.name in gone for one in objects):
+        raise SyncerError("PLAN_EXPIRED", "the plan's objects were collected; ask for a new plan")
+    if not 0 <= resume.object_index <= len(objects) or resume.offset < 0:
+        raise bad_request(f"resume is outside the plan. object_index={resume.object_index}, offset={resume.offset}")
+    if resume.object_index < len(objects) and resume.offset > objects[resume.object_index].ref.size_bytes:
+        raise bad_request(f"resume is outside its object. offset={resume.offset}")
+    starts_with_snapshot = bool(objects) and objects[0].kind is ObjectKind.SNAPSHOT
+    return Plan(-1 if starts_with_snapshot else from_version, target, tuple(objects))
+
+
+def _named_objects(fragment: FragmentState, target: VersionState, names: Sequence[str]) -> list[PlanObject] | None:
+    """Returns the objects of these names, looked for from the target back; None where one is not there."""
+    wanted = set(names)
+    found: dict[str, PlanObject] = {}
+    version: VersionState | None = target
+    while version is not None and len(found) < len(wanted):
+        steps = [PlanObject(ref, ObjectKind.SNAPSHOT, version.version) for ref in version.weights]
+        steps += _update_of(version, set()) or []
+        found.update((one.ref.name, one) for one in steps if one.ref.name in wanted)
+        version = fragment.versions.get(version.version - 1)
+    return [found[name] for name in names] if len(found) == len(wanted) else None

@@ -1,0 +1,319 @@
+"""Takes pushed deltas in: bytes become checked, durable parts; whole parts become an accepted delta in the log.
+
+Nothing of a push is kept in memory but the part that is arriving, within the process's byte budget; whoever finds the
+budget used up is not read from. What was refused has left nothing behind but parts that nobody names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from skerry.store.log.entries import INITIAL_BASE, AcceptedItem
+from skerry.store.log.run_log import AppendTooLargeError
+from skerry.store.log.state import DeltaState, Rejection
+from skerry.store.versions.blobs import StoredPart
+from skerry.syncer.budget import ByteBudget, Grant
+from skerry.syncer.errors import SyncerError, bad_request, from_rejection, from_wire
+from skerry.syncer.lifecycle import uid_of_draft
+from skerry.syncer.part_check import INLINE_CHECK_BYTES, FrameCutter, PartChecker, PartSummary
+from skerry.syncer.replica import RunReplica
+from skerry.wire.codecs import Codec
+from skerry.wire.digests import DIGEST_SIZE, delta_digest
+from skerry.wire.errors import FrameError
+from skerry.wire.names import check_id, check_name
+
+# What a push that was cut off has to send again at most, and a fraction of what a process holds.
+SUGGESTED_PART_BYTES: Final = 4 * 2**20
+MAX_PART_BYTES: Final = 32 * 2**20
+# A part's bytes are in memory twice while they are joined into one object.
+_COPIES: Final = 2
+_DELTA_CODECS: Final = frozenset(Codec)
+_WEIGHT_CODECS: Final = frozenset({Codec.FLOAT32})  # version 0 is exact
+# Far above what anybody trains between two pushes, far below where one delta would outweigh everybody's.
+MAX_STEPS: Final = 2**32
+MAX_TOKENS_A_STEP: Final = 2**32
+MAX_TOKENS: Final = 2**53  # counts above it are not exact as float64
+
+
+@dataclass(frozen=True)
+class PushHeader:
+    """What is pushed; specified in `skerry/v1/exchange.proto`."""
+
+    learner: str
+    session: str
+    delta: str
+    fragment: str
+    base_version: int
+    base_digest: bytes
+    step_count: int
+    token_count: int
+    last_step: int
+
+    @property
+    def is_initial(self) -> bool:
+        """Whether these are a draft's initial weights."""
+        return self.base_version == INITIAL_BASE
+
+
+@dataclass
+class _Arriving:
+    """The part whose bytes are arriving."""
+
+    first: int
+    numel: int
+    checker: PartChecker
+    cutter: FrameCutter
+    grant: Grant
+    frames: list[bytes]
+    size_bytes: int = 0
+
+
+class Push:
+    """One call's share of a push. Enter it; call in the order of the messages; leave it, whatever happened."""
+
+    def __init__(self, replica: RunReplica, header: PushHeader, budget: ByteBudget) -> None:
+        """Takes a header that `begin` has checked."""
+        self._replica = replica
+        self._header = header
+        self._layout = replica.state.fragments[header.fragment].layout
+        self._budget = budget
+        self._arriving: _Arriving | None = None
+        self._stored: dict[tuple[int, int], StoredPart] = {}
+
+    @property
+    def known(self) -> DeltaState | None:
+        """The delta, if it is accepted already: then bytes are passed over, and only the digest is compared."""
+        return self._replica.state.deltas.get(self._header.delta)
+
+    def abandon(self) -> None:
+        """Gives back what the part that is arriving holds; parts that were stored stay."""
+        if self._arriving is not None:
+            self._arriving.grant.release()
+            self._arriving = None
+
+    async def begin_part(self, first: int, numel: int) -> None:
+        """Begins the part `[first, first + numel)`.
+
+        Raises:
+            SyncerError: OUT_OF_RANGE; BAD_REQUEST: the one before has no end.
+        """
+        if self._arriving is not None:
+            raise bad_request("a part began before the one before it ended")
+        if first < 0 or numel < 1 or first + numel > self._layout.numel:
+            raise SyncerError(
+                "OUT_OF_RANGE",
+                f"part is outside the fragment. first={first}, numel={numel}, fragment_numel={self._layout.numel}",
+            )
+        codecs = _WEIGHT_CODECS if self._header.is_initial else _DELTA_CODECS
+        self._arriving = _Arriving(
+            first,
+            numel,
+            PartChecker(self._layout, first, numel, codecs=codecs),
+            FrameCutter(),
+            self._budget.grant(),
+            [],
+        )
+
+    async def feed(self, data: bytes) -> None:
+        """Takes bytes of the part's frames, cut anywhere; waits while the process holds as much as it may.
+
+        Raises:
+            SyncerError: BAD_FRAME, NON_FINITE, OUT_OF_RANGE, ENCODING_UNSUPPORTED, TOO_LARGE.
+        """
+        part = self._arriving
+        if part is None:
+            raise bad_request("data came before its part began")
+        if self.known is not None:
+            return
+        part.size_bytes += len(data)
+        if part.size_bytes > MAX_PART_BYTES:
+            raise SyncerError("TOO_LARGE", f"part has too many bytes. limit={MAX_PART_BYTES}")
+        await part.grant.take(_COPIES * len(data))
+        try:
+            frames = part.cutter.feed(data)
+        except FrameError as error:
+            raise from_wire(error) from error
+        if sum(map(len, frames)) < INLINE_CHECK_BYTES:
+            part.checker.check(frames)
+        else:
+            await self._replica.workers.run(part.checker.check, frames)
+        part.frames += frames
+
+    async def end_part(self, digest: bytes) -> None:
+        """Makes the part durable.
+
+        Raises:
+            SyncerError: BAD_FRAME: it is not whole; DIGEST_MISMATCH.
+        """
+        part = self._arriving
+        if part is None:
+            raise bad_request("a part ended before it began")
+        try:
+            if self.known is None:
+                await self._store(part, digest)
+        finally:
+            self.abandon()
+
+    async def _store(self, part: _Arriving, digest: bytes) -> None:
+        try:
+            part.cutter.finish()
+        except FrameError as error:
+            raise from_wire(error) from error
+        summary: PartSummary = part.checker.finish()
+        if summary.digest != digest:
+            raise SyncerError(
+                "DIGEST_MISMATCH", f"part digest mismatch. expected={digest.hex()}, actual={summary.digest.hex()}"
+            )
+        self._stored[part.first, part.numel] = await self._replica.log.blobs.write_part(
+            self._header.fragment,
+            self._header.delta,
+            part.first,
+            part.numel,
+            digest.hex(),
+            summary.squared_norms,
+            part.frames,
+        )
+
+    async def complete(self, digest: bytes) -> DeltaState:
+        """Puts the delta into the log and returns it; the same push again returns the same delta.
+
+        Raises:
+            SyncerError: INCOMPLETE, DIGEST_MISMATCH, ID_REUSED; TOO_LARGE: too many parts; or why the log does not
+                admit it.
+            StoreError: the store failed; the same push may be repeated.
+        """
+        if self._arriving is not None:
+            raise bad_request("the push was completed inside a part")
+        if len(digest) != DIGEST_SIZE:
+            raise bad_request(f"digest must have {DIGEST_SIZE} bytes. actual={len(digest)}")
+        if self.known is None:
+            await self._accept(await self._parts(), digest)
+        known = self.known
+        assert known is not None  # it was accepted, just now or before
+        if (known.item.digest, known.item.fragment) != (digest.hex(), self._header.fragment):
+            raise SyncerError("ID_REUSED", f"delta id was used for other bytes. delta={self._header.delta}")
+        return known
+
+    async def _parts(self) -> Sequence[StoredPart]:
+        """Returns the parts that cover the fragment: this call's, and what earlier calls made durable."""
+        chosen = dict(self._stored)
+        if not _covers(chosen, self._layout.numel):
+            for part in await self._replica.log.blobs.list_parts(self._header.fragment, self._header.delta):
+                key = (part.ref.first, part.ref.numel)
+                other = chosen.setdefault(key, part)
+                if other.ref.digest != part.ref.digest and key not in self._stored:
+                    raise SyncerError("ID_REUSED", f"delta id was used for other bytes. delta={self._header.delta}")
+        if not _covers(chosen, self._layout.numel):
+            raise SyncerError(
+                "INCOMPLETE",
+                f"parts are missing, or overlap. fragment_numel={self._layout.numel}, "
+                f"stored={[f'{first}+{numel}' for first, numel in sorted(chosen)][:20]}",
+            )
+        return [chosen[key] for key in sorted(chosen)]
+
+    async def _accept(self, parts: Sequence[StoredPart], digest: bytes) -> None:
+        actual = delta_digest([(p.ref.first, p.ref.numel, bytes.fromhex(p.ref.digest)) for p in parts])
+        if actual != digest:
+            raise SyncerError(
+                "DIGEST_MISMATCH", f"delta digest mismatch. expected={digest.hex()}, actual={actual.hex()}"
+            )
+        header = self._header
+        item = AcceptedItem(
+            delta=header.delta,
+            fragment=header.fragment,
+            learner=header.learner,
+            session=header.session,
+            base_version=header.base_version,
+            base_digest=header.base_digest.hex(),
+            digest=digest.hex(),
+            parts=tuple(part.ref for part in parts),
+            step_count=header.step_count,
+            token_count=header.token_count,
+            last_step=header.last_step,
+            squared_norms=tuple(map(sum, zip(*(part.squared_norms for part in parts), strict=True))),
+        )
+        try:
+            (outcome,) = await self._replica.log.append([item])
+        except AppendTooLargeError as error:
+            raise SyncerError("TOO_LARGE", f"too many parts; make them larger. parts={len(parts)}") from error
+        if outcome.rejection is not None and outcome.rejection.reason != "REPEATED":
+            raise from_rejection(outcome.rejection, **_other_delta(self._replica, header, outcome.rejection.reason))
+
+
+def _covers(parts: dict[tuple[int, int], StoredPart], numel: int) -> bool:
+    """Whether the ranges follow one another from 0 to `numel`, without a gap or an overlap."""
+    at = 0
+    for first, count in sorted(parts):
+        if first != at:
+            return False
+        at += count
+    return at == numel
+
+
+async def begin_push(replica: RunReplica, header: PushHeader, budget: ByteBudget) -> Push:
+    """Returns the push of an admissible header, which opens the round for all when it holds enough steps.
+
+    The log is folded to its end before anything is refused.
+
+    Raises:
+        BadNameError: a name or id is not legal.
+        SyncerError: why the header is refused.
+    """
+    _check_fields(replica, header)
+    state = replica.state
+    if _header_rejection(replica, header) is not None:
+        await replica.log.tail()
+    rejection = _header_rejection(replica, header)
+    if rejection is not None:
+        raise from_rejection(rejection, **_other_delta(replica, header, rejection.reason))
+    if header.delta not in state.deltas and not header.is_initial:
+        replica.push_begun(header.fragment, header.learner, header.session, header.step_count)
+    return Push(replica, header, budget)
+
+
+def _header_rejection(replica: RunReplica, header: PushHeader) -> Rejection | None:
+    return replica.state.check_push(
+        fragment=header.fragment,
+        learner=header.learner,
+        session=header.session,
+        base_version=header.base_version,
+        base_digest=header.base_digest.hex(),
+        delta=header.delta,
+    )
+
+
+def _check_fields(replica: RunReplica, header: PushHeader) -> None:
+    check_name(header.learner, "learner")
+    check_id(header.session, "session id")
+    check_id(header.delta, "delta id")
+    if header.fragment not in replica.state.fragments:
+        raise SyncerError("FRAGMENT_NOT_FOUND", f"no such fragment in the run. fragment={header.fragment[:80]!r}")
+    if header.base_version < INITIAL_BASE:
+        raise bad_request(f"base_version must be -1 or more. base_version={header.base_version}")
+    if header.is_initial:
+        spec = replica.log.spec
+        if uid_of_draft(spec.name, header.session) != spec.uid:
+            raise SyncerError("SESSION_UNKNOWN", "only who created the draft brings its initial weights")
+        return
+    if len(header.base_digest) != DIGEST_SIZE:
+        raise bad_request(f"base_digest must have {DIGEST_SIZE} bytes. actual={len(header.base_digest)}")
+    for name, value in (("step_count", header.step_count), ("token_count", header.token_count)):
+        if value < 1:
+            raise bad_request(f"{name} must be at least 1. {name}={value}")
+    for name, value, limit in (
+        ("step_count", header.step_count, MAX_STEPS),
+        ("token_count", header.token_count, min(MAX_TOKENS, header.step_count * MAX_TOKENS_A_STEP)),
+    ):
+        if value > limit:
+            raise bad_request(f"{name} is beyond belief. {name}={value}, limit={limit}")
+    if header.last_step < 0:
+        raise bad_request(f"last_step must not be negative. last_step={header.last_step}")
+
+
+def _other_delta(replica: RunReplica, header: PushHeader, reason: str) -> dict[str, str]:
+    if reason != "BASE_REPEATED":
+        return {}
+    other = replica.state.bases.get((header.session, header.fragment, header.base_version))
+    return {} if other is None else {"delta_id": other}

@@ -1,0 +1,1 @@
+"""The gRPC services: messages in, calls of the domain, messages out."""

@@ -1,0 +1,298 @@
+"""The `Exchange` service: messages in, calls of the domain, messages out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any, Final
+
+from skerry.store.errors import ObjectMissingError
+from skerry.store.log.entries import LeftItem, SessionItem
+from skerry.store.log.fold import RunState
+from skerry.syncer.errors import SyncerError, bad_request
+from skerry.syncer.events import Event, events_of
+from skerry.syncer.followers import EventStream, running
+from skerry.syncer.host import RunHost
+from skerry.syncer.pull import Plan, Resume, plan_pull, resume_plan
+from skerry.syncer.push import Push, PushHeader, begin_push
+from skerry.syncer.replica import RunReplica
+from skerry.syncer.services.translate import (
+    delta_message,
+    duration,
+    event_message,
+    learner_message,
+    plan_message,
+    report_from_message,
+    run_message,
+)
+from skerry.v1 import exchange_pb2 as v1
+from skerry.v1 import exchange_pb2_grpc
+from skerry.wire.messages import tensor_from_message
+from skerry.wire.names import check_id, check_name
+
+# A push whose client falls silent for this long gives its memory back; its whole parts are durable.
+SILENCE_S: Final = 60.0
+# Bytes of an object in one message: large enough to be fast, small enough for any client's limit.
+_MESSAGE_BYTES: Final = 2**20
+
+
+class ExchangeServicer(exchange_pb2_grpc.ExchangeServicer):
+    """Serves learners and observers; holds nothing itself. Of the call's context nothing is used."""
+
+    def __init__(self, host: RunHost) -> None:
+        """Serves the runs of `host`."""
+        self._host = host
+
+    async def Attach(
+        self, request_iterator: AsyncIterator[v1.AttachRequest], context: Any
+    ) -> AsyncIterator[v1.AttachResponse]:
+        """Joins a learner to its run for as long as the stream lives."""
+        first = await anext(request_iterator, None)
+        if first is None or first.WhichOneof("kind") != "hello":
+            raise bad_request("the first message must be hello")
+        hello = first.hello
+        check_name(hello.learner_id, "learner")
+        if hello.region:
+            check_name(hello.region, "region")
+        check_id(hello.session_id, "session id")
+        replica = await self._host.open(hello.run, hello.run_uid, seen_position=hello.seen_position)
+        _check_tensors(replica, hello)
+        await replica.attach(SessionItem(hello.learner_id, hello.session_id, hello.region, hello.seen_position))
+        replica.report(hello.learner_id, hello.session_id, None)
+        with replica.attached(hello.learner_id, hello.session_id) as stream:
+            open_rounds = replica.open_rounds()
+            yield v1.AttachResponse(attached=_attached(replica, hello.learner_id, hello.session_id))
+            for event in open_rounds:
+                yield v1.AttachResponse(event=event_message(event))
+            async with running(_take_reports(replica, hello, request_iterator, stream)):
+                while (news := await stream.get()) is not None:
+                    yield v1.AttachResponse(event=event_message(news))
+
+    async def PushDelta(
+        self, request_iterator: AsyncIterator[v1.PushDeltaRequest], context: Any
+    ) -> v1.PushDeltaResponse:
+        """Takes in a delta, or some of its parts."""
+        first = await _next(request_iterator)
+        if first is None or first.WhichOneof("kind") != "header":
+            raise bad_request("the first message must be header")
+        header = first.header
+        check_id(header.run_uid, "run uid")
+        replica = await self._host.open(header.run, header.run_uid, seen_position=header.seen_position)
+        push = await begin_push(replica, _header(header), self._host.budget)
+        try:
+            while (request := await _next(request_iterator)) is not None:
+                if request.WhichOneof("kind") == "complete":
+                    delta = await push.complete(request.complete.digest)
+                    return v1.PushDeltaResponse(
+                        state=v1.PUSH_STATE_ACCEPTED, fate=delta_message(delta), position=replica.state.position
+                    )
+                await _take(push, request)
+        finally:
+            push.abandon()
+        return _push_answer(replica, push)
+
+    async def QueryPush(self, request: v1.QueryPushRequest, context: Any) -> v1.QueryPushResponse:
+        """Says which parts are durable and what became of the delta."""
+        check_id(request.run_uid, "run uid")
+        check_id(request.delta_id, "delta id")
+        replica = await self._host.open(request.run, request.run_uid, seen_position=request.seen_position)
+        if request.fragment not in replica.state.fragments:
+            raise _no_fragment(request.fragment)
+        if request.delta_id not in replica.state.deltas:
+            await replica.log.tail()
+        delta = replica.state.deltas.get(request.delta_id)
+        if delta is not None:
+            return v1.QueryPushResponse(
+                state=v1.PUSH_STATE_ACCEPTED, fate=delta_message(delta), position=replica.state.position
+            )
+        parts = await replica.log.blobs.list_parts(request.fragment, request.delta_id)
+        return v1.QueryPushResponse(
+            state=v1.PUSH_STATE_PARTS_STORED if parts else v1.PUSH_STATE_UNSPECIFIED,
+            parts=[
+                v1.StoredPart(first=part.ref.first, numel=part.ref.numel, digest=bytes.fromhex(part.ref.digest))
+                for part in parts
+            ],
+            position=replica.state.position,
+        )
+
+    async def PullFragment(
+        self, request: v1.PullFragmentRequest, context: Any
+    ) -> AsyncIterator[v1.PullFragmentResponse]:
+        """Sends a plan and then the bytes of its objects."""
+        replica = await self._host.open(request.run, request.run_uid, seen_position=request.seen_position)
+        if request.fragment not in replica.state.fragments:
+            raise _no_fragment(request.fragment)
+        plan, resume = await _plan(replica, request)
+        fragment = replica.state.fragments[request.fragment]
+        yield v1.PullFragmentResponse(plan=plan_message(fragment, plan, replica.state.position))
+        for index in range(resume.object_index, len(plan.objects)):
+            offset = resume.offset if index == resume.object_index else 0
+            try:
+                async for piece in replica.log.blobs.read(plan.objects[index].ref, offset=offset):
+                    for start in range(0, len(piece), _MESSAGE_BYTES):
+                        data = piece[start : start + _MESSAGE_BYTES]
+                        yield v1.PullFragmentResponse(data=v1.PullData(object_index=index, offset=offset, data=data))
+                        offset += len(data)
+            except ObjectMissingError as error:
+                raise SyncerError("PLAN_EXPIRED", "the plan's objects were collected; ask for a new plan") from error
+
+    async def Watch(self, request: v1.WatchRequest, context: Any) -> AsyncIterator[v1.WatchResponse]:
+        """Follows a run as an observer."""
+        replica = await self._host.open(request.run, request.run_uid)
+        if request.after_position > replica.state.position:
+            await replica.log.tail()
+        if request.after_position > replica.state.position:
+            raise SyncerError(
+                "VERSION_NOT_FOUND",
+                f"after_position is beyond the log. after={request.after_position}, newest={replica.state.position}",
+            )
+        with replica.watching() as stream:
+            until = replica.state.position
+            yield v1.WatchResponse(
+                start=v1.WatchStart(
+                    run=run_message(replica.state), learners=map(learner_message, replica.learner_records())
+                )
+            )
+            if request.after_position >= 1:
+                async for event in _past(replica, request.after_position, until):
+                    yield v1.WatchResponse(event=event_message(event))
+            while (news := await stream.get()) is not None:
+                yield v1.WatchResponse(event=event_message(news))
+
+
+def _attached(replica: RunReplica, learner: str, session: str) -> v1.Attached:
+    state = replica.state
+    waiting = [
+        delta
+        for _, fragment in sorted(state.fragments.items())
+        for delta in (
+            *fragment.pending.values(),
+            *((state.deltas[m.delta] for m in fragment.closing.members) if fragment.closing else ()),
+        )
+        if delta.item.learner == learner and delta.item.session == session
+    ]
+    return v1.Attached(
+        run=run_message(state),
+        lease_term=duration(state.policy.lease_term_s),
+        pending=map(delta_message, waiting),
+        run_step_count=state.step_count,
+    )
+
+
+def _check_tensors(replica: RunReplica, hello: v1.Hello) -> None:
+    if not hello.tensors:
+        return
+    try:
+        given = {tensor.name: tensor_from_message(tensor).shape for tensor in hello.tensors}
+    except ValueError as error:
+        raise SyncerError("SHAPE_MISMATCH", str(error)) from error
+    wanted = {tensor.name: tensor.shape for layout in replica.log.spec.fragments for tensor in layout.tensors}
+    if given != wanted or len(given) != len(hello.tensors):
+        odd = sorted(name for name in given.keys() | wanted.keys() if given.get(name) != wanted.get(name))
+        raise SyncerError(
+            "SHAPE_MISMATCH",
+            f"tensors are not the run's. (name, given, run's)={[(n, given.get(n), wanted.get(n)) for n in odd[:5]]}",
+        )
+
+
+async def _take_reports(
+    replica: RunReplica, hello: v1.Hello, requests: AsyncIterator[v1.AttachRequest], stream: EventStream
+) -> None:
+    """Takes reports until the learner leaves or stops sending; whatever goes wrong ends its stream."""
+    try:
+        async for request in requests:
+            match request.WhichOneof("kind"):
+                case "report":
+                    replica.report(
+                        hello.learner_id, hello.session_id, report_from_message(request.report, replica.state.fragments)
+                    )
+                case "leave":
+                    await replica.log.append([LeftItem(hello.learner_id, hello.session_id)])
+                    replica.leave(hello.learner_id, hello.session_id)
+                    break
+                case kind:
+                    raise bad_request(f"only report and leave may follow hello. kind={kind}")
+        stream.end()
+    except Exception as error:  # noqa: BLE001 - handed to the call, whose edge translates and logs it
+        stream.end(error)
+
+
+async def _next(requests: AsyncIterator[v1.PushDeltaRequest]) -> v1.PushDeltaRequest | None:
+    """Returns the next message, or None at the end.
+
+    Raises:
+        SyncerError: INCOMPLETE: the client has been silent for too long.
+    """
+    try:
+        async with asyncio.timeout(SILENCE_S):
+            return await anext(requests, None)
+    except TimeoutError:
+        raise SyncerError(
+            "INCOMPLETE", f"nothing came for {SILENCE_S:.0f} s; ask QueryPush which parts are durable and go on"
+        ) from None
+
+
+async def _take(push: Push, request: v1.PushDeltaRequest) -> None:
+    match request.WhichOneof("kind"):
+        case "data":
+            await push.feed(request.data)
+        case "part":
+            await push.begin_part(request.part.first, request.part.numel)
+        case "part_end":
+            await push.end_part(request.part_end.digest)
+        case kind:
+            raise bad_request(f"only part, data, part_end and complete may follow header. kind={kind}")
+
+
+def _push_answer(replica: RunReplica, push: Push) -> v1.PushDeltaResponse:
+    known = push.known
+    if known is None:
+        return v1.PushDeltaResponse(state=v1.PUSH_STATE_PARTS_STORED, position=replica.state.position)
+    return v1.PushDeltaResponse(
+        state=v1.PUSH_STATE_ACCEPTED, fate=delta_message(known), position=replica.state.position
+    )
+
+
+def _header(message: v1.PushHeader) -> PushHeader:
+    return PushHeader(
+        learner=message.learner_id,
+        session=message.session_id,
+        delta=message.delta_id,
+        fragment=message.fragment,
+        base_version=message.base_version,
+        base_digest=message.base_digest,
+        step_count=message.step_count,
+        token_count=message.token_count,
+        last_step=message.last_step,
+    )
+
+
+def _no_fragment(name: str) -> SyncerError:
+    return SyncerError("FRAGMENT_NOT_FOUND", f"no such fragment in the run. fragment={name[:80]!r}")
+
+
+async def _plan(replica: RunReplica, request: v1.PullFragmentRequest) -> tuple[Plan, Resume]:
+    """Returns the plan and where in it to begin; looks at the log's end before it says that there is none."""
+    fragment = replica.state.fragments[request.fragment]
+    target = fragment.version if request.is_newest and not request.HasField("resume") else request.target_version
+    if max(target, request.from_version) not in fragment.versions:
+        await replica.log.tail()
+        if request.is_newest and not request.HasField("resume"):
+            target = fragment.version
+    condemned = replica.state.condemned
+    if not request.HasField("resume"):
+        plan = plan_pull(fragment, condemned, from_version=request.from_version, target_version=target)
+        return plan, Resume((), 0, 0)
+    resume = Resume(tuple(request.resume.objects), request.resume.object_index, request.resume.offset)
+    plan = resume_plan(fragment, condemned, resume, from_version=request.from_version, target_version=target)
+    return plan, resume
+
+
+async def _past(replica: RunReplica, after: int, until: int) -> AsyncIterator[Event]:
+    """Yields the events of entries `after + 1` to `until`, by folding the log once more from its start."""
+    state = RunState(replica.log.spec)
+    async for entry, data in replica.log.entries(1, until + 1):
+        outcomes = state.apply(entry, data)
+        if entry.position > after:
+            for event in events_of(state, entry, outcomes):
+                yield event

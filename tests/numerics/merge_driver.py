@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from skerry.algorithm.rounds import round_length
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.workers import InlineWorkers, Workers
 from skerry.store.log.entries import (
@@ -149,7 +150,15 @@ class Driver:
         """Freezes a round of these deltas."""
         weights = weights or [1.0] * len(deltas)
         members = tuple(Member(delta.delta, weight, 0) for delta, weight in zip(deltas, weights, strict=True))
-        closing = ClosedItem(FRAGMENT, self.state.version + 1, 0, members, participation, ())
+        fragment, version = self.log.state.fragments[FRAGMENT], self.state.version
+        length = round_length(
+            [delta.step_count for delta in deltas],
+            weights,
+            participation=participation,
+            missed_step_count=fragment.missed_step_count((delta.learner for delta in deltas), version),
+            inner_step_count=self.log.state.policy.inner_step_count,
+        )
+        closing = ClosedItem(FRAGMENT, version + 1, 0, members, participation, (), length)
         await self.append(closing)
         return closing
 

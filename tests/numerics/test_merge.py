@@ -11,7 +11,7 @@ import pytest
 from skerry.store.log.entries import PolicyItem, float32_from_hex
 from skerry.store.versions.replay import UnreadableDeltaError
 from skerry.wire.digests import tree_digest
-from skerry.wire.policy import MergeRule, OuterName, OuterOptimizer, OuterSchedule, Policy
+from skerry.wire.policy import OFFERED_OUTER_NAMES, MergeRule, OuterName, OuterOptimizer, OuterSchedule, Policy
 from tests.numerics.merge_driver import FLOAT32, FRAGMENT, INT4, Driver, layout_of
 
 PLAIN_SGD = OuterOptimizer(learning_rate=1.0, momentum=0.0, schedule=OuterSchedule.CONSTANT)
@@ -55,50 +55,21 @@ async def test_the_norm_of_rda_does_not_depend_on_how_many_orthogonal_deltas_the
     np.testing.assert_allclose(norms, 5, rtol=3e-7)
 
 
-@pytest.mark.parametrize(("participation", "seen"), [(1.0, 1.0), (0.75, 0.5), (0.5, 0.0), (0.25, 0.0)])
-async def test_rda_of_less_than_a_round_goes_over_to_the_mean(participation: float, seen: float) -> None:
-    driver = await Driver.start(layout_of((2,)), policy(MergeRule.RDA))
-    deltas = [await driver.push(0, [4, 0]), await driver.push(1, [0, 4])]
-    await driver.round(deltas, participation=participation)
-    # The mean direction is 1 / sqrt 2 long where 0.6875 is the rule, which parts of rounds go by.
-    length = float(np.linalg.norm(driver.state.weights)) / participation
-    assert length == pytest.approx(4 / (math.sqrt(2) * 0.6875) ** (1 - seen), rel=1e-6)
+@pytest.mark.parametrize("name", OFFERED_OUTER_NAMES)
+@pytest.mark.parametrize("participation", [0.25, 0.5, 0.75])
+async def test_momentum_goes_on_as_fast_when_rounds_come_in_parts(name: OuterName, participation: float) -> None:
+    driver = await Driver.start(layout_of((1,)), policy(MergeRule.MEAN, OuterOptimizer(name=name)))
 
-
-async def test_four_deltas_move_rda_as_far_one_by_one_as_their_mean() -> None:
-    outer = OuterOptimizer(name=OuterName.NESTEROV, learning_rate=1.0, momentum=0.0)
-    driver = await Driver.start(layout_of((4,)), policy(MergeRule.RDA, outer))
-    for index in range(4):
-        await driver.round([await driver.push(index, np.eye(4)[index] * 8)], participation=0.25)
-    np.testing.assert_allclose(driver.state.weights, np.full(4, -2.0), rtol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("name", "parts"),
-    [
-        (OuterName.NESTEROV, (0.25, 0.75, 0.5)),
-        (OuterName.LEADING_NESTEROV, (0.25, 0.75, 0.5)),
-        (OuterName.DELAYED_NESTEROV, (0.25, 0.5)),  # three quarters at a time are cut unevenly by the ends of rounds
-    ],
-)
-async def test_momentum_goes_on_as_fast_when_rounds_come_in_parts(name: OuterName, parts: tuple[float, ...]) -> None:
-    driver = await Driver.start(layout_of((2,)), policy(MergeRule.RDA, OuterOptimizer(name=name)))
-    cosine = 2 * 0.6875**2 - 1  # of two deltas whose mean direction is as long as it is as a rule
-    half = math.acos(cosine) / 2
-
-    async def merge(participation: float) -> float:
-        before = driver.state.weights.copy()
-        deltas = [await driver.push(0, [math.cos(half), math.sin(half)])]
-        deltas.append(await driver.push(1, [math.cos(half), -math.sin(half)]))
-        await driver.round(deltas, participation=participation)
-        return float(np.linalg.norm(before - driver.state.weights))
+    async def merge(share: float) -> float:
+        before = float(driver.state.weights[0])
+        await driver.round([await driver.push(0, [1])], participation=share)
+        return before - float(driver.state.weights[0])
 
     for _ in range(40):
         whole = await merge(1.0)
-    assert whole == pytest.approx(0.8 * 0.6875 / (1 - 0.8), rel=1e-3)
-    for participation in parts:
-        moved = [await merge(participation) for _ in range(round(3 / participation))]
-        assert sum(moved) == pytest.approx(3 * whole, rel=0.02)
+    assert whole == pytest.approx(0.8 / (1 - 0.8), rel=1e-3)
+    moved = [await merge(participation) for _ in range(round(3 / participation))]
+    assert sum(moved) == pytest.approx(3 * whole, rel=0.02)
 
 
 async def test_an_outage_of_all_is_a_whole_round_to_rda() -> None:
@@ -108,7 +79,7 @@ async def test_an_outage_of_all_is_a_whole_round_to_rda() -> None:
     assert float(np.linalg.norm(driver.state.weights)) == pytest.approx(4.0, rel=1e-6)
 
 
-@pytest.mark.parametrize("name", OuterName)
+@pytest.mark.parametrize("name", OFFERED_OUTER_NAMES)
 async def test_momentum_that_has_settled_leaves_the_bare_step(name: OuterName) -> None:
     outer = OuterOptimizer(name=name, learning_rate=1.0, momentum=0.5)
     driver = await Driver.start(layout_of((1,)), replace(policy(MergeRule.MEAN, outer), planned_step_count=24))
@@ -127,7 +98,7 @@ async def test_a_constant_schedule_does_not_settle() -> None:
     assert float(driver.state.weights[0]) == -(3 * 8 + 0.5 * (8 + 12 + 14))
 
 
-async def test_momentum_settles_over_the_last_eighth_of_a_planned_run() -> None:
+async def test_momentum_settles_over_the_last_eight_rounds_of_a_planned_run() -> None:
     outer = OuterOptimizer(name=OuterName.NESTEROV, learning_rate=1.0, momentum=0.5, schedule=OuterSchedule.WARM_UP)
     plan = replace(policy(MergeRule.MEAN, outer), planned_step_count=24 * 16)
     driver = await Driver.start(layout_of((1,)), plan)
@@ -135,8 +106,8 @@ async def test_momentum_settles_over_the_last_eighth_of_a_planned_run() -> None:
         await driver.round([await driver.push(0, [1])])
     commits = [version.commit for version in driver.log.state.fragments[FRAGMENT].versions.values() if version.commit]
     momenta = [float32_from_hex(record.commit.scalars.momentum) for record in commits]
-    assert momenta[3:15] == [0.5] * 12  # the one of 14 rounds behind it is the last with all of it
-    assert momenta[15:] == [0.25, 0.0, 0.0]  # beyond the plan the run goes on without
+    assert momenta[3:9] == [0.5] * 6  # eight rounds are left before the ninth merge
+    assert momenta[9:] == [0.5 * left / 8 for left in (7, 6, 5, 4, 3, 2, 1, 0, 0)]  # none beyond the plan
 
 
 async def test_a_plan_made_or_changed_while_the_run_goes_on_counts_from_the_next_close() -> None:
@@ -144,12 +115,12 @@ async def test_a_plan_made_or_changed_while_the_run_goes_on_counts_from_the_next
     endless = policy(MergeRule.MEAN, outer)
     driver = await Driver.start(layout_of((1,)), endless)
     momenta = []
-    for planned_rounds in (0, 0, 0, 0, 4, 4, 100, 100):
+    for planned_rounds in (0, 0, 0, 0, 4, 7, 100, 100):
         plan = replace(endless, planned_step_count=24 * planned_rounds)
         await driver.append(PolicyItem(f"{driver.delta_count:032x}", plan))
         item = await driver.round([await driver.push(0, [1])])
         momenta.append(float32_from_hex(item.scalars.momentum))
-    assert momenta[3:] == [0.5, 0.0, 0.0, 0.5, 0.5]
+    assert momenta[3:] == [0.5, 0.0, 0.5 * 2 / 8, 0.5, 0.5]
 
 
 async def test_momentum_ramps_over_the_first_three_rounds() -> None:
@@ -169,24 +140,6 @@ async def test_momentum_ramps_over_the_first_three_rounds() -> None:
         np.testing.assert_allclose(driver.state.momentum, momentum * expected, rtol=1e-6)
 
 
-async def test_a_ramp_takes_the_rate_to_a_half_while_momentum_rises() -> None:
-    outer = OuterOptimizer(name=OuterName.NESTEROV, learning_rate=1.0, momentum=0.5, schedule=OuterSchedule.RAMP)
-    driver = await Driver.start(layout_of((1,)), policy(MergeRule.MEAN, outer))
-    # mu = 1/4, 2/5, 1/2 and lr = 3/4, 3/5, 1/2; the steps for d = 1 as above
-    total = 0.0
-    for step in (0.75 * 1.25, 0.6 * 1.56, 0.5 * 1.85):
-        await driver.round([await driver.push(index, [1]) for index in range(2)])
-        total += step
-        assert -float(driver.state.weights[0]) == pytest.approx(total, rel=1e-6)
-
-
-async def test_warming_up_takes_a_lower_rate_under_rda() -> None:
-    outer = OuterOptimizer(name=OuterName.NESTEROV, learning_rate=1.0, momentum=0.0, schedule=OuterSchedule.WARM_UP)
-    driver = await Driver.start(layout_of((2,)), policy(MergeRule.RDA, outer))
-    await driver.round([await driver.push(0, [16, 0]), await driver.push(1, [16, 0])])
-    assert driver.state.weights.tolist() == [-11, 0]  # 0.6875 of 16
-
-
 async def test_four_quarters_of_a_round_build_up_the_momentum_of_a_whole_one() -> None:
     outer = OuterOptimizer(name=OuterName.NESTEROV, learning_rate=1.0, momentum=0.5, schedule=OuterSchedule.CONSTANT)
     driver = await Driver.start(layout_of((2,)), policy(MergeRule.MEAN, outer))
@@ -196,12 +149,21 @@ async def test_four_quarters_of_a_round_build_up_the_momentum_of_a_whole_one() -
     np.testing.assert_allclose(driver.state.momentum, [4, -8], rtol=1e-6)
 
 
-async def test_a_delta_of_half_the_steps_is_stretched_and_counts_half() -> None:
+async def test_a_shorter_delta_is_not_stretched() -> None:
     driver = await Driver.start(layout_of((2,)), policy(MergeRule.MEAN))
     deltas = [await driver.push(0, [8, 0], steps=24), await driver.push(1, [0, 4], steps=12)]
     await driver.round(deltas, weights=[24, 12])
-    # every step moves as far as every other: 24 of the 36 went 1/3 along x, 12 went 1/3 along y, and a round has 24
-    np.testing.assert_allclose(driver.state.weights, [-8 * 24 / 36, -4 * 24 / 36], rtol=1e-6)
+    np.testing.assert_allclose(driver.state.weights, [-8 * 2 / 3, -4 / 3], rtol=1e-6)
+    assert driver.log.state.fragments[FRAGMENT].newest.step_count == 24
+
+
+async def test_a_delta_of_more_steps_than_the_median_token_has_is_shortened_to_them() -> None:
+    driver = await Driver.start(layout_of((3,)), policy(MergeRule.MEAN))
+    deltas = [await driver.push(index, np.eye(3)[index] * 8, steps=8) for index in (0, 1)]
+    deltas.append(await driver.push(2, [0, 0, 24], steps=24))
+    await driver.round(deltas, weights=[64, 64, 48])
+    np.testing.assert_allclose(driver.state.weights, [-8 * 64 / 176, -8 * 64 / 176, -8 * 48 / 176], rtol=1e-6)
+    assert driver.log.state.fragments[FRAGMENT].newest.step_count == 8
 
 
 async def test_deltas_of_an_outage_keep_all_their_length() -> None:
@@ -221,7 +183,7 @@ async def test_momentum_goes_no_further_after_an_outage_than_after_a_round() -> 
     assert -float(driver.state.weights[0]) == pytest.approx(0.8 * 240 + 0.8 * (0.4 + 0.72) * 24)
 
 
-@pytest.mark.parametrize("name", OuterName)
+@pytest.mark.parametrize("name", OFFERED_OUTER_NAMES)
 async def test_an_outage_ends_where_its_way_and_one_rounds_momentum_lead(name: OuterName) -> None:
     """What is published ahead is paid back: one long round, then nothing new, and no optimizer overshoots."""
     outer = OuterOptimizer(name=name, learning_rate=1.0, momentum=0.5, schedule=OuterSchedule.CONSTANT)
@@ -274,20 +236,6 @@ async def test_a_leading_step_is_half_a_round_of_momentum_ahead() -> None:
     # buf = 8, 12, 14; half of the momentum to come, mu^2 buf, is ahead
     assert moved[OuterName.NESTEROV] == 3 * 8 + 0.5 * (8 + 12 + 14)
     assert moved[OuterName.LEADING_NESTEROV] == pytest.approx(moved[OuterName.NESTEROV] + 0.5 * 0.25 * 14)
-
-
-async def test_delayed_nesterov_moves_by_momentum_once_a_round() -> None:
-    outer = OuterOptimizer(
-        name=OuterName.DELAYED_NESTEROV, learning_rate=1.0, momentum=0.5, schedule=OuterSchedule.CONSTANT
-    )
-    driver = await Driver.start(layout_of((1,)), policy(MergeRule.MEAN, outer))
-    moved = []
-    for _ in range(4):
-        before = driver.state.weights.copy()
-        await driver.round([await driver.push(0, [8])], participation=0.5)
-        moved.append(float((before - driver.state.weights)[0]))
-    # g / N = 4 each; m = 8 after the first two, and the second moves by 0.5 m besides; then m = 0.5 * 8 + 8 = 12
-    assert moved == [4, 4 + 4, 4, 4 + 6]
 
 
 async def test_a_participation_of_a_quarter_scales_the_step_to_a_quarter() -> None:

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from skerry.client.session import Adoption
 from skerry.runtime.workers import InlineWorkers
-from skerry.store.log.entries import INITIAL_BASE, AcceptedItem, Entry, Fate, RunStatus, SessionItem
+from skerry.store.log.entries import INITIAL_BASE, AcceptedItem, Entry, Fate, Item, RunStatus, SessionItem
+from skerry.store.log.fold import RunState
 from skerry.store.log.run_log import RunLog, entry_name
 from skerry.store.log.state import DeltaState
 from skerry.store.operator.verify import verify_run
@@ -64,8 +65,11 @@ async def audit(evidence: Evidence) -> list[Finding]:
         log = await _open(evidence)
     except Exception as error:  # noqa: BLE001 - whatever it is, it is the finding
         return [*findings, Finding("the log can be read", repr(error))]
-    entries = [entry async for entry, _ in log.entries()]
-    audit_of = _Audit(evidence, log, entries)
+    replayed, entries, admitted = RunState(log.spec), [], []
+    async for entry, data in log.entries():
+        entries.append(entry)
+        admitted += [one.item for one in replayed.apply(entry, data) if one.rejection is None]
+    audit_of = _Audit(evidence, log, entries, admitted)
     findings += audit_of.findings()
     findings += [finding async for finding in audit_of.contents()]
     report = await verify_run(log, workers=InlineWorkers(), scratch=Scratch(None))
@@ -89,9 +93,10 @@ async def _open(evidence: Evidence) -> RunLog:
 class _Audit:
     """One run's rules."""
 
-    def __init__(self, evidence: Evidence, log: RunLog, entries: list[Entry]) -> None:
+    def __init__(self, evidence: Evidence, log: RunLog, entries: list[Entry], admitted: list[Item]) -> None:
         self.evidence = evidence
         self.entries = entries
+        self.admitted = admitted  # every item that the fold admitted, in log order
         self.log = log
         self.state = log.state
         self.by_session = {record.session: record for record in evidence.records if record.session}
@@ -153,16 +158,13 @@ class _Audit:
 
     def _fenced_sessions_are_refused(self) -> Iterator[Finding]:
         sessions: dict[str, list[str]] = defaultdict(list)  # by learner, in the order in which they came
-        known = self.state.deltas
-        for entry in self.entries:
-            for item in entry.items:
-                if isinstance(item, SessionItem) and item.session not in sessions[item.learner]:
-                    sessions[item.learner].append(item.session)
-                if not isinstance(item, AcceptedItem) or item.base_version == INITIAL_BASE:
-                    continue
-                is_admitted = item.delta in known and known[item.delta].position == entry.position
-                if is_admitted and sessions[item.learner][-1:] != [item.session]:
-                    yield Finding("no delta of a fenced session is accepted", f"{item.delta} of {item.learner} was")
+        for item in self.admitted:
+            if isinstance(item, SessionItem) and item.session not in sessions[item.learner]:
+                sessions[item.learner].append(item.session)
+            if not isinstance(item, AcceptedItem) or item.base_version == INITIAL_BASE:
+                continue
+            if sessions[item.learner][-1:] != [item.session]:
+                yield Finding("no delta of a fenced session is accepted", f"{item.delta} of {item.learner} was")
 
     def _bases_are_used_once(self) -> Iterator[Finding]:
         for (session, fragment), history in self.histories.items():

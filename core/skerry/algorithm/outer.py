@@ -1,41 +1,44 @@
-"""The outer optimizers: the four scalars of a step, from how far a fragment is and how much of a round takes part.
+"""The outer step: what a merge does to the global weights.
 
-A merge stands for T rounds: 1 where every learner brings H steps, 1/4 where one of four equal learners is merged alone,
-2 after an outage of 2 H steps. With d the outer gradient of H steps, every optimizer here is an instance of
+A merge stands for T rounds: T = rho L / H, with rho its participation and L its length in inner steps (`rounds`).
+T is 1 where every learner brings H steps, and 1/4 where one of four equal learners is merged alone. With d the merged
+delta of H steps, t = min(T, 1), and S the inner steps of the run that are behind the fragment,
+
+    mu    = min(mu_max, n / (n + 3)) min(1, (planned - S) / (8 H)),   n = 1 + S' / 24        (1)  momentum
+    buf   <- mu^t buf + (1 - mu^t) / (1 - mu) d                                                (2)  its buffer
+    Theta <- Theta - lr ((T + t l mu) d + t mu (1 - l (1 - mu)) buf)                           (3)  the step
+
+S' counts from where the fragment's momentum began: the run's start, or its last roll-back. The last factor of (1) is 1
+where no length is planned and never negative. l is the lead: with l = 0, (2) and (3) at T = 1 are SGD with Nesterov
+momentum. Momentum runs in rounds and not in merges: four learners that are merged one by one build up the momentum of
+one joint round. A merge of more than one round (after an outage) moves d by T, and momentum by one round.
+
+(2) and (3) are an instance of
 
     buf   <- decay buf + gain d
     Theta <- Theta - rate (d + momentum buf)
 
-which is all that the log has to know of it.
+and these four scalars are all that the log keeps of the outer optimizer.
 
-    nesterov            momentum runs in rounds, not in merges: over T rounds, of which one at most counts here, the
-                        buffer decays by mu^T and takes (1 - mu^T) / (1 - mu) of d; rate = lr T. With T = 1 this is SGD
-                        with Nesterov momentum. Four learners that are merged one by one build up the momentum of one
-                        round together. After an outage of ten rounds d goes ten rounds far, momentum no further than
-                        after one: the way was really gone, and is no ten gradients.
-    leading-nesterov    the same momentum, and weights that stand a part l of a round ahead: Theta - F is published with
-                        F = l lr mu^2 buf, what momentum will add; that weighs d by T + t l mu and buf by
-                        t mu (1 - l (1 - mu)), t = min(T, 1), where l and mu stay the same. l = 1.5 - t, from 0.5 to 1:
-                        learners work on the weights of a joint round for a round, and half of one is the mean; one that
-                        is merged alone has had its weights for a round.
-    delayed-nesterov    the buffer gathers t d of each merge; momentum decays, and moves the weights, once a round: by
-                        lr mu buf with the merge that completes one.
-
-Source: Decoupled DiLoCo (arXiv 2604.21428), outer SGD with Nesterov momentum; delayed Nesterov: "Asynchronous Local-SGD
-Training for Language Modeling" (arXiv 2401.09135), algorithm 2 with c = 0. Momentum in fractions of rounds is this
-project's.
+Source: Decoupled DiLoCo (arXiv 2604.21428), outer SGD with Nesterov momentum. Warm-up, settling, the lead and momentum
+in fractions of rounds are this project's; docs/learning.md has what each is worth.
 """
 
 from __future__ import annotations
 
-import math
 from typing import Final, NamedTuple
 
-from skerry.wire.policy import MergeRule, OuterName, OuterOptimizer
+from skerry.wire.policy import OuterName, OuterOptimizer, OuterSchedule
+
+# The momentum's number n at which it has come to a half, and the inner steps from one number to the next.
+_HALF_WAY: Final = 3.0
+_STEPS_PER_NUMBER: Final = 24.0
+# Rounds before the planned end over which momentum falls to 0.
+SETTLING_ROUNDS: Final = 8.0
 
 
 class OuterStep(NamedTuple):
-    """What a commit names of the outer optimizer."""
+    """The scalars of one merge, as a commit names them."""
 
     rate: float
     momentum: float
@@ -43,47 +46,30 @@ class OuterStep(NamedTuple):
     gain: float
 
 
-def outer_step(
-    outer: OuterOptimizer,
-    rule: MergeRule,
-    *,
-    steps_done: float,
-    run_done: float,
-    rounds_before: float,
-    rounds_done: float,
-    round_count: float,
-) -> OuterStep:
-    """Returns the scalars of a merge that stands for `round_count` rounds, T, above 0.
+def momentum_at(outer: OuterOptimizer, *, steps_done: float, steps_left: float | None, inner_step_count: int) -> float:
+    """Returns mu of equation (1).
 
-    `steps_done` inner steps, in `rounds_done` rounds, whole ones and parts, are behind the fragment since its momentum
-    began; the rounds were `rounds_before` at the version before, or as many where there is none. `run_done` is the
-    share of the run's planned steps that is behind it, 0 where none are planned.
+    Args:
+        outer: the policy's optimizer; a constant schedule returns its momentum as it is.
+        steps_done: S', inner steps behind the fragment since its momentum began.
+        steps_left: planned - S; None where no length is planned.
+        inner_step_count: H.
     """
-    rates = outer.rates(steps_done, rule, run_done=run_done)
-    if outer.name is OuterName.DELAYED_NESTEROV:
-        return _delayed(rates.learning_rate, rates.momentum, rounds_before, rounds_done, round_count)
+    if outer.schedule is OuterSchedule.CONSTANT:
+        return outer.momentum
+    number = 1 + steps_done / _STEPS_PER_NUMBER
+    momentum = min(outer.momentum, number / (number + _HALF_WAY))
+    if steps_left is None:
+        return momentum
+    return momentum * min(1.0, max(0.0, steps_left) / (SETTLING_ROUNDS * inner_step_count))
+
+
+def outer_step(outer: OuterOptimizer, momentum: float, *, round_count: float) -> OuterStep:
+    """Returns equations (2) and (3) as scalars, for a merge of T = `round_count` rounds, above 0."""
     carried_count = min(round_count, 1.0)
-    decay = rates.momentum**carried_count
-    gain = (1 - decay) / (1 - rates.momentum)
+    decay = momentum**carried_count
+    gain = (1 - decay) / (1 - momentum)
     lead = min(1.0, 1.5 - carried_count) if outer.name is OuterName.LEADING_NESTEROV else 0.0
-    fresh = 1 + lead * rates.momentum * carried_count / round_count
-    carried = rates.momentum * (1 - lead * (1 - rates.momentum)) * carried_count / round_count
-    return OuterStep(rates.learning_rate * round_count * fresh, carried / fresh, decay, gain)
-
-
-def _delayed(
-    learning_rate: float, momentum: float, rounds_before: float, rounds_done: float, round_count: float
-) -> OuterStep:
-    begins = rounds_done == rounds_before or _number(rounds_before) < _number(rounds_done)
-    completes = _number(rounds_done) < _number(rounds_done + round_count)
-    # The rate carries T, of which the momentum's part must have none.
-    look_ahead = momentum / round_count if completes else 0.0
-    return OuterStep(learning_rate * round_count, look_ahead, momentum if begins else 1.0, min(round_count, 1.0))
-
-
-# Parts of rounds are sums of floats: what is this close below a whole round has completed it.
-_SLACK: Final = 1e-6
-
-
-def _number(rounds: float) -> int:
-    return math.floor(rounds + _SLACK)
+    fresh = 1 + lead * momentum * carried_count / round_count
+    carried = momentum * (1 - lead * (1 - momentum)) * carried_count / round_count
+    return OuterStep(outer.learning_rate * round_count * fresh, carried / fresh, decay, gain)

@@ -46,26 +46,16 @@ _MERGE_RULE_MESSAGES: Final = {rule: number for number, rule in _MERGE_RULES.ite
 _SCHEDULES: Final[Mapping[v1.OuterSchedule.ValueType, OuterSchedule]] = {
     v1.OUTER_SCHEDULE_UNSPECIFIED: OuterSchedule.WARM_UP,
     v1.OUTER_SCHEDULE_CONSTANT: OuterSchedule.CONSTANT,
-    v1.OUTER_SCHEDULE_RAMP: OuterSchedule.RAMP,
     v1.OUTER_SCHEDULE_WARM_UP: OuterSchedule.WARM_UP,
 }
 _SCHEDULE_MESSAGES: Final = {
     OuterSchedule.CONSTANT: v1.OUTER_SCHEDULE_CONSTANT,
-    OuterSchedule.RAMP: v1.OUTER_SCHEDULE_RAMP,
     OuterSchedule.WARM_UP: v1.OUTER_SCHEDULE_WARM_UP,
+    OuterSchedule.RAMP: v1.OUTER_SCHEDULE_WARM_UP,
 }
-# Fields of Policy and of its message with the same name and kind.
-_PLAIN_FIELDS: Final = (
-    "inner_step_count",
-    "delay_step_count",
-    "quorum_count",
-    "grace_factor",
-    "staleness_exponent",
-    "max_staleness",
-    "weight_cap",
-    "quarantine_ratio",
-    "snapshot_ratio",
-    "planned_step_count",
+# Fields of Policy that its message has under the same name and as the same kind of number.
+_PLAIN_FIELDS: Final = tuple(
+    entry.name for entry in dataclasses.fields(Policy) if "range" in entry.metadata and entry.name != "lease_term_s"
 )
 
 
@@ -135,9 +125,6 @@ def policy_to_message(policy: Policy, *, has_derived: bool = True) -> v1.Policy:
     With `has_derived` false a tau that follows from H is left out, so that it goes on following it.
     """
     message = v1.Policy(
-        inner_step_count=policy.inner_step_count,
-        quorum_count=policy.quorum_count,
-        grace_factor=policy.grace_factor,
         outer=v1.OuterOptimizer(
             name=policy.outer.name,
             learning_rate=policy.outer.learning_rate,
@@ -146,16 +133,13 @@ def policy_to_message(policy: Policy, *, has_derived: bool = True) -> v1.Policy:
         ),
         merge=_MERGE_RULE_MESSAGES[policy.merge],
         merge_by_fragment={name: _MERGE_RULE_MESSAGES[rule] for name, rule in policy.merge_by_fragment.items()},
-        staleness_exponent=policy.staleness_exponent,
-        max_staleness=policy.max_staleness,
-        weight_cap=policy.weight_cap,
         delta_encoding=encoding_to_message(policy.delta_encoding),
         update_encoding=encoding_to_message(policy.update_encoding),
-        quarantine_ratio=policy.quarantine_ratio,
-        snapshot_ratio=policy.snapshot_ratio,
-        planned_step_count=policy.planned_step_count,
     )
-    if has_derived or policy.delay_step_count is not None:
+    for name in _PLAIN_FIELDS:
+        if (value := getattr(policy, name)) is not None:
+            setattr(message, name, value)
+    if has_derived:
         message.delay_step_count = policy.tau
     message.lease_term.FromTimedelta(timedelta(seconds=policy.lease_term_s))
     return message

@@ -21,8 +21,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from skerry.algorithm.outer import outer_step
-from skerry.algorithm.round_length import round_length
+from skerry.algorithm.merge import Round
+from skerry.algorithm.outer import OuterStep, momentum_at, outer_step
 from skerry.algorithm.step import (
     TORN,
     Float32s,
@@ -38,8 +38,8 @@ from skerry.algorithm.step import (
 from skerry.runtime.parallel import run_jobs
 from skerry.runtime.workers import Workers
 from skerry.store.log.entries import AcceptedItem, ClosedItem, CommittedItem, MergeScalars, ObjectRef
+from skerry.store.log.fold import RunState
 from skerry.store.log.run_log import RunLog
-from skerry.store.log.state import FragmentState
 from skerry.store.versions.replay import UnreadableDeltaError, accumulate_deltas
 from skerry.store.versions.scalars import scalars_to_record
 from skerry.store.versions.scratch import Scratch
@@ -47,15 +47,8 @@ from skerry.wire.codecs import Encoding
 from skerry.wire.errors import NonFiniteError
 from skerry.wire.layout import FragmentLayout
 from skerry.wire.norms import per_tensor_squared_norms
-from skerry.wire.policy import TYPICAL_AGREEMENT, MergeRule
+from skerry.wire.policy import MergeRule, Policy
 
-__all__ = ["MergeResult", "UnreadableDeltaError", "merge_coefficients", "merge_round", "radial_scales"]
-
-# Unit directions whose weighted sum is shorter than this cancelled down to float32 rounding: it points nowhere.
-_CANCELLED: Final = 2.0**-20
-# A norm below this counts as zero, so that its inverse, and what it scales, stay normal float32 numbers.
-_SMALLEST_NORM: Final = 2.0**-100
-_SMALLEST_NORMAL: Final = float(np.finfo(np.float32).smallest_normal)
 # Spans, of 2^20 elements, in one object of an update; a larger fragment has several, to be fetched side by side.
 UPDATE_OBJECT_SPANS: Final = 64
 
@@ -128,45 +121,19 @@ async def merge_round(
         raise ValueError(f"state is of another version. expected={closing.version - 1}, actual={state.version}")
     layout = log.spec.fragment(fragment)
     deltas = [log.state.deltas[member.delta].item for member in closing.members]
-    known = log.state.fragments[fragment]
-    policy = known.closing_policy or log.state.policy
-    weights = np.array([member.weight for member in closing.members])
-    full = policy.inner_step_count
-    steps = [delta.step_count for delta in deltas]
-    stretches = full / np.maximum(steps, 1)
-    norms = np.sqrt(np.array([delta.squared_norms for delta in deltas]).reshape(len(deltas), len(layout.tensors)))
-    rule = policy.merge_rule(fragment)
-
+    policy = log.state.fragments[fragment].closing_policy or log.state.policy
     # Before anything is awaited: another replica's commit of this version would change what is known of the fragment.
-    length = round_length(
-        steps,
-        participation=closing.participation,
-        missed_step_count=known.missed_step_count((delta.learner for delta in deltas), closing.version - 1),
-        inner_step_count=full,
-    )
-    round_count = closing.participation * length / full
-    planned = policy.planned_step_count
-    outer = outer_step(
-        policy.outer,
-        rule,
-        steps_done=_steps_done(known, closing.version - 1),
-        run_done=known.versions[closing.version - 1].step_count / planned if planned else 0.0,
-        rounds_before=_steps_done(known, closing.version - 2) / full,
-        rounds_done=_steps_done(known, closing.version - 1) / full,
-        round_count=round_count,
-    )
+    merged = _round(log.state, closing, policy)
+    outer = _outer_step(log.state, closing, policy, merged.length)
 
-    coefficients = merge_coefficients(rule, weights, norms, stretches)
+    coefficients = merged.coefficients()
     (acc,) = scratch.zeros(1, layout.numel)
     await accumulate_deltas(log, fragment, deltas, coefficients, acc, workers=workers)
-    scales = np.ones(len(layout.tensors), np.float32)
-    if rule is MergeRule.RDA:
-        sum_norms = await _norms(acc, layout, workers)
-        scales = radial_scales(weights, norms * stretches[:, None], sum_norms, round_count=round_count)
+    sum_norms = await _norms(acc, layout, workers) if merged.rule is MergeRule.RDA else np.empty(0)
     scalars = Scalars(
         np.float32(outer.rate),
         np.float32(outer.momentum),
-        scales,
+        merged.tensor_scales(sum_norms),
         coefficients,
         np.float32(outer.decay),
         np.float32(outer.gain),
@@ -178,57 +145,28 @@ async def merge_round(
     return MergeResult(scalars_to_record(scalars), update, step.encoding, digest.hex(), closing, step, prepared)
 
 
-def merge_coefficients(
-    rule: MergeRule,
-    weights: NDArray[np.float64],  # (members,) at least 0
-    norms: NDArray[np.float64],  # (members, tensors) |v_mt|
-    stretches: NDArray[np.float64],  # (members,) H over the delta's steps
-) -> Float32s:  # (members, tensors)
-    """Returns c of `acc = sum c v`: w over the sum of w, times the stretch; for RDA over |v|, to average directions.
-
-    A set whose weights are all zero is averaged with equal ones.
-    """
-    shares = _shares(weights)[:, None]
-    if rule is MergeRule.MEAN:
-        return _float32(np.broadcast_to(shares * stretches[:, None], norms.shape))
-    is_zero = norms < _SMALLEST_NORM
-    return _float32(np.where(is_zero, 0.0, shares / np.where(is_zero, 1.0, norms)))
+def _round(state: RunState, closing: ClosedItem, policy: Policy) -> Round:
+    deltas = [state.deltas[member.delta].item for member in closing.members]
+    return Round(
+        policy.merge_rule(closing.fragment),
+        weights=np.array([member.weight for member in closing.members]),
+        norms=np.sqrt(np.array([delta.squared_norms for delta in deltas])),
+        step_counts=np.array([delta.step_count for delta in deltas], np.float64),
+        length=state.closed_length(state.fragments[closing.fragment], closing),
+        inner_step_count=policy.inner_step_count,
+    )
 
 
-def radial_scales(
-    weights: NDArray[np.float64],  # (members,)
-    norms: NDArray[np.float64],  # (members, tensors) |v_mt|
-    sum_norms: NDArray[np.float64],  # (tensors,) |u|, u = sum c v: the mean direction
-    *,
-    round_count: float,
-) -> Float32s:  # (tensors,)
-    """Returns what makes an outer gradient of each tensor's mean direction; 0 where directions cancel.
-
-    RDA = (sum w |v| / sum w) * phi(sum w phi(v)), phi(x) = x / |x|, phi(0) = 0, in a whole round: what |u| lost where
-    deltas disagree is made up for. A merge of T = `round_count` rounds, below 1, does not see how far its deltas
-    disagree with those that are merged before and after it, and adds up with them: it divides by |u|^b s^(1 - b) for
-    |u|, s what a whole round's |u| is as a rule, b = max(0, 2 T - 1).
-    """
-    seen = min(1.0, max(0.0, 2 * round_count - 1))
-    is_zero = sum_norms < _CANCELLED
-    lengths = np.where(is_zero, 1.0, sum_norms) ** seen * TYPICAL_AGREEMENT ** (1 - seen)
-    return _float32(np.where(is_zero, 0.0, (_shares(weights) @ norms) / lengths))
-
-
-def _shares(weights: NDArray[np.float64]) -> NDArray[np.float64]:
-    total = math.fsum(weights)
-    return weights / total if total > 0 else np.full(len(weights), 1 / len(weights))
-
-
-def _float32(values: NDArray[np.float64]) -> Float32s:
-    """Rounds to float32; what would be subnormal, where machines disagree, becomes zero."""
-    return np.where(np.abs(values) < _SMALLEST_NORMAL, 0.0, values).astype(np.float32)
-
-
-def _steps_done(fragment: FragmentState, version: int) -> float:
-    """Returns the run's inner steps that are behind a version since the fragment's momentum began."""
-    state = fragment.versions.get(version)
-    return 0.0 if state is None else max(state.step_count - fragment.momentum_from, 0.0)
+def _outer_step(state: RunState, closing: ClosedItem, policy: Policy, length: float) -> OuterStep:
+    fragment = state.fragments[closing.fragment]
+    step_count = fragment.versions[closing.version - 1].step_count
+    momentum = momentum_at(
+        policy.outer,
+        steps_done=max(step_count - fragment.momentum_from, 0.0),
+        steps_left=policy.planned_step_count - step_count if policy.planned_step_count else None,
+        inner_step_count=policy.inner_step_count,
+    )
+    return outer_step(policy.outer, momentum, round_count=closing.participation * length / policy.inner_step_count)
 
 
 async def _norms(acc: Float32s, layout: FragmentLayout, workers: Workers) -> NDArray[np.float64]:

@@ -1,26 +1,25 @@
-"""Who takes part in a round, who is waited for, and for how much of the run's work each counts: pure functions.
+"""Who takes part in a round, who is waited for, and how far the round takes the run: pure functions of log and leases.
 
-Source: Decoupled DiLoCo (arXiv 2604.21428), weights by tokens and steps; the rest is this project's.
+The formulas are `skerry.algorithm`'s; this module says which learners and deltas they are about.
 """
 
 from __future__ import annotations
 
-import math
-import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from skerry.algorithm.round_length import delta_weight
-from skerry.store.log.entries import AcceptedItem, Member
+from skerry.algorithm.rounds import round_length
+from skerry.algorithm.weights import Contribution, delta_weight, participation, staleness_damping
+from skerry.store.log.entries import AcceptedItem, ClosedItem, Decided, Member
 from skerry.store.log.fold import RunState
-from skerry.store.log.state import REMEMBERED_CLOSES, DeltaState, FragmentState
+from skerry.store.log.state import DeltaState, FragmentState
 from skerry.wire.policy import Policy
 
-# Times H that a run goes on before a learner that brings nothing no longer counts as working.
-ABSENT_AFTER: Final = 1.5
-# Steps of the fastest that a step takes at which nobody waits for it. A delta of p H steps weighs p^2 of a whole one.
-_SLOW_STEP: Final = 2.5
+# Rounds that a run goes on before a learner that brings nothing no longer counts as working.
+_ABSENT_AFTER_ROUNDS: Final = 1.5
+# Of the tokens of the largest learner's delta: a learner that brought less is not waited for.
+_SMALL_SHARE: Final = 0.4
 
 
 @dataclass(frozen=True)
@@ -34,7 +33,7 @@ class LearnerView:
 
 @dataclass(frozen=True)
 class MembershipView:
-    """Who seems to be there."""
+    """Which learners seem to be attached."""
 
     learners: Mapping[str, LearnerView]
     age_s: float  # how long this replica has been watching the leases
@@ -44,46 +43,62 @@ class MembershipView:
         return self.age_s >= policy.lease_term_s
 
 
-def weigh(delta: DeltaState, fragment: FragmentState, policy: Policy) -> tuple[DeltaState, Member]:
-    """Returns the delta with its place in a set that closes now: weight w f and staleness in versions.
+def weigh(delta: DeltaState, fragment: FragmentState, policy: Policy) -> Member:
+    """Returns the delta's place in a set that closes now: its damped weight, and its staleness in versions.
 
-    f = (1 + s)^-a counts s in rounds, that is in H steps of the run, to the nearest whole one: where learners are
-    merged one by one each makes a version, and an answer that took a moment is not stale for that.
+    Staleness damps by rounds and not by versions: where learners are merged one by one each makes a version, and an
+    answer that took a moment is not stale for that.
     """
-    base = delta.item.base_version
-    rounds = math.floor(fragment.steps_since(base, fragment.version) / policy.inner_step_count + 0.5)
-    weight = _weight(delta.item, policy) * (1 + rounds) ** -policy.staleness_exponent
-    return delta, Member(delta.item.delta, weight, fragment.version - base)
+    rounds = fragment.rounds_behind(delta.item.base_version, policy.inner_step_count)
+    weight = _weight(delta.item, policy) * staleness_damping(rounds, exponent=policy.staleness_exponent)
+    return Member(delta.item.delta, weight, fragment.version - delta.item.base_version)
 
 
 def expected_learners(state: RunState, fragment: FragmentState, view: MembershipView) -> set[str]:
-    """Returns whom a round of `fragment` waits for: who is there and has not missed the last two closes.
+    """Returns whom a round of `fragment` waits for: before the first close everybody, then recent contributors.
 
-    One that is slow is not waited for: its delta is mostly there in time, for it contributes early, and weighs less
-    than it costs everybody to have the answer later by the rest of its step. Nor is one that has
-    nothing merged yet and has told of no second step for as long as a round takes.
+    A learner whose last delta held few tokens is not waited for. It contributes early, so its delta is mostly there in
+    time, and it brings less than it costs everybody to have the answer later.
     """
+    present = _present_learners(state, fragment, view)
+    if not fragment.contributors:
+        return present
     recent = set[str]().union(*fragment.contributors)
-    is_early = len(fragment.close_positions) < REMEMBERED_CLOSES
-    round_s = state.policy.inner_step_count * _fastest_s(view)
-    has_told = math.isfinite(round_s) and round_s >= state.policy.lease_term_s  # reports come oftener
-    idle = {name for name in view.learners if has_told and not _has_begun(view, name)}
-    return {
-        name
-        for name in _present_learners(state, fragment, view) - slow_learners(view)
-        if name in fragment.weights or name not in idle
-        if is_early or name in recent or state.learners[name].attached_at > fragment.close_positions[0]
-    }
+    largest = max((weight for name, weight in fragment.weights.items() if name in present), default=0.0)
+    return {name for name in present & recent if fragment.weights.get(name, largest) >= _SMALL_SHARE * largest}
 
 
-def slow_learners(view: MembershipView) -> set[str]:
-    """Returns who takes `_SLOW_STEP` times as long for a step as the fastest, or longer."""
-    longest_s = _SLOW_STEP * _fastest_s(view)
-    return {name for name, one in view.learners.items() if one.step_time_s is not None and one.step_time_s >= longest_s}
+def closed_round(
+    state: RunState,
+    fragment: FragmentState,
+    view: MembershipView,
+    members: Sequence[Member],
+    *,
+    attempt: int,
+    decided: tuple[Decided, ...],
+) -> ClosedItem:
+    """Returns the entry that freezes `members` for the fragment's next version, with participation and length.
 
-
-def _fastest_s(view: MembershipView) -> float:
-    return min((one.step_time_s for one in view.learners.values() if one.is_live and one.step_time_s), default=math.inf)
+    Without members it makes the round void.
+    """
+    items = [state.deltas[member.delta].item for member in members]
+    rho = _participation(state, fragment, view, members) if members else 1.0
+    length = round_length(
+        [item.step_count for item in items],
+        [member.weight for member in members],
+        participation=rho,
+        missed_step_count=fragment.missed_step_count((item.learner for item in items), fragment.version),
+        inner_step_count=state.policy.inner_step_count,
+    )
+    return ClosedItem(
+        fragment=fragment.layout.name,
+        version=fragment.version + 1,
+        attempt=attempt,
+        members=tuple(members),
+        participation=rho,
+        decided=decided,
+        length=length,
+    )
 
 
 def _present_learners(state: RunState, fragment: FragmentState, view: MembershipView) -> set[str]:
@@ -92,13 +107,13 @@ def _present_learners(state: RunState, fragment: FragmentState, view: Membership
     return {name for name in live | recent if (known := state.learners.get(name)) is not None and not known.has_left}
 
 
-def _sharing_learners(state: RunState, fragment: FragmentState, view: MembershipView) -> set[str]:
+def _working_learners(state: RunState, fragment: FragmentState, view: MembershipView) -> set[str]:
     """Returns whose share of the work a round of `fragment` lacks without them.
 
-    A learner is taken to work until the run has gone on `ABSENT_AFTER` times H without anything of it, so that a dead
+    A learner is taken to work until the run has gone on `_ABSENT_AFTER_ROUNDS` without anything of it, so that a dead
     one damps the others' steps for a round or two, and not for as long as its lease seems to live.
     """
-    horizon = ABSENT_AFTER * state.policy.inner_step_count
+    horizon = _ABSENT_AFTER_ROUNDS * state.policy.inner_step_count
     return {
         name
         for name in _present_learners(state, fragment, view)
@@ -107,52 +122,21 @@ def _sharing_learners(state: RunState, fragment: FragmentState, view: Membership
     }
 
 
-def participation(state: RunState, fragment: FragmentState, view: MembershipView, members: Iterable[Member]) -> float:
-    """Returns rho = sum(w f over contributors) / sum(expected w over working learners), above 0 and at most 1.
-
-    A contributor is expected to bring its own undamped w; an absent learner what it brought last, or else what one of
-    its pace would bring.
-    """
+def _participation(state: RunState, fragment: FragmentState, view: MembershipView, members: Iterable[Member]) -> float:
+    """Returns rho. A learner of which nothing was merged yet counts for the mean of the contributors."""
     deltas = [(member, state.deltas[member.delta].item) for member in members]
-    undamped: dict[str, float] = {}
-    for _, item in deltas:
-        undamped[item.learner] = undamped.get(item.learner, 0.0) + _weight(item, state.policy)
-    absent = _sharing_learners(state, fragment, view) - undamped.keys()
-    total = sum(undamped.values())
-    for name in sorted(absent):
-        known = fragment.weights.get(name)
-        total += _first_weight(view, name, undamped) if known is None else known
-    brought = sum(member.weight for member, _ in deltas)
-    return min(1.0, brought / total) if brought > 0 and total > 0 else 1.0
-
-
-def _first_weight(view: MembershipView, name: str, contributed: Mapping[str, float]) -> float:
-    """Returns w of the delta that a learner of which nothing was merged yet will bring.
-
-    Of one that is p times as fast as the contributors it holds p H steps, and so weighs p^2 times their mean. One that
-    has just begun, or compiles its model still, shortens nobody's step.
-    """
-    if not _has_begun(view, name):
-        return 0.0
-    learner = view.learners.get(name)
-    mean = statistics.fmean(contributed.values())
-    times_s = [one.step_time_s for key, one in view.learners.items() if key in contributed and one.step_time_s]
-    if learner is None or not learner.step_time_s or not times_s:
-        return mean
-    return mean * min(1.0, statistics.median(times_s) / learner.step_time_s) ** 2
-
-
-def _has_begun(view: MembershipView, name: str) -> bool:
-    """Whether a learner has told that it trains; one that nothing is known of may have."""
-    learner = view.learners.get(name)
-    return learner is None or learner.step_count >= _PACED_STEPS
-
-
-# Steps after which a learner's pace can be known.
-_PACED_STEPS: Final = 2
+    contributed = [
+        Contribution(weight, member.weight / weight if weight else 0.0)
+        for member, item in deltas
+        for weight in (_weight(item, state.policy),)
+    ]
+    brought_by = {item.learner for _, item in deltas}
+    mean = sum(delta.weight for delta in contributed) / len(brought_by)
+    absent = sorted(_working_learners(state, fragment, view) - brought_by)
+    return participation(contributed, [fragment.weights.get(name, mean) for name in absent])
 
 
 def _weight(item: AcceptedItem, policy: Policy) -> float:
     return delta_weight(
-        item.step_count, item.token_count, inner_step_count=policy.inner_step_count, weight_cap=policy.weight_cap
+        item.token_count, item.step_count, inner_step_count=policy.inner_step_count, weight_cap=policy.weight_cap
     )

@@ -20,10 +20,11 @@ import structlog
 from skerry.runtime.clock import Clock
 from skerry.runtime.workers import Workers
 from skerry.store.errors import LogCorruptError, StoreError
-from skerry.store.log.entries import INITIAL_BASE, ClosedItem, Decided, Entry, Fate, Item, RunStatus, SessionItem
+from skerry.store.log.entries import INITIAL_BASE, Decided, Entry, Fate, Item, RunStatus, SessionItem
 from skerry.store.log.fold import RunState
 from skerry.store.log.run_log import RunLog
 from skerry.store.log.state import Outcome
+from skerry.store.versions.replay import UnreadableDeltaError
 from skerry.syncer.advice import AdviceBoard, exchange_leases
 from skerry.syncer.errors import DrainingError, SyncerError
 from skerry.syncer.events import (
@@ -38,9 +39,8 @@ from skerry.syncer.events import (
 )
 from skerry.syncer.followers import EventStream, Followers
 from skerry.syncer.membership import Membership
-from skerry.syncer.merge import UnreadableDeltaError
 from skerry.syncer.merger import Merger
-from skerry.syncer.participation import participation
+from skerry.syncer.participation import closed_round
 from skerry.syncer.rounds import MergeKey, RoundEngine
 
 _LOG: Final = structlog.get_logger(__name__)
@@ -385,12 +385,12 @@ class RunReplica:
         )
         members = tuple(member for member in closing.members if member.delta != error.delta)
         view = self.membership.view(self.state, self._clock.monotonic_s())
-        item = ClosedItem(
-            fragment=key.fragment,
-            version=closing.version,
+        item = closed_round(
+            self.state,
+            fragment,
+            view,
+            members,
             attempt=closing.attempt + 1,
-            members=members,
-            participation=participation(self.state, fragment, view, members) if members else 1.0,
             decided=(Decided(error.delta, Fate.QUARANTINED, "its stored parts can't be read"),),
         )
         self._engine.adopt_close(item)

@@ -23,14 +23,14 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from skerry.store.log.entries import ClosedItem, Decided, Fate, FateItem, Item, Member, RunStatus, StatusItem
+from skerry.store.log.entries import ClosedItem, Decided, Fate, FateItem, Item, RunStatus, StatusItem
 from skerry.store.log.fold import RunState
 from skerry.store.log.state import DeltaState, FragmentState
-from skerry.syncer.participation import MembershipView, expected_learners, participation, slow_learners, weigh
+from skerry.syncer.participation import MembershipView, closed_round, expected_learners, weigh
 from skerry.wire.policy import Policy
 
 # Weight of a new observation in the moving averages: five rounds back counts a third.
@@ -210,32 +210,27 @@ class RoundEngine:
             if timing.opened_at_s is None or timing.quorum_at_s is None:
                 return None, None
             contributors = {delta.item.learner for delta in fragment.pending.values()}
-            is_complete = view.is_settled(state.policy) and expected_learners(state, fragment, view) <= contributors
-            deadline_s = timing.quorum_at_s + self.grace_s(state.policy, view)
+            expected = expected_learners(state, fragment, view)
+            is_complete = view.is_settled(state.policy) and expected <= contributors
+            deadline_s = timing.quorum_at_s + self.grace_s(state.policy, view, expected)
             if not is_complete and now_s < deadline_s:
                 return None, deadline_s
-        candidates = [weigh(delta, fragment, state.policy) for delta in fragment.pending.values()]
-        decided = (*_expired(candidates, state.policy), *_outliers(candidates, fragment, state.policy))
+        expired = _expired(fragment, state.policy)
+        fresh = [delta for name, delta in fragment.pending.items() if name not in {one.delta for one in expired}]
+        decided = (*expired, *_outliers(fresh, fragment, state.policy))
         named = {one.delta for one in decided}
-        members = tuple(member for _, member in candidates if member.delta not in named)
+        members = [weigh(delta, fragment, state.policy) for delta in fresh if delta.item.delta not in named]
         if not members or (not is_ending and not _has_quorum(fragment, state.policy, without=named)):
             return (FateItem(decided), None) if decided else (None, None)
-        item = ClosedItem(
-            fragment=fragment.layout.name,
-            version=fragment.version + 1,
-            attempt=fragment.next_attempt,
-            members=members,
-            participation=participation(state, fragment, view, members),
-            decided=decided,
-        )
+        item = closed_round(state, fragment, view, members, attempt=fragment.next_attempt, decided=decided)
         self.adopt_close(item)
         return item, None
 
-    def grace_s(self, policy: Policy, view: MembershipView) -> float:
-        """Returns the seconds that a round waits for more deltas once its quorum is in."""
+    def grace_s(self, policy: Policy, view: MembershipView, expected: Collection[str]) -> float:
+        """Returns the seconds that a round waits for the deltas of `expected` once its quorum is in."""
         live = {name: v.step_time_s for name, v in view.learners.items() if v.is_live and v.step_time_s is not None}
         xi_step_s = statistics.median(live.values()) if live else UNKNOWN_STEP_S
-        steps_s = [step_s for name, step_s in live.items() if name not in slow_learners(view)]
+        steps_s = [step_s for name, step_s in live.items() if name in expected]
         slack_s = policy.tau * xi_step_s - (self._xi_quorum.value + self._xi_sync.value)
         enough_s = GRACE_STEPS * max(steps_s, default=UNKNOWN_STEP_S) + 2 * self._xi_arrival.value
         return max(0.0, min(policy.grace_factor * slack_s, enough_s))
@@ -255,27 +250,23 @@ def is_open(fragment: FragmentState, policy: Policy, view: MembershipView) -> bo
     return False
 
 
-def _expired(candidates: Iterable[tuple[DeltaState, Member]], policy: Policy) -> tuple[Decided, ...]:
+def _expired(fragment: FragmentState, policy: Policy) -> tuple[Decided, ...]:
     return tuple(
-        Decided(member.delta, Fate.EXPIRED, f"staler than the policy allows. staleness={member.staleness}")
-        for _, member in candidates
-        if member.staleness > policy.max_staleness
+        Decided(name, Fate.EXPIRED, f"staler than the policy allows. rounds={rounds}")
+        for name, delta in fragment.pending.items()
+        if (rounds := fragment.rounds_behind(delta.item.base_version, policy.inner_step_count)) > policy.max_staleness
     )
 
 
-def _outliers(
-    candidates: list[tuple[DeltaState, Member]], fragment: FragmentState, policy: Policy
-) -> tuple[Decided, ...]:
+def _outliers(deltas: list[DeltaState], fragment: FragmentState, policy: Policy) -> tuple[Decided, ...]:
     """Names deltas whose norm a step exceeds both their peers' and their own history by the policy's ratio."""
     if policy.quarantine_ratio == 0:
         return ()
     found = []
-    for delta, member in candidates:
-        if member.staleness > policy.max_staleness:
-            continue
+    for delta in deltas:
         learner = delta.item.learner
         own = fragment.squared_norms.get(learner, ())
-        peers = [_squared_norm_a_step(other) for other, _ in candidates if other.item.learner != learner]
+        peers = [_squared_norm_a_step(other) for other in deltas if other.item.learner != learner]
         peers += [
             value for name, history in sorted(fragment.squared_norms.items()) if name != learner for value in history
         ]
@@ -284,7 +275,7 @@ def _outliers(
         value = _squared_norm_a_step(delta)
         if reference > 0 and value > policy.quarantine_ratio**2 * reference:
             ratio = math.sqrt(value / reference)
-            found.append(Decided(member.delta, Fate.QUARANTINED, f"norm is an outlier. ratio={ratio:.1f}"))
+            found.append(Decided(delta.item.delta, Fate.QUARANTINED, f"norm is an outlier. ratio={ratio:.1f}"))
     return tuple(found)
 
 

@@ -165,10 +165,12 @@ def check_base(state: RunState, fragment: FragmentState, version: int, digest: s
         return Rejection("BASE_FOREIGN", detail)
     if base.is_abandoned:
         return Rejection("BASE_STALE", f"base version was rolled back. base={version}, newest={fragment.version}")
-    if fragment.version - version > state.policy.max_staleness:
+    staleness = state.staleness(fragment, version)
+    if staleness > state.policy.max_staleness:
         return Rejection(
             "BASE_STALE",
-            f"base version is too old. base={version}, newest={fragment.version}, allowed={state.policy.max_staleness}",
+            f"base version is too old. base={version}, newest={fragment.version}, staleness={staleness}, "
+            f"allowed={state.policy.max_staleness}",
         )
     return None
 

@@ -23,7 +23,9 @@ from skerry.wire.policy import Policy, encoding_from_json
 
 # Raised when an old reader could misread what it numbers; readers refuse a higher one.
 FORMAT: Final = 1  # of everything but log entries
-ENTRY_FORMAT: Final = 2  # of log entries: 2 brought the momentum's decay and gain
+# Of log entries. 2 brought the momentum's decay and gain. In 3 a close names its length, and a base is too old by
+# rounds where it was by versions.
+ENTRY_FORMAT: Final = 3
 INITIAL_BASE: Final = -1  # base version of the deltas that bring a draft's initial weights
 
 
@@ -186,6 +188,7 @@ class ClosedItem:
     members: tuple[Member, ...]
     participation: float  # rho, above 0 and at most 1
     decided: tuple[Decided, ...]
+    length: float = 0.0  # L, inner steps that the round stands for; 0 in formats below 3, and without members
 
 
 @dataclass(frozen=True)

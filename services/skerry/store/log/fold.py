@@ -17,10 +17,11 @@ from collections import deque
 from collections.abc import Iterable
 from typing import assert_never
 
-from skerry.algorithm.round_length import delta_weight, round_length
+from skerry.algorithm.weights import delta_weight
 from skerry.store.errors import LogCorruptError
 from skerry.store.log.checks import check_item, check_push
 from skerry.store.log.entries import (
+    ENTRY_FORMAT,
     INITIAL_BASE,
     AcceptedItem,
     ClosedItem,
@@ -41,6 +42,7 @@ from skerry.store.log.entries import (
     StatusItem,
     bytes_digest,
 )
+from skerry.store.log.legacy import STALENESS_IN_ROUNDS_FORMAT, round_length
 from skerry.store.log.state import (
     NORM_HISTORY,
     CommitRecord,
@@ -70,6 +72,7 @@ class RunState:
         self.condemned: set[str] = set()
         self.requests: dict[str, int] = {}  # request ids of policy changes and roll-backs, with their positions
         self.bases: dict[tuple[str, str, int], str] = {}  # (session, fragment, base version) -> delta
+        self._format = ENTRY_FORMAT  # of the entry that is applied; between entries of what would be appended now
 
     @property
     def step_count(self) -> float:
@@ -91,13 +94,22 @@ class RunState:
             )
         self.position = entry.position
         self.head_digest = bytes_digest(data)
-        return tuple(self._apply_item(item) for item in entry.items)
+        self._format = entry.format
+        outcomes = tuple(self._apply_item(item) for item in entry.items)
+        self._format = ENTRY_FORMAT
+        return outcomes
 
     def _apply_item(self, item: Item) -> Outcome:
         rejection = check_item(self, item)
         if rejection is not None:
             return Outcome(item, rejection)
         return Outcome(item, None, tuple(self._admit(item)))
+
+    def staleness(self, fragment: FragmentState, base_version: int) -> int:
+        """Returns how old a base is, as `max_staleness` counts it: in rounds, or by an older format in versions."""
+        if self._format < STALENESS_IN_ROUNDS_FORMAT:
+            return fragment.version - base_version
+        return fragment.rounds_behind(base_version, self.policy.inner_step_count)
 
     def check(self, item: Item) -> Rejection | None:
         """Returns why `item` would be rejected as the next item, or None. Changes nothing."""
@@ -182,7 +194,6 @@ class RunState:
         fragment.next_attempt = item.attempt + 1
         if is_new_round:
             fragment.closing_policy = self.policy
-            fragment.close_positions.append(self.position)
             fragment.contributors.append(frozenset(self.deltas[m.delta].item.learner for m in item.members))
         return decided
 
@@ -190,7 +201,8 @@ class RunState:
         fragment = self.fragments[item.fragment]
         close = fragment.closing
         assert close is not None  # `check` admitted the item
-        step_count = fragment.versions[item.version - 1].step_count + self._steps_of(fragment, close)
+        before = fragment.versions[item.version - 1].step_count
+        step_count = before + close.participation * self.closed_length(fragment, close)
         fragment.closing = None
         fragment.version, fragment.next_attempt = item.version, 0
         fragment.versions[item.version] = VersionState(
@@ -211,8 +223,8 @@ class RunState:
             history = fragment.squared_norms.setdefault(delta.item.learner, deque(maxlen=NORM_HISTORY))
             history.append(sum(delta.item.squared_norms) / (steps * steps))
             fragment.weights[delta.item.learner] = delta_weight(
-                delta.item.step_count,
                 delta.item.token_count,
+                delta.item.step_count,
                 inner_step_count=policy.inner_step_count,
                 weight_cap=policy.weight_cap,
             )
@@ -223,16 +235,17 @@ class RunState:
             merged.append(delta)
         return merged
 
-    def _steps_of(self, fragment: FragmentState, close: ClosedItem) -> float:
-        """Returns how far a round takes the run: its length times participation."""
+    def closed_length(self, fragment: FragmentState, close: ClosedItem) -> float:
+        """Returns the length of a frozen round, in inner steps."""
+        if close.length > 0:
+            return close.length
         deltas = [self.deltas[member.delta].item for member in close.members]
-        length = round_length(
+        return round_length(
             [delta.step_count for delta in deltas],
             participation=close.participation,
             missed_step_count=fragment.missed_step_count((delta.learner for delta in deltas), close.version - 1),
             inner_step_count=(fragment.closing_policy or self.policy).inner_step_count,
         )
-        return close.participation * length
 
     def _admit_snapshot(self, item: SnapshotItem) -> list[DeltaState]:
         fragment = self.fragments[item.fragment]

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
+from skerry.algorithm.weights import rounds_behind
 from skerry.store.log.entries import INITIAL_BASE, AcceptedItem, ClosedItem, CommittedItem, Fate, Item, ObjectRef
 from skerry.wire.layout import FragmentLayout
 from skerry.wire.policy import Policy
@@ -86,7 +87,6 @@ class FragmentState:
     last_close_position: int = 0
     next_attempt: int = 0  # of the next close; above 0 after a round of this version whose every delta was unreadable
     contributors: deque[frozenset[str]] = field(default_factory=lambda: deque(maxlen=REMEMBERED_CLOSES))
-    close_positions: deque[int] = field(default_factory=lambda: deque(maxlen=REMEMBERED_CLOSES))  # of the same closes
     contributed_at: dict[str, float] = field(default_factory=dict)  # by learner: step_count of its last merge's version
     worked_until: dict[str, float] = field(default_factory=dict)  # by learner: as far as that delta's own steps reach
     squared_norms: dict[str, deque[float]] = field(default_factory=dict)  # by learner: |v|^2 / steps^2, merged
@@ -97,9 +97,10 @@ class FragmentState:
         """The newest version's state; raises KeyError in a draft without weights."""
         return self.versions[self.version]
 
-    def steps_since(self, base_version: int, version: int) -> float:
-        """Returns the inner steps by which the run went on from one version to another; 0 where it was rolled back."""
-        return max(0.0, self.versions[version].step_count - self.versions[base_version].step_count)
+    def rounds_behind(self, base_version: int, inner_step_count: int) -> int:
+        """Returns by how many rounds of H steps the run went on since a version; 0 where it was rolled back."""
+        steps = self.newest.step_count - self.versions[base_version].step_count
+        return rounds_behind(max(0.0, steps), inner_step_count=inner_step_count)
 
     def missed_step_count(self, learners: Iterable[str], version: int) -> float:
         """Returns by how many inner steps the run had gone on by `version` without one of `learners`, at most.

@@ -1,0 +1,74 @@
+"""From the deltas of a round to one outer gradient.
+
+For member m of weight w_m, with delta v_m of s_m steps, in a round of length L (`rounds`), and each tensor t,
+
+    r_m   = min(1, L / s_m) H / L                               (1)  what takes v_m to a round of H steps
+    c_mt  = r_m w_m / sum(w)                                    (2)  mean
+    c_mt  = w_m / sum(w) / |v_mt|                               (3)  RDA: the direction of v_m
+    u_t   = sum(c_mt v_mt, m)                                   (4)  computed exactly, in `step`
+    d_t   = u_t                                                 (5)  mean
+    d_t   = sum(w_m r_m |v_mt|, m) / sum(w) * u_t / |u_t|       (6)  RDA: mean length times mean direction
+
+RDA is radial-directional averaging: where deltas disagree, the mean is shorter than they are, and RDA is not. A delta
+without length has no direction, and directions that cancel give d = 0.
+
+Source: Decoupled DiLoCo (arXiv 2604.21428), section 3.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from skerry.wire.policy import MergeRule
+
+# Unit directions whose weighted sum is shorter than this cancelled down to float32 rounding: it has no direction.
+_CANCELLED: Final = 2.0**-20
+# A norm below this counts as zero, so that its inverse, and what it scales, stay normal float32 numbers.
+_SMALLEST_NORM: Final = 2.0**-100
+_SMALLEST_NORMAL: Final = float(np.finfo(np.float32).smallest_normal)
+
+
+@dataclass(frozen=True)
+class Round:
+    """What the log says of a round's deltas."""
+
+    rule: MergeRule
+    weights: NDArray[np.float64]  # (members,) w, at least 0
+    norms: NDArray[np.float64]  # (members, tensors) |v_mt|
+    step_counts: NDArray[np.float64]  # (members,) s
+    length: float  # L
+    inner_step_count: int  # H
+
+    def coefficients(self) -> NDArray[np.float32]:
+        """Returns c of equation (2) or (3), (members, tensors). Members whose weights are all zero count alike."""
+        shares = self._shares()[:, None]
+        if self.rule is MergeRule.MEAN:
+            return _float32(np.broadcast_to(shares * self._ratios()[:, None], self.norms.shape))
+        is_zero = self.norms < _SMALLEST_NORM
+        return _float32(np.where(is_zero, 0.0, shares / np.where(is_zero, 1.0, self.norms)))
+
+    def tensor_scales(self, sum_norms: NDArray[np.float64]) -> NDArray[np.float32]:
+        """Returns what takes u to d, (tensors,): equation (6) from the norms |u_t|; 0 where directions cancel."""
+        if self.rule is MergeRule.MEAN:
+            return np.ones(self.norms.shape[1], np.float32)
+        is_zero = sum_norms < _CANCELLED
+        lengths = self._shares() @ (self.norms * self._ratios()[:, None])
+        return _float32(np.where(is_zero, 0.0, lengths / np.where(is_zero, 1.0, sum_norms)))
+
+    def _shares(self) -> NDArray[np.float64]:
+        total = math.fsum(self.weights)
+        return self.weights / total if total > 0 else np.full(len(self.weights), 1 / len(self.weights))
+
+    def _ratios(self) -> NDArray[np.float64]:
+        """Returns r of equation (1), (members,)."""
+        return np.minimum(1.0, self.length / np.maximum(self.step_counts, 1.0)) * (self.inner_step_count / self.length)
+
+
+def _float32(values: NDArray[np.float64]) -> NDArray[np.float32]:
+    """Rounds to float32; what would be subnormal, where machines disagree, becomes zero."""
+    return np.where(np.abs(values) < _SMALLEST_NORMAL, 0.0, values).astype(np.float32)

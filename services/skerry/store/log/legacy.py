@@ -1,0 +1,23 @@
+"""What entries of format 1 and 2 leave to the reader, and later ones say themselves.
+
+A close did not name its round's length. It followed from the deltas: the longest one's steps up to H, or the shortest
+one's after an outage of all. And a base was too old by versions, where it is by rounds
+now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+# The first format whose entries count staleness in rounds.
+STALENESS_IN_ROUNDS_FORMAT: Final = 3
+
+
+def round_length(
+    step_counts: Sequence[int], *, participation: float, missed_step_count: float, inner_step_count: int
+) -> float:
+    """Returns a round's length in inner steps by the rule of formats 1 and 2."""
+    shortest, longest = min(step_counts), max(step_counts)
+    was_outage = participation >= 0.75 and missed_step_count < 0.5 * inner_step_count
+    return float(shortest if was_outage and shortest > inner_step_count else min(longest, inner_step_count))

@@ -12,7 +12,7 @@ import structlog
 from skerry.store.objects.interface import open_objects
 from skerry.syncer.host import HostSettings
 from skerry.syncer.server import ServerSettings, SyncerServer, serving
-from tests.syncer.raw_island import Stubs, connected
+from tests.syncer.raw_learner import Stubs, connected
 
 LOCAL = ServerSettings(listen="127.0.0.1:0", host=HostSettings(sweep_s=0.2, name_lifetime_s=0.1))
 

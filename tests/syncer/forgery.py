@@ -12,7 +12,7 @@ import zstandard
 from skerry.v1 import exchange_pb2 as exchange
 from skerry.wire.codecs import Codec, Compressor
 from skerry.wire.digests import delta_digest
-from tests.syncer.raw_island import Float32s
+from tests.syncer.raw_learner import Float32s
 
 
 def frame(

@@ -266,12 +266,12 @@ async def raise_status(call: Attachment) -> NoReturn:
 
 
 @dataclass
-class Island:
+class RawLearner:
     """One learner with one session."""
 
     stubs: Stubs
     run: types.Run
-    learner: str
+    learner_id: str
     source: random.Random
     session: str = ""
     step: int = 0
@@ -295,7 +295,7 @@ class Island:
         return exchange.Hello(
             run=self.run.name,
             run_uid=self.run.uid,
-            learner_id=self.learner,
+            learner_id=self.learner_id,
             region="here",
             session_id=self.session,
             tensors=plan_messages()[0],
@@ -334,7 +334,7 @@ class Island:
         header = exchange.PushHeader(
             run=self.run.name,
             run_uid=self.run.uid,
-            learner_id=self.learner,
+            learner_id=self.learner_id,
             session_id=self.session,
             delta_id=hex_id(self.source),
             fragment=fragment,

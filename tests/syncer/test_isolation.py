@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from skerry.store.objects.interface import DictObjects, open_objects
-from skerry.syncer.advice import AdviceBoard, exchange_leases
-from skerry.syncer.events import LearnerReport
+from skerry.syncer.advice import AdviceBoard, share_leases
 from skerry.syncer.membership import Membership
+from skerry.syncer.reports import LearnerReport
 from skerry.syncer.server import serving
 from skerry.v1 import exchange_pb2 as exchange
 from skerry.v1 import runs_pb2 as runs
@@ -60,8 +60,8 @@ async def test_replicas_tell_one_another_of_a_learner_whose_loss_is_not_finite(l
     here, there = (AdviceBoard(objects, "runs/demo/0", SeededEntropy(random.Random(seed))) for seed in (1, 2))
     membership, other = Membership(0.0), Membership(0.0)
     membership.renew("eu", "5" * 32, 1.0, LearnerReport(step_count=7, loss=loss))
-    await exchange_leases(here, membership, 1.0)
-    assert await exchange_leases(there, other, 1.0)
+    await share_leases(here, membership, 1.0)
+    assert await share_leases(there, other, 1.0)
 
 
 @pytest.mark.parametrize(

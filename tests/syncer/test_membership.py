@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from skerry.store.log.entries import LeftItem, SessionItem
-from skerry.syncer.events import LearnerReport
 from skerry.syncer.membership import Membership
+from skerry.syncer.reports import LearnerReport
 from skerry.wire.policy import Policy
 from tests.syncer.round_world import RoundWorld
 

@@ -236,9 +236,9 @@ class RunHost:
                 except StoreError:  # the tail of the log reports it
                     continue
                 if named is None:
-                    one.replica.end_followers(_not_found(name))
+                    one.replica.followers.end(_not_found(name))
                 elif named != uid:
-                    one.replica.end_followers(_replaced(name, uid, named))
+                    one.replica.followers.end(_replaced(name, uid, named))
 
 
 def _not_found(name: str) -> SyncerError:

@@ -111,7 +111,7 @@ async def commit_run(host: RunHost, name: str, uid: str, seen_position: int) -> 
         await replica.log.tail()
     if replica.state.status is RunStatus.DRAFT:
         for fragment in sorted(replica.state.fragments):
-            await replica.seed(fragment)
+            await replica.merger.seed(fragment)
         missing = [name for name, f in sorted(replica.state.fragments.items()) if f.version < 0]
         if missing:
             raise SyncerError("RUN_DRAFT", f"initial weights are missing. fragments={missing[:20]}")

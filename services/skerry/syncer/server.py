@@ -22,8 +22,10 @@ from skerry.store.objects.interface import Objects
 from skerry.store.store import Store
 from skerry.store.versions.scratch import Scratch
 from skerry.syncer.host import HostSettings, RunHost
+from skerry.syncer.services.capabilities import MAX_MESSAGE_BYTES, CapabilitiesServicer
+from skerry.syncer.services.exchange import ExchangeServicer
 from skerry.syncer.services.interceptor import ErrorInterceptor
-from skerry.syncer.services.runs import MAX_MESSAGE_BYTES, CapabilitiesServicer, ExchangeServicer, RunsServicer
+from skerry.syncer.services.runs import RunsServicer
 from skerry.v1 import (
     capabilities_pb2,
     capabilities_pb2_grpc,

@@ -49,7 +49,7 @@ async def test_parts_that_each_hold_half_do_not_wait_for_one_another() -> None:
     async with asyncio.timeout(5):
         await asyncio.gather(*(part() for _ in range(20)))
     assert budget.used_bytes == 0
-    assert budget.peak_bytes <= 100 + 80, "the budget, and the eldest's part"
+    assert budget.peak_bytes <= 100 + 80, "the budget and one part"
 
 
 async def test_who_gives_up_waiting_holds_nothing() -> None:

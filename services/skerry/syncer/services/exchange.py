@@ -13,7 +13,7 @@ from skerry.syncer.errors import SyncerError, bad_request
 from skerry.syncer.events import duration_message, events_of, fate_message, learner_message
 from skerry.syncer.followers import EventStream, running
 from skerry.syncer.host import RunHost
-from skerry.syncer.pull import Plan, Resume, plan_pull, resume_plan
+from skerry.syncer.pull import PullPlan, Resume, plan_pull, resume_plan
 from skerry.syncer.push import Push, PushHeader, begin_push
 from skerry.syncer.replica import RunReplica
 from skerry.syncer.services.translate import plan_message, report_from_message, run_message
@@ -261,7 +261,7 @@ def _no_fragment(name: str) -> SyncerError:
     return SyncerError("FRAGMENT_NOT_FOUND", f"no such fragment in the run. fragment={name[:80]!r}")
 
 
-async def _plan(replica: RunReplica, request: v1.PullFragmentRequest) -> tuple[Plan, Resume]:
+async def _plan(replica: RunReplica, request: v1.PullFragmentRequest) -> tuple[PullPlan, Resume]:
     """Returns the plan and where in it to begin; looks at the log's end before it says that there is none."""
     fragment = replica.state.fragments[request.fragment]
     target = fragment.version if request.is_newest and not request.HasField("resume") else request.target_version

@@ -23,7 +23,7 @@ _LOG: Final = structlog.get_logger(__name__)
 _PAGE_SIZE: Final = 100
 _MAX_PAGE_SIZE: Final = 1000
 # Tensors and fragments of one run. Answers carry them beside the versions' digests, in one message.
-_MAX_PLAN_BYTES: Final = 3 * 2**20
+_MAX_LAYOUT_BYTES: Final = 3 * 2**20
 # A page ends before it grows past this, so that it fits into one message.
 _PAGE_BYTES: Final = 2 * 2**20
 
@@ -38,8 +38,8 @@ class RunsServicer(runs_pb2_grpc.RunsServicer):
     async def CreateRun(self, request: runs_pb2.CreateRunRequest, context: Any) -> runs_pb2.CreateRunResponse:
         """Creates a draft."""
         check_name(request.name, "run")
-        if request.ByteSize() > _MAX_PLAN_BYTES:
-            raise SyncerError("TOO_LARGE", f"tensors and fragments have too many bytes. limit={_MAX_PLAN_BYTES}")
+        if request.ByteSize() > _MAX_LAYOUT_BYTES:
+            raise SyncerError("TOO_LARGE", f"tensors and fragments have too many bytes. limit={_MAX_LAYOUT_BYTES}")
         try:
             fragments, dtypes = layouts_from_messages(request.tensors, request.fragments)
         except BadNameError:

@@ -11,7 +11,7 @@ from skerry.store.log.fold import RunState
 from skerry.store.log.state import FragmentState, VersionState
 from skerry.syncer.errors import bad_request
 from skerry.syncer.events import STATUSES, fate_message, version_message
-from skerry.syncer.pull import ObjectKind, Plan
+from skerry.syncer.pull import ObjectKind, PullPlan
 from skerry.syncer.reports import LearnerReport
 from skerry.v1 import exchange_pb2, runs_pb2, types_pb2
 from skerry.wire.messages import layouts_to_messages, policy_to_message
@@ -77,8 +77,8 @@ def _seconds(message: Duration, field: str) -> float:
     return seconds
 
 
-def plan_message(fragment: FragmentState, plan: Plan, position: int) -> exchange_pb2.PullPlan:
-    """Returns a plan."""
+def plan_message(fragment: FragmentState, plan: PullPlan, position: int) -> exchange_pb2.PullPlan:
+    """Returns a plan for the fragment, with the log position that it reflects."""
     return exchange_pb2.PullPlan(
         from_version=plan.from_version,
         target=version_message(fragment.layout.name, plan.target.version, plan.target.digest),

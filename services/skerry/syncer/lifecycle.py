@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
@@ -180,15 +181,7 @@ async def roll_back(replica: RunReplica, request_id: str, target_position: int) 
     ]
     for _ in range(_ROLLBACK_ATTEMPTS):
         fragments = tuple(
-            RollbackFragment(
-                fragment=one.fragment,
-                version=replica.state.fragments[one.fragment].version + 1,
-                source_version=one.source_version,
-                digest=one.digest,
-                weights=one.weights,
-                outer=one.outer,
-            )
-            for one in prepared
+            dataclasses.replace(one, version=replica.state.fragments[one.fragment].version + 1) for one in prepared
         )
         (outcome,) = await replica.log.append([RollbackItem(request_id, target_position, fragments)])
         if request_id in replica.state.requests:

@@ -56,9 +56,8 @@ class Merger:
         self._workers = workers
         self._scratch = scratch
         self._cache: dict[str, _Cached] = {}
-        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(
-            asyncio.Lock
-        )  # by fragment: one task at a time uses its state
+        # By fragment: one task at a time uses its outer state.
+        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     def frozen_set(self, key: MergeKey) -> ClosedItem | None:
         """Returns the set that `key` names, or None once it was committed or closed again."""

@@ -15,9 +15,9 @@ import structlog
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from skerry.runtime.clock import Clock, SystemClock
-from skerry.runtime.identifiers import Entropy, SystemEntropy
-from skerry.runtime.workers import ThreadWorkers, Workers
+from skerry.runtime.clock import SystemClock
+from skerry.runtime.identifiers import SystemEntropy
+from skerry.runtime.workers import ThreadWorkers
 from skerry.store.objects.interface import Objects
 from skerry.store.store import Store
 from skerry.store.versions.scratch import Scratch
@@ -105,29 +105,19 @@ class SyncerServer:
 
 
 @asynccontextmanager
-async def serving(
-    objects: Objects,
-    settings: ServerSettings,
-    *,
-    clock: Clock | None = None,
-    entropy: Entropy | None = None,
-    workers: Workers | None = None,
-) -> AsyncIterator[SyncerServer]:
+async def serving(objects: Objects, settings: ServerSettings) -> AsyncIterator[SyncerServer]:
     """Yields a syncer that listens on `settings.listen`, and stops it at the end of the context.
 
     Raises:
         ListenError: it can't listen on that address.
     """
-    clock, entropy = clock or SystemClock(), entropy or SystemEntropy()
-    own_workers = ThreadWorkers(settings.worker_count) if workers is None else None
-    pool = workers or own_workers
-    assert pool is not None
-    store = Store(objects, clock=clock, entropy=entropy, workers=pool, writer=f"syncer-{entropy.hex_id()[:8]}")
+    clock, entropy, workers = SystemClock(), SystemEntropy(), ThreadWorkers(settings.worker_count)
+    store = Store(objects, clock=clock, entropy=entropy, workers=workers, writer=f"syncer-{entropy.hex_id()[:8]}")
     host = RunHost(
         store,
         clock=clock,
         entropy=entropy,
-        workers=pool,
+        workers=workers,
         scratch=Scratch(settings.scratch_directory),
         settings=settings.host,
     )
@@ -149,8 +139,7 @@ async def serving(
                 await server.stop(None)
     finally:
         await store.close()
-        if own_workers is not None:
-            await asyncio.to_thread(own_workers.close)
+        await asyncio.to_thread(workers.close)
 
 
 def _add_services(server: grpc.aio.Server, host: RunHost, servicer: Any) -> None:

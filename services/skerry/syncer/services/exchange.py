@@ -63,7 +63,7 @@ class ExchangeServicer(exchange_pb2_grpc.ExchangeServicer):
     async def PushDelta(
         self, request_iterator: AsyncIterator[v1.PushDeltaRequest], context: Any
     ) -> v1.PushDeltaResponse:
-        """Takes in a delta, or some of its parts."""
+        """Receives a delta, or some of its parts."""
         first = await _next(request_iterator)
         if first is None or first.WhichOneof("kind") != "header":
             raise bad_request("the first message must be header")
@@ -74,10 +74,8 @@ class ExchangeServicer(exchange_pb2_grpc.ExchangeServicer):
         try:
             while (request := await _next(request_iterator)) is not None:
                 if request.WhichOneof("kind") == "complete":
-                    delta = await push.complete(request.complete.digest)
-                    return v1.PushDeltaResponse(
-                        state=v1.PUSH_STATE_ACCEPTED, fate=fate_message(delta), position=replica.state.position
-                    )
+                    await push.complete(request.complete.digest)
+                    break
                 await _take(push, request)
         finally:
             push.abandon()

@@ -16,9 +16,9 @@ from tests.syncer.raw_learner import INT4, Pulled, RawLearner, is_answer_lost, l
 Argument = TypeVar("Argument")
 Answer = TypeVar("Answer")
 
-# Between two tries of a client whose syncer is away.
+# Pause between two attempts while the syncer is unavailable.
 PAUSE_S: Final = 0.05
-# What such a client tries again.
+# Status codes after which the call is repeated.
 AWAY: Final = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.UNKNOWN)
 
 

@@ -1,4 +1,4 @@
-"""What a syncer refuses, with which status and reason; and that nothing is lost by it."""
+"""What a syncer refuses, with which status and reason, and that a refusal loses nothing."""
 
 from __future__ import annotations
 
@@ -209,7 +209,7 @@ async def test_a_chunk_that_is_truncated_or_corrupt_is_refused(trial: Trial, har
     data = harm(forgery.float32_frame(trial.values()))
     with refused("BAD_FRAME", INVALID):
         await trial.send(forgery.messages(header, data, numel=BODY.numel))
-    # The same bytes as they should be, under the same id, are taken: nothing was kept of the harmed ones.
+    # The undamaged bytes under the same id are accepted: nothing of the damaged ones was kept.
     answer = await trial.send(push_messages(header, trial.values(), FLOAT32))
     assert answer.state == exchange.PUSH_STATE_ACCEPTED
 
@@ -242,7 +242,7 @@ async def test_a_push_that_is_larger_than_the_fragment_is_refused(trial: Trial) 
 
 async def test_a_part_that_is_larger_than_the_server_allows_is_refused(trial: Trial) -> None:
     def endless() -> Sequence[exchange.PushDeltaRequest]:
-        # Frames of one element each: 36 bytes a frame for ever would outgrow any fragment.
+        # More bytes than a part may have, whatever the frames in them are.
         head = forgery.messages(trial.header(), b"", numel=BODY.numel)[:2]
         return [*head, *(exchange.PushDeltaRequest(data=bytes(2**20)) for _ in range(40))]
 

@@ -1,4 +1,4 @@
-"""One bound on all parts in memory: who finds it used up waits, and nobody waits for ever."""
+"""The byte budget bounds the parts in memory, and every push makes progress."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one learner, one run or one stray folder does wrong stays its own affair."""
+"""A fault of one learner, one run or one stray folder does not affect the others."""
 
 from __future__ import annotations
 

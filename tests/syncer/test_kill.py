@@ -1,4 +1,4 @@
-"""Real processes and real signals: a syncer that is killed at any instant, and one that is asked to go."""
+"""Real processes and real signals: a syncer is killed at any instant, or drained."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ async def test_sigterm_drains(store_url: str, tmp_path: Path) -> None:
         assert (await health.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
         draining = (await learner.event("draining")).draining
         assert draining.grace.seconds == 10
-        # A push in flight ends as if nothing were the matter.
+        # A push in flight ends normally.
         for message in messages[3:]:
             await call.write(message)
         await call.done_writing()

@@ -1,4 +1,4 @@
-"""Leases: timed by what this replica saw change, on its own clock alone."""
+"""Leases are renewed by changes that this replica sees, and timed by its own clock."""
 
 from __future__ import annotations
 

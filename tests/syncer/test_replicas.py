@@ -1,4 +1,4 @@
-"""Three replicas on one store: every call may land on any of them, and any of them may go."""
+"""Three replicas on one store: every call may be sent to any of them, and any of them may die."""
 
 from __future__ import annotations
 

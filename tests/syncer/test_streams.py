@@ -1,4 +1,4 @@
-"""Streams of events are bounded: a follower that is too slow is told so, and costs the others nothing."""
+"""Streams of events are bounded: a slow follower's stream ends with TOO_SLOW, and others are not affected."""
 
 from __future__ import annotations
 

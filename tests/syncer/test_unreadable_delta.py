@@ -1,4 +1,4 @@
-"""A stored delta that can't be read back: its round is closed again without it, by name."""
+"""A round whose stored delta can't be read is closed again without it; the log names the delta."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.syncer.raw_learner import QUICK, RawLearner, Stubs, connected, create
 
 
 class Loss:
-    """Loses the parts of some deltas once they are stored."""
+    """A store that loses the parts of some deltas after it stored them."""
 
     def __init__(self) -> None:
         self.deltas: set[str] = set()

@@ -14,7 +14,7 @@ import pytest
 from skerry.store.objects.interface import open_objects
 from skerry.syncer.server import ServerSettings, serving
 from skerry.v1 import types_pb2 as types
-from tests.syncer.raw_island import QUICK, connected, create_run
+from tests.syncer.raw_learner import QUICK, connected, create_run
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]

@@ -13,7 +13,9 @@ from skerry.store.store import Store
 from skerry.store.versions.scratch import Scratch
 from skerry.syncer.host import HostSettings, RunHost
 from skerry.syncer.replica import ReplicaSettings
-from skerry.syncer.services.runs import CapabilitiesServicer, ExchangeServicer, RunsServicer
+from skerry.syncer.services.capabilities import CapabilitiesServicer
+from skerry.syncer.services.exchange import ExchangeServicer
+from skerry.syncer.services.runs import RunsServicer
 from tests.doubles.seeded_entropy import SeededEntropy
 from tests.simulation.network import Endpoint, Method, Network
 from tests.simulation.processes import NATURE, Process

@@ -1,4 +1,4 @@
-"""What the log of a run says when all is over, read as a stranger would: by folding it."""
+"""Checks the log of a finished run by folding it, without the syncer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from skerry.store.versions.scratch import Scratch
 
 
 async def final_state(store_url: str, name: str, uid: str) -> RunState:
-    """Returns the fold of the log, after every version was merged again from its deltas, with the same digest."""
+    """Returns the fold of the log, after checking that merging each version again gives the same digest."""
     store = Store(
         open_objects(store_url), clock=SystemClock(), entropy=SystemEntropy(), workers=InlineWorkers(), writer="audit"
     )
@@ -28,7 +28,7 @@ async def final_state(store_url: str, name: str, uid: str) -> RunState:
 
 
 def check_fates(state: RunState, acknowledged: set[str]) -> dict[Fate, int]:
-    """Every acknowledged delta is in the log with one final fate, and what was merged was merged once."""
+    """Checks that every acknowledged delta has one final fate in the log, and that each merged one was merged once."""
     merged: list[str] = []
     for fragment in state.fragments.values():
         for version in fragment.versions.values():

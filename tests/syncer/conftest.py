@@ -1,4 +1,4 @@
-"""A syncer in this process, on a real socket and a real folder, and a stranger's connection to it."""
+"""Fixtures: a syncer in this process with a real socket and a real folder, and a connection to it."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import structlog
 from skerry.store.objects.interface import open_objects
 from skerry.syncer.host import HostSettings
 from skerry.syncer.server import ServerSettings, SyncerServer, serving
-from tests.syncer.raw_island import Stubs, connected
+from tests.syncer.raw_learner import Stubs, connected
 
 LOCAL = ServerSettings(listen="127.0.0.1:0", host=HostSettings(sweep_s=0.2, name_lifetime_s=0.1))
 
 
 @pytest.fixture(autouse=True)
 def quiet_logs() -> None:
-    """Logs are for people; a test's failure says what it needs by itself."""
+    """Silences logs: a failed assertion says what it needs without them."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
 
 

@@ -1,4 +1,4 @@
-"""Frames that no encoder writes, with checksums that hold."""
+"""Frames that no encoder writes, with valid checksums."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import zstandard
 from skerry.v1 import exchange_pb2 as exchange
 from skerry.wire.codecs import Codec, Compressor
 from skerry.wire.digests import delta_digest
-from tests.syncer.raw_island import Float32s
+from tests.syncer.raw_learner import Float32s
 
 
 def frame(
@@ -33,7 +33,7 @@ def frame(
 
 
 def float32_frame(values: Float32s, *, first: int = 0) -> bytes:
-    """A frame of any float32 values, not-a-numbers too."""
+    """A frame of any float32 values, including NaN."""
     return frame(values.astype("<f4").tobytes(), first=first, numel=len(values))
 
 
@@ -44,7 +44,7 @@ def int4_frame_with_scale(scale: float, numel: int, block: int = 128) -> bytes:
 
 
 def bomb(numel: int, grown_bytes: int) -> bytes:
-    """A frame that says it holds `numel` float32 and would decompress to `grown_bytes`."""
+    """A frame that declares `numel` float32 elements and decompresses to `grown_bytes`."""
     payload = zstandard.ZstdCompressor(level=19).compress(bytes(grown_bytes))
     assert len(payload) < 4 * numel
     return frame(payload, compressor=Compressor.ZSTD, numel=numel, raw_size=4 * numel)

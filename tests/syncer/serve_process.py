@@ -21,7 +21,7 @@ class ServeProcess:
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self, *options: str) -> None:
-        """Returns when it listens."""
+        """Returns when the process listens."""
         arguments = ["--listen", f"127.0.0.1:{self.port}", "--store", self.store_url, "--drain-grace", "10", *options]
         self._process = await asyncio.create_subprocess_exec(
             sys.executable,
@@ -40,24 +40,24 @@ class ServeProcess:
         self.port = int(line.split()[2].rstrip(",").rpartition(":")[2])
 
     async def kill(self) -> None:
-        """SIGKILL: no chance to tidy up."""
+        """Kills the process with SIGKILL."""
         assert self._process is not None
         self._process.send_signal(signal.SIGKILL)
         await self._process.wait()
 
     def terminate(self) -> None:
-        """SIGTERM: a drain."""
+        """Sends SIGTERM, which drains the syncer."""
         assert self._process is not None
         self._process.send_signal(signal.SIGTERM)
 
     async def exit_status(self) -> int:
-        """Returns the status with which it ended by itself."""
+        """Waits for the process to end and returns its exit status."""
         assert self._process is not None
         async with asyncio.timeout(20):
             return await self._process.wait()
 
     async def stop(self) -> None:
-        """Ends it if it still runs."""
+        """Ends the process if it still runs."""
         if self._process is not None and self._process.returncode is None:
             await self.kill()
         self._log.close()
@@ -65,7 +65,7 @@ class ServeProcess:
 
 @contextlib.asynccontextmanager
 async def serve_process(store_url: str, folder: Path) -> AsyncIterator[ServeProcess]:
-    """Yields a started process, and ends whatever it has become."""
+    """Yields a started process, and ends it at the end of the context."""
     process = ServeProcess(store_url, folder)
     try:
         await process.start()

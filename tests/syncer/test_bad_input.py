@@ -1,4 +1,4 @@
-"""What a syncer refuses, with which status and reason; and that nothing is lost by it."""
+"""What a syncer refuses, with which status and reason, and that a refusal loses nothing."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from skerry.v1 import types_pb2 as types
 from tests.doubles.faulty_objects import NO_FAULT, Effect, Fault, FaultyObjects, LateWrites
 from tests.syncer import forgery
 from tests.syncer.conftest import LOCAL
-from tests.syncer.raw_island import (
+from tests.syncer.raw_learner import (
     FLOAT32,
     INT4,
     QUICK,
     Float32s,
-    Island,
     Pulled,
+    RawLearner,
     Stubs,
     connected,
     create_run,
@@ -53,13 +53,13 @@ MATRIX_NUMEL = 1200  # of the fragment's first tensor
 
 
 class Trial:
-    """An attached island with the newest `body`, and the check that a refusal harmed nothing."""
+    """An attached learner with the newest `body`, and the check that a refusal harmed nothing."""
 
-    def __init__(self, stubs: Stubs, run: types.Run, island: Island, base: Pulled) -> None:
-        self.stubs, self.run, self.island, self.base = stubs, run, island, base
+    def __init__(self, stubs: Stubs, run: types.Run, learner: RawLearner, base: Pulled) -> None:
+        self.stubs, self.run, self.learner, self.base = stubs, run, learner, base
 
     def header(self, **changes: object) -> exchange.PushHeader:
-        header = self.island.header(self.base, "body")
+        header = self.learner.header(self.base, "body")
         for name, value in changes.items():
             setattr(header, name, value)
         return header
@@ -72,10 +72,10 @@ class Trial:
 
     async def still_merges(self) -> None:
         """An honest delta from the same base is accepted and merged, and nothing else ever was."""
-        header = self.island.header(self.base, "body")
-        answer = await self.island.push(header, self.values())
+        header = self.learner.header(self.base, "body")
+        answer = await self.learner.push(header, self.values())
         assert answer.state == exchange.PUSH_STATE_ACCEPTED
-        committed = (await self.island.event("version_committed")).version_committed
+        committed = (await self.learner.event("version_committed")).version_committed
         assert [one.delta_id for one in committed.merged] == [header.delta_id]
         after = await pull(self.stubs, self.run, "body", base=self.base)
         assert after.version == self.base.version + 1
@@ -84,10 +84,10 @@ class Trial:
 @pytest.fixture
 async def trial(stubs: Stubs) -> AsyncIterator[Trial]:
     run, _ = await create_run(stubs)
-    island = Island(stubs, run, "stranger", random.Random(7))
-    await island.attach()
-    yield Trial(stubs, run, island, await pull(stubs, run, "body"))
-    island.detach()
+    learner = RawLearner(stubs, run, "stranger", random.Random(7))
+    await learner.attach()
+    yield Trial(stubs, run, learner, await pull(stubs, run, "body"))
+    learner.detach()
 
 
 async def test_an_unknown_run_is_refused_by_every_method(stubs: Stubs) -> None:
@@ -104,7 +104,7 @@ async def test_an_unknown_run_is_refused_by_every_method(stubs: Stubs) -> None:
     with refused("RUN_NOT_FOUND", NOT_FOUND):
         await stubs.runs.DeleteRun(runs.DeleteRunRequest(name="nowhere", run_uid=uid))
     with refused("RUN_NOT_FOUND", NOT_FOUND):
-        await Island(stubs, unknown, "stranger", random.Random(1)).attach()
+        await RawLearner(stubs, unknown, "stranger", random.Random(1)).attach()
     with refused("RUN_NOT_FOUND", NOT_FOUND):
         await pull(stubs, unknown, "body")
     with refused("RUN_NOT_FOUND", NOT_FOUND):
@@ -126,7 +126,7 @@ async def test_a_name_that_is_like_a_path_is_refused_before_anything_else(stubs:
     with refused("BAD_NAME", INVALID):
         await stubs.runs.GetRun(runs.GetRunRequest(name=name))
     with refused("BAD_NAME", INVALID):
-        await Island(stubs, run, "stranger", random.Random(1)).attach()
+        await RawLearner(stubs, run, "stranger", random.Random(1)).attach()
     with refused("BAD_NAME", INVALID):
         await pull(stubs, run, "body")
 
@@ -134,13 +134,13 @@ async def test_a_name_that_is_like_a_path_is_refused_before_anything_else(stubs:
 @pytest.mark.parametrize("field", ["learner_id", "session_id", "delta_id", "run_uid"])
 async def test_an_id_that_is_like_a_path_is_refused(trial: Trial, field: str) -> None:
     with refused("BAD_NAME", INVALID):
-        await trial.island.push(trial.header(**{field: "../../x"}), trial.values())
+        await trial.learner.push(trial.header(**{field: "../../x"}), trial.values())
     await trial.still_merges()
 
 
 async def test_tensors_that_are_not_the_runs_are_refused(trial: Trial) -> None:
     call = trial.stubs.exchange.Attach(None)
-    hello = trial.island.hello()
+    hello = trial.learner.hello()
     hello.learner_id = "other"
     hello.tensors[0].shape[0] += 1
     await call.write(exchange.AttachRequest(hello=hello))
@@ -209,7 +209,7 @@ async def test_a_chunk_that_is_truncated_or_corrupt_is_refused(trial: Trial, har
     data = harm(forgery.float32_frame(trial.values()))
     with refused("BAD_FRAME", INVALID):
         await trial.send(forgery.messages(header, data, numel=BODY.numel))
-    # The same bytes as they should be, under the same id, are taken: nothing was kept of the harmed ones.
+    # The undamaged bytes under the same id are accepted: nothing of the damaged ones was kept.
     answer = await trial.send(push_messages(header, trial.values(), FLOAT32))
     assert answer.state == exchange.PUSH_STATE_ACCEPTED
 
@@ -242,7 +242,7 @@ async def test_a_push_that_is_larger_than_the_fragment_is_refused(trial: Trial) 
 
 async def test_a_part_that_is_larger_than_the_server_allows_is_refused(trial: Trial) -> None:
     def endless() -> Sequence[exchange.PushDeltaRequest]:
-        # Frames of one element each: 36 bytes a frame for ever would outgrow any fragment.
+        # More bytes than a part may have, whatever the frames in them are.
         head = forgery.messages(trial.header(), b"", numel=BODY.numel)[:2]
         return [*head, *(exchange.PushDeltaRequest(data=bytes(2**20)) for _ in range(40))]
 
@@ -290,7 +290,7 @@ async def test_a_count_that_would_outweigh_everybody_is_refused(
     trial: Trial, field: str, counts: dict[str, int]
 ) -> None:
     with refused("BAD_REQUEST", INVALID) as caught:
-        await trial.island.push(trial.header(**counts), trial.values())
+        await trial.learner.push(trial.header(**counts), trial.values())
     assert caught.refusal.message.startswith(field)
     await trial.still_merges()
 
@@ -309,13 +309,13 @@ async def test_a_push_of_more_parts_than_one_entry_holds_is_refused(
 
 async def test_a_base_from_the_future_is_refused(trial: Trial) -> None:
     with refused("BASE_FUTURE", PRECONDITION):
-        await trial.island.push(trial.header(base_version=3), trial.values())
+        await trial.learner.push(trial.header(base_version=3), trial.values())
     await trial.still_merges()
 
 
 async def test_a_base_from_elsewhere_is_refused(trial: Trial) -> None:
     with refused("BASE_FOREIGN", PRECONDITION):
-        await trial.island.push(trial.header(base_digest=bytes(32)), trial.values())
+        await trial.learner.push(trial.header(base_digest=bytes(32)), trial.values())
     await trial.still_merges()
 
 
@@ -325,24 +325,24 @@ async def test_a_base_that_is_too_old_is_refused(trial: Trial) -> None:
     old = trial.base
     await trial.still_merges()
     with refused("BASE_STALE", PRECONDITION):
-        await trial.island.push(trial.island.header(old, "body"), trial.values())
+        await trial.learner.push(trial.learner.header(old, "body"), trial.values())
 
 
 async def test_a_second_delta_from_one_base_is_refused_and_names_the_first(trial: Trial) -> None:
     first = trial.header()
-    await trial.island.push(first, trial.values())
+    await trial.learner.push(first, trial.values())
     with refused("BASE_REPEATED", EXISTS) as caught:
-        await trial.island.push(trial.header(), trial.values(2))
+        await trial.learner.push(trial.header(), trial.values(2))
     assert caught.refusal.metadata["delta_id"] == first.delta_id
 
 
 async def test_a_repeated_push_is_counted_once(trial: Trial) -> None:
     header = trial.header()
-    answers = [await trial.island.push(header, trial.values()) for _ in range(3)]
+    answers = [await trial.learner.push(header, trial.values()) for _ in range(3)]
     assert {answer.state for answer in answers} == {exchange.PUSH_STATE_ACCEPTED}
     assert {answer.fate.delta_id for answer in answers} == {header.delta_id}
-    await trial.island.event("version_committed")
-    answer = await trial.island.push(header, trial.values())
+    await trial.learner.event("version_committed")
+    answer = await trial.learner.push(header, trial.values())
     assert (answer.fate.fate, answer.fate.version) == (types.FATE_MERGED, 1)
     found = await trial.stubs.runs.ListVersions(runs.ListVersionsRequest(name="demo", fragment="body"))
     assert [one.delta_id for version in found.versions[:-1] for one in version.merged] == [header.delta_id]
@@ -350,29 +350,29 @@ async def test_a_repeated_push_is_counted_once(trial: Trial) -> None:
 
 async def test_a_repeated_push_with_other_bytes_is_refused(trial: Trial) -> None:
     header = trial.header()
-    await trial.island.push(header, trial.values())
+    await trial.learner.push(header, trial.values())
     with refused("ID_REUSED", EXISTS):
-        await trial.island.push(header, trial.values(2))
-    await trial.island.event("version_committed")
-    assert (await trial.island.query(header)).fate.fate == types.FATE_MERGED
+        await trial.learner.push(header, trial.values(2))
+    await trial.learner.event("version_committed")
+    assert (await trial.learner.query(header)).fate.fate == types.FATE_MERGED
 
 
 async def test_a_session_that_never_attached_is_refused(trial: Trial) -> None:
     with refused("SESSION_UNKNOWN", PRECONDITION):
-        await trial.island.push(trial.header(session_id="2" * 32), trial.values())
+        await trial.learner.push(trial.header(session_id="2" * 32), trial.values())
     await trial.still_merges()
 
 
 async def test_a_fenced_session_that_comes_back_is_refused(trial: Trial) -> None:
-    newer = Island(trial.stubs, trial.run, "stranger", random.Random(8))
+    newer = RawLearner(trial.stubs, trial.run, "stranger", random.Random(8))
     await newer.attach()
     with refused("SESSION_FENCED", PRECONDITION):
-        await trial.island.event("version_committed")
+        await trial.learner.event("version_committed")
     with refused("SESSION_FENCED", PRECONDITION):
-        await trial.island.push(trial.header(), trial.values())
+        await trial.learner.push(trial.header(), trial.values())
     with refused("SESSION_FENCED", PRECONDITION):
-        await trial.island.attach()
-    trial.island = newer
+        await trial.learner.attach()
+    trial.learner = newer
     await trial.still_merges()
     newer.detach()
 
@@ -404,25 +404,25 @@ async def test_two_runs_on_one_syncer_do_not_touch_each_other(stubs: Stubs) -> N
     one, one_weights = await create_run(stubs, "one", seed=1)
     two, two_weights = await create_run(stubs, "two", seed=2)
     source = random.Random(9)
-    islands = [Island(stubs, run, "same-id", source) for run in (one, two)]
-    for island in islands:
-        await island.attach()
+    learners = [RawLearner(stubs, run, "same-id", source) for run in (one, two)]
+    for learner in learners:
+        await learner.attach()
     bases = [await pull(stubs, run, "body") for run in (one, two)]
     assert np.array_equal(bases[0].values, one_weights["body"])
     assert np.array_equal(bases[1].values, two_weights["body"])
-    foreign = islands[0].header(bases[0], "body")
+    foreign = learners[0].header(bases[0], "body")
     foreign.run_uid = two.uid
     with refused("RUN_REPLACED", PRECONDITION):
-        await islands[0].push(foreign, bases[0].values)
+        await learners[0].push(foreign, bases[0].values)
     foreign.run = "two"
     with refused("SESSION_UNKNOWN", PRECONDITION):
-        await islands[0].push(foreign, bases[0].values)
-    await islands[0].push(islands[0].header(bases[0], "body"), np.ones(BODY.numel, np.float32))
-    await islands[0].event("version_committed")
+        await learners[0].push(foreign, bases[0].values)
+    await learners[0].push(learners[0].header(bases[0], "body"), np.ones(BODY.numel, np.float32))
+    await learners[0].event("version_committed")
     assert (await pull(stubs, one, "body")).version == 1
     assert (await pull(stubs, two, "body")).version == 0
-    for island in islands:
-        island.detach()
+    for learner in learners:
+        learner.detach()
 
 
 class Weather:
@@ -443,22 +443,22 @@ async def _push_through(store_url: str, weather: Weather, error: type[StoreError
     objects = FaultyObjects(open_objects(store_url), weather, clock=clock, late=LateWrites())
     async with serving(objects, LOCAL) as server, connected(server.port) as stubs:
         run, _ = await create_run(stubs, policy=QUICK)
-        island = Island(stubs, run, "stranger", random.Random(7))
-        await island.attach()
-        trial = Trial(stubs, run, island, await pull(stubs, run, "body"))
+        learner = RawLearner(stubs, run, "stranger", random.Random(7))
+        await learner.attach()
+        trial = Trial(stubs, run, learner, await pull(stubs, run, "body"))
         header = trial.header()
         weather.error, weather.operations = error, ("write",)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await island.push(header, trial.values())
+            await learner.push(header, trial.values())
         refusal = refusal_of(caught.value)
         assert refusal.reason == reason
         assert refusal.retry_after_s is not None
         weather.error = None
-        answer = await island.push(header, trial.values())
+        answer = await learner.push(header, trial.values())
         assert answer.state == exchange.PUSH_STATE_ACCEPTED
-        committed = (await island.event("version_committed")).version_committed
+        committed = (await learner.event("version_committed")).version_committed
         assert [one.delta_id for one in committed.merged] == [header.delta_id]
-        island.detach()
+        learner.detach()
 
 
 async def test_a_full_disk_is_said_and_loses_nothing(store_url: str) -> None:

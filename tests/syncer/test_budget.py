@@ -1,4 +1,4 @@
-"""One bound on all parts in memory: who finds it used up waits, and nobody waits for ever."""
+"""The byte budget bounds the parts in memory, and every push makes progress."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from skerry.syncer.budget import ByteBudget
 from skerry.syncer.host import HostSettings
 from skerry.syncer.server import ServerSettings, serving
 from skerry.v1 import exchange_pb2 as exchange
-from tests.syncer.raw_island import FLOAT32, Island, connected, create_run, pull
+from tests.syncer.raw_learner import FLOAT32, RawLearner, connected, create_run, pull
 
 
 async def test_grants_within_the_budget_do_not_wait() -> None:
@@ -49,7 +49,7 @@ async def test_parts_that_each_hold_half_do_not_wait_for_one_another() -> None:
     async with asyncio.timeout(5):
         await asyncio.gather(*(part() for _ in range(20)))
     assert budget.used_bytes == 0
-    assert budget.peak_bytes <= 100 + 80, "the budget, and the eldest's part"
+    assert budget.peak_bytes <= 100 + 80, "the budget and one part"
 
 
 async def test_who_gives_up_waiting_holds_nothing() -> None:
@@ -76,13 +76,13 @@ async def test_pushes_that_share_a_small_budget_are_all_accepted(store_url: str)
         values = np.random.default_rng(1).standard_normal(base.values.size).astype(np.float32)
 
         async def push(name: str) -> exchange.PushDeltaResponse:
-            island = Island(stubs, run, name, random.Random(name))
-            await island.attach()
-            answer = await island.push(island.header(base, "body"), values, FLOAT32)
-            island.detach()
+            learner = RawLearner(stubs, run, name, random.Random(name))
+            await learner.attach()
+            answer = await learner.push(learner.header(base, "body"), values, FLOAT32)
+            learner.detach()
             return answer
 
-        answers = await asyncio.gather(*(push(f"island-{at}") for at in range(12)))
+        answers = await asyncio.gather(*(push(f"learner-{at}") for at in range(12)))
         assert {answer.state for answer in answers} == {exchange.PUSH_STATE_ACCEPTED}
         part_bytes = 2 * 4 * base.values.size  # float32, and the copy that is joined
         assert server.host.budget.peak_bytes <= 2_000 + part_bytes + 1_000

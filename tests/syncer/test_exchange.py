@@ -18,10 +18,10 @@ from skerry.v1 import capabilities_pb2
 from skerry.v1 import exchange_pb2 as exchange
 from skerry.v1 import runs_pb2 as runs
 from skerry.v1 import types_pb2 as types
-from tests.syncer.raw_island import (
+from tests.syncer.raw_learner import (
     INT4,
     Float32s,
-    Island,
+    RawLearner,
     Stubs,
     apply_plan,
     connected,
@@ -44,8 +44,8 @@ async def run(stubs: Stubs) -> types.Run:
 
 
 @pytest.fixture
-async def island(stubs: Stubs, run: types.Run) -> AsyncIterator[Island]:
-    attached = Island(stubs, run, "eu", random.Random(1))
+async def learner(stubs: Stubs, run: types.Run) -> AsyncIterator[RawLearner]:
+    attached = RawLearner(stubs, run, "eu", random.Random(1))
     await attached.attach()
     yield attached
     attached.detach()
@@ -63,11 +63,11 @@ async def _read(call: grpc.aio.UnaryStreamCall[Request, Message]) -> Message:
     return cast("Message", message)
 
 
-async def _make_versions(island: Island, count: int) -> None:
+async def _make_versions(learner: RawLearner, count: int) -> None:
     for _ in range(count):
-        base = await pull(island.stubs, island.run, "body")
-        await island.push(island.header(base, "body"), _values(base.version))
-        await island.event("version_committed")
+        base = await pull(learner.stubs, learner.run, "body")
+        await learner.push(learner.header(base, "body"), _values(base.version))
+        await learner.event("version_committed")
 
 
 async def test_capabilities_always_have_plain_float32(stubs: Stubs) -> None:
@@ -90,61 +90,63 @@ async def test_the_stock_services_answer_beside_ours(stubs: Stubs, server: Synce
     assert {"skerry.v1.Exchange", "skerry.v1.Runs", "skerry.v1.Capabilities", "grpc.health.v1.Health"} <= names
 
 
-async def test_attaching_tells_the_run_and_the_lease(island: Island, run: types.Run) -> None:
-    attached = island.attached
+async def test_attaching_tells_the_run_and_the_lease(learner: RawLearner, run: types.Run) -> None:
+    attached = learner.attached
     assert attached is not None
     assert attached.run.uid == run.uid
     assert attached.lease_term.ToTimedelta().total_seconds() == pytest.approx(0.3)
     assert not attached.pending
 
 
-async def test_a_round_is_told_of_at_the_first_message_of_a_push(stubs: Stubs, run: types.Run, island: Island) -> None:
-    other = Island(stubs, run, "us", random.Random(2))
+async def test_a_round_is_told_of_at_the_first_message_of_a_push(
+    stubs: Stubs, run: types.Run, learner: RawLearner
+) -> None:
+    other = RawLearner(stubs, run, "us", random.Random(2))
     await other.attach()
     header = other.header(await pull(stubs, run, "body"), "body")
     call = stubs.exchange.PushDelta(None)
     await call.write(exchange.PushDeltaRequest(header=header))
-    opened = (await island.event("round_opened")).round_opened
+    opened = (await learner.event("round_opened")).round_opened
     assert (opened.fragment, opened.version) == ("body", 1)
     call.cancel()
     other.detach()
 
 
 async def test_fewer_steps_than_h_open_no_round_but_are_merged_with_the_next(
-    stubs: Stubs, run: types.Run, island: Island
+    stubs: Stubs, run: types.Run, learner: RawLearner
 ) -> None:
-    other = Island(stubs, run, "us", random.Random(2))
+    other = RawLearner(stubs, run, "us", random.Random(2))
     await other.attach()
     base = await pull(stubs, run, "body")
     early = other.header(base, "body", steps=1)
     assert (await other.push(early, _values(1))).fate.fate == types.FATE_PENDING
-    late = island.header(base, "body")
-    await island.push(late, _values(2))
-    committed = (await island.event("version_committed")).version_committed
+    late = learner.header(base, "body")
+    await learner.push(late, _values(2))
+    committed = (await learner.event("version_committed")).version_committed
     assert {one.delta_id for one in committed.merged} == {early.delta_id, late.delta_id}
     assert sum(one.weight_share for one in committed.merged) == pytest.approx(1)
     other.detach()
 
 
-async def test_a_late_delta_is_merged_with_its_staleness(stubs: Stubs, run: types.Run, island: Island) -> None:
-    other = Island(stubs, run, "us", random.Random(2))
+async def test_a_late_delta_is_merged_with_its_staleness(stubs: Stubs, run: types.Run, learner: RawLearner) -> None:
+    other = RawLearner(stubs, run, "us", random.Random(2))
     await other.attach()
     base = await pull(stubs, run, "body")
-    await _make_versions(island, 2)
+    await _make_versions(learner, 2)
     late = other.header(base, "body")
     await other.push(late, _values(9))
-    committed = (await island.event("version_committed")).version_committed
+    committed = (await learner.event("version_committed")).version_committed
     assert [(one.delta_id, one.staleness) for one in committed.merged] == [(late.delta_id, 2)]
     other.detach()
 
 
-async def test_a_push_resumes_at_its_last_whole_part(stubs: Stubs, run: types.Run, island: Island) -> None:
-    header = island.header(await pull(stubs, run, "body"), "body")
+async def test_a_push_resumes_at_its_last_whole_part(stubs: Stubs, run: types.Run, learner: RawLearner) -> None:
+    header = learner.header(await pull(stubs, run, "body"), "body")
     parts = ((0, 640), (640, 600))
     first, digest = part_messages(_values(1), layout("body"), INT4, *parts[0])
     answer = await stubs.exchange.PushDelta(iter([exchange.PushDeltaRequest(header=header), *first]))
     assert answer.state == exchange.PUSH_STATE_PARTS_STORED
-    found = await island.query(header)
+    found = await learner.query(header)
     assert [(one.first, one.numel, one.digest) for one in found.parts] == [(0, 640, digest)]
     second, _ = part_messages(_values(1), layout("body"), INT4, *parts[1])
     complete = push_messages(header, _values(1), INT4, parts=parts)[-1]
@@ -152,8 +154,10 @@ async def test_a_push_resumes_at_its_last_whole_part(stubs: Stubs, run: types.Ru
     assert answer.state == exchange.PUSH_STATE_ACCEPTED
 
 
-async def test_several_processes_push_parts_of_one_delta_at_once(stubs: Stubs, run: types.Run, island: Island) -> None:
-    header = island.header(await pull(stubs, run, "body"), "body")
+async def test_several_processes_push_parts_of_one_delta_at_once(
+    stubs: Stubs, run: types.Run, learner: RawLearner
+) -> None:
+    header = learner.header(await pull(stubs, run, "body"), "body")
     parts = ((0, 384), (384, 256), (640, 600))
 
     async def one(first: int, numel: int) -> None:
@@ -168,17 +172,17 @@ async def test_several_processes_push_parts_of_one_delta_at_once(stubs: Stubs, r
     assert answer.state == exchange.PUSH_STATE_ACCEPTED
 
 
-async def test_nothing_is_known_of_a_push_that_never_came(island: Island, stubs: Stubs, run: types.Run) -> None:
-    found = await island.query(island.header(await pull(stubs, run, "body"), "body"))
+async def test_nothing_is_known_of_a_push_that_never_came(learner: RawLearner, stubs: Stubs, run: types.Run) -> None:
+    found = await learner.query(learner.header(await pull(stubs, run, "body"), "body"))
     assert found.state == exchange.PUSH_STATE_UNSPECIFIED
     assert not found.parts
 
 
 async def test_a_follower_of_the_chain_has_the_weights_of_a_snapshot_bit_for_bit(
-    stubs: Stubs, run: types.Run, island: Island
+    stubs: Stubs, run: types.Run, learner: RawLearner
 ) -> None:
     followed = await pull(stubs, run, "body")
-    await _make_versions(island, 3)
+    await _make_versions(learner, 3)
     updated = await pull(stubs, run, "body", base=followed)
     fresh = await pull(stubs, run, "body")
     assert (updated.version, fresh.version) == (3, 3)
@@ -187,8 +191,10 @@ async def test_a_follower_of_the_chain_has_the_weights_of_a_snapshot_bit_for_bit
     assert sum(one.size_bytes for one in updated.plan.objects) < sum(one.size_bytes for one in fresh.plan.objects)
 
 
-async def test_a_snapshot_is_stored_when_the_updates_outweigh_it(stubs: Stubs, run: types.Run, island: Island) -> None:
-    await _make_versions(island, 9)
+async def test_a_snapshot_is_stored_when_the_updates_outweigh_it(
+    stubs: Stubs, run: types.Run, learner: RawLearner
+) -> None:
+    await _make_versions(learner, 9)
     found = await stubs.runs.ListVersions(runs.ListVersionsRequest(name=run.name, fragment="body"))
     snapshots = [one.version.version for one in found.versions if one.has_snapshot]
     assert 0 in snapshots
@@ -203,8 +209,8 @@ async def test_a_plan_to_the_version_that_one_has_is_empty(stubs: Stubs, run: ty
     assert not again.plan.objects
 
 
-async def test_a_download_goes_on_by_object_and_offset(stubs: Stubs, run: types.Run, island: Island) -> None:
-    await _make_versions(island, 2)
+async def test_a_download_goes_on_by_object_and_offset(stubs: Stubs, run: types.Run, learner: RawLearner) -> None:
+    await _make_versions(learner, 2)
     request = exchange.PullFragmentRequest(run=run.name, run_uid=run.uid, fragment="body", from_version=-1)
     request.is_newest = True
     call = stubs.exchange.PullFragment(request)
@@ -212,7 +218,7 @@ async def test_a_download_goes_on_by_object_and_offset(stubs: Stubs, run: types.
     received = [bytearray() for _ in plan.objects]
     received[0] += (await _read(call)).data.data[:1000]
     call.cancel()
-    await _make_versions(island, 1)  # the newest moves on, the plan does not
+    await _make_versions(learner, 1)  # the newest moves on, the plan does not
     request.target_version, request.is_newest = plan.target.version, False
     request.resume.objects.extend(one.name for one in plan.objects)
     request.resume.offset = 1000
@@ -239,30 +245,32 @@ async def test_a_version_that_is_not_there_is_refused(stubs: Stubs, run: types.R
         await pull(stubs, run, "body", target=7)
 
 
-async def test_a_session_that_comes_back_is_told_what_is_pending(stubs: Stubs, run: types.Run, island: Island) -> None:
-    header = island.header(await pull(stubs, run, "body"), "body", steps=1)
-    await island.push(header, _values(1))
-    island.detach()
-    attached = await island.attach()
+async def test_a_session_that_comes_back_is_told_what_is_pending(
+    stubs: Stubs, run: types.Run, learner: RawLearner
+) -> None:
+    header = learner.header(await pull(stubs, run, "body"), "body", steps=1)
+    await learner.push(header, _values(1))
+    learner.detach()
+    attached = await learner.attach()
     assert [one.delta_id for one in attached.pending] == [header.delta_id]
 
 
-async def test_a_learner_that_left_is_no_longer_expected(stubs: Stubs, run: types.Run, island: Island) -> None:
-    await island.leave()
+async def test_a_learner_that_left_is_no_longer_expected(stubs: Stubs, run: types.Run, learner: RawLearner) -> None:
+    await learner.leave()
     found = await stubs.runs.GetRun(runs.GetRunRequest(name=run.name))
     assert [(one.learner_id, one.is_live) for one in found.learners] == [("eu", False)]
-    await island.attach()
+    await learner.attach()
     found = await stubs.runs.GetRun(runs.GetRunRequest(name=run.name))
     assert [(one.learner_id, one.is_live) for one in found.learners] == [("eu", True)]
 
 
 async def test_a_delta_of_a_newer_session_replaces_the_pending_one(
-    stubs: Stubs, run: types.Run, island: Island
+    stubs: Stubs, run: types.Run, learner: RawLearner
 ) -> None:
     base = await pull(stubs, run, "body")
-    older = island.header(base, "body", steps=1)
-    await island.push(older, _values(1))
-    newer = Island(stubs, run, "eu", random.Random(3))
+    older = learner.header(base, "body", steps=1)
+    await learner.push(older, _values(1))
+    newer = RawLearner(stubs, run, "eu", random.Random(3))
     await newer.attach()
     header = newer.header(base, "body")
     await newer.push(header, _values(2))
@@ -271,25 +279,27 @@ async def test_a_delta_of_a_newer_session_replaces_the_pending_one(
     newer.detach()
 
 
-async def test_an_outlier_is_quarantined_by_name(stubs: Stubs, run: types.Run, island: Island) -> None:
-    await _make_versions(island, 2)
-    header = island.header(await pull(stubs, run, "body"), "body")
-    await island.push(header, 1000 * _values(3))
-    (fate,) = (await island.event("fates_decided")).fates_decided.fates
+async def test_an_outlier_is_quarantined_by_name(stubs: Stubs, run: types.Run, learner: RawLearner) -> None:
+    await _make_versions(learner, 2)
+    header = learner.header(await pull(stubs, run, "body"), "body")
+    await learner.push(header, 1000 * _values(3))
+    (fate,) = (await learner.event("fates_decided")).fates_decided.fates
     assert (fate.delta_id, fate.fate) == (header.delta_id, types.FATE_QUARANTINED)
     assert "outlier" in fate.reason
     assert (await pull(stubs, run, "body")).version == 2
 
 
-async def test_an_observer_sees_the_past_and_then_the_present(stubs: Stubs, run: types.Run, island: Island) -> None:
-    await _make_versions(island, 2)
+async def test_an_observer_sees_the_past_and_then_the_present(
+    stubs: Stubs, run: types.Run, learner: RawLearner
+) -> None:
+    await _make_versions(learner, 2)
     call = stubs.exchange.Watch(exchange.WatchRequest(run=run.name, after_position=1))
     start = (await _read(call)).start
     assert start.run.position == (await stubs.runs.GetRun(runs.GetRunRequest(name=run.name))).run.position
     assert [one.learner_id for one in start.learners] == ["eu"]
     committed: list[tuple[str, int]] = []
     positions = [1]
-    await _push_soon(island)
+    await _push_soon(learner)
     while len(committed) < 5:
         event = (await _read(call)).event
         positions.append(event.position)
@@ -300,9 +310,9 @@ async def test_an_observer_sees_the_past_and_then_the_present(stubs: Stubs, run:
     call.cancel()
 
 
-async def _push_soon(island: Island) -> None:
-    base = await pull(island.stubs, island.run, "body")
-    await island.push(island.header(base, "body"), _values(5))
+async def _push_soon(learner: RawLearner) -> None:
+    base = await pull(learner.stubs, learner.run, "body")
+    await learner.push(learner.header(base, "body"), _values(5))
 
 
 async def test_an_observer_of_a_position_beyond_the_log_is_refused(stubs: Stubs, run: types.Run) -> None:
@@ -311,11 +321,11 @@ async def test_an_observer_of_a_position_beyond_the_log_is_refused(stubs: Stubs,
             pass
 
 
-async def test_an_observer_sees_reports(stubs: Stubs, run: types.Run, island: Island) -> None:
+async def test_an_observer_sees_reports(stubs: Stubs, run: types.Run, learner: RawLearner) -> None:
     call = stubs.exchange.Watch(exchange.WatchRequest(run=run.name))
     await _read(call)
-    island.step = 17
-    await island.report()
+    learner.step = 17
+    await learner.report()
     while (event := (await _read(call)).event).learner.report.step_count != 17:
         pass
     assert (event.learner.learner_id, event.learner.is_live) == ("eu", True)
@@ -329,21 +339,21 @@ async def test_a_caller_that_saw_more_than_the_log_has_is_told_that_the_store_lo
         await stubs.runs.GetRun(runs.GetRunRequest(name=run.name, seen_position=999))
 
 
-async def test_an_attached_learner_of_a_deleted_run_is_told(stubs: Stubs, run: types.Run, island: Island) -> None:
+async def test_an_attached_learner_of_a_deleted_run_is_told(stubs: Stubs, run: types.Run, learner: RawLearner) -> None:
     await stubs.runs.DeleteRun(runs.DeleteRunRequest(name=run.name, run_uid=run.uid))
     with refused("RUN_NOT_FOUND", grpc.StatusCode.NOT_FOUND):
-        await island.event("status_changed")
+        await learner.event("status_changed")
 
 
 async def test_a_drained_server_refuses_and_says_where_to_go(server: SyncerServer, run: types.Run) -> None:
     async with connected(server.port) as other:
-        island = Island(other, run, "us", random.Random(4))
-        await island.attach()
+        learner = RawLearner(other, run, "us", random.Random(4))
+        await learner.attach()
         draining = asyncio.create_task(server.host.drain(5.0))
-        assert (await island.event("draining")).draining.grace.seconds == 5
+        assert (await learner.event("draining")).draining.grace.seconds == 5
         with refused("DRAINING", grpc.StatusCode.UNAVAILABLE):
-            await island.event("status_changed")
+            await learner.event("status_changed")
         await draining
         with refused("DRAINING", grpc.StatusCode.UNAVAILABLE) as caught:
-            await island.attach()
+            await learner.attach()
         assert caught.refusal.retry_after_s is not None

@@ -1,4 +1,4 @@
-"""What one learner, one run or one stray folder does wrong stays its own affair."""
+"""A fault of one learner, one run or one stray folder does not affect the others."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from skerry.store.objects.interface import DictObjects, open_objects
-from skerry.syncer.advice import AdviceBoard, exchange_leases
-from skerry.syncer.events import LearnerReport
+from skerry.syncer.advice import AdviceBoard, share_leases
 from skerry.syncer.membership import Membership
+from skerry.syncer.reports import LearnerReport
 from skerry.syncer.server import serving
 from skerry.v1 import exchange_pb2 as exchange
 from skerry.v1 import runs_pb2 as runs
@@ -24,11 +24,11 @@ from skerry.wire.digests import delta_digest
 from skerry.wire.layout import FragmentLayout, TensorSpec
 from tests.doubles.seeded_entropy import SeededEntropy
 from tests.syncer.conftest import LOCAL
-from tests.syncer.raw_island import (
+from tests.syncer.raw_learner import (
     FLOAT32,
     LAYOUTS,
     QUICK,
-    Island,
+    RawLearner,
     Stubs,
     connected,
     create_run,
@@ -49,9 +49,9 @@ def _values(seed: int, *, fragment: str = "body") -> np.ndarray[tuple[int], np.d
     return np.random.default_rng(seed).standard_normal(layout(fragment).numel).astype(np.float32)
 
 
-async def _say(island: Island, report: types.LearnerReport) -> None:
-    assert island.call is not None
-    await island.call.write(exchange.AttachRequest(report=report))
+async def _say(learner: RawLearner, report: types.LearnerReport) -> None:
+    assert learner.call is not None
+    await learner.call.write(exchange.AttachRequest(report=report))
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf])
@@ -60,8 +60,8 @@ async def test_replicas_tell_one_another_of_a_learner_whose_loss_is_not_finite(l
     here, there = (AdviceBoard(objects, "runs/demo/0", SeededEntropy(random.Random(seed))) for seed in (1, 2))
     membership, other = Membership(0.0), Membership(0.0)
     membership.renew("eu", "5" * 32, 1.0, LearnerReport(step_count=7, loss=loss))
-    await exchange_leases(here, membership, 1.0)
-    assert await exchange_leases(there, other, 1.0)
+    await share_leases(here, membership, 1.0)
+    assert await share_leases(there, other, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -74,23 +74,23 @@ async def test_replicas_tell_one_another_of_a_learner_whose_loss_is_not_finite(l
 )
 async def test_a_report_that_makes_no_sense_is_refused(stubs: Stubs, report: types.LearnerReport) -> None:
     run, _ = await create_run(stubs)
-    island = Island(stubs, run, "eu", random.Random(1))
-    await island.attach()
-    await _say(island, report)
+    learner = RawLearner(stubs, run, "eu", random.Random(1))
+    await learner.attach()
+    await _say(learner, report)
     with refused("BAD_REQUEST", INVALID):
-        await island.event("delta_accepted")
+        await learner.event("delta_accepted")
 
 
 @pytest.mark.parametrize("seconds", [2**62, 10**12, -1])
 async def test_a_report_whose_step_time_is_beyond_all_time_is_refused(stubs: Stubs, seconds: int) -> None:
     run, _ = await create_run(stubs)
-    island = Island(stubs, run, "eu", random.Random(1))
-    await island.attach()
+    learner = RawLearner(stubs, run, "eu", random.Random(1))
+    await learner.attach()
     report = types.LearnerReport()
     report.step_time.seconds = seconds
-    await _say(island, report)
+    await _say(learner, report)
     with refused("BAD_REQUEST", INVALID):
-        await island.event("delta_accepted")
+        await learner.event("delta_accepted")
 
 
 async def test_a_folder_that_is_no_run_does_not_keep_the_syncer_from_serving(store_url: str) -> None:
@@ -124,18 +124,18 @@ async def test_a_run_that_can_not_be_read_hides_no_other(store_url: str, broken:
 
 async def test_a_lone_learner_goes_on_after_its_delta_was_quarantined(stubs: Stubs) -> None:
     run, _ = await create_run(stubs)
-    island = Island(stubs, run, "eu", random.Random(1))
-    await island.attach()
+    learner = RawLearner(stubs, run, "eu", random.Random(1))
+    await learner.attach()
     base = await pull(stubs, run, "body")
     for seed in range(3):
-        await island.push(island.header(base, "body"), _values(seed))
-        await island.event("version_committed")
+        await learner.push(learner.header(base, "body"), _values(seed))
+        await learner.event("version_committed")
         base = await pull(stubs, run, "body", base=base)
-    await island.push(island.header(base, "body"), 1000 * _values(4))
-    (fate,) = (await island.event("fates_decided")).fates_decided.fates
+    await learner.push(learner.header(base, "body"), 1000 * _values(4))
+    (fate,) = (await learner.event("fates_decided")).fates_decided.fates
     assert fate.fate == types.FATE_QUARANTINED
-    await island.push(island.header(base, "body"), _values(5))
-    assert (await island.event("version_committed")).version_committed.version.version == base.version + 1
+    await learner.push(learner.header(base, "body"), _values(5))
+    assert (await learner.event("version_committed")).version_committed.version.version == base.version + 1
 
 
 async def test_initial_weights_come_once(stubs: Stubs) -> None:
@@ -252,35 +252,35 @@ async def test_a_store_that_is_away_for_a_while_is_unavailable_and_no_run_is_los
     away = root.with_name("away")
     async with serving(open_objects(store_url), LOCAL) as server, connected(server.port) as stubs:
         run, _ = await create_run(stubs)
-        island = Island(stubs, run, "eu", random.Random(1))
-        await island.attach()
-        header = island.header(await pull(stubs, run, "body"), "body")
+        learner = RawLearner(stubs, run, "eu", random.Random(1))
+        await learner.attach()
+        header = learner.header(await pull(stubs, run, "body"), "body")
         await asyncio.to_thread(root.rename, away)
         with refused("STORE_UNAVAILABLE", grpc.StatusCode.UNAVAILABLE):
-            await island.push(header, _values(1))
+            await learner.push(header, _values(1))
         await asyncio.sleep(0.2)
         with refused("STORE_UNAVAILABLE", grpc.StatusCode.UNAVAILABLE):
             await stubs.runs.ListRuns(runs.ListRunsRequest())
         await asyncio.to_thread(away.rename, root)
-        await island.push(header, _values(1))
-        await island.event("version_committed")
+        await learner.push(header, _values(1))
+        await learner.event("version_committed")
 
 
 async def test_a_run_that_was_damaged_and_repaired_is_served_again(store_url: str) -> None:
     async with serving(open_objects(store_url), LOCAL) as server, connected(server.port) as stubs:
         run, _ = await create_run(stubs)
-        island = Island(stubs, run, "eu", random.Random(1))
-        await island.attach()
+        learner = RawLearner(stubs, run, "eu", random.Random(1))
+        await learner.attach()
         log = Path(urlsplit(store_url).path) / "runs" / run.name / run.uid / "log"
         harm = log / f"{max(int(entry.name) for entry in log.iterdir()) + 1:020}"
         harm.write_bytes(b"no entry")
         with refused("STORE_ROLLED_BACK", grpc.StatusCode.DATA_LOSS):
-            await island.event("version_committed")
+            await learner.event("version_committed")
         for _ in range(2):
             with refused("STORE_ROLLED_BACK", grpc.StatusCode.DATA_LOSS):
                 await stubs.runs.GetRun(runs.GetRunRequest(name=run.name, run_uid=run.uid))
         harm.unlink()
-        again = Island(stubs, run, "eu", random.Random(2))
+        again = RawLearner(stubs, run, "eu", random.Random(2))
         await again.attach()
         await again.push(again.header(await pull(stubs, run, "body"), "body"), _values(1))
         await again.event("version_committed")
@@ -288,10 +288,10 @@ async def test_a_run_that_was_damaged_and_repaired_is_served_again(store_url: st
 
 async def test_a_resumed_download_of_no_objects_is_no_way_to_another_version(stubs: Stubs) -> None:
     run, _ = await create_run(stubs)
-    island = Island(stubs, run, "eu", random.Random(1))
-    await island.attach()
-    await island.push(island.header(await pull(stubs, run, "body"), "body"), _values(1))
-    await island.event("version_committed")
+    learner = RawLearner(stubs, run, "eu", random.Random(1))
+    await learner.attach()
+    await learner.push(learner.header(await pull(stubs, run, "body"), "body"), _values(1))
+    await learner.event("version_committed")
     request = exchange.PullFragmentRequest(
         run=run.name, run_uid=run.uid, fragment="body", from_version=0, target_version=1, resume=exchange.PullResume()
     )

@@ -1,4 +1,4 @@
-"""Real processes and real signals: a syncer that is killed at any instant, and one that is asked to go."""
+"""Real processes and real signals: a syncer is killed at any instant, or drained."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from skerry.v1 import exchange_pb2 as exchange
 from skerry.v1 import runs_pb2 as runs
 from skerry.v1 import types_pb2 as types
 from tests.syncer.audit import check_fates, final_state
-from tests.syncer.persistent_island import PAUSE_S, Persistent, until_more
-from tests.syncer.raw_island import (
+from tests.syncer.persistent_learner import PAUSE_S, PersistentLearner, until_more
+from tests.syncer.raw_learner import (
     INT4,
-    Island,
+    RawLearner,
     Stubs,
     connected,
     create_run,
@@ -42,10 +42,10 @@ async def test_a_syncer_killed_at_any_instant_loses_nothing_and_merges_nothing_t
         run, _ = await create_run(stubs)
         persistent = []
         for name, fragment in (("eu", "body"), ("us", "body"), ("ap", "head")):
-            island = Island(stubs, run, name, source)
-            await island.attach()
-            island.detach()
-            persistent.append(Persistent(island, fragment))
+            learner = RawLearner(stubs, run, name, source)
+            await learner.attach()
+            learner.detach()
+            persistent.append(PersistentLearner(learner, fragment))
         async with asyncio.TaskGroup() as tasks:
             for one in persistent:
                 tasks.create_task(one.train(stop))
@@ -72,9 +72,9 @@ async def _killed_and_restarted(process: ServeProcess) -> None:
 async def test_a_push_cut_off_by_a_kill_goes_on_from_its_last_whole_part(store_url: str, tmp_path: Path) -> None:
     async with serve_process(store_url, tmp_path) as process, connected(process.port) as stubs:
         run, _ = await create_run(stubs)
-        island = Island(stubs, run, "eu", random.Random(3))
-        await island.attach()
-        header = island.header(await pull(stubs, run, "body"), "body")
+        learner = RawLearner(stubs, run, "eu", random.Random(3))
+        await learner.attach()
+        header = learner.header(await pull(stubs, run, "body"), "body")
         values = np.random.default_rng(3).standard_normal(layout("body").numel).astype(np.float32)
         parts = ((0, 640), (640, 600))
         first, digest = part_messages(values, layout("body"), INT4, *parts[0])
@@ -82,11 +82,11 @@ async def test_a_push_cut_off_by_a_kill_goes_on_from_its_last_whole_part(store_u
         call = stubs.exchange.PushDelta(None)
         for message in (exchange.PushDeltaRequest(header=header), *first, *second[:-1]):
             await call.write(message)
-        await _until_stored(island, header, 1)
+        await _until_stored(learner, header, 1)
         await _killed_and_restarted(process)
         with contextlib.suppress(grpc.aio.AioRpcError):
             await call
-        found = await _patiently(island, header)
+        found = await _patiently(learner, header)
         assert [(part.first, part.numel, part.digest) for part in found.parts] == [(0, 640, digest)]
         complete = push_messages(header, values, INT4, parts=parts)[-1]
         answer = await stubs.exchange.PushDelta(
@@ -95,14 +95,14 @@ async def test_a_push_cut_off_by_a_kill_goes_on_from_its_last_whole_part(store_u
         assert answer.state == exchange.PUSH_STATE_ACCEPTED
 
 
-async def _until_stored(island: Island, header: exchange.PushHeader, count: int) -> None:
+async def _until_stored(learner: RawLearner, header: exchange.PushHeader, count: int) -> None:
     async with asyncio.timeout(20):
-        while len((await island.query(header)).parts) < count:
+        while len((await learner.query(header)).parts) < count:
             await asyncio.sleep(PAUSE_S)
 
 
-async def _patiently(island: Island, header: exchange.PushHeader) -> exchange.QueryPushResponse:
-    return await island.stubs.exchange.QueryPush(
+async def _patiently(learner: RawLearner, header: exchange.PushHeader) -> exchange.QueryPushResponse:
+    return await learner.stubs.exchange.QueryPush(
         exchange.QueryPushRequest(
             run=header.run, run_uid=header.run_uid, fragment=header.fragment, delta_id=header.delta_id
         ),
@@ -113,7 +113,7 @@ async def _patiently(island: Island, header: exchange.PushHeader) -> exchange.Qu
 async def test_sigterm_drains(store_url: str, tmp_path: Path) -> None:
     async with serve_process(store_url, tmp_path) as process, connected(process.port) as stubs:
         run, _ = await create_run(stubs)
-        island, header, messages = await _half_pushed(stubs, run)
+        learner, header, messages = await _half_pushed(stubs, run)
         call = stubs.exchange.PushDelta(None)
         for message in messages[:3]:
             await call.write(message)
@@ -121,9 +121,9 @@ async def test_sigterm_drains(store_url: str, tmp_path: Path) -> None:
         assert (await health.read()).status == health_pb2.HealthCheckResponse.SERVING
         process.terminate()
         assert (await health.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
-        draining = (await island.event("draining")).draining
+        draining = (await learner.event("draining")).draining
         assert draining.grace.seconds == 10
-        # A push in flight ends as if nothing were the matter.
+        # A push in flight ends normally.
         for message in messages[3:]:
             await call.write(message)
         await call.done_writing()
@@ -132,15 +132,15 @@ async def test_sigterm_drains(store_url: str, tmp_path: Path) -> None:
         health.cancel()
         assert await process.exit_status() == 0
         await process.start()
-        found = await _patiently(island, header)
+        found = await _patiently(learner, header)
         assert found.state == exchange.PUSH_STATE_ACCEPTED
 
 
 async def _half_pushed(
     stubs: Stubs, run: types.Run
-) -> tuple[Island, exchange.PushHeader, list[exchange.PushDeltaRequest]]:
-    island = Island(stubs, run, "eu", random.Random(4))
-    await island.attach()
-    header = island.header(await pull(stubs, run, "body"), "body")
+) -> tuple[RawLearner, exchange.PushHeader, list[exchange.PushDeltaRequest]]:
+    learner = RawLearner(stubs, run, "eu", random.Random(4))
+    await learner.attach()
+    header = learner.header(await pull(stubs, run, "body"), "body")
     values = np.random.default_rng(4).standard_normal(layout("body").numel).astype(np.float32)
-    return island, header, push_messages(header, values, INT4)
+    return learner, header, push_messages(header, values, INT4)

@@ -1,12 +1,12 @@
-"""Leases: timed by what this replica saw change, on its own clock alone."""
+"""Leases are renewed by changes that this replica sees, and timed by its own clock."""
 
 from __future__ import annotations
 
 import pytest
 
 from skerry.store.log.entries import LeftItem, SessionItem
-from skerry.syncer.events import LearnerReport
 from skerry.syncer.membership import Membership
+from skerry.syncer.reports import LearnerReport
 from skerry.wire.policy import Policy
 from tests.syncer.round_world import RoundWorld
 

@@ -1,4 +1,4 @@
-"""Three replicas on one store: every call may land on any of them, and any of them may go."""
+"""Three replicas on one store: every call may be sent to any of them, and any of them may die."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from skerry.v1 import types_pb2 as types
 from tests.doubles.faulty_objects import NO_FAULT, Effect, Fault, FaultyObjects, LateWrites
 from tests.syncer.audit import check_fates, final_state
 from tests.syncer.conftest import LOCAL
-from tests.syncer.persistent_island import PAUSE_S, Persistent, until_more
-from tests.syncer.raw_island import (
+from tests.syncer.persistent_learner import PAUSE_S, PersistentLearner, until_more
+from tests.syncer.raw_learner import (
     INT4,
     QUICK,
     Float32s,
-    Island,
+    RawLearner,
     Stubs,
     connected,
     create_run,
@@ -51,26 +51,26 @@ def _values(seed: int) -> Float32s:
     return np.random.default_rng(seed).standard_normal(layout("body").numel).astype(np.float32)
 
 
-async def _island(stubs: Stubs, run: types.Run, name: str) -> Island:
-    island = Island(stubs, run, name, random.Random(name))
-    await island.attach()
-    return island
+async def _learner(stubs: Stubs, run: types.Run, name: str) -> RawLearner:
+    learner = RawLearner(stubs, run, name, random.Random(name))
+    await learner.attach()
+    return learner
 
 
 async def test_a_version_made_by_one_replica_is_told_by_the_others(replicas: list[Stubs]) -> None:
     run, _ = await create_run(replicas[0])
-    islands = [await _island(stubs, run, f"on-{at}") for at, stubs in enumerate(replicas)]
+    learners = [await _learner(stubs, run, f"on-{at}") for at, stubs in enumerate(replicas)]
     base = await pull(replicas[1], run, "body")
-    header = islands[1].header(base, "body")
-    await islands[1].push(header, _values(1))
+    header = learners[1].header(base, "body")
+    await learners[1].push(header, _values(1))
     digests = set()
-    for island, stubs in zip(islands, replicas, strict=True):
-        committed = (await island.event("version_committed")).version_committed
+    for learner, stubs in zip(learners, replicas, strict=True):
+        committed = (await learner.event("version_committed")).version_committed
         assert [one.delta_id for one in committed.merged] == [header.delta_id]
         digests.add(committed.version.digest)
         assert (await pull(stubs, run, "body", base=base)).version == 1
         assert (await stubs.exchange.QueryPush(_query(header))).fate.fate == types.FATE_MERGED
-        island.detach()
+        learner.detach()
     assert len(digests) == 1
 
 
@@ -95,8 +95,8 @@ async def test_an_answer_reflects_what_the_caller_has_seen_elsewhere(replicas: l
 
 async def test_a_session_is_fenced_on_every_replica(replicas: list[Stubs]) -> None:
     run, _ = await create_run(replicas[0])
-    older = await _island(replicas[0], run, "eu")
-    newer = Island(replicas[1], run, "eu", random.Random("newer"))
+    older = await _learner(replicas[0], run, "eu")
+    newer = RawLearner(replicas[1], run, "eu", random.Random("newer"))
     await newer.attach()
     with pytest.raises(Exception, match="newer session"):
         await older.event("version_committed")
@@ -105,8 +105,8 @@ async def test_a_session_is_fenced_on_every_replica(replicas: list[Stubs]) -> No
 
 async def test_parts_of_one_push_may_land_on_different_replicas(replicas: list[Stubs]) -> None:
     run, _ = await create_run(replicas[0])
-    island = await _island(replicas[0], run, "eu")
-    header = island.header(await pull(replicas[0], run, "body"), "body")
+    learner = await _learner(replicas[0], run, "eu")
+    header = learner.header(await pull(replicas[0], run, "body"), "body")
     parts = ((0, 640), (640, 600))
     for stubs, part in zip(replicas, parts, strict=False):
         of_part, _ = part_messages(_values(2), layout("body"), INT4, *part)
@@ -115,9 +115,9 @@ async def test_parts_of_one_push_may_land_on_different_replicas(replicas: list[S
     complete = push_messages(header, _values(2), INT4, parts=parts)[-1]
     answer = await replicas[2].exchange.PushDelta(iter([exchange.PushDeltaRequest(header=header), complete]))
     assert answer.state == exchange.PUSH_STATE_ACCEPTED
-    committed = (await island.event("version_committed")).version_committed
+    committed = (await learner.event("version_committed")).version_committed
     assert [one.delta_id for one in committed.merged] == [header.delta_id]
-    island.detach()
+    learner.detach()
 
 
 async def test_a_round_waits_for_a_learner_that_is_attached_elsewhere(replicas: list[Stubs]) -> None:
@@ -127,28 +127,28 @@ async def test_a_round_waits_for_a_learner_that_is_attached_elsewhere(replicas: 
     patient.delay_step_count = 1_000_000
     patient.lease_term.FromMilliseconds(1500)
     run, _ = await create_run(replicas[0], policy=patient)
-    islands = [await _island(stubs, run, f"on-{at}") for at, stubs in enumerate(replicas)]
-    for island in islands:
-        island.step = 2  # nobody waits for one that has not begun
+    learners = [await _learner(stubs, run, f"on-{at}") for at, stubs in enumerate(replicas)]
+    for learner in learners:
+        learner.step = 2  # nobody waits for one that has not begun
     async with asyncio.TaskGroup() as tasks:
-        reports = [tasks.create_task(_keep_reporting(island)) for island in islands]
+        reports = [tasks.create_task(_keep_reporting(learner)) for learner in learners]
         await _until_all_are_seen(replicas)
         base = await pull(replicas[0], run, "body")
-        headers = [island.header(base, "body") for island in islands]
-        for at, (island, header) in enumerate(zip(islands, headers, strict=True)):
-            await island.push(header, _values(at))
-        committed = (await islands[0].event("version_committed")).version_committed
+        headers = [learner.header(base, "body") for learner in learners]
+        for at, (learner, header) in enumerate(zip(learners, headers, strict=True)):
+            await learner.push(header, _values(at))
+        committed = (await learners[0].event("version_committed")).version_committed
         for task in reports:
             task.cancel()
     assert {one.delta_id for one in committed.merged} == {header.delta_id for header in headers}
     assert committed.participation == 1.0
-    for island in islands:
-        island.detach()
+    for learner in learners:
+        learner.detach()
 
 
-async def _keep_reporting(island: Island) -> None:
+async def _keep_reporting(learner: RawLearner) -> None:
     while True:
-        await island.report(step_time_ms=60_000)
+        await learner.report(step_time_ms=60_000)
         await asyncio.sleep(PAUSE_S)
 
 
@@ -176,10 +176,10 @@ async def test_a_replica_that_closes_and_dies_is_taken_over(store_url: str) -> N
         run, _ = await create_run(stubs)
         second = await stack.enter_async_context(serving(open_objects(store_url), LOCAL))
         others = await stack.enter_async_context(connected(second.port))
-        watcher = await _island(others, run, "us")
-        island = await _island(stubs, run, "eu")
-        header = island.header(await pull(stubs, run, "body"), "body")
-        await island.push(header, _values(3))
+        watcher = await _learner(others, run, "us")
+        learner = await _learner(stubs, run, "eu")
+        header = learner.header(await pull(stubs, run, "body"), "body")
+        await learner.push(header, _values(3))
         closed = (await watcher.event("round_closed")).round_closed
         assert list(closed.delta_ids) == [header.delta_id]
         await dying.aclose()
@@ -199,9 +199,9 @@ async def test_three_processes_killed_in_turn_lose_nothing_and_merge_nothing_twi
         run, _ = await create_run(connections[0])
         persistent = []
         for at, stubs in enumerate(connections):
-            island = await _island(stubs, run, f"on-{at}")
-            island.detach()
-            persistent.append(Persistent(island, "body"))
+            learner = await _learner(stubs, run, f"on-{at}")
+            learner.detach()
+            persistent.append(PersistentLearner(learner, "body"))
         async with asyncio.TaskGroup() as tasks:
             for one in persistent:
                 tasks.create_task(one.train(stop))

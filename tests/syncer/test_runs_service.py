@@ -12,11 +12,11 @@ import pytest
 from skerry.v1 import exchange_pb2 as exchange
 from skerry.v1 import runs_pb2 as runs
 from skerry.v1 import types_pb2 as types
-from tests.syncer.raw_island import (
+from tests.syncer.raw_learner import (
     FLOAT32,
     QUICK,
     Float32s,
-    Island,
+    RawLearner,
     Stubs,
     create_run,
     hex_id,
@@ -35,19 +35,19 @@ def _values(seed: int, fragment: str = "body") -> Float32s:
     return (0.1 * np.random.default_rng(seed).standard_normal(layout(fragment).numel)).astype(np.float32)
 
 
-async def _versions(stubs: Stubs, island: Island, count: int) -> list[types.Event]:
+async def _versions(stubs: Stubs, learner: RawLearner, count: int) -> list[types.Event]:
     events = []
     for _ in range(count):
-        base = await pull(stubs, island.run, "body")
-        await island.push(island.header(base, "body"), _values(base.version))
-        events.append(await island.event("version_committed"))
+        base = await pull(stubs, learner.run, "body")
+        await learner.push(learner.header(base, "body"), _values(base.version))
+        events.append(await learner.event("version_committed"))
     return events
 
 
-async def _attached(stubs: Stubs, run: types.Run, name: str = "eu") -> Island:
-    island = Island(stubs, run, name, random.Random(name))
-    await island.attach()
-    return island
+async def _attached(stubs: Stubs, run: types.Run, name: str = "eu") -> RawLearner:
+    learner = RawLearner(stubs, run, name, random.Random(name))
+    await learner.attach()
+    return learner
 
 
 async def test_a_created_run_has_the_weights_of_its_creator(stubs: Stubs) -> None:
@@ -69,7 +69,7 @@ async def test_a_draft_is_found_by_its_uid_alone(stubs: Stubs) -> None:
     found = await stubs.runs.GetRun(runs.GetRunRequest(name="demo", run_uid=first.uid))
     assert found.run.uid == first.uid
     with refused("RUN_DRAFT", PRECONDITION):
-        await Island(stubs, first, "eu", random.Random(1)).attach()
+        await RawLearner(stubs, first, "eu", random.Random(1)).attach()
     assert not (await stubs.runs.ListRuns(runs.ListRunsRequest())).runs
 
 
@@ -139,24 +139,24 @@ async def test_runs_are_listed_by_name_in_pages(stubs: Stubs) -> None:
 
 async def test_a_policy_changes_in_the_fields_that_are_given(stubs: Stubs) -> None:
     run, _ = await create_run(stubs)
-    island = await _attached(stubs, run)
+    learner = await _attached(stubs, run)
     request = runs.SetPolicyRequest(request_id="1" * 32, name="demo", policy=types.Policy(max_staleness=3))
     changed = (await stubs.runs.SetPolicy(request)).run.policy
     assert (changed.max_staleness, changed.inner_step_count) == (3, QUICK.inner_step_count)
-    assert (await island.event("policy_changed")).policy_changed.max_staleness == 3
+    assert (await learner.event("policy_changed")).policy_changed.max_staleness == 3
     request.policy.max_staleness = 4
     again = (await stubs.runs.SetPolicy(request)).run.policy
     assert again.max_staleness == 3, "a request id is applied once"
     with refused("BAD_REQUEST", grpc.StatusCode.INVALID_ARGUMENT):
         bad = types.Policy(quorum_count=0)
         await stubs.runs.SetPolicy(runs.SetPolicyRequest(request_id="2" * 32, name="demo", policy=bad))
-    island.detach()
+    learner.detach()
 
 
 async def test_versions_say_who_made_them(stubs: Stubs) -> None:
     run, _ = await create_run(stubs)
-    island = await _attached(stubs, run)
-    await _versions(stubs, island, 3)
+    learner = await _attached(stubs, run)
+    await _versions(stubs, learner, 3)
     listed = await stubs.runs.ListVersions(runs.ListVersionsRequest(name="demo", fragment="body", page_size=2))
     assert [one.version.version for one in listed.versions] == [3, 2]
     assert [[delta.learner_id for delta in one.merged] for one in listed.versions] == [["eu"], ["eu"]]
@@ -165,36 +165,36 @@ async def test_versions_say_who_made_them(stubs: Stubs) -> None:
     assert older.versions[-1].has_snapshot
     with refused("FRAGMENT_NOT_FOUND", grpc.StatusCode.NOT_FOUND):
         await stubs.runs.ListVersions(runs.ListVersionsRequest(name="demo", fragment="tail"))
-    island.detach()
+    learner.detach()
 
 
 async def test_a_roll_back_gives_the_next_version_older_content(stubs: Stubs) -> None:
     run, _ = await create_run(stubs)
-    island = await _attached(stubs, run)
-    events = await _versions(stubs, island, 3)
+    learner = await _attached(stubs, run)
+    events = await _versions(stubs, learner, 3)
     wanted = await pull(stubs, run, "body", target=1)
     newest = await pull(stubs, run, "body")
-    pending = island.header(newest, "body", steps=1)
-    await island.push(pending, _values(8))
+    pending = learner.header(newest, "body", steps=1)
+    await learner.push(pending, _values(8))
     request = runs.RollBackRequest(request_id=hex_id(random.Random(1)), name="demo", target_position=events[0].position)
     rolled = (await stubs.runs.RollBack(request)).run
     assert [(one.fragment, one.version) for one in rolled.versions] == [("body", 4), ("head", 1)]
-    told = (await island.event("rolled_back")).rolled_back
+    told = (await learner.event("rolled_back")).rolled_back
     assert list(told.source_versions) == [1, 0]
-    (expired,) = (await island.event("fates_decided")).fates_decided.fates
+    (expired,) = (await learner.event("fates_decided")).fates_decided.fates
     assert (expired.delta_id, expired.fate) == (pending.delta_id, types.FATE_EXPIRED)
     after = await pull(stubs, run, "body", base=newest)
     assert after.plan.from_version == -1, "who has an abandoned version is given a snapshot"
     assert np.array_equal(after.values, wanted.values)
     assert (await stubs.runs.RollBack(request)).run.versions[0].version == 4, "a request id is applied once"
     with refused("BASE_STALE", PRECONDITION):
-        await island.push(island.header(newest, "body"), _values(9))
-    await _versions(stubs, island, 1)
+        await learner.push(learner.header(newest, "body"), _values(9))
+    await _versions(stubs, learner, 1)
     assert (await pull(stubs, run, "body", base=after)).version == 5
     listed = await stubs.runs.ListVersions(runs.ListVersionsRequest(name="demo", fragment="body"))
     assert [one.is_abandoned for one in listed.versions] == [False, False, True, True, False, False]
     assert [one.source_version for one in listed.versions][:2] == [-1, 1]
-    island.detach()
+    learner.detach()
 
 
 @pytest.mark.parametrize("position", [0, 1, 999])
@@ -206,16 +206,16 @@ async def test_a_roll_back_to_where_no_content_was_is_refused(stubs: Stubs, posi
 
 async def test_a_closed_run_has_a_fate_for_every_delta_and_is_read_only(stubs: Stubs) -> None:
     run, _ = await create_run(stubs)
-    island = await _attached(stubs, run)
+    learner = await _attached(stubs, run)
     base = await pull(stubs, run, "body")
-    header = island.header(base, "body", steps=1)
-    await island.push(header, _values(1))
+    header = learner.header(base, "body", steps=1)
+    await learner.push(header, _values(1))
     closed = (await stubs.runs.CloseRun(runs.CloseRunRequest(name="demo"))).run
     assert closed.status == types.RUN_STATUS_CLOSED
-    assert (await island.query(header)).fate.fate == types.FATE_MERGED
+    assert (await learner.query(header)).fate.fate == types.FATE_MERGED
     assert (await pull(stubs, run, "body")).version == 1
     with refused("RUN_CLOSED", PRECONDITION):
-        await island.push(island.header(base, "body"), _values(2))
+        await learner.push(learner.header(base, "body"), _values(2))
     with refused("RUN_CLOSED", PRECONDITION):
         await _attached(stubs, run, "us")
     with refused("RUN_CLOSED", PRECONDITION):
@@ -225,7 +225,7 @@ async def test_a_closed_run_has_a_fate_for_every_delta_and_is_read_only(stubs: S
         await stubs.runs.RollBack(runs.RollBackRequest(request_id="2" * 32, name="demo", target_position=3))
     again = await stubs.runs.CloseRun(runs.CloseRunRequest(name="demo"))
     assert again.run.status == types.RUN_STATUS_CLOSED
-    island.detach()
+    learner.detach()
 
 
 async def test_a_draft_has_no_name_to_delete(stubs: Stubs) -> None:
@@ -250,5 +250,5 @@ async def test_a_deleted_run_gives_its_name_to_another(stubs: Stubs) -> None:
     with refused("RUN_REPLACED", PRECONDITION):
         await stubs.runs.DeleteRun(request)
     with refused("RUN_REPLACED", PRECONDITION) as caught:
-        await Island(stubs, older, "eu", random.Random(1)).attach()
+        await RawLearner(stubs, older, "eu", random.Random(1)).attach()
     assert caught.refusal.metadata["run_uid"] == newer.uid

@@ -1,16 +1,16 @@
-"""Streams of events are bounded: a follower that is too slow is told so, and costs nobody anything."""
+"""Streams of events are bounded: a slow follower's stream ends with TOO_SLOW, and others are not affected."""
 
 from __future__ import annotations
 
 import pytest
 
 from skerry.syncer.errors import SyncerError
-from skerry.syncer.events import Event, RoundClosed, RoundOpened
 from skerry.syncer.followers import EventStream
+from skerry.v1.types_pb2 import Event, RoundClosed, RoundOpened
 
 
 def _event(position: int) -> Event:
-    return Event(position, RoundOpened("body", position))
+    return Event(position=position, round_opened=RoundOpened(fragment="body", version=position))
 
 
 async def test_events_come_in_order() -> None:
@@ -56,7 +56,8 @@ async def test_a_follower_that_keeps_up_is_never_dropped() -> None:
 
 
 async def test_large_events_weigh_more() -> None:
-    stream = EventStream(10_000)
-    stream.put(Event(1, RoundClosed("body", 1, 0, tuple(f"{at:032x}" for at in range(100)))))
+    stream = EventStream(3_000)
+    closed = RoundClosed(fragment="body", version=1, delta_ids=[f"{at:032x}" for at in range(100)])
+    stream.put(Event(position=1, round_closed=closed))
     with pytest.raises(SyncerError):
         await stream.get()

@@ -1,4 +1,4 @@
-"""A stored delta that can't be read back: its round is closed again without it, by name."""
+"""A round whose stored delta can't be read is closed again without it; the log names the delta."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from skerry.v1 import types_pb2 as types
 from tests.doubles.faulty_objects import NO_FAULT, Effect, Fault, FaultyObjects, LateWrites
 from tests.syncer.audit import check_fates, final_state
 from tests.syncer.conftest import LOCAL
-from tests.syncer.raw_island import QUICK, Island, Stubs, connected, create_run, layout, pull
+from tests.syncer.raw_learner import QUICK, RawLearner, Stubs, connected, create_run, layout, pull
 
 
 class Loss:
-    """Loses the parts of some deltas once they are stored."""
+    """A store that loses the parts of some deltas after it stored them."""
 
     def __init__(self) -> None:
         self.deltas: set[str] = set()
@@ -54,19 +54,19 @@ async def test_a_round_of_one_unreadable_delta_is_void_and_the_next_one_goes_on(
     store_url: str, loss: Loss, lossy_stubs: Stubs
 ) -> None:
     run, _ = await create_run(lossy_stubs)
-    islands = [Island(lossy_stubs, run, name, random.Random(name)) for name in ("eu", "us")]
-    for island in islands:
-        await island.attach()
+    learners = [RawLearner(lossy_stubs, run, name, random.Random(name)) for name in ("eu", "us")]
+    for learner in learners:
+        await learner.attach()
     base = await pull(lossy_stubs, run, "body")
-    lost = islands[0].header(base, "body")
+    lost = learners[0].header(base, "body")
     loss.deltas.add(lost.delta_id)
-    await islands[0].push(lost, _values(1))
-    (fate,) = (await islands[0].event("fates_decided")).fates_decided.fates
+    await learners[0].push(lost, _values(1))
+    (fate,) = (await learners[0].event("fates_decided")).fates_decided.fates
     assert (fate.delta_id, fate.fate) == (lost.delta_id, types.FATE_QUARANTINED)
     assert "can't be read" in fate.reason
-    sound = islands[1].header(base, "body")
-    await islands[1].push(sound, _values(2))
-    committed = (await islands[0].event("version_committed")).version_committed
+    sound = learners[1].header(base, "body")
+    await learners[1].push(sound, _values(2))
+    committed = (await learners[0].event("version_committed")).version_committed
     assert [one.delta_id for one in committed.merged] == [sound.delta_id]
     assert committed.version.version == 1
     await lossy_stubs.runs.CloseRun(runs.CloseRunRequest(name="demo"))
@@ -81,20 +81,20 @@ async def test_the_others_of_a_set_are_merged_without_the_unreadable_delta(
     both.CopyFrom(QUICK)
     both.quorum_count = 2
     run, _ = await create_run(lossy_stubs, policy=both)
-    islands = [Island(lossy_stubs, run, name, random.Random(name)) for name in ("eu", "us")]
-    for island in islands:
-        await island.attach()
+    learners = [RawLearner(lossy_stubs, run, name, random.Random(name)) for name in ("eu", "us")]
+    for learner in learners:
+        await learner.attach()
     base = await pull(lossy_stubs, run, "body")
-    headers = [island.header(base, "body") for island in islands]
+    headers = [learner.header(base, "body") for learner in learners]
     loss.deltas.add(headers[0].delta_id)
-    for at, (island, header) in enumerate(zip(islands, headers, strict=True)):
-        await island.push(header, _values(at))
-    closes = [(await islands[0].event("round_closed")).round_closed for _ in range(2)]
+    for at, (learner, header) in enumerate(zip(learners, headers, strict=True)):
+        await learner.push(header, _values(at))
+    closes = [(await learners[0].event("round_closed")).round_closed for _ in range(2)]
     assert [(one.attempt, set(one.delta_ids)) for one in closes] == [
         (0, {header.delta_id for header in headers}),
         (1, {headers[1].delta_id}),
     ]
-    committed = (await islands[0].event("version_committed")).version_committed
+    committed = (await learners[0].event("version_committed")).version_committed
     assert [one.delta_id for one in committed.merged] == [headers[1].delta_id]
     await lossy_stubs.runs.CloseRun(runs.CloseRunRequest(name="demo"))
     counts = check_fates(await final_state(store_url, "demo", run.uid), {one.delta_id for one in headers})

@@ -1,7 +1,7 @@
-"""Leases told from replica to replica through the store: advice, which may be late, lost or wrong without harm.
+"""Leases that replicas share through the store. They are advice: late, lost or wrong ones do no harm.
 
-Objects never change, so a learner's newest advice is a new object, `learners/<id>/<write id>`, and who writes it
-deletes the older ones. One listing then tells a replica of all learners of a run, and it reads only what is new.
+Objects never change, so a learner's newest advice is a new object, `learners/<id>/<write id>`, and its writer deletes
+the older ones. One listing finds the advice on all learners of a run, and only new objects are read.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from skerry.store.objects.interface import Objects
 from skerry.syncer.membership import Membership
 
 _LOG: Final = structlog.get_logger(__name__)
-# What one learner's report may take; more is not read.
+# Larger than any valid report. A larger object is not read.
 MAX_ADVICE_BYTES: Final = 2**20
 _FOLDER: Final = "learners"
 
@@ -29,13 +29,13 @@ class AdviceBoard:
         self._objects = objects
         self._prefix = f"{run_prefix.rstrip('/')}/{_FOLDER}"
         self._entropy = entropy
-        self._names: dict[str, set[str]] = {}  # by learner: objects that are there, as far as seen
+        self._names: dict[str, set[str]] = {}  # by learner: the objects at the last listing or write
 
     async def publish(self, learner: str, advice: bytes) -> None:
-        """Replaces what others read of the learner.
+        """Replaces the advice that other replicas read about the learner.
 
         Raises:
-            StoreError: it could not be written; the older advice stands.
+            StoreError: it could not be written; the older advice remains.
         """
         name = f"{self._prefix}/{learner}/{self._entropy.hex_id()}"
         await self._objects.write(name, advice)
@@ -45,10 +45,10 @@ class AdviceBoard:
             await self._objects.delete(sorted(older))
 
     async def read_new(self) -> tuple[tuple[str, bytes], ...]:
-        """Returns (learner, advice) of every object that was not there, or not read, the last time.
+        """Returns (learner, advice) of every object that this replica has neither read nor written.
 
         Raises:
-            StoreError: it could not be read; the next call tries again.
+            StoreError: an object could not be read; the next call tries again.
         """
         names: dict[str, set[str]] = {}
         async for found in self._objects.list(self._prefix):
@@ -70,11 +70,11 @@ class AdviceBoard:
         return tuple(advice)
 
 
-async def exchange_leases(board: AdviceBoard, membership: Membership, now_s: float) -> bool:
-    """Writes what was renewed here, takes in what others wrote, and returns whether there was any of that.
+async def share_leases(board: AdviceBoard, membership: Membership, now_s: float) -> bool:
+    """Publishes the leases that were renewed here and reads those of other replicas; returns whether it read any.
 
     Raises:
-        StoreError: the store failed; what was not exchanged is next time, or is out of date by then.
+        StoreError: the store failed; the next call shares the newest leases.
     """
     for learner, advice in membership.unpublished():
         await board.publish(learner, advice)

@@ -1,8 +1,9 @@
-"""One bound, in bytes, on all parts of pushes that a process holds in memory; who finds it used up waits, unread.
+"""One bound, in bytes, on the parts of all pushes that a process holds in memory.
 
-A part is held whole until it is durable, so pushes that each hold half a part could wait for one another for ever.
-Therefore the eldest holder is let through even when nothing is left: it holds at most one part, ends, and gives back
-all that it held. So memory is bounded by the budget and one part, and nobody starves.
+When the budget is exhausted, the stream is not read until memory is free (HTTP/2 back-pressure). A part is held whole
+until it is durable, so pushes that each hold half a part could deadlock. Therefore the oldest holder is granted its
+bytes even beyond the budget: it holds at most one part and then releases everything. Memory is bounded by the budget
+plus one part, and every push makes progress.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from typing import Self
 
 
 class ByteBudget:
-    """Grants bytes to parts, the eldest first; for the tasks of one loop."""
+    """Grants bytes to parts, the oldest first; for the tasks of one loop."""
 
     def __init__(self, limit_bytes: int) -> None:
-        """Grants up to `limit_bytes`, and one part more."""
+        """Grants up to `limit_bytes`, plus one part."""
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
         self.peak_bytes = 0
@@ -24,7 +25,7 @@ class ByteBudget:
         self._waiting: dict[asyncio.Event, None] = {}
 
     def grant(self) -> Grant:
-        """Returns a grant of nothing, to be entered for as long as a part is held."""
+        """Returns an empty grant, to be entered while a part is held."""
         return Grant(self)
 
     async def _take(self, holder: Grant, size_bytes: int) -> None:
@@ -47,22 +48,22 @@ class ByteBudget:
 
 
 class Grant:
-    """What one part holds of the budget."""
+    """The bytes that one part holds of the budget."""
 
     def __init__(self, budget: ByteBudget) -> None:
-        """Holds nothing yet."""
+        """Starts empty."""
         self._budget = budget
         self._size_bytes = 0
 
     async def take(self, size_bytes: int) -> None:
-        """Waits until `size_bytes` more may be held."""
-        await self._budget._take(self, size_bytes)  # noqa: SLF001 - two halves of one thing
+        """Returns when `size_bytes` more may be held."""
+        await self._budget._take(self, size_bytes)  # noqa: SLF001 - Grant and ByteBudget are one unit
         self._size_bytes += size_bytes
 
     def release(self) -> None:
-        """Gives back all that is held."""
+        """Returns all bytes to the budget."""
         size_bytes, self._size_bytes = self._size_bytes, 0
-        self._budget._give_back(self, size_bytes)  # noqa: SLF001 - two halves of one thing
+        self._budget._give_back(self, size_bytes)  # noqa: SLF001 - Grant and ByteBudget are one unit
 
     def __enter__(self) -> Self:
         return self

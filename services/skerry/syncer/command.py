@@ -23,9 +23,9 @@ _LOG: Final = structlog.get_logger(__name__)
 _LEVELS: Final = ("debug", "info", "warning", "error")
 _EPILOG: Final = """\b
 Examples:
-  skerry serve                                       a syncer on this machine, its store in ./skerry-data
-  skerry serve --store s3://bucket/skerry            one of any number of replicas over one bucket
-  skerry serve --listen 127.0.0.1:0 --port-file p    any free port, written to the file p
+  skerry serve                                       a syncer on this machine with its store in ./skerry-data
+  skerry serve --store s3://bucket/skerry            one of several syncers with the same bucket
+  skerry serve --listen 127.0.0.1:0 --port-file p    listen on a free port and write its number to the file p
 """
 
 
@@ -34,29 +34,29 @@ Examples:
     "--listen",
     default="127.0.0.1:50051",
     metavar="HOST:PORT",
-    help="Address to listen on; port 0 takes any free one.",
+    help="Address to listen on. Port 0 picks a free port.",
 )
 @click.option(
     "--store",
     "store_url",
     default="file://./skerry-data",
     metavar="URL",
-    help="Where everything is kept: file://folder, s3://bucket/prefix or memory://.",
+    help="Object store for all state: file://folder, s3://bucket/prefix or memory://.",
 )
 @click.option(
     "--port-file",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Writes the port that it listens on to this file.",
+    help="File to write the port number to.",
 )
 @click.option(
     "--scratch",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Folder for disposable caches of fragments, best on a local disk.  [default: the system's]",
+    help="Folder for caches of model fragments, best on a local disk.  [default: the system's temporary folder]",
 )
-@click.option("--workers", type=click.IntRange(1, 256), help="Threads that merge and check.  [default: one a core]")
-@click.option("--drain-grace", type=click.FloatRange(0, 3600), default=20.0, help="Seconds that draining may take.")
-@click.option("--insecure", is_flag=True, help="Listens without TLS on an address that others can reach.")
-@click.option("--log-level", type=click.Choice(_LEVELS), default="info", help="What is logged, one event a line.")
+@click.option("--workers", type=click.IntRange(1, 256), help="Worker threads.  [default: one a core, at least 2]")
+@click.option("--drain-grace", type=click.FloatRange(0, 3600), default=20.0, help="Seconds that a shutdown may take.")
+@click.option("--insecure", is_flag=True, help="Allow non-loopback addresses. Traffic is not encrypted.")
+@click.option("--log-level", type=click.Choice(_LEVELS), default="info", help="Least severe level to log.")
 def serve(
     *,
     listen: str,
@@ -70,8 +70,8 @@ def serve(
 ) -> None:
     """Run a syncer.
 
-    It keeps nothing itself: any number of them may serve one store, and any of them may die at any moment. SIGTERM or
-    SIGINT drains it; a second one stops it at once.
+    A syncer keeps all state in the store, so any number of them may serve one store, and each may be killed at any
+    moment. SIGTERM or SIGINT shuts it down after the calls in flight have ended; a second signal stops it at once.
     """
     _check_listen(listen, is_insecure=insecure)
     _configure_logs(log_level)
@@ -88,7 +88,7 @@ def serve(
     try:
         asyncio.run(_serve(objects, settings, store_url, port_file))
     except ListenError as error:
-        raise click.BadParameter(f"{error}; is another syncer running there?", param_hint="--listen") from error
+        raise click.BadParameter(f"{error}. Is another syncer running there?", param_hint="--listen") from error
 
 
 def _check_listen(listen: str, *, is_insecure: bool) -> None:
@@ -100,8 +100,8 @@ def _check_listen(listen: str, *, is_insecure: bool) -> None:
     if is_insecure or _is_loopback(host.strip("[]")):
         return
     raise click.UsageError(
-        f"without TLS, others on the network could read and change what is exchanged on {host}. "
-        "Listen on 127.0.0.1, or say --insecure if the network is yours alone."
+        f"traffic on {host} is not encrypted: anyone on the network could read and change it. "
+        "Listen on 127.0.0.1, or pass --insecure if you trust every machine on the network."
     )
 
 
@@ -115,7 +115,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _absolute(url: str) -> str:
-    """Returns the URL with a relative folder (file://./data, file://data) made absolute from the current one."""
+    """Returns the URL; a relative folder (file://./data, file://data) is made absolute."""
     scheme, separator, rest = url.partition("://")
     if scheme == "file" and separator and rest and not rest.startswith("/"):
         return Path(rest).absolute().as_uri()

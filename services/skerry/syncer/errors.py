@@ -1,9 +1,9 @@
-"""What a call is refused with, split by what the caller does next; translated to `google.rpc.Status` at the edge only.
+"""Errors that refuse a call; the interceptor translates them to `google.rpc.Status`.
 
-    SyncerError          a reason of `skerry.v1.ErrorReason`, a message, when to retry, and facts for programs
-    `-- DrainingError    this replica is going away: the same call works elsewhere                         DRAINING
+    SyncerError          a reason of `skerry.v1.ErrorReason`, a message, when to retry, and metadata
+    `-- DrainingError    this replica is shutting down: the same call works on another one      DRAINING
 
-The store's own errors (`skerry.store.errors`) carry reasons of the same list and reach the edge as they are.
+The store's errors (`skerry.store.errors`) have reasons of the same list and reach the interceptor unchanged.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from typing import Final
 from skerry.store.log.state import Rejection
 from skerry.wire.errors import WireError, WireReason
 
-# What a caller of another replica waits before it tries again: about the time that a replica takes to come back.
+# Before a call that was refused by a draining replica is tried again: about the time that a restart takes.
 RETRY_ELSEWHERE_S: Final = 0.5
-# A store that could not be reached is tried again after this long.
+# Before a call that failed because the store could not be reached is tried again.
 RETRY_STORE_S: Final = 1.0
-# Room in a store is made by a person.
+# Before a call that failed because the store is full is tried again: an operator has to free space.
 RETRY_FULL_S: Final = 30.0
 
 
 class SyncerError(Exception):
-    """A call that was refused; nothing was done, or what was done is durable and may be repeated."""
+    """A refused call. Either nothing was done, or its effect is durable and the same call may be repeated."""
 
     def __init__(
         self,
@@ -41,20 +41,20 @@ class SyncerError(Exception):
 
 
 class DrainingError(SyncerError):
-    """This replica takes no new work."""
+    """This replica accepts no new work."""
 
     def __init__(self) -> None:
-        """States when to try elsewhere."""
+        """Tells the caller when to try another replica."""
         super().__init__("DRAINING", "this replica is draining; retry elsewhere", retry_after_s=RETRY_ELSEWHERE_S)
 
 
 def from_rejection(rejection: Rejection, **metadata: str) -> SyncerError:
-    """Returns the error of an item that the fold does not admit."""
+    """Returns the error for an item that the fold rejected."""
     return SyncerError(rejection.reason, rejection.detail, metadata=metadata)
 
 
 def bad_request(message: str) -> SyncerError:
-    """Returns the error of a malformed field, which the message names."""
+    """Returns the error for a malformed field, which the message names."""
     return SyncerError("BAD_REQUEST", message)
 
 
@@ -62,6 +62,6 @@ _REASON_OF_WIRE: Final = {WireReason.NON_FINITE: "NON_FINITE", WireReason.LAYOUT
 
 
 def from_wire(error: WireError) -> SyncerError:
-    """Returns the error of frames that can't be taken; every fault that is not of the values is `BAD_FRAME`."""
+    """Returns the error for frames that can't be decoded: NON_FINITE, OUT_OF_RANGE, or BAD_FRAME for all else."""
     reason = _REASON_OF_WIRE.get(error.reason, "BAD_FRAME")
     return SyncerError(reason, str(error), metadata={"wire_reason": error.reason.value})

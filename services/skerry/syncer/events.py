@@ -1,14 +1,17 @@
-"""What followers of a run are told.
+"""The events that followers of a run receive, as messages of `skerry.v1`.
 
-Events of the log follow from its entries alone (`events_of`), so every replica tells the same story, and one that is
-told again from the past is the same. Events without an entry (a round that opens, a learner's report, draining) carry
-the position at which they were sent.
+Events of the log follow from its entries alone (`events_of`): every replica sends the same ones, and a replay of the
+past sends them again. Events without an entry (a round that opens, a learner's report, draining) carry the position at
+which they were sent.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from datetime import timedelta
+from typing import Final
+
+from google.protobuf.duration_pb2 import Duration
 
 from skerry.store.log.entries import (
     AcceptedItem,
@@ -26,167 +29,101 @@ from skerry.store.log.entries import (
 )
 from skerry.store.log.fold import RunState
 from skerry.store.log.state import DeltaState, Outcome
-from skerry.wire.policy import Policy
+from skerry.syncer.reports import LearnerRecord
+from skerry.v1 import types_pb2 as v1
+from skerry.wire.messages import policy_to_message
+
+_FATES: Final = {
+    Fate.PENDING: v1.FATE_PENDING,
+    Fate.MERGED: v1.FATE_MERGED,
+    Fate.SUPERSEDED: v1.FATE_SUPERSEDED,
+    Fate.EXPIRED: v1.FATE_EXPIRED,
+    Fate.QUARANTINED: v1.FATE_QUARANTINED,
+}
+STATUSES: Final = {
+    RunStatus.DRAFT: v1.RUN_STATUS_DRAFT,
+    RunStatus.OPEN: v1.RUN_STATUS_OPEN,
+    RunStatus.CLOSING: v1.RUN_STATUS_CLOSING,
+    RunStatus.CLOSED: v1.RUN_STATUS_CLOSED,
+}
 
 
-@dataclass(frozen=True)
-class FateRecord:
-    """One delta and its fate at one position."""
-
-    delta: str
-    fragment: str
-    learner: str
-    fate: Fate
-    version: int
-    reason: str
-    staleness: int
-    weight_share: float
-
-
-@dataclass(frozen=True)
-class VersionRecord:
-    """One version of one fragment."""
-
-    fragment: str
-    version: int
-    digest: str
+def events_of(state: RunState, entry: Entry, outcomes: Iterable[Outcome]) -> list[v1.Event]:
+    """Returns the events of `entry`, whose items had these `outcomes`; `state` is the fold up to and with the entry."""
+    events = []
+    for outcome in outcomes:
+        if outcome.rejection is not None:
+            continue
+        event = v1.Event(position=entry.position)
+        _fill(event, state, outcome)
+        if event.WhichOneof("kind"):
+            events.append(event)
+        unmerged = [fate_message(delta) for delta in outcome.decided if delta.fate is not Fate.MERGED]
+        if unmerged:
+            events.append(v1.Event(position=entry.position, fates_decided=v1.FatesDecided(fates=unmerged)))
+    return events
 
 
-@dataclass(frozen=True)
-class LearnerReport:
-    """What a learner says of itself; specified in `skerry/v1/types.proto`."""
-
-    step_count: int = 0
-    token_count: int = 0
-    step_time_s: float = 0.0
-    loss: float | None = None
-    sent_bytes: int = 0
-    received_bytes: int = 0
-    adopted: tuple[tuple[str, int], ...] = ()  # (fragment, version)
-    stall_time_s: float = 0.0
-
-
-@dataclass(frozen=True)
-class LearnerRecord:
-    """A learner as observers see it."""
-
-    learner: str
-    region: str
-    session: str
-    is_live: bool
-    is_participating: bool
-    report: LearnerReport | None
-
-
-@dataclass(frozen=True)
-class RoundOpened:
-    """A round of `fragment` that will make `version` has begun to gather."""
-
-    fragment: str
-    version: int
-
-
-@dataclass(frozen=True)
-class DeltaAccepted:
-    """A delta is in the log."""
-
-    fate: FateRecord
-
-
-@dataclass(frozen=True)
-class RoundClosed:
-    """A round's set was frozen."""
-
-    fragment: str
-    version: int
-    attempt: int
-    deltas: tuple[str, ...]
+def _fill(event: v1.Event, state: RunState, outcome: Outcome) -> None:
+    """Sets the kind to what an admitted item did, apart from the fates that it decided; some items set none."""
+    match outcome.item:
+        case AcceptedItem() as item:  # a later item of the same entry may have decided its fate already
+            accepted = event.delta_accepted
+            accepted.delta_id, accepted.fragment, accepted.learner_id = item.delta, item.fragment, item.learner
+            accepted.fate = v1.FATE_PENDING
+        case ClosedItem() as item:
+            closed = event.round_closed
+            closed.fragment, closed.version, closed.attempt = item.fragment, item.version, item.attempt
+            closed.delta_ids.extend(member.delta for member in item.members)
+        case CommittedItem() as item:
+            record = state.fragments[item.fragment].versions[item.version].commit
+            assert record is not None  # the item was admitted
+            committed = event.version_committed
+            _fill_version(committed, item, outcome.decided)
+            committed.update_size_bytes = sum(ref.size_bytes for ref in item.update)
+            committed.participation, committed.run_step_count = record.close.participation, state.step_count
+        case SnapshotItem() as item if outcome.decided:  # the initial weights became version 0
+            _fill_version(event.version_committed, item, outcome.decided)
+            event.version_committed.participation = 1.0
+        case PolicyItem() as item:
+            event.policy_changed.CopyFrom(policy_to_message(item.policy))
+        case RollbackItem() as item:
+            rolled_back = event.rolled_back
+            rolled_back.versions.extend(
+                version_message(one.fragment, one.version, one.digest) for one in item.fragments
+            )
+            rolled_back.source_versions.extend(one.source_version for one in item.fragments)
+            rolled_back.run_step_count = state.step_count
+        case StatusItem() as item:
+            event.status_changed = STATUSES[item.status]
+        case SessionItem() as item:
+            event.learner.learner_id, event.learner.region = item.learner, item.region
+            event.learner.session_id, event.learner.is_live = item.session, True
+        case LeftItem() as item:
+            event.learner.learner_id, event.learner.session_id = item.learner, item.session
+        case _:
+            pass
 
 
-@dataclass(frozen=True)
-class VersionCommitted:
-    """A version exists."""
-
-    version: VersionRecord
-    merged: tuple[FateRecord, ...]
-    update_size_bytes: int
-    participation: float
-    run_step_count: float
+def _fill_version(
+    committed: v1.VersionCommitted, item: CommittedItem | SnapshotItem, decided: Iterable[DeltaState]
+) -> None:
+    committed.version.CopyFrom(version_message(item.fragment, item.version, item.digest))
+    committed.merged.extend(fate_message(delta) for delta in decided if delta.fate is Fate.MERGED)
 
 
-@dataclass(frozen=True)
-class FatesDecided:
-    """Deltas met a fate other than being merged."""
-
-    fates: tuple[FateRecord, ...]
+def version_message(fragment: str, version: int, digest: str) -> v1.FragmentVersion:
+    """Returns a version with its digest."""
+    return v1.FragmentVersion(fragment=fragment, version=version, digest=bytes.fromhex(digest))
 
 
-@dataclass(frozen=True)
-class PolicyChanged:
-    """The policy from here on."""
-
-    policy: Policy
-
-
-@dataclass(frozen=True)
-class RolledBack:
-    """Fragments have new versions with older content."""
-
-    versions: tuple[VersionRecord, ...]
-    source_versions: tuple[int, ...]
-    run_step_count: float
-
-
-@dataclass(frozen=True)
-class StatusChanged:
-    """The run's life moved on."""
-
-    status: RunStatus
-
-
-@dataclass(frozen=True)
-class LearnerSeen:
-    """A learner attached, left or reported."""
-
-    learner: LearnerRecord
-
-
-@dataclass(frozen=True)
-class Draining:
-    """This replica goes away within `grace_s`."""
-
-    grace_s: float
-
-
-EventKind = (
-    RoundOpened
-    | DeltaAccepted
-    | RoundClosed
-    | VersionCommitted
-    | FatesDecided
-    | PolicyChanged
-    | RolledBack
-    | StatusChanged
-    | LearnerSeen
-    | Draining
-)
-
-
-@dataclass(frozen=True)
-class Event:
-    """Something that happened, and the log position that it reflects."""
-
-    position: int
-    kind: EventKind
-
-
-def fate_record(delta: DeltaState) -> FateRecord:
-    """Returns the delta's fate as it is now."""
-    return FateRecord(
-        delta=delta.item.delta,
+def fate_message(delta: DeltaState) -> v1.DeltaFate:
+    """Returns a delta with the fate that it has now."""
+    return v1.DeltaFate(
+        delta_id=delta.item.delta,
         fragment=delta.item.fragment,
-        learner=delta.item.learner,
-        fate=delta.fate,
+        learner_id=delta.item.learner,
+        fate=_FATES[delta.fate],
         version=delta.version,
         reason=delta.reason,
         staleness=delta.staleness,
@@ -194,53 +131,34 @@ def fate_record(delta: DeltaState) -> FateRecord:
     )
 
 
-def _accepted_record(item: AcceptedItem) -> FateRecord:
-    return FateRecord(item.delta, item.fragment, item.learner, Fate.PENDING, 0, "", 0, 0.0)
+def learner_message(record: LearnerRecord) -> v1.LearnerStatus:
+    """Returns a learner as observers see it."""
+    message = v1.LearnerStatus(
+        learner_id=record.learner,
+        region=record.region,
+        session_id=record.session,
+        is_live=record.is_live,
+        is_participating=record.is_participating,
+    )
+    report = record.report
+    if report is not None:
+        message.report.CopyFrom(
+            v1.LearnerReport(
+                step_count=report.step_count,
+                token_count=report.token_count,
+                step_time=duration_message(report.step_time_s),
+                loss=report.loss,
+                sent_bytes=report.sent_bytes,
+                received_bytes=report.received_bytes,
+                adopted=[v1.FragmentVersion(fragment=name, version=number) for name, number in report.adopted],
+                stall_time=duration_message(report.stall_time_s),
+            )
+        )
+    return message
 
 
-def events_of(state: RunState, entry: Entry, outcomes: Iterable[Outcome]) -> tuple[Event, ...]:
-    """Returns the events of `entry`, from what the fold made of its items just now; `state` stands behind it."""
-    kinds: list[EventKind] = []
-    for outcome in outcomes:
-        if outcome.rejection is None:
-            kinds += _kinds_of(state, outcome)
-    return tuple(Event(entry.position, kind) for kind in kinds)
-
-
-def _kinds_of(state: RunState, outcome: Outcome) -> list[EventKind]:
-    decided = tuple(fate_record(delta) for delta in outcome.decided)
-    unmerged = tuple(record for record in decided if record.fate is not Fate.MERGED)
-    kinds: list[EventKind] = []
-    match outcome.item:
-        case AcceptedItem() as item:
-            kinds.append(DeltaAccepted(_accepted_record(item)))
-        case ClosedItem() as item:
-            kinds.append(RoundClosed(item.fragment, item.version, item.attempt, tuple(m.delta for m in item.members)))
-        case CommittedItem() as item:
-            size_bytes = sum(ref.size_bytes for ref in item.update)
-            merged = tuple(record for record in decided if record.fate is Fate.MERGED)
-            version = VersionRecord(item.fragment, item.version, item.digest)
-            record = state.fragments[item.fragment].versions[item.version].commit
-            assert record is not None  # the item has just been admitted
-            kinds.append(VersionCommitted(version, merged, size_bytes, record.close.participation, state.step_count))
-        case PolicyItem() as item:
-            kinds.append(PolicyChanged(item.policy))
-        case RollbackItem() as item:
-            versions = tuple(VersionRecord(one.fragment, one.version, one.digest) for one in item.fragments)
-            sources = tuple(one.source_version for one in item.fragments)
-            kinds.append(RolledBack(versions, sources, state.step_count))
-        case StatusItem() as item:
-            kinds.append(StatusChanged(item.status))
-        case SnapshotItem() as item if decided:  # the initial weights became version 0
-            version = VersionRecord(item.fragment, item.version, item.digest)
-            merged = tuple(record for record in decided if record.fate is Fate.MERGED)
-            kinds.append(VersionCommitted(version, merged, 0, 1.0, 0.0))
-        case SessionItem() as item:
-            kinds.append(LearnerSeen(LearnerRecord(item.learner, item.region, item.session, True, False, None)))
-        case LeftItem() as item:
-            kinds.append(LearnerSeen(LearnerRecord(item.learner, "", item.session, False, False, None)))
-        case _:
-            pass
-    if unmerged:
-        kinds.append(FatesDecided(unmerged))
-    return kinds
+def duration_message(seconds: float) -> Duration:
+    """Returns seconds as a message."""
+    message = Duration()
+    message.FromTimedelta(timedelta(seconds=seconds))
+    return message

@@ -1,4 +1,4 @@
-"""Bounded streams that carry a run's events to its followers, so that no follower can hold up or bloat the syncer."""
+"""Bounded streams of a run's events, one a follower: a slow follower costs the syncer neither time nor memory."""
 
 from __future__ import annotations
 
@@ -10,34 +10,17 @@ from dataclasses import dataclass
 from typing import Final
 
 from skerry.syncer.errors import SyncerError
-from skerry.syncer.events import Event, FatesDecided, LearnerSeen, RolledBack, RoundClosed, VersionCommitted
+from skerry.v1.types_pb2 import Event
 
-# What one event, and each thing that it names, takes in a queue at most; streams are bounded by the sum.
-_EVENT_BYTES: Final = 512
-_NAMED_BYTES: Final = 384
-
-
-def _size_bytes(event: Event) -> int:
-    match event.kind:
-        case RoundClosed(deltas=deltas):
-            return _EVENT_BYTES + _NAMED_BYTES * len(deltas)
-        case VersionCommitted(merged=merged):
-            return _EVENT_BYTES + _NAMED_BYTES * len(merged)
-        case FatesDecided(fates=fates):
-            return _EVENT_BYTES + _NAMED_BYTES * len(fates)
-        case RolledBack(versions=versions):
-            return _EVENT_BYTES + _NAMED_BYTES * len(versions)
-        case LearnerSeen(learner=learner) if learner.report is not None:
-            return _EVENT_BYTES + _NAMED_BYTES * len(learner.report.adopted)
-        case _:
-            return _EVENT_BYTES
+# Memory that a queued event takes beside its own bytes, roughly: followers share the message.
+_OVERHEAD_BYTES: Final = 512
 
 
 class EventStream:
-    """A queue of events for one follower: never blocks who tells, is bounded in bytes, and ends with a reason."""
+    """A queue of events for one follower, bounded in bytes; `put` never blocks, and an ended stream has a reason."""
 
     def __init__(self, limit_bytes: int) -> None:
-        """Holds up to `limit_bytes` of events that were not yet taken."""
+        """Holds up to `limit_bytes` of events that were not taken yet."""
         self._limit_bytes = limit_bytes
         self._size_bytes = 0
         self._events: deque[Event] = deque()
@@ -46,7 +29,7 @@ class EventStream:
         self._has_news = asyncio.Event()
 
     def put(self, event: Event) -> None:
-        """Adds an event; a follower that is too slow for the bound is told so, and its stream ends."""
+        """Adds an event; if the queue grows past its bound, the stream ends with TOO_SLOW."""
         if self._has_ended:
             return
         self._size_bytes += _size_bytes(event)
@@ -57,23 +40,23 @@ class EventStream:
             self.end(
                 SyncerError(
                     "TOO_SLOW",
-                    "events were not taken as fast as they happen; follow again from the last position seen. "
+                    "events were not read as fast as they happen; follow again from the last position seen. "
                     f"limit_bytes={self._limit_bytes}",
                     retry_after_s=1.0,
                 )
             )
 
     def end(self, error: Exception | None = None) -> None:
-        """Ends the stream after what is queued, with `error` or in peace; the first end counts."""
+        """Ends the stream after the queued events, with `error` or normally; only the first call has an effect."""
         if not self._has_ended:
             self._has_ended, self._end = True, error
             self._has_news.set()
 
     async def get(self) -> Event | None:
-        """Returns the next event; None: the stream ended in peace.
+        """Returns the next event, or None when the stream has ended normally.
 
         Raises:
-            SyncerError: why the stream ended, or whatever else ended it.
+            SyncerError: the stream ended with this error; likewise any other error that ended it.
         """
         while not self._events:
             if self._end is not None:
@@ -87,9 +70,13 @@ class EventStream:
         return event
 
 
+def _size_bytes(event: Event) -> int:
+    return _OVERHEAD_BYTES + event.ByteSize()
+
+
 @dataclass(eq=False)
 class _Follower:
-    """One stream; a learner's knows whose it is."""
+    """One stream and the learner and session that it belongs to; both are empty for an observer."""
 
     stream: EventStream
     learner: str
@@ -97,10 +84,10 @@ class _Follower:
 
 
 class Followers:
-    """Everybody who follows one run on one replica: attached learners and observers."""
+    """All followers of one run on one replica: attached learners and observers."""
 
     def __init__(self, limit_bytes: int) -> None:
-        """Gives each of them a stream of at most `limit_bytes`."""
+        """Gives each follower a stream of at most `limit_bytes`."""
         self._limit_bytes = limit_bytes
         self._followers: dict[_Follower, None] = {}
         self._closed: Exception | None = None
@@ -110,7 +97,7 @@ class Followers:
 
     @contextmanager
     def following(self, learner: str = "", session: str = "") -> Iterator[EventStream]:
-        """Yields a stream of what is told while the context lasts; one of a learner, or of an observer."""
+        """Yields a stream of the events that are sent inside the context, to a learner's session or to an observer."""
         follower = _Follower(EventStream(self._limit_bytes), learner, session)
         self._followers[follower] = None
         if self._closed is not None:
@@ -120,20 +107,20 @@ class Followers:
         finally:
             del self._followers[follower]
 
-    def tell(self, event: Event) -> None:
-        """Tells everybody at once; how learners fare is for observers only."""
+    def send(self, event: Event) -> None:
+        """Queues the event for every follower; events about learners go to observers only."""
         for follower in self._followers:
-            if not (follower.learner and isinstance(event.kind, LearnerSeen)):
+            if not (follower.learner and event.HasField("learner")):
                 follower.stream.put(event)
 
     def end(self, error: Exception, *, learner: str = "", but_session: str = "") -> None:
-        """Ends all streams, or those of a learner's other sessions."""
+        """Ends all streams, or those of a learner's sessions other than `but_session`."""
         for follower in self._followers:
             if not learner or (follower.learner == learner and follower.session != but_session):
                 follower.stream.end(error)
 
     def close(self, error: Exception) -> None:
-        """Ends all streams, and those that are yet to come."""
+        """Ends all streams, and every stream that is opened later."""
         self._closed = error
         self.end(error)
 
@@ -141,7 +128,7 @@ class Followers:
 @asynccontextmanager
 async def running(work: Coroutine[None, None, None]) -> AsyncIterator[None]:
     """Runs `work`, which must not raise, beside the context and cancels it at the context's end."""
-    # No task group: it would wrap what the context raises, and would raise in a generator's caller between two items.
+    # A task group would wrap the context's own errors, and would raise in a generator's caller between two items.
     task = asyncio.create_task(work)
     try:
         yield

@@ -1,7 +1,7 @@
-"""The runs of one process: opens a replica of each run that is called for, keeps it alive, and lets it go when idle.
+"""The runs of one process: opens a replica of each run at its first call, and closes it when it is idle.
 
-Runs share the process's threads, scratch and byte budget, and nothing else: one that fails is opened anew at the next
-call, and the others do not notice.
+Runs share the process's threads, scratch and byte budget, and nothing else. A run that fails is opened again at the
+next call; the others are not affected.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ class HostSettings:
     """How one process spends its time and memory on all its runs."""
 
     part_budget_bytes: int = 256 * 2**20  # of pushed parts in memory
-    name_lifetime_s: float = 1.0  # for which the uid of a name is not asked for again
-    sweep_s: float = 5.0  # between looks for runs that were deleted, replaced or are idle
-    idle_s: float = 60.0  # after which a run that nobody uses is let go
+    name_lifetime_s: float = 1.0  # for which the uid of a name is cached
+    sweep_s: float = 5.0  # between checks for runs that were deleted, replaced or are idle
+    idle_s: float = 60.0  # after which a run without use is closed
     replica: ReplicaSettings = field(default_factory=ReplicaSettings)
 
 
 @dataclass(eq=False)
 class _Open:
-    """A replica and the task that keeps it alive."""
+    """A replica and the task that runs it."""
 
     replica: RunReplica
     task: asyncio.Task[None]
@@ -52,7 +52,7 @@ class _Open:
 
 
 class RunHost:
-    """Every run that this process serves. Enter `serving` first; all else happens inside it."""
+    """Every run that this process serves. Call the other methods inside `serving` only."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class RunHost:
         scratch: Scratch,
         settings: HostSettings,
     ) -> None:
-        """Takes what its replicas share."""
+        """Takes the resources that the replicas share."""
         self.store = store
         self.clock = clock
         self.workers = workers
@@ -74,25 +74,20 @@ class RunHost:
         self._scratch = scratch
         self._open: dict[str, _Open] = {}  # by uid
         self._opening: dict[str, asyncio.Lock] = {}  # by uid
-        self._names: dict[str, tuple[str, float]] = {}  # name -> (uid, when it was asked for)
+        self._names: dict[str, tuple[str, float]] = {}  # by name: uid, and when it was read
         self._tasks: asyncio.TaskGroup | None = None
         self._is_draining = False
 
-    @property
-    def is_draining(self) -> bool:
-        """Whether this process takes no new work."""
-        return self._is_draining
-
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
-        """Runs replicas for as long as the context lasts; at its end they are cancelled, wherever they are."""
+        """Runs replicas while the context lasts, and cancels them at its end."""
         failure: BaseException | None = None
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
             helpers = [tasks.create_task(work, name="host") for work in (self._sweep(), self._resume())]
             try:
                 yield
-            except BaseException as error:  # noqa: BLE001 - raised below, where the group does not wrap it
+            except BaseException as error:  # noqa: BLE001 - raised below, outside the group, which would wrap it
                 failure = error
             self._is_draining = True
             for task in (*helpers, *(one.task for one in self._open.values())):
@@ -101,15 +96,15 @@ class RunHost:
             raise failure
 
     async def open(self, name: str, uid: str = "", *, seen_position: int = 0, is_creator: bool = False) -> RunReplica:
-        """Returns the replica of the run that `name` has, folded at least to `seen_position`.
+        """Returns the replica of the run named `name`, folded at least to `seen_position`.
 
         A draft, which has no name yet, is found by its uid. `is_creator` also finds a run that is committed and not
-        yet named: only who creates it has business there.
+        named yet, which only its creator may use.
 
         Raises:
             BadNameError: the name or uid is not legal.
-            SyncerError: RUN_NOT_FOUND; RUN_REPLACED: the name has another uid; RUN_EXISTS: a draft that lost the name;
-                DRAINING; BAD_REQUEST: the position is not one.
+            SyncerError: RUN_NOT_FOUND; RUN_REPLACED: the name has another uid; RUN_EXISTS: another draft got the name;
+                DRAINING; BAD_REQUEST: the position is negative.
             StoreError: the store failed, or holds less than the caller has seen.
         """
         check_name(name, "run")
@@ -130,18 +125,18 @@ class RunHost:
         return replica
 
     def forget_name(self, name: str) -> None:
-        """Asks for the name's uid anew next time: it was just given or taken away."""
+        """Drops the cached uid of a name that was just published or removed."""
         self._names.pop(name, None)
 
     async def drain(self, grace_s: float) -> None:
-        """Refuses new work, tells followers, closes no further round; returns when merges ended, or after the grace."""
+        """Refuses new work and drains every replica; returns when all merges have ended, or after `grace_s`."""
         self._is_draining = True
         try:
             async with asyncio.timeout(grace_s), asyncio.TaskGroup() as tasks:
                 for one in list(self._open.values()):
                     tasks.create_task(one.replica.drain(grace_s))
         except TimeoutError:
-            _LOG.warning("merges did not end within the grace; another replica takes them over", grace_s=grace_s)
+            _LOG.warning("merges did not end in time; another replica will take over", grace_s=grace_s)
 
     async def _uid_of(self, name: str) -> str | None:
         known = self._names.get(name)
@@ -194,24 +189,24 @@ class RunHost:
         return opened
 
     async def _keep(self, replica: RunReplica, uid: str) -> None:
-        """Runs the replica; a failure ends it alone, and the next call opens it anew."""
+        """Runs the replica. A failure ends this run only, and the next call opens it again."""
         try:
             await replica.run()
         except asyncio.CancelledError:
             raise
         except Exception as error:  # noqa: BLE001 - the outermost edge of one run
-            _LOG.error("run failed; the next call opens it anew", run=replica.log.spec.name, uid=uid, exc_info=error)
+            _LOG.error("run failed; the next call opens it again", run=replica.log.spec.name, uid=uid, exc_info=error)
         finally:
             if uid in self._open and self._open[uid].replica is replica:
                 del self._open[uid]
                 self._opening.pop(uid, None)
 
     async def _resume(self) -> None:
-        """Opens every named run once, so that what a killed replica left behind is finished though nobody calls."""
+        """Opens every named run once, so that work that a killed replica left is finished without a call."""
         try:
             runs = await self.store.list_runs()
         except StoreError as error:
-            _LOG.warning("runs could not be listed; each is opened when it is called for", cause=str(error))
+            _LOG.warning("runs could not be listed; each is opened at its first call", cause=str(error))
             return
         for name, uid in runs:
             try:
@@ -220,7 +215,7 @@ class RunHost:
                 _LOG.warning("run could not be opened", run=name, uid=uid, cause=str(error))
 
     async def _sweep(self) -> None:
-        """Ends the streams of runs that lost their name, and lets idle runs go."""
+        """Ends the streams of runs that lost their name, and closes idle runs."""
         while True:
             await self.clock.sleep(self.settings.sweep_s)
             for uid, one in list(self._open.items()):
@@ -233,12 +228,12 @@ class RunHost:
                     continue
                 try:
                     named = await self._uid_of(name)
-                except StoreError:  # the tail of the log reports it
+                except StoreError:  # the replica's tailing loop logs it
                     continue
                 if named is None:
-                    one.replica.end_followers(_not_found(name))
+                    one.replica.followers.end(_not_found(name))
                 elif named != uid:
-                    one.replica.end_followers(_replaced(name, uid, named))
+                    one.replica.followers.end(_replaced(name, uid, named))
 
 
 def _not_found(name: str) -> SyncerError:
@@ -252,12 +247,12 @@ def _replaced(name: str, uid: str, named: str) -> SyncerError:
 
 
 def _check_unnamed(replica: RunReplica, name: str, named: str | None, *, is_creator: bool) -> None:
-    """Refuses a run that its name does not lead to, unless it is a draft that may still get it."""
+    """Refuses a run that does not have its name, unless it is a draft that may still get it."""
     is_draft = replica.state.status is RunStatus.DRAFT
     if named is None and (is_draft or is_creator):
         return
     if named is None:
         raise _not_found(name)
     if is_draft or is_creator:
-        raise SyncerError("RUN_EXISTS", f"another creator got the name first. run={name}", metadata={"run_uid": named})
+        raise SyncerError("RUN_EXISTS", f"another run got the name first. run={name}", metadata={"run_uid": named})
     raise _replaced(name, replica.log.spec.uid, named)

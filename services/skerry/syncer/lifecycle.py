@@ -1,7 +1,8 @@
-"""The life of runs: create, commit, steer, roll back, close, delete. Every step may be repeated without harm."""
+"""The life of a run: create, commit, set policy, roll back, close, delete. Every step is idempotent."""
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
@@ -29,17 +30,17 @@ from skerry.wire.names import check_id, check_name
 from skerry.wire.policy import Policy
 
 _LOG: Final = structlog.get_logger(__name__)
-# What one run may hold: far above what is trained today, far below what would hurt the process that folds it.
+# Limits of one run: far above what is trained today, far below what the process that folds it could not hold.
 MAX_TENSOR_COUNT: Final = 100_000
 MAX_FRAGMENT_COUNT: Final = 4_096
 MAX_FRAGMENT_NUMEL: Final = 2**40
-# A roll-back that meets a commit is prepared again; commits are seconds apart, preparing again takes one append.
+# A roll-back that loses the race against a commit is appended again. Commits are seconds apart.
 _ROLLBACK_ATTEMPTS: Final = 8
 
 
 @dataclass(frozen=True)
 class NewRun:
-    """What a creator states."""
+    """The arguments of CreateRun."""
 
     request_id: str
     name: str
@@ -49,12 +50,12 @@ class NewRun:
 
 
 def uid_of_draft(name: str, request_id: str) -> str:
-    """Returns the uid that a creation request gives its draft: the same for the same request, wherever it lands."""
+    """Returns the uid of the draft that a CreateRun request makes, the same on every replica and at every retry."""
     return hashlib.sha256(f"skerry.run.v1\0{name}\0{request_id}".encode()).hexdigest()[:32]
 
 
 async def create_run(host: RunHost, new: NewRun) -> RunReplica:
-    """Returns the draft that the request made, now or earlier, or what has become of it.
+    """Returns the run that the request created, now or at an earlier call; it may be past its draft.
 
     Raises:
         SyncerError: RUN_EXISTS: another run has the name; TOO_LARGE.
@@ -97,21 +98,21 @@ def _check_size(new: NewRun) -> None:
 def _check_merge_rules(policy: Policy, fragments: AbstractSet[str]) -> None:
     unknown = sorted(policy.merge_by_fragment.keys() - fragments)
     if unknown:
-        raise bad_request(f"merge rule of a fragment that the run has not. fragments={unknown[:20]}")
+        raise bad_request(f"merge rule for a fragment that the run does not have. fragments={unknown[:20]}")
 
 
 async def commit_run(host: RunHost, name: str, uid: str, seen_position: int) -> RunReplica:
     """Opens the draft and gives it its name.
 
     Raises:
-        SyncerError: RUN_DRAFT: initial weights are missing; RUN_EXISTS: another has the name.
+        SyncerError: RUN_DRAFT: initial weights are missing; RUN_EXISTS: another run has the name.
     """
     replica = await host.open(name, check_id(uid, "run uid"), seen_position=seen_position, is_creator=True)
     if replica.state.status is RunStatus.DRAFT:
         await replica.log.tail()
     if replica.state.status is RunStatus.DRAFT:
         for fragment in sorted(replica.state.fragments):
-            await replica.seed(fragment)
+            await replica.merger.seed(fragment)
         missing = [name for name, f in sorted(replica.state.fragments.items()) if f.version < 0]
         if missing:
             raise SyncerError("RUN_DRAFT", f"initial weights are missing. fragments={missing[:20]}")
@@ -120,7 +121,7 @@ async def commit_run(host: RunHost, name: str, uid: str, seen_position: int) -> 
         await host.store.publish(name, uid)
     except RunExistsError as error:
         raise SyncerError(
-            "RUN_EXISTS", f"another creator got the name first. run={name}", metadata={"run_uid": error.uid}
+            "RUN_EXISTS", f"another run got the name first. run={name}", metadata={"run_uid": error.uid}
         ) from error
     host.forget_name(name)
     _LOG.info("run committed", run=name, uid=uid)
@@ -128,7 +129,7 @@ async def commit_run(host: RunHost, name: str, uid: str, seen_position: int) -> 
 
 
 async def set_policy(replica: RunReplica, request_id: str, change: Callable[[Policy], Policy]) -> None:
-    """Replaces the policy by what `change` makes of it, once for each request id.
+    """Replaces the policy by `change(policy)`, once for each request id.
 
     Raises:
         SyncerError: RUN_CLOSED; BAD_REQUEST: a field is out of its range.
@@ -136,7 +137,7 @@ async def set_policy(replica: RunReplica, request_id: str, change: Callable[[Pol
     check_id(request_id, "request id")
     if request_id in replica.state.requests:
         return
-    await replica.log.tail()  # so that what is absent keeps the value that it has, not one it had
+    await replica.log.tail()  # so that fields that the request leaves out keep their newest values
     try:
         policy = change(replica.state.policy)
     except ValueError as error:
@@ -157,7 +158,7 @@ async def close_run(replica: RunReplica) -> None:
     if state.status is RunStatus.DRAFT:
         await replica.log.tail()
     if state.status is RunStatus.DRAFT:
-        raise SyncerError("RUN_DRAFT", "a draft can't be closed; commit it, or leave it")
+        raise SyncerError("RUN_DRAFT", "a draft can't be closed; commit it first, or abandon it")
     if state.status is RunStatus.OPEN:
         await replica.log.append([StatusItem(RunStatus.CLOSING)])
     await replica.wait_until(lambda state: state.status is RunStatus.CLOSED)
@@ -167,7 +168,7 @@ async def roll_back(replica: RunReplica, request_id: str, target_position: int) 
     """Gives every fragment its next version, with the content that it had at `target_position`.
 
     Raises:
-        SyncerError: VERSION_NOT_FOUND: there was no such content, or it was collected; RUN_CLOSED, RUN_DRAFT.
+        SyncerError: VERSION_NOT_FOUND: no such position, or the content was collected; RUN_CLOSED, RUN_DRAFT.
     """
     check_id(request_id, "request id")
     if request_id in replica.state.requests:
@@ -180,15 +181,7 @@ async def roll_back(replica: RunReplica, request_id: str, target_position: int) 
     ]
     for _ in range(_ROLLBACK_ATTEMPTS):
         fragments = tuple(
-            RollbackFragment(
-                fragment=one.fragment,
-                version=replica.state.fragments[one.fragment].version + 1,
-                source_version=one.source_version,
-                digest=one.digest,
-                weights=one.weights,
-                outer=one.outer,
-            )
-            for one in prepared
+            dataclasses.replace(one, version=replica.state.fragments[one.fragment].version + 1) for one in prepared
         )
         (outcome,) = await replica.log.append([RollbackItem(request_id, target_position, fragments)])
         if request_id in replica.state.requests:
@@ -196,14 +189,16 @@ async def roll_back(replica: RunReplica, request_id: str, target_position: int) 
             return
         if outcome.rejection is not None and outcome.rejection.reason != "VERSION_NOT_FOUND":
             raise from_rejection(outcome.rejection)
-    raise SyncerError("STORE_UNAVAILABLE", "versions are committed too fast to roll back; retry", retry_after_s=1.0)
+    raise SyncerError(
+        "STORE_UNAVAILABLE", "a version was committed before each attempt to roll back; retry", retry_after_s=1.0
+    )
 
 
 def _check_rollback(replica: RunReplica, target_position: int) -> None:
     status = replica.state.status
     if status is not RunStatus.OPEN:
         reason = "RUN_DRAFT" if status is RunStatus.DRAFT else "RUN_CLOSED"
-        raise SyncerError(reason, f"only an open run is rolled back. status={status.value}")
+        raise SyncerError(reason, f"only an open run can be rolled back. status={status.value}")
     if not 1 <= target_position <= replica.state.position:
         raise SyncerError(
             "VERSION_NOT_FOUND", f"no such position. target={target_position}, newest={replica.state.position}"
@@ -221,7 +216,7 @@ def _version_at(fragment: FragmentState, position: int) -> VersionState:
 
 
 async def _prepared(replica: RunReplica, fragment: FragmentState, source: VersionState) -> RollbackFragment:
-    """Stores the content of `source` under the number that comes next; one fragment is held at a time."""
+    """Stores the content of `source` under the fragment's next version number; holds one fragment in memory."""
     name = fragment.layout.name
     try:
         weights = await weights_at(replica.log, name, source.version, workers=replica.workers)
@@ -235,10 +230,10 @@ async def _prepared(replica: RunReplica, fragment: FragmentState, source: Versio
 
 
 async def delete_run(host: RunHost, name: str, uid: str) -> None:
-    """Takes the run's name away.
+    """Removes the run's name.
 
     Raises:
-        SyncerError: RUN_NOT_FOUND: no run of that uid ever had the name; RUN_REPLACED: the name is another's.
+        SyncerError: RUN_NOT_FOUND: no run of that uid ever had the name; RUN_REPLACED: another run has the name.
     """
     check_name(name, "run")
     check_id(uid, "run uid")
@@ -247,7 +242,7 @@ async def delete_run(host: RunHost, name: str, uid: str) -> None:
         named = await host.store.resolve(name)
     except RunNotFoundError:
         if uid in await host.store.name_history(name):
-            return  # it was deleted before
+            return  # an earlier call deleted it
         raise
     if named != uid:
         raise SyncerError(

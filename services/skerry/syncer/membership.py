@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from skerry.store.log.entries import FORMAT, canonical_json
 from skerry.store.log.fold import RunState
 from skerry.store.log.state import LearnerState
-from skerry.syncer.events import LearnerRecord, LearnerReport
 from skerry.syncer.participation import LearnerView, MembershipView
+from skerry.syncer.reports import LearnerRecord, LearnerReport
 
 
 @dataclass

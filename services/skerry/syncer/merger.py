@@ -1,7 +1,7 @@
-"""Turns frozen sets into versions: the arithmetic off the loop, its commit, and the snapshots that follow.
+"""Turns frozen sets into versions: runs the arithmetic on worker threads, commits the result, and stores snapshots.
 
-What is kept between merges (weights, momentum, residual of each fragment) is a cache in scratch: it is used only while
-it stands exactly on the log's newest version, and is rebuilt from snapshot and deltas when it does not.
+The outer state of each fragment (weights, momentum, residual) is cached in scratch between merges. The cache is used
+only if its version and digest are in the log; otherwise the state is rebuilt from a snapshot and the deltas after it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from skerry.runtime.clock import Clock
 from skerry.runtime.workers import Workers
 from skerry.store.errors import LogCorruptError, StoreUnavailableError
-from skerry.store.log.entries import INITIAL_BASE, CommittedItem, SnapshotItem
+from skerry.store.log.entries import INITIAL_BASE, ClosedItem, CommittedItem, SnapshotItem
 from skerry.store.log.run_log import RunLog
 from skerry.store.log.state import FragmentState
 from skerry.store.versions.blobs import SnapshotKind
@@ -32,7 +32,7 @@ from skerry.wire.frames import decode_frames
 from skerry.wire.layout import FragmentLayout
 
 _LOG: Final = structlog.get_logger(__name__)
-# While the store can't say whether a commit landed, it is asked again this often.
+# Pause between two attempts to append a commit whose outcome the store can't tell.
 _RETRY_S: Final = 0.5
 _FLOAT32_BYTES: Final = 4
 _SNAPSHOT_KINDS: Final[tuple[SnapshotKind, ...]] = ("weights", "momentum", "residual")
@@ -40,14 +40,14 @@ _SNAPSHOT_KINDS: Final[tuple[SnapshotKind, ...]] = ("weights", "momentum", "resi
 
 @dataclass
 class _Cached:
-    """A fragment's outer state and the digest that its version has in the log."""
+    """A fragment's outer state and the digest that the log has for its version."""
 
     outer: OuterState
     digest: str
 
 
 class Merger:
-    """Merges the rounds of one run on one replica, one at a time per fragment."""
+    """Merges the rounds of one run on one replica, one round of a fragment at a time."""
 
     def __init__(self, log: RunLog, *, clock: Clock, workers: Workers, scratch: Scratch) -> None:
         """Starts with nothing cached."""
@@ -56,10 +56,17 @@ class Merger:
         self._workers = workers
         self._scratch = scratch
         self._cache: dict[str, _Cached] = {}
-        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # by fragment: one user of its state
+        # By fragment: one task at a time uses its outer state.
+        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+
+    def frozen_set(self, key: MergeKey) -> ClosedItem | None:
+        """Returns the set that `key` names, or None once it was committed or closed again."""
+        closing = self._log.state.fragments[key.fragment].closing
+        is_current = closing is not None and (closing.version, closing.attempt) == (key.version, key.attempt)
+        return closing if is_current else None
 
     async def merge(self, key: MergeKey) -> None:
-        """Merges the frozen set that `key` names and commits it; returns without effect once the log has moved on.
+        """Merges the set that `key` names and commits it; returns without effect if it is no longer current.
 
         Raises:
             UnreadableDeltaError: a member can't be read.
@@ -70,8 +77,8 @@ class Merger:
 
     async def _merge(self, key: MergeKey) -> None:
         fragment = self._log.state.fragments[key.fragment]
-        closing = fragment.closing
-        if closing is None or (closing.version, closing.attempt) != (key.version, key.attempt):
+        closing = self.frozen_set(key)
+        if closing is None:
             return
         started_s = self._clock.monotonic_s()
         outer = await self._outer_at(fragment, key.version - 1)
@@ -82,9 +89,9 @@ class Merger:
         await self._commit(key, result.commit_item())
         newest = fragment.versions.get(key.version)
         if newest is None or newest.commit is None or not result.is_same_version_as(newest.commit.commit):
-            _LOG.info("merge came to nothing", fragment=key.fragment, version=key.version, attempt=key.attempt)
+            _LOG.info("merge was not used", fragment=key.fragment, version=key.version, attempt=key.attempt)
             return
-        del self._cache[key.fragment]  # torn, if adopting it fails
+        del self._cache[key.fragment]  # if `adopt` fails, the state is torn
         await result.adopt(workers=self._workers)
         self._cache[key.fragment] = _Cached(outer, result.digest)
         _LOG.info(
@@ -97,22 +104,19 @@ class Merger:
         )
 
     async def _commit(self, key: MergeKey, item: CommittedItem) -> None:
-        """Appends the commit until the log says what became of the round."""
-        while True:
+        """Appends the commit, and again after an outage of the store while the set is current."""
+        while self.frozen_set(key) is not None:
             try:
                 await self._log.append([item])
                 return
             except StoreUnavailableError as error:
                 _LOG.warning("commit is not known to be durable yet", fragment=key.fragment, cause=str(error))
                 await self._clock.sleep(_RETRY_S)
-            closing = self._log.state.fragments[key.fragment].closing
-            if closing is None or (closing.version, closing.attempt) != (key.version, key.attempt):
-                return
 
     async def _outer_at(self, fragment: FragmentState, version: int) -> OuterState:
-        """Returns the outer state of `version`, from the cache as far as it stands on the log, else from the store."""
+        """Returns the outer state of `version`, advanced from the cache if that is in the log, else rebuilt."""
         name = fragment.layout.name
-        cached = self._cache.pop(name, None)  # while it is written to, nothing may take it for a version
+        cached = self._cache.pop(name, None)  # removed while it changes, so that a failure leaves no torn state behind
         if cached is not None and 0 <= cached.outer.version <= version:
             known = fragment.versions.get(cached.outer.version)
             if known is not None and known.digest == cached.digest and not known.is_abandoned:
@@ -121,7 +125,7 @@ class Merger:
         return await rebuild(self._log, name, version, scratch=self._scratch, workers=self._workers)
 
     def wants_snapshot(self, name: str) -> bool:
-        """Whether the updates since the fragment's last snapshot outweigh one, by the policy's ratio."""
+        """Whether the updates since the fragment's last snapshot weigh more than one, by the policy's ratio."""
         fragment = self._log.state.fragments[name]
         size_bytes = 0
         version = fragment.version
@@ -134,7 +138,7 @@ class Merger:
         return size_bytes > 0 and size_bytes >= self._log.state.policy.snapshot_ratio * snapshot_bytes
 
     async def snapshot(self, name: str) -> None:
-        """Stores weights and outer state of the fragment's newest version, if this replica has them at hand.
+        """Stores weights and outer state of the fragment's newest version, if they are in this replica's cache.
 
         Raises:
             StoreError: the store failed; the log names no snapshot.
@@ -159,12 +163,16 @@ class Merger:
     async def seed(self, name: str) -> None:
         """Makes version 0 of a draft's fragment from its first accepted push of initial weights, if there is one.
 
-        Idempotent: a second snapshot of version 0, by whomever, has no effect.
+        Idempotent: a second snapshot of version 0, by any replica, has no effect.
 
         Raises:
             StoreError: the store failed; the fragment has no version yet.
             LogCorruptError: the stored push is not what was accepted.
         """
+        async with self._locks[name]:
+            await self._seed(name)
+
+    async def _seed(self, name: str) -> None:
         fragment = self._log.state.fragments[name]
         if fragment.version != INITIAL_BASE or not fragment.pending:
             return

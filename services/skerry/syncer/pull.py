@@ -1,7 +1,7 @@
-"""Plans how a caller gets to a version of a fragment: by the updates from what it has, or from a snapshot.
+"""Plans the download of a fragment's version: the updates since the caller's version, or a snapshot and updates.
 
-Pure: a plan follows from the folded run. Its objects are immutable, so a download goes on at any time, on any replica,
-until a collection takes them away.
+Pure: a plan follows from the folded run. Its objects are immutable, so a download may be resumed at any time, on any
+replica, until a collection deletes them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from skerry.syncer.errors import SyncerError, bad_request
 
 
 class ObjectKind(StrEnum):
-    """What an object of a plan holds."""
+    """The content of a plan's object."""
 
     SNAPSHOT = "snapshot"
     UPDATE = "update"
@@ -24,7 +24,7 @@ class ObjectKind(StrEnum):
 
 @dataclass(frozen=True)
 class PlanObject:
-    """One object of a plan, and the version that it leads to with all before it."""
+    """One object of a plan, and the version that the objects up to this one make."""
 
     ref: ObjectRef
     kind: ObjectKind
@@ -32,8 +32,8 @@ class PlanObject:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """How to get from a version to a target."""
+class PullPlan:
+    """The objects that lead from a version to a target."""
 
     from_version: int  # -1: from a snapshot
     target: VersionState
@@ -41,26 +41,26 @@ class Plan:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all objects."""
+        """The size of all objects."""
         return sum(one.ref.size_bytes for one in self.objects)
 
 
 @dataclass(frozen=True)
 class Resume:
-    """Where an earlier download stopped."""
+    """An earlier plan's objects, and where its download stopped."""
 
     names: tuple[str, ...]
     object_index: int
     offset: int
 
 
-def plan_pull(fragment: FragmentState, condemned: Iterable[str], *, from_version: int, target_version: int) -> Plan:
+def plan_pull(fragment: FragmentState, condemned: Iterable[str], *, from_version: int, target_version: int) -> PullPlan:
     """Returns the plan with the fewest bytes from `from_version` (-1: none) to `target_version`.
 
-    A version that a roll-back abandoned leads nowhere: who has it is given a snapshot.
+    No updates lead on from a version that a roll-back abandoned; a caller that has one gets a snapshot.
 
     Raises:
-        SyncerError: VERSION_NOT_FOUND: there is no such target, or its content was collected.
+        SyncerError: VERSION_NOT_FOUND: the target does not exist, or its content was collected.
     """
     target = fragment.versions.get(target_version)
     if target is None:
@@ -69,7 +69,7 @@ def plan_pull(fragment: FragmentState, condemned: Iterable[str], *, from_version
             f"no such version. fragment={fragment.layout.name}, version={target_version}, newest={fragment.version}",
         )
     if from_version == target_version:
-        return Plan(from_version, target, ())
+        return PullPlan(from_version, target, ())
     gone = condemned if isinstance(condemned, set) else set(condemned)
     plans = [
         plan
@@ -81,10 +81,10 @@ def plan_pull(fragment: FragmentState, condemned: Iterable[str], *, from_version
             "VERSION_NOT_FOUND",
             f"content was collected. fragment={fragment.layout.name}, version={target_version}",
         )
-    return min(plans, key=lambda plan: plan.size_bytes)  # at equal size the updates, which come first
+    return min(plans, key=lambda plan: plan.size_bytes)  # of equal sizes the first: updates
 
 
-def _from_updates(fragment: FragmentState, gone: set[str], from_version: int, target: VersionState) -> Plan | None:
+def _from_updates(fragment: FragmentState, gone: set[str], from_version: int, target: VersionState) -> PullPlan | None:
     objects: list[PlanObject] = []
     version = target
     while version.version > max(from_version, 0):
@@ -93,10 +93,10 @@ def _from_updates(fragment: FragmentState, gone: set[str], from_version: int, ta
             return None
         objects[:0] = step
         version = fragment.versions[version.version - 1]
-    return Plan(from_version, target, tuple(objects)) if version.version == from_version else None
+    return PullPlan(from_version, target, tuple(objects)) if version.version == from_version else None
 
 
-def _from_snapshot(fragment: FragmentState, gone: set[str], target: VersionState) -> Plan | None:
+def _from_snapshot(fragment: FragmentState, gone: set[str], target: VersionState) -> PullPlan | None:
     objects: list[PlanObject] = []
     version = target
     while not version.weights or not gone.isdisjoint(ref.name for ref in version.weights):
@@ -106,11 +106,11 @@ def _from_snapshot(fragment: FragmentState, gone: set[str], target: VersionState
         objects[:0] = step
         version = fragment.versions[version.version - 1]
     snapshot = [PlanObject(ref, ObjectKind.SNAPSHOT, version.version) for ref in version.weights]
-    return Plan(-1, target, (*snapshot, *objects))
+    return PullPlan(-1, target, (*snapshot, *objects))
 
 
 def _update_of(version: VersionState, gone: set[str]) -> list[PlanObject] | None:
-    """Returns the objects that lead to `version` from the one before it, or None where there are none (any more)."""
+    """Returns the objects of the update that made `version`; None if it has none, or they were collected."""
     if version.commit is None:
         return None
     refs = version.commit.commit.update
@@ -121,11 +121,12 @@ def _update_of(version: VersionState, gone: set[str]) -> list[PlanObject] | None
 
 def resume_plan(
     fragment: FragmentState, condemned: Iterable[str], resume: Resume, *, from_version: int, target_version: int
-) -> Plan:
-    """Returns the plan that an earlier call gave, whose objects `resume` names.
+) -> PullPlan:
+    """Returns the earlier plan whose objects `resume` names.
 
     Raises:
-        SyncerError: PLAN_EXPIRED: an object was collected, or is not of this fragment; VERSION_NOT_FOUND; BAD_REQUEST.
+        SyncerError: PLAN_EXPIRED: an object was collected, or belongs to another fragment; VERSION_NOT_FOUND;
+            BAD_REQUEST.
     """
     target = fragment.versions.get(target_version)
     if target is None:
@@ -143,11 +144,11 @@ def resume_plan(
     if resume.object_index < len(objects) and resume.offset > objects[resume.object_index].ref.size_bytes:
         raise bad_request(f"resume is outside its object. offset={resume.offset}")
     starts_with_snapshot = bool(objects) and objects[0].kind is ObjectKind.SNAPSHOT
-    return Plan(-1 if starts_with_snapshot else from_version, target, tuple(objects))
+    return PullPlan(-1 if starts_with_snapshot else from_version, target, tuple(objects))
 
 
 def _named_objects(fragment: FragmentState, target: VersionState, names: Sequence[str]) -> list[PlanObject] | None:
-    """Returns the objects of these names, looked for from the target back; None where one is not there."""
+    """Returns the objects of these names, searched from the target backwards; None if one is not found."""
     wanted = set(names)
     found: dict[str, PlanObject] = {}
     version: VersionState | None = target

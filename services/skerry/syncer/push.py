@@ -1,7 +1,7 @@
-"""Takes pushed deltas in: bytes become checked, durable parts; whole parts become an accepted delta in the log.
+"""Receives pushed deltas: bytes become checked, durable parts, and the parts an accepted delta in the log.
 
-Nothing of a push is kept in memory but the part that is arriving, within the process's byte budget; whoever finds the
-budget used up is not read from. What was refused has left nothing behind but parts that nobody names.
+Only the part that is arriving is held in memory, within the process's byte budget. When the budget is exhausted, the
+stream is not read until memory is free. A refused push leaves nothing behind but parts that no log entry names.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from skerry.wire.digests import DIGEST_SIZE, delta_digest
 from skerry.wire.errors import FrameError
 from skerry.wire.names import check_id, check_name
 
-# What a push that was cut off has to send again at most, and a fraction of what a process holds.
+# The most that an interrupted push has to send again, and a small share of a process's budget.
 SUGGESTED_PART_BYTES: Final = 4 * 2**20
 MAX_PART_BYTES: Final = 32 * 2**20
 # A part's bytes are in memory twice while they are joined into one object.
 _COPIES: Final = 2
 _DELTA_CODECS: Final = frozenset(Codec)
 _WEIGHT_CODECS: Final = frozenset({Codec.FLOAT32})  # version 0 is exact
-# Far above what anybody trains between two pushes, far below where one delta would outweigh everybody's.
+# Larger than any valid header's, and small enough that one delta can't outweigh all others.
 MAX_STEPS: Final = 2**32
 MAX_TOKENS_A_STEP: Final = 2**32
 MAX_TOKENS: Final = 2**53  # counts above it are not exact as float64
@@ -39,7 +39,7 @@ MAX_TOKENS: Final = 2**53  # counts above it are not exact as float64
 
 @dataclass(frozen=True)
 class PushHeader:
-    """What is pushed; specified in `skerry/v1/exchange.proto`."""
+    """The header of a push; specified in `skerry/v1/exchange.proto`."""
 
     learner: str
     session: str
@@ -53,7 +53,7 @@ class PushHeader:
 
     @property
     def is_initial(self) -> bool:
-        """Whether these are a draft's initial weights."""
+        """Whether the push carries a draft's initial weights."""
         return self.base_version == INITIAL_BASE
 
 
@@ -71,10 +71,10 @@ class _Arriving:
 
 
 class Push:
-    """One call's share of a push. Enter it; call in the order of the messages; leave it, whatever happened."""
+    """One call of PushDelta. Call the methods in the order of the messages, and `abandon` at the end in any case."""
 
     def __init__(self, replica: RunReplica, header: PushHeader, budget: ByteBudget) -> None:
-        """Takes a header that `begin` has checked."""
+        """Takes a header that `begin_push` has checked."""
         self._replica = replica
         self._header = header
         self._layout = replica.state.fragments[header.fragment].layout
@@ -84,11 +84,11 @@ class Push:
 
     @property
     def known(self) -> DeltaState | None:
-        """The delta, if it is accepted already: then bytes are passed over, and only the digest is compared."""
+        """The delta, if it is accepted already: then bytes are ignored, and only the digest is compared."""
         return self._replica.state.deltas.get(self._header.delta)
 
     def abandon(self) -> None:
-        """Gives back what the part that is arriving holds; parts that were stored stay."""
+        """Releases the memory of the part that is arriving; stored parts stay."""
         if self._arriving is not None:
             self._arriving.grant.release()
             self._arriving = None
@@ -97,7 +97,7 @@ class Push:
         """Begins the part `[first, first + numel)`.
 
         Raises:
-            SyncerError: OUT_OF_RANGE; BAD_REQUEST: the one before has no end.
+            SyncerError: OUT_OF_RANGE; BAD_REQUEST: the part before has no end.
         """
         if self._arriving is not None:
             raise bad_request("a part began before the one before it ended")
@@ -117,7 +117,7 @@ class Push:
         )
 
     async def feed(self, data: bytes) -> None:
-        """Takes bytes of the part's frames, cut anywhere; waits while the process holds as much as it may.
+        """Takes bytes of the part's frames, cut anywhere; waits while the byte budget is exhausted.
 
         Raises:
             SyncerError: BAD_FRAME, NON_FINITE, OUT_OF_RANGE, ENCODING_UNSUPPORTED, TOO_LARGE.
@@ -145,7 +145,7 @@ class Push:
         """Makes the part durable.
 
         Raises:
-            SyncerError: BAD_FRAME: it is not whole; DIGEST_MISMATCH.
+            SyncerError: BAD_FRAME: the part is incomplete; DIGEST_MISMATCH.
         """
         part = self._arriving
         if part is None:
@@ -253,13 +253,13 @@ def _covers(parts: dict[tuple[int, int], StoredPart], numel: int) -> bool:
 
 
 async def begin_push(replica: RunReplica, header: PushHeader, budget: ByteBudget) -> Push:
-    """Returns the push of an admissible header, which opens the round for all when it holds enough steps.
+    """Returns a push for a valid header; a delta of enough steps announces its round to all attached learners.
 
-    The log is folded to its end before anything is refused.
+    The log is folded to its end before a header is refused.
 
     Raises:
         BadNameError: a name or id is not legal.
-        SyncerError: why the header is refused.
+        SyncerError: the header is refused, for any reason that PushDelta lists.
     """
     _check_fields(replica, header)
     state = replica.state
@@ -295,7 +295,7 @@ def _check_fields(replica: RunReplica, header: PushHeader) -> None:
     if header.is_initial:
         spec = replica.log.spec
         if uid_of_draft(spec.name, header.session) != spec.uid:
-            raise SyncerError("SESSION_UNKNOWN", "only who created the draft brings its initial weights")
+            raise SyncerError("SESSION_UNKNOWN", "only the draft's creator may push its initial weights")
         return
     if len(header.base_digest) != DIGEST_SIZE:
         raise bad_request(f"base_digest must have {DIGEST_SIZE} bytes. actual={len(header.base_digest)}")
@@ -307,7 +307,7 @@ def _check_fields(replica: RunReplica, header: PushHeader) -> None:
         ("token_count", header.token_count, min(MAX_TOKENS, header.step_count * MAX_TOKENS_A_STEP)),
     ):
         if value > limit:
-            raise bad_request(f"{name} is beyond belief. {name}={value}, limit={limit}")
+            raise bad_request(f"{name} is larger than any valid report. {name}={value}, limit={limit}")
     if header.last_step < 0:
         raise bad_request(f"last_step must not be negative. last_step={header.last_step}")
 

@@ -1,4 +1,4 @@
-"""Wires one syncer process together: store, host, services, health, reflection; starts it, drains it, stops it."""
+"""Builds one syncer process from store, host, services, health and reflection; starts, drains and stops it."""
 
 from __future__ import annotations
 
@@ -15,15 +15,17 @@ import structlog
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from skerry.runtime.clock import Clock, SystemClock
-from skerry.runtime.identifiers import Entropy, SystemEntropy
-from skerry.runtime.workers import ThreadWorkers, Workers
+from skerry.runtime.clock import SystemClock
+from skerry.runtime.identifiers import SystemEntropy
+from skerry.runtime.workers import ThreadWorkers
 from skerry.store.objects.interface import Objects
 from skerry.store.store import Store
 from skerry.store.versions.scratch import Scratch
 from skerry.syncer.host import HostSettings, RunHost
+from skerry.syncer.services.capabilities import MAX_MESSAGE_BYTES, CapabilitiesServicer
+from skerry.syncer.services.exchange import ExchangeServicer
 from skerry.syncer.services.interceptor import ErrorInterceptor
-from skerry.syncer.services.runs import MAX_MESSAGE_BYTES, CapabilitiesServicer, ExchangeServicer, RunsServicer
+from skerry.syncer.services.runs import RunsServicer
 from skerry.v1 import (
     capabilities_pb2,
     capabilities_pb2_grpc,
@@ -34,19 +36,19 @@ from skerry.v1 import (
 )
 
 _LOG: Final = structlog.get_logger(__name__)
-# What is left of the grace for calls in flight, at least, once merges have ended or were handed on.
+# Time that calls in flight have at least to end, however much of the grace the merges used.
 _LEAST_STOP_S: Final = 0.2
 
 _OPTIONS: Final[Sequence[tuple[str, int]]] = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    # Half-open connections are found within a minute, and clients may look as often as every ten seconds.
+    # Detect half-open connections within a minute, and allow clients to ping every ten seconds.
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 15_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
     ("grpc.http2.max_ping_strikes", 0),
-    # Two servers on one port would each get half of the calls without anybody noticing.
+    # With port reuse, two servers on one port would each get half of the calls, without an error.
     ("grpc.so_reuseport", 0),
 )
 _SERVICES: Final = (
@@ -58,7 +60,7 @@ _SERVICES: Final = (
 
 @dataclass(frozen=True)
 class ServerSettings:
-    """What one syncer process is told."""
+    """How one syncer process is configured."""
 
     listen: str = "127.0.0.1:50051"  # port 0: any free one
     drain_grace_s: float = 20.0
@@ -68,24 +70,25 @@ class ServerSettings:
 
 
 class ListenError(OSError):
-    """The address can't be listened on."""
+    """The syncer can't listen on the address."""
 
 
 class SyncerServer:
-    """A syncer that listens; made by `serving`."""
+    """A syncer that is listening; created by `serving`."""
 
     def __init__(self, server: grpc.aio.Server, host: RunHost, servicer: Any, port: int) -> None:
-        """Takes a server that was started."""
+        """Takes a started server."""
         self.port = port
         self.host = host
         self._server = server
         self._health = servicer
 
     async def drain(self, grace_s: float) -> None:
-        """Goes away without losing anything; returns when the last call has ended, or after `grace_s`.
+        """Shuts down without losing work; returns when the last call has ended, or after `grace_s`.
 
-        Health says so first; followers are told and let go; no round is closed any more; merges end or are left to
-        another replica; pushes in flight end, or go on elsewhere from their last whole part.
+        Health changes to NOT_SERVING first. Then followers are told and their streams end, no further round is closed,
+        and merges end or are left to another replica. Pushes in flight end, or are resumed on another replica from
+        their last whole part.
         """
         started_s = self.host.clock.monotonic_s()
         _LOG.info("draining", grace_s=grace_s)
@@ -93,37 +96,28 @@ class SyncerServer:
         await self.host.drain(grace_s)
         left_s = max(_LEAST_STOP_S, grace_s - (self.host.clock.monotonic_s() - started_s))
         await self._server.stop(left_s)
-        _LOG.info("drained", drain_s=round(self.host.clock.monotonic_s() - started_s, 3))
+        drain_s = round(self.host.clock.monotonic_s() - started_s, 3)
+        _LOG.info("drained", drain_s=drain_s, peak_part_bytes=self.host.budget.peak_bytes)
 
     async def stop(self) -> None:
-        """Stops at once; calls in flight are cut off, and lose nothing that was acknowledged."""
+        """Stops at once. Calls in flight are aborted; what was acknowledged is durable."""
         await self._server.stop(None)
 
 
 @asynccontextmanager
-async def serving(
-    objects: Objects,
-    settings: ServerSettings,
-    *,
-    clock: Clock | None = None,
-    entropy: Entropy | None = None,
-    workers: Workers | None = None,
-) -> AsyncIterator[SyncerServer]:
-    """Yields a syncer that listens on `settings.listen`, and stops it at the context's end.
+async def serving(objects: Objects, settings: ServerSettings) -> AsyncIterator[SyncerServer]:
+    """Yields a syncer that listens on `settings.listen`, and stops it at the end of the context.
 
     Raises:
-        ListenError: the address can't be listened on.
+        ListenError: it can't listen on that address.
     """
-    clock, entropy = clock or SystemClock(), entropy or SystemEntropy()
-    own_workers = ThreadWorkers(settings.worker_count) if workers is None else None
-    pool = workers or own_workers
-    assert pool is not None
-    store = Store(objects, clock=clock, entropy=entropy, workers=pool, writer=f"syncer-{entropy.hex_id()[:8]}")
+    clock, entropy, workers = SystemClock(), SystemEntropy(), ThreadWorkers(settings.worker_count)
+    store = Store(objects, clock=clock, entropy=entropy, workers=workers, writer=f"syncer-{entropy.hex_id()[:8]}")
     host = RunHost(
         store,
         clock=clock,
         entropy=entropy,
-        workers=pool,
+        workers=workers,
         scratch=Scratch(settings.scratch_directory),
         settings=settings.host,
     )
@@ -133,7 +127,7 @@ async def serving(
     try:
         port = server.add_insecure_port(settings.listen)
     except RuntimeError as error:
-        raise ListenError(f"address can't be listened on. listen={settings.listen}") from error
+        raise ListenError(f"can't listen on the address. listen={settings.listen}") from error
     try:
         async with host.serving():
             await server.start()
@@ -145,8 +139,7 @@ async def serving(
                 await server.stop(None)
     finally:
         await store.close()
-        if own_workers is not None:
-            await asyncio.to_thread(own_workers.close)
+        await asyncio.to_thread(workers.close)
 
 
 def _add_services(server: grpc.aio.Server, host: RunHost, servicer: Any) -> None:

@@ -1,4 +1,4 @@
-"""The `Exchange` service: messages in, calls of the domain, messages out."""
+"""The `Exchange` service: translates messages to calls of the domain and their results to messages."""
 
 from __future__ import annotations
 
@@ -7,37 +7,30 @@ from collections.abc import AsyncIterator
 from typing import Any, Final
 
 from skerry.store.errors import ObjectMissingError
-from skerry.store.log.entries import LeftItem, SessionItem
+from skerry.store.log.entries import SessionItem
 from skerry.store.log.fold import RunState
 from skerry.syncer.errors import SyncerError, bad_request
-from skerry.syncer.events import Event, events_of
+from skerry.syncer.events import duration_message, events_of, fate_message, learner_message
 from skerry.syncer.followers import EventStream, running
 from skerry.syncer.host import RunHost
-from skerry.syncer.pull import Plan, Resume, plan_pull, resume_plan
+from skerry.syncer.pull import PullPlan, Resume, plan_pull, resume_plan
 from skerry.syncer.push import Push, PushHeader, begin_push
 from skerry.syncer.replica import RunReplica
-from skerry.syncer.services.translate import (
-    delta_message,
-    duration,
-    event_message,
-    learner_message,
-    plan_message,
-    report_from_message,
-    run_message,
-)
+from skerry.syncer.services.translate import plan_message, report_from_message, run_message
 from skerry.v1 import exchange_pb2 as v1
 from skerry.v1 import exchange_pb2_grpc
+from skerry.v1.types_pb2 import Event
 from skerry.wire.messages import tensor_from_message
 from skerry.wire.names import check_id, check_name
 
-# A push whose client falls silent for this long gives its memory back; its whole parts are durable.
+# A push whose client sends nothing for this long is ended, which releases its memory; its whole parts are durable.
 SILENCE_S: Final = 60.0
-# Bytes of an object in one message: large enough to be fast, small enough for any client's limit.
+# Bytes of an object in one message: large enough to be fast, and below the message limit of every client.
 _MESSAGE_BYTES: Final = 2**20
 
 
 class ExchangeServicer(exchange_pb2_grpc.ExchangeServicer):
-    """Serves learners and observers; holds nothing itself. Of the call's context nothing is used."""
+    """Serves learners and observers. Holds no state, and does not use the calls' contexts."""
 
     def __init__(self, host: RunHost) -> None:
         """Serves the runs of `host`."""
@@ -58,20 +51,19 @@ class ExchangeServicer(exchange_pb2_grpc.ExchangeServicer):
         replica = await self._host.open(hello.run, hello.run_uid, seen_position=hello.seen_position)
         _check_tensors(replica, hello)
         await replica.attach(SessionItem(hello.learner_id, hello.session_id, hello.region, hello.seen_position))
-        replica.report(hello.learner_id, hello.session_id, None)
         with replica.attached(hello.learner_id, hello.session_id) as stream:
             open_rounds = replica.open_rounds()
             yield v1.AttachResponse(attached=_attached(replica, hello.learner_id, hello.session_id))
             for event in open_rounds:
-                yield v1.AttachResponse(event=event_message(event))
+                yield v1.AttachResponse(event=event)
             async with running(_take_reports(replica, hello, request_iterator, stream)):
                 while (news := await stream.get()) is not None:
-                    yield v1.AttachResponse(event=event_message(news))
+                    yield v1.AttachResponse(event=news)
 
     async def PushDelta(
         self, request_iterator: AsyncIterator[v1.PushDeltaRequest], context: Any
     ) -> v1.PushDeltaResponse:
-        """Takes in a delta, or some of its parts."""
+        """Receives a delta, or some of its parts."""
         first = await _next(request_iterator)
         if first is None or first.WhichOneof("kind") != "header":
             raise bad_request("the first message must be header")
@@ -82,17 +74,15 @@ class ExchangeServicer(exchange_pb2_grpc.ExchangeServicer):
         try:
             while (request := await _next(request_iterator)) is not None:
                 if request.WhichOneof("kind") == "complete":
-                    delta = await push.complete(request.complete.digest)
-                    return v1.PushDeltaResponse(
-                        state=v1.PUSH_STATE_ACCEPTED, fate=delta_message(delta), position=replica.state.position
-                    )
+                    await push.complete(request.complete.digest)
+                    break
                 await _take(push, request)
         finally:
             push.abandon()
         return _push_answer(replica, push)
 
     async def QueryPush(self, request: v1.QueryPushRequest, context: Any) -> v1.QueryPushResponse:
-        """Says which parts are durable and what became of the delta."""
+        """Returns which parts are durable and the delta's fate."""
         check_id(request.run_uid, "run uid")
         check_id(request.delta_id, "delta id")
         replica = await self._host.open(request.run, request.run_uid, seen_position=request.seen_position)
@@ -103,7 +93,7 @@ class ExchangeServicer(exchange_pb2_grpc.ExchangeServicer):
         delta = replica.state.deltas.get(request.delta_id)
         if delta is not None:
             return v1.QueryPushResponse(
-                state=v1.PUSH_STATE_ACCEPTED, fate=delta_message(delta), position=replica.state.position
+                state=v1.PUSH_STATE_ACCEPTED, fate=fate_message(delta), position=replica.state.position
             )
         parts = await replica.log.blobs.list_parts(request.fragment, request.delta_id)
         return v1.QueryPushResponse(
@@ -146,7 +136,7 @@ class ExchangeServicer(exchange_pb2_grpc.ExchangeServicer):
                 "VERSION_NOT_FOUND",
                 f"after_position is beyond the log. after={request.after_position}, newest={replica.state.position}",
             )
-        with replica.watching() as stream:
+        with replica.followers.following() as stream:
             until = replica.state.position
             yield v1.WatchResponse(
                 start=v1.WatchStart(
@@ -155,9 +145,9 @@ class ExchangeServicer(exchange_pb2_grpc.ExchangeServicer):
             )
             if request.after_position >= 1:
                 async for event in _past(replica, request.after_position, until):
-                    yield v1.WatchResponse(event=event_message(event))
+                    yield v1.WatchResponse(event=event)
             while (news := await stream.get()) is not None:
-                yield v1.WatchResponse(event=event_message(news))
+                yield v1.WatchResponse(event=news)
 
 
 def _attached(replica: RunReplica, learner: str, session: str) -> v1.Attached:
@@ -173,8 +163,8 @@ def _attached(replica: RunReplica, learner: str, session: str) -> v1.Attached:
     ]
     return v1.Attached(
         run=run_message(state),
-        lease_term=duration(state.policy.lease_term_s),
-        pending=map(delta_message, waiting),
+        lease_term=duration_message(state.policy.lease_term_s),
+        pending=map(fate_message, waiting),
         run_step_count=state.step_count,
     )
 
@@ -191,14 +181,14 @@ def _check_tensors(replica: RunReplica, hello: v1.Hello) -> None:
         odd = sorted(name for name in given.keys() | wanted.keys() if given.get(name) != wanted.get(name))
         raise SyncerError(
             "SHAPE_MISMATCH",
-            f"tensors are not the run's. (name, given, run's)={[(n, given.get(n), wanted.get(n)) for n in odd[:5]]}",
+            f"tensors differ from the run's. (name, given, run)={[(n, given.get(n), wanted.get(n)) for n in odd[:5]]}",
         )
 
 
 async def _take_reports(
     replica: RunReplica, hello: v1.Hello, requests: AsyncIterator[v1.AttachRequest], stream: EventStream
 ) -> None:
-    """Takes reports until the learner leaves or stops sending; whatever goes wrong ends its stream."""
+    """Takes reports until the learner leaves or stops sending; an error ends its stream of events."""
     try:
         async for request in requests:
             match request.WhichOneof("kind"):
@@ -207,13 +197,12 @@ async def _take_reports(
                         hello.learner_id, hello.session_id, report_from_message(request.report, replica.state.fragments)
                     )
                 case "leave":
-                    await replica.log.append([LeftItem(hello.learner_id, hello.session_id)])
-                    replica.leave(hello.learner_id, hello.session_id)
+                    await replica.leave(hello.learner_id, hello.session_id)
                     break
                 case kind:
                     raise bad_request(f"only report and leave may follow hello. kind={kind}")
         stream.end()
-    except Exception as error:  # noqa: BLE001 - handed to the call, whose edge translates and logs it
+    except Exception as error:  # noqa: BLE001 - `stream.get` raises it in the call, where the interceptor translates it
         stream.end(error)
 
 
@@ -221,14 +210,15 @@ async def _next(requests: AsyncIterator[v1.PushDeltaRequest]) -> v1.PushDeltaReq
     """Returns the next message, or None at the end.
 
     Raises:
-        SyncerError: INCOMPLETE: the client has been silent for too long.
+        SyncerError: INCOMPLETE: the client sent nothing for `SILENCE_S`.
     """
     try:
         async with asyncio.timeout(SILENCE_S):
             return await anext(requests, None)
     except TimeoutError:
         raise SyncerError(
-            "INCOMPLETE", f"nothing came for {SILENCE_S:.0f} s; ask QueryPush which parts are durable and go on"
+            "INCOMPLETE",
+            f"the client sent nothing for {SILENCE_S:.0f} s; ask QueryPush which parts are durable, and send the rest",
         ) from None
 
 
@@ -248,9 +238,7 @@ def _push_answer(replica: RunReplica, push: Push) -> v1.PushDeltaResponse:
     known = push.known
     if known is None:
         return v1.PushDeltaResponse(state=v1.PUSH_STATE_PARTS_STORED, position=replica.state.position)
-    return v1.PushDeltaResponse(
-        state=v1.PUSH_STATE_ACCEPTED, fate=delta_message(known), position=replica.state.position
-    )
+    return v1.PushDeltaResponse(state=v1.PUSH_STATE_ACCEPTED, fate=fate_message(known), position=replica.state.position)
 
 
 def _header(message: v1.PushHeader) -> PushHeader:
@@ -271,7 +259,7 @@ def _no_fragment(name: str) -> SyncerError:
     return SyncerError("FRAGMENT_NOT_FOUND", f"no such fragment in the run. fragment={name[:80]!r}")
 
 
-async def _plan(replica: RunReplica, request: v1.PullFragmentRequest) -> tuple[Plan, Resume]:
+async def _plan(replica: RunReplica, request: v1.PullFragmentRequest) -> tuple[PullPlan, Resume]:
     """Returns the plan and where in it to begin; looks at the log's end before it says that there is none."""
     fragment = replica.state.fragments[request.fragment]
     target = fragment.version if request.is_newest and not request.HasField("resume") else request.target_version
@@ -289,7 +277,7 @@ async def _plan(replica: RunReplica, request: v1.PullFragmentRequest) -> tuple[P
 
 
 async def _past(replica: RunReplica, after: int, until: int) -> AsyncIterator[Event]:
-    """Yields the events of entries `after + 1` to `until`, by folding the log once more from its start."""
+    """Yields the events of entries `after + 1` to `until`, by folding the log again from its start."""
     state = RunState(replica.log.spec)
     async for entry, data in replica.log.entries(1, until + 1):
         outcomes = state.apply(entry, data)

@@ -1,6 +1,6 @@
-"""Translates errors of the domain to `google.rpc.Status`, once, around every method of `skerry.v1`.
+"""Translates the errors of every method of `skerry.v1` to `google.rpc.Status`.
 
-The stock services (health, reflection) are left alone: they answer by themselves, and wrapping breaks health's `Watch`.
+The stock services (health, reflection) are not wrapped: wrapping breaks the `Watch` method of health.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _CODES: Final[Mapping[str, int]] = {
 
 
 def status_of(error: Exception) -> status_pb2.Status:
-    """Returns what a caller is told of `error`; of one that is not this project's own it is told nothing but that."""
+    """Returns the status for `error`. An error that is not this project's own becomes INTERNAL, without its message."""
     known = _as_syncer_error(error)
     info = error_details_pb2.ErrorInfo(reason=known.reason, domain=DOMAIN, metadata=known.metadata)
     details = [_packed(info)]
@@ -82,14 +82,14 @@ def _as_syncer_error(error: Exception) -> SyncerError:
             return SyncerError(error.reason, "the store can't be reached; retry", retry_after_s=RETRY_STORE_S)
         case StoreFullError():
             return SyncerError(
-                error.reason, "the store is full; the operator must make room", retry_after_s=RETRY_FULL_S
+                error.reason, "the store is full; an operator must free space", retry_after_s=RETRY_FULL_S
             )
         case StoreError():
             return SyncerError(error.reason, str(error), metadata=getattr(error, "metadata", None))
         case BadNameError():
             return SyncerError("BAD_NAME", str(error))
         case _:
-            return SyncerError("INTERNAL", "the server failed; its log says why")
+            return SyncerError("INTERNAL", "the server failed; its log has the error")
 
 
 def _packed(message: Any) -> any_pb2.Any:

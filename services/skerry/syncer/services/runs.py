@@ -1,4 +1,4 @@
-"""The `Runs` and `Capabilities` services: messages in, calls of the domain, messages out. `Exchange` lies beside."""
+"""The `Runs` service: translates messages to calls of the domain and their results to messages."""
 
 from __future__ import annotations
 
@@ -9,53 +9,37 @@ import structlog
 from skerry.store.errors import LogCorruptError
 from skerry.store.log.entries import RunStatus
 from skerry.syncer.errors import SyncerError, bad_request
+from skerry.syncer.events import learner_message
 from skerry.syncer.host import RunHost
-from skerry.syncer.lifecycle import (
-    MAX_FRAGMENT_NUMEL,
-    NewRun,
-    close_run,
-    commit_run,
-    create_run,
-    delete_run,
-    roll_back,
-    set_policy,
-)
-from skerry.syncer.push import MAX_PART_BYTES, SUGGESTED_PART_BYTES
+from skerry.syncer.lifecycle import NewRun, close_run, commit_run, create_run, delete_run, roll_back, set_policy
 from skerry.syncer.replica import RunReplica
-from skerry.syncer.services.exchange import ExchangeServicer
-from skerry.syncer.services.translate import learner_message, run_message, version_records
-from skerry.v1 import capabilities_pb2, capabilities_pb2_grpc, runs_pb2, runs_pb2_grpc, types_pb2
-from skerry.wire.codecs import Codec, Compressor
-from skerry.wire.cutting import MAX_FRAME_NUMEL
-from skerry.wire.messages import codec_to_message, compressor_to_message, layouts_from_messages, policy_from_message
+from skerry.syncer.services.translate import run_message, version_record
+from skerry.v1 import runs_pb2, runs_pb2_grpc, types_pb2
+from skerry.wire.messages import layouts_from_messages, policy_from_message
 from skerry.wire.names import BadNameError, check_name
 from skerry.wire.policy import Policy
 
-__all__ = ["MAX_MESSAGE_BYTES", "CapabilitiesServicer", "ExchangeServicer", "RunsServicer"]
-
 _LOG: Final = structlog.get_logger(__name__)
-API_VERSION: Final = "1.0"
-# What every gRPC implementation takes without being asked.
-MAX_MESSAGE_BYTES: Final = 4 * 2**20
 _PAGE_SIZE: Final = 100
 _MAX_PAGE_SIZE: Final = 1000
-_MAX_PLAN_BYTES: Final = 3 * 2**20
-# A page ends here at the latest, whatever its count, so that it fits a message with room to spare.
+# Tensors and fragments of one run. Answers carry them beside the versions' digests, in one message.
+_MAX_LAYOUT_BYTES: Final = 3 * 2**20
+# A page ends before it grows past this, so that it fits into one message.
 _PAGE_BYTES: Final = 2 * 2**20
 
 
 class RunsServicer(runs_pb2_grpc.RunsServicer):
-    """Administers runs; holds nothing itself. Of the call's context nothing is used."""
+    """Administers runs. Holds no state, and does not use the calls' contexts."""
 
     def __init__(self, host: RunHost) -> None:
         """Serves the runs of `host`."""
         self._host = host
 
     async def CreateRun(self, request: runs_pb2.CreateRunRequest, context: Any) -> runs_pb2.CreateRunResponse:
-        """Makes a draft."""
+        """Creates a draft."""
         check_name(request.name, "run")
-        if request.ByteSize() > _MAX_PLAN_BYTES:  # every answer has the plan, and digests beside it
-            raise SyncerError("TOO_LARGE", f"tensors and plan have too many bytes. limit={_MAX_PLAN_BYTES}")
+        if request.ByteSize() > _MAX_LAYOUT_BYTES:
+            raise SyncerError("TOO_LARGE", f"tensors and fragments have too many bytes. limit={_MAX_LAYOUT_BYTES}")
         try:
             fragments, dtypes = layouts_from_messages(request.tensors, request.fragments)
         except BadNameError:
@@ -79,13 +63,13 @@ class RunsServicer(runs_pb2_grpc.RunsServicer):
         )
 
     async def ListRuns(self, request: runs_pb2.ListRunsRequest, context: Any) -> runs_pb2.ListRunsResponse:
-        """Lists committed runs by name; a token is the last name of the page before."""
+        """Lists committed runs by name; a page token is the last name of the page before."""
         count = _page_size(request.page_size)
         if request.page_token:
             try:
                 check_name(request.page_token, "run")
             except BadNameError as error:
-                raise bad_request("page_token is not one that was given") from error
+                raise bad_request("page_token is not from an earlier answer") from error
         found = sorted((name, uid) for name, uid in await self._host.store.list_runs() if name > request.page_token)
         runs: list[types_pb2.Run] = []
         size_bytes = 0
@@ -97,7 +81,7 @@ class RunsServicer(runs_pb2_grpc.RunsServicer):
                 if error.reason not in {"RUN_NOT_FOUND", "RUN_REPLACED"}:  # deleted since it was listed
                     raise
                 continue
-            except LogCorruptError as error:  # who asks for it alone is told so; the others are sound
+            except LogCorruptError as error:  # GetRun reports it; the other runs are listed
                 _LOG.warning("run is left out of a listing", run=name, uid=uid, cause=str(error))
                 continue
             size_bytes += run.ByteSize()
@@ -126,7 +110,7 @@ class RunsServicer(runs_pb2_grpc.RunsServicer):
         versions: list[runs_pb2.VersionRecord] = []
         size_bytes = 0
         for number in numbers:
-            (record,) = version_records(replica.state, fragment, [fragment.versions[number]])
+            record = version_record(replica.state, fragment, fragment.versions[number])
             size_bytes += record.ByteSize()
             if versions and size_bytes > _PAGE_BYTES:
                 break
@@ -147,7 +131,7 @@ class RunsServicer(runs_pb2_grpc.RunsServicer):
         return runs_pb2.CloseRunResponse(run=run_message(replica.state))
 
     async def DeleteRun(self, request: runs_pb2.DeleteRunRequest, context: Any) -> runs_pb2.DeleteRunResponse:
-        """Takes the run's name away."""
+        """Removes the run's name."""
         await delete_run(self._host, request.name, request.run_uid)
         return runs_pb2.DeleteRunResponse()
 
@@ -173,27 +157,3 @@ def _page_size(asked: int) -> int:
     if asked < 0 or asked > _MAX_PAGE_SIZE:
         raise bad_request(f"page_size must be 0 to {_MAX_PAGE_SIZE}. page_size={asked}")
     return asked or _PAGE_SIZE
-
-
-class CapabilitiesServicer(capabilities_pb2_grpc.CapabilitiesServicer):
-    """Says what this server speaks and allows."""
-
-    def __init__(self, server_version: str) -> None:
-        """Takes the version of the software, for people."""
-        self._server_version = server_version
-
-    async def GetCapabilities(
-        self, request: capabilities_pb2.GetCapabilitiesRequest, context: Any
-    ) -> capabilities_pb2.GetCapabilitiesResponse:
-        """Returns codecs, compressors, limits and versions."""
-        return capabilities_pb2.GetCapabilitiesResponse(
-            api_version=API_VERSION,
-            server_version=self._server_version,
-            codecs=map(codec_to_message, Codec),
-            compressors=[compressor_to_message(one) for one in (Compressor.NONE, Compressor.ZSTD)],
-            max_message_size_bytes=MAX_MESSAGE_BYTES,
-            max_frame_numel=MAX_FRAME_NUMEL,
-            max_fragment_numel=MAX_FRAGMENT_NUMEL,
-            max_part_size_bytes=MAX_PART_BYTES,
-            suggested_part_size_bytes=SUGGESTED_PART_BYTES,
-        )

@@ -1,4 +1,4 @@
-"""A learner written against the contract alone, for tests that talk to a syncer as a stranger would."""
+"""A learner written from the contract alone, without the client library."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LAYOUTS = (
     FragmentLayout("body", (TensorSpec("weight", (40, 30)), TensorSpec("bias", (40,)))),
     FragmentLayout("head", (TensorSpec("head.weight", (10, 40)),)),
 )
-# A round a push: quorum 1 without grace, and a lease so short that a fresh replica soon knows who is there.
+# Every push closes a round: quorum 1 without grace. The short lease makes a fresh replica's view complete soon.
 QUICK = types.Policy(inner_step_count=4, grace_factor=0.0, quorum_count=1)
 QUICK.lease_term.FromMilliseconds(300)
 
@@ -63,7 +63,7 @@ async def connected(port: int) -> AsyncIterator[Stubs]:
 
 @dataclass(frozen=True)
 class Refusal:
-    """What a refused call was answered."""
+    """The status of a refused call."""
 
     code: grpc.StatusCode
     reason: str
@@ -73,7 +73,7 @@ class Refusal:
 
 
 class refused:  # noqa: N801 - read as a verb, like pytest.raises
-    """Expects the call inside to be refused so, with full status details, and keeps them."""
+    """Expects the call inside to be refused with this reason and code, and keeps its status."""
 
     def __init__(self, reason: str, code: grpc.StatusCode) -> None:
         self._expected = (reason, code)
@@ -95,15 +95,15 @@ class refused:  # noqa: N801 - read as a verb, like pytest.raises
 
 
 def is_answer_lost(error: grpc.aio.AioRpcError) -> bool:
-    """Whether the error is the library's own, of a server that refused while a message was on its way to it.
+    """Whether gRPC lost the server's status, which happens when a call is refused while a message is on its way.
 
-    The server's answer is lost then (github.com/grpc/grpc/issues/36066).
+    Source: github.com/grpc/grpc/issues/36066.
     """
     return error.details() == "Internal error from Core"
 
 
 async def send(stubs: Stubs, messages: Sequence[exchange.PushDeltaRequest]) -> exchange.PushDeltaResponse:
-    """Returns the answer to a push; where the library lost it, to the same push again."""
+    """Returns the answer to a push, which is repeated while gRPC loses the answer."""
     for _ in range(20):
         try:
             return await stubs.exchange.PushDelta(iter(messages))
@@ -169,7 +169,7 @@ async def create_run(
 def part_messages(
     values: Float32s, fragment: FragmentLayout, encoding: Encoding, first: int, numel: int, *, cut: int = 700
 ) -> tuple[list[exchange.PushDeltaRequest], bytes]:
-    """Returns the messages of one part, its bytes cut anywhere, and its digest."""
+    """Returns the messages of one part, with `cut` bytes of data each, and the part's digest."""
     digest = part_digest()
     data = b"".join(encode_frames(values[first : first + numel], fragment, encoding, first=first, digest=digest))
     messages = [exchange.PushDeltaRequest(part=exchange.PartBegin(first=first, numel=numel))]
@@ -199,7 +199,7 @@ def push_messages(
 
 @dataclass
 class Pulled:
-    """A fragment as pulled."""
+    """A pulled fragment."""
 
     version: int
     values: Float32s
@@ -266,12 +266,12 @@ async def raise_status(call: Attachment) -> NoReturn:
 
 
 @dataclass
-class Island:
+class RawLearner:
     """One learner with one session."""
 
     stubs: Stubs
     run: types.Run
-    learner: str
+    learner_id: str
     source: random.Random
     session: str = ""
     step: int = 0
@@ -295,7 +295,7 @@ class Island:
         return exchange.Hello(
             run=self.run.name,
             run_uid=self.run.uid,
-            learner_id=self.learner,
+            learner_id=self.learner_id,
             region="here",
             session_id=self.session,
             tensors=plan_messages()[0],
@@ -308,7 +308,7 @@ class Island:
         await self.call.write(exchange.AttachRequest(report=report))
 
     async def event(self, kind: str, *, timeout_s: float = 20.0) -> types.Event:
-        """Returns the next event of that kind, passing over others."""
+        """Returns the next event of that kind, and ignores others."""
         assert self.call is not None
         async with asyncio.timeout(timeout_s):
             while True:
@@ -334,7 +334,7 @@ class Island:
         header = exchange.PushHeader(
             run=self.run.name,
             run_uid=self.run.uid,
-            learner_id=self.learner,
+            learner_id=self.learner_id,
             session_id=self.session,
             delta_id=hex_id(self.source),
             fragment=fragment,

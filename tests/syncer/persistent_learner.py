@@ -1,4 +1,4 @@
-"""An island that never gives up: it repeats the same bytes until it knows, whatever happens to its syncer."""
+"""A learner that repeats the same bytes until they are answered, whatever happens to its syncer."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ import numpy as np
 
 from skerry.v1 import exchange_pb2 as exchange
 from skerry.v1 import types_pb2 as types
-from tests.syncer.raw_island import INT4, Island, Pulled, is_answer_lost, layout, pull, push_messages, refusal_of
+from tests.syncer.raw_learner import INT4, Pulled, RawLearner, is_answer_lost, layout, pull, push_messages, refusal_of
 
 Argument = TypeVar("Argument")
 Answer = TypeVar("Answer")
 
-# Between two tries of a client whose syncer is away.
+# Pause between two attempts while the syncer is unavailable.
 PAUSE_S: Final = 0.05
-# What such a client tries again.
+# Status codes after which the call is repeated.
 AWAY: Final = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.UNKNOWN)
 
 
-class Persistent:
-    """An island that repeats the same bytes until it knows, whatever happens to the syncer."""
+class PersistentLearner:
+    """Trains one fragment through outages; counts what was acknowledged."""
 
-    def __init__(self, island: Island, fragment: str) -> None:
-        self.island = island
+    def __init__(self, learner: RawLearner, fragment: str) -> None:
+        self.learner = learner
         self.fragment = fragment
         self.acknowledged: set[str] = set()
-        self.numbers = np.random.default_rng(island.source.getrandbits(32))
+        self.numbers = np.random.default_rng(learner.source.getrandbits(32))
 
     async def train(self, stop: asyncio.Event) -> None:
         base = await self._until_answered(self._pull, None)
         while not stop.is_set():
-            header = self.island.header(base, self.fragment)
+            header = self.learner.header(base, self.fragment)
             values = (0.01 * self.numbers.standard_normal(layout(self.fragment).numel)).astype(np.float32)
             messages = push_messages(header, values, INT4)
             if await self._until_answered(self._push, messages):
@@ -43,11 +43,11 @@ class Persistent:
             base = await self._until_answered(self._pull, base)
 
     async def _pull(self, base: Pulled | None) -> Pulled:
-        return await pull(self.island.stubs, self.island.run, self.fragment, base=base)
+        return await pull(self.learner.stubs, self.learner.run, self.fragment, base=base)
 
     async def _push(self, messages: list[exchange.PushDeltaRequest]) -> bool:
         try:
-            answer = await self.island.stubs.exchange.PushDelta(iter(messages))
+            answer = await self.learner.stubs.exchange.PushDelta(iter(messages))
         except grpc.aio.AioRpcError as error:
             if error.code() in AWAY or is_answer_lost(error):
                 raise
@@ -59,7 +59,7 @@ class Persistent:
 
     async def _known_fate(self, header: exchange.PushHeader, stop: asyncio.Event) -> None:
         while not stop.is_set():
-            found = await self._until_answered(self.island.query, header)
+            found = await self._until_answered(self.learner.query, header)
             assert found.state == exchange.PUSH_STATE_ACCEPTED, "acknowledged, and gone"
             if found.fate.fate != types.FATE_PENDING:
                 return
@@ -75,7 +75,7 @@ class Persistent:
             await asyncio.sleep(PAUSE_S)
 
 
-async def until_more(persistent: list[Persistent], count: int) -> None:
+async def until_more(persistent: list[PersistentLearner], count: int) -> None:
     async with asyncio.timeout(30):
         while sum(len(one.acknowledged) for one in persistent) < count:
             await asyncio.sleep(PAUSE_S)

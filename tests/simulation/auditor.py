@@ -20,17 +20,14 @@ from skerry.store.log.entries import INITIAL_BASE, AcceptedItem, Entry, Fate, Ru
 from skerry.store.log.run_log import RunLog, entry_name
 from skerry.store.log.state import DeltaState
 from skerry.store.operator.verify import verify_run
-from skerry.store.store import Store
 from skerry.store.versions.frame_stream import frame_batches
 from skerry.store.versions.scratch import Scratch
 from skerry.v1 import types_pb2
 from skerry.wire.codecs import Codec
 from skerry.wire.frames import decode_frames
-from tests.doubles.seeded_entropy import SeededEntropy
 from tests.simulation.evidence import Evidence, state_digest
-from tests.simulation.learner_process import RUN
+from tests.simulation.observer import open_run
 from tests.simulation.sim_transport import LearnerRecord
-from tests.simulation.virtual_time import VirtualClock
 
 _FATES: Final = {
     types_pb2.FATE_MERGED: Fate.MERGED,
@@ -61,7 +58,7 @@ async def audit(evidence: Evidence) -> list[Finding]:
     """Returns everything that is wrong with a run; nothing, if all is well."""
     findings = [Finding("nothing fails by a defect", complaint) for complaint in evidence.complaints]
     try:
-        log = await _open(evidence)
+        log = await open_run(evidence.objects)
     except Exception as error:  # noqa: BLE001 - whatever it is, it is the finding
         return [*findings, Finding("the log can be read", repr(error))]
     entries = [entry async for entry, _ in log.entries()]
@@ -71,19 +68,6 @@ async def audit(evidence: Evidence) -> list[Finding]:
     report = await verify_run(log, workers=InlineWorkers(), scratch=Scratch(None))
     findings += [Finding("verify finds nothing", str(problem)) for problem in report.problems]
     return findings
-
-
-async def _open(evidence: Evidence) -> RunLog:
-    import random
-
-    store = Store(
-        evidence.objects,
-        clock=VirtualClock(),
-        entropy=SeededEntropy(random.Random(0)),
-        workers=InlineWorkers(),
-        writer="auditor",
-    )
-    return await store.open_log(RUN, await store.resolve(RUN))
 
 
 class _Audit:

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from skerry.runtime.workers import InlineWorkers
-from skerry.store.log.fold import RunState
 from skerry.store.store import Store
 from skerry.store.versions.scratch import Scratch
 from skerry.syncer.host import HostSettings, RunHost
@@ -61,13 +60,6 @@ class ReplicaProcess:
     def is_alive(self) -> bool:
         """Whether a process is there and was not killed."""
         return self.process is not None and self.process.is_alive
-
-    @property
-    def state_of_run(self) -> RunState | None:
-        """What the process has folded of its one run, if it is alive and has it open."""
-        if self.host is None or not self.is_alive or not self.host._open:
-            return None
-        return next(iter(self.host._open.values())).replica.state
 
     def boot(self) -> None:
         """Starts a new process."""

@@ -17,8 +17,10 @@ from typing import Any, Final
 
 import structlog
 
+from skerry.store.errors import RunNotFoundError
 from skerry.store.log.entries import Fate
 from skerry.store.log.fold import RunState
+from skerry.store.log.run_log import RunLog
 from skerry.wire.codecs import Codec, Compressor, Encoding
 from skerry.wire.policy import Policy
 from tests.simulation import disturbances as what
@@ -27,6 +29,7 @@ from tests.simulation.disturbances import Disturbance, Mix, draw
 from tests.simulation.evidence import Evidence, gather
 from tests.simulation.learner_process import LearnerProcess
 from tests.simulation.network import CALM_NETWORK, KEEPALIVE_S, Endpoint, Network
+from tests.simulation.observer import open_run
 from tests.simulation.operator_calls import Operator
 from tests.simulation.processes import Process, ProcessLoop
 from tests.simulation.replica_process import ReplicaProcess, default_settings
@@ -106,6 +109,7 @@ class World:
         self.calm_begin_count: int | None = None
         self.calm_end_count = 0
         self.complaints: list[str] = []  # what was seen to be wrong while it ran
+        self._log: RunLog | None = None
         self._operator = Operator(self.network, self.count, random.Random(f"{seed}/operator"))
         self._director = Director(self.replicas, self.learners, network=self.network, operator=self._operator)
 
@@ -173,7 +177,7 @@ class World:
         before: dict[str, int] | None = None
         while loop.time() < deadline_s:
             await asyncio.sleep(1.0)
-            state = next((state for replica in self.replicas if (state := replica.state_of_run) is not None), None)
+            state = await self._state_of_run()
             if state is None:
                 continue
             versions = {name: fragment.version for name, fragment in state.fragments.items()}
@@ -181,6 +185,16 @@ class World:
             if all(versions[name] > before[name] for name in versions) and self._is_all_merged(state):
                 break
         self.calm_end_count = self.event_count
+
+    async def _state_of_run(self) -> RunState | None:
+        """Returns what the log in the store says now; None before the run is created."""
+        if self._log is None:
+            try:
+                self._log = await open_run(self.store.objects)
+            except RunNotFoundError:
+                return None
+        await self._log.tail()
+        return self._log.state
 
     def _is_all_merged(self, state: RunState) -> bool:
         """Whether what was trained when the calm began is merged; a shortcut for the wait, the auditor looks closer."""

@@ -74,7 +74,7 @@ class SimTransport:
         self._bulk = self._network.route(self._bulk)
         async with _sending(self._open("PushDelta", self._bulk), self._noting_header(requests)) as call:
             response: exchange_pb2.PushDeltaResponse = await call.receive()
-            self._note_state(response)
+            self.note_state(response)
             return response
 
     async def query_push(
@@ -82,7 +82,7 @@ class SimTransport:
     ) -> exchange_pb2.QueryPushResponse:
         """Asks how far a push has come."""
         response: exchange_pb2.QueryPushResponse = await self._unary("QueryPush", request, timeout_s)
-        self._note_state(response)
+        self.note_state(response)
         return response
 
     async def pull_fragment(
@@ -173,7 +173,8 @@ class SimTransport:
                 self._record.headers.setdefault(request.header.delta_id, request.header)
             yield request
 
-    def _note_state(self, response: exchange_pb2.PushDeltaResponse | exchange_pb2.QueryPushResponse) -> None:
+    def note_state(self, response: exchange_pb2.PushDeltaResponse | exchange_pb2.QueryPushResponse) -> None:
+        """Notes what an answer says of a push."""
         if response.state == exchange_pb2.PUSH_STATE_ACCEPTED:
             self._note_fate(response.fate)
 

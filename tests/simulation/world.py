@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import structlog
 
-from skerry.store.errors import RunNotFoundError
+from skerry.store.errors import StoreError
 from skerry.store.log.entries import Fate
 from skerry.store.log.fold import RunState
 from skerry.store.log.run_log import RunLog
@@ -187,13 +187,13 @@ class World:
         self.calm_end_count = self.event_count
 
     async def _state_of_run(self) -> RunState | None:
-        """Returns what the log in the store says now; None before the run is created."""
-        if self._log is None:
-            try:
+        """Returns what the log in the store says now; None before the run is created, or where nobody can read it."""
+        try:
+            if self._log is None:
                 self._log = await open_run(self.store.objects)
-            except RunNotFoundError:
-                return None
-        await self._log.tail()
+            await self._log.tail()
+        except StoreError:
+            return None  # a log that can't be read is the auditor's to report
         return self._log.state
 
     def _is_all_merged(self, state: RunState) -> bool:

@@ -161,7 +161,7 @@ class LearnerProcess:
             await self._leave(record, exchange)
         finally:
             # Not by cancelling: a task group cancels its tasks in the order of their addresses.
-            exchange._session.end()
+            await exchange.leave()
         await asyncio.wait([running])
 
     async def _train(

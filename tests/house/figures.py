@@ -9,7 +9,7 @@ from tests.house.policy_fields import FILE_LIMIT as FILES_A_FIELD
 from tests.house.policy_fields import files_by_field
 from tests.house.product import product_files
 from tests.house.size import FILE_LIMIT, FUNCTION_LIMIT, LINE_BUDGET, code_lines_by_package, long_files, long_functions
-from tests.house.unused import unused_definitions, unused_methods
+from tests.house.unused import unused_constants, unused_definitions, unused_methods
 from tests.house.walk import FILE_BOUND, walk
 
 
@@ -31,6 +31,7 @@ def main() -> None:
     )
     _print_all("classes and functions used by tests only, or not at all", unused_definitions())
     _print_all("methods used by tests only, or not at all", unused_methods())
+    _print_all("constants used by tests only, or not at all", unused_constants())
     print(f"files that mention a field of the policy, of {FILES_A_FIELD}:")
     for field, files in files_by_field().items():
         print(f"  {field:20} {len(files):3}")

@@ -1,4 +1,4 @@
-"""Public classes, functions and methods of the product that no product code uses: dead, or there for tests alone.
+"""Public classes, functions, methods and constants that no product code uses: dead, or there for tests alone.
 
 A module's own names and its imports are told apart; attributes are compared by name alone, so an unused method is
 missed where another of its name is used. What is called from outside the product counts as used: exports of
@@ -35,8 +35,20 @@ def unused_definitions() -> list[str]:
         and not definition.name.startswith("_")
         and definition.name not in kept
         and not _is_command(definition)
-        and not _is_used(source, definition)
+        and not _is_named(source, definition.name, definition)
     ]
+
+
+def unused_constants() -> list[str]:
+    """Returns `file:name` of each public constant of a module that no other product code uses."""
+    found = []
+    for source in product_files():
+        for statement in source.tree.body:
+            targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
+            names = [target.id for target in targets if isinstance(target, ast.Name)]
+            public = [name for name in names if not name.startswith("_") and name not in exported_names()]
+            found += [f"{source.path}:{name}" for name in public if not _is_named(source, name, statement)]
+    return found
 
 
 def unused_methods() -> list[str]:
@@ -54,7 +66,7 @@ def unused_methods() -> list[str]:
         if isinstance(method, ast.FunctionDef | ast.AsyncFunctionDef)
         and not method.name.startswith("_")
         and method.name not in exported
-        and not _is_called(method)
+        and not _is_called(method.name, method)
     ]
 
 
@@ -114,21 +126,21 @@ def _attributes() -> Counter[str]:
     return Counter(_attribute_names(source.tree for source in product_files()))
 
 
-def _is_used(source: SourceFile, definition: Definition) -> bool:
+def _is_named(source: SourceFile, name: str, definition: ast.AST) -> bool:
     """Whether a module's own code, another module's import or an attribute names it, outside the definition itself."""
-    name = definition.name
     is_read_here = Counter(_plain_names(source.tree))[name] > Counter(_plain_names(definition))[name]
-    return is_read_here or (source.module, name) in _imports() or _is_called(definition)
+    return is_read_here or (source.module, name) in _imports() or _is_called(name, definition)
 
 
-def _is_called(definition: Definition) -> bool:
+def _is_called(name: str, definition: ast.AST) -> bool:
     """Whether code outside the definition, which may be recursive, has an attribute of its name."""
-    return _attributes()[definition.name] > Counter(_attribute_names([definition]))[definition.name]
+    return _attributes()[name] > Counter(_attribute_names([definition]))[name]
 
 
 def _plain_names(tree: ast.AST) -> Iterator[str]:
-    yield from (node.id for node in ast.walk(tree) if isinstance(node, ast.Name))
+    yield from (node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load))
 
 
 def _attribute_names(trees: Iterable[ast.AST]) -> Iterator[str]:
-    yield from (node.attr for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Attribute))
+    nodes = (node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Attribute))
+    yield from (node.attr for node in nodes if isinstance(node.ctx, ast.Load))

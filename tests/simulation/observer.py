@@ -6,14 +6,14 @@ import random
 
 from skerry.runtime.workers import InlineWorkers
 from skerry.store.log.run_log import RunLog
-from skerry.store.objects.interface import DictObjects
+from skerry.store.objects.interface import Objects
 from skerry.store.store import Store
 from tests.doubles.seeded_entropy import SeededEntropy
 from tests.simulation.learner_process import RUN
 from tests.simulation.virtual_time import VirtualClock
 
 
-async def open_run(objects: DictObjects) -> RunLog:
+async def open_run(objects: Objects) -> RunLog:
     """Returns the run's log, folded to its end. Call `tail` to follow it.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Holds a finished run against what must be true of every run, whatever went wrong in it.
+"""Checks a finished run against the rules that hold for every run, whatever went wrong in it.
 
 It sees the store's objects and what each learner noted of itself (`Evidence`), and folds the log on its own. Where it
 can it believes nobody: which steps a delta holds is read from the delta's contents, not from its header.
@@ -44,7 +44,7 @@ _HALF_STEP: Final = {Codec.FLOAT32: 0.0, Codec.BFLOAT16: 2.0**-8, Codec.INT8: 0.
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that must not be."""
+    """A rule that a history broke."""
 
     rule: str
     detail: str
@@ -59,7 +59,7 @@ async def audit(evidence: Evidence) -> list[Finding]:
     findings = [Finding("nothing fails by a defect", complaint) for complaint in evidence.complaints]
     try:
         log = await open_run(evidence.objects)
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is the finding
+    except Exception as error:  # noqa: BLE001 - any failure to read the log is a finding
         return [*findings, Finding("the log can be read", repr(error))]
     entries = [entry async for entry, _ in log.entries()]
     audit_of = _Audit(evidence, log, entries)
@@ -150,7 +150,9 @@ class _Audit:
 
     def _bases_are_used_once(self) -> Iterator[Finding]:
         for (session, fragment), history in self.histories.items():
-            kept = [delta for delta in history if delta.fate in {Fate.PENDING, Fate.MERGED}]  # given up: free again
+            kept = [
+                delta for delta in history if delta.fate in {Fate.PENDING, Fate.MERGED}
+            ]  # after any other fate the base may be used again
             for base, count in Counter(delta.item.base_version for delta in kept).items():
                 if count > 1:
                     detail = f"{count} deltas of session {session} from version {base} of {fragment} were accepted"
@@ -223,7 +225,7 @@ class _Audit:
         return reason == "SESSION_FENCED" and record.may_be_fenced
 
     def _nothing_is_lost(self) -> Iterator[Finding]:
-        """Whoever flushed and left has all its work merged, but for what the log names."""
+        """Finds work of learners that flushed and left that is not merged, and whose fate the log does not explain."""
         if self.evidence.plan.mix.adoption is not Adoption.REBASE or self.evidence.plan.mix.closes_under_fire:
             return
         for record in self.evidence.records:
@@ -264,9 +266,9 @@ class _Audit:
                     yield Finding(f"all work is merged within {evidence.calm_s} s once nothing fails", detail)
 
     def _everybody_takes_part(self) -> Iterator[Finding]:
-        """Whoever trained through the calm has something of its work merged after it began, poisoned or not."""
+        """Finds learners that trained during the calm and had nothing merged after it began."""
         if self.evidence.plan.mix.adoption is not Adoption.REBASE:
-            return  # replacing drops what was trained since the last delta: one slower than the rounds may bring none
+            return  # a replaced learner loses the work since its last delta, so a slow one may contribute nothing
         begin = self.evidence.calm_begin_count or 0
         for record in self.evidence.records:
             if not record.has_left or record.failure is not None or record.step_count < 2 * _LONGEST_ROUND_STEPS:

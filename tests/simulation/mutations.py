@@ -1,7 +1,7 @@
 """Defects put into the product on purpose, so that the auditor shows that it would find them.
 
-Each replaces one decision by the mistake that a person might make. A mutation that no history betrays means that the
-auditor, or the faults, have a blind spot.
+Each replaces one decision by the mistake that a person might make. If no history shows a
+mutation, the auditor or the faults have a blind spot.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from tests.simulation.sim_transport import SimTransport
 
 @dataclass(frozen=True)
 class Mutation:
-    """One defect, and the weather in which it shows."""
+    """One defect, and a mix and seed in which the auditor finds it."""
 
     name: str
     apply: Callable[[pytest.MonkeyPatch], None]
     mix: str
-    seed: int  # the first to try: it betrayed it when this was written
-    rule: str  # that it breaks
+    seed: int  # the first to try
+    rule: str  # that it breaks: a finding's rule begins with this
 
 
 def _resends_with_a_new_id(patch: pytest.MonkeyPatch) -> None:
@@ -255,8 +255,8 @@ MUTATIONS: Final = (
 QUICK_COUNT: Final = 7
 
 
-def betrayals(mutation: Mutation, *, seed_count: int = 8) -> Iterator[Finding]:
-    """Yields what the auditor finds in histories of the mutated product, up to the first that betrays it."""
+def findings_of(mutation: Mutation, *, seed_count: int = 8) -> Iterator[Finding]:
+    """Yields the findings in the first history of the mutated product that breaks the mutation's rule, if one does."""
     for seed in range(mutation.seed, mutation.seed + seed_count):
         with pytest.MonkeyPatch.context() as patch:
             mutation.apply(patch)

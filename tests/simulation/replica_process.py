@@ -15,12 +15,12 @@ from skerry.syncer.replica import ReplicaSettings
 from skerry.syncer.services.runs import CapabilitiesServicer, ExchangeServicer, RunsServicer
 from tests.doubles.seeded_entropy import SeededEntropy
 from tests.simulation.network import Endpoint, Method, Network
-from tests.simulation.processes import NATURE, Process
+from tests.simulation.processes import OUTSIDE, Process
 from tests.simulation.shared_store import CALM_STORE, SharedStore, StoreFaults, StoreLink
 from tests.simulation.virtual_time import VirtualClock
 
 _DRAIN_GRACE_S: Final = 20.0
-# Slower than in production by the factor that the simulation's steps are slower than a short training step.
+# Slower than in production, as the simulation's steps are slower than real ones.
 _SETTINGS: Final = HostSettings(
     part_budget_bytes=512, replica=ReplicaSettings(busy_poll_s=0.25, idle_poll_s=1.0, retry_s=0.5)
 )
@@ -39,7 +39,7 @@ class ReplicaProcess:
         seed: str,
         settings: HostSettings,
     ) -> None:
-        """Does nothing yet."""
+        """Takes what its processes share; `boot` starts one."""
         self.index = index
         self.host: RunHost | None = None
         self.link: StoreLink | None = None
@@ -112,7 +112,7 @@ class ReplicaProcess:
 
         async def leave() -> None:
             await host.drain(_DRAIN_GRACE_S)
-            asyncio.get_running_loop().call_soon(lambda: self._ended(process), context=NATURE)
+            asyncio.get_running_loop().call_soon(lambda: self._ended(process), context=OUTSIDE)
 
         process.start(leave())
 
@@ -126,7 +126,7 @@ class ReplicaProcess:
 
 
 def default_settings() -> HostSettings:
-    """Returns how replicas of a simulation spend their time."""
+    """Returns the settings of replicas in a simulation."""
     return _SETTINGS
 
 

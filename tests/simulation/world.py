@@ -108,7 +108,7 @@ class World:
         self.calm_s = CALM_S
         self.calm_begin_count: int | None = None
         self.calm_end_count = 0
-        self.complaints: list[str] = []  # what was seen to be wrong while it ran
+        self.complaints: list[str] = []  # failures that were noticed while it ran
         self._log: RunLog | None = None
         self._operator = Operator(self.network, self.count, random.Random(f"{seed}/operator"))
         self._director = Director(self.replicas, self.learners, network=self.network, operator=self._operator)
@@ -119,7 +119,7 @@ class World:
         return self.event_count
 
     async def run(self) -> Evidence:
-        """Lives through the plan and returns what is left of it."""
+        """Runs the plan and returns the evidence."""
         for replica in self.replicas:
             replica.boot()
         for learner in self.learners:
@@ -132,7 +132,7 @@ class World:
         return await gather(self)
 
     def processes(self) -> Iterator[Process]:
-        """Yields every process that ever was."""
+        """Yields every process that was started."""
         for replica in self.replicas:
             yield from replica.processes
         for learner in self.learners:
@@ -197,7 +197,7 @@ class World:
         return self._log.state
 
     def _is_all_merged(self, state: RunState) -> bool:
-        """Whether what was trained when the calm began is merged; a shortcut for the wait, the auditor looks closer."""
+        """Whether what was trained when the calm began is merged; an estimate; the auditor checks it exactly."""
         merged: dict[tuple[str, str], int] = {}
         for delta in state.deltas.values():
             if delta.fate is Fate.MERGED:
@@ -211,7 +211,7 @@ class World:
         ) and all(learner.exchange is not None for learner in self.learners)
 
     async def _end(self) -> None:
-        """Has all learners send their last and leave, then closes the run."""
+        """Has all learners send what is unsent and leave, then closes the run."""
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + END_S
         if self.plan.mix.closes_under_fire:
@@ -262,7 +262,7 @@ def live(seed: int, mix: Mix) -> Evidence:
 
 @contextmanager
 def _quiet_collector() -> Iterator[None]:
-    """Collects nothing while a world runs: it is small, and collecting would run what was killed to its end."""
+    """Turns the garbage collector off: collecting a killed process's coroutines would run their `finally` blocks."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

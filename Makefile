@@ -28,7 +28,7 @@ test-e2e: $(READY) ## run what needs root, containers or Debian's servers, and s
 	@echo "test-e2e: containers and real servers, where this machine allows them"
 	@$(BIN)/python -m pytest -m e2e -rs $(ARGS) || { code=$$?; if [ $$code -eq 5 ]; then echo "test-e2e: there was nothing to run"; else exit $$code; fi; }
 
-lint: $(READY) ## check style, types, imports, stubs and the contract
+lint: $(READY) ## check style, types, imports, dead code, stubs and the contract
 	@echo "lint: ruff"
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/ruff format --quiet --check . || { echo "lint: run \`make format\`"; exit 1; }
@@ -37,6 +37,8 @@ lint: $(READY) ## check style, types, imports, stubs and the contract
 	@echo "lint: import contracts"
 	@mkdir -p build
 	@PYTHONPATH=protos:core:client:services $(BIN)/lint-imports --no-cache > build/lint-imports.txt || { cat build/lint-imports.txt; exit 1; }
+	@echo "lint: dead code"
+	@$(BIN)/vulture
 	@echo "lint: stubs and contract"
 	@$(BIN)/python protos/generate.py --check
 	@$(BIN)/python protos/check_contract.py

@@ -1,4 +1,4 @@
-"""Holds a finished run against what must be true of every run, whatever went wrong in it.
+"""Checks a finished run against the rules that hold for every run, whatever went wrong in it.
 
 It sees the store's objects and what each learner noted of itself (`Evidence`), and folds the log on its own. Where it
 can it believes nobody: which steps a delta holds is read from the delta's contents, not from its header.
@@ -21,17 +21,14 @@ from skerry.store.log.fold import RunState
 from skerry.store.log.run_log import RunLog, entry_name
 from skerry.store.log.state import DeltaState
 from skerry.store.operator.verify import verify_run
-from skerry.store.store import Store
 from skerry.store.versions.frame_stream import frame_batches
 from skerry.store.versions.scratch import Scratch
 from skerry.v1 import types_pb2
 from skerry.wire.codecs import Codec
 from skerry.wire.frames import decode_frames
-from tests.doubles.seeded_entropy import SeededEntropy
 from tests.simulation.evidence import Evidence, state_digest
-from tests.simulation.learner_process import RUN
+from tests.simulation.observer import open_run
 from tests.simulation.sim_transport import LearnerRecord
-from tests.simulation.virtual_time import VirtualClock
 
 _FATES: Final = {
     types_pb2.FATE_MERGED: Fate.MERGED,
@@ -48,7 +45,7 @@ _HALF_STEP: Final = {Codec.FLOAT32: 0.0, Codec.BFLOAT16: 2.0**-8, Codec.INT8: 0.
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that must not be."""
+    """A rule that a history broke."""
 
     rule: str
     detail: str
@@ -62,8 +59,8 @@ async def audit(evidence: Evidence) -> list[Finding]:
     """Returns everything that is wrong with a run; nothing, if all is well."""
     findings = [Finding("nothing fails by a defect", complaint) for complaint in evidence.complaints]
     try:
-        log = await _open(evidence)
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is the finding
+        log = await open_run(evidence.objects)
+    except Exception as error:  # noqa: BLE001 - any failure to read the log is a finding
         return [*findings, Finding("the log can be read", repr(error))]
     replayed, entries, admitted = RunState(log.spec), [], []
     async for entry, data in log.entries():
@@ -75,19 +72,6 @@ async def audit(evidence: Evidence) -> list[Finding]:
     report = await verify_run(log, workers=InlineWorkers(), scratch=Scratch(None))
     findings += [Finding("verify finds nothing", str(problem)) for problem in report.problems]
     return findings
-
-
-async def _open(evidence: Evidence) -> RunLog:
-    import random
-
-    store = Store(
-        evidence.objects,
-        clock=VirtualClock(),
-        entropy=SeededEntropy(random.Random(0)),
-        workers=InlineWorkers(),
-        writer="auditor",
-    )
-    return await store.open_log(RUN, await store.resolve(RUN))
 
 
 class _Audit:
@@ -168,7 +152,9 @@ class _Audit:
 
     def _bases_are_used_once(self) -> Iterator[Finding]:
         for (session, fragment), history in self.histories.items():
-            kept = [delta for delta in history if delta.fate in {Fate.PENDING, Fate.MERGED}]  # given up: free again
+            kept = [
+                delta for delta in history if delta.fate in {Fate.PENDING, Fate.MERGED}
+            ]  # after any other fate the base may be used again
             for base, count in Counter(delta.item.base_version for delta in kept).items():
                 if count > 1:
                     detail = f"{count} deltas of session {session} from version {base} of {fragment} were accepted"
@@ -241,7 +227,7 @@ class _Audit:
         return reason == "SESSION_FENCED" and record.may_be_fenced
 
     def _nothing_is_lost(self) -> Iterator[Finding]:
-        """Whoever flushed and left has all its work merged, but for what the log names."""
+        """Finds work of learners that flushed and left that is not merged, and whose fate the log does not explain."""
         if self.evidence.plan.mix.adoption is not Adoption.REBASE or self.evidence.plan.mix.closes_under_fire:
             return
         for record in self.evidence.records:
@@ -282,9 +268,9 @@ class _Audit:
                     yield Finding(f"all work is merged within {evidence.calm_s} s once nothing fails", detail)
 
     def _everybody_takes_part(self) -> Iterator[Finding]:
-        """Whoever trained through the calm has something of its work merged after it began, poisoned or not."""
+        """Finds learners that trained during the calm and had nothing merged after it began."""
         if self.evidence.plan.mix.adoption is not Adoption.REBASE:
-            return  # replacing drops what was trained since the last delta: one slower than the rounds may bring none
+            return  # a replaced learner loses the work since its last delta, so a slow one may contribute nothing
         begin = self.evidence.calm_begin_count or 0
         for record in self.evidence.records:
             if not record.has_left or record.failure is not None or record.step_count < 2 * _LONGEST_ROUND_STEPS:

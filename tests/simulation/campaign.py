@@ -14,7 +14,7 @@ from itertools import islice
 
 from tests.simulation.judgement import Verdict, judge
 from tests.simulation.mixes import MIXES
-from tests.simulation.mutations import MUTATIONS, betrayals
+from tests.simulation.mutations import MUTATIONS, findings_of
 
 
 def _judged(task: tuple[str, int]) -> Verdict:
@@ -71,7 +71,7 @@ def _report(tasks: Iterable[tuple[str, int]], *, workers: int, until_s: float | 
 def _report_mutations() -> int:
     missed = 0
     for mutation in MUTATIONS:
-        findings = list(betrayals(mutation))
+        findings = list(findings_of(mutation))
         missed += not findings
         print(f"{'found ' if findings else 'MISSED'} {mutation.name}: {findings[0] if findings else ''}", flush=True)
     return 1 if missed else 0

@@ -15,13 +15,13 @@ from tests.simulation.operator_calls import Operator
 from tests.simulation.processes import Process
 from tests.simulation.replica_process import ReplicaProcess
 
-# What a drained replica's grace and a kill at an operation that never comes take before there is a new process.
+# How long a drained replica may take to end, and how long to wait for a kill at an operation that may never come.
 _DRAIN_S: Final = 25.0
 _LATE_KILL_S: Final = 20.0
 
 
 class Director:
-    """Does what a plan says; after `end` nothing of it happens any more."""
+    """Makes a plan's disturbances happen, until `end`."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class Director:
         network: Network,
         operator: Operator,
     ) -> None:
-        """Does nothing yet."""
+        """Takes the processes, links and operator that disturbances act on."""
         self._replicas = replicas
         self._learners = learners
         self._network = network
@@ -59,11 +59,11 @@ class Director:
         self._doings[type(one)](one)
 
     def end(self) -> None:
-        """Leaves undone what was still to come of disturbances that happened."""
+        """Cancels the later effects of disturbances that have happened, such as a restart after a kill."""
         self._is_over = True
 
     def dismiss_operator(self) -> None:
-        """Cancels what the operator is still trying."""
+        """Cancels the operator's calls that are still being repeated."""
         for task in self._operations:
             task.cancel()
 

@@ -93,7 +93,7 @@ class Partition(Disturbance):
 
 @dataclass(frozen=True)
 class HalfOpen(Disturbance):
-    """A learner's connections fall silent, and nobody is told."""
+    """A learner's connections become half-open: nothing arrives any more, and neither end is told."""
 
     learner: int
 
@@ -130,7 +130,7 @@ class PoisonLearner(Disturbance):
 
 @dataclass(frozen=True)
 class Mix:
-    """A kind of weather: how many of which disturbances a run sees, and what store and network do all the time."""
+    """How many disturbances of each kind a history has, and what store and network do all the time."""
 
     name: str
     kinds: tuple[tuple[str, float], ...] = ()  # (kind, expected count)
@@ -161,7 +161,7 @@ def _replica(source: random.Random) -> int:
 
 
 def _learner(source: random.Random) -> int:
-    return source.randrange(len(STEP_S))  # of fewer learners, counted round again
+    return source.randrange(len(STEP_S))  # taken modulo the number of learners
 
 
 def _is_likely(source: random.Random) -> bool:

@@ -1,4 +1,4 @@
-"""What a simulated run leaves behind: objects in the store, the learners' records, what replicas made of the log."""
+"""What a simulated run leaves behind: objects in the store, the learners' records, each replica's state."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _LOOKS: Final = 20
 
 @dataclass(frozen=True)
 class Adopted:
-    """What a learner follows at the end."""
+    """The version that a learner has adopted of one fragment at the end."""
 
     learner: str
     fragment: str
     version: int
-    digest: str  # of the weights that it has as that version's
+    digest: str  # of the weights that it takes for that version
 
 
 @dataclass(frozen=True, repr=False)

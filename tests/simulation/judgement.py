@@ -1,4 +1,4 @@
-"""Lives one history, audits it, and says what was found and how to repeat it."""
+"""Runs one history, audits it, and reports what was found and how to repeat it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Verdict:
     mix: str
     seed: int
     findings: tuple[Finding, ...]
-    digest: str  # of the log and the learners' records: the same history has the same
+    digest: str  # of the store's objects and the learners' records: equal for equal histories
     version_count: int
     accepted_count: int
     virtual_s: float
@@ -30,7 +30,7 @@ class Verdict:
 
     @property
     def command(self) -> str:
-        """What repeats this history."""
+        """The command that repeats this history."""
         return f"python -m tests.simulation.campaign --mix {self.mix} --seed {self.seed}"
 
     def __str__(self) -> str:
@@ -43,7 +43,7 @@ class Verdict:
 
 
 def judge(mix: str, seed: int) -> Verdict:
-    """Lives and audits one history."""
+    """Runs and audits one history."""
     started_s = time.perf_counter()
     evidence = live(seed, MIXES[mix])
     findings = asyncio.run(audit(evidence))

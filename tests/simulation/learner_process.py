@@ -26,7 +26,7 @@ from tests.simulation.processes import Process
 from tests.simulation.sim_transport import LearnerRecord, SimTransport
 
 RUN: Final = "sim"
-# Tiny, and with all that a layout may hold: an embedding apart, matrices, vectors, a size that no block divides.
+# Tiny, with everything that a layout may have: an embedding, matrices, vectors, sizes that no block divides.
 SHAPES: Final[dict[str, tuple[int, ...]]] = {
     "embed.weight": (12, 4),
     "first.weight": (5, 7),
@@ -37,12 +37,12 @@ SHAPES: Final[dict[str, tuple[int, ...]]] = {
 _STEP_SIZE: Final = 0.1
 _TOKENS: Final = 100
 _REJOIN_S: Final = 3.0
-# Work behind a delta whose round nobody opens any more can't be sent: a learner that leaves waits this long for it.
+# A delta stays in flight when nobody opens its round any more, and later work can't be sent. Leaving waits this long.
 _FLUSH_S: Final = 30.0
 
 
 class LearnerProcess:
-    """One learner id: the processes that were it, one after another, and their records."""
+    """One learner id: the processes that ran under it, one after another, and their records."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class LearnerProcess:
         count: Callable[[], int],
         adoption: Adoption = Adoption.REBASE,
     ) -> None:
-        """Does nothing yet; trains a step every `step_s` seconds, more or less."""
+        """Takes what its processes share; `boot` starts one. A step takes about `step_s` seconds."""
         self.name = name
         self.step_s = step_s
         self.records: list[LearnerRecord] = []
@@ -118,7 +118,7 @@ class LearnerProcess:
         self._is_training = False
 
     async def _main(self, record: LearnerRecord) -> None:
-        """Joins, trains, leaves; where nobody answers, tries again like a service that is restarted."""
+        """Joins, trains and leaves; starts over after a failure, as a supervisor would restart it."""
         attempt = 0
         while True:
             try:
@@ -161,7 +161,7 @@ class LearnerProcess:
             await self._leave(record, exchange)
         finally:
             # Not by cancelling: a task group cancels its tasks in the order of their addresses.
-            exchange._session.end()
+            await exchange.leave()
         await asyncio.wait([running])
 
     async def _train(

@@ -14,7 +14,7 @@ _BAD_STORE: Final = StoreFaults(
     error_before=0.02, error_after=0.02, late=0.01, says_exists=0.2, says_full=0.1, slow=0.005
 )
 _BAD_NETWORK: Final = NetworkFaults(
-    latency_s=(0.01, 0.3), resend=0.01, cut=0.003, lost_answer=0.03, ghost=0.05, wander=0.4
+    latency_s=(0.01, 0.3), resend=0.01, cut=0.003, lost_answer=0.03, repeat=0.05, wander=0.4
 )
 _EVERYTHING: Final = (
     ("kill_replica", 1.5),
@@ -51,7 +51,7 @@ MIXES: Final[dict[str, Mix]] = {
         ),
         Mix(
             "learners",
-            network=NetworkFaults(lost_answer=0.05, ghost=0.1, wander=0.3),
+            network=NetworkFaults(lost_answer=0.05, repeat=0.1, wander=0.3),
             kinds=(("kill_learner", 6.0), ("stop_learner", 4.0), ("replace_learner", 4.0)),
             quorum_count=2,
         ),

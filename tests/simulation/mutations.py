@@ -1,16 +1,18 @@
 """Defects put into the product on purpose, so that the auditor shows that it would find them.
 
-Each replaces one decision by the mistake that a person might make. A mutation that no history betrays means that the
-auditor, or the faults, have a blind spot.
+Each replaces one decision by the mistake that a person might make. If no history shows a
+mutation, the auditor or the faults have a blind spot.
 """
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 import pytest
 
@@ -18,29 +20,29 @@ from skerry.algorithm.rebase import Ledger
 from skerry.client.fragment import FragmentExchange
 from skerry.client.outgoing import Outgoing
 from skerry.store.errors import StoreError
-from skerry.store.log import checks, fold
-from skerry.store.log.entries import RunStatus
+from skerry.store.log import checks
+from skerry.store.log.entries import AcceptedItem, ClosedItem, Entry, Item, RunStatus
 from skerry.store.log.fold import RunState
 from skerry.store.log.run_log import RunLog
-from skerry.store.log.state import DeltaState, Rejection
+from skerry.store.log.state import DeltaState, Outcome, Rejection
 from skerry.store.objects.put_if_absent import Creator
-from skerry.store.versions.blobs import StoredPart
-from skerry.syncer.push import Push
-from skerry.syncer.rounds import RoundEngine
+from skerry.syncer.push import Push, PushHeader
+from skerry.syncer.rounds import Decisions, RoundEngine
 from skerry.v1 import exchange_pb2, types_pb2
 from tests.simulation.auditor import Finding
 from tests.simulation.judgement import judge
+from tests.simulation.sim_transport import SimTransport
 
 
 @dataclass(frozen=True)
 class Mutation:
-    """One defect, and the weather in which it shows."""
+    """One defect, and a mix and seed in which the auditor finds it."""
 
     name: str
     apply: Callable[[pytest.MonkeyPatch], None]
     mix: str
-    seed: int  # the first to try: it betrayed it when this was written
-    rule: str  # that it breaks
+    seed: int  # the first to try
+    rule: str  # that it breaks: a finding's rule begins with this
 
 
 def _resends_with_a_new_id(patch: pytest.MonkeyPatch) -> None:
@@ -89,36 +91,29 @@ def _checks_no_session(patch: pytest.MonkeyPatch) -> None:
 
 def _acknowledges_before_the_append(patch: pytest.MonkeyPatch) -> None:
     """The answer goes out while the entry is on its way."""
-    append = RunLog.append
-    accept = Push._accept
+    append, begin = RunLog.append, Push.__init__
+    known: Any = vars(Push)["known"]
+    headers: WeakKeyDictionary[Push, PushHeader] = WeakKeyDictionary()
+    early: dict[str, DeltaState] = {}
 
-    async def accept_early(self: Push, parts: Sequence[StoredPart], digest: bytes) -> None:
-        log = self._replica.log
+    def begin_noted(self: Push, replica: Any, header: PushHeader, budget: Any) -> None:
+        begin(self, replica, header, budget)
+        headers[self] = header
 
-        async def begin(items: Sequence[Any]) -> Any:
-            task = asyncio.create_task(append(log, items))
-            task.add_done_callback(lambda done: done.cancelled() or done.exception())
-            self._early = DeltaState(items[0], 0)  # type: ignore[attr-defined]
-            raise _Early
+    async def append_later(self: RunLog, items: Sequence[Item]) -> tuple[Outcome, ...]:
+        if not isinstance(items[0], AcceptedItem):
+            return await append(self, items)
+        task = asyncio.create_task(append(self, items))
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        early[items[0].delta] = DeltaState(items[0], 0)
+        return (Outcome(items[0], None),)
 
-        log.append = begin  # type: ignore[method-assign]
-        try:
-            await accept(self, parts, digest)
-        except _Early:
-            pass
-        finally:
-            del log.append
+    def known_early(self: Push) -> DeltaState | None:
+        return known.fget(self) or early.get(headers[self].delta)
 
-    def known(self: Push) -> DeltaState | None:
-        found = self._replica.state.deltas.get(self._header.delta)
-        return found or getattr(self, "_early", None)
-
-    patch.setattr(Push, "_accept", accept_early)
-    patch.setattr(Push, "known", property(known))
-
-
-class _Early(Exception):  # noqa: N818 - a way out, not an error
-    """Leaves the acceptance before its append is over."""
+    patch.setattr(Push, "__init__", begin_noted)
+    patch.setattr(RunLog, "append", append_later)
+    patch.setattr(Push, "known", property(known_early))
 
 
 def _takes_an_error_for_failure(patch: pytest.MonkeyPatch) -> None:
@@ -138,21 +133,22 @@ def _takes_an_error_for_failure(patch: pytest.MonkeyPatch) -> None:
 
 
 def _says_accepted_for_stored_parts(patch: pytest.MonkeyPatch) -> None:
-    """The client takes durable parts for an accepted delta."""
-    ask = FragmentExchange._ask_fate
+    """The client takes durable parts for an accepted delta, and so hears that of a push that is not complete."""
+    ask = SimTransport.query_push
 
-    async def believing(self: FragmentExchange, position: int) -> exchange_pb2.QueryPushResponse:
-        response = await ask(self, position)
-        if response.parts and self.ledger.delta is not None:
+    async def believing(
+        self: SimTransport, request: exchange_pb2.QueryPushRequest, *, timeout_s: float
+    ) -> exchange_pb2.QueryPushResponse:
+        response = await ask(self, request, timeout_s=timeout_s)
+        if response.parts:
             response.state = exchange_pb2.PUSH_STATE_ACCEPTED
-            response.fate.delta_id = self.ledger.delta.delta_id
-            response.fate.fragment = self.layout.name
+            response.fate.delta_id = request.delta_id
+            response.fate.fragment = request.fragment
             response.fate.fate = types_pb2.FATE_PENDING
-            self._session.transport._note_state(response)  # type: ignore[attr-defined]
-            self.on_fate(response.fate)
+            self.note_state(response)
         return response
 
-    patch.setattr(FragmentExchange, "_ask_fate", believing)
+    patch.setattr(SimTransport, "query_push", believing)
 
 
 def _keeps_merged_work(patch: pytest.MonkeyPatch) -> None:
@@ -182,43 +178,57 @@ def _never_takes_its_turn(patch: pytest.MonkeyPatch) -> None:
 
 def _leaves_others_merges(patch: pytest.MonkeyPatch) -> None:
     """No replica takes over the merge of one that died."""
-    merge_due = RoundEngine._merge_due
+    adopt_close, decide = RoundEngine.adopt_close, RoundEngine.decide
+    own: WeakKeyDictionary[RoundEngine, set[tuple[str, int, int]]] = WeakKeyDictionary()
 
-    def own_only(self: RoundEngine, *given: Any) -> Any:
-        key, due_s = merge_due(self, *given)
-        return key, due_s if key in self._proposed else due_s + 1e6
+    def adopt_noted(self: RoundEngine, item: ClosedItem) -> None:
+        own.setdefault(self, set()).add((item.fragment, item.version, item.attempt))
+        adopt_close(self, item)
 
-    patch.setattr(RoundEngine, "_merge_due", own_only)
+    def decide_own(self: RoundEngine, *given: Any, **options: Any) -> Decisions:
+        decisions = decide(self, *given, **options)
+        closed = own.get(self, set())
+        merges = tuple(key for key in decisions.merges if (key.fragment, key.version, key.attempt) in closed)
+        return dataclasses.replace(decisions, merges=merges)
+
+    patch.setattr(RoundEngine, "adopt_close", adopt_noted)
+    patch.setattr(RoundEngine, "decide", decide_own)
 
 
 def _keeps_frozen_deltas_pending(patch: pytest.MonkeyPatch) -> None:
     """A close leaves its members in the gathering round, so that the next takes them again."""
-    admit_closed = RunState._admit_closed
 
-    def admit(self: RunState, item: Any) -> Any:
-        pending = dict(self.fragments[item.fragment].pending)
-        decided = admit_closed(self, item)
-        members = {member.delta for member in item.members}
-        self.fragments[item.fragment].pending.update(
-            {name: delta for name, delta in pending.items() if name in members}
-        )
-        return decided
+    def keep(state: RunState, item: Item) -> None:
+        if isinstance(item, ClosedItem):
+            members = {member.delta: state.deltas[member.delta] for member in item.members}
+            state.fragments[item.fragment].pending.update(members)
 
-    patch.setattr(RunState, "_admit_closed", admit)
+    _after_each_admitted(patch, keep)
 
 
 def _folds_by_arrival(patch: pytest.MonkeyPatch) -> None:
     """A replica counts a learner's steps by what it saw itself: replicas no longer fold to one state."""
-    admit_accepted = RunState._admit_accepted
-    seen = {"count": 0}
+    count = itertools.count(1)
 
-    def admit(self: RunState, item: Any) -> Any:
-        seen["count"] += 1
-        decided = admit_accepted(self, item)
-        self.deltas[item.delta].staleness = seen["count"] % 2
-        return decided
+    def misjudge(state: RunState, item: Item) -> None:
+        if isinstance(item, AcceptedItem):
+            state.deltas[item.delta].staleness = next(count) % 2
 
-    patch.setattr(fold.RunState, "_admit_accepted", admit)
+    _after_each_admitted(patch, misjudge)
+
+
+def _after_each_admitted(patch: pytest.MonkeyPatch, change: Callable[[RunState, Item], None]) -> None:
+    """Changes the fold's state after every item that it admits."""
+    apply = RunState.apply
+
+    def applied(self: RunState, entry: Entry, data: bytes) -> tuple[Outcome, ...]:
+        outcomes = apply(self, entry, data)
+        for outcome in outcomes:
+            if outcome.rejection is None:
+                change(self, outcome.item)
+        return outcomes
+
+    patch.setattr(RunState, "apply", applied)
 
 
 MUTATIONS: Final = (
@@ -245,8 +255,8 @@ MUTATIONS: Final = (
 QUICK_COUNT: Final = 7
 
 
-def betrayals(mutation: Mutation, *, seed_count: int = 8) -> Iterator[Finding]:
-    """Yields what the auditor finds in histories of the mutated product, up to the first that betrays it."""
+def findings_of(mutation: Mutation, *, seed_count: int = 8) -> Iterator[Finding]:
+    """Yields the findings in the first history of the mutated product that breaks the mutation's rule, if one does."""
     for seed in range(mutation.seed, mutation.seed + seed_count):
         with pytest.MonkeyPatch.context() as patch:
             mutation.apply(patch)

@@ -21,14 +21,14 @@ from grpc_status import rpc_status
 from skerry.client.errors import SkerryError, error_of
 from skerry.client.grpc_transport import error_from_rpc
 from skerry.syncer.services.interceptor import status_of
-from tests.simulation.processes import NATURE, Process
+from tests.simulation.processes import OUTSIDE, Process
 
 # As the client's and server's keepalive settings make it: a ping after 30 s, given up after 20 s more.
 KEEPALIVE_S: Final = 50.0
 CONNECT_S: Final = 20.0
 # Messages that may be under way in one direction of a call; stands for HTTP/2's windows.
 _WINDOW: Final = 6
-_GHOST_PATIENCE_S: Final = 10.0
+_REPEATED_CALL_S: Final = 10.0
 # What keeps messages of one direction in order: timers of one moment may fire in any.
 _BEHIND_S: Final = 1e-6
 
@@ -42,8 +42,8 @@ class NetworkFaults:
     resend_s: tuple[float, float] = (0.2, 3.0)
     cut: float = 0.0  # the call breaks here
     lost_answer: float = 0.0  # of a call that took effect
-    ghost: float = 0.0  # per call: it is repeated later, by whatever sits between
-    ghost_s: tuple[float, float] = (0.0, 40.0)
+    repeat: float = 0.0  # per call: a proxy repeats it later
+    repeat_after_s: tuple[float, float] = (0.0, 40.0)
     wander: float = 0.1  # per call: another replica than the call before
 
 
@@ -64,7 +64,7 @@ class Link:
     """The way between one learner and one replica."""
 
     def __init__(self) -> None:
-        """Starts whole."""
+        """Starts unblocked."""
         self.is_blocked = False
         self.block_count = 0
         self.calls: dict[Call, None] = {}
@@ -112,7 +112,7 @@ class _Pipe:
         self._under_way += 1
         loop = asyncio.get_running_loop()
         self._last_s = max(self._last_s + _BEHIND_S, loop.time() + self._network.latency_s())
-        loop.call_at(self._last_s, self._arrive, item, context=NATURE)
+        loop.call_at(self._last_s, self._arrive, item, context=OUTSIDE)
 
     @property
     def has_room(self) -> bool:
@@ -163,7 +163,7 @@ class Call:
     method: str
     up: _Pipe
     down: _Pipe
-    recorded: list[Any] | None = None  # requests, where a ghost of it will come
+    recorded: list[Any] | None = None  # requests, where the call will be repeated
     server_task: asyncio.Task[Any] | None = None
     is_served: bool = False
     is_over: bool = False
@@ -229,7 +229,7 @@ class Call:
             self.network.defects.append(f"a call failed by a defect. method={self.method}, cause={error!r}")
         self.down.send(_End(status))
 
-    # Nature's side.
+    # What the network does to it.
 
     def break_off(self) -> None:
         """Breaks the connection under it; both ends hear of it."""
@@ -241,7 +241,7 @@ class Call:
         self.network.later(self._cancel_server)
 
     def fall_silent(self) -> None:
-        """Lets nothing through any more, either way, and tells nobody: a half-open connection."""
+        """Drops everything in both directions without telling either end: a half-open connection."""
         self.up.is_cut = self.down.is_cut = True
 
     def notice_silence(self) -> None:
@@ -280,7 +280,7 @@ class Network:
         self.endpoints = endpoints
         self.faults = faults
         self.call_count = 0
-        self.defects: list[str] = []  # what methods raised that no method should
+        self.defects: list[str] = []  # errors of methods that are defects
         self._random = source
         self._links: dict[tuple[str, int], Link] = {}
 
@@ -308,7 +308,7 @@ class Network:
 
     def later(self, happen: Callable[[], None]) -> None:
         """Has something happen after one message's time."""
-        asyncio.get_running_loop().call_later(self.latency_s(), happen, context=NATURE)
+        asyncio.get_running_loop().call_later(self.latency_s(), happen, context=OUTSIDE)
 
     def route(self, before: int | None) -> int:
         """Returns the replica that a load balancer gives to the next call."""
@@ -316,17 +316,17 @@ class Network:
             return self._random.randrange(len(self.endpoints))
         return before
 
-    def call(self, learner: str, replica: int, method: str, *, may_haunt: bool = True) -> Call:
+    def call(self, learner: str, replica: int, method: str, *, may_repeat: bool = True) -> Call:
         """Opens a call."""
         self.call_count += 1
         link = self.link(learner, replica)
         call = Call(self, link, replica, method, _Pipe(self, link), _Pipe(self, link))
-        if may_haunt and self.draws(self.faults.ghost):
+        if may_repeat and self.draws(self.faults.repeat):
             call.recorded = []
         link.calls[call] = None
         process = self.endpoints[replica].process
         if link.is_blocked or (process is not None and process.is_stopped):
-            asyncio.get_running_loop().call_later(CONNECT_S, self._give_up_connecting, call, context=NATURE)
+            asyncio.get_running_loop().call_later(CONNECT_S, self._give_up_connecting, call, context=OUTSIDE)
         self.later(lambda: self._connect(call))
         return call
 
@@ -337,8 +337,8 @@ class Network:
         call.is_over = True
         call.link.calls.pop(call, None)
         if call.recorded:
-            delay_s = self._random.uniform(*self.faults.ghost_s)
-            asyncio.get_running_loop().call_later(delay_s, self._haunt, call, context=NATURE)
+            delay_s = self._random.uniform(*self.faults.repeat_after_s)
+            asyncio.get_running_loop().call_later(delay_s, self._repeat, call, context=OUTSIDE)
 
     def lose(self, replica: int, *, with_reset: bool) -> None:
         """Takes note that a replica died: its host resets the connections, or is gone too."""
@@ -350,9 +350,9 @@ class Network:
                     self.make_half_open(call)
 
     def make_half_open(self, call: Call) -> None:
-        """Silences a call until a ping finds out."""
+        """Makes a call half-open until a ping is not answered."""
         call.fall_silent()
-        asyncio.get_running_loop().call_later(KEEPALIVE_S, call.notice_silence, context=NATURE)
+        asyncio.get_running_loop().call_later(KEEPALIVE_S, call.notice_silence, context=OUTSIDE)
 
     def _connect(self, call: Call) -> None:
         endpoint = self.endpoints[call.replica]
@@ -370,16 +370,16 @@ class Network:
         if not call.is_served:
             call.break_off()
 
-    def _haunt(self, original: Call) -> None:
-        """Repeats a call that is over, from nowhere: its answers are for nobody."""
+    def _repeat(self, original: Call) -> None:
+        """Repeats a call that is over, as a proxy might: nobody receives the answers."""
         replica = self._random.randrange(len(self.endpoints))
-        ghost = Call(self, original.link, replica, original.method, _Pipe(self, Link()), _Pipe(self, Link()))
-        self.later(lambda: self._connect(ghost))
+        again = Call(self, original.link, replica, original.method, _Pipe(self, Link()), _Pipe(self, Link()))
+        self.later(lambda: self._connect(again))
         for message in original.recorded or ():
-            ghost.up.send(_copied(message))
+            again.up.send(_copied(message))
         if self._random.random() < 0.7:
-            ghost.half_close()
-        asyncio.get_running_loop().call_later(_GHOST_PATIENCE_S, ghost.break_off, context=NATURE)
+            again.half_close()
+        asyncio.get_running_loop().call_later(_REPEATED_CALL_S, again.break_off, context=OUTSIDE)
 
 
 async def _serve(call: Call, method: Method) -> None:
@@ -410,7 +410,7 @@ def _copied(message: Any) -> Any:
 
 
 def _error_of(status: status_pb2.Status) -> SkerryError:
-    """Takes a status the way a real one goes: packed into trailing metadata and out of it again."""
+    """Packs a status into trailing metadata and unpacks it again, as gRPC does."""
     packed = rpc_status.to_status(status)
     trailing = grpc.aio.Metadata(*packed.trailing_metadata)
     return error_from_rpc(grpc.aio.AioRpcError(packed.code, grpc.aio.Metadata(), trailing, packed.details, None))

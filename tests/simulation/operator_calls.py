@@ -1,4 +1,4 @@
-"""What an operator does to a simulated run: rolls it back, changes its policy, closes it; with patience."""
+"""What an operator does to a simulated run: rolls it back, changes its policy, closes it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TRANSIENT: Final = frozenset({"UNREACHABLE", "TIMEOUT"})
 
 
 class Operator:
-    """A person with a command line; what is refused stays refused."""
+    """A person with a command line, who repeats calls that were not answered, and no others."""
 
     def __init__(self, network: Network, count: Callable[[], int], ids: random.Random) -> None:
         """Calls over links of its own."""

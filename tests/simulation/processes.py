@@ -15,8 +15,8 @@ from typing import Any, Final
 from tests.simulation.virtual_time import VirtualTimeLoop
 
 _CURRENT: Final[ContextVar[Process | None]] = ContextVar("process", default=None)
-# What belongs to no process: the network, the store's disks, the hand of fate.
-NATURE: Final = Context()
+# The context of everything that belongs to no process: the network, the store, the disturbances.
+OUTSIDE: Final = Context()
 
 
 class Process:
@@ -31,7 +31,7 @@ class Process:
         self._loop = asyncio.get_running_loop()
         self._held: list[asyncio.Handle] = []
         self._tasks: list[asyncio.Task[Any]] = []
-        self._context = NATURE.copy()
+        self._context = OUTSIDE.copy()
         self._context.run(_CURRENT.set, self)
 
     @property
@@ -49,21 +49,21 @@ class Process:
         self.stop_count += 1
 
     def go_on(self) -> None:
-        """Gives it time again; what became due meanwhile comes first."""
+        """Gives it time again; callbacks that came due meanwhile run first."""
         self.is_stopped = False
         self._release()
 
     def kill(self) -> None:
-        """Ends it without a word, as SIGKILL does."""
+        """Ends it at once, as SIGKILL does."""
         self.is_alive = False
 
     def bury(self) -> None:
-        """Lets a dead process's tasks end when the world is over, so that nothing is left pending."""
+        """Lets the tasks of a dead process end after a history, so that nothing is left pending."""
         self.is_alive, self.is_stopped = True, False
         self._release()
 
     def hold(self, handle: asyncio.Handle) -> None:
-        """Keeps a callback that came due; a dead process's too, lest it be collected and run to its end."""
+        """Keeps a callback that came due; a dead process's too: if it were collected, its coroutine would be closed."""
         self._held.append(handle)
 
     def own(self, task: asyncio.Task[Any]) -> None:
@@ -78,7 +78,7 @@ class Process:
 
 
 class _Gate:
-    """A callback that asks its process."""
+    """A callback that runs only while its process does."""
 
     __slots__ = ("args", "callback", "handle", "process")
 

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from skerry.runtime.workers import InlineWorkers
-from skerry.store.log.fold import RunState
 from skerry.store.store import Store
 from skerry.store.versions.scratch import Scratch
 from skerry.syncer.host import HostSettings, RunHost
@@ -18,12 +17,12 @@ from skerry.syncer.services.exchange import ExchangeServicer
 from skerry.syncer.services.runs import RunsServicer
 from tests.doubles.seeded_entropy import SeededEntropy
 from tests.simulation.network import Endpoint, Method, Network
-from tests.simulation.processes import NATURE, Process
+from tests.simulation.processes import OUTSIDE, Process
 from tests.simulation.shared_store import CALM_STORE, SharedStore, StoreFaults, StoreLink
 from tests.simulation.virtual_time import VirtualClock
 
 _DRAIN_GRACE_S: Final = 20.0
-# Slower than in production by the factor that the simulation's steps are slower than a short training step.
+# Slower than in production, as the simulation's steps are slower than real ones.
 _SETTINGS: Final = HostSettings(
     part_budget_bytes=512, replica=ReplicaSettings(busy_poll_s=0.25, idle_poll_s=1.0, retry_s=0.5)
 )
@@ -42,7 +41,7 @@ class ReplicaProcess:
         seed: str,
         settings: HostSettings,
     ) -> None:
-        """Does nothing yet."""
+        """Takes what its processes share; `boot` starts one."""
         self.index = index
         self.host: RunHost | None = None
         self.link: StoreLink | None = None
@@ -63,13 +62,6 @@ class ReplicaProcess:
     def is_alive(self) -> bool:
         """Whether a process is there and was not killed."""
         return self.process is not None and self.process.is_alive
-
-    @property
-    def state_of_run(self) -> RunState | None:
-        """What the process has folded of its one run, if it is alive and has it open."""
-        if self.host is None or not self.is_alive or not self.host._open:
-            return None
-        return next(iter(self.host._open.values())).replica.state
 
     def boot(self) -> None:
         """Starts a new process."""
@@ -122,7 +114,7 @@ class ReplicaProcess:
 
         async def leave() -> None:
             await host.drain(_DRAIN_GRACE_S)
-            asyncio.get_running_loop().call_soon(lambda: self._ended(process), context=NATURE)
+            asyncio.get_running_loop().call_soon(lambda: self._ended(process), context=OUTSIDE)
 
         process.start(leave())
 
@@ -136,7 +128,7 @@ class ReplicaProcess:
 
 
 def default_settings() -> HostSettings:
-    """Returns how replicas of a simulation spend their time."""
+    """Returns the settings of replicas in a simulation."""
     return _SETTINGS
 
 

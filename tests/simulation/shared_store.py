@@ -1,7 +1,7 @@
 """One object store that all replicas reach over links of their own, each with its faults.
 
 An operation is a request that travels, an effect at the store, and an answer that travels back; what happens to the
-process meanwhile changes nothing of what was sent. So a write may land after its writer was killed, stopped or told
+process meanwhile does not change what was sent. So a write may land after its writer was killed, stopped or told
 that it failed.
 """
 
@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar
 from skerry.store.errors import ObjectExistsError, StoreError, StoreFullError, StoreUnavailableError
 from skerry.store.objects.interface import DictObjects, ObjectInfo, joined
 from tests.doubles.faulty_objects import Effect
-from tests.simulation.processes import NATURE, Process
+from tests.simulation.processes import OUTSIDE, Process
 
 R = TypeVar("R")
 
@@ -139,7 +139,7 @@ class StoreLink:
         await self._call("delete", ",".join(names), lambda: self._store.objects.delete(names))
 
     async def sync_parent(self, name: str) -> None:
-        """Does nothing: a dict has no power to lose."""
+        """Does nothing: power cuts are not simulated."""
 
     async def _call(self, operation: str, name: str, act: Callable[[], Awaitable[R]]) -> R:
         loop = asyncio.get_running_loop()
@@ -161,14 +161,14 @@ class StoreLink:
                     failure = refusal
             elif effect is Effect.LATE and operation in _CHANGES:
                 landing_s = self._random.uniform(*self.faults.landing_s)
-                loop.call_later(landing_s, self._land, operation, name, act, context=NATURE)
+                loop.call_later(landing_s, self._land, operation, name, act, context=OUTSIDE)
             if effect is not Effect.NORMAL:
                 failure = error
             if dies:
                 self._die()
-            loop.call_later(answer_s, _settle, answer, result, failure, context=NATURE)
+            loop.call_later(answer_s, _settle, answer, result, failure, context=OUTSIDE)
 
-        loop.call_later(request_s, arrive, context=NATURE)
+        loop.call_later(request_s, arrive, context=OUTSIDE)
         return await answer
 
     def _land(self, operation: str, name: str, act: Callable[[], Awaitable[Any]]) -> None:
@@ -205,7 +205,7 @@ class StoreLink:
 
     def _die(self) -> None:
         self._process.kill()
-        asyncio.get_running_loop().call_soon(self.on_kill, context=NATURE)
+        asyncio.get_running_loop().call_soon(self.on_kill, context=OUTSIDE)
 
 
 def _settle(answer: asyncio.Future[Any], result: Any, failure: StoreError | None) -> None:

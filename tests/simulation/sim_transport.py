@@ -1,4 +1,4 @@
-"""The client's seam to the network (`skerry.client.transport.Transport`) over simulated calls; keeps its own record.
+"""The client's seam to the network (`skerry.client.transport.Transport`) over simulated calls; keeps a record of them.
 
 The record is what the auditor holds the log against: it is written where answers reach the learner, and nowhere else.
 """
@@ -24,7 +24,7 @@ _PART_SIZE_BYTES: Final = 24
 
 @dataclass(eq=False)
 class LearnerRecord:
-    """What one process of a learner knows of itself, whatever the log says."""
+    """What one process of a learner trained, sent and heard; none of it is read from the log."""
 
     learner: str
     incarnation: int
@@ -38,7 +38,7 @@ class LearnerRecord:
     is_newest: bool = True
     has_left: bool = False
     has_flushed: bool = False  # before it left: everything that it trained was acknowledged
-    is_dirty: bool = False  # it was made to train on poison: contents say nothing
+    is_dirty: bool = False  # its weights were poisoned, so contents are not checked
     may_be_fenced: bool = False  # the learner has had several sessions, and an old one's hello may come late
     failure: SkerryError | None = None
     longest_stall_s: float = 0.0
@@ -74,7 +74,7 @@ class SimTransport:
         self._bulk = self._network.route(self._bulk)
         async with _sending(self._open("PushDelta", self._bulk), self._noting_header(requests)) as call:
             response: exchange_pb2.PushDeltaResponse = await call.receive()
-            self._note_state(response)
+            self.note_state(response)
             return response
 
     async def query_push(
@@ -82,7 +82,7 @@ class SimTransport:
     ) -> exchange_pb2.QueryPushResponse:
         """Asks how far a push has come."""
         response: exchange_pb2.QueryPushResponse = await self._unary("QueryPush", request, timeout_s)
-        self._note_state(response)
+        self.note_state(response)
         return response
 
     async def pull_fragment(
@@ -173,7 +173,8 @@ class SimTransport:
                 self._record.headers.setdefault(request.header.delta_id, request.header)
             yield request
 
-    def _note_state(self, response: exchange_pb2.PushDeltaResponse | exchange_pb2.QueryPushResponse) -> None:
+    def note_state(self, response: exchange_pb2.PushDeltaResponse | exchange_pb2.QueryPushResponse) -> None:
+        """Notes what an answer says of a push."""
         if response.state == exchange_pb2.PUSH_STATE_ACCEPTED:
             self._note_fate(response.fate)
 

@@ -1,4 +1,4 @@
-"""The simulation's own ground: stopped processes get no time, killed ones no `finally`, and the clock jumps."""
+"""Stopped processes get no time, killed ones no `finally`, and the clock jumps."""
 
 from __future__ import annotations
 

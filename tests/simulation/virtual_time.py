@@ -26,7 +26,7 @@ class _JumpingSelector(selectors.DefaultSelector):
 
 
 class DeadlockError(RuntimeError):
-    """The simulated world stands still for ever."""
+    """Every task waits, and no timer is set: nothing would ever happen again."""
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
@@ -60,7 +60,7 @@ class VirtualClock:
         return asyncio.get_running_loop().time()
 
     def unix_s(self) -> float:
-        """Returns what this process believes the date to be."""
+        """Returns this process's wall clock, which may be wrong."""
         return self.monotonic_s() + self._unix_offset_s
 
     async def sleep(self, seconds: float) -> None:

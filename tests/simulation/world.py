@@ -17,8 +17,10 @@ from typing import Any, Final
 
 import structlog
 
+from skerry.store.errors import StoreError
 from skerry.store.log.entries import Fate
 from skerry.store.log.fold import RunState
+from skerry.store.log.run_log import RunLog
 from skerry.wire.codecs import Codec, Compressor, Encoding
 from skerry.wire.policy import Policy
 from tests.simulation import disturbances as what
@@ -27,6 +29,7 @@ from tests.simulation.disturbances import Disturbance, Mix, draw
 from tests.simulation.evidence import Evidence, gather
 from tests.simulation.learner_process import LearnerProcess
 from tests.simulation.network import CALM_NETWORK, KEEPALIVE_S, Endpoint, Network
+from tests.simulation.observer import open_run
 from tests.simulation.operator_calls import Operator
 from tests.simulation.processes import Process, ProcessLoop
 from tests.simulation.replica_process import ReplicaProcess, default_settings
@@ -105,7 +108,8 @@ class World:
         self.calm_s = CALM_S
         self.calm_begin_count: int | None = None
         self.calm_end_count = 0
-        self.complaints: list[str] = []  # what was seen to be wrong while it ran
+        self.complaints: list[str] = []  # failures that were noticed while it ran
+        self._log: RunLog | None = None
         self._operator = Operator(self.network, self.count, random.Random(f"{seed}/operator"))
         self._director = Director(self.replicas, self.learners, network=self.network, operator=self._operator)
 
@@ -115,7 +119,7 @@ class World:
         return self.event_count
 
     async def run(self) -> Evidence:
-        """Lives through the plan and returns what is left of it."""
+        """Runs the plan and returns the evidence."""
         for replica in self.replicas:
             replica.boot()
         for learner in self.learners:
@@ -128,7 +132,7 @@ class World:
         return await gather(self)
 
     def processes(self) -> Iterator[Process]:
-        """Yields every process that ever was."""
+        """Yields every process that was started."""
         for replica in self.replicas:
             yield from replica.processes
         for learner in self.learners:
@@ -173,7 +177,7 @@ class World:
         before: dict[str, int] | None = None
         while loop.time() < deadline_s:
             await asyncio.sleep(1.0)
-            state = next((state for replica in self.replicas if (state := replica.state_of_run) is not None), None)
+            state = await self._state_of_run()
             if state is None:
                 continue
             versions = {name: fragment.version for name, fragment in state.fragments.items()}
@@ -182,8 +186,18 @@ class World:
                 break
         self.calm_end_count = self.event_count
 
+    async def _state_of_run(self) -> RunState | None:
+        """Returns what the log in the store says now; None before the run is created, or where nobody can read it."""
+        try:
+            if self._log is None:
+                self._log = await open_run(self.store.objects)
+            await self._log.tail()
+        except StoreError:
+            return None  # a log that can't be read is the auditor's to report
+        return self._log.state
+
     def _is_all_merged(self, state: RunState) -> bool:
-        """Whether what was trained when the calm began is merged; a shortcut for the wait, the auditor looks closer."""
+        """Whether what was trained when the calm began is merged; an estimate; the auditor checks it exactly."""
         merged: dict[tuple[str, str], int] = {}
         for delta in state.deltas.values():
             if delta.fate is Fate.MERGED:
@@ -197,7 +211,7 @@ class World:
         ) and all(learner.exchange is not None for learner in self.learners)
 
     async def _end(self) -> None:
-        """Has all learners send their last and leave, then closes the run."""
+        """Has all learners send what is unsent and leave, then closes the run."""
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + END_S
         if self.plan.mix.closes_under_fire:
@@ -248,7 +262,7 @@ def live(seed: int, mix: Mix) -> Evidence:
 
 @contextmanager
 def _quiet_collector() -> Iterator[None]:
-    """Collects nothing while a world runs: it is small, and collecting would run what was killed to its end."""
+    """Turns the garbage collector off: collecting a killed process's coroutines would run their `finally` blocks."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -1,0 +1,30 @@
+"""Reads a simulated run from the store itself, past all faults: what is in the log, whatever the replicas believe."""
+
+from __future__ import annotations
+
+import random
+
+from skerry.runtime.workers import InlineWorkers
+from skerry.store.log.run_log import RunLog
+from skerry.store.objects.interface import Objects
+from skerry.store.store import Store
+from tests.doubles.seeded_entropy import SeededEntropy
+from tests.simulation.learner_process import RUN
+from tests.simulation.virtual_time import VirtualClock
+
+
+async def open_run(objects: Objects) -> RunLog:
+    """Returns the run's log, folded to its end. Call `tail` to follow it.
+
+    Raises:
+        RunNotFoundError: nobody has created the run yet.
+        StoreError: the log can't be read.
+    """
+    store = Store(
+        objects,
+        clock=VirtualClock(),
+        entropy=SeededEntropy(random.Random(0)),
+        workers=InlineWorkers(),
+        writer="observer",
+    )
+    return await store.open_log(RUN, await store.resolve(RUN))

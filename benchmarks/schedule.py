@@ -45,7 +45,8 @@ def _momentum(step_count: int, length: int, inner_step_count: int) -> float:
 
 def _effective_step() -> float:
     """Returns how far a constant outer gradient of 1 moves the weights a round, once momentum is built up."""
-    step = outer_step(Policy().outer, Policy().outer.momentum, round_count=1.0)
+    outer = Policy().outer
+    step = outer_step(outer.name, outer.learning_rate, outer.momentum, round_count=1.0)
     buffer = step.gain / (1 - step.decay)
     return step.rate * (1 + step.momentum * buffer)
 

@@ -140,6 +140,14 @@ async def test_momentum_ramps_over_the_first_three_rounds() -> None:
         np.testing.assert_allclose(driver.state.momentum, momentum * expected, rtol=1e-6)
 
 
+@pytest.mark.parametrize(("learners", "share"), [(1, 1.0), (2, 0.6875)])
+async def test_warming_up_takes_a_lower_rate_under_rda_of_several_deltas(learners: int, share: float) -> None:
+    outer = OuterOptimizer(name=OuterName.NESTEROV, learning_rate=1.0, momentum=0.0, schedule=OuterSchedule.WARM_UP)
+    driver = await Driver.start(layout_of((2,)), policy(MergeRule.RDA, outer))
+    await driver.round([await driver.push(index, [16, 0]) for index in range(learners)])
+    assert driver.state.weights.tolist() == [-16 * share, 0]
+
+
 async def test_four_quarters_of_a_round_build_up_the_momentum_of_a_whole_one() -> None:
     outer = OuterOptimizer(name=OuterName.NESTEROV, learning_rate=1.0, momentum=0.5, schedule=OuterSchedule.CONSTANT)
     driver = await Driver.start(layout_of((2,)), policy(MergeRule.MEAN, outer))

@@ -35,7 +35,6 @@ class OuterName(StrEnum):
 
 
 OFFERED_OUTER_NAMES: Final = (OuterName.LEADING_NESTEROV, OuterName.NESTEROV)
-OFFERED_SCHEDULES: Final = (OuterSchedule.CONSTANT, OuterSchedule.WARM_UP)
 
 
 def _ranged(default: Any, low: float, high: float) -> Any:
@@ -85,7 +84,7 @@ class Policy:
     quorum_count: int = _ranged(1, 1, 10_000)
     grace_factor: float = _ranged(0.5, 0, 0.999)
     outer: OuterOptimizer = field(default_factory=OuterOptimizer)
-    merge: MergeRule = MergeRule.MEAN
+    merge: MergeRule = MergeRule.RDA
     merge_by_fragment: Mapping[str, MergeRule] = field(default_factory=dict)
     staleness_exponent: float = _ranged(0.5, 0, 16)
     max_staleness: int = _ranged(8, 0, 1_000_000)

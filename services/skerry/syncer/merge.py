@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from skerry.algorithm.merge import Round
-from skerry.algorithm.outer import OuterStep, momentum_at, outer_step
+from skerry.algorithm.outer import OuterStep, learning_rate_at, momentum_at, outer_step
 from skerry.algorithm.step import (
     TORN,
     Float32s,
@@ -124,7 +124,7 @@ async def merge_round(
     policy = log.state.fragments[fragment].closing_policy or log.state.policy
     # Before anything is awaited: another replica's commit of this version would change what is known of the fragment.
     merged = _round(log.state, closing, policy)
-    outer = _outer_step(log.state, closing, policy, merged.length)
+    outer = _outer_step(log.state, closing, policy, merged)
 
     coefficients = merged.coefficients()
     (acc,) = scratch.zeros(1, layout.numel)
@@ -157,7 +157,7 @@ def _round(state: RunState, closing: ClosedItem, policy: Policy) -> Round:
     )
 
 
-def _outer_step(state: RunState, closing: ClosedItem, policy: Policy, length: float) -> OuterStep:
+def _outer_step(state: RunState, closing: ClosedItem, policy: Policy, merged: Round) -> OuterStep:
     fragment = state.fragments[closing.fragment]
     step_count = fragment.versions[closing.version - 1].step_count
     momentum = momentum_at(
@@ -166,7 +166,9 @@ def _outer_step(state: RunState, closing: ClosedItem, policy: Policy, length: fl
         steps_left=policy.planned_step_count - step_count if policy.planned_step_count else None,
         inner_step_count=policy.inner_step_count,
     )
-    return outer_step(policy.outer, momentum, round_count=closing.participation * length / policy.inner_step_count)
+    rate = learning_rate_at(policy.outer, merged.rule, delta_count=len(merged.weights))
+    round_count = closing.participation * merged.length / policy.inner_step_count
+    return outer_step(policy.outer.name, rate, momentum, round_count=round_count)
 
 
 async def _norms(acc: Float32s, layout: FragmentLayout, workers: Workers) -> NDArray[np.float64]:

@@ -38,7 +38,8 @@ _LOG: Final = structlog.get_logger(__name__)
 _LEAST_STOP_S: Final = 0.2
 
 _OPTIONS: Final[Sequence[tuple[str, int]]] = (
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    # Above the contract's limit, which the interceptor checks: what gRPC refuses by itself has no details.
+    ("grpc.max_receive_message_length", 2 * MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     # Half-open connections are found within a minute, and clients may look as often as every ten seconds.
     ("grpc.keepalive_time_ms", 30_000),
@@ -127,7 +128,7 @@ async def serving(
         scratch=Scratch(settings.scratch_directory),
         settings=settings.host,
     )
-    server = grpc.aio.server(interceptors=[ErrorInterceptor()], options=_OPTIONS)
+    server = grpc.aio.server(interceptors=[ErrorInterceptor(MAX_MESSAGE_BYTES)], options=_OPTIONS)
     servicer = health.aio.HealthServicer()  # type: ignore[attr-defined]  # missing in its stub alone
     _add_services(server, host, servicer)
     try:

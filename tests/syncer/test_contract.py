@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 import grpc
 import numpy as np
 import pytest
+from grpc_reflection.v1alpha import reflection_pb2
 
 from skerry.v1 import capabilities_pb2
 from skerry.v1 import exchange_pb2 as exchange
@@ -220,3 +221,24 @@ async def test_a_report_that_is_over_the_limit_ends_its_stream_with_details(isla
     with refused("TOO_LARGE", EXHAUSTED):
         await island.call.write(exchange.AttachRequest(report=large))
         await island.event("draining")
+
+
+@pytest.mark.parametrize("package", ["grpc.reflection.v1", "grpc.reflection.v1alpha"])
+async def test_reflection_describes_every_service_under_both_of_its_names(stubs: Stubs, package: str) -> None:
+    method = stubs.channel.stream_stream(
+        f"/{package}.ServerReflection/ServerReflectionInfo",
+        request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
+        response_deserializer=reflection_pb2.ServerReflectionResponse.FromString,
+    )
+
+    async def ask(**question: str) -> reflection_pb2.ServerReflectionResponse:
+        answers = [answer async for answer in method(iter([reflection_pb2.ServerReflectionRequest(**question)]))]
+        return answers[0]
+
+    names = {service.name for service in (await ask(list_services="")).list_services_response.service}
+    own = {"skerry.v1.Capabilities", "skerry.v1.Exchange", "skerry.v1.Runs"}
+    reflections = {"grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection"}
+    assert names == {*own, *reflections, "grpc.health.v1.Health"}
+    for name in names:
+        described = await ask(file_containing_symbol=name)
+        assert described.file_descriptor_response.file_descriptor_proto, name

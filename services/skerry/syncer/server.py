@@ -13,7 +13,6 @@ from typing import Any, Final
 import grpc
 import structlog
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
 
 from skerry.runtime.clock import Clock, SystemClock
 from skerry.runtime.identifiers import Entropy, SystemEntropy
@@ -23,6 +22,7 @@ from skerry.store.store import Store
 from skerry.store.versions.scratch import Scratch
 from skerry.syncer.host import HostSettings, RunHost
 from skerry.syncer.services.interceptor import ErrorInterceptor
+from skerry.syncer.services.reflection import enable_reflection
 from skerry.syncer.services.runs import MAX_MESSAGE_BYTES, CapabilitiesServicer, ExchangeServicer, RunsServicer
 from skerry.v1 import (
     capabilities_pb2,
@@ -157,4 +157,4 @@ def _add_services(server: grpc.aio.Server, host: RunHost, servicer: Any) -> None
         CapabilitiesServicer(importlib.metadata.version("skerry")), server
     )
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
-    reflection.enable_server_reflection((*_SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+    enable_reflection((*_SERVICES, health.SERVICE_NAME), server)

@@ -352,8 +352,8 @@ class PushHeader(_message.Message):
     token_count: _builtins.int
     """Tokens of those steps; at least 1, at most 2^32 a step and 2^53 in all (not read for initial weights)."""
     last_step: _builtins.int
-    """The learner's own step count when the delta was taken: its steps are those after last_step - step_count, up to
-    last_step (not read for initial weights).
+    """The learner's own step count when the delta was taken, as LearnerReport.step_count counts it. The delta's steps are
+    those after last_step - step_count, up to last_step. Not read for initial weights.
     """
     def __init__(
         self,

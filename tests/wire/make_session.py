@@ -41,6 +41,15 @@ WIRE_ENCODING = types.Encoding(
     codec=types.CODEC_INT4, block=16, vector_codec=types.CODEC_BFLOAT16, compressor=types.COMPRESSOR_ZSTD
 )
 
+ANOTHERS = types.DeltaFate(
+    delta_id=identifier("another's delta"),
+    fragment=LAYOUT.name,
+    learner_id="eu-west",
+    fate=types.FATE_MERGED,
+    version=3,
+    weight_share=1.0,
+)
+
 
 def message_json(message: Message) -> Json:
     """Returns a message as proto3 JSON, with the field names of the .proto."""
@@ -117,6 +126,8 @@ class Session:
         self._versions[version] = self._versions[source]
         self._objects[version] = self._snapshot(version)
         self._position += 1
+        rolled_back = types.RolledBack(versions=[self.version(version)], source_versions=[source], run_step_count=10)
+        self.event(rolled_back=rolled_back)
 
     def version(self, number: int) -> types.FragmentVersion:
         return types.FragmentVersion(fragment=LAYOUT.name, version=number, digest=tree_digest(self._versions[number]))
@@ -143,6 +154,14 @@ class Session:
 
     def event(self, **kind: Any) -> None:
         self.step("event", event=message_json(types.Event(position=self._position, **kind)))
+
+    def committed(self, version: int, *merged: types.DeltaFate) -> None:
+        self.event(
+            version_committed=types.VersionCommitted(version=self.version(version), merged=merged, participation=1)
+        )
+
+    def decided(self, fate: types.DeltaFate) -> None:
+        self.event(fates_decided=types.FatesDecided(fates=[fate]))
 
     def attach(self) -> None:
         hello = exchange.Hello(
@@ -275,25 +294,20 @@ def recorded() -> Session:
     # Another learner's delta is merged first; ours is in flight.
     session.train(1)
     session.update(3, ((0, 80),))
-    session.event(version_committed=types.VersionCommitted(version=session.version(3), participation=0.5))
+    session.committed(3, ANOTHERS)
     session.pull((3,))
     session.adopt("rebase")
     # Ours is merged.
     session.train(1)
     session.update(4, RANGES)
-    merged = session.fate(types.FATE_MERGED, version=4, staleness=1, weight_share=1.0)
-    session.event(
-        version_committed=types.VersionCommitted(version=session.version(4), merged=[merged], participation=0.5)
-    )
+    session.committed(4, session.fate(types.FATE_MERGED, version=4, staleness=1, weight_share=1.0))
     session.pull((4,))
     session.adopt("rebase merged")
     # The second push is cut off after its first part. The run is rolled back, and the delta expires.
     session.train(2)
     session.push(is_cut_off=True)
     session.roll_back(5, 3)
-    session.event(rolled_back=types.RolledBack(versions=[session.version(5)], source_versions=[3], run_step_count=10))
-    expired = session.fate(types.FATE_EXPIRED, reason="the run was rolled back")
-    session.event(fates_decided=types.FatesDecided(fates=[expired]))
+    session.decided(session.fate(types.FATE_EXPIRED, reason="the run was rolled back"))
     session.returned()
     session.pull((5,))
     session.adopt("rebase")
@@ -301,19 +315,15 @@ def recorded() -> Session:
     session.train(1)
     session.push()
     session.update(6, ((0, 80),))
-    quarantined = session.fate(types.FATE_QUARANTINED, reason="norm is an outlier. ratio=31.0")
-    session.event(fates_decided=types.FatesDecided(fates=[quarantined]))
-    session.event(version_committed=types.VersionCommitted(version=session.version(6), participation=1.0))
+    session.decided(session.fate(types.FATE_QUARANTINED, reason="norm is an outlier. ratio=31.0"))
+    session.committed(6)
     session.pull((6,))
     session.adopt("replace")
     # The fourth holds the steps since then alone.
     session.train(4)
     session.push()
     session.update(7, ((0, 80),), vectors_only=True)
-    merged = session.fate(types.FATE_MERGED, version=7, staleness=0, weight_share=0.5)
-    session.event(
-        version_committed=types.VersionCommitted(version=session.version(7), merged=[merged], participation=1.0)
-    )
+    session.committed(7, session.fate(types.FATE_MERGED, version=7, weight_share=0.5))
     session.pull((7,))
     session.adopt("rebase merged")
     session.leave()

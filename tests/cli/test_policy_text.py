@@ -74,7 +74,7 @@ def _full_policy() -> v1.Policy:
         delay_step_count=12,
         quorum_count=1,
         grace_factor=0.5,
-        outer=v1.OuterOptimizer(name="nesterov", learning_rate=0.8, momentum=0.9, schedule=v1.OUTER_SCHEDULE_RAMP),
+        outer=v1.OuterOptimizer(name="nesterov", learning_rate=0.8, momentum=0.9, schedule=v1.OUTER_SCHEDULE_CONSTANT),
         merge=v1.MERGE_RULE_RDA,
         merge_by_fragment={"embedding": v1.MERGE_RULE_MEAN},
         staleness_exponent=0.5,

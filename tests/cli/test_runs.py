@@ -87,7 +87,7 @@ def test_policy_changes_only_what_is_set(script: Script, capsys: pytest.CaptureF
     (request,) = [asked for asked in script.asked if isinstance(asked, runs_pb2.SetPolicyRequest)]
     assert [field.name for field, _ in request.policy.ListFields()] == ["outer"]
     shown = json.loads(capsys.readouterr().out)
-    assert shown["outer"] == {"name": "nesterov", "learning_rate": 0.4, "momentum": 0.9, "schedule": "ramp"}
+    assert shown["outer"] == {"name": "nesterov", "learning_rate": 0.4, "momentum": 0.9, "schedule": "constant"}
 
 
 def test_a_wrong_policy_field_asks_nothing_of_the_server(script: Script, capsys: pytest.CaptureFixture[str]) -> None:

@@ -102,14 +102,22 @@ function subtractUpdate(weights, data) {
   }
 }
 
-// Fills the weights from a plain safetensors file.
+// The key that a tensor has in a snapshot that holds these tensors: safetensors keeps `__metadata__` for itself.
+function tensorKey(name, tensors) {
+  if (name !== '__metadata__') return name;
+  let key = `${name}.tensor`;
+  while (tensors.includes(key)) key += '.tensor';
+  return key;
+}
+
+// Fills the weights from a safetensors file of the whole fragment.
 function readSnapshot(weights, data, tensors) {
   const headerSize = Number(data.readBigUInt64LE(0));
   const header = JSON.parse(data.toString('utf8', 8, 8 + headerSize));
   let element = 0;
   for (const name of tensors) {
-    const [begin, end] = header[name].data_offsets;
-    expect(header[name].dtype === 'F32', 'snapshots are float32');
+    const { dtype, data_offsets: [begin, end] } = header[tensorKey(name, tensors)];
+    expect(dtype === 'F32', 'snapshots are float32');
     for (let at = begin; at < end; at += 4) weights[element++] = data.readFloatLE(8 + headerSize + at);
   }
   expect(element === weights.length, 'the snapshot has every element');
@@ -129,7 +137,8 @@ async function pull(run, fragment, numel, base) {
       objects[message.data.object_index].push(message.data.data);
     }
   }
-  const weights = base ? Float32Array.from(base.weights) : new Float32Array(numel);
+  // A plan may start from a snapshot though the caller has a version.
+  const weights = plan.from_version >= 0 ? Float32Array.from(base.weights) : new Float32Array(numel);
   plan.objects.forEach((object, index) => {
     const data = Buffer.concat(objects[index]);
     expect(data.length === object.size_bytes && sha256(data).equals(object.digest), 'an object is what the plan says');

@@ -167,6 +167,11 @@ def refused_vectors() -> Json:
     def scaled(scale: float) -> bytes:
         return np.array([1, scale, 1, 1], np.float32).tobytes() + bytes(15)
 
+    def zeros(declared: int | None, actual: int) -> bytes:
+        """Return a zstd frame of `actual` zeros that declares another size, or none; any zstd writes these bytes."""
+        size = b"\0\x58" if declared is None else bytes([0x20, declared])
+        return b"\x28\xb5\x2f\xfd" + size + (actual << 3 | 3).to_bytes(3, "little") + b"\0"
+
     corrupt = bytearray.fromhex(frame_of(good))
     corrupt[40] ^= 1
     infinite = np.full(15, np.inf, np.float32).tobytes()
@@ -185,8 +190,16 @@ def refused_vectors() -> Json:
         ("starts inside a block", "LAYOUT", frame_of(good, first=2)),
         ("ends past the fragment", "LAYOUT", frame_of(good, first=32)),
         ("zstd declares a gibibyte", "BOMB", frame_of(bytes.fromhex("28b52ffda00000004000000000"), compressor=1)),
+        ("zstd declares no size", "BOMB", frame_of(zeros(None, 31), compressor=1)),
+        ("zstd declares the size of one byte more", "BOMB", frame_of(zeros(32, 32), compressor=1)),
+        ("zstd declares the size and grows past it", "CORRUPT", frame_of(zeros(31, 40), compressor=1)),
+        ("zstd declares the size and ends before it", "CORRUPT", frame_of(zeros(31, 20), compressor=1)),
+        ("a zstd frame that is cut short", "CORRUPT", frame_of(zeros(31, 31)[:-1], compressor=1)),
         ("not zstd", "CORRUPT", frame_of(b"nonsense", compressor=1)),
         ("bytes after the zstd frame", "CORRUPT", frame_of(zstandard.compress(bytes(31)) + b"x", compressor=1)),
+        ("raw bytes that claim to be compressed", "BAD_HEADER", frame_of(good, compressor=1)),
+        ("a payload above its raw size", "TOO_LARGE", frame_of(good + bytes(1))),
+        ("ends inside the payload, with a wrong raw size", "BOMB", frame_of(good, raw_size=2**31)[:-2]),
         ("a scale of NaN", "NON_FINITE", frame_of(scaled(np.nan))),
         ("a negative scale", "BAD_SCALE", frame_of(scaled(-1))),
         ("a negative zero scale", "BAD_SCALE", frame_of(scaled(-0.0))),

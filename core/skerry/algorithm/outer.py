@@ -41,7 +41,7 @@ _STEPS_PER_NUMBER: Final = 24.0
 SETTLING_ROUNDS: Final = 8.0
 
 
-# Length of the mean direction of a round's deltas: of four learners 0.85 at first, 0.69 after 250 steps, 0.62 after 600.
+# Length of the mean direction of a round's deltas: with four learners 0.85 at first, 0.69 after 250 steps, 0.62 at 600.
 _RDA_SHARE: Final = 0.6875
 
 

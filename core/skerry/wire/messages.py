@@ -93,10 +93,11 @@ def compressor_from_message(value: v1.Compressor.ValueType) -> Compressor:
 
 def encoding_to_message(encoding: Encoding) -> v1.Encoding:
     """Returns the encoding as a message; the compressor's level is the sender's own affair and is left out."""
+    has_blocks = encoding.codec.has_blocks
     return v1.Encoding(
         codec=codec_to_message(encoding.codec),
-        block=encoding.block if encoding.codec.has_blocks else 0,
-        vector_codec=codec_to_message(encoding.vector_codec),
+        block=encoding.block if has_blocks else 0,
+        vector_codec=codec_to_message(encoding.vector_codec if has_blocks else encoding.codec),
         compressor=compressor_to_message(encoding.compressor),
     )
 

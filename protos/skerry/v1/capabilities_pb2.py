@@ -25,13 +25,14 @@ _sym_db = _symbol_database.Default()
 from skerry.v1 import types_pb2 as skerry_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cskerry/v1/capabilities.proto\x12\tskerry.v1\x1a\x15skerry/v1/types.proto\"\x18\n\x16GetCapabilitiesRequest\"\xa9\x02\n\x17GetCapabilitiesResponse\x12\x13\n\x0b\x61pi_version\x18\x01 \x01(\t\x12\x16\n\x0eserver_version\x18\x02 \x01(\t\x12 \n\x06\x63odecs\x18\x03 \x03(\x0e\x32\x10.skerry.v1.Codec\x12*\n\x0b\x63ompressors\x18\x04 \x03(\x0e\x32\x15.skerry.v1.Compressor\x12\x1e\n\x16max_message_size_bytes\x18\x05 \x01(\x03\x12\x17\n\x0fmax_frame_numel\x18\x06 \x01(\x03\x12\x1a\n\x12max_fragment_numel\x18\x07 \x01(\x03\x12\x1b\n\x13max_part_size_bytes\x18\x08 \x01(\x03\x12!\n\x19suggested_part_size_bytes\x18\t \x01(\x03\x32h\n\x0c\x43\x61pabilities\x12X\n\x0fGetCapabilities\x12!.skerry.v1.GetCapabilitiesRequest\x1a\".skerry.v1.GetCapabilitiesResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cskerry/v1/capabilities.proto\x12\tskerry.v1\x1a\x15skerry/v1/types.proto\"\x18\n\x16GetCapabilitiesRequest\"\xa9\x02\n\x17GetCapabilitiesResponse\x12\x13\n\x0b\x61pi_version\x18\x01 \x01(\t\x12\x16\n\x0eserver_version\x18\x02 \x01(\t\x12 \n\x06\x63odecs\x18\x03 \x03(\x0e\x32\x10.skerry.v1.Codec\x12*\n\x0b\x63ompressors\x18\x04 \x03(\x0e\x32\x15.skerry.v1.Compressor\x12\x1e\n\x16max_message_size_bytes\x18\x05 \x01(\x03\x12\x17\n\x0fmax_frame_numel\x18\x06 \x01(\x03\x12\x1a\n\x12max_fragment_numel\x18\x07 \x01(\x03\x12\x1b\n\x13max_part_size_bytes\x18\x08 \x01(\x03\x12!\n\x19suggested_part_size_bytes\x18\t \x01(\x03\x32h\n\x0c\x43\x61pabilities\x12X\n\x0fGetCapabilities\x12!.skerry.v1.GetCapabilitiesRequest\x1a\".skerry.v1.GetCapabilitiesResponseB!\n\tskerry.v1P\x01Z\x12skerry/v1;skerryv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'skerry.v1.capabilities_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
-  DESCRIPTOR._loaded_options = None
+  _globals['DESCRIPTOR']._loaded_options = None
+  _globals['DESCRIPTOR']._serialized_options = b'\n\tskerry.v1P\001Z\022skerry/v1;skerryv1'
   _globals['_GETCAPABILITIESREQUEST']._serialized_start=66
   _globals['_GETCAPABILITIESREQUEST']._serialized_end=90
   _globals['_GETCAPABILITIESRESPONSE']._serialized_start=93

@@ -56,15 +56,15 @@ class GetCapabilitiesResponse(_message.Message):
     server_version: _builtins.str
     """Version of the server's software, for people."""
     max_message_size_bytes: _builtins.int
-    """Largest message that the server takes, in bytes."""
+    """Largest message that the server takes, in bytes: 4 MiB. The server sends none that is larger."""
     max_frame_numel: _builtins.int
     """Most elements in one frame."""
     max_fragment_numel: _builtins.int
     """Most elements in one fragment."""
     max_part_size_bytes: _builtins.int
-    """Most bytes in one part of a push, as frames."""
+    """Most bytes in one part of a push, as frames: those of its `data` messages, summed."""
     suggested_part_size_bytes: _builtins.int
-    """Part size that the server suggests, in bytes: what a push cut off has to send again at most."""
+    """Part size that the server suggests, in bytes: a push that was cut off sends at most about that much again."""
     @_builtins.property
     def codecs(self) -> _containers.RepeatedScalarFieldContainer[_types_pb2.Codec.ValueType]:
         """Codecs that the server decodes and encodes. CODEC_FLOAT32 is always there."""

@@ -49,7 +49,9 @@ class CapabilitiesServicer(object):
     def GetCapabilities(self, request, context):
         """Returns codecs, compressors, limits and versions. A client SHOULD call it first.
 
-        Errors: none beyond transport.
+        Errors:
+        - TOO_LARGE: the message is larger than max_message_size_bytes.
+        - INTERNAL: the server failed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -36,7 +36,9 @@ class CapabilitiesStub:
     GetCapabilities: _grpc.UnaryUnaryMultiCallable[_capabilities_pb2.GetCapabilitiesRequest, _capabilities_pb2.GetCapabilitiesResponse]
     """Returns codecs, compressors, limits and versions. A client SHOULD call it first.
 
-    Errors: none beyond transport.
+    Errors:
+    - TOO_LARGE: the message is larger than max_message_size_bytes.
+    - INTERNAL: the server failed.
     """
 
 @_typing.type_check_only
@@ -47,7 +49,9 @@ class CapabilitiesAsyncStub(CapabilitiesStub):
     GetCapabilities: _aio.UnaryUnaryMultiCallable[_capabilities_pb2.GetCapabilitiesRequest, _capabilities_pb2.GetCapabilitiesResponse]  # type: ignore[assignment]
     """Returns codecs, compressors, limits and versions. A client SHOULD call it first.
 
-    Errors: none beyond transport.
+    Errors:
+    - TOO_LARGE: the message is larger than max_message_size_bytes.
+    - INTERNAL: the server failed.
     """
 
 class CapabilitiesServicer(metaclass=_abc_1.ABCMeta):
@@ -61,7 +65,9 @@ class CapabilitiesServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_capabilities_pb2.GetCapabilitiesResponse, _abc.Awaitable[_capabilities_pb2.GetCapabilitiesResponse]]:
         """Returns codecs, compressors, limits and versions. A client SHOULD call it first.
 
-        Errors: none beyond transport.
+        Errors:
+        - TOO_LARGE: the message is larger than max_message_size_bytes.
+        - INTERNAL: the server failed.
         """
 
 def add_CapabilitiesServicer_to_server(servicer: CapabilitiesServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -3,12 +3,13 @@
 isort:skip_file
 What learners and observers do with a run: attach, push deltas, pull fragments, watch.
 
-A minimal learner: Attach; PullFragment every fragment from version -1; train H steps; PushDelta what adoption loaded minus the weights now,
-with the base version it was loaded from; on Event.version_committed PullFragment from its version, apply, and go on. It may use CODEC_FLOAT32
-without compression throughout.
+A minimal learner: Attach; PullFragment every fragment from version -1; train H steps; PushDelta the weights that
+were loaded minus the weights now, with the base version that was loaded; on Event.version_committed PullFragment
+from the version it has, apply, and go on. It MAY use CODEC_FLOAT32 without compression throughout.
+docs/learner-guide.md has the whole state machine.
 
-Bulk travels as frames: a 32-byte header and a payload, one after another, as protos/FORMAT.md specifies. Messages cut the byte stream of
-frames anywhere; 1 MiB a message is a good size.
+Bulk travels as frames: a 32-byte header and a payload, one after another, as protos/FORMAT.md specifies. Messages
+cut the byte stream of frames anywhere; 1 MiB a message is a good size.
 """
 
 from collections import abc as _abc
@@ -62,9 +63,11 @@ class _ObjectKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ObjectKind
     OBJECT_KIND_UNSPECIFIED: _ObjectKind.ValueType  # 0
     """Not stated."""
     OBJECT_KIND_SNAPSHOT: _ObjectKind.ValueType  # 1
-    """Plain safetensors with float32 tensors: full weights of an element range."""
+    """A safetensors file with float32 tensors: full weights of an element range (protos/FORMAT.md, section 8). They
+    replace what the caller has of that range.
+    """
     OBJECT_KIND_UPDATE: _ObjectKind.ValueType  # 2
-    """Frames of an update: to be subtracted, element by element, in float32."""
+    """Frames of an update of an element range: to be subtracted from the weights, element by element, in float32."""
 
 class ObjectKind(_ObjectKind, metaclass=_ObjectKindEnumTypeWrapper):
     """What an object of a plan holds."""
@@ -72,9 +75,11 @@ class ObjectKind(_ObjectKind, metaclass=_ObjectKindEnumTypeWrapper):
 OBJECT_KIND_UNSPECIFIED: ObjectKind.ValueType  # 0
 """Not stated."""
 OBJECT_KIND_SNAPSHOT: ObjectKind.ValueType  # 1
-"""Plain safetensors with float32 tensors: full weights of an element range."""
+"""A safetensors file with float32 tensors: full weights of an element range (protos/FORMAT.md, section 8). They
+replace what the caller has of that range.
+"""
 OBJECT_KIND_UPDATE: ObjectKind.ValueType  # 2
-"""Frames of an update: to be subtracted, element by element, in float32."""
+"""Frames of an update of an element range: to be subtracted from the weights, element by element, in float32."""
 Global___ObjectKind: _TypeAlias = ObjectKind  # noqa: Y015
 
 @_typing.final
@@ -96,7 +101,7 @@ class AttachRequest(_message.Message):
 
     @_builtins.property
     def leave(self) -> Global___Leave:
-        """Last message of a learner that goes for good: it is no longer expected from here on."""
+        """Last message of a learner that goes for good: rounds no longer wait for it. Later messages are not read."""
 
     def __init__(
         self,
@@ -139,10 +144,12 @@ class Hello(_message.Message):
     region: _builtins.str
     """Its region, for people; may be empty."""
     session_id: _builtins.str
-    """128 random bits, drawn when the learner's process started; kept for re-attaching."""
+    """128 random bits, drawn when the learner's process started; kept for re-attaching. Whoever has it can act as this
+    learner, so a client MUST keep it secret.
+    """
     @_builtins.property
     def tensors(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.Tensor]:
-        """If given, must be the run's tensors (names and shapes, in any order)."""
+        """If given, MUST be the run's tensors (names and shapes, in any order)."""
 
     def __init__(
         self,
@@ -230,11 +237,15 @@ class Attached(_message.Message):
 
     @_builtins.property
     def lease_term(self) -> _duration_pb2.Duration:
-        """Time within which the next report must come, else the learner is no longer expected."""
+        """Time within which the next report MUST come, else rounds no longer wait for the learner. Its deltas are accepted
+        all the same, and the next report makes it expected again.
+        """
 
     @_builtins.property
     def pending(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.DeltaFate]:
-        """Deltas of this session whose fate is still pending."""
+        """Deltas of this session whose fate is still pending. A delta in flight that is not here has its fate, or was never
+        accepted: QueryPush tells which.
+        """
 
     def __init__(
         self,
@@ -264,7 +275,7 @@ class PushDeltaRequest(_message.Message):
     PART_END_FIELD_NUMBER: _builtins.int
     COMPLETE_FIELD_NUMBER: _builtins.int
     data: _builtins.bytes
-    """Bytes of the part's frames, cut anywhere; at most max_message_size_bytes."""
+    """Bytes of the part's frames, cut anywhere; the whole message has at most max_message_size_bytes."""
     @_builtins.property
     def header(self) -> Global___PushHeader:
         """First message."""
@@ -333,15 +344,17 @@ class PushHeader(_message.Message):
     fragment: _builtins.str
     """The fragment."""
     base_version: _builtins.int
-    """The version whose adoption the delta is counted from; -1: these are the initial weights of a draft."""
+    """The version that the learner had adopted when it took the delta; -1: these are the initial weights of a draft."""
     base_digest: _builtins.bytes
     """Tree digest of the base version as the learner knows it; empty for initial weights."""
     step_count: _builtins.int
-    """Inner steps whose work the delta holds; 1 to 2^32 (0 for initial weights)."""
+    """Inner steps whose work the delta holds; 1 to 2^32, at most `last_step` (not read for initial weights)."""
     token_count: _builtins.int
-    """Tokens of those steps; at least 1, at most 2^32 a step and 2^53 in all (0 for initial weights)."""
+    """Tokens of those steps; at least 1, at most 2^32 a step and 2^53 in all (not read for initial weights)."""
     last_step: _builtins.int
-    """The learner's own step count when the delta was taken, so that the steps are (last_step - step_count, last_step]."""
+    """The learner's own step count when the delta was taken, as LearnerReport.step_count counts it. The delta's steps are
+    those after last_step - step_count, up to last_step. Not read for initial weights.
+    """
     def __init__(
         self,
         *,
@@ -377,7 +390,7 @@ class PartBegin(_message.Message):
     first: _builtins.int
     """First element."""
     numel: _builtins.int
-    """Number of elements, at least 1."""
+    """Number of elements, at least 1. A part starts and ends where frames may (protos/FORMAT.md, section 2)."""
     def __init__(
         self,
         *,
@@ -597,11 +610,13 @@ class PullFragmentRequest(_message.Message):
     fragment: _builtins.str
     """The fragment."""
     from_version: _builtins.int
-    """The version that the caller has; -1: none."""
+    """The version that the caller has, whole and with the right digest; -1: none. A version that leads nowhere (older
+    than what is kept, abandoned by a roll-back, or above the target) is answered with a plan from a snapshot.
+    """
     target_version: _builtins.int
-    """The version wanted; 0 together with `is_newest`."""
+    """The version wanted; not read where `is_newest` is true and `resume` is absent."""
     is_newest: _builtins.bool
-    """True: the newest version; `target_version` is not read."""
+    """True: the newest version. Not read with `resume`."""
     @_builtins.property
     def resume(self) -> Global___PullResume:
         """If given, goes on with an earlier plan; `from_version` and `target_version` MUST be that plan's."""
@@ -636,12 +651,12 @@ class PullResume(_message.Message):
     OBJECT_INDEX_FIELD_NUMBER: _builtins.int
     OFFSET_FIELD_NUMBER: _builtins.int
     object_index: _builtins.int
-    """Index of the object to go on with."""
+    """Index of the object to go on with; the number of objects where all are complete."""
     offset: _builtins.int
     """Byte offset in it."""
     @_builtins.property
     def objects(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Names of the plan's objects, in order."""
+        """Names of the plan's objects, in order, all of them."""
 
     def __init__(
         self,
@@ -660,7 +675,7 @@ Global___PullResume: _TypeAlias = PullResume  # noqa: Y015
 
 @_typing.final
 class PlanObject(_message.Message):
-    """One immutable object of a plan."""
+    """One immutable object of a plan. Objects of one version may be several; their ranges then cover the fragment."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -674,9 +689,9 @@ class PlanObject(_message.Message):
     name: _builtins.str
     """Its name, opaque to clients."""
     kind: Global___ObjectKind.ValueType
-    """What it holds."""
+    """What it holds. A client MUST refuse a kind that it does not know."""
     version: _builtins.int
-    """The version that holding it (and all before it) leads to."""
+    """The version that it leads to, together with all objects before it and those of the same version."""
     first: _builtins.int
     """First element of its range."""
     numel: _builtins.int
@@ -756,7 +771,7 @@ class PullFragmentResponse(_message.Message):
 
     @_builtins.property
     def data(self) -> Global___PullData:
-        """Bytes of the plan's objects, one after another; a message never spans two objects."""
+        """Bytes of the plan's objects, one after another, at most 1 MiB; a message never spans two objects."""
 
     def __init__(
         self,

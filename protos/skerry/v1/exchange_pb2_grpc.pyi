@@ -3,12 +3,13 @@
 isort:skip_file
 What learners and observers do with a run: attach, push deltas, pull fragments, watch.
 
-A minimal learner: Attach; PullFragment every fragment from version -1; train H steps; PushDelta what adoption loaded minus the weights now,
-with the base version it was loaded from; on Event.version_committed PullFragment from its version, apply, and go on. It may use CODEC_FLOAT32
-without compression throughout.
+A minimal learner: Attach; PullFragment every fragment from version -1; train H steps; PushDelta the weights that
+were loaded minus the weights now, with the base version that was loaded; on Event.version_committed PullFragment
+from the version it has, apply, and go on. It MAY use CODEC_FLOAT32 without compression throughout.
+docs/learner-guide.md has the whole state machine.
 
-Bulk travels as frames: a 32-byte header and a payload, one after another, as protos/FORMAT.md specifies. Messages cut the byte stream of
-frames anywhere; 1 MiB a message is a good size.
+Bulk travels as frames: a 32-byte header and a payload, one after another, as protos/FORMAT.md specifies. Messages
+cut the byte stream of frames anywhere; 1 MiB a message is a good size.
 """
 
 from collections import abc as _abc
@@ -37,11 +38,23 @@ GRPC_VERSION: str
 class ExchangeStub:
     """Exchanges weights between learners and a run.
 
-    Every request but Watch's has `seen_position`, the highest log position of that run that the caller has seen (0: none); answers and events
-    have the position that they reflect. Any call may land on any replica.
+    Every request but Watch's has `seen_position`, the highest log position of that run that the caller has seen (0:
+    none). Answers and events have the position that they reflect, which is at least that. Any call may land on any
+    replica.
 
-    Errors of every method: BAD_REQUEST, BAD_NAME, RUN_NOT_FOUND, RUN_REPLACED, RUN_EXISTS (run_uid is of a draft that lost the name),
-    STORE_UNAVAILABLE, STORE_FULL, STORE_ROLLED_BACK, DRAINING, INTERNAL.
+    Errors of every method:
+    - BAD_REQUEST: a field is malformed, or a message is out of order.
+    - BAD_NAME: a name or id does not match its pattern.
+    - TOO_LARGE: a message is larger than max_message_size_bytes of GetCapabilities. gRPC itself answers a message of
+      more than twice that, with RESOURCE_EXHAUSTED and no ErrorInfo.
+    - RUN_NOT_FOUND: no run has that name. Attach and Watch also end with it when the run is deleted.
+    - RUN_REPLACED: the name belongs to another run than run_uid says. Attach and Watch also end with it.
+    - RUN_EXISTS: run_uid is of a draft that another creator kept from its name.
+    - STORE_UNAVAILABLE: the store can't be reached.
+    - STORE_FULL: the store has no space left.
+    - STORE_ROLLED_BACK: the run's log is shorter than seen_position, or damaged.
+    - DRAINING: the replica is going away. Attach and Watch also end with it.
+    - INTERNAL: the server failed.
     """
 
     @_typing.overload
@@ -49,97 +62,205 @@ class ExchangeStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> ExchangeAsyncStub: ...
     Attach: _grpc.StreamStreamMultiCallable[_exchange_pb2.AttachRequest, _exchange_pb2.AttachResponse]
-    """Joins a run for as long as the stream lives. The first message up MUST be `hello`, the first down is `attached`; then reports go up, at least one a
-    third of the lease term, and events come down. The newest session of a learner id fences the older ones. A client whose stream broke SHOULD
-    attach again with the same session id. This stream SHOULD have a channel of its own, never behind bulk data.
+    """Joins a run for as long as the stream lives. The client's first message MUST be `hello`; the server's first is
+    `attached`. Then the client MUST send a report at least every third of the lease term, and the server sends events.
+    A newer session of a learner id fences the older ones. A client whose stream broke SHOULD attach again with the
+    same session id. This stream SHOULD have a connection of its own, never shared with bulk data.
 
-    Errors: SESSION_FENCED, SHAPE_MISMATCH (tensors given and not the run's), RUN_DRAFT, RUN_CLOSED, TOO_SLOW.
+    The server ends the stream with OK after `leave`, or after the client has ended its side; else with an error. It
+    does not end it because a lease ran out or because the run was closed.
+
+    Errors:
+    - SESSION_FENCED: a newer session of the learner id attached, before or during this stream.
+    - SHAPE_MISMATCH: hello.tensors are given and are not the run's.
+    - RUN_DRAFT: the run is not committed yet.
+    - RUN_CLOSED: the run is closing or closed.
+    - TOO_SLOW: the client left more than 1 MiB of events unread.
     """
     PushDelta: _grpc.StreamUnaryMultiCallable[_exchange_pb2.PushDeltaRequest, _exchange_pb2.PushDeltaResponse]
-    """Contributes a delta. Up: one `header`; then for every part a `part`, its frames in `data` messages, and a `part_end`; at last `complete`. Parts
-    may be sent by several calls with the same delta_id, in any order, from several processes of one session; exactly one call says `complete`, when
-    every part is durable. A call that ends without `complete` makes its whole parts durable and is answered with state PUSH_STATE_PARTS_STORED.
-    A call with `complete` is answered when the delta's accepted entry is durable in the log, never before. The same push may be repeated at any
+    """Contributes a delta. The client sends one `header`; then for every part a `part`, its frames in `data` messages,
+    and a `part_end`; at last `complete`. Parts may be sent by several calls with the same delta_id, in any order, from
+    several processes of one session. Exactly one call says `complete`, when every part is durable. A call that ends
+    without `complete` makes its whole parts durable and is answered PUSH_STATE_PARTS_STORED. A call with `complete` is
+    answered when the delta's accepted entry is durable in the log, never before. The same push may be repeated at any
     time, on any replica, with one effect; its answer then has the delta's fate.
 
-    A learner MUST have at most one delta a fragment whose fate it does not know, and MUST repeat the same bytes until it does.
+    The parts of a delta cover its fragment without overlap. Parts of the completing call that do so by themselves are
+    taken; else those that earlier calls with the same delta_id made durable are added, and the whole MUST do so.
 
-    Errors: SESSION_FENCED, SESSION_UNKNOWN, RUN_DRAFT, RUN_CLOSED, RUN_EXISTS (initial weights of an open run), FRAGMENT_NOT_FOUND, SHAPE_MISMATCH, ENCODING_UNSUPPORTED, NON_FINITE, BAD_FRAME,
-    DIGEST_MISMATCH, OUT_OF_RANGE, INCOMPLETE, BASE_FUTURE, BASE_STALE, BASE_FOREIGN, BASE_REPEATED, ID_REUSED, TOO_LARGE.
+    A learner MUST have at most one delta a fragment whose fate it does not know, and MUST repeat the same bytes until
+    it does.
+
+    Errors:
+    - SESSION_FENCED: a newer session of the learner id attached.
+    - SESSION_UNKNOWN: the session never attached; or, for initial weights, session_id is not the draft's request_id.
+    - RUN_DRAFT: the run is not committed yet, and these are not initial weights.
+    - RUN_CLOSED: the run is closing or closed.
+    - RUN_EXISTS: these are initial weights, and the run is open already.
+    - FRAGMENT_NOT_FOUND: the run has no such fragment.
+    - ENCODING_UNSUPPORTED: a frame's codec or block size is not offered, or initial weights are not in CODEC_FLOAT32.
+    - NON_FINITE: a value is NaN or infinite.
+    - BAD_FRAME: a frame is damaged or malformed, or a part ends inside a frame or before its range does.
+    - DIGEST_MISMATCH: the digest of a part, or of the delta, is not that of its bytes.
+    - OUT_OF_RANGE: a part is outside the fragment; a frame is outside its part or out of order, or is not cut at its
+      tensors' blocks; or parts overlap. Other cuts of the same delta_id stay durable, so that a client that cuts
+      differently MUST take a new delta_id, or send all parts in the call that completes.
+    - INCOMPLETE: parts are missing or were collected meanwhile, or nothing came for 60 s. Ask QueryPush.
+    - BASE_FUTURE: base_version does not exist yet.
+    - BASE_STALE: base_version is more than max_staleness versions old, or a roll-back abandoned it.
+    - BASE_FOREIGN: base_digest is not that version's.
+    - BASE_REPEATED: the session has a delta of the fragment from that base that is pending or merged; or the fragment
+      has its initial weights.
+    - ID_REUSED: the delta_id was used for other bytes or another fragment.
+    - TOO_LARGE: a part has more bytes than max_part_size_bytes, or the delta has more parts than a log entry holds.
     """
     QueryPush: _grpc.UnaryUnaryMultiCallable[_exchange_pb2.QueryPushRequest, _exchange_pb2.QueryPushResponse]
     """Says which parts of a push are durable and what its fate is.
 
-    Errors: FRAGMENT_NOT_FOUND.
+    Errors:
+    - FRAGMENT_NOT_FOUND: the run has no such fragment.
     """
     PullFragment: _grpc.UnaryStreamMultiCallable[_exchange_pb2.PullFragmentRequest, _exchange_pb2.PullFragmentResponse]
-    """Brings the caller from the version it has to a target. Down: one `plan`, then the bytes of its objects in order. Objects are immutable; a
-    download that was cut off goes on with `resume` (the same target, the objects already complete, and the offset in the next).
+    """Brings the caller from the version it has to a target. The server sends one `plan`, then the bytes of its objects
+    in order, and ends the stream with OK after the last. Objects are immutable. A download that was cut off goes on
+    with `resume`, on any replica: the same target, the plan's objects, and the offset at which to go on.
 
-    Errors: FRAGMENT_NOT_FOUND, VERSION_NOT_FOUND, PLAN_EXPIRED.
+    Errors:
+    - FRAGMENT_NOT_FOUND: the run has no such fragment.
+    - VERSION_NOT_FOUND: from_version or target_version does not exist, or the target's content was collected.
+    - PLAN_EXPIRED: an object of the plan was collected; ask without `resume`.
     """
     Watch: _grpc.UnaryStreamMultiCallable[_exchange_pb2.WatchRequest, _exchange_pb2.WatchResponse]
-    """Follows a run as an observer: first the run as it is, then events from there, or from `after_position` on.
+    """Follows a run as an observer: first the run as it is, then events from there, or from `after_position` on. The
+    server never ends the stream with OK.
 
-    Errors: VERSION_NOT_FOUND (after_position is beyond the log), TOO_SLOW.
+    Errors:
+    - VERSION_NOT_FOUND: after_position is beyond the log.
+    - TOO_SLOW: the client left more than 1 MiB of events unread.
     """
 
 @_typing.type_check_only
 class ExchangeAsyncStub(ExchangeStub):
     """Exchanges weights between learners and a run.
 
-    Every request but Watch's has `seen_position`, the highest log position of that run that the caller has seen (0: none); answers and events
-    have the position that they reflect. Any call may land on any replica.
+    Every request but Watch's has `seen_position`, the highest log position of that run that the caller has seen (0:
+    none). Answers and events have the position that they reflect, which is at least that. Any call may land on any
+    replica.
 
-    Errors of every method: BAD_REQUEST, BAD_NAME, RUN_NOT_FOUND, RUN_REPLACED, RUN_EXISTS (run_uid is of a draft that lost the name),
-    STORE_UNAVAILABLE, STORE_FULL, STORE_ROLLED_BACK, DRAINING, INTERNAL.
+    Errors of every method:
+    - BAD_REQUEST: a field is malformed, or a message is out of order.
+    - BAD_NAME: a name or id does not match its pattern.
+    - TOO_LARGE: a message is larger than max_message_size_bytes of GetCapabilities. gRPC itself answers a message of
+      more than twice that, with RESOURCE_EXHAUSTED and no ErrorInfo.
+    - RUN_NOT_FOUND: no run has that name. Attach and Watch also end with it when the run is deleted.
+    - RUN_REPLACED: the name belongs to another run than run_uid says. Attach and Watch also end with it.
+    - RUN_EXISTS: run_uid is of a draft that another creator kept from its name.
+    - STORE_UNAVAILABLE: the store can't be reached.
+    - STORE_FULL: the store has no space left.
+    - STORE_ROLLED_BACK: the run's log is shorter than seen_position, or damaged.
+    - DRAINING: the replica is going away. Attach and Watch also end with it.
+    - INTERNAL: the server failed.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Attach: _aio.StreamStreamMultiCallable[_exchange_pb2.AttachRequest, _exchange_pb2.AttachResponse]  # type: ignore[assignment]
-    """Joins a run for as long as the stream lives. The first message up MUST be `hello`, the first down is `attached`; then reports go up, at least one a
-    third of the lease term, and events come down. The newest session of a learner id fences the older ones. A client whose stream broke SHOULD
-    attach again with the same session id. This stream SHOULD have a channel of its own, never behind bulk data.
+    """Joins a run for as long as the stream lives. The client's first message MUST be `hello`; the server's first is
+    `attached`. Then the client MUST send a report at least every third of the lease term, and the server sends events.
+    A newer session of a learner id fences the older ones. A client whose stream broke SHOULD attach again with the
+    same session id. This stream SHOULD have a connection of its own, never shared with bulk data.
 
-    Errors: SESSION_FENCED, SHAPE_MISMATCH (tensors given and not the run's), RUN_DRAFT, RUN_CLOSED, TOO_SLOW.
+    The server ends the stream with OK after `leave`, or after the client has ended its side; else with an error. It
+    does not end it because a lease ran out or because the run was closed.
+
+    Errors:
+    - SESSION_FENCED: a newer session of the learner id attached, before or during this stream.
+    - SHAPE_MISMATCH: hello.tensors are given and are not the run's.
+    - RUN_DRAFT: the run is not committed yet.
+    - RUN_CLOSED: the run is closing or closed.
+    - TOO_SLOW: the client left more than 1 MiB of events unread.
     """
     PushDelta: _aio.StreamUnaryMultiCallable[_exchange_pb2.PushDeltaRequest, _exchange_pb2.PushDeltaResponse]  # type: ignore[assignment]
-    """Contributes a delta. Up: one `header`; then for every part a `part`, its frames in `data` messages, and a `part_end`; at last `complete`. Parts
-    may be sent by several calls with the same delta_id, in any order, from several processes of one session; exactly one call says `complete`, when
-    every part is durable. A call that ends without `complete` makes its whole parts durable and is answered with state PUSH_STATE_PARTS_STORED.
-    A call with `complete` is answered when the delta's accepted entry is durable in the log, never before. The same push may be repeated at any
+    """Contributes a delta. The client sends one `header`; then for every part a `part`, its frames in `data` messages,
+    and a `part_end`; at last `complete`. Parts may be sent by several calls with the same delta_id, in any order, from
+    several processes of one session. Exactly one call says `complete`, when every part is durable. A call that ends
+    without `complete` makes its whole parts durable and is answered PUSH_STATE_PARTS_STORED. A call with `complete` is
+    answered when the delta's accepted entry is durable in the log, never before. The same push may be repeated at any
     time, on any replica, with one effect; its answer then has the delta's fate.
 
-    A learner MUST have at most one delta a fragment whose fate it does not know, and MUST repeat the same bytes until it does.
+    The parts of a delta cover its fragment without overlap. Parts of the completing call that do so by themselves are
+    taken; else those that earlier calls with the same delta_id made durable are added, and the whole MUST do so.
 
-    Errors: SESSION_FENCED, SESSION_UNKNOWN, RUN_DRAFT, RUN_CLOSED, RUN_EXISTS (initial weights of an open run), FRAGMENT_NOT_FOUND, SHAPE_MISMATCH, ENCODING_UNSUPPORTED, NON_FINITE, BAD_FRAME,
-    DIGEST_MISMATCH, OUT_OF_RANGE, INCOMPLETE, BASE_FUTURE, BASE_STALE, BASE_FOREIGN, BASE_REPEATED, ID_REUSED, TOO_LARGE.
+    A learner MUST have at most one delta a fragment whose fate it does not know, and MUST repeat the same bytes until
+    it does.
+
+    Errors:
+    - SESSION_FENCED: a newer session of the learner id attached.
+    - SESSION_UNKNOWN: the session never attached; or, for initial weights, session_id is not the draft's request_id.
+    - RUN_DRAFT: the run is not committed yet, and these are not initial weights.
+    - RUN_CLOSED: the run is closing or closed.
+    - RUN_EXISTS: these are initial weights, and the run is open already.
+    - FRAGMENT_NOT_FOUND: the run has no such fragment.
+    - ENCODING_UNSUPPORTED: a frame's codec or block size is not offered, or initial weights are not in CODEC_FLOAT32.
+    - NON_FINITE: a value is NaN or infinite.
+    - BAD_FRAME: a frame is damaged or malformed, or a part ends inside a frame or before its range does.
+    - DIGEST_MISMATCH: the digest of a part, or of the delta, is not that of its bytes.
+    - OUT_OF_RANGE: a part is outside the fragment; a frame is outside its part or out of order, or is not cut at its
+      tensors' blocks; or parts overlap. Other cuts of the same delta_id stay durable, so that a client that cuts
+      differently MUST take a new delta_id, or send all parts in the call that completes.
+    - INCOMPLETE: parts are missing or were collected meanwhile, or nothing came for 60 s. Ask QueryPush.
+    - BASE_FUTURE: base_version does not exist yet.
+    - BASE_STALE: base_version is more than max_staleness versions old, or a roll-back abandoned it.
+    - BASE_FOREIGN: base_digest is not that version's.
+    - BASE_REPEATED: the session has a delta of the fragment from that base that is pending or merged; or the fragment
+      has its initial weights.
+    - ID_REUSED: the delta_id was used for other bytes or another fragment.
+    - TOO_LARGE: a part has more bytes than max_part_size_bytes, or the delta has more parts than a log entry holds.
     """
     QueryPush: _aio.UnaryUnaryMultiCallable[_exchange_pb2.QueryPushRequest, _exchange_pb2.QueryPushResponse]  # type: ignore[assignment]
     """Says which parts of a push are durable and what its fate is.
 
-    Errors: FRAGMENT_NOT_FOUND.
+    Errors:
+    - FRAGMENT_NOT_FOUND: the run has no such fragment.
     """
     PullFragment: _aio.UnaryStreamMultiCallable[_exchange_pb2.PullFragmentRequest, _exchange_pb2.PullFragmentResponse]  # type: ignore[assignment]
-    """Brings the caller from the version it has to a target. Down: one `plan`, then the bytes of its objects in order. Objects are immutable; a
-    download that was cut off goes on with `resume` (the same target, the objects already complete, and the offset in the next).
+    """Brings the caller from the version it has to a target. The server sends one `plan`, then the bytes of its objects
+    in order, and ends the stream with OK after the last. Objects are immutable. A download that was cut off goes on
+    with `resume`, on any replica: the same target, the plan's objects, and the offset at which to go on.
 
-    Errors: FRAGMENT_NOT_FOUND, VERSION_NOT_FOUND, PLAN_EXPIRED.
+    Errors:
+    - FRAGMENT_NOT_FOUND: the run has no such fragment.
+    - VERSION_NOT_FOUND: from_version or target_version does not exist, or the target's content was collected.
+    - PLAN_EXPIRED: an object of the plan was collected; ask without `resume`.
     """
     Watch: _aio.UnaryStreamMultiCallable[_exchange_pb2.WatchRequest, _exchange_pb2.WatchResponse]  # type: ignore[assignment]
-    """Follows a run as an observer: first the run as it is, then events from there, or from `after_position` on.
+    """Follows a run as an observer: first the run as it is, then events from there, or from `after_position` on. The
+    server never ends the stream with OK.
 
-    Errors: VERSION_NOT_FOUND (after_position is beyond the log), TOO_SLOW.
+    Errors:
+    - VERSION_NOT_FOUND: after_position is beyond the log.
+    - TOO_SLOW: the client left more than 1 MiB of events unread.
     """
 
 class ExchangeServicer(metaclass=_abc_1.ABCMeta):
     """Exchanges weights between learners and a run.
 
-    Every request but Watch's has `seen_position`, the highest log position of that run that the caller has seen (0: none); answers and events
-    have the position that they reflect. Any call may land on any replica.
+    Every request but Watch's has `seen_position`, the highest log position of that run that the caller has seen (0:
+    none). Answers and events have the position that they reflect, which is at least that. Any call may land on any
+    replica.
 
-    Errors of every method: BAD_REQUEST, BAD_NAME, RUN_NOT_FOUND, RUN_REPLACED, RUN_EXISTS (run_uid is of a draft that lost the name),
-    STORE_UNAVAILABLE, STORE_FULL, STORE_ROLLED_BACK, DRAINING, INTERNAL.
+    Errors of every method:
+    - BAD_REQUEST: a field is malformed, or a message is out of order.
+    - BAD_NAME: a name or id does not match its pattern.
+    - TOO_LARGE: a message is larger than max_message_size_bytes of GetCapabilities. gRPC itself answers a message of
+      more than twice that, with RESOURCE_EXHAUSTED and no ErrorInfo.
+    - RUN_NOT_FOUND: no run has that name. Attach and Watch also end with it when the run is deleted.
+    - RUN_REPLACED: the name belongs to another run than run_uid says. Attach and Watch also end with it.
+    - RUN_EXISTS: run_uid is of a draft that another creator kept from its name.
+    - STORE_UNAVAILABLE: the store can't be reached.
+    - STORE_FULL: the store has no space left.
+    - STORE_ROLLED_BACK: the run's log is shorter than seen_position, or damaged.
+    - DRAINING: the replica is going away. Attach and Watch also end with it.
+    - INTERNAL: the server failed.
     """
 
     @_abc_1.abstractmethod
@@ -148,11 +269,20 @@ class ExchangeServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_exchange_pb2.AttachRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_exchange_pb2.AttachResponse], _abc.AsyncIterator[_exchange_pb2.AttachResponse]]:
-        """Joins a run for as long as the stream lives. The first message up MUST be `hello`, the first down is `attached`; then reports go up, at least one a
-        third of the lease term, and events come down. The newest session of a learner id fences the older ones. A client whose stream broke SHOULD
-        attach again with the same session id. This stream SHOULD have a channel of its own, never behind bulk data.
+        """Joins a run for as long as the stream lives. The client's first message MUST be `hello`; the server's first is
+        `attached`. Then the client MUST send a report at least every third of the lease term, and the server sends events.
+        A newer session of a learner id fences the older ones. A client whose stream broke SHOULD attach again with the
+        same session id. This stream SHOULD have a connection of its own, never shared with bulk data.
 
-        Errors: SESSION_FENCED, SHAPE_MISMATCH (tensors given and not the run's), RUN_DRAFT, RUN_CLOSED, TOO_SLOW.
+        The server ends the stream with OK after `leave`, or after the client has ended its side; else with an error. It
+        does not end it because a lease ran out or because the run was closed.
+
+        Errors:
+        - SESSION_FENCED: a newer session of the learner id attached, before or during this stream.
+        - SHAPE_MISMATCH: hello.tensors are given and are not the run's.
+        - RUN_DRAFT: the run is not committed yet.
+        - RUN_CLOSED: the run is closing or closed.
+        - TOO_SLOW: the client left more than 1 MiB of events unread.
         """
 
     @_abc_1.abstractmethod
@@ -161,16 +291,41 @@ class ExchangeServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_exchange_pb2.PushDeltaRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_exchange_pb2.PushDeltaResponse, _abc.Awaitable[_exchange_pb2.PushDeltaResponse]]:
-        """Contributes a delta. Up: one `header`; then for every part a `part`, its frames in `data` messages, and a `part_end`; at last `complete`. Parts
-        may be sent by several calls with the same delta_id, in any order, from several processes of one session; exactly one call says `complete`, when
-        every part is durable. A call that ends without `complete` makes its whole parts durable and is answered with state PUSH_STATE_PARTS_STORED.
-        A call with `complete` is answered when the delta's accepted entry is durable in the log, never before. The same push may be repeated at any
+        """Contributes a delta. The client sends one `header`; then for every part a `part`, its frames in `data` messages,
+        and a `part_end`; at last `complete`. Parts may be sent by several calls with the same delta_id, in any order, from
+        several processes of one session. Exactly one call says `complete`, when every part is durable. A call that ends
+        without `complete` makes its whole parts durable and is answered PUSH_STATE_PARTS_STORED. A call with `complete` is
+        answered when the delta's accepted entry is durable in the log, never before. The same push may be repeated at any
         time, on any replica, with one effect; its answer then has the delta's fate.
 
-        A learner MUST have at most one delta a fragment whose fate it does not know, and MUST repeat the same bytes until it does.
+        The parts of a delta cover its fragment without overlap. Parts of the completing call that do so by themselves are
+        taken; else those that earlier calls with the same delta_id made durable are added, and the whole MUST do so.
 
-        Errors: SESSION_FENCED, SESSION_UNKNOWN, RUN_DRAFT, RUN_CLOSED, RUN_EXISTS (initial weights of an open run), FRAGMENT_NOT_FOUND, SHAPE_MISMATCH, ENCODING_UNSUPPORTED, NON_FINITE, BAD_FRAME,
-        DIGEST_MISMATCH, OUT_OF_RANGE, INCOMPLETE, BASE_FUTURE, BASE_STALE, BASE_FOREIGN, BASE_REPEATED, ID_REUSED, TOO_LARGE.
+        A learner MUST have at most one delta a fragment whose fate it does not know, and MUST repeat the same bytes until
+        it does.
+
+        Errors:
+        - SESSION_FENCED: a newer session of the learner id attached.
+        - SESSION_UNKNOWN: the session never attached; or, for initial weights, session_id is not the draft's request_id.
+        - RUN_DRAFT: the run is not committed yet, and these are not initial weights.
+        - RUN_CLOSED: the run is closing or closed.
+        - RUN_EXISTS: these are initial weights, and the run is open already.
+        - FRAGMENT_NOT_FOUND: the run has no such fragment.
+        - ENCODING_UNSUPPORTED: a frame's codec or block size is not offered, or initial weights are not in CODEC_FLOAT32.
+        - NON_FINITE: a value is NaN or infinite.
+        - BAD_FRAME: a frame is damaged or malformed, or a part ends inside a frame or before its range does.
+        - DIGEST_MISMATCH: the digest of a part, or of the delta, is not that of its bytes.
+        - OUT_OF_RANGE: a part is outside the fragment; a frame is outside its part or out of order, or is not cut at its
+          tensors' blocks; or parts overlap. Other cuts of the same delta_id stay durable, so that a client that cuts
+          differently MUST take a new delta_id, or send all parts in the call that completes.
+        - INCOMPLETE: parts are missing or were collected meanwhile, or nothing came for 60 s. Ask QueryPush.
+        - BASE_FUTURE: base_version does not exist yet.
+        - BASE_STALE: base_version is more than max_staleness versions old, or a roll-back abandoned it.
+        - BASE_FOREIGN: base_digest is not that version's.
+        - BASE_REPEATED: the session has a delta of the fragment from that base that is pending or merged; or the fragment
+          has its initial weights.
+        - ID_REUSED: the delta_id was used for other bytes or another fragment.
+        - TOO_LARGE: a part has more bytes than max_part_size_bytes, or the delta has more parts than a log entry holds.
         """
 
     @_abc_1.abstractmethod
@@ -181,7 +336,8 @@ class ExchangeServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_exchange_pb2.QueryPushResponse, _abc.Awaitable[_exchange_pb2.QueryPushResponse]]:
         """Says which parts of a push are durable and what its fate is.
 
-        Errors: FRAGMENT_NOT_FOUND.
+        Errors:
+        - FRAGMENT_NOT_FOUND: the run has no such fragment.
         """
 
     @_abc_1.abstractmethod
@@ -190,10 +346,14 @@ class ExchangeServicer(metaclass=_abc_1.ABCMeta):
         request: _exchange_pb2.PullFragmentRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_exchange_pb2.PullFragmentResponse], _abc.AsyncIterator[_exchange_pb2.PullFragmentResponse]]:
-        """Brings the caller from the version it has to a target. Down: one `plan`, then the bytes of its objects in order. Objects are immutable; a
-        download that was cut off goes on with `resume` (the same target, the objects already complete, and the offset in the next).
+        """Brings the caller from the version it has to a target. The server sends one `plan`, then the bytes of its objects
+        in order, and ends the stream with OK after the last. Objects are immutable. A download that was cut off goes on
+        with `resume`, on any replica: the same target, the plan's objects, and the offset at which to go on.
 
-        Errors: FRAGMENT_NOT_FOUND, VERSION_NOT_FOUND, PLAN_EXPIRED.
+        Errors:
+        - FRAGMENT_NOT_FOUND: the run has no such fragment.
+        - VERSION_NOT_FOUND: from_version or target_version does not exist, or the target's content was collected.
+        - PLAN_EXPIRED: an object of the plan was collected; ask without `resume`.
         """
 
     @_abc_1.abstractmethod
@@ -202,9 +362,12 @@ class ExchangeServicer(metaclass=_abc_1.ABCMeta):
         request: _exchange_pb2.WatchRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_exchange_pb2.WatchResponse], _abc.AsyncIterator[_exchange_pb2.WatchResponse]]:
-        """Follows a run as an observer: first the run as it is, then events from there, or from `after_position` on.
+        """Follows a run as an observer: first the run as it is, then events from there, or from `after_position` on. The
+        server never ends the stream with OK.
 
-        Errors: VERSION_NOT_FOUND (after_position is beyond the log), TOO_SLOW.
+        Errors:
+        - VERSION_NOT_FOUND: after_position is beyond the log.
+        - TOO_SLOW: the client left more than 1 MiB of events unread.
         """
 
 def add_ExchangeServicer_to_server(servicer: ExchangeServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

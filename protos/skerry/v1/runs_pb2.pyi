@@ -3,9 +3,10 @@
 isort:skip_file
 The life of runs: create, look, steer, roll back, close, delete.
 
-Creating takes three steps, each of which may be repeated without harm: CreateRun makes a draft and answers its uid; Exchange.PushDelta
-with base_version -1 sends the initial weights of every fragment; CommitRun makes the run exist under its name. Of several creators of one
-name exactly one wins, with all of its own weights; the others are answered RUN_EXISTS and join.
+Creating takes three steps, each of which may be repeated without harm: CreateRun makes a draft and answers its uid;
+Exchange.PushDelta with base_version -1 sends the initial weights of every fragment; CommitRun makes the run exist
+under its name. Of several creators of one name exactly one wins, with all of its own weights; the others are
+answered RUN_EXISTS and join.
 """
 
 from collections import abc as _abc
@@ -36,7 +37,7 @@ class CreateRunRequest(_message.Message):
     FRAGMENTS_FIELD_NUMBER: _builtins.int
     POLICY_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """128 random bits; the draft's uid follows from it."""
+    """128 random bits; the draft's uid follows from it and the name. Whoever has it can push the draft's initial weights."""
     name: _builtins.str
     """Name of the run."""
     @_builtins.property
@@ -571,7 +572,7 @@ class DeleteRunRequest(_message.Message):
     name: _builtins.str
     """Name of the run."""
     run_uid: _builtins.str
-    """Uid of the run; MUST be given: a delete that is repeated must not hit a newer run."""
+    """Uid of the run. MUST be given, so that a repeated delete can't take the name from a newer run."""
     def __init__(
         self,
         *,

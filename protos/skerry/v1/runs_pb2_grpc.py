@@ -28,11 +28,20 @@ if _version_not_supported:
 class RunsStub(object):
     """Administers runs.
 
-    Where a request has `seen_position`, the highest log position of that run that the caller has seen (0: none), the answer reflects at least
-    that. A log that is shorter than that is answered STORE_ROLLED_BACK.
+    Where a request has `seen_position`, the highest log position of that run that the caller has seen (0: none), the
+    answer reflects at least that.
 
-    Errors of every method: BAD_REQUEST, BAD_NAME, STORE_UNAVAILABLE, STORE_FULL, STORE_ROLLED_BACK, DRAINING, INTERNAL; and of every one whose
-    run_uid is of a draft that lost its name: RUN_EXISTS.
+    Errors of every method:
+    - BAD_REQUEST: a field is malformed or out of its range.
+    - BAD_NAME: a name or id does not match its pattern.
+    - TOO_LARGE: the message is larger than max_message_size_bytes of GetCapabilities. gRPC itself answers a message of
+    more than twice that, with RESOURCE_EXHAUSTED and no ErrorInfo.
+    - RUN_EXISTS: run_uid is of a draft that another creator kept from its name.
+    - STORE_UNAVAILABLE: the store can't be reached.
+    - STORE_FULL: the store has no space left.
+    - STORE_ROLLED_BACK: the run's log is shorter than seen_position, or damaged.
+    - DRAINING: the replica is going away.
+    - INTERNAL: the server failed.
     """
 
     def __init__(self, channel):
@@ -91,18 +100,31 @@ class RunsStub(object):
 class RunsServicer(object):
     """Administers runs.
 
-    Where a request has `seen_position`, the highest log position of that run that the caller has seen (0: none), the answer reflects at least
-    that. A log that is shorter than that is answered STORE_ROLLED_BACK.
+    Where a request has `seen_position`, the highest log position of that run that the caller has seen (0: none), the
+    answer reflects at least that.
 
-    Errors of every method: BAD_REQUEST, BAD_NAME, STORE_UNAVAILABLE, STORE_FULL, STORE_ROLLED_BACK, DRAINING, INTERNAL; and of every one whose
-    run_uid is of a draft that lost its name: RUN_EXISTS.
+    Errors of every method:
+    - BAD_REQUEST: a field is malformed or out of its range.
+    - BAD_NAME: a name or id does not match its pattern.
+    - TOO_LARGE: the message is larger than max_message_size_bytes of GetCapabilities. gRPC itself answers a message of
+    more than twice that, with RESOURCE_EXHAUSTED and no ErrorInfo.
+    - RUN_EXISTS: run_uid is of a draft that another creator kept from its name.
+    - STORE_UNAVAILABLE: the store can't be reached.
+    - STORE_FULL: the store has no space left.
+    - STORE_ROLLED_BACK: the run's log is shorter than seen_position, or damaged.
+    - DRAINING: the replica is going away.
+    - INTERNAL: the server failed.
     """
 
     def CreateRun(self, request, context):
         """Makes a draft of a run. Idempotent by request_id.
 
-        Errors: RUN_EXISTS (the name is taken by a committed run), SHAPE_MISMATCH (the plan is not a partition of the tensors), TOO_LARGE,
-        ID_REUSED (request_id made a draft of other tensors or fragments).
+        Errors:
+        - RUN_EXISTS: another run has the name.
+        - SHAPE_MISMATCH: a tensor's name or shape is not legal, or the plan is not a partition of the tensors.
+        - TOO_LARGE: the request has more than 3 MiB, 100,000 tensors or 4,096 fragments, or a fragment more than 2^40
+        elements.
+        - ID_REUSED: request_id made a draft of other tensors or fragments.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -111,7 +133,11 @@ class RunsServicer(object):
     def CommitRun(self, request, context):
         """Makes a draft whose weights are complete the run of its name. Idempotent.
 
-        Errors: RUN_NOT_FOUND, RUN_REPLACED, RUN_DRAFT (weights are missing), RUN_EXISTS (another won).
+        Errors:
+        - RUN_NOT_FOUND: there is no such draft, or the run was deleted.
+        - RUN_REPLACED: there is no such draft, and another run has the name.
+        - RUN_DRAFT: initial weights are missing.
+        - RUN_EXISTS: another creator got the name.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -120,55 +146,75 @@ class RunsServicer(object):
     def GetRun(self, request, context):
         """Returns a run.
 
-        Errors: RUN_NOT_FOUND, RUN_REPLACED (run_uid given and not the name's).
+        Errors:
+        - RUN_NOT_FOUND: no run has that name or uid.
+        - RUN_REPLACED: run_uid is given and is not the name's.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListRuns(self, request, context):
-        """Lists committed runs by name. A page may hold fewer than were asked for, so as to fit a message; a run that can't be read is left out.
+        """Lists committed runs by name. A page may hold fewer than were asked for, so as to fit a message. A run that can't
+        be read is left out.
 
-        Errors: none beyond those of every method.
+        Errors: those of every method.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SetPolicy(self, request, context):
-        """Replaces the policy; fields that are absent keep their value. `outer` and the encodings are replaced whole; of `merge_by_fragment` the named
-        fragments' rules are, and MERGE_RULE_UNSPECIFIED takes one away. Takes effect with the next close. Idempotent by request_id.
+        """Replaces the policy; fields that are absent keep their value. `outer` and the encodings are replaced whole. Of
+        `merge_by_fragment` the rules of the named fragments are replaced, and MERGE_RULE_UNSPECIFIED takes one away. Takes
+        effect with the next close. Idempotent by request_id.
 
-        Errors: RUN_NOT_FOUND, RUN_REPLACED, RUN_CLOSED.
+        Errors:
+        - RUN_NOT_FOUND: no run has that name or uid.
+        - RUN_REPLACED: run_uid is given and is not the name's.
+        - RUN_CLOSED: the run is closing or closed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListVersions(self, request, context):
-        """Lists versions of a fragment, newest first, with the deltas in each: who made this version. An answer may hold fewer than were asked for, so
-        as to fit a message; version 0 is the last.
+        """Lists versions of a fragment, newest first, with the deltas that were merged into each. An answer may hold fewer
+        than were asked for, so as to fit a message; version 0 is the last.
 
-        Errors: RUN_NOT_FOUND, RUN_REPLACED, FRAGMENT_NOT_FOUND.
+        Errors:
+        - RUN_NOT_FOUND: no run has that name or uid.
+        - RUN_REPLACED: run_uid is given and is not the name's.
+        - FRAGMENT_NOT_FOUND: the run has no such fragment.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RollBack(self, request, context):
-        """Gives every fragment its next version, with the content it had at an earlier log position. Numbers are never reused; pending deltas and
-        deltas on abandoned versions expire by name. Idempotent by request_id.
+        """Gives every fragment its next version, with the content it had at an earlier log position. Numbers are never
+        reused. Pending deltas expire, and a push from an abandoned version is refused with BASE_STALE. Idempotent by
+        request_id.
 
-        Errors: RUN_NOT_FOUND, RUN_REPLACED, RUN_DRAFT, RUN_CLOSED, VERSION_NOT_FOUND (no such position, or its content was collected).
+        Errors:
+        - RUN_NOT_FOUND: no run has that name or uid.
+        - RUN_REPLACED: run_uid is given and is not the name's.
+        - RUN_DRAFT: the run is not committed yet.
+        - RUN_CLOSED: the run is closing or closed.
+        - VERSION_NOT_FOUND: there is no such position, a fragment had no version then, or its content was collected.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CloseRun(self, request, context):
-        """Ends a run: no delta is accepted from here on, what is pending is merged, the rest expires by name. Answers when the run is closed. Idempotent.
+        """Ends a run: no delta is accepted from here on, what is pending is merged, the rest expires. Answers when the run is
+        closed. Idempotent.
 
-        Errors: RUN_NOT_FOUND, RUN_REPLACED, RUN_DRAFT.
+        Errors:
+        - RUN_NOT_FOUND: no run has that name or uid.
+        - RUN_REPLACED: run_uid is given and is not the name's.
+        - RUN_DRAFT: the run is not committed yet.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -177,7 +223,10 @@ class RunsServicer(object):
     def DeleteRun(self, request, context):
         """Takes the run's name away; its objects stay until an operator collects them. Idempotent.
 
-        Errors: RUN_NOT_FOUND (also of a draft, which has no name to take: leave it, collections remove old drafts), RUN_REPLACED.
+        Errors:
+        - RUN_NOT_FOUND: no run of that uid ever had the name. So for a draft, which has no name yet: leave it, collections
+        remove old drafts.
+        - RUN_REPLACED: the name belongs to another run.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -242,11 +291,20 @@ def add_RunsServicer_to_server(servicer, server):
 class Runs(object):
     """Administers runs.
 
-    Where a request has `seen_position`, the highest log position of that run that the caller has seen (0: none), the answer reflects at least
-    that. A log that is shorter than that is answered STORE_ROLLED_BACK.
+    Where a request has `seen_position`, the highest log position of that run that the caller has seen (0: none), the
+    answer reflects at least that.
 
-    Errors of every method: BAD_REQUEST, BAD_NAME, STORE_UNAVAILABLE, STORE_FULL, STORE_ROLLED_BACK, DRAINING, INTERNAL; and of every one whose
-    run_uid is of a draft that lost its name: RUN_EXISTS.
+    Errors of every method:
+    - BAD_REQUEST: a field is malformed or out of its range.
+    - BAD_NAME: a name or id does not match its pattern.
+    - TOO_LARGE: the message is larger than max_message_size_bytes of GetCapabilities. gRPC itself answers a message of
+    more than twice that, with RESOURCE_EXHAUSTED and no ErrorInfo.
+    - RUN_EXISTS: run_uid is of a draft that another creator kept from its name.
+    - STORE_UNAVAILABLE: the store can't be reached.
+    - STORE_FULL: the store has no space left.
+    - STORE_ROLLED_BACK: the run's log is shorter than seen_position, or damaged.
+    - DRAINING: the replica is going away.
+    - INTERNAL: the server failed.
     """
 
     @staticmethod

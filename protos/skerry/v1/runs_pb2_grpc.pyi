@@ -3,9 +3,10 @@
 isort:skip_file
 The life of runs: create, look, steer, roll back, close, delete.
 
-Creating takes three steps, each of which may be repeated without harm: CreateRun makes a draft and answers its uid; Exchange.PushDelta
-with base_version -1 sends the initial weights of every fragment; CommitRun makes the run exist under its name. Of several creators of one
-name exactly one wins, with all of its own weights; the others are answered RUN_EXISTS and join.
+Creating takes three steps, each of which may be repeated without harm: CreateRun makes a draft and answers its uid;
+Exchange.PushDelta with base_version -1 sends the initial weights of every fragment; CommitRun makes the run exist
+under its name. Of several creators of one name exactly one wins, with all of its own weights; the others are
+answered RUN_EXISTS and join.
 """
 
 from collections import abc as _abc
@@ -34,11 +35,20 @@ GRPC_VERSION: str
 class RunsStub:
     """Administers runs.
 
-    Where a request has `seen_position`, the highest log position of that run that the caller has seen (0: none), the answer reflects at least
-    that. A log that is shorter than that is answered STORE_ROLLED_BACK.
+    Where a request has `seen_position`, the highest log position of that run that the caller has seen (0: none), the
+    answer reflects at least that.
 
-    Errors of every method: BAD_REQUEST, BAD_NAME, STORE_UNAVAILABLE, STORE_FULL, STORE_ROLLED_BACK, DRAINING, INTERNAL; and of every one whose
-    run_uid is of a draft that lost its name: RUN_EXISTS.
+    Errors of every method:
+    - BAD_REQUEST: a field is malformed or out of its range.
+    - BAD_NAME: a name or id does not match its pattern.
+    - TOO_LARGE: the message is larger than max_message_size_bytes of GetCapabilities. gRPC itself answers a message of
+      more than twice that, with RESOURCE_EXHAUSTED and no ErrorInfo.
+    - RUN_EXISTS: run_uid is of a draft that another creator kept from its name.
+    - STORE_UNAVAILABLE: the store can't be reached.
+    - STORE_FULL: the store has no space left.
+    - STORE_ROLLED_BACK: the run's log is shorter than seen_position, or damaged.
+    - DRAINING: the replica is going away.
+    - INTERNAL: the server failed.
     """
 
     @_typing.overload
@@ -48,123 +58,203 @@ class RunsStub:
     CreateRun: _grpc.UnaryUnaryMultiCallable[_runs_pb2.CreateRunRequest, _runs_pb2.CreateRunResponse]
     """Makes a draft of a run. Idempotent by request_id.
 
-    Errors: RUN_EXISTS (the name is taken by a committed run), SHAPE_MISMATCH (the plan is not a partition of the tensors), TOO_LARGE,
-    ID_REUSED (request_id made a draft of other tensors or fragments).
+    Errors:
+    - RUN_EXISTS: another run has the name.
+    - SHAPE_MISMATCH: a tensor's name or shape is not legal, or the plan is not a partition of the tensors.
+    - TOO_LARGE: the request has more than 3 MiB, 100,000 tensors or 4,096 fragments, or a fragment more than 2^40
+      elements.
+    - ID_REUSED: request_id made a draft of other tensors or fragments.
     """
     CommitRun: _grpc.UnaryUnaryMultiCallable[_runs_pb2.CommitRunRequest, _runs_pb2.CommitRunResponse]
     """Makes a draft whose weights are complete the run of its name. Idempotent.
 
-    Errors: RUN_NOT_FOUND, RUN_REPLACED, RUN_DRAFT (weights are missing), RUN_EXISTS (another won).
+    Errors:
+    - RUN_NOT_FOUND: there is no such draft, or the run was deleted.
+    - RUN_REPLACED: there is no such draft, and another run has the name.
+    - RUN_DRAFT: initial weights are missing.
+    - RUN_EXISTS: another creator got the name.
     """
     GetRun: _grpc.UnaryUnaryMultiCallable[_runs_pb2.GetRunRequest, _runs_pb2.GetRunResponse]
     """Returns a run.
 
-    Errors: RUN_NOT_FOUND, RUN_REPLACED (run_uid given and not the name's).
+    Errors:
+    - RUN_NOT_FOUND: no run has that name or uid.
+    - RUN_REPLACED: run_uid is given and is not the name's.
     """
     ListRuns: _grpc.UnaryUnaryMultiCallable[_runs_pb2.ListRunsRequest, _runs_pb2.ListRunsResponse]
-    """Lists committed runs by name. A page may hold fewer than were asked for, so as to fit a message; a run that can't be read is left out.
+    """Lists committed runs by name. A page may hold fewer than were asked for, so as to fit a message. A run that can't
+    be read is left out.
 
-    Errors: none beyond those of every method.
+    Errors: those of every method.
     """
     SetPolicy: _grpc.UnaryUnaryMultiCallable[_runs_pb2.SetPolicyRequest, _runs_pb2.SetPolicyResponse]
-    """Replaces the policy; fields that are absent keep their value. `outer` and the encodings are replaced whole; of `merge_by_fragment` the named
-    fragments' rules are, and MERGE_RULE_UNSPECIFIED takes one away. Takes effect with the next close. Idempotent by request_id.
+    """Replaces the policy; fields that are absent keep their value. `outer` and the encodings are replaced whole. Of
+    `merge_by_fragment` the rules of the named fragments are replaced, and MERGE_RULE_UNSPECIFIED takes one away. Takes
+    effect with the next close. Idempotent by request_id.
 
-    Errors: RUN_NOT_FOUND, RUN_REPLACED, RUN_CLOSED.
+    Errors:
+    - RUN_NOT_FOUND: no run has that name or uid.
+    - RUN_REPLACED: run_uid is given and is not the name's.
+    - RUN_CLOSED: the run is closing or closed.
     """
     ListVersions: _grpc.UnaryUnaryMultiCallable[_runs_pb2.ListVersionsRequest, _runs_pb2.ListVersionsResponse]
-    """Lists versions of a fragment, newest first, with the deltas in each: who made this version. An answer may hold fewer than were asked for, so
-    as to fit a message; version 0 is the last.
+    """Lists versions of a fragment, newest first, with the deltas that were merged into each. An answer may hold fewer
+    than were asked for, so as to fit a message; version 0 is the last.
 
-    Errors: RUN_NOT_FOUND, RUN_REPLACED, FRAGMENT_NOT_FOUND.
+    Errors:
+    - RUN_NOT_FOUND: no run has that name or uid.
+    - RUN_REPLACED: run_uid is given and is not the name's.
+    - FRAGMENT_NOT_FOUND: the run has no such fragment.
     """
     RollBack: _grpc.UnaryUnaryMultiCallable[_runs_pb2.RollBackRequest, _runs_pb2.RollBackResponse]
-    """Gives every fragment its next version, with the content it had at an earlier log position. Numbers are never reused; pending deltas and
-    deltas on abandoned versions expire by name. Idempotent by request_id.
+    """Gives every fragment its next version, with the content it had at an earlier log position. Numbers are never
+    reused. Pending deltas expire, and a push from an abandoned version is refused with BASE_STALE. Idempotent by
+    request_id.
 
-    Errors: RUN_NOT_FOUND, RUN_REPLACED, RUN_DRAFT, RUN_CLOSED, VERSION_NOT_FOUND (no such position, or its content was collected).
+    Errors:
+    - RUN_NOT_FOUND: no run has that name or uid.
+    - RUN_REPLACED: run_uid is given and is not the name's.
+    - RUN_DRAFT: the run is not committed yet.
+    - RUN_CLOSED: the run is closing or closed.
+    - VERSION_NOT_FOUND: there is no such position, a fragment had no version then, or its content was collected.
     """
     CloseRun: _grpc.UnaryUnaryMultiCallable[_runs_pb2.CloseRunRequest, _runs_pb2.CloseRunResponse]
-    """Ends a run: no delta is accepted from here on, what is pending is merged, the rest expires by name. Answers when the run is closed. Idempotent.
+    """Ends a run: no delta is accepted from here on, what is pending is merged, the rest expires. Answers when the run is
+    closed. Idempotent.
 
-    Errors: RUN_NOT_FOUND, RUN_REPLACED, RUN_DRAFT.
+    Errors:
+    - RUN_NOT_FOUND: no run has that name or uid.
+    - RUN_REPLACED: run_uid is given and is not the name's.
+    - RUN_DRAFT: the run is not committed yet.
     """
     DeleteRun: _grpc.UnaryUnaryMultiCallable[_runs_pb2.DeleteRunRequest, _runs_pb2.DeleteRunResponse]
     """Takes the run's name away; its objects stay until an operator collects them. Idempotent.
 
-    Errors: RUN_NOT_FOUND (also of a draft, which has no name to take: leave it, collections remove old drafts), RUN_REPLACED.
+    Errors:
+    - RUN_NOT_FOUND: no run of that uid ever had the name. So for a draft, which has no name yet: leave it, collections
+      remove old drafts.
+    - RUN_REPLACED: the name belongs to another run.
     """
 
 @_typing.type_check_only
 class RunsAsyncStub(RunsStub):
     """Administers runs.
 
-    Where a request has `seen_position`, the highest log position of that run that the caller has seen (0: none), the answer reflects at least
-    that. A log that is shorter than that is answered STORE_ROLLED_BACK.
+    Where a request has `seen_position`, the highest log position of that run that the caller has seen (0: none), the
+    answer reflects at least that.
 
-    Errors of every method: BAD_REQUEST, BAD_NAME, STORE_UNAVAILABLE, STORE_FULL, STORE_ROLLED_BACK, DRAINING, INTERNAL; and of every one whose
-    run_uid is of a draft that lost its name: RUN_EXISTS.
+    Errors of every method:
+    - BAD_REQUEST: a field is malformed or out of its range.
+    - BAD_NAME: a name or id does not match its pattern.
+    - TOO_LARGE: the message is larger than max_message_size_bytes of GetCapabilities. gRPC itself answers a message of
+      more than twice that, with RESOURCE_EXHAUSTED and no ErrorInfo.
+    - RUN_EXISTS: run_uid is of a draft that another creator kept from its name.
+    - STORE_UNAVAILABLE: the store can't be reached.
+    - STORE_FULL: the store has no space left.
+    - STORE_ROLLED_BACK: the run's log is shorter than seen_position, or damaged.
+    - DRAINING: the replica is going away.
+    - INTERNAL: the server failed.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     CreateRun: _aio.UnaryUnaryMultiCallable[_runs_pb2.CreateRunRequest, _runs_pb2.CreateRunResponse]  # type: ignore[assignment]
     """Makes a draft of a run. Idempotent by request_id.
 
-    Errors: RUN_EXISTS (the name is taken by a committed run), SHAPE_MISMATCH (the plan is not a partition of the tensors), TOO_LARGE,
-    ID_REUSED (request_id made a draft of other tensors or fragments).
+    Errors:
+    - RUN_EXISTS: another run has the name.
+    - SHAPE_MISMATCH: a tensor's name or shape is not legal, or the plan is not a partition of the tensors.
+    - TOO_LARGE: the request has more than 3 MiB, 100,000 tensors or 4,096 fragments, or a fragment more than 2^40
+      elements.
+    - ID_REUSED: request_id made a draft of other tensors or fragments.
     """
     CommitRun: _aio.UnaryUnaryMultiCallable[_runs_pb2.CommitRunRequest, _runs_pb2.CommitRunResponse]  # type: ignore[assignment]
     """Makes a draft whose weights are complete the run of its name. Idempotent.
 
-    Errors: RUN_NOT_FOUND, RUN_REPLACED, RUN_DRAFT (weights are missing), RUN_EXISTS (another won).
+    Errors:
+    - RUN_NOT_FOUND: there is no such draft, or the run was deleted.
+    - RUN_REPLACED: there is no such draft, and another run has the name.
+    - RUN_DRAFT: initial weights are missing.
+    - RUN_EXISTS: another creator got the name.
     """
     GetRun: _aio.UnaryUnaryMultiCallable[_runs_pb2.GetRunRequest, _runs_pb2.GetRunResponse]  # type: ignore[assignment]
     """Returns a run.
 
-    Errors: RUN_NOT_FOUND, RUN_REPLACED (run_uid given and not the name's).
+    Errors:
+    - RUN_NOT_FOUND: no run has that name or uid.
+    - RUN_REPLACED: run_uid is given and is not the name's.
     """
     ListRuns: _aio.UnaryUnaryMultiCallable[_runs_pb2.ListRunsRequest, _runs_pb2.ListRunsResponse]  # type: ignore[assignment]
-    """Lists committed runs by name. A page may hold fewer than were asked for, so as to fit a message; a run that can't be read is left out.
+    """Lists committed runs by name. A page may hold fewer than were asked for, so as to fit a message. A run that can't
+    be read is left out.
 
-    Errors: none beyond those of every method.
+    Errors: those of every method.
     """
     SetPolicy: _aio.UnaryUnaryMultiCallable[_runs_pb2.SetPolicyRequest, _runs_pb2.SetPolicyResponse]  # type: ignore[assignment]
-    """Replaces the policy; fields that are absent keep their value. `outer` and the encodings are replaced whole; of `merge_by_fragment` the named
-    fragments' rules are, and MERGE_RULE_UNSPECIFIED takes one away. Takes effect with the next close. Idempotent by request_id.
+    """Replaces the policy; fields that are absent keep their value. `outer` and the encodings are replaced whole. Of
+    `merge_by_fragment` the rules of the named fragments are replaced, and MERGE_RULE_UNSPECIFIED takes one away. Takes
+    effect with the next close. Idempotent by request_id.
 
-    Errors: RUN_NOT_FOUND, RUN_REPLACED, RUN_CLOSED.
+    Errors:
+    - RUN_NOT_FOUND: no run has that name or uid.
+    - RUN_REPLACED: run_uid is given and is not the name's.
+    - RUN_CLOSED: the run is closing or closed.
     """
     ListVersions: _aio.UnaryUnaryMultiCallable[_runs_pb2.ListVersionsRequest, _runs_pb2.ListVersionsResponse]  # type: ignore[assignment]
-    """Lists versions of a fragment, newest first, with the deltas in each: who made this version. An answer may hold fewer than were asked for, so
-    as to fit a message; version 0 is the last.
+    """Lists versions of a fragment, newest first, with the deltas that were merged into each. An answer may hold fewer
+    than were asked for, so as to fit a message; version 0 is the last.
 
-    Errors: RUN_NOT_FOUND, RUN_REPLACED, FRAGMENT_NOT_FOUND.
+    Errors:
+    - RUN_NOT_FOUND: no run has that name or uid.
+    - RUN_REPLACED: run_uid is given and is not the name's.
+    - FRAGMENT_NOT_FOUND: the run has no such fragment.
     """
     RollBack: _aio.UnaryUnaryMultiCallable[_runs_pb2.RollBackRequest, _runs_pb2.RollBackResponse]  # type: ignore[assignment]
-    """Gives every fragment its next version, with the content it had at an earlier log position. Numbers are never reused; pending deltas and
-    deltas on abandoned versions expire by name. Idempotent by request_id.
+    """Gives every fragment its next version, with the content it had at an earlier log position. Numbers are never
+    reused. Pending deltas expire, and a push from an abandoned version is refused with BASE_STALE. Idempotent by
+    request_id.
 
-    Errors: RUN_NOT_FOUND, RUN_REPLACED, RUN_DRAFT, RUN_CLOSED, VERSION_NOT_FOUND (no such position, or its content was collected).
+    Errors:
+    - RUN_NOT_FOUND: no run has that name or uid.
+    - RUN_REPLACED: run_uid is given and is not the name's.
+    - RUN_DRAFT: the run is not committed yet.
+    - RUN_CLOSED: the run is closing or closed.
+    - VERSION_NOT_FOUND: there is no such position, a fragment had no version then, or its content was collected.
     """
     CloseRun: _aio.UnaryUnaryMultiCallable[_runs_pb2.CloseRunRequest, _runs_pb2.CloseRunResponse]  # type: ignore[assignment]
-    """Ends a run: no delta is accepted from here on, what is pending is merged, the rest expires by name. Answers when the run is closed. Idempotent.
+    """Ends a run: no delta is accepted from here on, what is pending is merged, the rest expires. Answers when the run is
+    closed. Idempotent.
 
-    Errors: RUN_NOT_FOUND, RUN_REPLACED, RUN_DRAFT.
+    Errors:
+    - RUN_NOT_FOUND: no run has that name or uid.
+    - RUN_REPLACED: run_uid is given and is not the name's.
+    - RUN_DRAFT: the run is not committed yet.
     """
     DeleteRun: _aio.UnaryUnaryMultiCallable[_runs_pb2.DeleteRunRequest, _runs_pb2.DeleteRunResponse]  # type: ignore[assignment]
     """Takes the run's name away; its objects stay until an operator collects them. Idempotent.
 
-    Errors: RUN_NOT_FOUND (also of a draft, which has no name to take: leave it, collections remove old drafts), RUN_REPLACED.
+    Errors:
+    - RUN_NOT_FOUND: no run of that uid ever had the name. So for a draft, which has no name yet: leave it, collections
+      remove old drafts.
+    - RUN_REPLACED: the name belongs to another run.
     """
 
 class RunsServicer(metaclass=_abc_1.ABCMeta):
     """Administers runs.
 
-    Where a request has `seen_position`, the highest log position of that run that the caller has seen (0: none), the answer reflects at least
-    that. A log that is shorter than that is answered STORE_ROLLED_BACK.
+    Where a request has `seen_position`, the highest log position of that run that the caller has seen (0: none), the
+    answer reflects at least that.
 
-    Errors of every method: BAD_REQUEST, BAD_NAME, STORE_UNAVAILABLE, STORE_FULL, STORE_ROLLED_BACK, DRAINING, INTERNAL; and of every one whose
-    run_uid is of a draft that lost its name: RUN_EXISTS.
+    Errors of every method:
+    - BAD_REQUEST: a field is malformed or out of its range.
+    - BAD_NAME: a name or id does not match its pattern.
+    - TOO_LARGE: the message is larger than max_message_size_bytes of GetCapabilities. gRPC itself answers a message of
+      more than twice that, with RESOURCE_EXHAUSTED and no ErrorInfo.
+    - RUN_EXISTS: run_uid is of a draft that another creator kept from its name.
+    - STORE_UNAVAILABLE: the store can't be reached.
+    - STORE_FULL: the store has no space left.
+    - STORE_ROLLED_BACK: the run's log is shorter than seen_position, or damaged.
+    - DRAINING: the replica is going away.
+    - INTERNAL: the server failed.
     """
 
     @_abc_1.abstractmethod
@@ -175,8 +265,12 @@ class RunsServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_runs_pb2.CreateRunResponse, _abc.Awaitable[_runs_pb2.CreateRunResponse]]:
         """Makes a draft of a run. Idempotent by request_id.
 
-        Errors: RUN_EXISTS (the name is taken by a committed run), SHAPE_MISMATCH (the plan is not a partition of the tensors), TOO_LARGE,
-        ID_REUSED (request_id made a draft of other tensors or fragments).
+        Errors:
+        - RUN_EXISTS: another run has the name.
+        - SHAPE_MISMATCH: a tensor's name or shape is not legal, or the plan is not a partition of the tensors.
+        - TOO_LARGE: the request has more than 3 MiB, 100,000 tensors or 4,096 fragments, or a fragment more than 2^40
+          elements.
+        - ID_REUSED: request_id made a draft of other tensors or fragments.
         """
 
     @_abc_1.abstractmethod
@@ -187,7 +281,11 @@ class RunsServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_runs_pb2.CommitRunResponse, _abc.Awaitable[_runs_pb2.CommitRunResponse]]:
         """Makes a draft whose weights are complete the run of its name. Idempotent.
 
-        Errors: RUN_NOT_FOUND, RUN_REPLACED, RUN_DRAFT (weights are missing), RUN_EXISTS (another won).
+        Errors:
+        - RUN_NOT_FOUND: there is no such draft, or the run was deleted.
+        - RUN_REPLACED: there is no such draft, and another run has the name.
+        - RUN_DRAFT: initial weights are missing.
+        - RUN_EXISTS: another creator got the name.
         """
 
     @_abc_1.abstractmethod
@@ -198,7 +296,9 @@ class RunsServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_runs_pb2.GetRunResponse, _abc.Awaitable[_runs_pb2.GetRunResponse]]:
         """Returns a run.
 
-        Errors: RUN_NOT_FOUND, RUN_REPLACED (run_uid given and not the name's).
+        Errors:
+        - RUN_NOT_FOUND: no run has that name or uid.
+        - RUN_REPLACED: run_uid is given and is not the name's.
         """
 
     @_abc_1.abstractmethod
@@ -207,9 +307,10 @@ class RunsServicer(metaclass=_abc_1.ABCMeta):
         request: _runs_pb2.ListRunsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_runs_pb2.ListRunsResponse, _abc.Awaitable[_runs_pb2.ListRunsResponse]]:
-        """Lists committed runs by name. A page may hold fewer than were asked for, so as to fit a message; a run that can't be read is left out.
+        """Lists committed runs by name. A page may hold fewer than were asked for, so as to fit a message. A run that can't
+        be read is left out.
 
-        Errors: none beyond those of every method.
+        Errors: those of every method.
         """
 
     @_abc_1.abstractmethod
@@ -218,10 +319,14 @@ class RunsServicer(metaclass=_abc_1.ABCMeta):
         request: _runs_pb2.SetPolicyRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_runs_pb2.SetPolicyResponse, _abc.Awaitable[_runs_pb2.SetPolicyResponse]]:
-        """Replaces the policy; fields that are absent keep their value. `outer` and the encodings are replaced whole; of `merge_by_fragment` the named
-        fragments' rules are, and MERGE_RULE_UNSPECIFIED takes one away. Takes effect with the next close. Idempotent by request_id.
+        """Replaces the policy; fields that are absent keep their value. `outer` and the encodings are replaced whole. Of
+        `merge_by_fragment` the rules of the named fragments are replaced, and MERGE_RULE_UNSPECIFIED takes one away. Takes
+        effect with the next close. Idempotent by request_id.
 
-        Errors: RUN_NOT_FOUND, RUN_REPLACED, RUN_CLOSED.
+        Errors:
+        - RUN_NOT_FOUND: no run has that name or uid.
+        - RUN_REPLACED: run_uid is given and is not the name's.
+        - RUN_CLOSED: the run is closing or closed.
         """
 
     @_abc_1.abstractmethod
@@ -230,10 +335,13 @@ class RunsServicer(metaclass=_abc_1.ABCMeta):
         request: _runs_pb2.ListVersionsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_runs_pb2.ListVersionsResponse, _abc.Awaitable[_runs_pb2.ListVersionsResponse]]:
-        """Lists versions of a fragment, newest first, with the deltas in each: who made this version. An answer may hold fewer than were asked for, so
-        as to fit a message; version 0 is the last.
+        """Lists versions of a fragment, newest first, with the deltas that were merged into each. An answer may hold fewer
+        than were asked for, so as to fit a message; version 0 is the last.
 
-        Errors: RUN_NOT_FOUND, RUN_REPLACED, FRAGMENT_NOT_FOUND.
+        Errors:
+        - RUN_NOT_FOUND: no run has that name or uid.
+        - RUN_REPLACED: run_uid is given and is not the name's.
+        - FRAGMENT_NOT_FOUND: the run has no such fragment.
         """
 
     @_abc_1.abstractmethod
@@ -242,10 +350,16 @@ class RunsServicer(metaclass=_abc_1.ABCMeta):
         request: _runs_pb2.RollBackRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_runs_pb2.RollBackResponse, _abc.Awaitable[_runs_pb2.RollBackResponse]]:
-        """Gives every fragment its next version, with the content it had at an earlier log position. Numbers are never reused; pending deltas and
-        deltas on abandoned versions expire by name. Idempotent by request_id.
+        """Gives every fragment its next version, with the content it had at an earlier log position. Numbers are never
+        reused. Pending deltas expire, and a push from an abandoned version is refused with BASE_STALE. Idempotent by
+        request_id.
 
-        Errors: RUN_NOT_FOUND, RUN_REPLACED, RUN_DRAFT, RUN_CLOSED, VERSION_NOT_FOUND (no such position, or its content was collected).
+        Errors:
+        - RUN_NOT_FOUND: no run has that name or uid.
+        - RUN_REPLACED: run_uid is given and is not the name's.
+        - RUN_DRAFT: the run is not committed yet.
+        - RUN_CLOSED: the run is closing or closed.
+        - VERSION_NOT_FOUND: there is no such position, a fragment had no version then, or its content was collected.
         """
 
     @_abc_1.abstractmethod
@@ -254,9 +368,13 @@ class RunsServicer(metaclass=_abc_1.ABCMeta):
         request: _runs_pb2.CloseRunRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_runs_pb2.CloseRunResponse, _abc.Awaitable[_runs_pb2.CloseRunResponse]]:
-        """Ends a run: no delta is accepted from here on, what is pending is merged, the rest expires by name. Answers when the run is closed. Idempotent.
+        """Ends a run: no delta is accepted from here on, what is pending is merged, the rest expires. Answers when the run is
+        closed. Idempotent.
 
-        Errors: RUN_NOT_FOUND, RUN_REPLACED, RUN_DRAFT.
+        Errors:
+        - RUN_NOT_FOUND: no run has that name or uid.
+        - RUN_REPLACED: run_uid is given and is not the name's.
+        - RUN_DRAFT: the run is not committed yet.
         """
 
     @_abc_1.abstractmethod
@@ -267,7 +385,10 @@ class RunsServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_runs_pb2.DeleteRunResponse, _abc.Awaitable[_runs_pb2.DeleteRunResponse]]:
         """Takes the run's name away; its objects stay until an operator collects them. Idempotent.
 
-        Errors: RUN_NOT_FOUND (also of a draft, which has no name to take: leave it, collections remove old drafts), RUN_REPLACED.
+        Errors:
+        - RUN_NOT_FOUND: no run of that uid ever had the name. So for a draft, which has no name yet: leave it, collections
+          remove old drafts.
+        - RUN_REPLACED: the name belongs to another run.
         """
 
 def add_RunsServicer_to_server(servicer: RunsServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

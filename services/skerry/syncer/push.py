@@ -6,8 +6,9 @@ stream is not read until memory is free. A refused push leaves nothing behind bu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final
 
 from skerry.store.log.entries import INITIAL_BASE, AcceptedItem
@@ -180,8 +181,8 @@ class Push:
         """Puts the delta into the log and returns it; the same push again returns the same delta.
 
         Raises:
-            SyncerError: INCOMPLETE, DIGEST_MISMATCH, ID_REUSED; TOO_LARGE: too many parts; or why the log does not
-                admit it.
+            SyncerError: INCOMPLETE; OUT_OF_RANGE: parts overlap; DIGEST_MISMATCH, ID_REUSED; TOO_LARGE: too many parts;
+                or why the log does not admit it.
             StoreError: the store failed; the same push may be repeated.
         """
         if self._arriving is not None:
@@ -206,11 +207,15 @@ class Push:
                 if other.ref.digest != part.ref.digest and key not in self._stored:
                     raise SyncerError("ID_REUSED", f"delta id was used for other bytes. delta={self._header.delta}")
         if not _covers(chosen, self._layout.numel):
-            raise SyncerError(
-                "INCOMPLETE",
-                f"parts are missing, or overlap. fragment_numel={self._layout.numel}, "
-                f"stored={[f'{first}+{numel}' for first, numel in sorted(chosen)][:20]}",
+            facts = (
+                f"fragment_numel={self._layout.numel}, "
+                f"stored={[f'{first}+{numel}' for first, numel in sorted(chosen)][:20]}"
             )
+            if _overlap(chosen):
+                raise SyncerError(
+                    "OUT_OF_RANGE", f"parts overlap; send all parts in one call, or use a new delta id. {facts}"
+                )
+            raise SyncerError("INCOMPLETE", f"parts are missing. {facts}")
         return [chosen[key] for key in sorted(chosen)]
 
     async def _accept(self, parts: Sequence[StoredPart], digest: bytes) -> None:
@@ -250,6 +255,11 @@ def _covers(parts: dict[tuple[int, int], StoredPart], numel: int) -> bool:
             return False
         at += count
     return at == numel
+
+
+def _overlap(parts: Iterable[tuple[int, int]]) -> bool:
+    """Whether two of the ranges have an element in common."""
+    return any(first + count > other for (first, count), (other, _) in pairwise(sorted(parts)))
 
 
 async def begin_push(replica: RunReplica, header: PushHeader, budget: ByteBudget) -> Push:
@@ -308,8 +318,10 @@ def _check_fields(replica: RunReplica, header: PushHeader) -> None:
     ):
         if value > limit:
             raise bad_request(f"{name} is larger than any valid report. {name}={value}, limit={limit}")
-    if header.last_step < 0:
-        raise bad_request(f"last_step must not be negative. last_step={header.last_step}")
+    if header.step_count > header.last_step:
+        raise bad_request(
+            f"step_count must be at most last_step. step_count={header.step_count}, last_step={header.last_step}"
+        )
 
 
 def _other_delta(replica: RunReplica, header: PushHeader, reason: str) -> dict[str, str]:

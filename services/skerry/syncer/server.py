@@ -13,7 +13,6 @@ from typing import Any, Final
 import grpc
 import structlog
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
 
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.identifiers import SystemEntropy
@@ -25,6 +24,7 @@ from skerry.syncer.host import HostSettings, RunHost
 from skerry.syncer.services.capabilities import MAX_MESSAGE_BYTES, CapabilitiesServicer
 from skerry.syncer.services.exchange import ExchangeServicer
 from skerry.syncer.services.interceptor import ErrorInterceptor
+from skerry.syncer.services.reflection import enable_reflection
 from skerry.syncer.services.runs import RunsServicer
 from skerry.v1 import (
     capabilities_pb2,
@@ -40,7 +40,8 @@ _LOG: Final = structlog.get_logger(__name__)
 _LEAST_STOP_S: Final = 0.2
 
 _OPTIONS: Final[Sequence[tuple[str, int]]] = (
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    # Above the contract's limit, which the interceptor checks: what gRPC refuses by itself has no details.
+    ("grpc.max_receive_message_length", 2 * MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     # Detect half-open connections within a minute, and allow clients to ping every ten seconds.
     ("grpc.keepalive_time_ms", 30_000),
@@ -121,7 +122,7 @@ async def serving(objects: Objects, settings: ServerSettings) -> AsyncIterator[S
         scratch=Scratch(settings.scratch_directory),
         settings=settings.host,
     )
-    server = grpc.aio.server(interceptors=[ErrorInterceptor()], options=_OPTIONS)
+    server = grpc.aio.server(interceptors=[ErrorInterceptor(MAX_MESSAGE_BYTES)], options=_OPTIONS)
     servicer = health.aio.HealthServicer()  # type: ignore[attr-defined]  # missing in its stub alone
     _add_services(server, host, servicer)
     try:
@@ -149,4 +150,4 @@ def _add_services(server: grpc.aio.Server, host: RunHost, servicer: Any) -> None
         CapabilitiesServicer(importlib.metadata.version("skerry")), server
     )
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
-    reflection.enable_server_reflection((*_SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+    enable_reflection((*_SERVICES, health.SERVICE_NAME), server)

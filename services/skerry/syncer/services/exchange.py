@@ -261,12 +261,23 @@ def _no_fragment(name: str) -> SyncerError:
 
 async def _plan(replica: RunReplica, request: v1.PullFragmentRequest) -> tuple[PullPlan, Resume]:
     """Returns the plan and where in it to begin; looks at the log's end before it says that there is none."""
+    for name, version, least in (
+        ("from_version", request.from_version, -1),
+        ("target_version", request.target_version, 0),
+    ):
+        if version < least:
+            raise bad_request(f"{name} must be at least {least}. {name}={version}")
     fragment = replica.state.fragments[request.fragment]
     target = fragment.version if request.is_newest and not request.HasField("resume") else request.target_version
     if max(target, request.from_version) not in fragment.versions:
         await replica.log.tail()
         if request.is_newest and not request.HasField("resume"):
             target = fragment.version
+    if request.from_version > fragment.version:
+        raise SyncerError(
+            "VERSION_NOT_FOUND",
+            f"from_version does not exist. from_version={request.from_version}, newest={fragment.version}",
+        )
     condemned = replica.state.condemned
     if not request.HasField("resume"):
         plan = plan_pull(fragment, condemned, from_version=request.from_version, target_version=target)

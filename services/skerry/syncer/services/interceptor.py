@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from typing import Any, Final, NoReturn
+from dataclasses import dataclass
+from typing import Any, Final, NoReturn, Self
 
 import grpc
 import structlog
@@ -99,7 +100,15 @@ def _packed(message: Any) -> any_pb2.Any:
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in its stub alone
-    """Wraps the four kinds of methods; what they raise becomes the call's status."""
+    """Wraps the four kinds of methods; what they raise becomes the call's status.
+
+    It also refuses messages above a limit, undecoded. gRPC's own limit must be higher: what gRPC refuses by itself has
+    no details.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        """Takes the largest message that the contract allows."""
+        self._limit_bytes = limit_bytes
 
     async def intercept_service(
         self,
@@ -112,22 +121,62 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
         if handler is None or not method.startswith(_OWN_METHODS):
             return handler
         serializers = {
-            "request_deserializer": handler.request_deserializer,
+            "request_deserializer": self._bounded(handler.request_deserializer),
             "response_serializer": handler.response_serializer,
         }
+        admit = _Admitted if handler.request_streaming else _admitted
         if handler.unary_unary is not None:
-            return grpc.unary_unary_rpc_method_handler(_answering(handler.unary_unary, method), **serializers)
+            return grpc.unary_unary_rpc_method_handler(_answering(handler.unary_unary, method, admit), **serializers)
         if handler.unary_stream is not None:
-            return grpc.unary_stream_rpc_method_handler(_streaming(handler.unary_stream, method), **serializers)
+            return grpc.unary_stream_rpc_method_handler(_streaming(handler.unary_stream, method, admit), **serializers)
         if handler.stream_unary is not None:
-            return grpc.stream_unary_rpc_method_handler(_answering(handler.stream_unary, method), **serializers)
-        return grpc.stream_stream_rpc_method_handler(_streaming(handler.stream_stream, method), **serializers)
+            return grpc.stream_unary_rpc_method_handler(_answering(handler.stream_unary, method, admit), **serializers)
+        return grpc.stream_stream_rpc_method_handler(_streaming(handler.stream_stream, method, admit), **serializers)
+
+    def _bounded(self, deserializer: Callable[[bytes], Any] | None) -> Callable[[bytes], Any]:
+        assert deserializer is not None  # generated handlers have one
+        limit = self._limit_bytes
+        return lambda data: deserializer(data) if len(data) <= limit else _Oversized(len(data), limit)
 
 
-def _answering(behaviour: Any, method: str) -> Callable[..., Awaitable[Any]]:
+@dataclass(frozen=True)
+class _Oversized:
+    """Stands for a message above the limit, until it can be refused."""
+
+    size_bytes: int
+    limit_bytes: int
+
+
+def _admitted(request: Any) -> Any:
+    """Returns the request.
+
+    Raises:
+        SyncerError: TOO_LARGE: it was above the limit.
+    """
+    if isinstance(request, _Oversized):
+        raise SyncerError(
+            "TOO_LARGE", f"message is too large. limit_bytes={request.limit_bytes}, size_bytes={request.size_bytes}"
+        )
+    return request
+
+
+class _Admitted:
+    """The messages of a stream, each of them `_admitted`."""
+
+    def __init__(self, requests: AsyncIterator[Any]) -> None:
+        self._requests = requests
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Any:
+        return _admitted(await anext(self._requests))
+
+
+def _answering(behaviour: Any, method: str, admit: Callable[[Any], Any]) -> Callable[..., Awaitable[Any]]:
     async def answer(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
         try:
-            return await behaviour(request, context)
+            return await behaviour(admit(request), context)
         except asyncio.CancelledError:
             raise
         except Exception as error:  # noqa: BLE001 - the outermost edge
@@ -136,10 +185,11 @@ def _answering(behaviour: Any, method: str) -> Callable[..., Awaitable[Any]]:
     return answer
 
 
-def _streaming(behaviour: Any, method: str) -> Callable[..., AsyncIterator[Any]]:
+def _streaming(behaviour: Any, method: str, admit: Callable[[Any], Any]) -> Callable[..., AsyncIterator[Any]]:
     async def stream(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
-        responses = behaviour(request, context)
+        responses = None
         try:
+            responses = behaviour(admit(request), context)
             async for response in responses:
                 yield response
         except asyncio.CancelledError:

@@ -166,7 +166,9 @@ def small_run(name: str = "demo") -> v1.Run:
                   v1.FragmentVersion(fragment="head", version=4, digest=bytes(32))],
         policy=v1.Policy(
             inner_step_count=24, quorum_count=1, merge=v1.MERGE_RULE_RDA,
-            outer=v1.OuterOptimizer(name="nesterov", learning_rate=0.8, momentum=0.9, schedule=v1.OUTER_SCHEDULE_CONSTANT),
+            outer=v1.OuterOptimizer(
+                name="nesterov", learning_rate=0.8, momentum=0.9, schedule=v1.OUTER_SCHEDULE_CONSTANT
+            ),
         ),
     )  # fmt: skip
     run.created_at.FromSeconds(1_790_000_000)

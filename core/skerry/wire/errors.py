@@ -2,7 +2,8 @@
 
     WireError                    every error of this package; `reason` is stable and append-only
     ├── NonFiniteError           the caller's own values cannot be sent: repair or replace the tensor that it names
-    └── FrameError               bytes from elsewhere cannot be trusted: refuse them, and ask for them again
+    ├── FrameError               received frames are damaged or wrong: refuse them and ask for them again
+    └── TensorFileError          so is a received safetensors file
 
 A bad argument (wrong dtype, a range that is not cut at a block) is a `ValueError`: no peer can cause it.
 """
@@ -61,3 +62,7 @@ class NonFiniteError(WireError):
 
 class FrameError(WireError):
     """Received bytes are not the frames that they should be."""
+
+
+class TensorFileError(WireError):
+    """Received bytes are not the safetensors file that they should be: BAD_HEADER, TOO_LARGE, LAYOUT or TRUNCATED."""

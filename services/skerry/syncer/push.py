@@ -17,11 +17,12 @@ from skerry.store.versions.blobs import StoredPart
 from skerry.syncer.budget import ByteBudget, Grant
 from skerry.syncer.errors import SyncerError, bad_request, from_rejection, from_wire
 from skerry.syncer.lifecycle import uid_of_draft
-from skerry.syncer.part_check import INLINE_CHECK_BYTES, FrameCutter, PartChecker, PartSummary
+from skerry.syncer.part_check import INLINE_CHECK_BYTES, PartChecker
 from skerry.syncer.replica import RunReplica
 from skerry.wire.codecs import Codec
 from skerry.wire.digests import DIGEST_SIZE, delta_digest
 from skerry.wire.errors import FrameError
+from skerry.wire.frame_reader import FrameReader
 from skerry.wire.names import check_id, check_name
 
 # What a push that was cut off has to send again at most, and a fraction of what a process holds.
@@ -64,7 +65,7 @@ class _Arriving:
     first: int
     numel: int
     checker: PartChecker
-    cutter: FrameCutter
+    reader: FrameReader
     grant: Grant
     frames: list[bytes]
     size_bytes: int = 0
@@ -110,8 +111,8 @@ class Push:
         self._arriving = _Arriving(
             first,
             numel,
-            PartChecker(self._layout, first, numel, codecs=codecs),
-            FrameCutter(),
+            PartChecker(self._layout, numel, codecs=codecs),
+            FrameReader(first, numel),
             self._budget.grant(),
             [],
         )
@@ -132,13 +133,14 @@ class Push:
             raise SyncerError("TOO_LARGE", f"part has too many bytes. limit={MAX_PART_BYTES}")
         await part.grant.take(_COPIES * len(data))
         try:
-            frames = part.cutter.feed(data)
+            batches = part.reader.feed(data)
         except FrameError as error:
             raise from_wire(error) from error
+        frames = [batch.data for batch in batches]
         if sum(map(len, frames)) < INLINE_CHECK_BYTES:
-            part.checker.check(frames)
+            part.checker.check(batches)
         else:
-            await self._replica.workers.run(part.checker.check, frames)
+            await self._replica.workers.run(part.checker.check, batches)
         part.frames += frames
 
     async def end_part(self, digest: bytes) -> None:
@@ -158,10 +160,10 @@ class Push:
 
     async def _store(self, part: _Arriving, digest: bytes) -> None:
         try:
-            part.cutter.finish()
+            part.reader.finish()
         except FrameError as error:
             raise from_wire(error) from error
-        summary: PartSummary = part.checker.finish()
+        summary = part.checker.summary()
         if summary.digest != digest:
             raise SyncerError(
                 "DIGEST_MISMATCH", f"part digest mismatch. expected={digest.hex()}, actual={summary.digest.hex()}"

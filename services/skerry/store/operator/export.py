@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Final, Literal
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Literal
 
 from skerry.runtime.workers import Workers
 from skerry.store.errors import LogCorruptError, ObjectMissingError
@@ -17,13 +14,9 @@ from skerry.store.log.entries import INITIAL_BASE, RunSpec
 from skerry.store.log.fold import RunState
 from skerry.store.log.run_log import RunLog
 from skerry.store.versions.replay import weights_at
-from skerry.store.versions.safetensors_stream import header_bytes
+from skerry.wire.safetensors import WRITABLE_DTYPES, header_bytes, tensor_bytes
 
 ExportDtype = Literal["original", "float32"]
-
-# Element types that float32 weights are turned back into; of any other type they stay float32.
-_WRITABLE: Final = frozenset({"float32", "float16", "bfloat16", "float64"})
-_CHUNK_NUMEL: Final = 2**20
 
 
 async def versions_at(log: RunLog, position: int) -> dict[str, int]:
@@ -85,7 +78,7 @@ async def export_checkpoint(
                 weights = await weights_at(log, layout.name, versions[layout.name], workers=workers)
                 for spec, offset in zip(layout.tensors, layout.offsets, strict=True):
                     values = weights[offset : offset + spec.numel]
-                    for chunk in converted_bytes(values, dtypes[spec.name]):
+                    for chunk in tensor_bytes(values, dtypes[spec.name]):
                         await workers.run(file.write, chunk)
                 done += layout.numel
                 if progress is not None:
@@ -98,24 +91,7 @@ async def export_checkpoint(
     return versions
 
 
-def converted_bytes(values: NDArray[np.float32], dtype: str) -> Iterator[bytes]:
-    """Yields the little-endian bytes of `values` as elements of `dtype`, rounded to nearest even."""
-    for start in range(0, len(values), _CHUNK_NUMEL):
-        chunk = values[start : start + _CHUNK_NUMEL]
-        if dtype == "bfloat16":
-            yield _to_bfloat16(chunk).tobytes()
-        else:
-            with np.errstate(over="ignore"):  # what float16 can't hold becomes infinite, as everywhere
-                yield chunk.astype(np.dtype(dtype).newbyteorder("<"), copy=False).tobytes()
-
-
-def _to_bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
-    bits = values.view(np.uint32)
-    rounded = (bits + (((bits >> np.uint32(16)) & np.uint32(1)) + np.uint32(0x7FFF))) >> np.uint32(16)
-    return rounded.astype("<u2")
-
-
 def _written_dtypes(spec: RunSpec, dtype: ExportDtype) -> dict[str, str]:
     if dtype == "float32":
         return dict.fromkeys(spec.dtypes, "float32")
-    return {name: own if own in _WRITABLE else "float32" for name, own in spec.dtypes.items()}
+    return {name: own if own in WRITABLE_DTYPES else "float32" for name, own in spec.dtypes.items()}

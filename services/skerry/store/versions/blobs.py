@@ -22,7 +22,7 @@ from skerry.runtime.workers import Workers
 from skerry.store.errors import LogCorruptError, ObjectMissingError
 from skerry.store.log.entries import FORMAT, ObjectRef, canonical_json
 from skerry.store.objects.interface import STREAM_CHUNK_BYTES, Objects
-from skerry.store.versions.safetensors_stream import float32_bytes, header_bytes
+from skerry.wire.safetensors import header_bytes, tensor_bytes
 
 SnapshotKind = Literal["weights", "momentum", "residual"]
 
@@ -162,7 +162,7 @@ class Blobs:
         async def pieces() -> AsyncIterator[bytes]:
             yield header
             for values in tensors.values():
-                for piece in float32_bytes(values):
+                for piece in tensor_bytes(values):
                     yield piece
 
         return await self._write_hashed(name, pieces(), first, numel)

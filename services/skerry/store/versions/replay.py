@@ -33,14 +33,15 @@ from skerry.store.errors import LogCorruptError, ObjectMissingError, StoreError
 from skerry.store.log.entries import AcceptedItem, ObjectRef
 from skerry.store.log.run_log import RunLog
 from skerry.store.log.state import CommitRecord, VersionState
-from skerry.store.versions.frame_stream import FrameBatch, frame_batches
+from skerry.store.versions.frame_stream import frame_batches
 from skerry.store.versions.scalars import scalars_from_record
 from skerry.store.versions.scratch import Scratch
-from skerry.store.versions.tensor_file import read_tensor_file
 from skerry.wire.digests import LEAF_NUMEL, tree_leaves, tree_root
-from skerry.wire.errors import FrameError
+from skerry.wire.errors import FrameError, TensorFileError
+from skerry.wire.frame_reader import FrameBatch
 from skerry.wire.frames import decode_frames
 from skerry.wire.layout import FragmentLayout
+from skerry.wire.safetensors import TensorFileReader
 
 __all__ = [
     "OuterState",
@@ -361,8 +362,13 @@ async def read_vector(log: RunLog, fragment: str, refs: Sequence[ObjectRef], out
     if not refs:
         out[:] = 0
     for ref in refs:
-        layout = log.spec.fragment(fragment)
-        await read_tensor_file(log.blobs.read(ref), layout, out, first=ref.first, numel=ref.numel)
+        reader = TensorFileReader(log.spec.fragment(fragment), out, first=ref.first, numel=ref.numel)
+        try:
+            async for piece in log.blobs.read(ref):
+                reader.feed(piece)
+            reader.finish()
+        except TensorFileError as error:
+            raise LogCorruptError(f"snapshot can't be read. name={ref.name}, cause={error}") from error
 
 
 async def weights_digest(weights: Float32s, *, workers: Workers) -> str:

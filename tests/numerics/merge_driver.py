@@ -21,7 +21,6 @@ from skerry.store.log.entries import (
     Member,
     ObjectRef,
     PolicyItem,
-    RunSpec,
     RunStatus,
     SessionItem,
     SnapshotItem,
@@ -29,6 +28,7 @@ from skerry.store.log.entries import (
 )
 from skerry.store.log.run_log import RunLog
 from skerry.store.objects.interface import DictObjects, Objects
+from skerry.store.run import RunSpec
 from skerry.store.versions.blobs import SnapshotKind
 from skerry.store.versions.replay import OuterState, rebuild, snapshot_tensors
 from skerry.store.versions.scratch import Scratch

@@ -10,6 +10,8 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
+
 from skerry.store.errors import StoreError
 from skerry.store.log.fold import RunState
 from skerry.store.objects.interface import DictObjects
@@ -114,6 +116,8 @@ def _plain(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {entry.name: getattr(value, entry.name) for entry in dataclasses.fields(value)}
         return type(value).__name__, _plain(fields)
+    if isinstance(value, msgspec.Struct):
+        return repr(value)
     if isinstance(value, Mapping):
         return [(repr(key), _plain(value[key])) for key in sorted(value, key=repr)]
     if isinstance(value, AbstractSet):

@@ -20,7 +20,6 @@ from skerry.store.log.entries import (
     MergeScalars,
     ObjectRef,
     PolicyItem,
-    RunSpec,
     RunStatus,
     SessionItem,
     SnapshotItem,
@@ -30,6 +29,7 @@ from skerry.store.log.fold import RunState
 from skerry.store.log.run_log import RunLog
 from skerry.store.log.state import Outcome
 from skerry.store.objects.interface import DictObjects
+from skerry.store.run import RunSpec
 from skerry.store.store import Store
 from skerry.wire.codecs import Codec, Encoding
 from skerry.wire.layout import FragmentLayout, TensorSpec

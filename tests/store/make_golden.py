@@ -7,12 +7,12 @@ stores that older versions wrote have to stay readable, so a change that alters 
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import json
 import random
 import shutil
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from skerry.runtime.workers import InlineWorkers
@@ -27,13 +27,13 @@ from skerry.store.log.entries import (
     PolicyItem,
     RollbackFragment,
     RollbackItem,
-    RunSpec,
     RunStatus,
     SessionItem,
     SnapshotItem,
     StatusItem,
 )
 from skerry.store.objects.interface import DictObjects
+from skerry.store.run import RunSpec
 from skerry.store.store import Store
 from skerry.store.versions.replay import OuterState, rebuild, snapshot_tensors
 from skerry.store.versions.scratch import Scratch
@@ -94,7 +94,7 @@ class GoldenDriver(Driver):
 def with_session_id(item: Item) -> Item:
     """Returns the item with `session1` as 32 digits."""
     if isinstance(item, AcceptedItem | LeftItem | SessionItem):
-        return dataclasses.replace(item, session=f"{int(item.session.removeprefix('session')):032x}")
+        return msgspec.structs.replace(item, session=f"{int(item.session.removeprefix('session')):032x}")
     return item
 
 

@@ -19,9 +19,10 @@ from skerry.store.errors import (
     StoreFullError,
     StoreUnavailableError,
 )
-from skerry.store.log.entries import CollectedItem, PolicyItem, RunSpec
+from skerry.store.log.entries import CollectedItem, PolicyItem
 from skerry.store.log.run_log import GROUP_BYTES, RunLog, entry_name
 from skerry.store.objects.interface import DictObjects
+from skerry.store.run import RunSpec
 from skerry.store.store import Store
 from skerry.wire.layout import FragmentLayout, TensorSpec
 from skerry.wire.policy import Policy

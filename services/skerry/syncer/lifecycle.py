@@ -15,11 +15,11 @@ from skerry.store.log.entries import (
     PolicyItem,
     RollbackFragment,
     RollbackItem,
-    RunSpec,
     RunStatus,
     StatusItem,
 )
 from skerry.store.log.state import FragmentState, VersionState
+from skerry.store.run import RunSpec
 from skerry.store.versions.replay import snapshot_tensors, weights_at
 from skerry.syncer.errors import SyncerError, bad_request, from_rejection
 from skerry.syncer.host import RunHost

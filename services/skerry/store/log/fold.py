@@ -34,7 +34,6 @@ from skerry.store.log.entries import (
     LeftItem,
     PolicyItem,
     RollbackItem,
-    RunSpec,
     RunStatus,
     SessionItem,
     SnapshotItem,
@@ -51,6 +50,7 @@ from skerry.store.log.state import (
     Rejection,
     VersionState,
 )
+from skerry.store.run import RunSpec
 from skerry.wire.policy import Policy
 
 

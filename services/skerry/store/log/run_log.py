@@ -24,11 +24,12 @@ from skerry.store.errors import (
     StoreError,
     StoreUnavailableError,
 )
-from skerry.store.log.entries import Entry, Item, RunSpec, bytes_digest, canonical_json, item_to_json
+from skerry.store.log.entries import Entry, Item, bytes_digest, canonical_json, item_to_json
 from skerry.store.log.fold import RunState
 from skerry.store.log.state import Outcome
 from skerry.store.objects.interface import Objects
 from skerry.store.objects.put_if_absent import Creator
+from skerry.store.run import RunSpec
 from skerry.store.versions.blobs import Blobs
 
 # Groups end here, so that no entry takes long to read; a single append may be larger.

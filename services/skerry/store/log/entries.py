@@ -290,9 +290,16 @@ def check_format(found: int, known: int) -> None:
         raise ValueError(f"written by a newer version; upgrade to read it. format={found}, known={known}")
 
 
+def _to_float(value: object) -> float:
+    """Returns a NumPy float64, which a computed weight may be, as a plain float."""
+    if isinstance(value, float):
+        return float(value)
+    raise TypeError(f"log value has the wrong type. value={value!r:.80}")
+
+
 def item_to_json(item: Item) -> dict[str, Any]:
     """Returns the item as JSON values: its kind, and its fields but for those that are at their default."""
-    values: dict[str, Any] = msgspec.to_builtins(item)
+    values: dict[str, Any] = msgspec.to_builtins(item, enc_hook=_to_float)
     if isinstance(item, PolicyItem):
         values["policy"] = item.policy.to_json()
     return values

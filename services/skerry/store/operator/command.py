@@ -107,7 +107,7 @@ def shown_progress(what: str, *, is_hidden: bool) -> Iterator[Callable[[int, int
     epilog="""\b
 Examples:
   skerry log --store file:///var/lib/skerry --run demo --last 20
-  skerry log --store s3://bucket/skerry --run demo --json --follow | jq .items
+  skerry log --store s3://bucket/skerry --run demo --json --follow | jq '.fates[]'
 """,
 )
 @run_options
@@ -127,7 +127,12 @@ def log(
     follow: bool,
     is_json: bool,
 ) -> None:
-    """Show a run's log: every decision, who wrote it, and what it did. With --json one entry a line."""
+    """Show a run's log: every decision, who wrote it, and what it did.
+
+    With --json each line is one entry. Every item says whether it took effect, and if not, why. `fates` lists the
+    deltas that the entry accepted or decided, with their fate, version and reason after it, so the last line that
+    lists a delta has its fate.
+    """
     asyncio.run(_log(store_url, run_name, uid, start=start, stop=stop, last=last, follow=follow, is_json=is_json))
 
 
@@ -158,7 +163,7 @@ async def _log(
                 if entry.position < first:
                     continue
                 if is_json:
-                    click.echo(json.dumps(entry_json(entry, outcomes)))
+                    click.echo(json.dumps(entry_json(entry, outcomes, state)))
                 else:
                     for row in entry_lines(entry, outcomes):
                         table.add_row(*row)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from skerry.algorithm.step import OuterState
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.workers import InlineWorkers, Workers
 from skerry.store.log.entries import (
@@ -27,10 +28,10 @@ from skerry.store.log.entries import (
     StatusItem,
 )
 from skerry.store.log.run_log import RunLog
-from skerry.store.objects.interface import DictObjects, Objects
+from skerry.store.objects.interface import Objects
 from skerry.store.run import RunSpec
 from skerry.store.versions.blobs import SnapshotKind
-from skerry.store.versions.replay import OuterState, rebuild, snapshot_tensors
+from skerry.store.versions.replay import Replayer, snapshot_tensors
 from skerry.store.versions.scratch import Scratch
 from skerry.syncer.merge import MergeResult, merge_round
 from skerry.wire.codecs import Codec, Compressor, Encoding
@@ -39,6 +40,7 @@ from skerry.wire.frames import encode_frames
 from skerry.wire.layout import FragmentLayout, TensorSpec
 from skerry.wire.norms import per_tensor_squared_norms
 from skerry.wire.policy import Policy
+from tests.doubles.dict_objects import DictObjects
 from tests.doubles.seeded_entropy import SeededEntropy
 
 Float32s = NDArray[np.float32]
@@ -91,7 +93,7 @@ class Driver:
             *(SessionItem(f"m{index}", f"session{index}", "here") for index in range(10)),
         ]
         await self.append(*items)
-        self.state = await rebuild(log, FRAGMENT, 0, scratch=self.scratch, workers=workers)
+        self.state = await Replayer(log, FRAGMENT, workers).rebuild(0, self.scratch)
         return self
 
     async def append(self, *items: Item) -> None:

@@ -14,9 +14,9 @@ import msgspec
 
 from skerry.store.errors import StoreError
 from skerry.store.log.fold import RunState
-from skerry.store.objects.interface import DictObjects
 from skerry.syncer.errors import SyncerError
 from skerry.wire.digests import tree_digest
+from tests.doubles.dict_objects import DictObjects
 from tests.simulation.learner_process import RUN
 from tests.simulation.sim_transport import LearnerRecord
 

@@ -163,7 +163,6 @@ class RunState:
         self.bases[(item.session, item.fragment, item.base_version)] = item.delta
         learner = self.learners.get(item.learner)
         if learner is not None:
-            learner.accepted_count += 1
             learner.step_count += item.step_count
         return decided
 
@@ -177,7 +176,7 @@ class RunState:
         for member in item.members:
             delta = fragment.pending.pop(member.delta)
             delta.weight, delta.staleness = member.weight, member.staleness
-        fragment.closing, fragment.closing_position = item if item.members else None, self.position
+        fragment.closing = item if item.members else None
         fragment.last_close_position = self.position
         fragment.next_attempt = item.attempt + 1
         if is_new_round:

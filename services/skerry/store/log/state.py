@@ -81,7 +81,6 @@ class FragmentState:
     versions: dict[int, VersionState] = field(default_factory=dict)
     pending: dict[str, DeltaState] = field(default_factory=dict)  # accepted, in no frozen set, in log order
     closing: ClosedItem | None = None  # the frozen set whose merge is not committed
-    closing_position: int = 0
     closing_policy: Policy | None = None  # the policy at that set's first close: its merge obeys this one
     last_close_position: int = 0
     next_attempt: int = 0  # of the next close; above 0 after a round of this version whose every delta was unreadable
@@ -119,7 +118,6 @@ class LearnerState:
     session: str
     sessions: set[str] = field(default_factory=set)  # every session it ever had: a fenced one never comes back
     has_left: bool = False
-    accepted_count: int = 0
     step_count: int = 0  # inner steps in its accepted deltas
     attached_at: int = 0  # position of its newest session
     attached_at_step: float = 0.0  # the run's progress then

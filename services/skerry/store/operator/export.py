@@ -14,7 +14,7 @@ from skerry.store.log.entries import INITIAL_BASE
 from skerry.store.log.fold import RunState
 from skerry.store.log.run_log import RunLog
 from skerry.store.run import RunSpec
-from skerry.store.versions.replay import weights_at
+from skerry.store.versions.replay import Replayer
 from skerry.wire.safetensors import WRITABLE_DTYPES, header_bytes, tensor_bytes
 
 ExportDtype = Literal["original", "float32"]
@@ -76,7 +76,7 @@ async def export_checkpoint(
         with partial.open("wb") as file:
             file.write(header)
             for layout in log.spec.fragments:
-                weights = await weights_at(log, layout.name, versions[layout.name], workers=workers)
+                weights = await Replayer(log, layout.name, workers).weights_at(versions[layout.name])
                 for spec, offset in zip(layout.tensors, layout.offsets, strict=True):
                     values = weights[offset : offset + spec.numel]
                     for chunk in tensor_bytes(values, dtypes[spec.name]):

@@ -23,15 +23,7 @@ from skerry.store.log.fold import RunState
 from skerry.store.log.run_log import RunLog
 from skerry.store.log.state import CommitRecord, VersionState
 from skerry.store.versions.frame_stream import frame_batches
-from skerry.store.versions.replay import (
-    UnreadableDeltaError,
-    apply_update,
-    outer_refs,
-    read_update,
-    read_vector,
-    replay_version,
-    weights_digest,
-)
+from skerry.store.versions.replay import Replayer, UnreadableDeltaError, outer_refs, weights_digest
 from skerry.store.versions.scratch import Scratch
 from skerry.wire.digests import Hasher, delta_digest, part_digest
 from skerry.wire.errors import FrameError, NonFiniteError
@@ -160,6 +152,7 @@ class _FragmentCheck:
         self._log = log
         self._layout = layout
         self._workers = workers
+        self._replayer = Replayer(log, layout.name, workers)
         weights, momentum, residual, self._acc, self._vector, self._chain = scratch.zeros(6, layout.numel)
         self._state = OuterState(weights, momentum, residual, TORN)
         self._chain_version = TORN
@@ -186,11 +179,10 @@ class _FragmentCheck:
     async def _follow_chain(self, at: VersionState) -> bool:
         """Takes the chain's weights to this version by its update."""
         version, self._chain_version = self._chain_version, TORN
-        if at.commit is None or version != at.version - 1 or not self._has(at.commit.commit.update):
+        if at.commit is None or version != at.version - 1 or not self._replayer.has_all(at.commit.commit.update):
             return False
         await self._check_objects(at.commit.commit.update)
-        update = at.commit.commit.update
-        await apply_update(self._log, self._layout.name, update, self._chain, workers=self._workers)
+        await self._replayer.apply_update(at.commit.commit.update, self._chain)
         await self._expect_digest("weights after the update differ", at, self._chain)
         self._chain_version = at.version
         return True
@@ -202,7 +194,7 @@ class _FragmentCheck:
             return False
         deltas = [self._log.state.deltas[member.delta].item for member in at.commit.close.members]
         update = at.commit.commit.update
-        if not self._has([*update, *(part for delta in deltas for part in delta.parts)]):
+        if not self._replayer.has_all([*update, *(part for delta in deltas for part in delta.parts)]):
             self._state.version = TORN
             return False
         try:
@@ -216,11 +208,9 @@ class _FragmentCheck:
         return True
 
     async def _replay_commit(self, at: VersionState, record: CommitRecord) -> None:
-        name, published = self._layout.name, self._vector
-        await read_update(self._log, name, record.commit.update, published, workers=self._workers)
-        replayed = await replay_version(
-            self._log, name, record, self._state, self._acc, workers=self._workers, published=published
-        )
+        published = self._vector
+        await self._replayer.read_update(record.commit.update, published)
+        replayed = await self._replayer.replay(record, self._state, self._acc, published=published)
         if replayed.digest != at.digest:
             raise _Mismatch("replay made other weights", at.digest, replayed.digest)
         at_element = replayed.first_difference
@@ -230,16 +220,16 @@ class _FragmentCheck:
 
     async def _check_snapshot(self, at: VersionState) -> bool:
         """Compares the version's own snapshot with the walks, and takes up again from it those that were lost."""
-        if not at.weights or not self._has(at.weights):
+        if not at.weights or not self._replayer.has_all(at.weights):
             if at.commit is None:
                 self._state.version = TORN
             return False
         await self._check_objects(at.weights)
-        await read_vector(self._log, self._layout.name, at.weights, self._vector)
+        await self._replayer.read_vector(at.weights, self._vector)
         await self._expect_digest("snapshot's weights differ", at, self._vector)
         self._chain[:] = self._vector
         self._chain_version = at.version
-        if self._has(at.outer):
+        if self._replayer.has_all(at.outer):
             await self._check_outer_state(at)
         return True
 
@@ -255,7 +245,7 @@ class _FragmentCheck:
             ("momentum", momentum, self._state.momentum),
             ("residual", residual, self._state.residual),
         ):
-            await read_vector(self._log, self._layout.name, refs, self._vector)
+            await self._replayer.read_vector(refs, self._vector)
             if not is_replayed:
                 mine[:] = self._vector
             elif not np.array_equal(mine.view(np.uint32), self._vector.view(np.uint32)):
@@ -271,9 +261,6 @@ class _FragmentCheck:
         actual = await weights_digest(weights, workers=self._workers)
         if actual != at.digest:
             raise _Mismatch(what, at.digest, actual)
-
-    def _has(self, refs: Sequence[ObjectRef]) -> bool:
-        return all(ref.name not in self._log.state.condemned for ref in refs)
 
     async def _check_objects(self, refs: Sequence[ObjectRef]) -> None:
         """Compares whole objects' bytes with the digests that the log names."""

@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 from skerry.client.session import Adoption
 from skerry.runtime.workers import InlineWorkers
 from skerry.store.log.entries import INITIAL_BASE, AcceptedItem, Entry, Fate, RunStatus, SessionItem
-from skerry.store.log.run_log import RunLog, entry_name
+from skerry.store.log.run_log import RunLog
 from skerry.store.log.state import DeltaState
 from skerry.store.operator.verify import verify_run
+from skerry.store.run import entry_name
 from skerry.store.store import Store
 from skerry.store.versions.frame_stream import frame_batches
 from skerry.store.versions.scratch import Scratch

@@ -20,8 +20,8 @@ from skerry.store.errors import (
     StoreUnavailableError,
 )
 from skerry.store.log.entries import CollectedItem, PolicyItem
-from skerry.store.log.run_log import GROUP_BYTES, RunLog, entry_name
-from skerry.store.run import RunSpec
+from skerry.store.log.run_log import GROUP_BYTES, RunLog
+from skerry.store.run import RunSpec, entry_name
 from skerry.store.store import Store
 from skerry.wire.layout import FragmentLayout, TensorSpec
 from skerry.wire.policy import Policy

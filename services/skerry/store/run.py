@@ -1,4 +1,4 @@
-"""A run as it was created: its tensors and fragment plan, which never change (`run.json`)."""
+"""What never changes of a run: its tensors and fragment plan (`run.json`), and the names of its objects."""
 
 from __future__ import annotations
 
@@ -10,9 +10,19 @@ from skerry.store.log.entries import FORMAT, canonical_json, check_format
 from skerry.wire.layout import FragmentLayout, TensorSpec
 
 
+def run_prefix(name: str, uid: str) -> str:
+    """Returns the folder of a run."""
+    return f"runs/{name}/{uid}"
+
+
+def entry_name(prefix: str, position: int) -> str:
+    """Returns the object name of the log entry at `position`, or for position 0 of `run.json`."""
+    return f"{prefix}/log/{position:020}" if position else f"{prefix}/run.json"
+
+
 @dataclass(frozen=True)
 class RunSpec:
-    """What never changes of a run."""
+    """A run as it was created."""
 
     name: str
     uid: str

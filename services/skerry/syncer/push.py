@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from skerry.store.log.checks import check_push
 from skerry.store.log.entries import INITIAL_BASE, AcceptedItem
 from skerry.store.log.run_log import AppendTooLargeError
 from skerry.store.log.state import DeltaState, Rejection
@@ -276,7 +277,8 @@ async def begin_push(replica: RunReplica, header: PushHeader, budget: ByteBudget
 
 
 def _header_rejection(replica: RunReplica, header: PushHeader) -> Rejection | None:
-    return replica.state.check_push(
+    return check_push(
+        replica.state,
         fragment=header.fragment,
         learner=header.learner,
         session=header.session,

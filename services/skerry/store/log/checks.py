@@ -119,13 +119,14 @@ def check_accepted(state: RunState, item: AcceptedItem) -> Rejection | None:
         return Rejection("REPEATED" if same else "ID_REUSED", f"delta id was accepted before. delta={item.delta}")
     if any(part.name in state.condemned for part in item.parts):
         return Rejection("INCOMPLETE", "parts were collected meanwhile; send them again")
-    fragment = state.fragments[item.fragment]
-    if item.base_version == INITIAL_BASE:
-        return check_initial(state, item.session, item.fragment)
-    return (
-        check_push_session(state, item.learner, item.session)
-        or check_base(state, fragment, item.base_version, item.base_digest)
-        or check_repeated_base(state, item.session, item.fragment, item.base_version)
+    return check_push(
+        state,
+        fragment=item.fragment,
+        learner=item.learner,
+        session=item.session,
+        base_version=item.base_version,
+        base_digest=item.base_digest,
+        delta=item.delta,
     )
 
 

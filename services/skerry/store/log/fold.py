@@ -14,12 +14,12 @@ from the fold whether they took effect.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import assert_never
 
 from skerry.algorithm.round_length import delta_weight, round_length
 from skerry.store.errors import LogCorruptError
-from skerry.store.log.checks import check_item, check_push
+from skerry.store.log.checks import check_item
 from skerry.store.log.entries import (
     INITIAL_BASE,
     AcceptedItem,
@@ -32,6 +32,7 @@ from skerry.store.log.entries import (
     FateItem,
     Item,
     LeftItem,
+    ObjectRef,
     PolicyItem,
     RollbackItem,
     RunStatus,
@@ -102,20 +103,6 @@ class RunState:
     def check(self, item: Item) -> Rejection | None:
         """Returns why `item` would be rejected as the next item, or None. Changes nothing."""
         return check_item(self, item)
-
-    def check_push(
-        self, *, fragment: str, learner: str, session: str, base_version: int, base_digest: str, delta: str
-    ) -> Rejection | None:
-        """Returns why a push would be refused on its header alone, or None. Changes nothing."""
-        return check_push(
-            self,
-            fragment=fragment,
-            learner=learner,
-            session=session,
-            base_version=base_version,
-            base_digest=base_digest,
-            delta=delta,
-        )
 
     def _admit(self, item: Item) -> list[DeltaState]:
         match item:
@@ -315,19 +302,23 @@ class RunState:
             if fragment.closing is not None:
                 for member in fragment.closing.members:
                     names.update(part.name for part in self.deltas[member.delta].item.parts)
-            names.update(self._chain_names(fragment))
+            for version in self.chain(fragment, fragment.version):
+                refs = (*version.weights, *version.outer) or self.round_refs(version)
+                names.update(ref.name for ref in refs)
         return names
 
-    def _chain_names(self, fragment: FragmentState) -> Iterable[str]:
-        """Yields what rebuilding the newest version takes: the newest snapshot and the rounds after it."""
-        version = fragment.version
-        while version >= 0:
-            state = fragment.versions[version]
-            if state.weights:
-                yield from (ref.name for ref in (*state.weights, *state.outer))
+    def chain(self, fragment: FragmentState, newest: int) -> Iterator[VersionState]:
+        """Yields the versions that rebuilding `newest` takes: itself, and those before it down to a snapshot."""
+        at = fragment.versions.get(newest)
+        while at is not None:
+            yield at
+            if at.weights and self.condemned.isdisjoint(ref.name for ref in (*at.weights, *at.outer)):
                 return
-            assert state.commit is not None  # a version has a commit or a snapshot
-            yield from (ref.name for ref in state.commit.commit.update)
-            for member in state.commit.close.members:
-                yield from (part.name for part in self.deltas[member.delta].item.parts)
-            version -= 1
+            at = fragment.versions.get(at.version - 1)
+
+    def round_refs(self, version: VersionState) -> Iterator[ObjectRef]:
+        """Yields the objects of the round that made a version: its update, and the deltas that went into it."""
+        if version.commit is not None:
+            yield from version.commit.commit.update
+            for member in version.commit.close.members:
+                yield from self.deltas[member.delta].item.parts

@@ -49,9 +49,11 @@ class Creator:
         started = self.clock.monotonic_s()
         attempt = 0
         while True:
-            failure = await self._create(name, data)
-            if failure is None:
+            try:
+                await self.objects.create(name, data)
                 return data
+            except StoreError as error:
+                failure = error
             try:
                 found = await self.objects.get(name)
                 # Whoever wrote it, it counts from here on, so it has to survive.
@@ -64,18 +66,11 @@ class Creator:
                 failure = error
             if self.clock.monotonic_s() - started >= self.patience_s:
                 raise OutcomeUnknownError(f"store does not say whether a write landed. name={name}") from failure
-            await self.pause(attempt)
+            await self._pause(attempt)
             attempt += 1
 
-    async def pause(self, attempt: int) -> None:
+    async def _pause(self, attempt: int) -> None:
         """Sleeps before attempt number `attempt` + 1: exponential, bounded, with jitter."""
         longest = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(attempt, 16))
         share = int(self.entropy.hex_id(), 16) % _JITTER_STEPS / _JITTER_STEPS
         await self.clock.sleep(longest * (0.5 + 0.5 * share))
-
-    async def _create(self, name: str, data: bytes) -> StoreError | None:
-        try:
-            await self.objects.create(name, data)
-        except StoreError as error:
-            return error
-        return None

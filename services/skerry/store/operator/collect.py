@@ -190,23 +190,18 @@ def _names_to_rebuild(state: RunState, fragment: FragmentState, versions: Iterab
     """Yields what it takes to rebuild these versions: for each the nearest snapshot and the rounds after it."""
     seen: set[int] = set()
     for newest in sorted(versions, reverse=True):
-        version = fragment.versions.get(newest)
-        while version is not None and version.version not in seen:
+        for version in state.chain(fragment, newest):
+            if version.version in seen:
+                break
             seen.add(version.version)
             yield from (ref.name for ref in _version_refs(state, version))
-            if version.weights and not any(ref.name in state.condemned for ref in (*version.weights, *version.outer)):
-                break
-            version = fragment.versions.get(version.version - 1)
 
 
 def _version_refs(state: RunState, version: VersionState) -> Iterator[ObjectRef]:
     """Yields every object of one version: its snapshot, its update, and the deltas that went into it."""
     yield from version.weights
     yield from version.outer
-    if version.commit is not None:
-        yield from version.commit.commit.update
-        for member in version.commit.close.members:
-            yield from state.deltas[member.delta].item.parts
+    yield from state.round_refs(version)
 
 
 def _named(state: RunState) -> Iterator[str]:

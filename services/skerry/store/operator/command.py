@@ -133,46 +133,35 @@ def log(
     deltas that the entry accepted or decided, with their fate, version and reason after it, so the last line that
     lists a delta has its fate.
     """
-    asyncio.run(_log(store_url, run_name, uid, start=start, stop=stop, last=last, follow=follow, is_json=is_json))
-
-
-async def _log(
-    store_url: str,
-    run_name: str,
-    uid: str | None,
-    *,
-    start: int,
-    stop: int | None,
-    last: int | None,
-    follow: bool,
-    is_json: bool,
-) -> None:
     from skerry.store.log.fold import RunState
     from skerry.store.operator.log_lines import entry_json, entry_lines
 
     columns = ("position", "time (UTC)", "writer", "kind", "what", "effect")
-    async with opened_log(store_url, run_name, uid) as (run_log, _):
-        first = max(start, run_log.state.position - last + 1) if last else start
-        state = RunState(run_log.spec)
-        console = Console() if sys.stdout.isatty() else Console(width=_WIDE)
-        clock = SystemClock()
-        table = Table(*columns, box=None, header_style="dim", pad_edge=False)
-        while True:
-            async for entry, data in run_log.entries(state.position + 1, stop):
-                outcomes = state.apply(entry, data)
-                if entry.position < first:
-                    continue
-                if is_json:
-                    click.echo(json.dumps(entry_json(entry, outcomes, state)))
-                else:
-                    for row in entry_lines(entry, outcomes):
-                        table.add_row(*row)
-            if table.row_count:
-                console.print(table)
-                table = Table(*columns, box=None, show_header=False, pad_edge=False)
-            if not follow or (stop is not None and state.position + 1 >= stop):
-                return
-            await clock.sleep(_FOLLOW_PAUSE_S)
+    console = Console() if sys.stdout.isatty() else Console(width=_WIDE)
+
+    async def show() -> None:
+        async with opened_log(store_url, run_name, uid) as (run_log, _):
+            first = max(start, run_log.state.position - last + 1) if last else start
+            state = RunState(run_log.spec)
+            table = Table(*columns, box=None, header_style="dim", pad_edge=False)
+            while True:
+                async for entry, data in run_log.entries(state.position + 1, stop):
+                    outcomes = state.apply(entry, data)
+                    if entry.position < first:
+                        continue
+                    if is_json:
+                        click.echo(json.dumps(entry_json(entry, outcomes, state)))
+                    else:
+                        for row in entry_lines(entry, outcomes):
+                            table.add_row(*row)
+                if table.row_count:
+                    console.print(table)
+                    table = Table(*columns, box=None, show_header=False, pad_edge=False)
+                if not follow or (stop is not None and state.position + 1 >= stop):
+                    return
+                await SystemClock().sleep(_FOLLOW_PAUSE_S)
+
+    asyncio.run(show())
 
 
 @click.command(

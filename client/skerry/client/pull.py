@@ -1,4 +1,4 @@
-"""Bringing a fragment to a newer version: a plan, its objects' bytes as they come, and proof of the result."""
+"""Downloads a version of a fragment: applies a plan's objects while their bytes arrive, and checks the result."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from skerry.wire import FragmentLayout, FrameReader, TensorFileReader, WireError
 
 @dataclass(frozen=True)
 class Pulled:
-    """A version of a fragment, checked."""
+    """A version of a fragment whose digest was checked."""
 
     version: int
     digest: bytes
@@ -40,7 +40,7 @@ class PullSettings:
 
 
 class PlanApplier:
-    """Applies a plan's bytes to weights as they come; does no I/O. One thread at a time."""
+    """Applies a plan's bytes to weights while they arrive; does no I/O. One thread at a time."""
 
     def __init__(self, layout: FragmentLayout, plan: v1.PullPlan, start: NDArray[np.float32] | None) -> None:
         self.plan = plan
@@ -53,7 +53,7 @@ class PlanApplier:
         """Takes the next bytes.
 
         Raises:
-            CorruptDownloadError: they are out of place or wrong.
+            CorruptDownloadError: they are not the plan's next bytes, or are wrong.
         """
         if object_index != self.object_index or offset != self.offset or self.is_complete:
             raise _corrupt(
@@ -129,7 +129,7 @@ async def pull(
     settings: PullSettings,
     count_bytes: Callable[[int], None],
 ) -> Pulled:
-    """Returns the version that the request asks for; a download that breaks goes on where it broke.
+    """Returns the version that the request asks for. A download that breaks is resumed where it broke.
 
     Raises:
         CorruptDownloadError: bytes or weights are not what their digests say.
@@ -157,7 +157,7 @@ async def pull(
 
 
 class _BrokenOffError(Exception):
-    """A stream ended before its plan did; what was applied stands."""
+    """A stream ended before its plan was complete; the applied objects stay applied."""
 
     def __init__(self, error: TryAgainError, applier: PlanApplier | None) -> None:
         super().__init__(str(error))
@@ -205,7 +205,7 @@ async def _next(
         async with asyncio.timeout(stall_timeout_s):
             return await anext(responses, None)
     except TimeoutError as error:
-        raise error_of("TIMEOUT", f"download made no progress. stall_timeout_s={stall_timeout_s}") from error
+        raise error_of("TIMEOUT", f"download stalled. stall_timeout_s={stall_timeout_s}") from error
 
 
 def _resumed(request: v1.PullFragmentRequest, applier: PlanApplier | None) -> v1.PullFragmentRequest:

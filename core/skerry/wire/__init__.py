@@ -1,6 +1,6 @@
-"""What two processes must agree on byte for byte: layouts, codecs, frames and digests.
+"""Everything that two processes must agree on byte for byte: layouts, codecs, frames, snapshots and digests.
 
-protos/FORMAT.md specifies it for other languages; test vectors for them are in `tests/wire/vectors`.
+protos/FORMAT.md specifies them for other languages; test vectors are in `tests/wire/vectors`.
 """
 
 import sys
@@ -58,6 +58,6 @@ __all__ = [
 ]
 
 if sys.byteorder != "little":
-    # Arrays are read and written as they lie in memory; a big-endian machine needs an encoder of its own.
+    # Arrays are read and written as they lie in memory, so a big-endian machine would need an encoder of its own.
     msg = "skerry.wire needs a little-endian machine"
     raise ImportError(msg)

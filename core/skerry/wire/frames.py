@@ -1,7 +1,7 @@
-"""Frames: the smallest piece of a fragment that stands alone on a wire or in a store.
+"""Frames: the smallest pieces of a fragment that can be sent or stored by themselves.
 
-A frame is a 32-byte header and a payload. It says by itself how it was written, covers one range of the fragment, and
-can be checked and decoded without its neighbours. protos/FORMAT.md specifies it for other languages.
+A frame is a 32-byte header and a payload. The header says how it was written and which range of the fragment it covers,
+so a frame can be checked and decoded without its neighbours. protos/FORMAT.md specifies it for other languages.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 HEADER_SIZE: Final = 32
 MAGIC: Final = b"SKF1"
 MAX_FRAME_BYTES: Final = HEADER_SIZE + 5 * MAX_FRAME_NUMEL
-"""A code and a scale for every element, which is what blocks of one element come to."""
+"""A code and a scale for every element, as blocks of one element have."""
 _HEADER: Final = struct.Struct("<4sBBHQIII")  # the CRC-32 follows
 _CRC: Final = struct.Struct("<I")
 _LARGEST_ELEMENT: Final = 2**63 - 1
@@ -40,7 +40,7 @@ _LARGEST_ELEMENT: Final = 2**63 - 1
 
 @dataclass(frozen=True)
 class Frame:
-    """A frame whose header and checksum hold; whether it fits a fragment is for `decode_frame` to say."""
+    """A frame whose header and checksum are right. `decode_frame` checks whether it fits a fragment."""
 
     codec: Codec
     compressor: Compressor
@@ -120,7 +120,7 @@ class FramePacker:
         )
 
     def pack(self, cut: Cut, raw: NDArray[np.uint8]) -> bytes:
-        """Return the frame; bytes that do not shrink are stored as they are."""
+        """Return the frame; bytes that compression does not make fewer are stored as they are."""
         payload: bytes | memoryview = raw.data
         compressor = Compressor.NONE
         if self._compressor is not None:
@@ -135,7 +135,7 @@ class FramePacker:
 
 
 def check_range_array(name: str, array: NDArray[np.float32]) -> None:
-    """Refuse what is not one-dimensional float32 in this machine's little-endian order.
+    """Refuse an array that is not one-dimensional, little-endian float32.
 
     Raises:
         ValueError: it is not.
@@ -212,7 +212,7 @@ def parse_frames(buffer: bytes | bytearray | memoryview) -> Iterator[Frame]:
     """Yield the frames of a buffer that holds whole ones; their payloads are views of it.
 
     Raises:
-        FrameError: TRUNCATED, BAD_HEADER, TOO_LARGE, BOMB or CHECKSUM, at the frame that is at fault.
+        FrameError: TRUNCATED, BAD_HEADER, TOO_LARGE, BOMB or CHECKSUM, when the wrong frame is reached.
     """
     rest = memoryview(buffer).cast("B").toreadonly()
     while rest:

@@ -1,10 +1,10 @@
-"""The pure fold of a run log: what is true of a run after its first n entries.
+"""The fold of a run log: the state of a run after its first n entries.
 
-Every replica, the verifier and every reader run this same code over the same entries, so they agree. It does no I/O,
-reads no clock and draws nothing at random. An item that is not admissible where it stands in the log (a close of a
-round that another replica closed one entry earlier, a second delta from one base) is *rejected*: it stays in the log
-and has no effect. So a writer that lost the race for a number may append the same items at the next one, and learns
-from the fold whether they took effect.
+It is a pure function: no I/O, no clock, no randomness. Every replica, the verifier and every reader run this code over
+the same entries, so they agree. An item that is not admissible at its place in the log (a close of a round that another
+replica closed one entry earlier, a second delta from one base) is *rejected*: it stays in the log and has no effect.
+Therefore a writer that lost a number to another may append the same items at the next number, and learns from the fold
+whether they took effect.
 
     AcceptedItem  --> pending --(in a ClosedItem's members, then CommittedItem)--> merged
                          |-----(newer session's delta for the fragment)--> superseded
@@ -156,7 +156,7 @@ class RunState:
     def _admit_closed(self, item: ClosedItem) -> list[DeltaState]:
         fragment = self.fragments[item.fragment]
         is_new_round = fragment.closing is None
-        if fragment.closing is not None:  # a set closed again: its deltas are pending until this item names them anew
+        if fragment.closing is not None:  # a set that is closed again: its deltas are pending until this item decides
             for member in fragment.closing.members:
                 fragment.pending[member.delta] = self.deltas[member.delta]
         decided = self._decide(item.decided)
@@ -203,7 +203,7 @@ class RunState:
                 weight_cap=policy.weight_cap,
             )
             fragment.contributed_at[delta.item.learner] = fragment.newest.step_count
-            # Not its merge, which comes late where deltas do.
+            # How far the delta's own steps reach. Its merge may be much later, if the delta arrived late.
             reached = fragment.versions[delta.item.base_version].step_count + delta.item.step_count
             fragment.worked_until[delta.item.learner] = min(fragment.newest.step_count, reached)
             merged.append(delta)
@@ -230,9 +230,7 @@ class RunState:
         fragment.versions[0] = VersionState(0, item.digest, self.position, weights=item.weights, outer=item.outer)
         initial = list(fragment.pending.values())
         fragment.pending.clear()
-        for (
-            delta
-        ) in initial:  # exactly the push that the snapshot was made of; others of the same fragment are left over
+        for delta in initial:  # the snapshot was made of the first push; others of the same fragment expire
             is_source = delta is initial[0]
             delta.fate = Fate.MERGED if is_source else Fate.EXPIRED
             delta.reason = "" if is_source else "another push brought the initial weights"

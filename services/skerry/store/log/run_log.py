@@ -124,9 +124,9 @@ class RunLog:
     async def append(self, items: Sequence[Item]) -> tuple[Outcome, ...]:
         """Puts `items` into the log, all in one entry, and returns the fold's outcome of each.
 
-        Returns when the entry is durable and folded. If the fold at the log's end would reject all of the items, nothing
-        is written and the rejections are returned. If the caller is cancelled before the items are sent, they are not
-        written; after that they may or may not take effect, as after OutcomeUnknownError.
+        Returns when the entry is durable and folded. If the fold at the log's end would reject all of the items,
+        nothing is written and the rejections are returned. If the caller is cancelled before the items are sent, they
+        are not written; after that they may or may not take effect, as after OutcomeUnknownError.
 
         Raises:
             OutcomeUnknownError: the store did not answer in time; the items may take effect, now or later. They may be
@@ -218,7 +218,7 @@ class RunLog:
         self._waiting.clear()
 
     async def _write_waiting(self) -> None:
-        """Writes groups until nothing waits. It is a task of its own, so that a caller's cancellation stops no other."""
+        """Writes groups until nothing waits, in a task of its own, so that cancelling a caller stops no other."""
         group: list[_Waiter] = []
         try:
             while self._waiting:

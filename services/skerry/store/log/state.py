@@ -1,4 +1,4 @@
-"""The parts of a run's state: the fold builds and changes them, engines and readers look at them."""
+"""The parts of a run's state. The fold builds and changes them; others only read them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from skerry.store.log.entries import INITIAL_BASE, AcceptedItem, ClosedItem, Com
 from skerry.wire.layout import FragmentLayout
 from skerry.wire.policy import Policy
 
-# Merged deltas of a learner whose norms are remembered: enough for a median that one outlier does not move.
+# How many of a learner's merged deltas have their norms kept: enough for a median that one outlier does not move.
 NORM_HISTORY: Final = 8
-# Closes of a fragment whose contributors are remembered: an absent one is expected until it has missed two.
+# How many closes of a fragment have their contributors kept: an absent learner is expected until it has missed two.
 REMEMBERED_CLOSES: Final = 2
 
 
@@ -27,11 +27,11 @@ class Rejection:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the fold made of one item."""
+    """What the fold decided about one item."""
 
     item: Item
     rejection: Rejection | None
-    decided: tuple[DeltaState, ...] = ()  # deltas that met their final fate by this item
+    decided: tuple[DeltaState, ...] = ()  # deltas that got their final fate by this item
 
 
 @dataclass
@@ -65,7 +65,7 @@ class VersionState:
 
 @dataclass(frozen=True)
 class CommitRecord:
-    """The close and the commit that made a version: all that replaying it takes, besides the blobs."""
+    """The close and the commit that made a version. Replaying it takes these and the blobs."""
 
     close: ClosedItem
     commit: CommittedItem
@@ -116,7 +116,7 @@ class LearnerState:
     learner: str
     region: str
     session: str
-    sessions: set[str] = field(default_factory=set)  # every session it ever had: a fenced one never comes back
+    sessions: set[str] = field(default_factory=set)  # every session it ever had: a fenced one is never live again
     has_left: bool = False
     step_count: int = 0  # inner steps in its accepted deltas
     attached_at: int = 0  # position of its newest session

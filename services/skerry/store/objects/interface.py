@@ -10,7 +10,7 @@ import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Final, NamedTuple, Protocol
 
-STREAM_CHUNK_BYTES: Final = 2**20  # large enough that a call's cost vanishes, small enough to hold many at a time
+STREAM_CHUNK_BYTES: Final = 2**20  # large enough that the cost of a call is negligible, small enough to hold many
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]+(?:/[A-Za-z0-9._-]+)*")
 
 
@@ -31,7 +31,7 @@ class Objects(Protocol):
     async def create(self, name: str, data: bytes) -> None:
         """Puts an object that must not exist. When it returns, the object is durable.
 
-        No error says whether the object landed, or whose it is: read it back (`skerry.store.objects.put_if_absent`).
+        After any error the object may or may not exist: read it back (`skerry.store.objects.put_if_absent`).
 
         Raises:
             ObjectExistsError: the store says that the name is taken.
@@ -48,7 +48,7 @@ class Objects(Protocol):
     async def write(self, name: str, chunks: bytes | AsyncIterator[bytes]) -> int:
         """Puts a blob whose name no other writer uses and returns its size in bytes. Durable when it returns.
 
-        Nothing is visible under the name if it raises, or it is whole.
+        If it raises, the name has no object or the whole blob.
 
         Raises:
             StoreFullError: no space.
@@ -65,13 +65,13 @@ class Objects(Protocol):
         """Returns the names of the folders directly below the folder `prefix`, sorted, without the prefix."""
 
     def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
-        """Yields every object below the folder `prefix`, in no order. What is written meanwhile may be left out."""
+        """Yields every object below the folder `prefix`, in any order. Objects written meanwhile may be left out."""
 
     async def delete(self, names: Sequence[str]) -> None:
-        """Deletes these objects; names that do not exist are passed over."""
+        """Deletes these objects; names that do not exist are ignored."""
 
     async def sync_parent(self, name: str) -> None:
-        """Returns when `name`, which another process wrote, would survive a power cut. Costly: once is enough."""
+        """Makes `name`, which another process wrote, survive a power cut. Costly, and needed only once."""
 
 
 def check_object_name(name: str) -> str:

@@ -1,9 +1,10 @@
-"""Puts an object that must not exist and finds out what came of it, whatever the store answers.
+"""Puts an object that must not exist, and finds out whether it landed, whatever the store answers.
 
-A create that failed is read back, because an error says nothing sure: the request may have landed and its answer been
-lost, a retry below may have met its own first attempt and say "exists", one store says "exists" though nothing landed.
-Ours there: success. Another's there: conflict. Absent: the same bytes are put again, for they may still land, and
-then only one of two equal objects matters. Unreadable: unknown, and nothing is said until it is known or patience ends.
+A create that failed is read back, because its error decides nothing: the request may have landed and its answer been
+lost; a retry below this layer may have met its own first attempt and say "exists"; one store says "exists" although
+nothing landed. If our object is there, the create succeeded. If another writer's is there, it lost. If there is none,
+the same bytes are put again, because the first request may still land, and equal objects do not conflict. If the name
+can't be read, the outcome is unknown, and the caller hears nothing until it is known or `patience_s` is over.
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ class Creator:
     objects: Objects
     clock: Clock
     entropy: Entropy
-    # How long an unknown outcome is looked into before the caller is told that it is unknown. Longer than a broker's
-    # restart, shorter than the patience of who waits behind it.
+    # How long to look into an unknown outcome before the caller is told: longer than a restart of the object store,
+    # shorter than the timeout of a push that waits for it.
     patience_s: float = 20.0
 
     async def settle(self, name: str, data: bytes) -> bytes:
         """Returns the bytes that `name` has from now on, durable: `data`, or what another writer put there first.
 
-        `data` must tell itself from every other writer's, unless equal bytes mean the same thing whoever wrote them.
+        `data` must differ from every other writer's, unless equal bytes mean the same thing whoever wrote them.
 
         Raises:
             OutcomeUnknownError: the store did not say in time; `data` may have landed, or may land later.
@@ -56,7 +57,7 @@ class Creator:
                 failure = error
             try:
                 found = await self.objects.get(name)
-                # Whoever wrote it, it counts from here on, so it has to survive.
+                # The caller will act on the object, whoever wrote it, so it must be durable.
                 await self.objects.sync_parent(name)
                 return found
             except ObjectMissingError:

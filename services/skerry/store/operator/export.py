@@ -33,7 +33,7 @@ async def versions_at(log: RunLog, position: int) -> dict[str, int]:
     async for entry, data in log.entries(stop=position + 1):
         state.apply(entry, data)
     if state.position != position:
-        raise LogCorruptError(f"log ends early. position={position}, end={state.position}")
+        raise LogCorruptError(f"the log is shorter than when it was opened. position={position}, end={state.position}")
     versions = {layout.name: state.fragments[layout.name].version for layout in log.spec.fragments}
     if INITIAL_BASE in versions.values():
         raise ObjectMissingError(f"run has no weights at that position. position={position}")
@@ -51,7 +51,7 @@ async def export_checkpoint(
 ) -> dict[str, int]:
     """Writes the run's weights at `position` to `path` and returns the versions in it, by fragment.
 
-    Needs memory for the largest fragment. The file appears when it is whole. `progress` hears (elements done, in all).
+    Needs memory for the largest fragment. The file appears when complete. `progress` gets (elements done, in all).
 
     Raises:
         ObjectMissingError: there is no such position, or what it takes was collected.
@@ -62,7 +62,7 @@ async def export_checkpoint(
     header = header_bytes(
         {t.name: (dtypes[t.name], t.shape) for layout in log.spec.fragments for t in layout.tensors},
         {
-            "format": "pt",  # what loaders of model files look for
+            "format": "pt",  # loaders of model files expect it
             "run": log.spec.name,
             "uid": log.spec.uid,
             "position": str(position),

@@ -1,4 +1,4 @@
-"""A run's log as lines: for people, and as JSON for scripts."""
+"""Formats the entries of a run's log: as table rows for people, as JSON for scripts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from skerry.store.log.entries import (
 from skerry.store.log.fold import RunState
 from skerry.store.log.state import DeltaState, Outcome
 
-_SHORT: int = 8  # digits of a 32-digit id that tell people's few apart
+_SHORT: int = 8  # digits of a 32-digit id that are shown to people
 
 
 def entry_lines(entry: Entry, outcomes: tuple[Outcome, ...]) -> Iterator[tuple[str, str, str, str, str, str]]:
@@ -92,7 +92,7 @@ def _fate_json(delta: DeltaState) -> dict[str, Any]:
 
 
 def effect_text(outcome: Outcome) -> str:
-    """Returns what the fold made of an item: nothing to say, the fates it decided, or why it was rejected."""
+    """Returns the effect of an item: the fates that it decided, why it was rejected, or an empty string."""
     if outcome.rejection is not None:
         return f"rejected: {outcome.rejection.reason}"
     counts: dict[str, int] = {}

@@ -1,9 +1,9 @@
-"""Checks a run from its log and objects alone: that every version is what its deltas make of it.
+"""Checks, from a run's log and objects alone, that every version is the result of its deltas.
 
-Three things are followed side by side. The *log*: each entry carries its predecessor's digest, and each delta has one
-fate. The *chain*: weights from a snapshot and the updates after it have the digest of every version. The *replay*:
-where the deltas are retained, the rounds are merged again, and weights, update and residual must agree to the bit.
-What was collected can't be checked, and is no problem.
+Three things are checked. The *log*: each entry has its predecessor's digest, and each delta has one fate. The *chain*:
+weights from a snapshot and the updates after it have the digest of every version. The *replay*: rounds whose deltas are
+retained are merged again, and weights, update and residual must agree to the bit. Objects that were collected can't be
+checked; that is not a problem.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from skerry.wire.errors import FrameError, NonFiniteError
 from skerry.wire.frames import parse_frames, raw_bytes
 from skerry.wire.layout import FragmentLayout
 
-# What damaged or missing objects raise; an unreachable store raises something else, and ends the verification.
+# Raised for damaged or missing objects. An unreachable store raises another error, which ends the verification.
 _DAMAGE = (FrameError, LogCorruptError, NonFiniteError, ObjectMissingError, UnreadableDeltaError)
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Something that is not as the log says."""
+    """Something that differs from what the log says."""
 
     fragment: str | None  # None: the log itself
     version: int | None
@@ -53,7 +53,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class VerifyReport:
-    """What a verification found; at most one problem a version, the first."""
+    """The result of a verification: at most one problem per version, the first."""
 
     versions_checked: int  # weights against the log's digest
     versions_replayed: int  # of these, merged again from their deltas
@@ -61,7 +61,7 @@ class VerifyReport:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing was found."""
+        """Whether no problem was found."""
         return not self.problems
 
 
@@ -72,9 +72,9 @@ async def verify_run(
     scratch: Scratch,
     progress: Callable[[int, int], None] | None = None,
 ) -> VerifyReport:
-    """Checks everything that the run's log names and nobody collected; `progress` hears (versions done, in all).
+    """Checks everything that the run's log names and that was not collected.
 
-    Takes scratch of six times the largest fragment.
+    Needs scratch for six times the largest fragment. Calls `progress` with (versions done, in all).
 
     Raises:
         StoreUnavailableError: the store can't be read; nothing is known then.
@@ -98,7 +98,7 @@ async def verify_run(
 
 
 async def _check_log(log: RunLog) -> list[Problem]:
-    """Folds the log anew, and counts the fates that it gives to each delta."""
+    """Folds the log again, and counts the fates that each delta gets."""
     state = RunState(log.spec)
     fates: Counter[str] = Counter()
     try:
@@ -113,7 +113,7 @@ async def _check_log(log: RunLog) -> list[Problem]:
 
 
 def _check_fates(state: RunState, fates: Counter[str]) -> Iterator[Problem]:
-    """Yields deltas without exactly one fate; in a run that goes on, one may still be pending."""
+    """Yields deltas that do not have exactly one fate. While the run is not closed, a delta may be pending."""
     members = Counter(
         (member.delta, version.version)
         for fragment in state.fragments.values()
@@ -125,7 +125,7 @@ def _check_fates(state: RunState, fates: Counter[str]) -> Iterator[Problem]:
         where = delta.item.fragment
         expected = 0 if delta.fate is Fate.PENDING else 1
         if fates[name] != expected:
-            yield Problem(where, None, f"delta {name} met several fates", str(expected), str(fates[name]))
+            yield Problem(where, None, f"delta {name} does not have one fate", str(expected), str(fates[name]))
         elif delta.fate is Fate.PENDING and state.status is RunStatus.CLOSED:
             yield Problem(where, None, f"delta {name} has no fate though the run is closed")
         elif delta.fate is Fate.MERGED and delta.item.base_version >= 0 and members[name, delta.version] != 1:
@@ -143,9 +143,9 @@ class _Mismatch(Exception):  # noqa: N818 - it never leaves this module; what le
 
 
 class _FragmentCheck:
-    """Walks one fragment's versions in order, along the chain and, where possible, the replay.
+    """Checks one fragment's versions in order, along the chain and, where possible, by replay.
 
-    Either walk is lost where something is wrong or was collected, and taken up again at the next snapshot.
+    Either way ends where something is wrong or was collected, and starts again at the next snapshot.
     """
 
     def __init__(self, log: RunLog, layout: FragmentLayout, workers: Workers, scratch: Scratch) -> None:
@@ -177,7 +177,7 @@ class _FragmentCheck:
         return problem
 
     async def _follow_chain(self, at: VersionState) -> bool:
-        """Takes the chain's weights to this version by its update."""
+        """Advances the chain's weights to this version by its update."""
         version, self._chain_version = self._chain_version, TORN
         if at.commit is None or version != at.version - 1 or not self._replayer.has_all(at.commit.commit.update):
             return False
@@ -219,7 +219,7 @@ class _FragmentCheck:
             raise _Mismatch(f"replay made another update from element {at_element}", stored, "another value")
 
     async def _check_snapshot(self, at: VersionState) -> bool:
-        """Compares the version's own snapshot with the walks, and takes up again from it those that were lost."""
+        """Checks the version's own snapshot, and restarts chain and replay from it if they had ended."""
         if not at.weights or not self._replayer.has_all(at.weights):
             if at.commit is None:
                 self._state.version = TORN
@@ -234,7 +234,7 @@ class _FragmentCheck:
         return True
 
     async def _check_outer_state(self, at: VersionState) -> None:
-        """Compares a snapshot's momentum and residual with the replay's, or takes them where there is no replay."""
+        """Compares a snapshot's momentum and residual with the replay's, or starts a replay from them."""
         await self._check_objects(at.outer)
         is_replayed = self._state.version == at.version
         self._state.version = TORN
@@ -282,11 +282,11 @@ class _FragmentCheck:
             except (FrameError, LogCorruptError, ObjectMissingError) as error:
                 raise UnreadableDeltaError(delta.delta, error) from error
             if hasher.digest().hex() != part.digest:
-                raise _Mismatch(f"delta {delta.delta} has another part", part.digest, hasher.digest().hex())
+                raise _Mismatch(f"a part of delta {delta.delta} differs", part.digest, hasher.digest().hex())
             digests.append((part.first, part.numel, hasher.digest()))
         whole = delta_digest(digests).hex()
         if whole != delta.digest:
-            raise _Mismatch(f"delta {delta.delta} is another one", delta.digest, whole)
+            raise _Mismatch(f"delta {delta.delta} differs", delta.digest, whole)
 
 
 def _hash_raw(hasher: Hasher, data: bytes) -> None:

@@ -1,4 +1,4 @@
-"""The scalars of a merge between the algorithm, as float32 numbers, and the log, as their exact digits."""
+"""Converts the scalars of a merge between float32 numbers (the algorithm) and their bits in hex (the log)."""
 
 from __future__ import annotations
 

@@ -29,9 +29,10 @@ import numpy as np
 
 from benchmarks.merged_run import FRAGMENT, UID, layout_of, open_store, prepare
 from benchmarks.report import Row, measured, write_rows
+from skerry.algorithm.step import OuterState
 from skerry.runtime.workers import ThreadWorkers
 from skerry.store.log.run_log import RunLog
-from skerry.store.versions.replay import OuterState, rebuild
+from skerry.store.versions.replay import Replayer
 from skerry.store.versions.scratch import Scratch
 from skerry.syncer.merge import merge_round
 
@@ -53,7 +54,7 @@ async def speed_rows(directory: Path, arguments: argparse.Namespace) -> list[Row
     result = None
     for sample in range(arguments.samples + 1):
         copying = _copy_s(layout.numel * arguments.learners, arguments.threads)
-        state = await rebuild(log, FRAGMENT, 0, scratch=scratch, workers=workers)
+        state = await Replayer(log, FRAGMENT, workers).rebuild(0, scratch)
         start = time.perf_counter()
         result = await merge_round(log, FRAGMENT, closing, state, workers=workers, scratch=scratch)
         merged = time.perf_counter()
@@ -67,7 +68,7 @@ async def speed_rows(directory: Path, arguments: argparse.Namespace) -> list[Row
     await log.append([result.commit_item()])
     for _ in range(arguments.samples):
         start = time.perf_counter()
-        await rebuild(log, FRAGMENT, 1, scratch=scratch, workers=workers)
+        await Replayer(log, FRAGMENT, workers).rebuild(1, scratch)
         found["replay"].append(time.perf_counter() - start)
     await store.close()
     workers.close()
@@ -114,7 +115,7 @@ async def merge_alone(directory: Path, threads: int) -> dict[str, float]:
     store, scratch = open_store(directory, workers), Scratch(_made(directory / "scratch"))
     log = await store.open_log("merge", UID)
     before = _status_bytes("VmRSS")
-    state = await rebuild(log, FRAGMENT, 0, scratch=scratch, workers=workers)
+    state = await Replayer(log, FRAGMENT, workers).rebuild(0, scratch)
     start = time.perf_counter()
     await _merge(log, state, workers, scratch)
     seconds = time.perf_counter() - start

@@ -31,7 +31,7 @@ from skerry.runtime.workers import InlineWorkers as StoreWorkers
 from skerry.store.log.entries import Fate, RunStatus
 from skerry.store.log.fold import RunState
 from skerry.store.log.run_log import RunLog
-from skerry.store.versions.replay import rebuild
+from skerry.store.versions.replay import Replayer
 from skerry.store.versions.scratch import Scratch
 from skerry.syncer.host import HostSettings
 from skerry.syncer.replica import ReplicaSettings
@@ -121,7 +121,7 @@ class _World:
         judged = learners[0].training
         parameters = TorchParameters(judged.model)
         for name, fragment in log.state.fragments.items():
-            outer = await rebuild(log, name, fragment.version, scratch=Scratch(None), workers=StoreWorkers())
+            outer = await Replayer(log, name, StoreWorkers()).rebuild(fragment.version, Scratch(None))
             parameters.load(fragment.layout, outer.weights)()
         figures = _figures(log.state, learners)
         owed_count = len(learners) * self.arm.step_count

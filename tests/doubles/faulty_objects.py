@@ -14,7 +14,8 @@ from typing import Final, TypeVar
 
 from skerry.runtime.clock import Clock
 from skerry.store.errors import StoreError, StoreUnavailableError
-from skerry.store.objects.interface import ObjectInfo, Objects, joined
+from skerry.store.objects.interface import ObjectInfo, Objects
+from tests.doubles.dict_objects import joined
 
 Result = TypeVar("Result")
 

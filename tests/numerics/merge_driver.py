@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from skerry.algorithm.rounds import round_length
+from skerry.algorithm.step import OuterState
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.workers import InlineWorkers, Workers
 from skerry.store.log.entries import (
@@ -22,16 +23,16 @@ from skerry.store.log.entries import (
     Member,
     ObjectRef,
     PolicyItem,
-    RunSpec,
     RunStatus,
     SessionItem,
     SnapshotItem,
     StatusItem,
 )
 from skerry.store.log.run_log import RunLog
-from skerry.store.objects.interface import DictObjects, Objects
+from skerry.store.objects.interface import Objects
+from skerry.store.run import RunSpec
 from skerry.store.versions.blobs import SnapshotKind
-from skerry.store.versions.replay import OuterState, rebuild, snapshot_tensors
+from skerry.store.versions.replay import Replayer, snapshot_tensors
 from skerry.store.versions.scratch import Scratch
 from skerry.syncer.merge import MergeResult, merge_round
 from skerry.wire.codecs import Codec, Compressor, Encoding
@@ -40,6 +41,7 @@ from skerry.wire.frames import encode_frames
 from skerry.wire.layout import FragmentLayout, TensorSpec
 from skerry.wire.norms import per_tensor_squared_norms
 from skerry.wire.policy import Policy
+from tests.doubles.dict_objects import DictObjects
 from tests.doubles.seeded_entropy import SeededEntropy
 
 Float32s = NDArray[np.float32]
@@ -92,7 +94,7 @@ class Driver:
             *(SessionItem(f"m{index}", f"session{index}", "here") for index in range(10)),
         ]
         await self.append(*items)
-        self.state = await rebuild(log, FRAGMENT, 0, scratch=self.scratch, workers=workers)
+        self.state = await Replayer(log, FRAGMENT, workers).rebuild(0, self.scratch)
         return self
 
     async def append(self, *items: Item) -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from skerry.store.log.entries import PolicyItem, float32_from_hex
 from skerry.store.versions.replay import UnreadableDeltaError
@@ -311,7 +312,8 @@ async def test_a_merge_is_only_adopted_for_the_commit_that_names_its_own_scalars
     closing = await driver.close([await driver.push(0, [1, 2, 3, 4])])
     mine, other = await driver.merge(closing), await driver.merge(closing)
     assert mine.is_same_version_as(other.commit_item())
-    foreign = replace(mine.commit_item(), scalars=replace(mine.scalars, rate="3f000000"))
+    scalars = structs.replace(mine.scalars, rate="3f000000")
+    foreign = structs.replace(mine.commit_item(), scalars=scalars)
     assert not mine.is_same_version_as(foreign)
 
 

@@ -10,11 +10,13 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
+
 from skerry.store.errors import StoreError
 from skerry.store.log.fold import RunState
-from skerry.store.objects.interface import DictObjects
 from skerry.syncer.errors import SyncerError
 from skerry.wire.digests import tree_digest
+from tests.doubles.dict_objects import DictObjects
 from tests.simulation.learner_process import RUN
 from tests.simulation.sim_transport import LearnerRecord
 
@@ -114,6 +116,8 @@ def _plain(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {entry.name: getattr(value, entry.name) for entry in dataclasses.fields(value)}
         return type(value).__name__, _plain(fields)
+    if isinstance(value, msgspec.Struct):
+        return repr(value)
     if isinstance(value, Mapping):
         return [(repr(key), _plain(value[key])) for key in sorted(value, key=repr)]
     if isinstance(value, AbstractSet):

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from skerry.store.errors import ObjectExistsError, StoreError, StoreFullError, StoreUnavailableError
-from skerry.store.objects.interface import DictObjects, ObjectInfo, joined
+from skerry.store.objects.interface import ObjectInfo
+from tests.doubles.dict_objects import DictObjects, joined
 from tests.doubles.faulty_objects import Effect
 from tests.simulation.processes import OUTSIDE, Process
 

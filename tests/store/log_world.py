@@ -20,7 +20,6 @@ from skerry.store.log.entries import (
     MergeScalars,
     ObjectRef,
     PolicyItem,
-    RunSpec,
     RunStatus,
     SessionItem,
     SnapshotItem,
@@ -29,11 +28,12 @@ from skerry.store.log.entries import (
 from skerry.store.log.fold import RunState
 from skerry.store.log.run_log import RunLog
 from skerry.store.log.state import Outcome
-from skerry.store.objects.interface import DictObjects
+from skerry.store.run import RunSpec
 from skerry.store.store import Store
 from skerry.wire.codecs import Codec, Encoding
 from skerry.wire.layout import FragmentLayout, TensorSpec
 from skerry.wire.policy import Policy
+from tests.doubles.dict_objects import DictObjects
 from tests.doubles.faulty_objects import NO_FAULT, Fault, FaultyObjects, LateWrites
 from tests.doubles.seeded_entropy import SeededEntropy
 from tests.simulation.virtual_time import VirtualClock, VirtualTimeLoop

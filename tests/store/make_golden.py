@@ -7,14 +7,15 @@ stores that older versions wrote have to stay readable, so a change that alters 
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import json
 import random
 import shutil
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
+from skerry.algorithm.step import OuterState
 from skerry.runtime.workers import InlineWorkers
 from skerry.store.log.entries import (
     AcceptedItem,
@@ -27,19 +28,19 @@ from skerry.store.log.entries import (
     PolicyItem,
     RollbackFragment,
     RollbackItem,
-    RunSpec,
     RunStatus,
     SessionItem,
     SnapshotItem,
     StatusItem,
 )
-from skerry.store.objects.interface import DictObjects
+from skerry.store.run import RunSpec
 from skerry.store.store import Store
-from skerry.store.versions.replay import OuterState, rebuild, snapshot_tensors
+from skerry.store.versions.replay import Replayer, snapshot_tensors
 from skerry.store.versions.scratch import Scratch
 from skerry.wire.digests import tree_digest
 from skerry.wire.layout import FragmentLayout, TensorSpec
 from skerry.wire.policy import MergeRule, OuterName, OuterOptimizer, OuterSchedule, Policy
+from tests.doubles.dict_objects import DictObjects
 from tests.doubles.seeded_entropy import SeededEntropy
 from tests.numerics.merge_driver import FLOAT32, FRAGMENT, INT4, Driver
 
@@ -94,7 +95,7 @@ class GoldenDriver(Driver):
 def with_session_id(item: Item) -> Item:
     """Returns the item with `session1` as 32 digits."""
     if isinstance(item, AcceptedItem | LeftItem | SessionItem):
-        return dataclasses.replace(item, session=f"{int(item.session.removeprefix('session')):032x}")
+        return msgspec.structs.replace(item, session=f"{int(item.session.removeprefix('session')):032x}")
     return item
 
 
@@ -114,7 +115,7 @@ async def make(objects: DictObjects) -> dict[str, object]:
     await driver.append(StatusItem(RunStatus.OPEN))
     await store.publish("golden", spec.uid)
     await driver.append(*(SessionItem(f"m{number}", f"session{number}", "north") for number in range(3)))
-    driver.state = await rebuild(log, FRAGMENT, 0, scratch=driver.scratch, workers=workers)
+    driver.state = await Replayer(log, FRAGMENT, workers).rebuild(0, driver.scratch)
 
     def delta() -> np.ndarray[tuple[int], np.dtype[np.float32]]:
         return (0.01 * values.standard_normal(LAYOUT.numel)).astype(np.float32)
@@ -126,7 +127,7 @@ async def make(objects: DictObjects) -> dict[str, object]:
     await driver.append(LeftItem("m2", "session2"))
     await driver.append(FateItem((Decided((await driver.push(1, delta())).delta, Fate.QUARANTINED, "outlier"),)))
     await driver.round([await driver.push(0, delta(), encoding=INT4)])
-    old = await rebuild(log, FRAGMENT, 1, scratch=driver.scratch, workers=workers)
+    old = await Replayer(log, FRAGMENT, workers).rebuild(1, driver.scratch)
     driver.state = OuterState(old.weights, old.momentum, old.residual, 4)
     refs = await driver.write_snapshot(4)
     digest = log.state.fragments[FRAGMENT].versions[1].digest

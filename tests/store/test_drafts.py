@@ -8,11 +8,11 @@ from skerry.runtime.clock import SystemClock
 from skerry.runtime.identifiers import SystemEntropy
 from skerry.runtime.workers import InlineWorkers
 from skerry.store.errors import RunNotFoundError, StoreUnavailableError
-from skerry.store.log.entries import RunSpec
-from skerry.store.objects.interface import DictObjects
 from skerry.store.operator.drafts import NamelessRun, delete_nameless, nameless_runs
+from skerry.store.run import RunSpec
 from skerry.store.store import Store
 from skerry.wire.layout import FragmentLayout, TensorSpec
+from tests.doubles.dict_objects import DictObjects
 
 LOST, WINNER, OLDER, YOUNG = ("a" * 32, "b" * 32, "c" * 32, "d" * 32)
 LAYOUT = FragmentLayout("body", (TensorSpec("w", (4,)),))

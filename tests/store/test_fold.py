@@ -1,7 +1,7 @@
 """The fold of small histories by hand: every kind of item, what it does, and what makes it have no effect."""
 
-import dataclasses
-
+import msgspec
+import numpy as np
 import pytest
 
 from skerry.store.errors import LogCorruptError
@@ -22,14 +22,15 @@ from skerry.store.log.entries import (
     PolicyItem,
     RollbackFragment,
     RollbackItem,
-    RunSpec,
     RunStatus,
     SessionItem,
     SnapshotItem,
     StatusItem,
+    item_to_json,
 )
 from skerry.store.log.fold import RunState
 from skerry.store.log.state import Outcome
+from skerry.store.run import RunSpec
 from skerry.wire.codecs import Codec, Encoding
 from skerry.wire.layout import FragmentLayout, TensorSpec
 from skerry.wire.policy import Policy
@@ -172,6 +173,13 @@ def test_a_draft_takes_neither_learners_nor_deltas(draft: History) -> None:
     assert draft.reject(accepted("a")) == "RUN_DRAFT"
 
 
+def test_a_weight_that_numpy_computed_is_written_as_any_number() -> None:
+    item = ClosedItem(BODY, 1, 0, (Member("a", np.float64(0.1), 0),), np.float64(1), ())
+    assert item_to_json(item)["members"] == ({"delta": "a", "weight": 0.1, "staleness": 0},)
+    with pytest.raises(TypeError, match="wrong type"):
+        item_to_json(ClosedItem(BODY, 1, 0, (Member("a", np.float32(0.1), 0),), 1.0, ()))  # type: ignore[arg-type]
+
+
 def test_a_round_goes_from_accepted_to_closed_to_committed(history: History) -> None:
     assert history.admit(accepted("a")) == ()
     history.admit(accepted("b", "m1"))
@@ -188,7 +196,7 @@ def test_a_round_goes_from_accepted_to_closed_to_committed(history: History) -> 
 def test_a_repeated_delta_counts_once_and_other_bytes_under_its_id_are_refused(history: History) -> None:
     history.admit(accepted("a"))
     assert history.reject(accepted("a")) == "REPEATED"
-    assert history.reject(dataclasses.replace(accepted("a"), digest="other")) == "ID_REUSED"
+    assert history.reject(msgspec.structs.replace(accepted("a"), digest="other")) == "ID_REUSED"
     committed_round(history, "a")
     assert history.reject(accepted("a")) == "REPEATED"
 
@@ -212,7 +220,7 @@ def test_a_delta_that_was_given_up_frees_its_base_and_a_merged_one_never_does(hi
     ("item", "reason"),
     [
         (accepted("x", base=1), "BASE_FUTURE"),
-        (dataclasses.replace(accepted("x"), base_digest="elsewhere"), "BASE_FOREIGN"),
+        (msgspec.structs.replace(accepted("x"), base_digest="elsewhere"), "BASE_FOREIGN"),
         (accepted("x", base=-2), "BASE_FOREIGN"),
         (accepted("x", "m9"), "SESSION_UNKNOWN"),
         (accepted("x", session="never seen"), "SESSION_UNKNOWN"),
@@ -353,7 +361,7 @@ def test_a_version_has_one_snapshot_of_its_own_content(history: History) -> None
     assert history.reject(snapshot(1)) == "VERSION_NOT_FOUND"
     history.admit(accepted("a"))
     committed_round(history, "a")
-    assert history.reject(dataclasses.replace(snapshot(1), digest="other")) == "VERSION_NOT_FOUND"
+    assert history.reject(msgspec.structs.replace(snapshot(1), digest="other")) == "VERSION_NOT_FOUND"
     history.admit(snapshot(1))
     assert history.reject(snapshot(1)) == "VERSION_NOT_FOUND"
 
@@ -412,7 +420,7 @@ def test_what_was_condemned_cannot_be_named_any_more(history: History) -> None:
     history.admit(CollectedItem((part, update, weights, f"snapshots/{BODY}/1", f"snapshots/{BODY}/2-back")))
     assert history.reject(accepted("b", "m1")) == "INCOMPLETE"
     assert history.reject(committed()) == "INCOMPLETE"
-    anew = dataclasses.replace(committed(), update=(ref("updates/body/1-anew"),))
+    anew = msgspec.structs.replace(committed(), update=(ref("updates/body/1-anew"),))
     history.admit(anew)
     assert history.reject(snapshot(1)) == "INCOMPLETE"
     assert history.reject(rolled_back("request", 0, 2)) == "INCOMPLETE"
@@ -438,10 +446,10 @@ def test_an_entry_of_another_run_position_or_chain_is_no_next_entry(history: His
     state = history.state
     good = Entry(state.position + 1, SPEC.uid, state.head_digest, "w", "0" * 32, 0.0, ())
     for bad in (
-        dataclasses.replace(good, run_uid="b" * 32),
-        dataclasses.replace(good, position=state.position),
-        dataclasses.replace(good, position=state.position + 2),
-        dataclasses.replace(good, previous="0" * 64),
+        msgspec.structs.replace(good, run_uid="b" * 32),
+        msgspec.structs.replace(good, position=state.position),
+        msgspec.structs.replace(good, position=state.position + 2),
+        msgspec.structs.replace(good, previous="0" * 64),
     ):
         with pytest.raises(LogCorruptError):
             state.apply(bad, bad.to_bytes())

@@ -8,7 +8,7 @@ import pytest
 
 from skerry.runtime.workers import InlineWorkers
 from skerry.store.errors import ObjectMissingError, StoreUnavailableError
-from skerry.store.objects.interface import DictObjects, open_objects
+from skerry.store.objects.interface import open_objects
 from skerry.store.operator.collect import (
     CollectionPlan,
     Retention,
@@ -19,9 +19,10 @@ from skerry.store.operator.collect import (
     versions_since,
 )
 from skerry.store.operator.verify import verify_run
-from skerry.store.versions.replay import rebuild, weights_at
+from skerry.store.versions.replay import Replayer
 from skerry.store.versions.scratch import Scratch
 from skerry.wire.policy import Policy
+from tests.doubles.dict_objects import DictObjects
 from tests.numerics.merge_driver import FRAGMENT, INT4, Driver, layout_of
 
 DAY_S = 86_400.0
@@ -61,9 +62,9 @@ async def test_the_kept_versions_stay_whole_and_older_ones_go() -> None:
     went = await collect(driver.log, Retention(version_count=2), now_unix_s=NOW_S)
     assert reasons(went) == {Why.UNNEEDED}
     for version in (8, 9):
-        await rebuild(driver.log, FRAGMENT, version, scratch=Scratch(None), workers=InlineWorkers())
+        await Replayer(driver.log, FRAGMENT, InlineWorkers()).rebuild(version, Scratch(None))
     with pytest.raises(ObjectMissingError):
-        await weights_at(driver.log, FRAGMENT, 4, workers=InlineWorkers())
+        await Replayer(driver.log, FRAGMENT, InlineWorkers()).weights_at(4)
     report = await verify_run(driver.log, workers=InlineWorkers(), scratch=Scratch(None))
     assert report.problems == ()
     again = await collect(driver.log, Retention(version_count=2), now_unix_s=NOW_S)
@@ -133,9 +134,9 @@ async def test_versions_since_a_position_are_kept() -> None:
     since = fragment.versions[5].position + 1
     assert versions_since(fragment, since) == {5, 6, 7, 8, 9}
     await collect(driver.log, Retention(version_count=1, since_position=since), now_unix_s=NOW_S)
-    await rebuild(driver.log, FRAGMENT, 5, scratch=Scratch(None), workers=InlineWorkers())
+    await Replayer(driver.log, FRAGMENT, InlineWorkers()).rebuild(5, Scratch(None))
     with pytest.raises(ObjectMissingError):
-        await weights_at(driver.log, FRAGMENT, 2, workers=InlineWorkers())
+        await Replayer(driver.log, FRAGMENT, InlineWorkers()).weights_at(2)
 
 
 async def test_a_time_is_found_in_the_log() -> None:

@@ -13,12 +13,13 @@ from skerry.runtime.identifiers import SystemEntropy
 from skerry.runtime.workers import InlineWorkers
 from skerry.store.log.entries import Entry, Item
 from skerry.store.log.run_log import RunLog
-from skerry.store.objects.interface import DictObjects, open_objects
+from skerry.store.objects.interface import open_objects
 from skerry.store.operator.verify import verify_run
 from skerry.store.store import Store
-from skerry.store.versions.replay import weights_at
+from skerry.store.versions.replay import Replayer
 from skerry.store.versions.scratch import Scratch
 from skerry.wire.digests import tree_digest
+from tests.doubles.dict_objects import DictObjects
 from tests.store.make_golden import ALL_GOLDEN, GOLDEN, LAYOUT, make
 
 
@@ -64,7 +65,7 @@ async def test_the_golden_run_verifies_and_its_weights_have_their_digests(log: R
     assert report.versions_checked == 6
     assert report.versions_replayed >= 2
     for version, state in log.state.fragments["body"].versions.items():
-        weights = await weights_at(log, "body", version, workers=InlineWorkers())
+        weights = await Replayer(log, "body", InlineWorkers()).weights_at(version)
         assert weights.shape == (LAYOUT.numel,)
         assert tree_digest(np.ascontiguousarray(weights)).hex() == state.digest
 

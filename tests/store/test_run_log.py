@@ -19,12 +19,13 @@ from skerry.store.errors import (
     StoreFullError,
     StoreUnavailableError,
 )
-from skerry.store.log.entries import CollectedItem, PolicyItem, RunSpec
-from skerry.store.log.run_log import GROUP_BYTES, RunLog, entry_name
-from skerry.store.objects.interface import DictObjects
+from skerry.store.log.entries import CollectedItem, PolicyItem
+from skerry.store.log.run_log import GROUP_BYTES, RunLog
+from skerry.store.run import RunSpec, entry_name
 from skerry.store.store import Store
 from skerry.wire.layout import FragmentLayout, TensorSpec
 from skerry.wire.policy import Policy
+from tests.doubles.dict_objects import DictObjects
 from tests.doubles.faulty_objects import NO_FAULT, Effect, Fault, FaultyObjects, LateWrites
 from tests.doubles.seeded_entropy import SeededEntropy
 from tests.simulation.virtual_time import VirtualClock, run_virtual

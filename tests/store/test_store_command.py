@@ -1,5 +1,6 @@
 """`skerry log`, `export`, `verify` and `gc` on the golden store, as a person and a script call them."""
 
+import asyncio
 import json
 import os
 import shutil
@@ -9,8 +10,15 @@ from pathlib import Path
 import pytest
 from safetensors import safe_open
 
+from skerry.runtime.clock import SystemClock
+from skerry.runtime.identifiers import SystemEntropy
+from skerry.runtime.workers import ThreadWorkers
+from skerry.store.log.entries import Decided, Fate, Item, RunStatus, SessionItem, StatusItem
+from skerry.store.objects.interface import open_objects
 from skerry.store.operator import command
+from skerry.store.store import Store
 from tests.store.make_golden import DTYPES, GOLDEN
+from tests.store.test_fold import BODY, EMBED, SPEC, accepted, closed, committed, snapshot
 
 
 @pytest.fixture
@@ -42,6 +50,58 @@ def test_the_log_as_json_has_one_entry_a_line(store_url: str, capsys: pytest.Cap
     assert [entry["position"] for entry in entries] == [5, 6, 7]
     assert [item["kind"] for entry in entries for item in entry["items"]] == ["accepted", "accepted", "closed"]
     assert all(item["is_admitted"] for entry in entries for item in entry["items"])
+
+
+async def _write(folder: Path, *groups: list[Item]) -> str:
+    """Writes a run with one entry a group and returns the store's URL."""
+    url = f"file://{folder}/other"
+    workers = ThreadWorkers(1)
+    store = Store(open_objects(url), clock=SystemClock(), entropy=SystemEntropy(), workers=workers, writer="test")
+    log = await store.create_draft(SPEC)
+    await store.publish(SPEC.name, SPEC.uid)
+    for group in groups:
+        await log.append(group)
+    await store.close()
+    workers.close()
+    return url
+
+
+def test_the_log_as_json_says_what_the_fold_decided_of_every_item_and_delta(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store_url = asyncio.run(
+        _write(
+            tmp_path,
+            [snapshot(0, EMBED), snapshot(0), StatusItem(RunStatus.OPEN)],
+            [SessionItem("m0", "m0-s1", ""), SessionItem("m1", "m1-s1", ""), accepted("a"), accepted("b", "m1")],
+            [SessionItem("m0", "m0-s2", "")],
+            # From a fenced session, beside one that takes effect: only then does it reach the log.
+            [accepted("c"), accepted("d", session="m0-s2")],
+            [closed("d", decided=(Decided("b", Fate.QUARANTINED, "too large"),))],
+            [committed()],
+            [accepted("e", session="m0-s2", base=1)],
+        )
+    )
+    run("log", "--store", store_url, "--run", "run", "--json")
+    entries = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    items = [(item["kind"], item["is_admitted"], item["rejection"]) for item in entries[3]["items"]]
+    assert items == [("accepted", False, "SESSION_FENCED"), ("accepted", True, None)]
+    assert "newer session" in entries[3]["items"][0]["rejection_detail"]
+    assert [{one["delta"]: one["fate"] for one in entry["fates"]} for entry in entries] == [
+        {},
+        {"a": "pending", "b": "pending"},
+        {},
+        {"d": "pending", "a": "superseded"},
+        {"b": "quarantined"},
+        {"d": "merged"},
+        {"e": "pending"},
+    ]
+    last = {one["delta"]: one for entry in entries for one in entry["fates"]}
+    where = {"delta": "a", "fragment": BODY, "learner": "m0"}
+    said = {"fate": "superseded", "version": None, "reason": "a newer session of the learner sent its own"}
+    assert last["a"] == where | said
+    assert (last["d"]["version"], last["b"]["reason"]) == (1, "too large")
+    assert "c" not in last
 
 
 @pytest.mark.parametrize("position", ["2", "8", None])

@@ -11,7 +11,6 @@ from skerry.store.log.entries import (
     MergeScalars,
     ObjectRef,
     PolicyItem,
-    RunSpec,
     RunStatus,
     SessionItem,
     SnapshotItem,
@@ -19,6 +18,7 @@ from skerry.store.log.entries import (
 )
 from skerry.store.log.fold import RunState
 from skerry.store.log.state import Outcome
+from skerry.store.run import RunSpec
 from skerry.syncer.participation import LearnerView, MembershipView
 from skerry.wire.layout import FragmentLayout, TensorSpec
 from skerry.wire.policy import Policy

@@ -12,7 +12,7 @@ import grpc
 import numpy as np
 import pytest
 
-from skerry.store.objects.interface import DictObjects, open_objects
+from skerry.store.objects.interface import open_objects
 from skerry.syncer.advice import AdviceBoard, share_leases
 from skerry.syncer.membership import Membership
 from skerry.syncer.reports import LearnerReport
@@ -22,6 +22,7 @@ from skerry.v1 import runs_pb2 as runs
 from skerry.v1 import types_pb2 as types
 from skerry.wire.digests import delta_digest
 from skerry.wire.layout import FragmentLayout, TensorSpec
+from tests.doubles.dict_objects import DictObjects
 from tests.doubles.seeded_entropy import SeededEntropy
 from tests.syncer.conftest import LOCAL
 from tests.syncer.raw_learner import (

@@ -23,11 +23,11 @@ from skerry.wire import (
     decode_frame,
     decode_frames,
     encode_frames,
-    frame_size,
     parse_frames,
     part_digest,
     raw_bytes,
 )
+from skerry.wire.frames import parse_header
 from tests.wire import slow_codec
 from tests.wire.wire_strategies import LARGEST, bits, block_encodings, encodings, fragments
 
@@ -132,7 +132,7 @@ def test_large_tensors_are_cut_into_frames_at_block_boundaries(codec: Codec, blo
     assert (bits(told) == bits(received)).all()
     for data in encoded:
         (frame,) = parse_frames(data)
-        assert frame_size(data[:32]) == len(data)
+        assert parse_header(data[:32]).frame_size == len(data)
         assert frame.numel <= MAX_FRAME_NUMEL
         assert not codec.has_blocks or frame.codec is Codec.BFLOAT16 or layout.is_boundary(frame.first, block)
 

@@ -27,7 +27,6 @@ from skerry.wire import (
     decode_frame,
     decode_frames,
     encode_frames,
-    frame_size,
     parse_frames,
     raw_bytes,
 )
@@ -227,18 +226,6 @@ def test_a_frame_is_refused_by_a_layout_that_is_not_its_own() -> None:
     assert reason_of(buffer, short) is WireReason.LAYOUT
     # The same count of blocks in other places can't be told from the frame: the run's layout is agreed before.
     assert reason_of(buffer, other) is None
-
-
-def test_a_stream_of_bytes_is_cut_by_headers_alone() -> None:
-    values = np.linspace(-1, 1, 64, dtype=np.float32)
-    frames = list(encode_frames(values, LAYOUT, Encoding(Codec.INT4, block=8)))
-    assert [frame_size(frame[:32]) for frame in frames] == [len(frame) for frame in frames]
-    with pytest.raises(FrameError) as caught:
-        frame_size(frames[0][:31])
-    assert caught.value.reason is WireReason.TRUNCATED
-    with pytest.raises(FrameError) as caught:
-        frame_size(make_frame(bytes(60), payload_size=2**32 - 1)[:32])
-    assert caught.value.reason is WireReason.TOO_LARGE
 
 
 def test_an_output_of_another_size_is_a_callers_error() -> None:

@@ -1,32 +1,28 @@
-"""Bringing a fragment to a newer version: a plan, its objects' bytes as they come, and proof of the result."""
+"""Downloads a version of a fragment: applies a plan's objects while their bytes arrive, and checks the result."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from skerry.algorithm.step import subtract_update
 from skerry.client.errors import CorruptDownloadError, PlanExpiredError, TryAgainError, error_of
 from skerry.client.retry import RetrySettings
 from skerry.client.transport import Transport
 from skerry.runtime.workers import Workers
 from skerry.v1 import exchange_pb2 as v1
-from skerry.wire import HEADER_SIZE, FragmentLayout, FrameError, decode_frame, frame_size, parse_frames, tree_digest
-
-# What a safetensors header may take; a larger one is no snapshot of ours.
-_MAX_TENSOR_HEADER_BYTES: Final = 2**26
+from skerry.wire import FragmentLayout, FrameReader, TensorFileReader, WireError, tree_digest
 
 
 @dataclass(frozen=True)
 class Pulled:
-    """A version of a fragment, checked."""
+    """A version of a fragment whose digest was checked."""
 
     version: int
     digest: bytes
@@ -44,7 +40,7 @@ class PullSettings:
 
 
 class PlanApplier:
-    """Applies a plan's bytes to weights as they come; does no I/O. One thread at a time."""
+    """Applies a plan's bytes to weights while they arrive; does no I/O. One thread at a time."""
 
     def __init__(self, layout: FragmentLayout, plan: v1.PullPlan, start: NDArray[np.float32] | None) -> None:
         self.plan = plan
@@ -57,7 +53,7 @@ class PlanApplier:
         """Takes the next bytes.
 
         Raises:
-            CorruptDownloadError: they are out of place or wrong.
+            CorruptDownloadError: they are not the plan's next bytes, or are wrong.
         """
         if object_index != self.object_index or offset != self.offset or self.is_complete:
             raise _corrupt(
@@ -65,18 +61,15 @@ class PlanApplier:
             )
         self.offset += len(data)
         self._hasher.update(data)
-        self._buffer += data
         described = self.plan.objects[object_index]
         if self.offset > described.size_bytes:
             raise _corrupt(f"object is longer than planned. object={described.name}")
-        if described.kind == v1.OBJECT_KIND_UPDATE:
-            self._apply_frames(described)
-        elif described.kind == v1.OBJECT_KIND_SNAPSHOT:
-            self._apply_tensors(described)
-        else:
-            raise _corrupt(f"object of a kind not known here. kind={described.kind}")
-        if self.offset == described.size_bytes:
-            self._end_object(described)
+        try:
+            self._apply(data)
+            if self.offset == described.size_bytes:
+                self._end_object(described)
+        except WireError as error:
+            raise _corrupt(f"object can't be read. object={described.name}, cause={error}") from error
 
     @property
     def is_complete(self) -> bool:
@@ -98,68 +91,32 @@ class PlanApplier:
     def _begin_object(self) -> None:
         self.offset = 0
         self._hasher = hashlib.sha256()
-        self._buffer = bytearray()
-        self._applied_numel = 0
-        self._places: list[tuple[int, int, int]] | None = None  # of a snapshot: (byte, end byte, first element)
+        if self.is_complete:
+            return
+        described = self.plan.objects[self.object_index]
+        first, numel = described.first, described.numel
+        self._reader: FrameReader | TensorFileReader
+        if described.kind == v1.OBJECT_KIND_UPDATE:
+            self._reader = FrameReader(first, numel)
+        elif described.kind == v1.OBJECT_KIND_SNAPSHOT:
+            self._reader = TensorFileReader(self._layout, self._weights, first=first, numel=numel)
+        else:
+            raise _corrupt(f"kind of object is not known here. object={described.name}, kind={described.kind}")
+
+    def _apply(self, data: bytes) -> None:
+        """Subtracts the frames of an update, or copies the tensors of a snapshot, as far as they have arrived."""
+        if isinstance(self._reader, TensorFileReader):
+            self._reader.feed(data)
+            return
+        for batch in self._reader.feed(data):
+            subtract_update(self._weights, batch.data, self._layout)
 
     def _end_object(self, described: v1.PlanObject) -> None:
+        self._reader.finish()
         if self._hasher.digest() != described.digest:
             raise _corrupt(f"object's digest differs. object={described.name}")
-        if self._applied_numel != described.numel or self._buffer:
-            raise _corrupt(f"object does not hold its range. object={described.name}, numel={self._applied_numel}")
         self.object_index += 1
         self._begin_object()
-
-    def _apply_frames(self, described: v1.PlanObject) -> None:
-        """Theta <- Theta - decode(update), frame by frame."""
-        try:
-            while len(self._buffer) >= HEADER_SIZE:
-                size = frame_size(bytes(self._buffer[:HEADER_SIZE]))
-                if len(self._buffer) < size:
-                    return
-                (frame,) = parse_frames(bytes(self._buffer[:size]))
-                if frame.first != described.first + self._applied_numel:
-                    raise _corrupt(f"frame out of place. object={described.name}, first={frame.first}")
-                self._weights[frame.first : frame.first + frame.numel] -= decode_frame(frame, self._layout)
-                self._applied_numel += frame.numel
-                del self._buffer[:size]
-        except FrameError as error:
-            raise _corrupt(f"frame can't be read. object={described.name}, because={error}") from error
-
-    def _apply_tensors(self, described: v1.PlanObject) -> None:
-        """Theta <- the file's tensors; whatever of them has come."""
-        if self._places is None:
-            header_size = 8 + int.from_bytes(self._buffer[:8], "little")
-            if header_size > _MAX_TENSOR_HEADER_BYTES:
-                raise _corrupt(f"no safetensors file. object={described.name}")
-            if len(self._buffer) < max(header_size, 9):
-                return
-            try:
-                self._places = self._tensor_places(described, json.loads(self._buffer[8:header_size]))
-            except (ValueError, TypeError, AttributeError) as error:
-                raise _corrupt(f"header can't be read. object={described.name}, because={error!r}") from error
-            del self._buffer[:header_size]
-        whole = len(self._buffer) // 4 * 4
-        piece = np.frombuffer(bytes(self._buffer[:whole]), "<f4")
-        at = 4 * self._applied_numel
-        for begin, end, first in self._places:
-            low, high = max(begin, at), min(end, at + whole)
-            if low < high:
-                element = first + (low - begin) // 4
-                self._weights[element : element + (high - low) // 4] = piece[(low - at) // 4 : (high - at) // 4]
-        self._applied_numel += whole // 4
-        del self._buffer[:whole]
-
-    def _tensor_places(self, described: v1.PlanObject, header: dict[str, Any]) -> list[tuple[int, int, int]]:
-        places = []
-        for index, start, stop in self._layout.ranges(described.first, described.numel):
-            spec = self._layout.tensors[index]
-            entry = header.get(spec.name, {})
-            begin, end = entry.get("data_offsets", (0, 0))
-            if entry.get("dtype") != "F32" or end - begin != 4 * (stop - start):
-                raise _corrupt(f"tensor does not fit. object={described.name}, tensor={spec.name}, entry={entry}")
-            places.append((begin, end, start))
-        return places
 
 
 async def pull(
@@ -172,7 +129,7 @@ async def pull(
     settings: PullSettings,
     count_bytes: Callable[[int], None],
 ) -> Pulled:
-    """Returns the version that the request asks for; a download that breaks goes on where it broke.
+    """Returns the version that the request asks for. A download that breaks is resumed where it broke.
 
     Raises:
         CorruptDownloadError: bytes or weights are not what their digests say.
@@ -200,7 +157,7 @@ async def pull(
 
 
 class _BrokenOffError(Exception):
-    """A stream ended before its plan did; what was applied stands."""
+    """A stream ended before its plan was complete; the applied objects stay applied."""
 
     def __init__(self, error: TryAgainError, applier: PlanApplier | None) -> None:
         super().__init__(str(error))
@@ -248,7 +205,7 @@ async def _next(
         async with asyncio.timeout(stall_timeout_s):
             return await anext(responses, None)
     except TimeoutError as error:
-        raise error_of("TIMEOUT", f"download made no progress. stall_timeout_s={stall_timeout_s}") from error
+        raise error_of("TIMEOUT", f"download stalled. stall_timeout_s={stall_timeout_s}") from error
 
 
 def _resumed(request: v1.PullFragmentRequest, applier: PlanApplier | None) -> v1.PullFragmentRequest:

@@ -1,6 +1,6 @@
-"""What two processes must agree on byte for byte: layouts, codecs, frames and digests.
+"""Everything that two processes must agree on byte for byte: layouts, codecs, frames, snapshots and digests.
 
-protos/FORMAT.md specifies it for other languages; test vectors for them are in `tests/wire/vectors`.
+protos/FORMAT.md specifies them for other languages; test vectors are in `tests/wire/vectors`.
 """
 
 import sys
@@ -8,7 +8,8 @@ import sys
 from skerry.wire.codecs import Codec, Compressor, Encoding
 from skerry.wire.cutting import MAX_FRAME_NUMEL, cut_parts
 from skerry.wire.digests import Hasher, delta_digest, part_digest, tree_digest, tree_leaves, tree_root
-from skerry.wire.errors import FrameError, NonFiniteError, WireError, WireReason
+from skerry.wire.errors import FrameError, NonFiniteError, TensorFileError, WireError, WireReason
+from skerry.wire.frame_reader import FrameBatch, FrameReader
 from skerry.wire.frames import (
     HEADER_SIZE,
     MAX_FRAME_BYTES,
@@ -16,12 +17,12 @@ from skerry.wire.frames import (
     decode_frame,
     decode_frames,
     encode_frames,
-    frame_size,
     parse_frames,
     raw_bytes,
 )
 from skerry.wire.layout import FragmentLayout, TensorSpec
 from skerry.wire.norms import per_tensor_squared_norms
+from skerry.wire.safetensors import TensorFileReader
 
 __all__ = [
     "HEADER_SIZE",
@@ -32,9 +33,13 @@ __all__ = [
     "Encoding",
     "FragmentLayout",
     "Frame",
+    "FrameBatch",
     "FrameError",
+    "FrameReader",
     "Hasher",
     "NonFiniteError",
+    "TensorFileError",
+    "TensorFileReader",
     "TensorSpec",
     "WireError",
     "WireReason",
@@ -43,7 +48,6 @@ __all__ = [
     "decode_frames",
     "delta_digest",
     "encode_frames",
-    "frame_size",
     "parse_frames",
     "part_digest",
     "per_tensor_squared_norms",
@@ -54,6 +58,6 @@ __all__ = [
 ]
 
 if sys.byteorder != "little":
-    # Arrays are read and written as they lie in memory; a big-endian machine needs an encoder of its own.
+    # Arrays are read and written as they lie in memory, so a big-endian machine would need an encoder of its own.
     msg = "skerry.wire needs a little-endian machine"
     raise ImportError(msg)

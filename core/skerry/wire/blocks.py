@@ -1,4 +1,4 @@
-"""Which elements of a range share a scale: blocks restart at each tensor, and a tensor's last one may be short."""
+"""Blocks: runs of elements that share a scale. They restart at each tensor, and a tensor's last one may be short."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def blocks_of(layout: FragmentLayout, first: int, numel: int, size: int) -> Bloc
     low, high = layout.tensor_at(first), layout.tensor_at(stop - 1)
     if low == high:
         return Blocks(numel, size, -(-numel // size), None)
-    # Per tensor, not per block or element: a fragment of many tiny tensors must not cost a Python loop.
+    # Vectorised over tensors, because a Python loop over many tiny tensors would be slow.
     bounds = layout.bounds[low : high + 2].clip(first, stop) - first  # (tensors + 1,)
     lengths = np.diff(bounds)
     counts = -(-lengths // size)

@@ -1,4 +1,4 @@
-"""The formats in which a fragment's elements travel, and how much room each takes."""
+"""The formats in which a fragment's elements are sent and stored, and their sizes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 MAX_BLOCK: Final = 2**16 - 1
 """The block's length is a u16 in the frame header."""
 MAX_LEVEL: Final = 19
-"""zstd levels above want windows that a peer need not grant."""
+"""Higher zstd levels need larger windows than a peer has to accept."""
 
 
 class Codec(StrEnum):
@@ -60,7 +60,7 @@ CODEC_OF_NUMBER: Final = {number: codec for codec, number in _CODEC_NUMBERS.item
 
 
 class Compressor(StrEnum):
-    """What a frame's bytes went through. `number` is what the frame header holds."""
+    """How a frame's bytes are compressed. `number` is what the frame header holds."""
 
     NONE = "none"
     ZSTD = "zstd"
@@ -77,7 +77,7 @@ COMPRESSOR_OF_NUMBER: Final = {number: compressor for compressor, number in _COM
 
 @dataclass(frozen=True)
 class Encoding:
-    """What a sender chooses; a receiver needs none of it, for every frame says how it was written.
+    """What a sender chooses. A receiver needs none of it, because every frame says how it was written.
 
     Raises:
         ValueError: a field is out of its range.
@@ -87,7 +87,7 @@ class Encoding:
     block: int = 128
     """Elements that share a scale, 1 to 65535. 128 costs a quarter bit an element."""
     vector_codec: Codec = Codec.BFLOAT16
-    """For tensors of at most one dimension: few elements, each of them weighty. Ignored where `codec` has no blocks."""
+    """For tensors of at most one dimension, whose few elements matter most. Ignored where `codec` has no blocks."""
     compressor: Compressor = Compressor.ZSTD
     level: int = 1
     """zstd level, 1 to 19. Above 1 it only gets slower on codes, not smaller."""

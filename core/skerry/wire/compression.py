@@ -1,4 +1,4 @@
-"""zstd for one frame's bytes, with every allocation bounded by what the frame's header may claim."""
+"""Decompresses one frame's bytes (zstd), with every allocation bounded by the size that its header declares."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _thread = threading.local()
 
 
 def _decompressor() -> zstandard.ZstdDecompressor:
-    """Return this thread's decompressor: its context is not for two threads, and costs more than a small frame."""
+    """Return this thread's decompressor. Threads can't share one, and making one takes longer than a small frame."""
     try:
         decompressor: zstandard.ZstdDecompressor = _thread.decompressor
     except AttributeError:

@@ -1,4 +1,4 @@
-"""Where a range is cut into frames: every encoder of this project cuts alike, so frames are equal byte for byte."""
+"""Cuts a range into frames. Every encoder of this project cuts alike, so that frames are equal byte for byte."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from skerry.wire.layout import FragmentLayout
 
 MAX_FRAME_NUMEL: Final = 2**18
-"""A frame's float32 input is at most 1 MiB: it stays in a core's cache, and a receiver can afford it unseen."""
+"""A frame's float32 input is at most 1 MiB: it stays in a core's cache, and a receiver can allocate it unchecked."""
 
 
 class Cut(NamedTuple):

@@ -1,10 +1,11 @@
-"""What can be wrong with values to send or with bytes received.
+"""The errors of values that can't be sent and of received bytes that are wrong.
 
     WireError                    every error of this package; `reason` is stable and append-only
     ├── NonFiniteError           the caller's own values cannot be sent: repair or replace the tensor that it names
-    └── FrameError               bytes from elsewhere cannot be trusted: refuse them, and ask for them again
+    ├── FrameError               received frames are damaged or wrong: refuse them and ask for them again
+    └── TensorFileError          so is a received safetensors file
 
-A bad argument (wrong dtype, a range that is not cut at a block) is a `ValueError`: no peer can cause it.
+A bad argument (wrong dtype, a range that is not cut at a block) is a `ValueError`, because no peer can cause it.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class WireReason(StrEnum):
     TOO_LARGE = "TOO_LARGE"
     """A frame claims more elements or bytes than a frame may hold."""
     BOMB = "BOMB"
-    """The payload would not decompress to exactly the size that codec, layout and element count imply."""
+    """The payload does not decompress to exactly the size that codec, layout and element count imply."""
     LAYOUT = "LAYOUT"
     """The frame's range does not fit the fragment, its blocks, or the range that was announced."""
     CORRUPT = "CORRUPT"
@@ -61,3 +62,7 @@ class NonFiniteError(WireError):
 
 class FrameError(WireError):
     """Received bytes are not the frames that they should be."""
+
+
+class TensorFileError(WireError):
+    """Received bytes are not the safetensors file that they should be: BAD_HEADER, TOO_LARGE, LAYOUT or TRUNCATED."""

@@ -1,7 +1,7 @@
-"""Frames: the smallest piece of a fragment that stands alone on a wire or in a store.
+"""Frames: the smallest pieces of a fragment that can be sent or stored by themselves.
 
-A frame is a 32-byte header and a payload. It says by itself how it was written, covers one range of the fragment, and
-can be checked and decoded without its neighbours. protos/FORMAT.md specifies it for other languages.
+A frame is a 32-byte header and a payload. The header says how it was written and which range of the fragment it covers,
+so a frame can be checked and decoded without its neighbours. protos/FORMAT.md specifies it for other languages.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 import zlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 import zstandard
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 HEADER_SIZE: Final = 32
 MAGIC: Final = b"SKF1"
 MAX_FRAME_BYTES: Final = HEADER_SIZE + 5 * MAX_FRAME_NUMEL
-"""A code and a scale for every element, which is what blocks of one element come to."""
+"""A code and a scale for every element, as blocks of one element have."""
 _HEADER: Final = struct.Struct("<4sBBHQIII")  # the CRC-32 follows
 _CRC: Final = struct.Struct("<I")
 _LARGEST_ELEMENT: Final = 2**63 - 1
@@ -40,7 +40,7 @@ _LARGEST_ELEMENT: Final = 2**63 - 1
 
 @dataclass(frozen=True)
 class Frame:
-    """A frame whose header and checksum hold; whether it fits a fragment is for `decode_frame` to say."""
+    """A frame whose header and checksum are right. `decode_frame` checks whether it fits a fragment."""
 
     codec: Codec
     compressor: Compressor
@@ -120,7 +120,7 @@ class FramePacker:
         )
 
     def pack(self, cut: Cut, raw: NDArray[np.uint8]) -> bytes:
-        """Return the frame; bytes that do not shrink are stored as they are."""
+        """Return the frame; bytes that compression does not make fewer are stored as they are."""
         payload: bytes | memoryview = raw.data
         compressor = Compressor.NONE
         if self._compressor is not None:
@@ -135,7 +135,7 @@ class FramePacker:
 
 
 def check_range_array(name: str, array: NDArray[np.float32]) -> None:
-    """Refuse what is not one-dimensional float32 in this machine's little-endian order.
+    """Refuse an array that is not one-dimensional, little-endian float32.
 
     Raises:
         ValueError: it is not.
@@ -155,17 +155,9 @@ def non_finite_error(values: NDArray[np.float32], layout: FragmentLayout, cut: C
     )
 
 
-def frame_size(header: bytes | memoryview) -> int:
-    """Return the whole frame's size in bytes, from its first 32, so that a stream of bytes can be cut.
+class FrameHeader(NamedTuple):
+    """A frame's first 32 bytes without magic and checksum."""
 
-    Raises:
-        FrameError: TRUNCATED, BAD_HEADER or TOO_LARGE. The checksum is for `parse_frames`.
-    """
-    return HEADER_SIZE + _parse_header(memoryview(header)).payload_size
-
-
-@dataclass(frozen=True)
-class _Header:
     codec: Codec
     compressor: Compressor
     block: int
@@ -174,9 +166,18 @@ class _Header:
     payload_size: int
     raw_size: int
 
+    @property
+    def frame_size(self) -> int:
+        """Bytes of the whole frame, at most MAX_FRAME_BYTES."""
+        return HEADER_SIZE + self.payload_size
 
-def _parse_header(buffer: memoryview) -> _Header:
-    """Check all that can be known without the fragment's layout."""
+
+def parse_header(buffer: bytes | bytearray | memoryview) -> FrameHeader:
+    """Return the header at the start of `buffer`, checked as far as is possible without the fragment's layout.
+
+    Raises:
+        FrameError: TRUNCATED, BAD_HEADER, TOO_LARGE or BOMB. The checksum is for `parse_frames`.
+    """
     if len(buffer) < HEADER_SIZE:
         msg = f"bytes end inside a header. expected={HEADER_SIZE}, actual={len(buffer)}"
         raise FrameError(WireReason.TRUNCATED, msg)
@@ -204,19 +205,19 @@ def _parse_header(buffer: memoryview) -> _Header:
     if (payload_size == raw_size) != (compressor is Compressor.NONE):
         msg = f"payload's size and compressor disagree. payload={payload_size}, raw={raw_size}"
         raise FrameError(WireReason.BAD_HEADER, msg)
-    return _Header(codec, compressor, block, first, numel, payload_size, raw_size)
+    return FrameHeader(codec, compressor, block, first, numel, payload_size, raw_size)
 
 
 def parse_frames(buffer: bytes | bytearray | memoryview) -> Iterator[Frame]:
     """Yield the frames of a buffer that holds whole ones; their payloads are views of it.
 
     Raises:
-        FrameError: TRUNCATED, BAD_HEADER, TOO_LARGE, BOMB or CHECKSUM, at the frame that is at fault.
+        FrameError: TRUNCATED, BAD_HEADER, TOO_LARGE, BOMB or CHECKSUM, when the wrong frame is reached.
     """
     rest = memoryview(buffer).cast("B").toreadonly()
     while rest:
-        header = _parse_header(rest)
-        end = HEADER_SIZE + header.payload_size
+        header = parse_header(rest)
+        end = header.frame_size
         if len(rest) < end:
             msg = f"bytes end inside a payload. expected={end}, actual={len(rest)}"
             raise FrameError(WireReason.TRUNCATED, msg)
@@ -245,8 +246,12 @@ def decode_frame(
     frame: Frame,
     layout: FragmentLayout,
     out: NDArray[np.float32] | None = None,
+    *,
+    digest: Hasher | None = None,
 ) -> NDArray[np.float32]:
     """Return the frame's elements, `(frame.numel,)` float32; in `out`, when it is given.
+
+    `digest` is fed the frame's raw bytes.
 
     Raises:
         FrameError: LAYOUT or BOMB when it does not fit the fragment; CORRUPT, NON_FINITE or BAD_SCALE for its content.
@@ -254,7 +259,20 @@ def decode_frame(
     """
     if out is None:
         out = np.empty(frame.numel, np.float32)
-    _decode(frame, layout, out, None)
+    check_range_array("out", out)
+    if len(out) != frame.numel or not out.flags.c_contiguous:
+        msg = f"out must be contiguous and as long as the frame. expected={frame.numel}, actual={out.shape}"
+        raise ValueError(msg)
+    blocks = _blocks_in(frame, layout)
+    # Checked against the layout before anything of the declared size is allocated.
+    expected = frame.codec.raw_size(frame.numel, blocks.count if blocks else 0)
+    if frame.raw_size != expected:
+        msg = f"declared size is not what the layout implies. expected={expected}, declared={frame.raw_size}"
+        raise FrameError(WireReason.BOMB, msg)
+    raw = frame.payload if frame.compressor is Compressor.NONE else decompress_exactly(frame.payload, expected)
+    if digest is not None:
+        digest.update(raw)
+    dequantise(frame.codec, np.frombuffer(raw, np.uint8), blocks, out)
     return out
 
 
@@ -280,28 +298,11 @@ def decode_frames(
         if frame.first != at or frame.first + frame.numel > first + len(out):
             msg = f"frame out of place. expected_first={at}, first={frame.first}, numel={frame.numel}"
             raise FrameError(WireReason.LAYOUT, msg)
-        _decode(frame, layout, out[at - first : at - first + frame.numel], digest)
+        decode_frame(frame, layout, out[at - first : at - first + frame.numel], digest=digest)
         at += frame.numel
     if at != first + len(out):
         msg = f"frames end before their range does. expected={first + len(out)}, actual={at}"
         raise FrameError(WireReason.TRUNCATED, msg)
-
-
-def _decode(frame: Frame, layout: FragmentLayout, out: NDArray[np.float32], digest: Hasher | None) -> None:
-    """Check the frame against the layout before anything of the size that it declares is allocated."""
-    check_range_array("out", out)
-    if len(out) != frame.numel or not out.flags.c_contiguous:
-        msg = f"out must be contiguous and as long as the frame. expected={frame.numel}, actual={out.shape}"
-        raise ValueError(msg)
-    blocks = _blocks_in(frame, layout)
-    expected = frame.codec.raw_size(frame.numel, blocks.count if blocks else 0)
-    if frame.raw_size != expected:
-        msg = f"declared size is not what the layout implies. expected={expected}, declared={frame.raw_size}"
-        raise FrameError(WireReason.BOMB, msg)
-    raw = frame.payload if frame.compressor is Compressor.NONE else decompress_exactly(frame.payload, expected)
-    if digest is not None:
-        digest.update(raw)
-    dequantise(frame.codec, np.frombuffer(raw, np.uint8), blocks, out)
 
 
 def _blocks_in(frame: Frame, layout: FragmentLayout) -> Blocks | None:

@@ -1,4 +1,4 @@
-"""How a fragment's tensors lie one after another in its flat vector of elements."""
+"""The layout of a fragment: its tensors, one after another, as one flat vector of elements."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class FragmentLayout:
-    """A fragment's tensors in order: what gives an element of the flat vector its tensor.
+    """A fragment's tensors in order, which say to which tensor each element of the flat vector belongs.
 
     Raises:
         ValueError: two tensors share a name.
@@ -53,7 +53,7 @@ class FragmentLayout:
     tensors: tuple[TensorSpec, ...]
 
     def __post_init__(self) -> None:
-        """Refuse names that do not tell tensors apart."""
+        """Refuse a name that is used twice."""
         if len({tensor.name for tensor in self.tensors}) != len(self.tensors):
             msg = f"a tensor's name is repeated. fragment={self.name}"
             raise ValueError(msg)
@@ -82,7 +82,7 @@ class FragmentLayout:
     def ranges(self, first: int, numel: int) -> Iterator[tuple[int, int, int]]:
         """Yield `(tensor index, start, stop)`, in fragment elements, of what each tensor has in the range.
 
-        Empty tensors are passed over. The range is clipped to the fragment.
+        Empty tensors are left out. The range is clipped to the fragment.
         """
         stop = min(first + numel, self.numel)
         start = max(first, 0)

@@ -1,6 +1,6 @@
-"""Domain values to messages of `skerry.v1` and back: policies, encodings, layouts. Client and syncer both use it.
+"""Converts policies, encodings and layouts to messages of `skerry.v1` and back, for client and syncer.
 
-Imported by name only (`skerry.wire` itself needs no protobuf).
+`skerry.wire` does not import this module, so that the rest of the package needs no protobuf.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from skerry.wire.policy import MergeRule, OuterOptimizer, OuterSchedule, Policy,
 
 V = TypeVar("V")
 
-# Block sizes that the contract allows; smaller ones cost more in scales than they bring.
+# Block sizes that the contract allows. With smaller ones the scales take more bytes than better codes save.
 MIN_BLOCK: Final = 16
 MAX_BLOCK: Final = 4096
 DEFAULT_BLOCK: Final = 128
@@ -92,7 +92,7 @@ def compressor_from_message(value: v1.Compressor.ValueType) -> Compressor:
 
 
 def encoding_to_message(encoding: Encoding) -> v1.Encoding:
-    """Returns the encoding as a message; the compressor's level is the sender's own affair and is left out."""
+    """Returns the encoding as a message; the compressor's level is left out, because only the sender needs it."""
     has_blocks = encoding.codec.has_blocks
     return v1.Encoding(
         codec=codec_to_message(encoding.codec),

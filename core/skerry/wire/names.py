@@ -1,4 +1,4 @@
-"""Which names and ids are legal: they become paths in the store, so they are checked before anything else."""
+"""Checks names and ids. They become paths in the store, so they are checked before anything else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Squared norms per tensor of a range: what merging and the guards need to know of a delta."""
+"""Squared norms per tensor of a range, which merging and the guards need of a delta."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def per_tensor_squared_norms(
 ) -> NDArray[np.float64]:
     """Return `(len(layout.tensors),)`: the sum of squares of what each tensor has in the range, 0 outside it.
 
-    Sums of disjoint ranges add up to the fragment's. The last bits depend on the machine, so whoever computes a norm
-    records it, and nobody computes it again to compare.
+    The sums of disjoint ranges add up to the fragment's. The last bits depend on the machine, so a norm is recorded
+    once and never computed again to compare.
     """
     norms = np.zeros(len(layout.tensors), np.float64)
     squares = np.empty(min(_CHUNK_NUMEL, len(values)), np.float64)

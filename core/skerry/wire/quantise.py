@@ -1,8 +1,8 @@
-"""From float32 to a frame's raw bytes and back, in NumPy, a frame at a time.
+"""Converts float32 to a frame's raw bytes and back, in NumPy, a frame at a time.
 
-Every step is one IEEE float32 operation, rounded to nearest even, or an integer one; so NumPy, torch and any other
-machine write the same bytes and read the same values, also where subnormal numbers are flushed to zero:
-scales are kept so far from the subnormal range that a subnormal element rounds to code 0 whichever way it is read.
+Every step is one IEEE float32 operation, rounded to nearest even, or an integer operation. So NumPy, torch and all
+machines write the same bytes and read the same values. This holds also where subnormal numbers are flushed to zero:
+scales are so far above the subnormal range that a subnormal element rounds to code 0 in either case.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _PAIR_OF_BYTE: Final = {
 def _e3m0_codes() -> NDArray[np.uint8]:
     """Return the code of each value of a float32's top ten bits: sign, exponent and the first of the mantissa.
 
-    They decide alone, for |x| <= 1: the nearer power of two changes at 1.5 times the lower one, and 0 gives way to
+    For |x| <= 1 these bits are enough: the nearest power of two changes at 1.5 times the lower one, and 0 changes to
     2^-6 at 2^-7 (top bits 240). Ties go to the larger magnitude; there is no negative zero.
     """
     top_bits = np.arange(1024)

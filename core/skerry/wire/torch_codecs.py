@@ -1,8 +1,8 @@
-"""The same frames from torch tensors: quantised where they live, so that only codes and scales cross to the host.
+"""Makes frames from torch tensors, quantised on their own device, so that only codes and scales are copied to the host.
 
-Each operation here is the one of `skerry.wire.quantise`, on a float32 or integer tensor, so the frames are equal in
-every byte. Two of torch's habits would break that and are avoided: on a GPU, dividing by a Python number multiplies by
-its reciprocal, so divisors are tensors; and shifts of negative int32 drag the sign along, so they are masked.
+Each operation here is that of `skerry.wire.quantise`, on a float32 or integer tensor, so the frames are equal in every
+byte. Torch needs care in two places: on a GPU, dividing by a Python number multiplies by its reciprocal, so divisors
+are tensors; and right shifts of negative int32 keep the sign, so their results are masked.
 """
 
 from __future__ import annotations

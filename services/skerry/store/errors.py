@@ -2,7 +2,7 @@
 
 StoreError
 |-- StoreUnavailableError    the store can't be reached: retry later                                  STORE_UNAVAILABLE
-|   `-- OutcomeUnknownError  a write may or may not have taken effect: repeat it with the same ids    STORE_UNAVAILABLE
+|   `-- OutcomeUnknownError  a write may or may not take effect: repeat it with the same ids          STORE_UNAVAILABLE
 |-- StoreFullError           no space: an operator must make room                                     STORE_FULL
 |-- StoreURLError            the URL can't be used: correct it                                        BAD_REQUEST
 |-- ObjectMissingError       no such object                                                           (caller decides)
@@ -10,7 +10,7 @@ StoreError
 |-- DraftConflictError       the run uid is taken by another spec                                     ID_REUSED
 |-- RunNotFoundError         no run of that name                                                      RUN_NOT_FOUND
 |-- RunExistsError           the name is taken                                                        RUN_EXISTS
-`-- LogCorruptError          the store lost or changed what was durable: stop, tell a person          STORE_ROLLED_BACK
+`-- LogCorruptError          the store lost or changed what was durable: stop and tell a person       STORE_ROLLED_BACK
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class ObjectMissingError(StoreError):
 
 
 class ObjectExistsError(StoreError):
-    """A create met an object of that name, or the store says so: only reading it back tells whose it is."""
+    """The store says that the name is taken. Only reading the object back tells who wrote it, and whether it exists."""
 
 
 class DraftConflictError(StoreError):

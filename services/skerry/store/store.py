@@ -1,7 +1,7 @@
 """All runs of one object store: drafts, names and logs.
 
-A run is created as a draft, reachable by uid only; publishing gives it its name. Which uid a name means is decided by
-numbered objects, `runs/<run>/names/<number>`: the highest number counts, and one that says null means deleted.
+A run is created as a draft, which is reachable by its uid only; publishing gives it its name. Numbered objects,
+`runs/<run>/names/<number>`, say which uid a name means: the highest number counts, and a null means deleted.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ from skerry.store.errors import (
     RunExistsError,
     RunNotFoundError,
 )
-from skerry.store.log.entries import FORMAT, RunSpec, canonical_json
-from skerry.store.log.run_log import RunLog, entry_name, run_prefix
+from skerry.store.log.entries import FORMAT, canonical_json
+from skerry.store.log.run_log import RunLog
 from skerry.store.objects.interface import Objects
 from skerry.store.objects.put_if_absent import Creator
+from skerry.store.run import RunSpec, entry_name, run_prefix
 from skerry.wire.names import BadNameError, check_id, check_name
 
 _LOG: Final = structlog.get_logger(__name__)
@@ -52,13 +53,13 @@ class Store:
         self._workers = workers
         self._writer = writer
         self._creator = Creator(objects, clock, entropy)
-        # One log a run: two would not know of each other's entries in doubt.
+        # One log per run: two would not know of each other's entries in doubt.
         self._logs: dict[tuple[str, str], RunLog] = {}
 
     async def create_draft(self, spec: RunSpec) -> RunLog:
         """Creates a run without a name and returns its log; the same spec again returns the same run.
 
-        The time of creation does not count: the first creation's is kept.
+        The time of creation is not compared; that of the first creation is kept.
 
         Raises:
             DraftConflictError: the uid has other tensors or another plan.
@@ -77,8 +78,8 @@ class Store:
     async def open_log(self, name: str, uid: str) -> RunLog:
         """Returns the run's log, folded to its end. Drafts and deleted runs can be opened too.
 
-        A log that failed is folded anew: a store that was repaired, or a volume that came back, is served again. It
-        must hold everything that this process has seen in it.
+        A log that failed is read again from the start, because the store may have been repaired or its volume mounted
+        again. It must still have everything that this process has seen in it.
 
         Raises:
             RunNotFoundError: there is no run of that name with that uid.
@@ -95,7 +96,7 @@ class Store:
             data = await self.objects.get(spec_name)
         except ObjectMissingError:
             if log is not None and log.failure is not None:
-                raise log.failure from None  # it existed: it is still lost
+                raise log.failure from None  # the run existed, so it is lost and not unknown
             raise RunNotFoundError(f"run does not exist. run={name}, uid={uid}") from None
         await self.objects.sync_parent(spec_name)
         return await self._open(_parse_spec(spec_name, data))
@@ -114,7 +115,7 @@ class Store:
                 known=None if found is None else found.known,
             )
             if found is not None:
-                await found.close()  # what it had sent is as another process's now
+                await found.close()  # entries that it sent are treated as another process's from now on
         log = self._logs[key]
         await log.tail()
         return log
@@ -122,7 +123,7 @@ class Store:
     async def publish(self, name: str, uid: str) -> None:
         """Gives the run its name. Idempotent.
 
-        A run whose name was taken away never gets it back: a late repetition must not undo a deletion.
+        A run that lost its name never gets it back, so that a late repetition can't undo a deletion.
 
         Raises:
             RunNotFoundError: the run was deleted.
@@ -189,7 +190,7 @@ class Store:
     async def list_runs(self) -> list[tuple[str, str]]:
         """Returns (name, uid) of every run that has a name, in order of names.
 
-        One whose name can't be read is left out, and folders that are no run's: they harm no other.
+        Runs whose name can't be read, and folders that are not runs, are left out.
         """
         limit = asyncio.Semaphore(_RESOLVES_AT_ONCE)
 

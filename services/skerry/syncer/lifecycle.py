@@ -16,12 +16,12 @@ from skerry.store.log.entries import (
     PolicyItem,
     RollbackFragment,
     RollbackItem,
-    RunSpec,
     RunStatus,
     StatusItem,
 )
 from skerry.store.log.state import FragmentState, VersionState
-from skerry.store.versions.replay import snapshot_tensors, weights_at
+from skerry.store.run import RunSpec
+from skerry.store.versions.replay import Replayer, snapshot_tensors
 from skerry.syncer.errors import SyncerError, bad_request, from_rejection
 from skerry.syncer.host import RunHost
 from skerry.syncer.replica import RunReplica
@@ -219,7 +219,7 @@ async def _prepared(replica: RunReplica, fragment: FragmentState, source: Versio
     """Stores the content of `source` under the fragment's next version number; holds one fragment in memory."""
     name = fragment.layout.name
     try:
-        weights = await weights_at(replica.log, name, source.version, workers=replica.workers)
+        weights = await Replayer(replica.log, name, replica.workers).weights_at(source.version)
     except ObjectMissingError as error:
         raise SyncerError(
             "VERSION_NOT_FOUND", f"content was collected. fragment={name}, version={source.version}"

@@ -86,7 +86,7 @@ class MergeResult:
         """Takes the outer state that the merge began from to the new version, in place. To be called once.
 
         Nobody else may read or write the state meanwhile. If it fails, or is cancelled, the state is torn and has to be
-        rebuilt (`skerry.store.versions.replay.rebuild`).
+        rebuilt (`skerry.store.versions.replay.Replayer`).
         """
         step = self._step
         step.state.version = TORN

@@ -15,6 +15,7 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
+from skerry.algorithm.step import OuterState
 from skerry.runtime.clock import Clock
 from skerry.runtime.workers import Workers
 from skerry.store.errors import LogCorruptError, StoreUnavailableError
@@ -23,7 +24,7 @@ from skerry.store.log.run_log import RunLog
 from skerry.store.log.state import FragmentState
 from skerry.store.versions.blobs import SnapshotKind
 from skerry.store.versions.frame_stream import frame_batches
-from skerry.store.versions.replay import OuterState, advance, rebuild, snapshot_tensors, weights_digest
+from skerry.store.versions.replay import Replayer, snapshot_tensors, weights_digest
 from skerry.store.versions.scratch import Scratch
 from skerry.syncer.merge import merge_round
 from skerry.syncer.rounds import MergeKey
@@ -116,13 +117,14 @@ class Merger:
     async def _outer_at(self, fragment: FragmentState, version: int) -> OuterState:
         """Returns the outer state of `version`, advanced from the cache if that is in the log, else rebuilt."""
         name = fragment.layout.name
+        replayer = Replayer(self._log, name, self._workers)
         cached = self._cache.pop(name, None)  # removed while it changes, so that a failure leaves no torn state behind
         if cached is not None and 0 <= cached.outer.version <= version:
             known = fragment.versions.get(cached.outer.version)
             if known is not None and known.digest == cached.digest and not known.is_abandoned:
-                await advance(self._log, name, cached.outer, version, scratch=self._scratch, workers=self._workers)
+                await replayer.advance(cached.outer, version, self._scratch)
                 return cached.outer
-        return await rebuild(self._log, name, version, scratch=self._scratch, workers=self._workers)
+        return await replayer.rebuild(version, self._scratch)
 
     def wants_snapshot(self, name: str) -> bool:
         """Whether the updates since the fragment's last snapshot weigh more than one, by the policy's ratio."""

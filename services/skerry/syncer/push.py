@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
+from skerry.store.log.checks import check_push
 from skerry.store.log.entries import INITIAL_BASE, AcceptedItem
 from skerry.store.log.run_log import AppendTooLargeError
 from skerry.store.log.state import DeltaState, Rejection
@@ -18,11 +19,12 @@ from skerry.store.versions.blobs import StoredPart
 from skerry.syncer.budget import ByteBudget, Grant
 from skerry.syncer.errors import SyncerError, bad_request, from_rejection, from_wire
 from skerry.syncer.lifecycle import uid_of_draft
-from skerry.syncer.part_check import INLINE_CHECK_BYTES, FrameCutter, PartChecker, PartSummary
+from skerry.syncer.part_check import INLINE_CHECK_BYTES, PartChecker
 from skerry.syncer.replica import RunReplica
 from skerry.wire.codecs import Codec
 from skerry.wire.digests import DIGEST_SIZE, delta_digest
 from skerry.wire.errors import FrameError
+from skerry.wire.frame_reader import FrameReader
 from skerry.wire.names import check_id, check_name
 
 # The most that an interrupted push has to send again, and a small share of a process's budget.
@@ -65,7 +67,7 @@ class _Arriving:
     first: int
     numel: int
     checker: PartChecker
-    cutter: FrameCutter
+    reader: FrameReader
     grant: Grant
     frames: list[bytes]
     size_bytes: int = 0
@@ -111,8 +113,8 @@ class Push:
         self._arriving = _Arriving(
             first,
             numel,
-            PartChecker(self._layout, first, numel, codecs=codecs),
-            FrameCutter(),
+            PartChecker(self._layout, numel, codecs=codecs),
+            FrameReader(first, numel),
             self._budget.grant(),
             [],
         )
@@ -133,13 +135,14 @@ class Push:
             raise SyncerError("TOO_LARGE", f"part has too many bytes. limit={MAX_PART_BYTES}")
         await part.grant.take(_COPIES * len(data))
         try:
-            frames = part.cutter.feed(data)
+            batches = part.reader.feed(data)
         except FrameError as error:
             raise from_wire(error) from error
+        frames = [batch.data for batch in batches]
         if sum(map(len, frames)) < INLINE_CHECK_BYTES:
-            part.checker.check(frames)
+            part.checker.check(batches)
         else:
-            await self._replica.workers.run(part.checker.check, frames)
+            await self._replica.workers.run(part.checker.check, batches)
         part.frames += frames
 
     async def end_part(self, digest: bytes) -> None:
@@ -159,10 +162,10 @@ class Push:
 
     async def _store(self, part: _Arriving, digest: bytes) -> None:
         try:
-            part.cutter.finish()
+            part.reader.finish()
         except FrameError as error:
             raise from_wire(error) from error
-        summary: PartSummary = part.checker.finish()
+        summary = part.checker.summary()
         if summary.digest != digest:
             raise SyncerError(
                 "DIGEST_MISMATCH", f"part digest mismatch. expected={digest.hex()}, actual={summary.digest.hex()}"
@@ -284,7 +287,8 @@ async def begin_push(replica: RunReplica, header: PushHeader, budget: ByteBudget
 
 
 def _header_rejection(replica: RunReplica, header: PushHeader) -> Rejection | None:
-    return replica.state.check_push(
+    return check_push(
+        replica.state,
         fragment=header.fragment,
         learner=header.learner,
         session=header.session,

@@ -1,4 +1,4 @@
-"""Which items the fold admits where they stand in the log. Dry: nothing here changes the state."""
+"""Decides which items the fold admits at their place in the log. Nothing here changes the state."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def named_fragments(item: Item) -> tuple[str, ...]:
 
 
 def check_left(state: RunState, item: LeftItem) -> Rejection | None:
-    """A learner leaves once, with its live session."""
+    """A learner can leave once, and only by its live session."""
     learner = state.learners.get(item.learner)
     if learner is None or learner.session != item.session or learner.has_left:
         return Rejection("SESSION_FENCED", f"not the learner's live session. learner={item.learner}")
@@ -85,7 +85,7 @@ def check_left(state: RunState, item: LeftItem) -> Rejection | None:
 
 
 def check_committed(state: RunState, item: CommittedItem) -> Rejection | None:
-    """A commit answers the frozen set that waits for it; of several replicas' commits the first counts."""
+    """A commit must be of the frozen set that waits for a merge; of several replicas' commits the first counts."""
     closing = state.fragments[item.fragment].closing
     if closing is None or (closing.version, closing.attempt) != (item.version, item.attempt):
         return Rejection("VERSION_NOT_FOUND", f"no such round waits for a merge. version={item.version}")
@@ -119,18 +119,19 @@ def check_accepted(state: RunState, item: AcceptedItem) -> Rejection | None:
         return Rejection("REPEATED" if same else "ID_REUSED", f"delta id was accepted before. delta={item.delta}")
     if any(part.name in state.condemned for part in item.parts):
         return Rejection("INCOMPLETE", "parts were collected meanwhile; send them again")
-    fragment = state.fragments[item.fragment]
-    if item.base_version == INITIAL_BASE:
-        return check_initial(state, item.session, item.fragment)
-    return (
-        check_push_session(state, item.learner, item.session)
-        or check_base(state, fragment, item.base_version, item.base_digest)
-        or check_repeated_base(state, item.session, item.fragment, item.base_version)
+    return check_push(
+        state,
+        fragment=item.fragment,
+        learner=item.learner,
+        session=item.session,
+        base_version=item.base_version,
+        base_digest=item.base_digest,
+        delta=item.delta,
     )
 
 
 def check_initial(state: RunState, session: str, fragment: str) -> Rejection | None:
-    """Initial weights come while the run is a draft, and until the fragment has them."""
+    """Initial weights are accepted while the run is a draft and the fragment has none."""
     if state.status is not RunStatus.DRAFT:
         return Rejection("RUN_EXISTS", "run has its initial weights")
     if state.fragments[fragment].version != INITIAL_BASE:
@@ -140,7 +141,7 @@ def check_initial(state: RunState, session: str, fragment: str) -> Rejection | N
 
 
 def check_push_session(state: RunState, learner_id: str, session: str) -> Rejection | None:
-    """Pushes take an open run and the newest session of their learner."""
+    """A push needs an open run and the newest session of its learner."""
     if state.status is RunStatus.DRAFT:
         return Rejection("RUN_DRAFT", "run is a draft; commit it first")
     if state.status is not RunStatus.OPEN:
@@ -176,9 +177,9 @@ def check_base(state: RunState, fragment: FragmentState, version: int, digest: s
 
 
 def check_repeated_base(state: RunState, session: str, fragment: str, base_version: int) -> Rejection | None:
-    """At most one delta of a session from one base version is merged or may still be.
+    """At most one delta of a session from one base version is pending or merged.
 
-    One that was given up frees its base: else a fragment whose every learner lost its delta would never go on.
+    An expired or quarantined delta does not count. Otherwise a fragment would stop if every learner lost its delta.
     """
     other = state.bases.get((session, fragment, base_version))
     if other is None or state.deltas[other].fate not in (Fate.PENDING, Fate.MERGED):
@@ -190,7 +191,7 @@ def check_repeated_base(state: RunState, session: str, fragment: str, base_versi
 def check_push(
     state: RunState, *, fragment: str, learner: str, session: str, base_version: int, base_digest: str, delta: str
 ) -> Rejection | None:
-    """Returns why a push would be refused on its header alone, or None; an accepted delta is not refused."""
+    """Returns why a push would be refused by its header alone, or None; a delta that is accepted is not refused."""
     if delta in state.deltas:
         return None
     if base_version == INITIAL_BASE:
@@ -213,16 +214,16 @@ def check_session(state: RunState, item: SessionItem) -> Rejection | None:
     if learner is not None and learner.session == item.session and not learner.has_left:
         return Rejection("REPEATED", f"session is attached. learner={item.learner}")
     if learner is not None and item.session not in learner.sessions and 0 < item.seen_position < learner.attached_at:
-        # It asked before the live session attached, and was held up on the way: in a stopped process, say.
+        # It asked before the live session attached and was delayed, for example in a stopped process.
         return Rejection("SESSION_FENCED", f"a newer session of this learner attached. learner={item.learner}")
     return None
 
 
 def check_closed(state: RunState, item: ClosedItem) -> Rejection | None:
-    """A close is the next of its fragment and names pending deltas; one closed again leaves none out.
+    """A close is the next one of its fragment and names pending deltas; a repeated close names every frozen one.
 
-    One closed again may have no members left: it voids the round, and the version's next close takes the next attempt,
-    so that no late commit of the voided set is ever taken for that of another.
+    A repeated close may have no members left. It voids the round, and the next close of the version takes the next
+    attempt, so that a late commit of the voided set is never mistaken for the commit of another set.
     """
     fragment = state.fragments[item.fragment]
     closing = fragment.closing
@@ -240,17 +241,17 @@ def check_closed(state: RunState, item: ClosedItem) -> Rejection | None:
     if named & set(members) or not eligible.issuperset(named):
         return Rejection("BAD_REQUEST", "a decided delta is a member, or not pending")
     if not are_final(item.decided):
-        return Rejection("BAD_REQUEST", "a delta is decided twice, or its fate is none of a decision's")
+        return Rejection("BAD_REQUEST", "a delta is decided twice, or its fate is not one that a decision can give")
     if closing is not None and not frozen <= named | set(members):
         return Rejection("BAD_REQUEST", "a frozen delta is neither member nor decided")
     return None
 
 
 def check_decided(state: RunState, decided: Iterable[Decided]) -> Rejection | None:
-    """Only pending deltas meet a fate, each one."""
+    """Only pending deltas get a fate, each of them one."""
     decided = tuple(decided)
     if not are_final(decided):
-        return Rejection("BAD_REQUEST", "a delta is decided twice, or its fate is none of a decision's")
+        return Rejection("BAD_REQUEST", "a delta is decided twice, or its fate is not one that a decision can give")
     for one in decided:
         delta = state.deltas.get(one.delta)
         if delta is None or one.delta not in state.fragments[delta.item.fragment].pending:
@@ -278,7 +279,7 @@ def check_snapshot(state: RunState, item: SnapshotItem) -> Rejection | None:
 
 
 def check_rollback(state: RunState, item: RollbackItem) -> Rejection | None:
-    """A roll-back takes effect once, and only if no fragment moved on since it was prepared."""
+    """A roll-back takes effect once, and only if no fragment has a newer version than when it was prepared."""
     if item.request_id in state.requests:
         return Rejection("ID_REUSED", "request was applied before")
     if state.status is not RunStatus.OPEN:
@@ -289,7 +290,9 @@ def check_rollback(state: RunState, item: RollbackItem) -> Rejection | None:
         fragment = state.fragments[one.fragment]
         source = fragment.versions.get(one.source_version)
         if one.version != fragment.version + 1 or source is None or source.digest != one.digest:
-            return Rejection("VERSION_NOT_FOUND", f"fragment moved on. fragment={one.fragment}")
+            return Rejection(
+                "VERSION_NOT_FOUND", f"fragment has a newer version, or another source. fragment={one.fragment}"
+            )
         if any(ref.name in state.condemned for ref in (*one.weights, *one.outer)):
             return Rejection("INCOMPLETE", "the roll-back's objects were collected")
     return None
@@ -304,7 +307,9 @@ def check_status(state: RunState, item: StatusItem) -> Rejection | None:
         RunStatus.CLOSED: None,
     }
     if following[state.status] is not item.status:
-        return Rejection("RUN_CLOSED", f"status can't follow. status={state.status}, next={item.status}")
+        return Rejection(
+            "RUN_CLOSED", f"status can't follow the current one. status={state.status}, next={item.status}"
+        )
     if item.status is RunStatus.OPEN and any(f.version == INITIAL_BASE for f in state.fragments.values()):
         return Rejection("RUN_DRAFT", "initial weights are missing")
     if item.status is RunStatus.CLOSED and any(f.closing is not None for f in state.fragments.values()):

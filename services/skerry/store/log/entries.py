@@ -1,25 +1,23 @@
-"""What the run log says: items, the entries that carry them, and their JSON, which FORMAT.md specifies.
+"""The entries of the run log, the items that they carry, and their JSON, which FORMAT.md specifies.
 
-An entry is one object of the log. It carries any number of items; each item is one decision. Scalars that enter
-replayed arithmetic are stored as the 8 hexadecimal digits of their float32 bits; other floats are JSON numbers in
-shortest round-trip form.
+An entry is one object of the log. It carries any number of items; each item is one decision. The classes below are the
+format: their fields are the JSON fields, `tag` is the item's `kind`, and a field at its default is left out. Fields
+that are not known are ignored, unknown kinds are refused. Scalars of replayed arithmetic are stored as the 8
+hexadecimal digits of their float32 bits; other floats are JSON numbers in shortest round-trip form.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import hashlib
 import json
 import struct
-from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, ClassVar, Final, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Final
+
+import msgspec
 
 from skerry.wire.codecs import Encoding
-from skerry.wire.layout import FragmentLayout, TensorSpec
-from skerry.wire.policy import Policy, encoding_from_json
+from skerry.wire.policy import Policy
 
 # Raised when an old reader could misread what it numbers; readers refuse a higher one.
 FORMAT: Final = 1  # of everything but log entries
@@ -48,103 +46,48 @@ class RunStatus(StrEnum):
     CLOSED = "closed"
 
 
-@dataclass(frozen=True)
-class RunSpec:
-    """What never changes of a run: its tensors and fragment plan (`run.json`)."""
-
-    name: str
-    uid: str
-    fragments: tuple[FragmentLayout, ...]
-    dtypes: Mapping[str, str]  # the learner's own element type, by tensor name
-    created_at_unix_s: float  # the creating replica's clock; for people only
-
-    def fragment(self, name: str) -> FragmentLayout:
-        """Returns the layout of the fragment called `name`.
-
-        Raises:
-            KeyError: there is none.
-        """
-        for layout in self.fragments:
-            if layout.name == name:
-                return layout
-        raise KeyError(name)
-
-    def to_bytes(self) -> bytes:
-        """Returns `run.json`."""
-        return canonical_json(
-            {
-                "format": FORMAT,
-                "name": self.name,
-                "uid": self.uid,
-                "created_at_unix_s": self.created_at_unix_s,
-                "fragments": [
-                    {
-                        "name": layout.name,
-                        "tensors": [
-                            {"name": t.name, "shape": list(t.shape), "dtype": self.dtypes[t.name]}
-                            for t in layout.tensors
-                        ],
-                    }
-                    for layout in self.fragments
-                ],
-            }
-        )
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> RunSpec:
-        """Returns the spec that `to_bytes` gave.
-
-        Raises:
-            ValueError: not a `run.json` that this version reads.
-        """
-        values = json.loads(data)
-        _check_format(values, FORMAT)
-        fragments = tuple(
-            FragmentLayout(f["name"], tuple(TensorSpec(t["name"], tuple(t["shape"])) for t in f["tensors"]))
-            for f in values["fragments"]
-        )
-        dtypes = {t["name"]: t["dtype"] for f in values["fragments"] for t in f["tensors"]}
-        return cls(values["name"], values["uid"], fragments, dtypes, values["created_at_unix_s"])
-
-
-@dataclass(frozen=True)
-class ObjectRef:
+class ObjectRef(msgspec.Struct, frozen=True):
     """An immutable object of a run and the element range that it holds; `name` is relative to the run's prefix."""
 
     name: str
     first: int
     numel: int
     size_bytes: int
-    digest: (
-        str  # parts: SHA-256 of the uncompressed frame bytes; updates and snapshots: SHA-256 of the object's bytes; hex
-    )
+    digest: str  # SHA-256 in hex: for parts of the uncompressed frames, for updates and snapshots of the object
 
 
-@dataclass(frozen=True)
-class SessionItem:
+class _Kind:
+    """The `kind` of an item's class in the log."""
+
+    def __get__(self, item: object, owner: type[msgspec.Struct]) -> str:
+        return str(owner.__struct_config__.tag)
+
+
+class _Item(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind"):
+    """One decision."""
+
+    kind: ClassVar[_Kind] = _Kind()
+
+
+class SessionItem(_Item, frozen=True, tag="session"):
     """A learner attached with a new session, which fences its older ones."""
 
-    kind: ClassVar[str] = "session"
     learner: str
     session: str
     region: str
     seen_position: int = 0  # the newest position that the learner had seen when it asked to attach; 0: not stated
 
 
-@dataclass(frozen=True)
-class LeftItem:
+class LeftItem(_Item, frozen=True, tag="left"):
     """A learner said goodbye: it is no longer expected."""
 
-    kind: ClassVar[str] = "left"
     learner: str
     session: str
 
 
-@dataclass(frozen=True)
-class AcceptedItem:
+class AcceptedItem(_Item, frozen=True, tag="accepted"):
     """A delta was accepted; its push is acknowledged once this is durable and admitted."""
 
-    kind: ClassVar[str] = "accepted"
     delta: str
     fragment: str
     learner: str
@@ -159,8 +102,7 @@ class AcceptedItem:
     squared_norms: tuple[float, ...]  # |v_t|^2 of each tensor of the fragment
 
 
-@dataclass(frozen=True)
-class Member:
+class Member(msgspec.Struct, frozen=True):
     """One delta of a round's frozen set."""
 
     delta: str
@@ -168,8 +110,7 @@ class Member:
     staleness: int
 
 
-@dataclass(frozen=True)
-class Decided:
+class Decided(msgspec.Struct, frozen=True):
     """A final fate other than merged, with its reason."""
 
     delta: str
@@ -177,11 +118,9 @@ class Decided:
     reason: str
 
 
-@dataclass(frozen=True)
-class ClosedItem:
+class ClosedItem(_Item, frozen=True, tag="closed"):
     """A round was closed: its set is frozen, and deltas left out of it may get their fate here."""
 
-    kind: ClassVar[str] = "closed"
     fragment: str
     version: int  # the version that the round makes
     attempt: int  # 0; one more each time an unreadable set is closed again
@@ -191,23 +130,20 @@ class ClosedItem:
     length: float = 0.0  # L, inner steps that the round stands for; 0 in formats below 3, and without members
 
 
-@dataclass(frozen=True)
-class MergeScalars:
+class MergeScalars(msgspec.Struct, frozen=True, omit_defaults=True):
     """Every scalar in the arithmetic of one version, as float32 bits in hex: with the deltas they replay it."""
 
     rate: str  # of the whole step: the outer learning rate times all that scales it
     momentum: str
     tensor_scales: tuple[str, ...]  # one a tensor
     coefficients: tuple[tuple[str, ...], ...]  # [member][tensor]
-    decay: str = ""  # of the momentum buffer over the round; empty, as format 1 has it: momentum
-    gain: str = "3f800000"  # of the round's outer gradient in the momentum buffer
+    decay: str = ""  # of the momentum buffer over the round; empty, as in format 1: `momentum`
+    gain: str = ""  # of the round's outer gradient in the momentum buffer; empty, as in format 1: 1
 
 
-@dataclass(frozen=True)
-class CommittedItem:
+class CommittedItem(_Item, frozen=True, tag="committed"):
     """A round's merge became a version."""
 
-    kind: ClassVar[str] = "committed"
     fragment: str
     version: int
     attempt: int
@@ -217,28 +153,27 @@ class CommittedItem:
     scalars: MergeScalars
 
 
-@dataclass(frozen=True)
-class FateItem:
+class FateItem(_Item, frozen=True, tag="fates"):
     """Deltas met a final fate outside of a close."""
 
-    kind: ClassVar[str] = "fates"
     decided: tuple[Decided, ...]
 
 
-@dataclass(frozen=True)
-class PolicyItem:
+class PolicyItem(_Item, frozen=True, tag="policy"):
     """The policy from here on."""
 
-    kind: ClassVar[str] = "policy"
     request_id: str
-    policy: Policy
+    policy: Any  # a Policy; it reads its own JSON, because a policy with an unknown field is refused
+
+    def __post_init__(self) -> None:
+        """Reads a policy that is still JSON values."""
+        if not isinstance(self.policy, Policy):
+            msgspec.structs.force_setattr(self, "policy", Policy.from_json(self.policy))
 
 
-@dataclass(frozen=True)
-class SnapshotItem:
+class SnapshotItem(_Item, frozen=True, tag="snapshot"):
     """Full weights and outer state of a version are stored. Version 0 exists by its snapshot alone."""
 
-    kind: ClassVar[str] = "snapshot"
     fragment: str
     version: int
     digest: str
@@ -246,8 +181,7 @@ class SnapshotItem:
     outer: tuple[ObjectRef, ...]  # momentum and residual; empty: both zero
 
 
-@dataclass(frozen=True)
-class RollbackFragment:
+class RollbackFragment(msgspec.Struct, frozen=True):
     """The next version of one fragment, with older content."""
 
     fragment: str
@@ -258,29 +192,23 @@ class RollbackFragment:
     outer: tuple[ObjectRef, ...]
 
 
-@dataclass(frozen=True)
-class RollbackItem:
+class RollbackItem(_Item, frozen=True, tag="rollback"):
     """Every named fragment got its next version with the content that it had at `target_position`."""
 
-    kind: ClassVar[str] = "rollback"
     request_id: str
     target_position: int
     fragments: tuple[RollbackFragment, ...]
 
 
-@dataclass(frozen=True)
-class CollectedItem:
+class CollectedItem(_Item, frozen=True, tag="collected"):
     """These object names are condemned: they may be deleted from now on and are never written again."""
 
-    kind: ClassVar[str] = "collected"
     names: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class StatusItem:
+class StatusItem(_Item, frozen=True, tag="status"):
     """The run's life moved on."""
 
-    kind: ClassVar[str] = "status"
     status: RunStatus
 
 
@@ -299,8 +227,7 @@ Item = (
 )
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(msgspec.Struct, frozen=True):
     """One object of the run log."""
 
     position: int  # its number in the log, from 1
@@ -314,18 +241,7 @@ class Entry:
 
     def to_bytes(self) -> bytes:
         """Returns the entry's canonical JSON."""
-        return canonical_json(
-            {
-                "format": self.format,
-                "position": self.position,
-                "run_uid": self.run_uid,
-                "previous": self.previous,
-                "writer": self.writer,
-                "write_id": self.write_id,
-                "written_at_unix_s": self.written_at_unix_s,
-                "items": [item_to_json(item) for item in self.items],
-            }
-        )
+        return canonical_json(msgspec.structs.asdict(self) | {"items": [item_to_json(item) for item in self.items]})
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Entry:
@@ -334,21 +250,17 @@ class Entry:
         Raises:
             ValueError: not an entry that this version reads.
         """
+        check_format(msgspec.json.decode(data, type=_Format).format, ENTRY_FORMAT)
         try:
-            values = json.loads(data)
-            _check_format(values, ENTRY_FORMAT)
-            return cls(
-                position=values["position"],
-                run_uid=values["run_uid"],
-                previous=values["previous"],
-                writer=values["writer"],
-                write_id=values["write_id"],
-                written_at_unix_s=values["written_at_unix_s"],
-                items=tuple(item_from_json(item) for item in values["items"]),
-                format=values["format"],
-            )
-        except (KeyError, TypeError, AttributeError) as error:
+            return msgspec.json.decode(data, type=cls)
+        except (KeyError, AttributeError) as error:  # from reading a policy
             raise ValueError(f"log entry is malformed. cause={error!r}") from error
+
+
+class _Format(msgspec.Struct):
+    """The only field of an entry that is read before its format is known to be one of ours."""
+
+    format: int
 
 
 def canonical_json(value: Any) -> bytes:
@@ -371,58 +283,26 @@ def float32_from_hex(digits: str) -> float:
     return float(struct.unpack(">f", bytes.fromhex(digits))[0])
 
 
-def _check_format(values: Mapping[str, Any], known: int) -> None:
-    if values["format"] > known:
-        raise ValueError(f"written by a newer version; upgrade to read it. format={values['format']}, known={known}")
+def check_format(found: int, known: int) -> None:
+    """Refuses an object that a newer version wrote.
+
+    Raises:
+        ValueError: its format is above `known`.
+    """
+    if found > known:
+        raise ValueError(f"written by a newer version; upgrade to read it. format={found}, known={known}")
+
+
+def _to_float(value: object) -> float:
+    """Returns a NumPy float64, which a computed weight may be, as a plain float."""
+    if isinstance(value, float):
+        return float(value)
+    raise TypeError(f"log value has the wrong type. value={value!r:.80}")
 
 
 def item_to_json(item: Item) -> dict[str, Any]:
     """Returns the item as JSON values: its kind, and its fields but for those that are at their default."""
-    defaults = {entry.name: entry.default for entry in dataclasses.fields(item)}
-    values = dataclasses.asdict(item)
-    if isinstance(item, CommittedItem) and not item.scalars.decay:  # as it was read: format 1 has neither
-        del values["scalars"]["decay"], values["scalars"]["gain"]
+    values: dict[str, Any] = msgspec.to_builtins(item, enc_hook=_to_float)
     if isinstance(item, PolicyItem):
         values["policy"] = item.policy.to_json()
-    return {"kind": item.kind} | {name: value for name, value in values.items() if value != defaults[name]}
-
-
-def item_from_json(values: Mapping[str, Any]) -> Item:
-    """Returns the item that `item_to_json` gave.
-
-    Raises:
-        ValueError: the kind is not known, or a value is not legal.
-        KeyError, TypeError: a field is missing, or of the wrong type.
-    """
-    kind = _KINDS.get(values["kind"])
-    if kind is None:
-        raise ValueError(f"item kind is not known; written by a newer version? kind={values['kind']!r}")
-    item: Item = _from_json(kind, values)
-    return item
-
-
-_KINDS: Final = {kind.kind: kind for kind in get_args(Item)}
-
-
-@functools.cache
-def _hints(kind: type) -> dict[str, Any]:
-    return {name: hint for name, hint in get_type_hints(kind).items() if get_origin(hint) is not ClassVar}
-
-
-def _from_json(hint: Any, value: Any) -> Any:
-    if hint is Policy:
-        return Policy.from_json(value)
-    if hint is Encoding:
-        return encoding_from_json(value)
-    if dataclasses.is_dataclass(hint):
-        # Older writers lack the fields that were added since, which have defaults; a lack of others is a TypeError.
-        return hint(**{name: _from_json(inner, value[name]) for name, inner in _hints(hint).items() if name in value})  # type: ignore[arg-type,operator]
-    if get_origin(hint) is tuple:
-        return tuple(_from_json(get_args(hint)[0], element) for element in value)
-    if hint is float:
-        return float(value)
-    if isinstance(hint, type) and issubclass(hint, StrEnum):
-        return hint(value)
-    if not isinstance(value, hint):
-        raise TypeError(f"log value has the wrong type. expected={hint.__name__}, actual={value!r:.80}")
-    return value
+    return values

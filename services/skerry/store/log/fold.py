@@ -1,10 +1,10 @@
-"""The pure fold of a run log: what is true of a run after its first n entries.
+"""The fold of a run log: the state of a run after its first n entries.
 
-Every replica, the verifier and every reader run this same code over the same entries, so they agree. It does no I/O,
-reads no clock and draws nothing at random. An item that is not admissible where it stands in the log (a close of a
-round that another replica closed one entry earlier, a second delta from one base) is *rejected*: it stays in the log
-and has no effect. So a writer that lost the race for a number may append the same items at the next one, and learns
-from the fold whether they took effect.
+It is a pure function: no I/O, no clock, no randomness. Every replica, the verifier and every reader run this code over
+the same entries, so they agree. An item that is not admissible at its place in the log (a close of a round that another
+replica closed one entry earlier, a second delta from one base) is *rejected*: it stays in the log and has no effect.
+Therefore a writer that lost a number to another may append the same items at the next number, and learns from the fold
+whether they took effect.
 
     AcceptedItem  --> pending --(in a ClosedItem's members, then CommittedItem)--> merged
                          |-----(newer session's delta for the fragment)--> superseded
@@ -14,12 +14,12 @@ from the fold whether they took effect.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import assert_never
 
 from skerry.algorithm.weights import delta_weight
 from skerry.store.errors import LogCorruptError
-from skerry.store.log.checks import check_item, check_push
+from skerry.store.log.checks import check_item
 from skerry.store.log.entries import (
     ENTRY_FORMAT,
     INITIAL_BASE,
@@ -33,9 +33,9 @@ from skerry.store.log.entries import (
     FateItem,
     Item,
     LeftItem,
+    ObjectRef,
     PolicyItem,
     RollbackItem,
-    RunSpec,
     RunStatus,
     SessionItem,
     SnapshotItem,
@@ -53,6 +53,7 @@ from skerry.store.log.state import (
     Rejection,
     VersionState,
 )
+from skerry.store.run import RunSpec
 from skerry.wire.policy import Policy
 
 
@@ -115,20 +116,6 @@ class RunState:
         """Returns why `item` would be rejected as the next item, or None. Changes nothing."""
         return check_item(self, item)
 
-    def check_push(
-        self, *, fragment: str, learner: str, session: str, base_version: int, base_digest: str, delta: str
-    ) -> Rejection | None:
-        """Returns why a push would be refused on its header alone, or None. Changes nothing."""
-        return check_push(
-            self,
-            fragment=fragment,
-            learner=learner,
-            session=session,
-            base_version=base_version,
-            base_digest=base_digest,
-            delta=delta,
-        )
-
     def _admit(self, item: Item) -> list[DeltaState]:
         match item:
             case AcceptedItem():
@@ -175,21 +162,20 @@ class RunState:
         self.bases[(item.session, item.fragment, item.base_version)] = item.delta
         learner = self.learners.get(item.learner)
         if learner is not None:
-            learner.accepted_count += 1
             learner.step_count += item.step_count
         return decided
 
     def _admit_closed(self, item: ClosedItem) -> list[DeltaState]:
         fragment = self.fragments[item.fragment]
         is_new_round = fragment.closing is None
-        if fragment.closing is not None:  # a set closed again: its deltas are pending until this item names them anew
+        if fragment.closing is not None:  # a set that is closed again: its deltas are pending until this item decides
             for member in fragment.closing.members:
                 fragment.pending[member.delta] = self.deltas[member.delta]
         decided = self._decide(item.decided)
         for member in item.members:
             delta = fragment.pending.pop(member.delta)
             delta.weight, delta.staleness = member.weight, member.staleness
-        fragment.closing, fragment.closing_position = item if item.members else None, self.position
+        fragment.closing = item if item.members else None
         fragment.last_close_position = self.position
         fragment.next_attempt = item.attempt + 1
         if is_new_round:
@@ -229,7 +215,7 @@ class RunState:
                 weight_cap=policy.weight_cap,
             )
             fragment.contributed_at[delta.item.learner] = fragment.newest.step_count
-            # Not its merge, which comes late where deltas do.
+            # How far the delta's own steps reach. Its merge may be much later, if the delta arrived late.
             reached = fragment.versions[delta.item.base_version].step_count + delta.item.step_count
             fragment.worked_until[delta.item.learner] = min(fragment.newest.step_count, reached)
             merged.append(delta)
@@ -257,9 +243,7 @@ class RunState:
         fragment.versions[0] = VersionState(0, item.digest, self.position, weights=item.weights, outer=item.outer)
         initial = list(fragment.pending.values())
         fragment.pending.clear()
-        for (
-            delta
-        ) in initial:  # exactly the push that the snapshot was made of; others of the same fragment are left over
+        for delta in initial:  # the snapshot was made of the first push; others of the same fragment expire
             is_source = delta is initial[0]
             delta.fate = Fate.MERGED if is_source else Fate.EXPIRED
             delta.reason = "" if is_source else "another push brought the initial weights"
@@ -329,19 +313,23 @@ class RunState:
             if fragment.closing is not None:
                 for member in fragment.closing.members:
                     names.update(part.name for part in self.deltas[member.delta].item.parts)
-            names.update(self._chain_names(fragment))
+            for version in self.chain(fragment, fragment.version):
+                refs = (*version.weights, *version.outer) or self.round_refs(version)
+                names.update(ref.name for ref in refs)
         return names
 
-    def _chain_names(self, fragment: FragmentState) -> Iterable[str]:
-        """Yields what rebuilding the newest version takes: the newest snapshot and the rounds after it."""
-        version = fragment.version
-        while version >= 0:
-            state = fragment.versions[version]
-            if state.weights:
-                yield from (ref.name for ref in (*state.weights, *state.outer))
+    def chain(self, fragment: FragmentState, newest: int) -> Iterator[VersionState]:
+        """Yields the versions that rebuilding `newest` takes: itself, and those before it down to a snapshot."""
+        at = fragment.versions.get(newest)
+        while at is not None:
+            yield at
+            if at.weights and self.condemned.isdisjoint(ref.name for ref in (*at.weights, *at.outer)):
                 return
-            assert state.commit is not None  # a version has a commit or a snapshot
-            yield from (ref.name for ref in state.commit.commit.update)
-            for member in state.commit.close.members:
-                yield from (part.name for part in self.deltas[member.delta].item.parts)
-            version -= 1
+            at = fragment.versions.get(at.version - 1)
+
+    def round_refs(self, version: VersionState) -> Iterator[ObjectRef]:
+        """Yields the objects of the round that made a version: its update, and the deltas that went into it."""
+        if version.commit is not None:
+            yield from version.commit.commit.update
+            for member in version.commit.close.members:
+                yield from self.deltas[member.delta].item.parts

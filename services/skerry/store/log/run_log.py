@@ -1,8 +1,8 @@
-"""The run log of one run as one replica reads and writes it.
+"""The run log of one run, as one replica reads and writes it.
 
-Appends that wait together go into one entry. The loser of a number folds what it missed and tries the next one. What
-was written and may or may not have landed is settled before anything else is written. The log is read by asking for the
-next number, never by listing.
+Appends that wait at the same time go into one entry. A replica that loses a number to another folds the entries that it
+missed and tries the next number. If it is unknown whether a write landed, that is found out before anything else is
+written. The log is read by asking for the next number, never by listing.
 """
 
 from __future__ import annotations
@@ -24,20 +24,21 @@ from skerry.store.errors import (
     StoreError,
     StoreUnavailableError,
 )
-from skerry.store.log.entries import Entry, Item, RunSpec, bytes_digest, canonical_json, item_to_json
+from skerry.store.log.entries import Entry, Item, bytes_digest, canonical_json, item_to_json
 from skerry.store.log.fold import RunState
 from skerry.store.log.state import Outcome
 from skerry.store.objects.interface import Objects
 from skerry.store.objects.put_if_absent import Creator
+from skerry.store.run import RunSpec, entry_name, run_prefix
 from skerry.store.versions.blobs import Blobs
 
-# Groups end here, so that no entry takes long to read; a single append may be larger.
+# A group takes no more appends beyond this size, so that no entry takes long to read. A single append may be larger.
 GROUP_BYTES: Final = 2**20
-# An entry above this is refused: readers may hold it in memory without asking.
+# Larger appends are refused: readers hold a whole entry in memory.
 MAX_APPEND_BYTES: Final = 16 * 2**20
-# Entries that are asked for at once while a reader is far behind.
+# Entries that a reader far behind asks for at the same time.
 _READ_AHEAD: Final = 16
-# How often the log is looked at for having lost what it had.
+# How often to check that an entry that was durable is still there.
 _ANCHOR_CHECK_S: Final = 5.0
 
 Subscriber = Callable[[Entry, tuple[Outcome, ...]], None]
@@ -47,19 +48,9 @@ class AppendTooLargeError(ValueError):
     """The items are too large for one entry, whatever else waits; nothing was written."""
 
 
-def run_prefix(name: str, uid: str) -> str:
-    """Returns the folder of a run."""
-    return f"runs/{name}/{uid}"
-
-
-def entry_name(prefix: str, position: int) -> str:
-    """Returns the object name of the entry at `position`; of the run's spec for position 0, which begins the chain."""
-    return f"{prefix}/log/{position:020}" if position else f"{prefix}/run.json"
-
-
 @dataclass(frozen=True)
 class _Waiter:
-    """An append that has not been answered."""
+    """An append whose caller waits for the outcome."""
 
     items: tuple[Item, ...]
     size_bytes: int
@@ -68,7 +59,7 @@ class _Waiter:
 
 @dataclass(frozen=True)
 class _Sent:
-    """An entry that was put under its number, and may or may not have landed."""
+    """An entry that was sent to the store and may or may not have landed."""
 
     position: int
     write_id: str
@@ -76,9 +67,9 @@ class _Sent:
 
 
 class RunLog:
-    """One run's log, folded. Safe for concurrent use by tasks of one loop; one object a run and process.
+    """One run's log, folded. Safe for concurrent use by tasks of one loop. A process must have one object per run.
 
-    `state` is the fold of every entry read so far: look at it, never change it.
+    `state` is the fold of every entry read so far. Callers must not change it.
     """
 
     def __init__(
@@ -92,7 +83,7 @@ class RunLog:
         writer: str,
         known: tuple[int, str] | None = None,
     ) -> None:
-        """`known` is a position that this process has seen the log at, and its entry's digest: it must be there."""
+        """`known` is the position and digest of an entry that this process has seen: the log must still have it."""
         self.spec = spec
         self.state = RunState(spec)
         self.prefix = run_prefix(spec.name, spec.uid)
@@ -112,8 +103,7 @@ class RunLog:
         self._in_doubt: _Sent | None = None
         self._outcomes: tuple[Outcome, ...] | None = None  # what the fold made of the entry in doubt
         self._writing: asyncio.Task[None] | None = None
-        self._subscribers: dict[int, Subscriber] = {}
-        self._subscribed_count = 0
+        self._subscribers: dict[object, Subscriber] = {}
         self._tail_lock = asyncio.Lock()
         self._tails_begun = 0
         self._tails_ended = 0
@@ -123,24 +113,24 @@ class RunLog:
 
     @property
     def failure(self) -> LogCorruptError | None:
-        """Why this object reads and writes no more, if it does not; the store may be repaired, this is not."""
+        """Why this object stopped reading and writing, if it did. It stays stopped, even if the store is repaired."""
         return self._failure
 
     @property
     def known(self) -> tuple[int, str]:
-        """The newest position that was seen, by this object or one before it, and the digest of its entry."""
+        """The newest position that this object or an earlier one has seen, and the digest of its entry."""
         return max((self.state.position, self.state.head_digest), self._anchor)
 
     async def append(self, items: Sequence[Item]) -> tuple[Outcome, ...]:
-        """Puts `items` into the log, together, and returns what the fold made of each.
+        """Puts `items` into the log, all in one entry, and returns the fold's outcome of each.
 
-        The answer comes when the entry is durable and folded. If all of the items would be rejected even at the
-        log's end, nothing is written and the rejections are the answer. A caller that is cancelled takes its items back
-        if they were not sent yet; else they take effect or not, as after OutcomeUnknownError.
+        Returns when the entry is durable and folded. If the fold at the log's end would reject all of the items,
+        nothing is written and the rejections are returned. If the caller is cancelled before the items are sent, they
+        are not written; after that they may or may not take effect, as after OutcomeUnknownError.
 
         Raises:
-            OutcomeUnknownError: the store did not answer in time; the items may take effect, now or later. Repeating
-                them is safe: the fold admits each once.
+            OutcomeUnknownError: the store did not answer in time; the items may take effect, now or later. They may be
+                appended again, because the fold admits each once.
             StoreUnavailableError: the store can't be read; nothing was written.
             StoreFullError: no space; the items may still take effect.
             LogCorruptError: the store lost or changed what was durable.
@@ -161,7 +151,7 @@ class RunLog:
         return await waiter.answer
 
     async def tail(self) -> int:
-        """Folds every entry that is in the log when this is called, perhaps more, and returns the position reached.
+        """Folds at least every entry that is in the log at the call, and returns the position reached.
 
         Raises:
             StoreUnavailableError: the store can't be read; what was read is folded.
@@ -169,7 +159,7 @@ class RunLog:
         """
         begun = self._tails_begun
         async with self._tail_lock:
-            # A read that began after this call does for all who wait: many callers cost two reads, not many.
+            # A read that began after this call serves every caller that waits here, so many callers cost two reads.
             if self._tails_ended <= begun:
                 self._tails_begun += 1
                 await self._read_to_end()
@@ -177,10 +167,10 @@ class RunLog:
         return self.state.position
 
     async def wait_for(self, position: int) -> None:
-        """Folds at least to `position`, which somebody has seen.
+        """Folds at least to `position`, which the log is known to have reached.
 
         Raises:
-            LogCorruptError: the log ends before it.
+            LogCorruptError: the log ends before `position`.
             StoreUnavailableError: the store can't be read.
         """
         self._raise_failure()
@@ -190,22 +180,17 @@ class RunLog:
         if end < position:
             raise LogCorruptError(f"log is shorter than was seen. run={self.spec.name}, seen={position}, end={end}")
 
-    def subscribe(self, callback: Subscriber) -> Callable[[], None]:
-        """Calls `callback` with every entry that is folded from now on, in order; returns what ends that.
+    def subscribe(self, callback: Subscriber) -> Callable[[], object]:
+        """Calls `callback` with every entry that is folded from now on, in order; returns a function that stops this.
 
         The callback must not block and must not raise.
         """
-        key = self._subscribed_count
-        self._subscribed_count += 1
+        key = object()
         self._subscribers[key] = callback
-
-        def unsubscribe() -> None:
-            self._subscribers.pop(key, None)
-
-        return unsubscribe
+        return lambda: self._subscribers.pop(key, None)
 
     async def entries(self, start: int = 1, stop: int | None = None) -> AsyncIterator[tuple[Entry, bytes]]:
-        """Yields the entries at positions from `start`, to before `stop` or the log's end, with their bytes.
+        """Yields the entries from position `start` to before `stop` or to the log's end, with their bytes.
 
         Raises:
             LogCorruptError: an entry does not follow the one yielded before it, or can't be read as one.
@@ -225,7 +210,7 @@ class RunLog:
                 return
 
     async def close(self) -> None:
-        """Stops writing; appends that wait are told that the store is unavailable."""
+        """Stops writing; appends that wait fail with StoreUnavailableError."""
         if self._writing is not None:
             self._writing.cancel()
             await asyncio.wait([self._writing])
@@ -233,7 +218,7 @@ class RunLog:
         self._waiting.clear()
 
     async def _write_waiting(self) -> None:
-        """Writes groups until nothing waits, as a task of its own: no caller's cancellation stops others."""
+        """Writes groups until nothing waits, in a task of its own, so that cancelling a caller stops no other."""
         group: list[_Waiter] = []
         try:
             while self._waiting:
@@ -245,7 +230,7 @@ class RunLog:
                         group = await self._write(group)
                 except StoreError as error:
                     self._fail(group, error)
-                    # Who waits behind was not sent: it need not sit through the same outage again to hear of it.
+                    # The appends behind were not sent. They fail now, rather than wait through the outage again.
                     is_unknown = isinstance(error, OutcomeUnknownError)
                     self._fail(self._waiting, StoreUnavailableError(str(error)) if is_unknown else error)
                     self._waiting.clear()
@@ -266,7 +251,7 @@ class RunLog:
         return group
 
     async def _still_wanted(self, group: list[_Waiter]) -> list[_Waiter]:
-        """Returns the appends that would have an effect; the others are answered, from the log's end."""
+        """Returns the appends that would have an effect at the log's end, and answers the others."""
         if all(self._has_effect(waiter) for waiter in group):
             return group
         try:
@@ -283,11 +268,11 @@ class RunLog:
         return wanted
 
     def _has_effect(self, waiter: _Waiter) -> bool:
-        # An item may be admitted only after another of the same append, so one that is admitted now is enough.
+        # An item may only be admissible after another one of the same append, so one admissible item is enough.
         return any(self.state.check(item) is None for item in waiter.items)
 
     async def _write(self, group: list[_Waiter]) -> list[_Waiter]:
-        """Puts the group under the next number; returns what has to go under the one after it, because another won."""
+        """Puts the group under the next number. Returns the appends that need another number because a writer won."""
         await self._check_anchor()
         entry = Entry(
             position=self.state.position + 1,
@@ -311,12 +296,12 @@ class RunLog:
         return []
 
     async def _settle_doubt(self) -> tuple[Outcome, ...] | None:
-        """Finds out what became of the entry that was sent; returns its outcomes, or None if another's won."""
+        """Finds out whether the entry that was sent landed; returns its outcomes, or None if another writer won."""
         sent = self._in_doubt
         if sent is None:
             return None
         if self.state.position < sent.position:
-            # The entry stays in doubt if this raises: the same bytes are put again before anything else is.
+            # If this raises, the entry stays in doubt, and the same bytes are put again before anything else.
             data = await self._creator.settle(entry_name(self.prefix, sent.position), sent.data)
             self._fold(sent.position, data)
         outcomes = self._outcomes
@@ -330,7 +315,7 @@ class RunLog:
             first = self.state.position + 1
             found = await self._read(first, width)
             if found:
-                # Another's entry may have been published a moment ago: it must survive before anybody acts on it.
+                # Another writer may have just published the entry. It must be durable before anybody acts on it.
                 await self.objects.sync_parent(entry_name(self.prefix, first + len(found) - 1))
             for position, data in enumerate(found, first):
                 self._fold(position, data)
@@ -353,7 +338,7 @@ class RunLog:
             return None
 
     def _fold(self, position: int, data: bytes) -> None:
-        """Applies the entry at `position` unless that was done, and tells who listens."""
+        """Applies the entry at `position`, unless it was applied before, and calls the subscribers."""
         if position <= self.state.position:
             return
         try:
@@ -375,10 +360,10 @@ class RunLog:
             raise LogCorruptError(f"log entry can't be read. {detail}") from error
 
     async def _check_anchor(self) -> None:
-        """Looks, now and then, whether an entry that was the newest at the last look is still there.
+        """Checks, every few seconds, that the entry that was newest at the last check is still there.
 
-        The newest entry of now would not do: written by this replica into a log that was rolled back under it, it is
-        there and what it follows is not.
+        To check the newest entry of now is not enough: if the store was rolled back, this replica may have written that
+        entry itself since, and only its predecessors are missing.
         """
         self._raise_failure()
         now = self._clock.monotonic_s()

@@ -1,4 +1,4 @@
-"""The parts of a run's state: the fold builds and changes them, engines and readers look at them."""
+"""The parts of a run's state. The fold builds and changes them; others only read them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from skerry.store.log.entries import INITIAL_BASE, AcceptedItem, ClosedItem, Com
 from skerry.wire.layout import FragmentLayout
 from skerry.wire.policy import Policy
 
-# Merged deltas of a learner whose norms are remembered: enough for a median that one outlier does not move.
+# How many of a learner's merged deltas have their norms kept: enough for a median that one outlier does not move.
 NORM_HISTORY: Final = 8
-# Closes of a fragment whose contributors are remembered: an absent one is expected until it has missed two.
+# How many closes of a fragment have their contributors kept: an absent learner is expected until it has missed two.
 REMEMBERED_CLOSES: Final = 2
 
 
@@ -28,11 +28,11 @@ class Rejection:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the fold made of one item."""
+    """What the fold decided about one item."""
 
     item: Item
     rejection: Rejection | None
-    decided: tuple[DeltaState, ...] = ()  # deltas that met their final fate by this item
+    decided: tuple[DeltaState, ...] = ()  # deltas that got their final fate by this item
 
 
 @dataclass
@@ -66,7 +66,7 @@ class VersionState:
 
 @dataclass(frozen=True)
 class CommitRecord:
-    """The close and the commit that made a version: all that replaying it takes, besides the blobs."""
+    """The close and the commit that made a version. Replaying it takes these and the blobs."""
 
     close: ClosedItem
     commit: CommittedItem
@@ -82,7 +82,6 @@ class FragmentState:
     versions: dict[int, VersionState] = field(default_factory=dict)
     pending: dict[str, DeltaState] = field(default_factory=dict)  # accepted, in no frozen set, in log order
     closing: ClosedItem | None = None  # the frozen set whose merge is not committed
-    closing_position: int = 0
     closing_policy: Policy | None = None  # the policy at that set's first close: its merge obeys this one
     last_close_position: int = 0
     next_attempt: int = 0  # of the next close; above 0 after a round of this version whose every delta was unreadable
@@ -118,9 +117,8 @@ class LearnerState:
     learner: str
     region: str
     session: str
-    sessions: set[str] = field(default_factory=set)  # every session it ever had: a fenced one never comes back
+    sessions: set[str] = field(default_factory=set)  # every session it ever had: a fenced one is never live again
     has_left: bool = False
-    accepted_count: int = 0
     step_count: int = 0  # inner steps in its accepted deltas
     attached_at: int = 0  # position of its newest session
     attached_at_step: float = 0.0  # the run's progress then

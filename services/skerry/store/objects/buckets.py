@@ -120,7 +120,7 @@ class ObstoreObjects:
             await obstore.delete_async(self.store, [check_object_name(name) for name in names])
 
     async def sync_parent(self, name: str) -> None:
-        """Does nothing: what such a store shows is durable."""
+        """Does nothing: an object that such a store shows is durable."""
 
 
 @contextlib.contextmanager
@@ -129,13 +129,13 @@ def translated_errors(operation: str, name: str) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as error:
-        if "NoSuchBucket" in str(error):  # a bucket that is gone is not an empty one
+        if "NoSuchBucket" in str(error):  # a missing bucket must not pass for an empty one
             raise StoreUnavailableError(f"bucket does not exist. operation={operation}, name={name}") from error
         raise ObjectMissingError(f"object is missing. name={name}") from error
     except (exceptions.AlreadyExistsError, exceptions.PreconditionError, FileExistsError) as error:
         raise ObjectExistsError(f"object exists. name={name}") from error
     except (exceptions.BaseError, OSError) as error:
-        # obstore adds its own source after the first line; the file system's errors say no more than it.
+        # obstore adds its own source code after the first line; the file system's errors have only one line.
         cause = str(error).partition("\n")[0]
         kind = StoreFullError if any(sign in str(error) for sign in _FULL_SIGNS) else StoreUnavailableError
         what = "store has no space left" if kind is StoreFullError else "store can't be used"

@@ -1,18 +1,16 @@
-"""The seam to object storage: what the store needs of it, and an in-process one that is simple enough to trust.
+"""The interface to object storage.
 
 Needed: read after write, put-if-absent, range reads, listing. Names are '/'-separated relative paths of the characters
-`A-Z a-z 0-9 . _ -`. Objects are immutable: a name is written once, or never again after it was deleted.
+`A-Z a-z 0-9 . _ -`. Objects are immutable: a name is written once, and never again after it was deleted.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Final, NamedTuple, Protocol
 
-from skerry.store.errors import ObjectExistsError, ObjectMissingError
-
-STREAM_CHUNK_BYTES: Final = 2**20  # large enough that a call's cost vanishes, small enough to hold many at a time
+STREAM_CHUNK_BYTES: Final = 2**20  # large enough that the cost of a call is negligible, small enough to hold many
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]+(?:/[A-Za-z0-9._-]+)*")
 
 
@@ -33,7 +31,7 @@ class Objects(Protocol):
     async def create(self, name: str, data: bytes) -> None:
         """Puts an object that must not exist. When it returns, the object is durable.
 
-        No error says whether the object landed, or whose it is: read it back (`skerry.store.objects.put_if_absent`).
+        After any error the object may or may not exist: read it back (`skerry.store.objects.put_if_absent`).
 
         Raises:
             ObjectExistsError: the store says that the name is taken.
@@ -50,7 +48,7 @@ class Objects(Protocol):
     async def write(self, name: str, chunks: bytes | AsyncIterator[bytes]) -> int:
         """Puts a blob whose name no other writer uses and returns its size in bytes. Durable when it returns.
 
-        Nothing is visible under the name if it raises, or it is whole.
+        If it raises, the name has no object or the whole blob.
 
         Raises:
             StoreFullError: no space.
@@ -67,13 +65,13 @@ class Objects(Protocol):
         """Returns the names of the folders directly below the folder `prefix`, sorted, without the prefix."""
 
     def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
-        """Yields every object below the folder `prefix`, in no order. What is written meanwhile may be left out."""
+        """Yields every object below the folder `prefix`, in any order. Objects written meanwhile may be left out."""
 
     async def delete(self, names: Sequence[str]) -> None:
-        """Deletes these objects; names that do not exist are passed over."""
+        """Deletes these objects; names that do not exist are ignored."""
 
     async def sync_parent(self, name: str) -> None:
-        """Returns when `name`, which another process wrote, would survive a power cut. Costly: once is enough."""
+        """Makes `name`, which another process wrote, survive a power cut. Costly, and needed only once."""
 
 
 def check_object_name(name: str) -> str:
@@ -92,13 +90,6 @@ def folder_of(prefix: str) -> str:
     return f"{prefix.rstrip('/')}/" if prefix else ""
 
 
-async def joined(chunks: bytes | AsyncIterator[bytes]) -> bytes:
-    """Returns all of `chunks` as one."""
-    if isinstance(chunks, bytes | bytearray | memoryview):
-        return bytes(chunks)
-    return b"".join([chunk async for chunk in chunks])
-
-
 def open_objects(url: str, *, create: bool = True, options: Mapping[str, str] | None = None) -> Objects:
     """Returns the object store at `url`: `file:///path`, `memory://` or `s3://bucket/prefix`.
 
@@ -112,64 +103,3 @@ def open_objects(url: str, *, create: bool = True, options: Mapping[str, str] | 
     from skerry.store.objects.opening import open_url
 
     return open_url(url, create=create, options=options or {})
-
-
-class DictObjects:
-    """Objects in a dict of this process: no threads, no waiting, one order of events for one order of calls.
-
-    Several replicas of a simulation share one.
-    """
-
-    def __init__(self, *, unix: Callable[[], float] = lambda: 0.0) -> None:
-        self.objects: dict[str, tuple[bytes, float]] = {}
-        self._unix = unix
-
-    async def create(self, name: str, data: bytes) -> None:
-        """Puts an object that must not exist."""
-        if check_object_name(name) in self.objects:
-            raise ObjectExistsError(f"object exists. name={name}")
-        self.objects[name] = (bytes(data), self._unix())
-
-    async def get(self, name: str, *, offset: int = 0, length: int | None = None) -> bytes:
-        """Returns the object's bytes from `offset`, at most `length`."""
-        stop = None if length is None else offset + length
-        return self._data(name)[offset:stop]
-
-    async def write(self, name: str, chunks: bytes | AsyncIterator[bytes]) -> int:
-        """Puts a blob."""
-        data = await joined(chunks)
-        self.objects[check_object_name(name)] = (data, self._unix())
-        return len(data)
-
-    async def stream(self, name: str, *, offset: int = 0) -> AsyncIterator[bytes]:
-        """Yields the object's bytes from `offset`."""
-        data = self._data(name)
-        for start in range(offset, len(data), STREAM_CHUNK_BYTES):
-            yield data[start : start + STREAM_CHUNK_BYTES]
-
-    async def folders(self, prefix: str) -> list[str]:
-        """Returns the folders directly below `prefix`."""
-        folder = folder_of(prefix)
-        below = (name.removeprefix(folder) for name in self.objects if name.startswith(folder))
-        return sorted({rest.split("/", 1)[0] for rest in below if "/" in rest})
-
-    async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
-        """Yields every object below `prefix`."""
-        folder = folder_of(prefix)
-        for name, (data, modified) in sorted(self.objects.items()):
-            if name.startswith(folder):
-                yield ObjectInfo(name, len(data), modified)
-
-    async def delete(self, names: Sequence[str]) -> None:
-        """Deletes these objects."""
-        for name in names:
-            self.objects.pop(name, None)
-
-    async def sync_parent(self, name: str) -> None:
-        """Does nothing: a dict has no power to lose."""
-
-    def _data(self, name: str) -> bytes:
-        try:
-            return self.objects[check_object_name(name)][0]
-        except KeyError:
-            raise ObjectMissingError(f"object is missing. name={name}") from None

@@ -1,12 +1,12 @@
 """Objects in a folder of this machine that survive a power cut once they were acknowledged.
 
-A new object is written under a temporary name, synced, published under its own name in one step that fails if the name
-is taken, and its folder is synced; only then is anybody told. Folders that were made on the way are synced into their
-parents first. `obstore` publishes files that were never synced, and after a power cut leaves entries of no bytes that
-block their numbers; so it is used for reading only here.
+A new object is written under a temporary name and synced. It then gets its own name, in one step that fails if the
+name is taken, and its folder is synced; only then is it acknowledged. New folders are synced into their parents first.
+`obstore` does not sync the files that it writes: after a power cut they would be empty log entries that block their
+numbers. So it is used for reading only.
 
-Publishing is by `link(2)`: it fails if the name exists on every file system that has it, in one step, and needs no
-Linux-only call. `temporary/` holds what was not published; what a crash leaves there is litter that `gc` sweeps.
+The name is given by `link(2)`, which is atomic, fails if the name exists, and works on more than Linux. `temporary/`
+has the files that have no name yet; what a crash leaves there is litter that `gc` deletes.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from skerry.store.objects.buckets import ObstoreObjects, translated_errors
 from skerry.store.objects.interface import STREAM_CHUNK_BYTES, ObjectInfo, check_object_name
 
 TEMPORARY: Final = "temporary"
-# A folder that a collection removes between our making it and our publishing into it is made again; twice is a fault.
+# A collection may remove a new folder before the file is published into it. Then the folder is made again.
 _PUBLISH_ATTEMPTS: Final = 3
-_REMEMBERED_FOLDERS: Final = 10_000  # a few MB; forgetting costs a sync each
+_REMEMBERED_FOLDERS: Final = 10_000  # a few MB; a folder that was forgotten is synced once more
 
 
 class FileSystem:
-    """The system calls that durability hangs on, in one place so that a test can record their order and cut power."""
+    """The system calls that durability depends on, in one place so that a test can record them and cut the power."""
 
     def write(self, descriptor: int, data: bytes | memoryview) -> None:
         """Writes all of `data`."""
@@ -54,7 +54,7 @@ class FileSystem:
             os.close(descriptor)
 
     def make_folder(self, path: Path) -> None:
-        """Makes one folder; it may exist."""
+        """Makes one folder, if it does not exist."""
         path.mkdir(exist_ok=True)
 
     def publish(self, source: Path, target: Path) -> None:
@@ -62,7 +62,7 @@ class FileSystem:
         os.link(source, target)
 
     def remove(self, path: Path) -> None:
-        """Removes a name; it may be gone."""
+        """Removes a name, if it exists."""
         path.unlink(missing_ok=True)
 
 
@@ -120,7 +120,7 @@ class LocalObjects(ObstoreObjects):
                 size += len(chunk)
             await self._workers.run(self._publish, draft)
         finally:
-            # Not closed here: if this task was cancelled, a thread may still be writing to the descriptor.
+            # The descriptor is not closed here: if this task was cancelled, a thread may still write to it.
             self._file_system.remove(draft.path)
         return size
 
@@ -157,9 +157,11 @@ class LocalObjects(ObstoreObjects):
             self._file_system.remove(draft.path)
 
     def _check_root(self) -> None:
-        """Raises where the whole store is away, a volume that is not mounted: nothing in it is known to be missing."""
+        """Raises if the store's folder is missing, as with an unmounted volume: that says nothing about its objects."""
         if not self.root.is_dir():
-            raise StoreUnavailableError(f"store's folder is not there. folder={self.root}")
+            raise StoreUnavailableError(
+                f"the store's folder does not exist. folder={self.root}. Is its volume mounted?"
+            )
 
     def _begin(self, name: str) -> _Draft:
         self._check_root()
@@ -185,12 +187,14 @@ class LocalObjects(ObstoreObjects):
                 return
             except ObjectMissingError as error:
                 if attempt + 1 == _PUBLISH_ATTEMPTS:
-                    raise StoreUnavailableError(f"store's folder keeps vanishing. name={draft.name}") from error
+                    raise StoreUnavailableError(
+                        f"the folder of the object was removed each time it was made. name={draft.name}"
+                    ) from error
 
     def _make_durable(self, folder: Path) -> None:
-        """Makes `folder` and what is above it, each synced into its parent by this process at least once.
+        """Makes `folder` and its parents. This process syncs each of them into its parent at least once.
 
-        That it exists is not enough: another process may have made it and not have synced it yet.
+        A folder that exists is synced too, because the process that made it may not have done so yet.
         """
         if folder == self.root:
             return
@@ -221,7 +225,7 @@ class LocalObjects(ObstoreObjects):
 
 
 class _Draft:
-    """A file that is being written under a temporary name; closed when nobody holds it any more."""
+    """A file that is being written under a temporary name; closed when the last reference to it ends."""
 
     def __init__(self, name: str, path: Path, descriptor: int) -> None:
         self.name = name
@@ -233,7 +237,7 @@ class _Draft:
 
 
 class _Opened:
-    """A file that is being read; closed when nobody holds it any more, so that a thread never reads a foreign file."""
+    """A file that is being read; closed when the last reference ends, so that no thread reads a reused descriptor."""
 
     def __init__(self, path: Path) -> None:
         self._descriptor = -1

@@ -1,4 +1,4 @@
-"""From a store's URL to its objects, with errors that say what to do."""
+"""Opens the object store at a URL; the errors say what to do."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from obstore.store import ClientConfig, RetryConfig
 
 _HELP: Final = "use file:///path/of/a/folder, s3://bucket/prefix or memory://"
-# Enough that one slow disk does not keep other files waiting; each spends its life in write and fsync.
+# Enough that one slow write does not delay other files; the threads mostly wait in write and fsync.
 _FILE_THREADS: Final = 8
-# A request that takes longer has been lost. The log retries by itself, with what it read back, so few are made here.
+# A request that takes longer is taken as lost. The log itself reads back and retries, so few retries are made here.
 _CLIENT: Final[ClientConfig] = {"timeout": "60s", "connect_timeout": "5s"}
 _RETRIES: Final[RetryConfig] = {"max_retries": 3, "retry_timeout": timedelta(seconds=30)}
 
@@ -45,7 +45,7 @@ def open_url(url: str, *, create: bool, options: Mapping[str, str]) -> Objects:
 
 
 def _open_folder(url: str, host: str, path: str, *, create: bool) -> Objects:
-    # file:///absolute/path, and file://relative/path, which by the letter would be a host's.
+    # file:///absolute/path, and file://relative/path, although a URL's first part is a host by the standard.
     root = Path(path) if host in ("", "localhost") else Path(f"{host}{path}").absolute()
     if root == Path(root.anchor) or (not path and not host):
         raise StoreURLError(f"file URL names no folder; file:///path/of/a/folder. url={url!r}")
@@ -78,7 +78,7 @@ def _open_bucket(url: str, bucket: str, options: Mapping[str, str]) -> Objects:
     if not bucket:
         raise StoreURLError(f"s3 URL needs a bucket; s3://bucket/prefix. url={url!r}")
     try:
-        # Plain HTTP is the endpoint's choice: it is used where the endpoint's own URL says http.
+        # Plain HTTP is used only if the endpoint's own URL says http.
         client: ClientConfig = {**_CLIENT, "allow_http": True}
         store = S3Store.from_url(url, client_options=client, retry_config=_RETRIES, **options)  # type: ignore[arg-type]  # names are checked by obstore
     except (exceptions.BaseError, ValueError, TypeError) as error:

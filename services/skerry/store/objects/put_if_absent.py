@@ -1,9 +1,10 @@
-"""Puts an object that must not exist and finds out what came of it, whatever the store answers.
+"""Puts an object that must not exist, and finds out whether it landed, whatever the store answers.
 
-A create that failed is read back, because an error says nothing sure: the request may have landed and its answer been
-lost, a retry below may have met its own first attempt and say "exists", one store says "exists" though nothing landed.
-Ours there: success. Another's there: conflict. Absent: the same bytes are put again, for they may still land, and
-then only one of two equal objects matters. Unreadable: unknown, and nothing is said until it is known or patience ends.
+A create that failed is read back, because its error decides nothing: the request may have landed and its answer been
+lost; a retry below this layer may have met its own first attempt and say "exists"; one store says "exists" although
+nothing landed. If our object is there, the create succeeded. If another writer's is there, it lost. If there is none,
+the same bytes are put again, because the first request may still land, and equal objects do not conflict. If the name
+can't be read, the outcome is unknown, and the caller hears nothing until it is known or `patience_s` is over.
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ class Creator:
     objects: Objects
     clock: Clock
     entropy: Entropy
-    # How long an unknown outcome is looked into before the caller is told that it is unknown. Longer than a broker's
-    # restart, shorter than the patience of who waits behind it.
+    # How long to look into an unknown outcome before the caller is told: longer than a restart of the object store,
+    # shorter than the timeout of a push that waits for it.
     patience_s: float = 20.0
 
     async def settle(self, name: str, data: bytes) -> bytes:
         """Returns the bytes that `name` has from now on, durable: `data`, or what another writer put there first.
 
-        `data` must tell itself from every other writer's, unless equal bytes mean the same thing whoever wrote them.
+        `data` must differ from every other writer's, unless equal bytes mean the same thing whoever wrote them.
 
         Raises:
             OutcomeUnknownError: the store did not say in time; `data` may have landed, or may land later.
@@ -49,12 +50,14 @@ class Creator:
         started = self.clock.monotonic_s()
         attempt = 0
         while True:
-            failure = await self._create(name, data)
-            if failure is None:
+            try:
+                await self.objects.create(name, data)
                 return data
+            except StoreError as error:
+                failure = error
             try:
                 found = await self.objects.get(name)
-                # Whoever wrote it, it counts from here on, so it has to survive.
+                # The caller will act on the object, whoever wrote it, so it must be durable.
                 await self.objects.sync_parent(name)
                 return found
             except ObjectMissingError:
@@ -64,18 +67,11 @@ class Creator:
                 failure = error
             if self.clock.monotonic_s() - started >= self.patience_s:
                 raise OutcomeUnknownError(f"store does not say whether a write landed. name={name}") from failure
-            await self.pause(attempt)
+            await self._pause(attempt)
             attempt += 1
 
-    async def pause(self, attempt: int) -> None:
+    async def _pause(self, attempt: int) -> None:
         """Sleeps before attempt number `attempt` + 1: exponential, bounded, with jitter."""
         longest = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(attempt, 16))
         share = int(self.entropy.hex_id(), 16) % _JITTER_STEPS / _JITTER_STEPS
         await self.clock.sleep(longest * (0.5 + 0.5 * share))
-
-    async def _create(self, name: str, data: bytes) -> StoreError | None:
-        try:
-            await self.objects.create(name, data)
-        except StoreError as error:
-            return error
-        return None

@@ -1,1 +1,1 @@
-"""What an operator does with a store without a syncer: verify, export, collect, read the log."""
+"""The operator's tools, which need a store but no syncer: verify, export, collect, read the log."""

@@ -1,8 +1,8 @@
-"""Collects what no kept version needs, and litter that no entry names.
+"""Deletes objects that no kept version needs, and litter that no entry names.
 
-Names are condemned by a log entry before they are deleted, so that a writer who was about to name one of them learns
-it from the fold and writes its blobs anew. A crash between the two leaves condemned objects, which the next collection
-deletes. Nothing here runs by itself: an operator asks for it.
+A log entry condemns names before they are deleted. A writer that was about to name one of them learns this from the
+fold and writes its blobs again. A crash between the two leaves condemned objects, which the next collection deletes.
+A collection runs only when an operator starts it.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from skerry.store.log.state import FragmentState, VersionState
 from skerry.store.objects.interface import Objects
 from skerry.store.objects.local import TEMPORARY
 
-# Names in one entry: some 150 bytes each, far below the size at which groups are split.
+# Names in one entry, of about 150 bytes each: far below the size at which groups are split.
 _NAMES_AN_ENTRY: Final = 1000
 _BLOB_FOLDERS: Final = ("deltas", "snapshots", "updates")
-# Tries of a plan that the log outran; each starts from the log's end.
+# How often a plan is made anew because the log moved on.
 _ATTEMPTS: Final = 4
 
 
 class Why(StrEnum):
-    """Why an object may go."""
+    """Why an object may be deleted."""
 
-    UNNEEDED = "unneeded"  # the log names it, and no kept version takes it
+    UNNEEDED = "unneeded"  # the log names it, and no kept version needs it
     LITTER = "litter"  # no admitted entry names it, and it is old
     CONDEMNED = "condemned"  # an earlier collection condemned it and was cut off
-    TEMPORARY = "temporary"  # a write to a folder that was cut off, long ago
+    TEMPORARY = "temporary"  # a write to a folder store that was cut off long ago
 
 
 @dataclass(frozen=True)
 class Retention:
-    """What a collection keeps besides the newest versions and pending deltas, which it always keeps."""
+    """What a collection keeps. It always keeps the newest versions and pending deltas."""
 
     version_count: int = 8  # the newest versions of each fragment that stay whole: weights, outer state, deltas
     since_position: int | None = None  # and every version that was the newest at or after this log position
@@ -47,7 +47,7 @@ class Retention:
 
 @dataclass(frozen=True)
 class Victim:
-    """An object that may go; `name` is relative to the run, or to the store for temporary files."""
+    """An object that may be deleted; `name` is relative to the run, or to the store for temporary files."""
 
     name: str
     size_bytes: int
@@ -64,17 +64,17 @@ class CollectionPlan:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes that go."""
+        """Bytes that would be deleted."""
         return sum(victim.size_bytes for victim in self.victims)
 
 
 async def plan_collection(log: RunLog, retention: Retention, *, now_unix_s: float) -> CollectionPlan:
-    """Returns what may go, from the log's end and a listing of the run's objects. Changes nothing.
+    """Returns what may be deleted, by the log's end and a listing of the run's objects. Changes nothing.
 
     Raises:
         StoreUnavailableError: the store can't be read.
     """
-    # Listed first: what is written after this is younger than the log that is read then, and is not looked at.
+    # The objects are listed before the log is read, so that objects written meanwhile are not looked at.
     found = [
         (info.name.removeprefix(f"{log.prefix}/"), info)
         for folder in _BLOB_FOLDERS
@@ -107,10 +107,10 @@ async def collect(
     now_unix_s: float,
     progress: Callable[[int, int], None] | None = None,
 ) -> CollectionPlan:
-    """Condemns and deletes what may go, and returns what went; `progress` hears (objects deleted, in all).
+    """Condemns and deletes objects, and returns which; calls `progress` with (objects deleted, in all).
 
     Raises:
-        StoreUnavailableError: the store can't be used; what was deleted by then stays deleted, all of it condemned.
+        StoreUnavailableError: the store can't be used; everything deleted by then was condemned before.
     """
     went: list[Victim] = []
     for _ in range(_ATTEMPTS):
@@ -119,7 +119,7 @@ async def collect(
         is_outrun = False
         for batch in _batches(plan.victims, _NAMES_AN_ENTRY):
             if not await _condemn(log, batch):
-                is_outrun = True  # the log moved on, and something in the batch is needed now
+                is_outrun = True  # the log moved on, and an object of the batch is needed now
                 continue
             await log.objects.delete([_path(log, victim) for victim in batch])
             went += batch
@@ -172,7 +172,7 @@ def _path(log: RunLog, victim: Victim) -> str:
 
 
 def _kept(state: RunState, retention: Retention) -> set[str]:
-    """Returns the names of all that stays."""
+    """Returns the names of the objects that stay."""
     names = set(state.referenced_names())
     for fragment in state.fragments.values():
         versions = set(range(fragment.version - retention.version_count + 1, fragment.version + 1))
@@ -190,23 +190,18 @@ def _names_to_rebuild(state: RunState, fragment: FragmentState, versions: Iterab
     """Yields what it takes to rebuild these versions: for each the nearest snapshot and the rounds after it."""
     seen: set[int] = set()
     for newest in sorted(versions, reverse=True):
-        version = fragment.versions.get(newest)
-        while version is not None and version.version not in seen:
+        for version in state.chain(fragment, newest):
+            if version.version in seen:
+                break
             seen.add(version.version)
             yield from (ref.name for ref in _version_refs(state, version))
-            if version.weights and not any(ref.name in state.condemned for ref in (*version.weights, *version.outer)):
-                break
-            version = fragment.versions.get(version.version - 1)
 
 
 def _version_refs(state: RunState, version: VersionState) -> Iterator[ObjectRef]:
     """Yields every object of one version: its snapshot, its update, and the deltas that went into it."""
     yield from version.weights
     yield from version.outer
-    if version.commit is not None:
-        yield from version.commit.commit.update
-        for member in version.commit.close.members:
-            yield from state.deltas[member.delta].item.parts
+    yield from state.round_refs(version)
 
 
 def _named(state: RunState) -> Iterator[str]:

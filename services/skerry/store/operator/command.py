@@ -1,4 +1,4 @@
-"""`skerry log`, `export`, `verify` and `gc`: what an operator does with a store itself, without a syncer."""
+"""`skerry log`, `export`, `verify` and `gc`: the operator's commands, which need a store but no syncer."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from skerry.store.log.run_log import RunLog
 from skerry.store.objects.interface import open_objects
 from skerry.store.store import Store
 
-_WIDE: Final = 160  # columns where nobody says how wide the output is: a pipe or a file
+_WIDE: Final = 160  # columns of a pipe or a file
 _FOLLOW_PAUSE_S: Final = 1.0
 _WORKER_COUNT: Final = 2
 _UNITS_S: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
@@ -46,13 +46,17 @@ def seconds(_context: click.Context, _parameter: click.Parameter, value: str | N
 def run_options(function: Function) -> Function:
     """Gives a command the options that say which run of which store."""
     for option in (
-        click.option("--uid", help="The run's uid, for a draft or a deleted run.  [default: what the name means]"),
+        click.option(
+            "--uid",
+            help="The run's uid, for a draft or a deleted run.  [default: the uid of the run that has the name]",
+        ),
         click.option("--run", "run_name", required=True, help="The run's name."),
         click.option(
             "--store",
             "store_url",
             default="file://./skerry-data",  # where `skerry serve` keeps it
-            help="file://folder, as file:///var/lib/skerry, or s3://bucket/prefix.",
+            show_default=True,
+            help="Where the run is stored: file://folder, as in file:///var/lib/skerry, or s3://bucket/prefix.",
         ),
     ):
         function = option(function)
@@ -94,7 +98,7 @@ async def _resolve(store: Store, run_name: str) -> str:
 
 @contextmanager
 def shown_progress(what: str, *, is_hidden: bool) -> Iterator[Callable[[int, int], None]]:
-    """Shows a bar on standard error, where that is a terminal; yields what moves it: (done, in all)."""
+    """Shows a progress bar if standard error is a terminal; yields a function to call with (done, in all)."""
     console = Console(stderr=True)
     columns = (TextColumn(what), BarColumn(), TextColumn("{task.completed} of {task.total}"), TimeRemainingColumn())
     with Progress(*columns, console=console, disable=is_hidden or not console.is_terminal, transient=True) as progress:
@@ -107,14 +111,14 @@ def shown_progress(what: str, *, is_hidden: bool) -> Iterator[Callable[[int, int
     epilog="""\b
 Examples:
   skerry log --store file:///var/lib/skerry --run demo --last 20
-  skerry log --store s3://bucket/skerry --run demo --json --follow | jq .items
+  skerry log --store s3://bucket/skerry --run demo --json --follow | jq '.fates[]'
 """,
 )
 @run_options
-@click.option("--start", type=click.IntRange(min=1), default=1, show_default=True, help="First position.")
+@click.option("--start", type=click.IntRange(min=1), default=1, show_default=True, help="First position to show.")
 @click.option("--stop", type=click.IntRange(min=1), help="Position to stop before.  [default: the log's end]")
-@click.option("--last", type=click.IntRange(min=1), help="Only the last so many entries.")
-@click.option("--follow", is_flag=True, help="Go on with entries as they come, until interrupted.")
+@click.option("--last", type=click.IntRange(min=1), help="Show only this many entries, the newest.")
+@click.option("--follow", is_flag=True, help="Keep showing new entries until interrupted.")
 @json_option
 def log(
     *,
@@ -127,47 +131,41 @@ def log(
     follow: bool,
     is_json: bool,
 ) -> None:
-    """Show a run's log: every decision, who wrote it, and what it did. With --json one entry a line."""
-    asyncio.run(_log(store_url, run_name, uid, start=start, stop=stop, last=last, follow=follow, is_json=is_json))
+    """Show a run's log: every decision, who wrote it, and what it did.
 
-
-async def _log(
-    store_url: str,
-    run_name: str,
-    uid: str | None,
-    *,
-    start: int,
-    stop: int | None,
-    last: int | None,
-    follow: bool,
-    is_json: bool,
-) -> None:
+    With --json each line is one entry. Every item says whether it took effect, and if not, why. `fates` lists the
+    deltas that the entry accepted or decided, with their fate, version and reason after it, so the last line that
+    lists a delta has its fate.
+    """
     from skerry.store.log.fold import RunState
     from skerry.store.operator.log_lines import entry_json, entry_lines
 
     columns = ("position", "time (UTC)", "writer", "kind", "what", "effect")
-    async with opened_log(store_url, run_name, uid) as (run_log, _):
-        first = max(start, run_log.state.position - last + 1) if last else start
-        state = RunState(run_log.spec)
-        console = Console() if sys.stdout.isatty() else Console(width=_WIDE)
-        clock = SystemClock()
-        table = Table(*columns, box=None, header_style="dim", pad_edge=False)
-        while True:
-            async for entry, data in run_log.entries(state.position + 1, stop):
-                outcomes = state.apply(entry, data)
-                if entry.position < first:
-                    continue
-                if is_json:
-                    click.echo(json.dumps(entry_json(entry, outcomes)))
-                else:
-                    for row in entry_lines(entry, outcomes):
-                        table.add_row(*row)
-            if table.row_count:
-                console.print(table)
-                table = Table(*columns, box=None, show_header=False, pad_edge=False)
-            if not follow or (stop is not None and state.position + 1 >= stop):
-                return
-            await clock.sleep(_FOLLOW_PAUSE_S)
+    console = Console() if sys.stdout.isatty() else Console(width=_WIDE)
+
+    async def show() -> None:
+        async with opened_log(store_url, run_name, uid) as (run_log, _):
+            first = max(start, run_log.state.position - last + 1) if last else start
+            state = RunState(run_log.spec)
+            table = Table(*columns, box=None, header_style="dim", pad_edge=False)
+            while True:
+                async for entry, data in run_log.entries(state.position + 1, stop):
+                    outcomes = state.apply(entry, data)
+                    if entry.position < first:
+                        continue
+                    if is_json:
+                        click.echo(json.dumps(entry_json(entry, outcomes, state)))
+                    else:
+                        for row in entry_lines(entry, outcomes):
+                            table.add_row(*row)
+                if table.row_count:
+                    console.print(table)
+                    table = Table(*columns, box=None, show_header=False, pad_edge=False)
+                if not follow or (stop is not None and state.position + 1 >= stop):
+                    return
+                await SystemClock().sleep(_FOLLOW_PAUSE_S)
+
+    asyncio.run(show())
 
 
 @click.command(
@@ -180,15 +178,23 @@ Examples:
 )
 @run_options
 @click.option(
-    "--out", "out_path", type=click.Path(dir_okay=False, writable=True, path_type=Path), required=True, help="The file."
+    "--out",
+    "out_path",
+    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    required=True,
+    help="The file to write.",
 )
-@click.option("--position", type=click.IntRange(min=0), help="Log position.  [default: the log's end]")
+@click.option(
+    "--position",
+    type=click.IntRange(min=0),
+    help="Position in the log whose weights to write.  [default: the log's end]",
+)
 @click.option(
     "--dtype",
     type=click.Choice(["original", "float32"]),
     default="original",
     show_default=True,
-    help="Element types: the learners' own, or float32, in which the run is exact.",
+    help="Element types: the learners' own, or float32, which is exact.",
 )
 @json_option
 def export(
@@ -239,9 +245,9 @@ Examples:
 )
 @json_option
 def verify(*, store_url: str, run_name: str, uid: str | None, scratch: Path | None, is_json: bool) -> None:
-    """Replay a run from its log and objects and say whether every version is what its deltas make of it.
+    """Replay a run from its log and objects, and check that every version is the result of its deltas.
 
-    Exits with status 1 if it is not.
+    Exits with status 1 if a check fails.
     """
     from skerry.store.operator.verify import VerifyReport, verify_run
     from skerry.store.versions.scratch import Scratch
@@ -284,20 +290,24 @@ Examples:
     type=click.IntRange(min=1),
     default=8,
     show_default=True,
-    help="Newest versions of each fragment that stay whole: weights, outer state and deltas.",
+    help="How many of the newest versions of each fragment to keep, with weights, outer state and deltas.",
 )
-@click.option("--keep-since", callback=seconds, help="Keep also what was the newest in the last so long, as in 7d.")
+@click.option(
+    "--keep-since", callback=seconds, help="Also keep versions that were the newest within this time, as in 7d."
+)
 @click.option(
     "--litter-age",
     callback=seconds,
     default="24h",
     show_default=True,
-    help="Age from which objects that no entry names are litter, and drafts that never got the name; longer than any "
-    "push or creation takes.",
+    help="Delete objects that no log entry names, and drafts that never got the name, once they are this old. It must "
+    "be longer than any push or creation takes.",
 )
-@click.option("--deleted-runs", is_flag=True, help="Delete also runs of that age that the name was taken from, whole.")
-@click.option("--drop-quarantined", is_flag=True, help="Delete quarantined deltas, too.")
-@click.option("--yes", is_flag=True, help="Delete. Without it only what would go is said.")
+@click.option(
+    "--deleted-runs", is_flag=True, help="Also delete whole runs of that age that had the name and were deleted."
+)
+@click.option("--drop-quarantined", is_flag=True, help="Also delete quarantined deltas.")
+@click.option("--yes", is_flag=True, help="Delete. Without it, only print what would be deleted.")
 @json_option
 def gc(
     *,
@@ -312,9 +322,9 @@ def gc(
     yes: bool,
     is_json: bool,
 ) -> None:
-    """Delete what no kept version of a run needs, litter, and old drafts. A dry run unless --yes is given.
+    """Delete objects that no kept version of a run needs, litter, and old drafts. A dry run unless --yes is given.
 
-    Drafts are what was created under the run's name and never got it: each has a full copy of the weights. With --uid
+    A draft is a run that was created under the name and never got it; each has a full copy of the weights. With --uid
     only that run is looked at.
     """
     from skerry.store.operator.collect import CollectionPlan, Retention, collect, plan_collection, position_at
@@ -369,12 +379,7 @@ def _show_collection(plan: Any, nameless: list[Any], *, is_dry: bool, is_json: b
             "kept_bytes": plan.kept_bytes,
             "names": [victim.name for victim in plan.victims],
             "runs": [
-                {
-                    "uid": one.uid,
-                    "kind": _kind(one),
-                    "objects": one.object_count,
-                    "size_bytes": one.size_bytes,
-                }
+                {"uid": one.uid, "kind": _kind(one), "objects": one.object_count, "size_bytes": one.size_bytes}
                 for one in nameless
             ],
         }
@@ -388,7 +393,7 @@ def _show_collection(plan: Any, nameless: list[Any], *, is_dry: bool, is_json: b
         click.echo(f"{verb} {_kind(one)} {one.uid}: {one.object_count} objects, {one.size_bytes} bytes")
     click.echo(f"kept {plan.kept_count} objects, {plan.kept_bytes} bytes")
     if is_dry and (plan.victims or nameless):
-        click.echo("nothing was deleted; say --yes to do it")
+        click.echo("nothing was deleted; repeat the command with --yes to delete")
 
 
 def _kind(run: Any) -> str:

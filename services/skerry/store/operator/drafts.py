@@ -1,8 +1,8 @@
-"""Collects whole runs that nobody can reach by name: drafts whose creation was lost, and deleted runs where asked to.
+"""Deletes whole runs that have no name: drafts whose creation was abandoned and, if asked to, deleted runs.
 
-A run is taken as a draft when its uid is in none of its name's objects and its newest object is old. `run.json` goes
-first: without it nobody opens the run any more. Then the store is looked at once more, for a creator who came back in
-that moment gets the run back whole; and only then goes the rest.
+A run counts as an abandoned draft if no object of its name has its uid and its newest object is old. `run.json` is
+deleted first, because nobody can open the run without it. Then the run is checked once more: if its creator came back
+meanwhile, `run.json` is restored. Only then is the rest deleted.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from skerry.store.errors import ObjectMissingError
-from skerry.store.log.run_log import entry_name, run_prefix
 from skerry.store.objects.interface import ObjectInfo
+from skerry.store.run import entry_name, run_prefix
 from skerry.store.store import Store
 from skerry.wire.names import BadNameError, check_id
 
 
 @dataclass(frozen=True)
 class NamelessRun:
-    """A run that may go as a whole."""
+    """A run that may be deleted as a whole."""
 
     name: str
     uid: str
@@ -31,7 +31,7 @@ class NamelessRun:
 async def nameless_runs(
     store: Store, name: str, *, modified_before_unix_s: float, includes_deleted: bool = False
 ) -> list[NamelessRun]:
-    """Returns the old drafts of a name, and with `includes_deleted` the runs that it was taken from. Changes nothing.
+    """Returns the old drafts of a name, and with `includes_deleted` the deleted runs that had it. Changes nothing.
 
     Raises:
         LogCorruptError: the name's objects can't be read, so nothing is known to be a draft.
@@ -41,7 +41,7 @@ async def nameless_runs(
     for folder in await store.objects.folders(f"runs/{name}"):
         try:
             uid = check_id(folder, "run uid")
-        except BadNameError:  # the names, or nothing of ours
+        except BadNameError:  # the folder of the names, or not one of ours
             continue
         run = await _nameless(store, name, uid, modified_before_unix_s, includes_deleted=includes_deleted)
         if run is not None:
@@ -50,9 +50,9 @@ async def nameless_runs(
 
 
 async def delete_nameless(store: Store, run: NamelessRun, *, modified_before_unix_s: float) -> bool:
-    """Deletes every object of the run and returns True; or False, and it is whole, if it came to life meanwhile.
+    """Deletes every object of the run and returns True, or False if it came into use meanwhile and stays whole.
 
-    What is cut off is finished by the next collection.
+    If this is cut off, the next collection finishes it.
 
     Raises:
         StoreUnavailableError: the store can't be used.
@@ -85,8 +85,8 @@ async def delete_nameless(store: Store, run: NamelessRun, *, modified_before_uni
 async def _nameless(
     store: Store, name: str, uid: str, modified_before_unix_s: float, *, includes_deleted: bool
 ) -> NamelessRun | None:
-    """Returns the run if it may go."""
-    # Listed before the name is read: who takes the name after that has written to the log, and that is seen next time.
+    """Returns the run if it may be deleted."""
+    # Listed before the name is read. A run that gets the name after that has written to its log, and is young.
     infos = await _objects(store, name, uid)
     if not infos or max(info.modified_at_unix_s for info in infos) >= modified_before_unix_s:
         return None

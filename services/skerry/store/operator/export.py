@@ -4,26 +4,20 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Final, Literal
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Literal
 
 from skerry.runtime.workers import Workers
 from skerry.store.errors import LogCorruptError, ObjectMissingError
-from skerry.store.log.entries import INITIAL_BASE, RunSpec
+from skerry.store.log.entries import INITIAL_BASE
 from skerry.store.log.fold import RunState
 from skerry.store.log.run_log import RunLog
-from skerry.store.versions.replay import weights_at
-from skerry.store.versions.safetensors_stream import header_bytes
+from skerry.store.run import RunSpec
+from skerry.store.versions.replay import Replayer
+from skerry.wire.safetensors import WRITABLE_DTYPES, header_bytes, tensor_bytes
 
 ExportDtype = Literal["original", "float32"]
-
-# Element types that float32 weights are turned back into; of any other type they stay float32.
-_WRITABLE: Final = frozenset({"float32", "float16", "bfloat16", "float64"})
-_CHUNK_NUMEL: Final = 2**20
 
 
 async def versions_at(log: RunLog, position: int) -> dict[str, int]:
@@ -39,7 +33,7 @@ async def versions_at(log: RunLog, position: int) -> dict[str, int]:
     async for entry, data in log.entries(stop=position + 1):
         state.apply(entry, data)
     if state.position != position:
-        raise LogCorruptError(f"log ends early. position={position}, end={state.position}")
+        raise LogCorruptError(f"the log is shorter than when it was opened. position={position}, end={state.position}")
     versions = {layout.name: state.fragments[layout.name].version for layout in log.spec.fragments}
     if INITIAL_BASE in versions.values():
         raise ObjectMissingError(f"run has no weights at that position. position={position}")
@@ -57,7 +51,7 @@ async def export_checkpoint(
 ) -> dict[str, int]:
     """Writes the run's weights at `position` to `path` and returns the versions in it, by fragment.
 
-    Needs memory for the largest fragment. The file appears when it is whole. `progress` hears (elements done, in all).
+    Needs memory for the largest fragment. The file appears when complete. `progress` gets (elements done, in all).
 
     Raises:
         ObjectMissingError: there is no such position, or what it takes was collected.
@@ -68,7 +62,7 @@ async def export_checkpoint(
     header = header_bytes(
         {t.name: (dtypes[t.name], t.shape) for layout in log.spec.fragments for t in layout.tensors},
         {
-            "format": "pt",  # what loaders of model files look for
+            "format": "pt",  # loaders of model files expect it
             "run": log.spec.name,
             "uid": log.spec.uid,
             "position": str(position),
@@ -82,10 +76,10 @@ async def export_checkpoint(
         with partial.open("wb") as file:
             file.write(header)
             for layout in log.spec.fragments:
-                weights = await weights_at(log, layout.name, versions[layout.name], workers=workers)
+                weights = await Replayer(log, layout.name, workers).weights_at(versions[layout.name])
                 for spec, offset in zip(layout.tensors, layout.offsets, strict=True):
                     values = weights[offset : offset + spec.numel]
-                    for chunk in converted_bytes(values, dtypes[spec.name]):
+                    for chunk in tensor_bytes(values, dtypes[spec.name]):
                         await workers.run(file.write, chunk)
                 done += layout.numel
                 if progress is not None:
@@ -98,24 +92,7 @@ async def export_checkpoint(
     return versions
 
 
-def converted_bytes(values: NDArray[np.float32], dtype: str) -> Iterator[bytes]:
-    """Yields the little-endian bytes of `values` as elements of `dtype`, rounded to nearest even."""
-    for start in range(0, len(values), _CHUNK_NUMEL):
-        chunk = values[start : start + _CHUNK_NUMEL]
-        if dtype == "bfloat16":
-            yield _to_bfloat16(chunk).tobytes()
-        else:
-            with np.errstate(over="ignore"):  # what float16 can't hold becomes infinite, as everywhere
-                yield chunk.astype(np.dtype(dtype).newbyteorder("<"), copy=False).tobytes()
-
-
-def _to_bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
-    bits = values.view(np.uint32)
-    rounded = (bits + (((bits >> np.uint32(16)) & np.uint32(1)) + np.uint32(0x7FFF))) >> np.uint32(16)
-    return rounded.astype("<u2")
-
-
 def _written_dtypes(spec: RunSpec, dtype: ExportDtype) -> dict[str, str]:
     if dtype == "float32":
         return dict.fromkeys(spec.dtypes, "float32")
-    return {name: own if own in _WRITABLE else "float32" for name, own in spec.dtypes.items()}
+    return {name: own if own in WRITABLE_DTYPES else "float32" for name, own in spec.dtypes.items()}

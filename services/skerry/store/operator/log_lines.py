@@ -1,9 +1,9 @@
-"""A run's log as lines: for people, and as JSON for scripts."""
+"""Formats the entries of a run's log: as table rows for people, as JSON for scripts."""
 
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, assert_never
 
 from skerry.store.log.entries import (
@@ -13,6 +13,7 @@ from skerry.store.log.entries import (
     CommittedItem,
     Decided,
     Entry,
+    Fate,
     FateItem,
     Item,
     LeftItem,
@@ -23,9 +24,10 @@ from skerry.store.log.entries import (
     StatusItem,
     item_to_json,
 )
-from skerry.store.log.state import Outcome
+from skerry.store.log.fold import RunState
+from skerry.store.log.state import DeltaState, Outcome
 
-_SHORT: int = 8  # digits of a 32-digit id that tell people's few apart
+_SHORT: int = 8  # digits of a 32-digit id that are shown to people
 
 
 def entry_lines(entry: Entry, outcomes: tuple[Outcome, ...]) -> Iterator[tuple[str, str, str, str, str, str]]:
@@ -42,8 +44,12 @@ def entry_lines(entry: Entry, outcomes: tuple[Outcome, ...]) -> Iterator[tuple[s
         )
 
 
-def entry_json(entry: Entry, outcomes: tuple[Outcome, ...]) -> dict[str, Any]:
-    """Returns an entry as JSON values; each item says whether the fold admitted it."""
+def entry_json(entry: Entry, outcomes: tuple[Outcome, ...], state: RunState) -> dict[str, Any]:
+    """Returns an entry, and what the fold decided by it, as JSON values; `state` is the fold's after this entry.
+
+    Each item says whether it was admitted, and else why not. `fates` has every delta that the entry accepted or
+    decided, with its fate after the entry. So the last line that names a delta has its fate, and no reader has to fold.
+    """
     return {
         "position": entry.position,
         "previous": entry.previous,
@@ -55,14 +61,38 @@ def entry_json(entry: Entry, outcomes: tuple[Outcome, ...]) -> dict[str, Any]:
                 **item_to_json(outcome.item),
                 "is_admitted": outcome.rejection is None,
                 "rejection": None if outcome.rejection is None else outcome.rejection.reason,
+                "rejection_detail": None if outcome.rejection is None else outcome.rejection.detail,
             }
             for outcome in outcomes
         ],
+        "fates": [_fate_json(state.deltas[delta]) for delta in _touched(outcomes)],
+    }
+
+
+def _touched(outcomes: tuple[Outcome, ...]) -> Iterable[str]:
+    """Returns the ids of the deltas that were accepted or decided, each once."""
+    accepted = [
+        outcome.item.delta
+        for outcome in outcomes
+        if isinstance(outcome.item, AcceptedItem) and outcome.rejection is None
+    ]
+    decided = [delta.item.delta for outcome in outcomes for delta in outcome.decided]
+    return dict.fromkeys(accepted + decided)
+
+
+def _fate_json(delta: DeltaState) -> dict[str, Any]:
+    return {
+        "delta": delta.item.delta,
+        "fragment": delta.item.fragment,
+        "learner": delta.item.learner,
+        "fate": delta.fate,
+        "version": delta.version if delta.fate is Fate.MERGED else None,
+        "reason": delta.reason,
     }
 
 
 def effect_text(outcome: Outcome) -> str:
-    """Returns what the fold made of an item: nothing to say, the fates it decided, or why it was rejected."""
+    """Returns the effect of an item: the fates that it decided, why it was rejected, or an empty string."""
     if outcome.rejection is not None:
         return f"rejected: {outcome.rejection.reason}"
     counts: dict[str, int] = {}

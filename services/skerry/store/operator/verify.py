@@ -1,9 +1,9 @@
-"""Checks a run from its log and objects alone: that every version is what its deltas make of it.
+"""Checks, from a run's log and objects alone, that every version is the result of its deltas.
 
-Three things are followed side by side. The *log*: each entry carries its predecessor's digest, and each delta has one
-fate. The *chain*: weights from a snapshot and the updates after it have the digest of every version. The *replay*:
-where the deltas are retained, the rounds are merged again, and weights, update and residual must agree to the bit.
-What was collected can't be checked, and is no problem.
+Three things are checked. The *log*: each entry has its predecessor's digest, and each delta has one fate. The *chain*:
+weights from a snapshot and the updates after it have the digest of every version. The *replay*: rounds whose deltas are
+retained are merged again, and weights, update and residual must agree to the bit. Objects that were collected can't be
+checked; that is not a problem.
 """
 
 from __future__ import annotations
@@ -23,28 +23,20 @@ from skerry.store.log.fold import RunState
 from skerry.store.log.run_log import RunLog
 from skerry.store.log.state import CommitRecord, VersionState
 from skerry.store.versions.frame_stream import frame_batches
-from skerry.store.versions.replay import (
-    UnreadableDeltaError,
-    apply_update,
-    outer_refs,
-    read_update,
-    read_vector,
-    replay_version,
-    weights_digest,
-)
+from skerry.store.versions.replay import Replayer, UnreadableDeltaError, outer_refs, weights_digest
 from skerry.store.versions.scratch import Scratch
 from skerry.wire.digests import Hasher, delta_digest, part_digest
 from skerry.wire.errors import FrameError, NonFiniteError
 from skerry.wire.frames import parse_frames, raw_bytes
 from skerry.wire.layout import FragmentLayout
 
-# What damaged or missing objects raise; an unreachable store raises something else, and ends the verification.
+# Raised for damaged or missing objects. An unreachable store raises another error, which ends the verification.
 _DAMAGE = (FrameError, LogCorruptError, NonFiniteError, ObjectMissingError, UnreadableDeltaError)
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Something that is not as the log says."""
+    """Something that differs from what the log says."""
 
     fragment: str | None  # None: the log itself
     version: int | None
@@ -61,7 +53,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class VerifyReport:
-    """What a verification found; at most one problem a version, the first."""
+    """The result of a verification: at most one problem per version, the first."""
 
     versions_checked: int  # weights against the log's digest
     versions_replayed: int  # of these, merged again from their deltas
@@ -69,7 +61,7 @@ class VerifyReport:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing was found."""
+        """Whether no problem was found."""
         return not self.problems
 
 
@@ -80,9 +72,9 @@ async def verify_run(
     scratch: Scratch,
     progress: Callable[[int, int], None] | None = None,
 ) -> VerifyReport:
-    """Checks everything that the run's log names and nobody collected; `progress` hears (versions done, in all).
+    """Checks everything that the run's log names and that was not collected.
 
-    Takes scratch of six times the largest fragment.
+    Needs scratch for six times the largest fragment. Calls `progress` with (versions done, in all).
 
     Raises:
         StoreUnavailableError: the store can't be read; nothing is known then.
@@ -106,7 +98,7 @@ async def verify_run(
 
 
 async def _check_log(log: RunLog) -> list[Problem]:
-    """Folds the log anew, and counts the fates that it gives to each delta."""
+    """Folds the log again, and counts the fates that each delta gets."""
     state = RunState(log.spec)
     fates: Counter[str] = Counter()
     try:
@@ -121,7 +113,7 @@ async def _check_log(log: RunLog) -> list[Problem]:
 
 
 def _check_fates(state: RunState, fates: Counter[str]) -> Iterator[Problem]:
-    """Yields deltas without exactly one fate; in a run that goes on, one may still be pending."""
+    """Yields deltas that do not have exactly one fate. While the run is not closed, a delta may be pending."""
     members = Counter(
         (member.delta, version.version)
         for fragment in state.fragments.values()
@@ -133,7 +125,7 @@ def _check_fates(state: RunState, fates: Counter[str]) -> Iterator[Problem]:
         where = delta.item.fragment
         expected = 0 if delta.fate is Fate.PENDING else 1
         if fates[name] != expected:
-            yield Problem(where, None, f"delta {name} met several fates", str(expected), str(fates[name]))
+            yield Problem(where, None, f"delta {name} does not have one fate", str(expected), str(fates[name]))
         elif delta.fate is Fate.PENDING and state.status is RunStatus.CLOSED:
             yield Problem(where, None, f"delta {name} has no fate though the run is closed")
         elif delta.fate is Fate.MERGED and delta.item.base_version >= 0 and members[name, delta.version] != 1:
@@ -151,15 +143,16 @@ class _Mismatch(Exception):  # noqa: N818 - it never leaves this module; what le
 
 
 class _FragmentCheck:
-    """Walks one fragment's versions in order, along the chain and, where possible, the replay.
+    """Checks one fragment's versions in order, along the chain and, where possible, by replay.
 
-    Either walk is lost where something is wrong or was collected, and taken up again at the next snapshot.
+    Either way ends where something is wrong or was collected, and starts again at the next snapshot.
     """
 
     def __init__(self, log: RunLog, layout: FragmentLayout, workers: Workers, scratch: Scratch) -> None:
         self._log = log
         self._layout = layout
         self._workers = workers
+        self._replayer = Replayer(log, layout.name, workers)
         weights, momentum, residual, self._acc, self._vector, self._chain = scratch.zeros(6, layout.numel)
         self._state = OuterState(weights, momentum, residual, TORN)
         self._chain_version = TORN
@@ -184,13 +177,12 @@ class _FragmentCheck:
         return problem
 
     async def _follow_chain(self, at: VersionState) -> bool:
-        """Takes the chain's weights to this version by its update."""
+        """Advances the chain's weights to this version by its update."""
         version, self._chain_version = self._chain_version, TORN
-        if at.commit is None or version != at.version - 1 or not self._has(at.commit.commit.update):
+        if at.commit is None or version != at.version - 1 or not self._replayer.has_all(at.commit.commit.update):
             return False
         await self._check_objects(at.commit.commit.update)
-        update = at.commit.commit.update
-        await apply_update(self._log, self._layout.name, update, self._chain, workers=self._workers)
+        await self._replayer.apply_update(at.commit.commit.update, self._chain)
         await self._expect_digest("weights after the update differ", at, self._chain)
         self._chain_version = at.version
         return True
@@ -202,7 +194,7 @@ class _FragmentCheck:
             return False
         deltas = [self._log.state.deltas[member.delta].item for member in at.commit.close.members]
         update = at.commit.commit.update
-        if not self._has([*update, *(part for delta in deltas for part in delta.parts)]):
+        if not self._replayer.has_all([*update, *(part for delta in deltas for part in delta.parts)]):
             self._state.version = TORN
             return False
         try:
@@ -216,11 +208,9 @@ class _FragmentCheck:
         return True
 
     async def _replay_commit(self, at: VersionState, record: CommitRecord) -> None:
-        name, published = self._layout.name, self._vector
-        await read_update(self._log, name, record.commit.update, published, workers=self._workers)
-        replayed = await replay_version(
-            self._log, name, record, self._state, self._acc, workers=self._workers, published=published
-        )
+        published = self._vector
+        await self._replayer.read_update(record.commit.update, published)
+        replayed = await self._replayer.replay(record, self._state, self._acc, published=published)
         if replayed.digest != at.digest:
             raise _Mismatch("replay made other weights", at.digest, replayed.digest)
         at_element = replayed.first_difference
@@ -229,22 +219,22 @@ class _FragmentCheck:
             raise _Mismatch(f"replay made another update from element {at_element}", stored, "another value")
 
     async def _check_snapshot(self, at: VersionState) -> bool:
-        """Compares the version's own snapshot with the walks, and takes up again from it those that were lost."""
-        if not at.weights or not self._has(at.weights):
+        """Checks the version's own snapshot, and restarts chain and replay from it if they had ended."""
+        if not at.weights or not self._replayer.has_all(at.weights):
             if at.commit is None:
                 self._state.version = TORN
             return False
         await self._check_objects(at.weights)
-        await read_vector(self._log, self._layout.name, at.weights, self._vector)
+        await self._replayer.read_vector(at.weights, self._vector)
         await self._expect_digest("snapshot's weights differ", at, self._vector)
         self._chain[:] = self._vector
         self._chain_version = at.version
-        if self._has(at.outer):
+        if self._replayer.has_all(at.outer):
             await self._check_outer_state(at)
         return True
 
     async def _check_outer_state(self, at: VersionState) -> None:
-        """Compares a snapshot's momentum and residual with the replay's, or takes them where there is no replay."""
+        """Compares a snapshot's momentum and residual with the replay's, or starts a replay from them."""
         await self._check_objects(at.outer)
         is_replayed = self._state.version == at.version
         self._state.version = TORN
@@ -255,7 +245,7 @@ class _FragmentCheck:
             ("momentum", momentum, self._state.momentum),
             ("residual", residual, self._state.residual),
         ):
-            await read_vector(self._log, self._layout.name, refs, self._vector)
+            await self._replayer.read_vector(refs, self._vector)
             if not is_replayed:
                 mine[:] = self._vector
             elif not np.array_equal(mine.view(np.uint32), self._vector.view(np.uint32)):
@@ -271,9 +261,6 @@ class _FragmentCheck:
         actual = await weights_digest(weights, workers=self._workers)
         if actual != at.digest:
             raise _Mismatch(what, at.digest, actual)
-
-    def _has(self, refs: Sequence[ObjectRef]) -> bool:
-        return all(ref.name not in self._log.state.condemned for ref in refs)
 
     async def _check_objects(self, refs: Sequence[ObjectRef]) -> None:
         """Compares whole objects' bytes with the digests that the log names."""
@@ -295,11 +282,11 @@ class _FragmentCheck:
             except (FrameError, LogCorruptError, ObjectMissingError) as error:
                 raise UnreadableDeltaError(delta.delta, error) from error
             if hasher.digest().hex() != part.digest:
-                raise _Mismatch(f"delta {delta.delta} has another part", part.digest, hasher.digest().hex())
+                raise _Mismatch(f"a part of delta {delta.delta} differs", part.digest, hasher.digest().hex())
             digests.append((part.first, part.numel, hasher.digest()))
         whole = delta_digest(digests).hex()
         if whole != delta.digest:
-            raise _Mismatch(f"delta {delta.delta} is another one", delta.digest, whole)
+            raise _Mismatch(f"delta {delta.delta} differs", delta.digest, whole)
 
 
 def _hash_raw(hasher: Hasher, data: bytes) -> None:

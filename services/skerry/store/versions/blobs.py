@@ -1,7 +1,7 @@
 """The blobs of one run: parts of deltas, updates and snapshots. FORMAT.md specifies their names and bytes.
 
-A blob is written before the entry that names it, under a name that ends in a random write id; only the entry makes it
-exist. So no write here ever meets another's, a crash leaves litter, and a name is never written twice.
+A blob is written before the entry that names it, under a name that ends in a random write id, and exists only once the
+entry does. So two writers never use the same name, and what a crash leaves behind is litter.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from skerry.runtime.workers import Workers
 from skerry.store.errors import LogCorruptError, ObjectMissingError
 from skerry.store.log.entries import FORMAT, ObjectRef, canonical_json
 from skerry.store.objects.interface import STREAM_CHUNK_BYTES, Objects
-from skerry.store.versions.safetensors_stream import float32_bytes, header_bytes
+from skerry.wire.safetensors import header_bytes, tensor_bytes
 
 SnapshotKind = Literal["weights", "momentum", "residual"]
 
-# The header line of a part has one norm a tensor; most fit the first read, and none is above the bound.
+# The header line of a part has one norm per tensor. Most fit the first read; a longer line than the bound is refused.
 _HEADER_READ_BYTES: Final = 2**14
 _MAX_HEADER_BYTES: Final = 2**26
 _READS_AT_ONCE: Final = 16
@@ -69,7 +69,7 @@ class Blobs:
         squared_norms: Sequence[float],
         frames: Sequence[bytes],
     ) -> StoredPart:
-        """Stores the frames that cover `numel` elements from `first` and returns where; durable when it returns.
+        """Stores the frames that cover `numel` elements from `first`. The returned part is durable.
 
         `digest` is the SHA-256 of the frames' uncompressed bytes, hex, which the caller has checked.
         """
@@ -89,7 +89,7 @@ class Blobs:
         return StoredPart(ObjectRef(name, first, numel, len(data), digest), norms)
 
     async def list_parts(self, fragment: str, delta: str) -> list[StoredPart]:
-        """Returns the durable parts of a delta in element order, one for each range and digest, none condemned."""
+        """Returns the durable parts of a delta in element order, one per range and digest, without condemned ones."""
         found: dict[tuple[int, int, str], ObjectRef] = {}
         async for info in self._objects.list(self._path(f"deltas/{fragment}/{delta}")):
             name = info.name.removeprefix(f"{self._prefix}/")
@@ -98,7 +98,7 @@ class Blobs:
                 continue
             key = (int(match[1]), int(match[2]), match[3])
             ref = ObjectRef(name, key[0], key[1], info.size_bytes, key[2])
-            # Listing has no order; the first name by the alphabet makes every replica choose the same.
+            # Listing has no order. Every replica must choose the same part, so the alphabetically first name wins.
             found[key] = min(ref, found.get(key, ref), key=lambda one: one.name)
         limit = asyncio.Semaphore(_READS_AT_ONCE)
 
@@ -110,7 +110,7 @@ class Blobs:
         return [part for part in parts if part is not None]
 
     async def part_frames(self, ref: ObjectRef) -> AsyncIterator[bytes]:
-        """Yields the bytes of a part's frames, cut anywhere, in pieces of at most about 1 MiB.
+        """Yields the bytes of a part's frames in pieces of about 1 MiB, which may end inside a frame.
 
         Raises:
             ObjectMissingError: the part was collected.
@@ -162,13 +162,13 @@ class Blobs:
         async def pieces() -> AsyncIterator[bytes]:
             yield header
             for values in tensors.values():
-                for piece in float32_bytes(values):
+                for piece in tensor_bytes(values):
                     yield piece
 
         return await self._write_hashed(name, pieces(), first, numel)
 
     async def read(self, ref: ObjectRef, *, offset: int = 0) -> AsyncIterator[bytes]:
-        """Yields the object's bytes from `offset`, whatever it is, in pieces of at most 1 MiB.
+        """Yields the bytes of an object of any kind from `offset`, in pieces of at most 1 MiB.
 
         Raises:
             ObjectMissingError: the object was collected.
@@ -181,7 +181,7 @@ class Blobs:
 
         async def hashed() -> AsyncIterator[bytes]:
             async for piece in pieces:
-                # SHA-256 releases the GIL, so other work goes on; a small piece is not worth the trip.
+                # SHA-256 releases the GIL. A small piece takes less time than handing it to a thread.
                 if len(piece) < STREAM_CHUNK_BYTES // 16:
                     hasher.update(piece)
                 else:

@@ -1,7 +1,7 @@
-"""Disposable room for float32 arrays as large as a fragment: memory-mapped files that end with the process.
+"""Disposable float32 arrays as large as a fragment, in memory-mapped files that end with the process.
 
-Outer state may exceed a host's memory, so it lies in files that the kernel pages in and out. A file has no name from
-the start: nothing is left behind by a crash, and nothing can be mistaken for truth, which is in the log alone.
+Outer state may exceed a host's memory, so it lies in files that the kernel pages in and out. The files have no names,
+so a crash leaves none behind.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from skerry.store.errors import StoreFullError
 
-# Below this a file costs more than it saves; a simulation makes thousands of such arrays.
+# Smaller arrays stay in memory, where they cost less than a file; a simulation makes thousands of them.
 SMALLEST_FILE_BYTES: Final = 2**20
 
 
@@ -30,9 +30,9 @@ class Scratch:
         self._directory = directory
 
     def zeros(self, count: int, numel: int) -> tuple[NDArray[np.float32], ...]:
-        """Returns `count` arrays of shape (numel,), all in one file, which is gone when the last of them is.
+        """Returns `count` arrays of shape (numel,), all in one file, which ends with the last of them.
 
-        The blocks are reserved here, because a mapped file that runs out of disk later kills the process.
+        The disk blocks are reserved here, because a process dies when a mapped file runs out of disk later.
 
         Raises:
             StoreFullError: the directory has no space for them.

@@ -1,0 +1,203 @@
+"""Safetensors files, written and read in pieces of any size: snapshots and exports of any length need no second copy.
+
+The format: a little-endian u64 with the size of the header, the header (JSON, padded with spaces to a multiple of 8),
+then the bytes of the tensors in row-major order. The safetensors project specifies it, and its libraries read it.
+protos/FORMAT.md says what Skerry's snapshots hold. Nothing here does I/O.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterable, Iterator, Mapping
+from operator import index as index_of
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from skerry.wire.errors import TensorFileError, WireReason
+from skerry.wire.layout import FragmentLayout
+
+_METADATA: Final = "__metadata__"
+_SIZE: Final = struct.Struct("<Q")
+# A header has some 100 bytes a tensor. A larger one is not read into memory.
+MAX_HEADER_BYTES: Final = 2**26
+_PIECE_NUMEL: Final = 2**18
+_DTYPES: Final = {
+    "float32": ("F32", 4),
+    "float16": ("F16", 2),
+    "bfloat16": ("BF16", 2),
+    "float64": ("F64", 8),
+}
+WRITABLE_DTYPES: Final = frozenset(_DTYPES)
+
+
+def tensor_key(name: str, names: Iterable[str]) -> str:
+    """Returns the name that the tensor `name` has in the file: its own, unless the format reserves it.
+
+    A tensor called `__metadata__` becomes `__metadata__.tensor`, with as many `.tensor` as it takes to differ from the
+    other `names`.
+    """
+    if name != _METADATA:
+        return name
+    taken = set(names)
+    key = f"{_METADATA}.tensor"
+    while key in taken:
+        key += ".tensor"
+    return key
+
+
+def header_bytes(tensors: Mapping[str, tuple[str, tuple[int, ...]]], metadata: Mapping[str, str]) -> bytes:
+    """Returns the start of a file whose tensors have these (dtype, shape) and follow in this order.
+
+    Raises:
+        ValueError: a dtype is not one of `WRITABLE_DTYPES`.
+    """
+    header: dict[str, Any] = {_METADATA: dict(metadata)} if metadata else {}
+    offset = 0
+    for name, (dtype, shape) in tensors.items():
+        if dtype not in _DTYPES:
+            raise ValueError(f"element type can't be written. tensor={name}, dtype={dtype}, known={sorted(_DTYPES)}")
+        code, item_bytes = _DTYPES[dtype]
+        size = item_bytes * int(np.prod(shape, dtype=np.int64))
+        key = tensor_key(name, tensors)
+        header[key] = {"dtype": code, "shape": list(shape), "data_offsets": [offset, offset + size]}
+        offset += size
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    return _SIZE.pack(len(text)) + text
+
+
+def tensor_bytes(values: NDArray[np.float32], dtype: str = "float32") -> Iterator[bytes]:
+    """Yields a tensor's bytes as elements of `dtype`, rounded to nearest even, in pieces of at most 2^18 elements."""
+    flat = np.ascontiguousarray(values).reshape(-1)
+    for start in range(0, len(flat), _PIECE_NUMEL):
+        piece = flat[start : start + _PIECE_NUMEL]
+        if dtype == "bfloat16":
+            yield _to_bfloat16(piece).tobytes()
+        else:
+            with np.errstate(over="ignore"):  # what float16 can't hold becomes infinite
+                yield piece.astype(np.dtype(dtype).newbyteorder("<"), copy=False).tobytes()
+
+
+def _to_bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
+    bits = values.view(np.uint32)
+    rounded = (bits + (((bits >> np.uint32(16)) & np.uint32(1)) + np.uint32(0x7FFF))) >> np.uint32(16)
+    return rounded.astype("<u2")
+
+
+class _Place(NamedTuple):
+    """Bytes `[begin, end)` of the file's data belong at byte `target` of the fragment's vector."""
+
+    begin: int
+    end: int
+    target: int
+
+
+class TensorFileReader:
+    """Copies the tensors of a file into a fragment's flat vector while the file's bytes arrive.
+
+    The file must hold exactly the tensors of the range, whole and as float32; their data may come in any order, but
+    without a gap or an overlap. One thread at a time.
+    """
+
+    def __init__(
+        self,
+        layout: FragmentLayout,
+        out: NDArray[np.float32],  # (layout.numel,) contiguous; written in [first, first + numel)
+        *,
+        first: int,
+        numel: int,
+    ) -> None:
+        self._layout = layout
+        self._first = first
+        self._numel = numel
+        self._target = out.view(np.uint8)
+        self._header = bytearray()
+        self._places: Iterator[_Place] | None = None  # None until the header is whole
+        self._place = _Place(0, 0, 0)
+        self._position = 0  # bytes of data that were copied
+
+    def feed(self, data: bytes) -> None:
+        """Takes the next bytes of the file.
+
+        Raises:
+            TensorFileError: the file is not what it must be; `out` is then of no use.
+        """
+        source = np.frombuffer(data, np.uint8)
+        if self._places is None:
+            self._header += data
+            size = self._header_size()
+            if len(self._header) < size:
+                return
+            source = np.frombuffer(self._header[size:], np.uint8)
+            self._places = iter(self._parse(self._header[_SIZE.size : size]))
+            self._header.clear()
+        while len(source):
+            if self._position == self._place.end:
+                following = next(self._places, None)
+                if following is None:
+                    raise TensorFileError(WireReason.LAYOUT, f"file has more data than its range. numel={self._numel}")
+                self._place = following
+            count = min(len(source), self._place.end - self._position)
+            at = self._place.target + self._position - self._place.begin
+            self._target[at : at + count] = source[:count]
+            self._position += count
+            source = source[count:]
+
+    def finish(self) -> None:
+        """Checks that the file has ended where it must.
+
+        Raises:
+            TensorFileError: TRUNCATED: bytes are missing.
+        """
+        if self._places is None or self._position != 4 * self._numel:
+            raise TensorFileError(
+                WireReason.TRUNCATED,
+                f"file ends early. expected_data_bytes={4 * self._numel}, actual={self._position}",
+            )
+
+    def _header_size(self) -> int:
+        """Returns the bytes before the data, or those of the size field while that is not whole."""
+        if len(self._header) < _SIZE.size:
+            return _SIZE.size
+        (size,) = _SIZE.unpack_from(self._header)
+        if not 0 < size <= MAX_HEADER_BYTES:
+            raise TensorFileError(
+                WireReason.TOO_LARGE if size else WireReason.BAD_HEADER,
+                f"not a safetensors file. header_bytes={size}, limit={MAX_HEADER_BYTES}",
+            )
+        return _SIZE.size + int(size)
+
+    def _parse(self, header: bytearray) -> list[_Place]:
+        """Returns where the data of each tensor belongs, in the order of the file."""
+        try:
+            values = json.loads(header)
+            places = sorted(self._places_of(values))
+        except (KeyError, TypeError, ValueError, RecursionError) as error:
+            raise TensorFileError(WireReason.BAD_HEADER, f"header can't be read. cause={error!r}") from error
+        at = 0
+        for place in places:
+            if place.begin != at:
+                raise TensorFileError(
+                    WireReason.LAYOUT, f"tensors overlap or leave a gap. expected_begin={at}, begin={place.begin}"
+                )
+            at = place.end
+        return places
+
+    def _places_of(self, header: Mapping[str, Any]) -> Iterator[_Place]:
+        ranges = list(self._layout.ranges(self._first, self._numel))
+        names = [self._layout.tensors[index].name for index, _, _ in ranges]
+        for index, start, stop in ranges:
+            spec = self._layout.tensors[index]
+            entry = header[tensor_key(spec.name, names)]
+            begin, end = map(index_of, entry["data_offsets"])
+            expected = ("F32", list(spec.shape), 4 * spec.numel)
+            if stop - start != spec.numel or (entry["dtype"], entry["shape"], end - begin) != expected:
+                raise TensorFileError(
+                    WireReason.LAYOUT,
+                    f"tensor does not fit the fragment, or its range cuts it. tensor={spec.name}, "
+                    f"shape={spec.shape}, range={start}..{stop}, entry={entry!r:.200}",
+                )
+            yield _Place(begin, end, 4 * start)

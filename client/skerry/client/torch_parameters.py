@@ -6,7 +6,9 @@ parameters live, and only codes and scales cross to the host.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import sys
+from collections.abc import Mapping
+from typing import Final
 
 import numpy as np
 import torch
@@ -18,25 +20,32 @@ from skerry.client.parameters import Work
 from skerry.wire import FragmentLayout, TensorSpec, encode_frames
 from skerry.wire.torch_codecs import encode_frames_torch
 
-# What wrappers put before a parameter's own name; learners with and without them are of one run.
-_WRAPPERS = ("module.", "_orig_mod.")
+# Modules that wrap a model in their attribute `module`.
+_WRAPPERS: Final = (torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel)
 
 
 class TorchParameters:
     """A module's trainable floating-point parameters, tied ones once, under their own names.
 
+    A parameter's own name is its path of attributes without those of DistributedDataParallel, DataParallel and
+    torch.compile, so that learners with and without them can be in one run. Tensors given by name keep their names.
+
     Raises:
-        ValueError: there are none, or they are on more than one device.
+        ValueError: nothing can be trained, two parameters have one name, or they are on more than one device.
     """
 
     def __init__(self, model: torch.nn.Module | Mapping[str, torch.Tensor]) -> None:
-        named: Iterable[tuple[str, torch.Tensor]]
-        named = model.named_parameters() if isinstance(model, torch.nn.Module) else model.items()
+        given = _named_parameters(model) if isinstance(model, torch.nn.Module) else model
         self._tensors = {
-            _own_name(name): tensor.detach()
-            for name, tensor in named
-            if tensor.is_floating_point() and tensor.numel() and (tensor.requires_grad or isinstance(model, Mapping))
+            name: tensor.detach()
+            for name, tensor in given.items()
+            if tensor.is_floating_point() and tensor.numel() and (tensor.requires_grad or given is model)
         }
+        if not self._tensors:
+            raise ValueError(
+                "the model has no trainable parameter. Parameters take part if they are floating-point, have elements "
+                f"and require a gradient: see requires_grad_(). parameters={len(given)}"
+            )
         devices = {tensor.device for tensor in self._tensors.values()}
         if len(devices) != 1:
             raise ValueError(f"parameters must be on one device. devices={sorted(map(str, devices))}")
@@ -120,7 +129,38 @@ class TorchParameters:
         ]
 
 
-def _own_name(name: str) -> str:
-    for wrapper in _WRAPPERS:
-        name = name.replace(wrapper, "") if wrapper != "module." else name.removeprefix(wrapper)
-    return name
+def _named_parameters(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Returns each parameter by its own name, tied ones once.
+
+    Raises:
+        ValueError: two have the same name.
+    """
+    modules: dict[str, torch.nn.Module] = {}
+    prefixes = {"": ""}  # of the parameters' own names, by the path of their module
+    for path, module in model.named_modules():
+        modules[path] = module
+        parent, _, attribute = path.rpartition(".")
+        if path:
+            is_wrapped = attribute == _wrapped_attribute(modules[parent])
+            prefixes[path] = prefixes[parent] if is_wrapped else f"{prefixes[parent]}{attribute}."
+    found: dict[str, torch.Tensor] = {}
+    paths: dict[str, str] = {}
+    for path, tensor in model.named_parameters():
+        parent, _, attribute = path.rpartition(".")
+        name = prefixes[parent] + attribute
+        if name in found:
+            raise ValueError(
+                f"two parameters have the same name once wrappers are left out. first={paths[name]}, second={path}, "
+                f"name={name}. Rename one, or pass a mapping of names to tensors instead of the module"
+            )
+        found[name], paths[name] = tensor, path
+    return found
+
+
+def _wrapped_attribute(module: torch.nn.Module) -> str | None:
+    """Returns the attribute in which a wrapper has the module that it wraps; None where `module` is no wrapper."""
+    if isinstance(module, _WRAPPERS):
+        return "module"
+    # Importing torch._dynamo takes a second or more, and whoever has compiled a module has imported it.
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")
+    return "_orig_mod" if dynamo is not None and isinstance(module, dynamo.OptimizedModule) else None

@@ -157,12 +157,12 @@ def _says_accepted_for_stored_parts(patch: pytest.MonkeyPatch) -> None:
 
 def _keeps_merged_work(patch: pytest.MonkeyPatch) -> None:
     """Adoption leaves a merged delta's work in the model, where the new version brings it once more."""
-    shift_to = Ledger.shift_to
+    shift = Ledger.shift
 
-    def shift(self: Ledger, *given: Any, is_merged: bool) -> Any:
-        return shift_to(self, *given, is_merged=False)
+    def unmerged(self: Ledger, *given: Any, is_merged: bool) -> Any:
+        return shift(self, *given, is_merged=False)
 
-    patch.setattr(Ledger, "shift_to", shift)
+    patch.setattr(Ledger, "shift", unmerged)
 
 
 def _forgets_returned_work(patch: pytest.MonkeyPatch) -> None:

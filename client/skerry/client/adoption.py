@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from skerry.algorithm.rebase import FlatArray, Ledger
 from skerry.client.parameters import Work
 from skerry.client.pull import Pulled
 from skerry.client.session import Adoption, Session
 from skerry.wire import FragmentLayout
-
-# Of what is missing of a round, the share that the learner's own delta stands in for. All of it would leave no jump,
-# and learners that go by themselves for two rounds; none leaves all of the jump (docs/design/0007).
-_STAND_IN: Final = 0.5
 
 
 async def adopt(
@@ -23,12 +17,10 @@ async def adopt(
     *,
     is_merged: bool,
     must_replace: bool,
-    missing: float,
 ) -> Ledger:
     """Returns the account after the weights were changed at a step boundary.
 
-    `is_merged` says that the delta in flight is in `pulled`; `must_replace` that local work is not to be kept;
-    `missing` how much of the round that the last merged delta was part of is still to come, 0 to 1.
+    `is_merged` says that the delta in flight is in `pulled`; `must_replace` that local work is not to be kept.
     """
     on_device = await session.workers.run(session.parameters.from_host, pulled.weights)
     if must_replace or session.settings.adoption is not Adoption.REBASE:
@@ -36,23 +28,17 @@ async def adopt(
             session, layout, ledger, pulled, on_device=on_device, is_merged=is_merged, must_replace=must_replace
         )
 
-    merged = ledger.merged_last(is_merged=is_merged) if missing else None
-
-    def prepare() -> tuple[FlatArray, Work]:
-        base = on_device
-        if merged is not None and merged.decoded is not None:
-            steps = max(1, merged.end.step_count - merged.begin.step_count)
-            rounds = min(1.0, session.policy.inner_step_count / steps)  # of more than H steps a merge takes H
-            base = base - _STAND_IN * missing * rounds * merged.decoded
-        shift = ledger.shift_to(base, is_merged=is_merged)
+    def prepare() -> Work:
+        shift = ledger.shift(on_device, is_merged=is_merged)
         session.parameters.settle()
-        return base, session.parameters.add(layout, shift)
+        return session.parameters.add(layout, shift)
 
-    base, add = await session.workers.run(prepare)
+    add = await session.workers.run(prepare)
+    base = on_device
     around = await _change(session, layout, add, is_rounded=not session.parameters.is_float32(layout))
     if around is not None:
-        base = await session.workers.run(lambda: ledger.corrected_base(*around, is_merged=is_merged))
-    return ledger.rebased(pulled.version, pulled.digest, pulled.weights, base, is_merged=is_merged, merged=merged)
+        base = await session.workers.run(lambda: ledger.rounded_base(*around, is_merged=is_merged))
+    return ledger.rebased(pulled.version, pulled.digest, pulled.weights, base, is_merged=is_merged)
 
 
 async def _overwrite(

@@ -194,7 +194,7 @@ class Attachment:
                 committed = event.version_committed
                 for fate in committed.merged:
                     self._on_fate(fate)
-                self._on_versions([committed.version], participation=committed.participation)
+                self._on_versions([committed.version])
                 self._on_progress(committed.run_step_count)
             case "fates_decided":
                 for fate in event.fates_decided.fates:
@@ -215,12 +215,10 @@ class Attachment:
         self._run_step_count = run_step_count
         self._step_count_then = self._session.trained.step_count
 
-    def _on_versions(
-        self, versions: Iterable[types_pb2.FragmentVersion], *, participation: float | None = None
-    ) -> None:
+    def _on_versions(self, versions: Iterable[types_pb2.FragmentVersion]) -> None:
         for version in versions:
             if (fragment := self._fragments.get(version.fragment)) is not None:
-                fragment.on_version(version.version, participation)
+                fragment.on_version(version.version)
 
     def _on_fate(self, fate: types_pb2.DeltaFate) -> None:
         if (fragment := self._fragments.get(fate.fragment)) is not None:

@@ -19,7 +19,7 @@ from typing import Final
 import structlog
 
 from skerry.algorithm.rebase import FlatArray, Ledger, Trained
-from skerry.algorithm.schedule import RoundParts, RoundRhythm, is_due
+from skerry.algorithm.schedule import RoundRhythm, is_due
 from skerry.client.adoption import adopt
 from skerry.client.delta import push
 from skerry.client.errors import (
@@ -75,8 +75,6 @@ class FragmentExchange:
         self._earlier_contributed_step = contributed_step
         self._used_base = -1  # the base of the last delta that was accepted and not given up: no other may have it
         self._newest_version = pulled.version
-        self._parts = RoundParts()
-        self._merged_version = 0  # what the last merged delta went into
         self._invited_version = -1
         self._rhythm = RoundRhythm()
         self._outgoing: Outgoing | None = None
@@ -95,15 +93,8 @@ class FragmentExchange:
         """Takes note of what the model holds after loading, where it rounds."""
         self.ledger = replace(self.ledger, base=base)
 
-    def on_version(self, version: int, participation: float | None = None) -> None:
-        """Takes note that a version exists, and what part of a round it is; None: nobody tells."""
-        if participation is None:
-            self._parts.gap(version)
-        else:
-            self._parts.add(version, participation)
-        self._exists(version)
-
-    def _exists(self, version: int) -> None:
+    def on_version(self, version: int) -> None:
+        """Takes note that a version exists."""
         if version > self._newest_version:
             self._newest_version = version
             self._wake.set()
@@ -128,7 +119,7 @@ class FragmentExchange:
         if fate.fate == types_pb2.FATE_MERGED:
             waited_s = asyncio.get_running_loop().time() - outgoing.taken_at_s
             self._session.tally.merged(fate.staleness, waited_s)
-            self._exists(fate.version)
+            self.on_version(fate.version)
         self._wake.set()
 
     def wake(self) -> None:
@@ -403,8 +394,6 @@ class FragmentExchange:
         is_merged = await self._is_merged_into(pulled)
         if self._outgoing is not None and self._outgoing.final_fate in _CHANGING:
             return  # the account changes first; what was pulled is pulled again
-        if is_merged and self._outgoing is not None and self._outgoing.fate is not None:
-            self._merged_version = self._outgoing.fate.version
         async with self.lock:
             self.ledger = await adopt(
                 self._session,
@@ -413,7 +402,6 @@ class FragmentExchange:
                 pulled,
                 is_merged=is_merged,
                 must_replace=self._must_replace,
-                missing=self._parts.missing(self._merged_version, pulled.version),
             )
         if is_merged:
             self._outgoing = None

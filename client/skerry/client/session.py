@@ -33,10 +33,7 @@ class Adoption(StrEnum):
     """What becomes of local work when a new version is adopted."""
 
     REBASE = "rebase"
-    """It stays in the weights: nothing that was learned while waiting is lost.
-
-    Of a round that is merged in parts, the learner's own delta stands in for half of what is still missing (ledger).
-    """
+    """It stays in the weights: nothing that was learned while waiting is lost."""
     REPLACE = "replace"
     """The weights become the new version; work since the last snapshot is dropped."""
     BLEND = "blend"

@@ -9,10 +9,6 @@ from typing import Final
 _SLOW_SHARE: Final = 0.75
 # Weight of a new interval between rounds in its moving average.
 _RHYTHM_FACTOR: Final = 0.3
-# Of a round. Less is missing where all are in and one is late, or one that is slow or dead is not: nobody brings that.
-_LEAST_MISSING: Final = 0.2
-# Versions whose parts are remembered: many more than a round has.
-_PARTS_KEPT: Final = 1000
 # Own steps by which a slow learner is early: its step takes long, and to be late holds up everybody's answer.
 _LEAD_STEPS: Final = 1.0
 
@@ -57,38 +53,3 @@ class RoundRhythm:
         if self.opened_step is None or self.interval is None or self.interval >= _SLOW_SHARE * inner_step_count:
             return False
         return self.interval - _LEAD_STEPS <= step_count - self.opened_step <= 2 * max(self.interval, 1.0)
-
-
-class RoundParts:
-    """The parts that a fragment's rounds are merged in, by version, as far as this learner has heard of them."""
-
-    def __init__(self) -> None:
-        """Knows of none, and takes rounds for whole ones."""
-        self._parts: dict[int, float] = {}
-        self._last = 1.0
-
-    def add(self, version: int, participation: float) -> None:
-        """Takes note that this part of a round, 1 for a whole one, was merged into `version`."""
-        self._last = participation if 0 < participation <= 1 else 1.0
-        self._parts[version] = self._last
-        if len(self._parts) > _PARTS_KEPT:
-            del self._parts[next(iter(self._parts))]
-
-    def gap(self, version: int) -> None:
-        """Takes note that nothing is known of how the run came to `version`, unless it is: it passes for a whole round.
-
-        So after a stream that broke, and after a roll-back.
-        """
-        self._parts.setdefault(version, 1.0)
-
-    def missing(self, merged_version: int, newest_version: int) -> float:
-        """Returns how much of the round that `merged_version` was part of has not come by `newest_version`, 0 to 1.
-
-        Versions that it has not heard of yet are taken to be like the one it heard of last.
-        """
-        missing = 1.0 if merged_version <= newest_version else 0.0
-        for version in range(merged_version, newest_version + 1):
-            missing -= self._parts.get(version, self._last)
-            if missing < _LEAST_MISSING:
-                return 0.0
-        return missing

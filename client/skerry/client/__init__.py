@@ -24,10 +24,10 @@ from skerry.client.errors import (
     WorkRefusedError,
 )
 from skerry.client.fragment_plan import FragmentPlan, plan_fragments
-from skerry.client.retry import RetrySettings
 from skerry.client.runs import RunsClient
 from skerry.client.session import Adoption
 from skerry.client.stats import Stats
+from skerry.runtime.retry import RetrySettings
 from skerry.wire.policy import MergeRule, OuterName, OuterOptimizer, OuterSchedule, Policy
 
 if TYPE_CHECKING:

@@ -39,6 +39,7 @@ class Attachment:
         self._leaving = asyncio.Event()
         self._detached = asyncio.Event()
         self._failure: SkerryError | None = None
+        self._was_attached = False  # by the last stream
         self._run_step_count: float | None = None
         self._step_count_then = 0
 
@@ -52,36 +53,35 @@ class Attachment:
     async def run(self) -> None:
         """Stays attached until `leave`, or until the run no longer takes this learner."""
         session = self._session
-        failure_count = 0
-        while not self._leaving.is_set():
-            error: SkerryError = error_of("UNREACHABLE", "attach stream ended")
-            try:
-                await self._attach_once()
-            except (StopExchangingError, RunNotFoundError) as refusal:
-                session.stop(refusal)
-                return
-            except RunClosedError:
-                session.run_closed()
-                return
-            except SkerryError as failure:
-                error = failure
-            finally:
-                was_attached = session.attached.is_set()
-                session.attached.clear()
-                self._detached.set()
-            if self._leaving.is_set():
-                return
-            failure_count = 1 if was_attached else failure_count + 1
-            self._failure = error
-            if failure_count == 1:
-                _log.warning(
-                    "attach stream broke, training goes on",
-                    run=session.settings.run,
-                    learner=session.settings.learner_id,
-                    reason=error.reason,
-                    because=str(error),
-                )
-            await asyncio.sleep(session.pause_s(failure_count, error))
+        try:
+            await session.calls.persist(
+                self._attach_until_left,
+                is_worth_it=self._is_worth_it,
+                has_progressed=lambda: self._was_attached,
+                before_pause=self._note_failure,
+            )
+        except (StopExchangingError, RunNotFoundError) as error:
+            session.stop(error)
+        except RunClosedError:
+            session.run_closed()
+        except SkerryError as error:  # only after `leave`
+            _log.info("attach stream broke after goodbye", learner=session.settings.learner_id, because=str(error))
+
+    def _is_worth_it(self, error: BaseException) -> bool:
+        is_final = isinstance(error, StopExchangingError | RunNotFoundError | RunClosedError)
+        return isinstance(error, SkerryError) and not is_final and not self._leaving.is_set()
+
+    def _note_failure(self, attempt: int, error: BaseException) -> None:
+        assert isinstance(error, SkerryError)
+        self._failure = error
+        if attempt == 1:
+            _log.warning(
+                "attach stream broke, training goes on",
+                run=self._session.settings.run,
+                learner=self._session.settings.learner_id,
+                reason=error.reason,
+                because=str(error),
+            )
 
     async def wait(self) -> None:
         """Returns once the syncer has answered the first attach.
@@ -109,11 +109,25 @@ class Attachment:
             except TimeoutError:
                 _log.info("goodbye was not answered", learner=session.settings.learner_id)
 
+    async def _attach_until_left(self) -> None:
+        """Attaches, and returns when the stream ends after `leave`."""
+        session = self._session
+        if self._leaving.is_set():
+            return
+        try:
+            await self._attach_once()
+        finally:
+            self._was_attached = session.attached.is_set()
+            session.attached.clear()
+            self._detached.set()
+        if not self._leaving.is_set():
+            raise error_of("UNREACHABLE", "attach stream ended")
+
     async def _attach_once(self) -> None:
         """Attaches and takes in events until the stream ends."""
         session = self._session
         has_answer = asyncio.Event()
-        responses = session.transport.attach(self._reports(has_answer))
+        responses = session.calls.transport.attach(self._reports(has_answer))
         async with aclosing(responses):
             async for response in responses:
                 if response.HasField("attached"):

@@ -24,7 +24,7 @@ from skerry.client.errors import (
 )
 from skerry.client.fragment import FragmentExchange
 from skerry.client.fragment_plan import check_same_tensors
-from skerry.client.joining import find_or_create, pull_newest, until_connected, warn_of_other_plan
+from skerry.client.joining import find_or_create, pull_newest, warn_of_other_plan
 from skerry.client.parameters import Parameters
 from skerry.client.session import ExchangeSettings, Session
 from skerry.client.stats import Stats
@@ -154,11 +154,10 @@ class ExchangeLoop:
             SkerryError: nobody answered within `connect_timeout_s`.
         """
         session = self._session
-        capabilities = await until_connected(
-            session,
-            lambda: session.transport.get_capabilities(
+        capabilities = await session.until_connected(
+            lambda: session.calls.transport.get_capabilities(
                 capabilities_pb2.GetCapabilitiesRequest(), timeout_s=session.settings.call_timeout_s
-            ),
+            )
         )
         if capabilities.suggested_part_size_bytes:
             session.part_size_bytes = capabilities.suggested_part_size_bytes

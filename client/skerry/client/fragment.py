@@ -226,7 +226,7 @@ class FragmentExchange:
                 reason=error.reason,
                 because=str(error),
             )
-        await asyncio.sleep(self._session.pause_s(self._failure_count, error))
+        await asyncio.sleep(self._session.settings.retry.wait_s(self._failure_count, error, self._session.calls.jitter))
 
     # Up.
 
@@ -263,10 +263,12 @@ class FragmentExchange:
         """Sends the delta until it is acknowledged or refused."""
         try:
             async with self._session.transfers:
-                await self._session.repeat(lambda: self._push_once(outgoing))
+                await self._session.calls.repeat(lambda: self._push_once(outgoing))
         except WorkRefusedError as error:
             self._refused(error)
-            await asyncio.sleep(self._session.pause_s(self._refusal_count, error))
+            await asyncio.sleep(
+                self._session.settings.retry.wait_s(self._refusal_count, error, self._session.calls.jitter)
+            )
         except (TryAgainError, RefusedError) as error:
             outgoing.refusal_count += error.reason in _BYTES_AT_FAULT or isinstance(error, RefusedError)
             if isinstance(error, RefusedError) or outgoing.refusal_count >= _MAX_REFUSALS:
@@ -287,7 +289,7 @@ class FragmentExchange:
             stored = {(part.first, part.numel, part.digest) for part in known.parts}
         outgoing.was_tried = True
         response = await push(
-            session.transport,
+            session.calls.transport,
             encoded,
             seen_position=session.position,
             stored=stored,
@@ -311,7 +313,7 @@ class FragmentExchange:
             delta_id=delta.delta_id,
         )
         timeout_s = session.settings.call_timeout_s
-        response = await session.transport.query_push(request, timeout_s=timeout_s)
+        response = await session.calls.transport.query_push(request, timeout_s=timeout_s)
         session.saw(response.position)
         if response.state == exchange_pb2.PUSH_STATE_ACCEPTED:
             self.on_fate(response.fate)
@@ -419,7 +421,7 @@ class FragmentExchange:
         if outgoing is None:
             return False
         if outgoing.final_fate is None:
-            await self._session.repeat(lambda: self._ask_fate(pulled.position))
+            await self._session.calls.repeat(lambda: self._ask_fate(pulled.position))
         fate = outgoing.fate
         return fate is not None and fate.fate == types_pb2.FATE_MERGED and fate.version <= pulled.version
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from collections.abc import Awaitable
 
 import numpy as np
 import structlog
 from numpy.typing import NDArray
 
-from skerry.client.creation import CreationContext, NewRun, create_run
-from skerry.client.errors import RunExistsError, RunNotFoundError, TryAgainError
+from skerry.client.creation import NewRun, create_run
+from skerry.client.errors import RunExistsError, RunNotFoundError
 from skerry.client.fragment_plan import plan_fragments
 from skerry.client.pull import Pulled, PullSettings, pull
 from skerry.client.session import Session
@@ -20,28 +18,6 @@ from skerry.wire import FragmentLayout
 from skerry.wire.policy import OuterSchedule, Policy
 
 _log = structlog.get_logger(__name__)
-
-R = TypeVar("R")
-
-
-async def until_connected(session: Session, call: Callable[[], Awaitable[R]]) -> R:
-    """Repeats a call until somebody answers or the time to connect is over.
-
-    Raises:
-        TryAgainError: the last failure.
-    """
-    loop = asyncio.get_running_loop()
-    deadline_s = loop.time() + session.settings.connect_timeout_s
-    failure_count = 0
-    while True:
-        try:
-            return await call()
-        except TryAgainError as error:
-            failure_count += 1
-            pause_s = session.pause_s(failure_count, error)
-            if loop.time() + pause_s > deadline_s:
-                raise
-            await asyncio.sleep(pause_s)
 
 
 async def find_or_create(session: Session) -> types_pb2.Run:
@@ -56,10 +32,10 @@ async def find_or_create(session: Session) -> types_pb2.Run:
     request = runs_pb2.GetRunRequest(name=settings.run)
 
     def find() -> Awaitable[runs_pb2.GetRunResponse]:
-        return session.transport.get_run(request, timeout_s=settings.call_timeout_s)
+        return session.calls.transport.get_run(request, timeout_s=settings.call_timeout_s)
 
     try:
-        return (await until_connected(session, find)).run
+        return (await session.until_connected(find)).run
     except RunNotFoundError:
         if not settings.may_create:
             raise
@@ -67,7 +43,7 @@ async def find_or_create(session: Session) -> types_pb2.Run:
         return await _create(session)
     except RunExistsError as error:
         _log.info("another learner created the run, joining it", run=settings.run, uid=error.uid)
-    return (await until_connected(session, find)).run
+    return (await session.until_connected(find)).run
 
 
 def warn_of_other_plan(session: Session) -> None:
@@ -101,16 +77,7 @@ async def _create(session: Session) -> types_pb2.Run:
         parameters.snapshot(layout, buffer)()
         return parameters.to_host(buffer)
 
-    context = CreationContext(
-        session.transport,
-        session.workers,
-        session.jitter,
-        retry=settings.retry,
-        call_timeout_s=settings.call_timeout_s,
-        stall_timeout_s=settings.stall_timeout_s,
-        part_size_bytes=session.part_size_bytes,
-    )
-    run = await create_run(context, new, weights_of)
+    run = await create_run(session.calls, session.workers, new, weights_of, part_size_bytes=session.part_size_bytes)
     _log.info("created the run", run=run.name, uid=run.uid, fragments=len(run.fragments))
     return run
 
@@ -138,12 +105,12 @@ async def pull_newest(
     )
     async with session.transfers:
         pulled = await pull(
-            session.transport,
+            session.calls.transport,
             session.workers,
             request,
             layout,
             weights,
-            settings=PullSettings(settings.stall_timeout_s, settings.retry, session.pause_s),
+            settings=PullSettings(settings.stall_timeout_s, settings.retry, session.calls.jitter),
             count_bytes=session.tally.received,
         )
     session.saw(pulled.position)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import random
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -14,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from skerry.client.errors import CorruptDownloadError, PlanExpiredError, TryAgainError, error_of
-from skerry.client.retry import RetrySettings
 from skerry.client.transport import Transport
+from skerry.runtime.retry import RetrySettings, retry
 from skerry.runtime.workers import Workers
 from skerry.v1 import exchange_pb2 as v1
 from skerry.wire import HEADER_SIZE, FragmentLayout, FrameError, decode_frame, frame_size, parse_frames, tree_digest
@@ -40,7 +41,7 @@ class PullSettings:
 
     stall_timeout_s: float
     retry: RetrySettings
-    pause: Callable[[int, BaseException], float]  # seconds before attempt n + 1
+    jitter: random.Random
 
 
 class PlanApplier:
@@ -180,23 +181,31 @@ async def pull(
         SkerryError: the last of `settings.retry.attempt_count` failures without progress.
     """
     applier: PlanApplier | None = None
-    failures = 0
-    while True:
-        before = (applier.object_index, applier.offset) if applier else (0, 0)
+    begun_at = (0, 0)
+
+    def place() -> tuple[int, int]:
+        return (applier.object_index, applier.offset) if applier else (0, 0)
+
+    async def attempt() -> Pulled:
+        nonlocal applier, begun_at
+        begun_at = place()
         try:
             applier = await _continue(
                 transport, workers, request, layout, start, applier=applier, settings=settings, count_bytes=count_bytes
             )
-            return await workers.run(applier.finish)
         except _BrokenOffError as broken:
             applier = broken.applier
-            if applier is not None and applier.is_complete:
-                return await workers.run(applier.finish)
-            has_moved = applier is not None and (applier.object_index, applier.offset) != before
-            failures = 1 if has_moved else failures + 1
-            if failures >= settings.retry.attempt_count:
+            if applier is None or not applier.is_complete:
                 raise broken.error from broken
-            await asyncio.sleep(settings.pause(failures, broken.error))
+        return await workers.run(applier.finish)
+
+    return await retry(
+        attempt,
+        settings.retry,
+        settings.jitter,
+        is_worth_it=lambda error: isinstance(error, TryAgainError),
+        has_progressed=lambda: place() != begun_at,
+    )
 
 
 class _BrokenOffError(Exception):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
@@ -10,12 +9,13 @@ from typing import Any, Final, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from skerry.client.creation import CreationContext, NewRun, create_run
+from skerry.client.calls import Calls
+from skerry.client.creation import NewRun, create_run
 from skerry.client.fragment_plan import FragmentPlan, plan_fragments
 from skerry.client.grpc_transport import GrpcTransport
 from skerry.client.loop_thread import LoopThread
-from skerry.client.retry import RetrySettings, repeat
 from skerry.runtime.identifiers import SystemEntropy, system_random
+from skerry.runtime.retry import RetrySettings
 from skerry.runtime.workers import InlineWorkers
 from skerry.v1 import capabilities_pb2, exchange_pb2, runs_pb2, types_pb2
 from skerry.wire.layout import FragmentLayout, TensorSpec
@@ -25,9 +25,8 @@ R = TypeVar("R")
 
 _PAGE_SIZE: Final = 100
 # A person waits: what the server asks to repeat is repeated a little; that nobody answers is said at once.
-_RETRY: Final = RetrySettings(
-    attempt_count=3, longest_wait_s=2.0, hopeless_reasons=frozenset({"UNREACHABLE", "TIMEOUT"})
-)
+_RETRY: Final = RetrySettings(attempt_count=3, longest_wait_s=2.0)
+_HOPELESS: Final = frozenset({"UNREACHABLE", "TIMEOUT"})
 
 
 class RunsClient:
@@ -40,11 +39,13 @@ class RunsClient:
     def __init__(self, target: str, *, timeout_s: float = 30.0) -> None:
         self._timeout_s = timeout_s
         self._entropy = SystemEntropy()
-        self._jitter: random.Random = system_random()
         self._seen: dict[str, int] = {}  # position by run uid
         self._uids: dict[str, str] = {}  # newest uid seen by name
         self._thread = LoopThread("skerry-runs")
         self._transport = self._thread.run(_connect(target))
+        self._calls = Calls(
+            self._transport, system_random(), retry=_RETRY, timeout_s=timeout_s, hopeless_reasons=_HOPELESS
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -110,10 +111,7 @@ class RunsClient:
         def weights_of(layout: FragmentLayout) -> NDArray[np.float32]:
             return np.concatenate([np.asarray(arrays[t.name], np.float32).reshape(-1) for t in layout.tensors])
 
-        context = CreationContext(
-            self._transport, InlineWorkers(), self._jitter, retry=_RETRY, call_timeout_s=self._timeout_s
-        )
-        run = self._thread.run(create_run(context, new, weights_of))
+        run = self._thread.run(create_run(self._calls, InlineWorkers(), new, weights_of))
         self._saw(run)
         return run
 
@@ -181,7 +179,7 @@ class RunsClient:
         self._seen[run.uid] = max(run.position, self._seen.get(run.uid, 0))
 
     def _call(self, call: Callable[[], Awaitable[R]]) -> R:
-        return self._thread.run(repeat(call, _RETRY, self._jitter))
+        return self._thread.run(self._calls.repeat(call))
 
 
 async def _connect(target: str) -> GrpcTransport:

@@ -13,13 +13,14 @@ import structlog
 
 from skerry.algorithm.rebase import UNTRAINED, Trained
 from skerry.client.boundary import Boundary
+from skerry.client.calls import Calls
 from skerry.client.delta import DEFAULT_PART_SIZE_BYTES
 from skerry.client.errors import SkerryError
 from skerry.client.parameters import Parameters
-from skerry.client.retry import RetrySettings, repeat
 from skerry.client.stats import Tally
 from skerry.client.transport import Transport
 from skerry.runtime.identifiers import Entropy
+from skerry.runtime.retry import RetrySettings
 from skerry.runtime.workers import Workers
 from skerry.wire.names import check_name
 from skerry.wire.policy import Policy
@@ -91,11 +92,16 @@ class Session:
         boundary: Boundary,
     ) -> None:
         self.settings = settings
-        self.transport = transport
+        self.calls = Calls(
+            transport,
+            jitter,
+            retry=settings.retry,
+            timeout_s=settings.call_timeout_s,
+            stall_timeout_s=settings.stall_timeout_s,
+        )
         self.parameters = parameters
         self.workers = workers
         self.entropy = entropy
-        self.jitter = jitter
         self.boundary = boundary
         self.session_id = entropy.hex_id()
         self.run_uid = ""
@@ -112,6 +118,14 @@ class Session:
         self.attached = asyncio.Event()
         self.stopped = asyncio.Event()
         self.transfers = asyncio.Semaphore(settings.concurrent_transfers)
+
+    async def until_connected(self, call: Callable[[], Awaitable[R]]) -> R:
+        """Returns a call's result, repeated until somebody answers or the time to connect is over.
+
+        Raises:
+            SkerryError: the last failure.
+        """
+        return await self.calls.persist(call, timeout_s=self.settings.connect_timeout_s)
 
     def saw(self, position: int) -> None:
         """Takes note of a log position that an answer or event carried."""
@@ -147,11 +161,3 @@ class Session:
             _log.info("the run is closed", run=self.settings.run, learner=self.settings.learner_id)
         self.is_closed = True
         self.boundary.wake()
-
-    async def repeat(self, call: Callable[[], Awaitable[R]]) -> R:
-        """Returns the result of an idempotent call, repeated within the settings' bounds."""
-        return await repeat(call, self.settings.retry, self.jitter)
-
-    def pause_s(self, failure_count: int, error: BaseException) -> float:
-        """Returns how long to wait after the n-th failure in a row."""
-        return self.settings.retry.wait_s(failure_count, error, self.jitter)

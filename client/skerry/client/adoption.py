@@ -24,9 +24,7 @@ async def adopt(
     """
     on_device = await session.workers.run(session.parameters.from_host, pulled.weights)
     if must_replace or session.settings.adoption is not Adoption.REBASE:
-        return await _overwrite(
-            session, layout, ledger, pulled, on_device=on_device, is_merged=is_merged, must_replace=must_replace
-        )
+        return await _overwrite(session, layout, ledger, pulled, on_device=on_device, must_replace=must_replace)
 
     def prepare() -> Work:
         shift = ledger.shift(on_device, is_merged=is_merged)
@@ -48,7 +46,6 @@ async def _overwrite(
     pulled: Pulled,
     *,
     on_device: FlatArray,
-    is_merged: bool,
     must_replace: bool,
 ) -> Ledger:
     """Replaces the weights, or blends into them; unsent work does not outlive it."""
@@ -69,7 +66,7 @@ async def _overwrite(
     is_rounded = is_blend or not session.parameters.is_float32(layout)
     around = await _change(session, layout, change, is_rounded=is_rounded)
     base = on_device if around is None else around[1]
-    return ledger.replaced(pulled.version, pulled.digest, pulled.weights, base, trained, is_over=is_merged)
+    return ledger.replaced(pulled.version, pulled.digest, pulled.weights, base, trained)
 
 
 async def _change(

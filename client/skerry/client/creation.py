@@ -11,9 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from skerry.client.calls import Calls
-from skerry.client.delta import DEFAULT_PART_SIZE_BYTES, EncodedDelta, digest_of, encode_delta, push
+from skerry.client.delta import Delta, digest_of, encode_parts
 from skerry.client.errors import PoisonedError, error_of
 from skerry.client.fragment_plan import FragmentPlan
+from skerry.client.push import push
+from skerry.client.session import DEFAULT_PART_SIZE_BYTES
 from skerry.runtime.workers import Workers
 from skerry.v1 import exchange_pb2, runs_pb2, types_pb2
 from skerry.wire import Codec, Compressor, Encoding, FragmentLayout, NonFiniteError, encode_frames
@@ -77,9 +79,9 @@ def _encode_initial(
     layout: FragmentLayout,
     weights_of: Callable[[FragmentLayout], NDArray[np.float32]],
     part_size_bytes: int,
-) -> EncodedDelta:
+) -> Delta:
     try:
-        parts = encode_delta(encode_frames, weights_of(layout), layout, INITIAL_ENCODING, part_size_bytes)
+        parts = encode_parts(encode_frames, weights_of(layout), layout, INITIAL_ENCODING, part_size_bytes)
     except NonFiniteError as error:
         raise PoisonedError("NON_FINITE", f"initial weights are not finite. {error}") from error
     header = exchange_pb2.PushHeader(
@@ -91,7 +93,7 @@ def _encode_initial(
         fragment=layout.name,
         base_version=INITIAL_BASE_VERSION,
     )
-    return EncodedDelta(header, parts, digest_of(parts))
+    return Delta(header, parts, digest_of(parts), taken_at_s=0.0)
 
 
 def _initial_delta_id(request_id: str, fragment: str) -> str:
@@ -99,16 +101,9 @@ def _initial_delta_id(request_id: str, fragment: str) -> str:
     return hashlib.sha256(f"skerry.initial.v1\0{request_id}\0{fragment}".encode()).hexdigest()[:32]
 
 
-async def _push_initial(calls: Calls, delta: EncodedDelta, position: int) -> int:
+async def _push_initial(calls: Calls, delta: Delta, position: int) -> int:
     async def attempt() -> exchange_pb2.PushDeltaResponse:
-        response = await push(
-            calls.transport,
-            delta,
-            seen_position=position,
-            stored=(),
-            stall_timeout_s=calls.stall_timeout_s,
-            count_bytes=lambda _: None,
-        )
+        response = await push(calls, delta, seen_position=position, stored=(), count_bytes=lambda _: None)
         if response.state != exchange_pb2.PUSH_STATE_ACCEPTED:
             raise error_of("INCOMPLETE", f"initial weights were not accepted. fragment={delta.header.fragment}")
         return response

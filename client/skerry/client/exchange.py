@@ -14,7 +14,7 @@ from typing import Final
 
 import structlog
 
-from skerry.algorithm.rebase import Trained
+from skerry.algorithm.rebase import Ledger, Trained
 from skerry.algorithm.schedule import first_contributions
 from skerry.client.attachment import Attachment
 from skerry.client.boundary import Boundary
@@ -173,21 +173,24 @@ class ExchangeLoop:
         await self._load_newest()
 
     async def _load_newest(self) -> None:
-        """Theta <- Theta, every fragment; the model is nobody's yet."""
+        """Loads every fragment; the training thread has not started, so no step boundary is waited for."""
         session = self._session
         starts = first_contributions(len(self._layouts), session.policy.inner_step_count)
         pulled = await asyncio.gather(*(pull_newest(session, layout) for layout in self._layouts))
         for layout, version, start in zip(self._layouts, pulled, starts, strict=True):
-            fragment = FragmentExchange(
-                session, layout, version, contributed_step=start, restore_all=self._restore_poisoned
-            )
-            session.parameters.load(layout, fragment.ledger.base)()
+            base = session.parameters.from_host(version.weights)
+            session.parameters.load(layout, base)()
             if not session.parameters.is_float32(layout):
-                buffer = session.parameters.buffer(layout)
-                session.parameters.snapshot(layout, buffer)()
-                fragment.loaded(buffer)
+                base = session.parameters.buffer(layout)
+                session.parameters.snapshot(layout, base)()
             session.tally.parameters_down_count += layout.numel
-            self._fragments[layout.name] = fragment
+            self._fragments[layout.name] = FragmentExchange(
+                session,
+                layout,
+                Ledger(version.version, version.digest, version.weights, base),
+                contributed_step=start,
+                restore_all=self._restore_poisoned,
+            )
 
     # Running.
 

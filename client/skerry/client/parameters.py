@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from skerry.algorithm.rebase import FlatArray
-from skerry.client.delta import EncodeFrames
-from skerry.wire import FragmentLayout, TensorSpec, encode_frames
+from skerry.wire import Encoding, FragmentLayout, Hasher, TensorSpec, encode_frames
 
 # Prepared beside the training thread, called by it.
 Work = Callable[[], None]
+
+
+class EncodeFrames(Protocol):
+    """`skerry.wire.encode_frames`, or its equal for arrays on a device."""
+
+    def __call__(
+        self,
+        values: Any,
+        layout: FragmentLayout,
+        encoding: Encoding,
+        *,
+        first: int = 0,
+        decoded: Any = None,
+        digest: Hasher | None = None,
+    ) -> Iterator[bytes]:
+        """Yields whole frames covering the values."""
 
 
 class Parameters(Protocol):

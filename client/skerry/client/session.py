@@ -14,7 +14,6 @@ import structlog
 from skerry.algorithm.rebase import UNTRAINED, Trained
 from skerry.client.boundary import Boundary
 from skerry.client.calls import Calls
-from skerry.client.delta import DEFAULT_PART_SIZE_BYTES
 from skerry.client.errors import SkerryError
 from skerry.client.parameters import Parameters
 from skerry.client.stats import Tally
@@ -73,6 +72,7 @@ class ExchangeSettings:
             raise ValueError(f"blend_alpha must be 0 to 1. blend_alpha={self.blend_alpha}")
 
 
+DEFAULT_PART_SIZE_BYTES: Final = 8 * 2**20
 # Time between two reports where the lease would allow more: observers want to see a learner move.
 LONGEST_REPORT_INTERVAL_S: Final = 2.0
 

@@ -15,8 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from skerry.algorithm.rebase import FlatArray
-from skerry.client.delta import EncodeFrames
-from skerry.client.parameters import Work
+from skerry.client.parameters import EncodeFrames, Work
 from skerry.wire import FragmentLayout, TensorSpec, encode_frames
 from skerry.wire.torch_codecs import encode_frames_torch
 

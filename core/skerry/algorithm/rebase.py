@@ -33,7 +33,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-# A flat float32 vector where the parameters live: a NumPy array or a torch tensor. Only + and - are used here.
+# A flat float32 vector where the parameters are: a NumPy array or a torch tensor. Only + and - are used here.
 FlatArray = Any
 
 
@@ -48,76 +48,68 @@ UNTRAINED: Final = Trained(0, 0)
 
 
 @dataclass(frozen=True)
-class DeltaInFlight:
-    """A delta whose fate is not final. It covers the steps (begin.step_count, end.step_count]."""
-
-    delta_id: str
-    base_version: int
-    begin: Trained
-    end: Trained
-    decoded: FlatArray | None  # (numel,) q; None once a replacement has taken its work out of the model
-
-
-@dataclass(frozen=True)
 class Ledger:
-    """The account of one fragment; a value: every event gives the next one.
+    """A, B, q and the steps that they cover, for one fragment; a value: every event gives the next one.
 
-    `anchor` is the global weights exactly, on the host; `base` may be the same array. Neither is ever written to.
+    `anchor` and `base` may be one array. No array is ever written to.
     """
 
     version: int
     digest: bytes
-    anchor: NDArray[np.float32]  # (numel,)
-    base: FlatArray  # (numel,)
+    anchor: NDArray[np.float32]  # (numel,) A, on the host
+    base: FlatArray  # (numel,) B; A itself where the model holds float32
     sent_until: Trained = UNTRAINED  # work up to here is in deltas, or was dropped by a replacement
-    delta: DeltaInFlight | None = None
+    in_flight: FlatArray | None = None  # (numel,) q
+    in_flight_since: Trained = UNTRAINED  # q holds the steps after this, up to `sent_until`
 
     def unsent(self, weights: FlatArray) -> FlatArray:
-        """Returns u, `(numel,)`, for the model's weights as they were copied."""
+        """Returns u of equation (2), `(numel,)`, for the model's weights as they were copied."""
         unsent = self.base - weights
-        if self.delta is not None and self.delta.decoded is not None:
-            unsent -= self.delta.decoded
+        if self.in_flight is not None:
+            unsent -= self.in_flight
         return unsent
 
-    def sent(self, delta_id: str, decoded: FlatArray, now: Trained) -> Ledger:
-        """Returns the account with a delta in flight that holds the work up to `now`."""
-        assert self.delta is None  # one at a time: so steps stay in one piece whatever its fate
-        delta = DeltaInFlight(delta_id, self.version, self.sent_until, now, decoded)
-        return replace(self, delta=delta, sent_until=now)
+    def sent(self, decoded: FlatArray, now: Trained) -> Ledger:
+        """Returns the ledger with `decoded`, `(numel,)`, in flight, which holds the work up to `now`."""
+        assert (
+            self.in_flight is None
+        )  # one at a time: so the steps of a delta are consecutive whatever became of others
+        return replace(self, in_flight=decoded, in_flight_since=self.sent_until, sent_until=now)
 
     def returned(self) -> Ledger:
-        """Returns the account after the delta was refused or expired: its work is unsent again."""
-        assert self.delta is not None
-        is_in_model = self.delta.decoded is not None
-        return replace(self, delta=None, sent_until=self.delta.begin if is_in_model else self.sent_until)
+        """Returns the ledger after the delta was refused or expired: its work is unsent again.
+
+        Where a replacement has taken the work out of the model, nothing returns.
+        """
+        return self if self.in_flight is None else replace(self, in_flight=None, sent_until=self.in_flight_since)
+
+    def dropped(self) -> Ledger:
+        """Returns the ledger without the delta in flight, whose work stays in the model until `replaced`."""
+        return replace(self, in_flight=None)
 
     def shift(self, anchor: FlatArray, *, is_merged: bool) -> FlatArray:
         """Returns theta' - theta, `(numel,)`: equation (4) where the delta in flight is in `anchor`, else (3)."""
         shift = anchor - self.base
-        if is_merged and self.delta is not None and self.delta.decoded is not None:
-            shift += self.delta.decoded
+        if is_merged and self.in_flight is not None:
+            shift += self.in_flight
         return shift
 
     def rounded_base(self, before: FlatArray, after: FlatArray, *, is_merged: bool) -> FlatArray:
         """Returns B', equation (6) or (5): `before` and `after` are theta and theta' as the model holds them."""
         base = self.base + (after - before)
-        if is_merged and self.delta is not None and self.delta.decoded is not None:
-            base -= self.delta.decoded
+        if is_merged and self.in_flight is not None:
+            base -= self.in_flight
         return base
 
     def rebased(
         self, version: int, digest: bytes, anchor: NDArray[np.float32], base: FlatArray, *, is_merged: bool
     ) -> Ledger:
-        """Returns the account after the shift was added to the weights; `base` is `anchor`, or B' where they round."""
-        delta = None if is_merged else self.delta
-        return replace(self, version=version, digest=digest, anchor=anchor, base=base, delta=delta)
+        """Returns the ledger after the shift was added to the weights; `base` is `anchor`, or B' where they round."""
+        in_flight = None if is_merged else self.in_flight
+        return replace(self, version=version, digest=digest, anchor=anchor, base=base, in_flight=in_flight)
 
     def replaced(
-        self, version: int, digest: bytes, anchor: NDArray[np.float32], base: FlatArray, now: Trained, *, is_over: bool
+        self, version: int, digest: bytes, anchor: NDArray[np.float32], base: FlatArray, now: Trained
     ) -> Ledger:
-        """Returns the account after the weights became `base`: local work that was not merged is out of the model.
-
-        A delta whose fate is not over stays in flight, by its id only.
-        """
-        delta = None if is_over or self.delta is None else replace(self.delta, decoded=None)
-        return Ledger(version, digest, anchor, base, now, delta)
+        """Returns the ledger after the weights became `base`: local work that was not merged is out of the model."""
+        return Ledger(version, digest, anchor, base, sent_until=now)

@@ -15,7 +15,8 @@ from skerry.cli.console import as_json, console, count_text, size_text, table
 from skerry.cli.watch_state import learner_state
 from skerry.cli.weights import read_weights
 from skerry.client import RunsClient
-from skerry.v1 import runs_pb2, types_pb2
+from skerry.client.records import LearnerReport, LearnerStatus, Run, Tensor, VersionRecord
+from skerry.wire.policy import Policy
 
 _SET_HELP = "Change a field of the policy, e.g. inner_step_count=30 or outer.learning_rate=0.4. May be repeated."
 
@@ -51,7 +52,7 @@ def list_(client: RunsClient, *, is_json: bool) -> None:
     for run in found:
         rows.add_row(
             run.name,
-            plain.short_enum_name(types_pb2.RunStatus.DESCRIPTOR, run.status),
+            run.status,
             count_text(_parameter_count(run.tensors)),
             str(len(run.fragments)),
             _version_range(run),
@@ -122,7 +123,7 @@ Example:
 def create(client: RunsClient, run: str, *, weights: Path, assignments: tuple[str, ...], is_json: bool) -> None:
     """Create a run from initial weights. Learners may do so too, when they start."""
     try:
-        policy = policy_text.complete(assignments)
+        policy = policy_text.apply(assignments, Policy())
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--set") from error
     try:
@@ -156,10 +157,10 @@ def policy(client: RunsClient, run: str, *, assignments: tuple[str, ...], is_jso
     current = client.get_run(run).run
     if assignments:
         try:
-            changes = policy_text.apply(assignments, current.policy)
+            wanted = policy_text.apply(assignments, current.policy)
         except ValueError as error:
             raise click.BadParameter(str(error), param_hint="--set") from error
-        current = client.set_policy(run, changes)
+        current = client.set_policy(run, wanted, base=current.policy)
     if is_json:
         click.echo(plain.to_line(plain.to_json(current.policy)))
         return
@@ -222,7 +223,7 @@ def rollback(client: RunsClient, *, run: str, position: int, is_json: bool) -> N
     click.echo(f"versions {_version_range(rolled)}")
 
 
-def _summary(run: types_pb2.Run) -> dict[str, object]:
+def _summary(run: Run) -> dict[str, object]:
     """Returns a run as JSON values without what is long: tensors and plan."""
     values = plain.to_json(run)
     values["parameter_count"] = _parameter_count(run.tensors)
@@ -231,10 +232,9 @@ def _summary(run: types_pb2.Run) -> dict[str, object]:
     return values
 
 
-def _show_run(run: types_pb2.Run) -> None:
-    status = plain.short_enum_name(types_pb2.RunStatus.DESCRIPTOR, run.status)
+def _show_run(run: Run) -> None:
     console().print(
-        f"[bold]{run.name}[/bold]  {status}  {count_text(_parameter_count(run.tensors))} parameters  "
+        f"[bold]{run.name}[/bold]  {run.status}  {count_text(_parameter_count(run.tensors))} parameters  "
         f"position {run.position}  created {_created_at(run)}\n[dim]uid {run.uid}[/dim]\n",
         highlight=False,
     )
@@ -253,29 +253,29 @@ def _show_run(run: types_pb2.Run) -> None:
     console().print(rows, "")
 
 
-def _show_learners(learners: Iterable[types_pb2.LearnerStatus]) -> None:
+def _show_learners(learners: Iterable[LearnerStatus]) -> None:
     rows = table("learner", "region", "state", "step", "tokens", "loss", right=("step", "tokens", "loss"))
     for learner in learners:
-        report = learner.report
+        report = learner.report or LearnerReport()
         rows.add_row(
             learner.learner_id,
             learner.region or "-",
             learner_state(learner),
             str(report.step_count),
             count_text(report.token_count),
-            f"{report.loss:.4f}" if report.HasField("loss") else "-",
+            "-" if report.loss is None else f"{report.loss:.4f}",
         )
     console().print(rows if rows.row_count else "no learners yet", "")
 
 
-def _show_policy(policy_now: types_pb2.Policy) -> None:
+def _show_policy(policy_now: Policy) -> None:
     rows = table("policy", "value")
     for name, value in policy_text.rows(policy_now):
         rows.add_row(name, value)
     console().print(rows)
 
 
-def _origin(record: runs_pb2.VersionRecord) -> str:
+def _origin(record: VersionRecord) -> str:
     if record.source_version >= 0:
         return f"roll-back to version {record.source_version}"
     if not record.merged:
@@ -286,16 +286,16 @@ def _origin(record: runs_pb2.VersionRecord) -> str:
     )
 
 
-def _version_range(run: types_pb2.Run) -> str:
+def _version_range(run: Run) -> str:
     numbers = [version.version for version in run.versions]
     if not numbers:
         return "-"
     return str(min(numbers)) if min(numbers) == max(numbers) else f"{min(numbers)}-{max(numbers)}"
 
 
-def _parameter_count(tensors: Iterable[types_pb2.Tensor]) -> int:
+def _parameter_count(tensors: Iterable[Tensor]) -> int:
     return sum(math.prod(tensor.shape) for tensor in tensors)
 
 
-def _created_at(run: types_pb2.Run) -> str:
-    return run.created_at.ToDatetime().strftime("%Y-%m-%d %H:%M") if run.HasField("created_at") else "-"
+def _created_at(run: Run) -> str:
+    return "-" if run.created_at is None else f"{run.created_at:%Y-%m-%d %H:%M}"

@@ -19,7 +19,7 @@ from skerry.cli.watch_state import EventLine, WatchState
 from skerry.cli.watch_view import draw
 from skerry.client import RunsClient
 from skerry.client.errors import TryAgainError
-from skerry.v1 import exchange_pb2, types_pb2
+from skerry.client.records import Event, RunStatus, RunView
 
 _REDRAWS_PER_S: Final = 4
 _FIRST_WAIT_S: Final = 0.5
@@ -59,7 +59,8 @@ def watch(client: RunsClient, *, run: str, once: bool, after_position: int, pati
     screen = console()
     if is_json:
         for message in follower.messages():
-            click.echo(plain.to_line(plain.to_json(message)))
+            key = "event" if isinstance(message, Event) else "start"
+            click.echo(plain.to_line({key: plain.to_json(message)}))
     elif not screen.is_terminal:
         for line in follower.lines():
             click.echo(f"{line.position} {line.kind}: {line.text}")
@@ -100,7 +101,7 @@ class Follower:
         self._told_count = 0
         self._lock = threading.Lock()
 
-    def messages(self) -> Iterator[exchange_pb2.WatchResponse]:
+    def messages(self) -> Iterator[RunView | Event]:
         """Yields every message until the run is closed; a stream that breaks goes on after the last position seen.
 
         Raises:
@@ -138,20 +139,20 @@ class Follower:
         with self._lock:
             return draw(self.state, notice=self._notice)
 
-    def _is_over(self, message: exchange_pb2.WatchResponse) -> bool:
+    def _is_over(self, message: RunView | Event) -> bool:
         """True where nothing is left to tell: the run was closed when it was asked for, or has just been."""
-        if message.WhichOneof("kind") == "event":
-            return message.event.status_changed == types_pb2.RUN_STATUS_CLOSED
-        is_past_wanted = 0 < self._after_position < message.start.run.position
-        return message.start.run.status == types_pb2.RUN_STATUS_CLOSED and not is_past_wanted
+        if isinstance(message, Event):
+            return message.status_changed is RunStatus.CLOSED
+        is_past_wanted = 0 < self._after_position < message.run.position
+        return message.run.status is RunStatus.CLOSED and not is_past_wanted
 
-    def _take(self, message: exchange_pb2.WatchResponse) -> None:
+    def _take(self, message: RunView | Event) -> None:
         with self._lock:
             self._notice = ""
             if self.state.apply(message, self._clock()) is not None:
                 self._told_count += 1
-            if message.WhichOneof("kind") == "event":
-                self._after_position = max(self._after_position, message.event.position)
+            if isinstance(message, Event):
+                self._after_position = max(self._after_position, message.position)
 
     def _say(self, notice: str) -> None:
         with self._lock:
@@ -164,8 +165,7 @@ def _show_once(client: RunsClient, run: str, *, is_json: bool) -> None:
         click.echo(plain.to_line(plain.to_json(answer)))
         return
     state = WatchState()
-    start = exchange_pb2.WatchStart(run=answer.run, learners=answer.learners)
-    state.apply(exchange_pb2.WatchResponse(start=start), 0.0)
-    if answer.run.status == types_pb2.RUN_STATUS_DRAFT:
+    state.apply(answer, 0.0)
+    if answer.run.status is RunStatus.DRAFT:
         click.echo("this run is a draft: its initial weights are still being sent")
     console().print(draw(state))

@@ -74,6 +74,9 @@ def run(command: click.Command, arguments: list[str] | None = None) -> ExitStatu
     except (click.Abort, KeyboardInterrupt):
         _say("interrupted")
         return ExitStatus.INTERRUPTED
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message())  # `skerry` or `skerry runs` with nothing after it: the help
+        return ExitStatus.DONE
     except click.ClickException as error:
         return _show_usage(error)
     except ImportError as error:

@@ -18,12 +18,12 @@ from skerry.cli.console import as_json, console
 from skerry.cli.watch_state import EventLine, WatchState
 from skerry.cli.watch_view import draw
 from skerry.client import RunsClient
-from skerry.client.errors import TryAgainError
+from skerry.client.errors import TryAgainError, error_of
 from skerry.client.records import Event, RunStatus, RunView
+from skerry.runtime.retry import RetrySettings, attempts
 
 _REDRAWS_PER_S: Final = 4
-_FIRST_WAIT_S: Final = 0.5
-_LONGEST_WAIT_S: Final = 5.0
+_RETRY: Final = RetrySettings(attempt_count=None, first_wait_s=0.5)
 
 
 @click.command(
@@ -99,6 +99,8 @@ class Follower:
         self._jitter = jitter or random.Random()
         self._notice = ""
         self._told_count = 0
+        self._heard_count = 0  # messages of the newest stream
+        self._heard_at_s = 0.0
         self._lock = threading.Lock()
 
     def messages(self) -> Iterator[RunView | Event]:
@@ -107,24 +109,37 @@ class Follower:
         Raises:
             SkerryError: the run is not there, or nothing was heard for longer than the patience.
         """
-        heard_at_s, wait_s = self._clock(), _FIRST_WAIT_S
-        while True:
-            try:
-                for message in self._client.watch(self._run, after_position=self._after_position):
-                    heard_at_s, wait_s = self._clock(), _FIRST_WAIT_S
-                    self._take(message)
-                    yield message
-                    if self._is_over(message):
-                        return
-            except TryAgainError as error:
-                if self._clock() - heard_at_s > self._patience_s:
-                    raise
-                self._say(f"reconnecting: {error}")
-            else:
-                # A draining replica ends its streams in order; the next one goes on.
-                self._say("reconnecting")
-            self._wait(wait_s * self._jitter.uniform(0.5, 1.0))
-            wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+        self._heard_at_s = self._clock()
+        for attempt in attempts(
+            _RETRY,
+            self._jitter,
+            is_worth_it=lambda error: isinstance(error, TryAgainError),
+            is_late=lambda _: self._clock() - self._heard_at_s > self._patience_s,
+            has_progressed=self._has_heard,
+            before_pause=lambda _, error: self._say(f"reconnecting: {error}"),
+            sleep=self._wait,
+        ):
+            with attempt:
+                yield from self._one_stream()
+
+    def _one_stream(self) -> Iterator[RunView | Event]:
+        """Yields a stream's messages, and returns once the run is closed.
+
+        Raises:
+            TryAgainError: the stream broke, or ended before the run did.
+        """
+        self._heard_count = 0
+        for message in self._client.watch(self._run, after_position=self._after_position):
+            self._heard_at_s = self._clock()
+            self._heard_count += 1
+            self._take(message)
+            yield message
+            if self._is_over(message):
+                return
+        raise error_of("UNREACHABLE", "the syncer ended the stream")  # as a replica does that drains
+
+    def _has_heard(self) -> bool:
+        return self._heard_count > 0
 
     def lines(self) -> Iterator[EventLine]:
         """Yields every event that has something to tell, in words."""

@@ -7,9 +7,9 @@ import math
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from tenacity import AsyncRetrying, RetryCallState, retry_if_exception
+from tenacity import AsyncRetrying, RetryCallState, Retrying, retry_if_exception
 
 R = TypeVar("R")
 
@@ -62,6 +62,56 @@ async def retry(
     """
     loop = asyncio.get_running_loop()
     deadline_s = loop.time() + timeout_s
+    rules = _rules(
+        settings,
+        jitter,
+        is_worth_it=is_worth_it,
+        is_late=lambda pause_s: loop.time() + pause_s > deadline_s,
+        has_progressed=has_progressed,
+        before_pause=before_pause,
+    )
+    async for attempt in AsyncRetrying(**rules):
+        with attempt:
+            return await call()
+    raise AssertionError("the last attempt returns or raises")
+
+
+def attempts(
+    settings: RetrySettings,
+    jitter: random.Random,
+    *,
+    is_worth_it: Callable[[BaseException], bool],
+    is_late: Callable[[float], bool],
+    has_progressed: Callable[[], bool],
+    before_pause: Callable[[int, BaseException], None],
+    sleep: Callable[[float], None],
+) -> Retrying:
+    """Returns the attempts of a caller that is not asynchronous, for a `for` loop whose body is `with attempt:`.
+
+    The arguments are those of `retry`; in place of the timeout, `is_late(pause_s)` says whether no attempt may follow
+    a pause of `pause_s`.
+    """
+    rules = _rules(
+        settings,
+        jitter,
+        is_worth_it=is_worth_it,
+        is_late=is_late,
+        has_progressed=has_progressed,
+        before_pause=before_pause,
+    )
+    return Retrying(sleep=sleep, **rules)
+
+
+def _rules(
+    settings: RetrySettings,
+    jitter: random.Random,
+    *,
+    is_worth_it: Callable[[BaseException], bool],
+    is_late: Callable[[float], bool],
+    has_progressed: Callable[[], bool],
+    before_pause: Callable[[int, BaseException], None],
+) -> dict[str, Any]:
+    """Returns the arguments of tenacity's Retrying and AsyncRetrying."""
 
     def count(state: RetryCallState) -> None:
         if has_progressed():
@@ -69,20 +119,16 @@ async def retry(
 
     def is_last(state: RetryCallState) -> bool:
         is_used_up = settings.attempt_count is not None and state.attempt_number >= settings.attempt_count
-        return is_used_up or loop.time() + state.upcoming_sleep > deadline_s
+        return is_used_up or is_late(state.upcoming_sleep)
 
-    attempts = AsyncRetrying(
-        retry=retry_if_exception(is_worth_it),
-        after=count,
-        wait=lambda state: settings.wait_s(state.attempt_number, _error(state), jitter),
-        stop=is_last,
-        before_sleep=lambda state: before_pause(state.attempt_number, _error(state)),
-        reraise=True,
-    )
-    async for attempt in attempts:
-        with attempt:
-            return await call()
-    raise AssertionError("the last attempt returns or raises")
+    return {
+        "retry": retry_if_exception(is_worth_it),
+        "after": count,
+        "wait": lambda state: settings.wait_s(state.attempt_number, _error(state), jitter),
+        "stop": is_last,
+        "before_sleep": lambda state: before_pause(state.attempt_number, _error(state)),
+        "reraise": True,
+    }
 
 
 def _error(state: RetryCallState) -> BaseException:

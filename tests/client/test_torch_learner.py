@@ -43,20 +43,20 @@ def test_a_strangers_module_trains_in_ten_lines(target: str) -> None:
     policy = Policy(inner_step_count=4, lease_term_s=1.0)
     losses: list[float] = []
 
-    with Learner(model, target=target, run="theirs", learner_id="home", create=True, policy=policy) as island:
-        while min(island.stats.versions.values()) < 4:
+    with Learner(model, target=target, run="theirs", learner_id="home", create=True, policy=policy) as learner:
+        while min(learner.stats.versions.values()) < 4:
             tokens = torch.randint(0, 32, (4, 16))
             loss = nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             optimizer.zero_grad()
-            island.step(tokens=tokens.numel(), loss=loss.item())
+            learner.step(tokens=tokens.numel(), loss=loss.item())
             losses.append(loss.item())
             assert len(losses) < 20_000
 
     assert np.mean(losses[-5:]) < losses[0]
-    assert island.failure is None
-    assert island.stats.deltas_merged > 0
+    assert learner.failure is None
+    assert learner.stats.deltas_merged > 0
 
 
 def test_tied_tensors_appear_once_and_frozen_ones_not_at_all() -> None:

@@ -1,4 +1,4 @@
-"""A policy as a person writes it on the command line: `--set inner_step_count=30 --set outer.learning_rate=0.4`.
+"""A policy as it is written on the command line: `--set inner_step_count=30 --set outer.learning_rate=0.4`.
 
 Names are the contract's (message Policy in skerry/v1/types.proto), with a dot into an inner message and into
 `merge_by_fragment`; durations are seconds, with `_s` or without.

@@ -1,4 +1,4 @@
-"""`skerry runs` and `skerry rollback`: create, look at, steer, close and delete runs."""
+"""`skerry runs` and `skerry rollback`: create, show, change, close, delete and roll back runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from skerry.client import RunsClient
 from skerry.client.records import LearnerReport, LearnerStatus, Run, Tensor, VersionRecord
 from skerry.wire.policy import Policy
 
-_SET_HELP = "Change a field of the policy, e.g. inner_step_count=30 or outer.learning_rate=0.4. May be repeated."
+_SET_HELP = "Set a field of the policy, for example inner_step_count=30 or outer.learning_rate=0.4. May be repeated."
 
 
 @click.group(
@@ -30,7 +30,7 @@ Examples:
 """,
 )
 def runs() -> None:
-    """Create, look at, steer, close and delete runs."""
+    """Create, show, change, close and delete runs."""
 
 
 @runs.command("list", epilog="\b\nExample:\n  skerry runs list --json | jq -r '.[].name'")
@@ -43,7 +43,7 @@ def list_(client: RunsClient, *, is_json: bool) -> None:
         click.echo(plain.to_line([_summary(run) for run in found]))
         return
     if not found:
-        click.echo("no runs. learners create one when they start: skerry learn --run NAME")
+        click.echo("there are no runs. A learner creates one when it starts: skerry learn --run NAME")
         return
     rows = table(
         "run", "status", "parameters", "fragments", "versions", "position", "created",
@@ -67,7 +67,7 @@ def list_(client: RunsClient, *, is_json: bool) -> None:
 @as_json
 @with_client
 def show(client: RunsClient, run: str, *, is_json: bool) -> None:
-    """Show a run: its fragments and versions, learners, and policy."""
+    """Show a run: its fragments, versions, learners and policy."""
     answer = client.get_run(run)
     if is_json:
         click.echo(plain.to_line(plain.to_json(answer)))
@@ -80,11 +80,11 @@ def show(client: RunsClient, run: str, *, is_json: bool) -> None:
 @runs.command(epilog="\b\nExample:\n  skerry runs versions demo embedding --limit 20")
 @click.argument("run")
 @click.argument("fragment")
-@click.option("--limit", type=click.IntRange(min=1, max=1000), default=20, help="Newest so many.")
+@click.option("--limit", type=click.IntRange(min=1, max=1000), default=20, help="How many versions to list.")
 @as_json
 @with_client
 def versions(client: RunsClient, run: str, fragment: str, *, limit: int, is_json: bool) -> None:
-    """List a fragment's versions, newest first, and whose deltas made each."""
+    """List a fragment's versions, newest first, and the learners whose deltas each was merged from."""
     records = list(itertools.islice(client.list_versions(run, fragment), limit))
     if is_json:
         click.echo(plain.to_line([plain.to_json(record) for record in records]))
@@ -115,13 +115,13 @@ Example:
     "--weights",
     required=True,
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="A safetensors file: names, shapes and initial values of the model's tensors.",
+    help="A safetensors file with the model's tensors.",
 )
 @click.option("--set", "assignments", multiple=True, metavar="NAME=VALUE", help=_SET_HELP)
 @as_json
 @with_client
 def create(client: RunsClient, run: str, *, weights: Path, assignments: tuple[str, ...], is_json: bool) -> None:
-    """Create a run from initial weights. Learners may do so too, when they start."""
+    """Create a run from initial weights. A learner can also create it when it starts."""
     try:
         policy = policy_text.apply(assignments, Policy())
     except ValueError as error:
@@ -153,7 +153,7 @@ Examples:
 @as_json
 @with_client
 def policy(client: RunsClient, run: str, *, assignments: tuple[str, ...], is_json: bool) -> None:
-    """Show a run's policy, or change it; a change counts from the next close of a round."""
+    """Show a run's policy, or change it. A change takes effect when the next round closes."""
     current = client.get_run(run).run
     if assignments:
         try:
@@ -172,7 +172,7 @@ def policy(client: RunsClient, run: str, *, assignments: tuple[str, ...], is_jso
 @as_json
 @with_client
 def close(client: RunsClient, run: str, *, is_json: bool) -> None:
-    """End a run: what is pending is merged or named, then the run is read-only. Waits until it is closed."""
+    """Close a run: pending deltas are merged or expire, then the run is read-only. Waits until it is closed."""
     closed = client.close_run(run)
     if is_json:
         click.echo(plain.to_line(_summary(closed)))
@@ -182,11 +182,11 @@ def close(client: RunsClient, run: str, *, is_json: bool) -> None:
 
 @runs.command(epilog="\b\nExample:\n  skerry runs delete demo --yes")
 @click.argument("run")
-@click.option("--uid", help="Delete only if this is the run's uid: a delete that is repeated can't hit a newer run.")
-@click.option("--yes", is_flag=True, help="Don't ask.")
+@click.option("--uid", help="Delete the run only if it has this uid, so that a repeated delete spares a newer run.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @with_client
 def delete(client: RunsClient, run: str, *, uid: str | None, yes: bool) -> None:
-    """Take a run's name away; its objects stay in the store until `skerry gc` collects them."""
+    """Delete a run: its name is free at once, its objects stay in the store until `skerry gc` removes them."""
     found = client.get_run(run, uid=uid).run
     if not yes:
         click.confirm(
@@ -201,7 +201,7 @@ def delete(client: RunsClient, run: str, *, uid: str | None, yes: bool) -> None:
 @click.command(
     epilog="""\b
 Examples:
-  skerry log --run demo --last 20      find the position
+  skerry log --run demo --last 20      shows the positions
   skerry rollback demo --to 1200
 """,
 )
@@ -210,10 +210,10 @@ Examples:
 @as_json
 @with_client
 def rollback(client: RunsClient, *, run: str, position: int, is_json: bool) -> None:
-    """Give every fragment its next version with the content that it had at an earlier log position.
+    """Roll a run back: each fragment gets a new version with the content that it had at an earlier log position.
 
-    Version numbers go on and are never reused; learners adopt the new versions and train on. Deltas that wait, or
-    that stand on abandoned versions, expire by name.
+    Version numbers continue and are never reused; learners adopt the new versions and train on. Deltas that are
+    pending, or that are based on abandoned versions, expire.
     """
     rolled = client.roll_back(run, position)
     if is_json:
@@ -224,7 +224,7 @@ def rollback(client: RunsClient, *, run: str, position: int, is_json: bool) -> N
 
 
 def _summary(run: Run) -> dict[str, object]:
-    """Returns a run as JSON values without what is long: tensors and plan."""
+    """Returns a run as JSON values, with counts in place of its tensors and fragments."""
     values = plain.to_json(run)
     values["parameter_count"] = _parameter_count(run.tensors)
     values["fragment_count"] = len(run.fragments)

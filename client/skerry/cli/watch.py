@@ -1,4 +1,4 @@
-"""`skerry watch`: follow a run live, in a terminal or as lines for a script."""
+"""`skerry watch`: shows a run live in a terminal, or as lines for a script."""
 
 from __future__ import annotations
 
@@ -35,22 +35,28 @@ Examples:
 """,
 )
 @with_run
-@click.option("--once", is_flag=True, help="Show the run as it is, and end.")
-@click.option("--after", "after_position", type=click.IntRange(min=0), default=0, help="Tell what followed a position.")
+@click.option("--once", is_flag=True, help="Show the run once, and exit.")
+@click.option(
+    "--after",
+    "after_position",
+    type=click.IntRange(min=0),
+    default=0,
+    help="Start with the events after this log position.",
+)
 @click.option(
     "--patience",
     "patience_s",
     type=click.FloatRange(min=0),
     default=300.0,
-    help="Seconds to go on trying when the syncer can't be reached.",
+    help="Seconds to keep reconnecting while the syncer can't be reached.",
 )
 @as_json
 @with_client
 def watch(client: RunsClient, *, run: str, once: bool, after_position: int, patience_s: float, is_json: bool) -> None:
-    """Follow a run: learners, fragments and versions, staleness, bandwidth, loss.
+    """Follow a run: its learners, fragments, versions, staleness, bandwidth and loss.
 
-    In a terminal this is a live table. Into a pipe it is one line an event, with --json one JSON object a message, the
-    run as it is first. Ends when the run is closed.
+    In a terminal this is a live table. In a pipe it prints one line per event, and with --json one JSON object per
+    message, beginning with the current state of the run. It ends when the run is closed.
     """
     if once:
         _show_once(client, run, is_json=is_json)
@@ -73,9 +79,9 @@ def watch(client: RunsClient, *, run: str, once: bool, after_position: int, pati
 
 
 class Follower:
-    """Follows one run across broken streams and dying replicas, and knows at any time how the run stands.
+    """Follows one run across broken streams and restarted replicas, and keeps its current state.
 
-    One thread iterates; `picture` may be called from another.
+    One thread iterates over `messages` or `lines`; another may call `picture`.
     """
 
     def __init__(
@@ -104,10 +110,10 @@ class Follower:
         self._lock = threading.Lock()
 
     def messages(self) -> Iterator[RunView | Event]:
-        """Yields every message until the run is closed; a stream that breaks goes on after the last position seen.
+        """Yields every message until the run is closed; after a broken stream it continues at the last position seen.
 
         Raises:
-            SkerryError: the run is not there, or nothing was heard for longer than the patience.
+            SkerryError: the run does not exist, or nothing was received for longer than `patience_s`.
         """
         self._heard_at_s = self._clock()
         for attempt in attempts(
@@ -142,7 +148,7 @@ class Follower:
         return self._heard_count > 0
 
     def lines(self) -> Iterator[EventLine]:
-        """Yields every event that has something to tell, in words."""
+        """Yields, in words, every event except unchanged reports."""
         told_count = 0
         for _ in self.messages():
             if self._told_count > told_count:
@@ -150,12 +156,12 @@ class Follower:
                 yield self.state.events[-1]
 
     def picture(self) -> RenderableType:
-        """Returns the run as it is now, drawn."""
+        """Returns the current state of the run as a table."""
         with self._lock:
             return draw(self.state, notice=self._notice)
 
     def _is_over(self, message: RunView | Event) -> bool:
-        """True where nothing is left to tell: the run was closed when it was asked for, or has just been."""
+        """Whether no more events can follow: the run was closed already, or was closed by this event."""
         if isinstance(message, Event):
             return message.status_changed is RunStatus.CLOSED
         is_past_wanted = 0 < self._after_position < message.run.position
@@ -182,5 +188,5 @@ def _show_once(client: RunsClient, run: str, *, is_json: bool) -> None:
     state = WatchState()
     state.apply(answer, 0.0)
     if answer.run.status is RunStatus.DRAFT:
-        click.echo("this run is a draft: its initial weights are still being sent")
+        click.echo("this run is a draft: its initial weights are not complete")
     console().print(draw(state))

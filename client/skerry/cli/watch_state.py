@@ -1,4 +1,4 @@
-"""A run as an observer sees it: the fold of `Exchange.Watch`, with the bandwidth that a learner's reports imply."""
+"""A run as an observer sees it: the state after all events so far, and the bandwidth that learners' reports imply."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from skerry.client.records import (
     VersionCommitted,
 )
 
-_EVENT_COUNT: Final = 200  # events kept for the view; a terminal shows a dozen
-_LOSS_COUNT: Final = 24  # losses kept a learner, the width of its sparkline
-_RATE_WINDOW_S: Final = 10.0  # bandwidth is a mean over so long: a single delta is a burst, not a rate
+_EVENT_COUNT: Final = 200  # events that are kept; a terminal shows a dozen
+_LOSS_COUNT: Final = 24  # losses that are kept of a learner: the width of its sparkline
+_RATE_WINDOW_S: Final = 10.0  # bandwidth is a mean over this time, since single deltas come in bursts
 
 
 @dataclass(frozen=True)
 class TrafficSample:
-    """What a learner had sent and received when one of its reports arrived."""
+    """The bytes that a learner had sent and received when one of its reports arrived."""
 
     at_s: float
     sent_bytes: int
@@ -33,14 +33,14 @@ class TrafficSample:
 
 @dataclass
 class LearnerView:
-    """A learner and what its reports said lately."""
+    """A learner and its last reports."""
 
     status: LearnerStatus
     losses: deque[float] = field(default_factory=lambda: deque(maxlen=_LOSS_COUNT))
     samples: deque[TrafficSample] = field(default_factory=deque)
 
     def update(self, status: LearnerStatus, now_s: float) -> None:
-        """Takes in a report; a learner that started anew counts from zero again."""
+        """Applies a report; a learner that has restarted counts from zero again."""
         self.status = status
         report = status.report
         if report is None:
@@ -53,7 +53,7 @@ class LearnerView:
         ):
             self.samples.clear()
         self.samples.append(sample)
-        # One sample older than the window stays, so that a window always has a beginning.
+        # One sample from before the window is kept, so that the window is always covered.
         while len(self.samples) > 2 and self.samples[1].at_s < now_s - _RATE_WINDOW_S:
             self.samples.popleft()
 
@@ -109,11 +109,11 @@ class WatchState:
 
     @property
     def is_closed(self) -> bool:
-        """True once the run is read-only: nothing will happen any more."""
+        """Whether the run is closed, so that no more events follow."""
         return self.status is RunStatus.CLOSED
 
     def apply(self, message: RunView | Event, now_s: float) -> EventLine | None:
-        """Takes in a message that arrived at `now_s` and returns its event in words, if there is one to tell."""
+        """Applies a message that arrived at `now_s`; returns its event in words, None if none is shown."""
         if isinstance(message, RunView):
             self._start(message, now_s)
             return None
@@ -124,7 +124,7 @@ class WatchState:
         return line
 
     def staleness(self, learner: LearnerView) -> int | None:
-        """Returns how many versions the learner is behind in its stalest fragment; None before it said what it has."""
+        """Returns how many versions the learner is behind in its stalest fragment; None before its first report."""
         behind = [
             self.fragments[adopted.fragment].version - adopted.version
             for adopted in (learner.status.report.adopted if learner.status.report else ())
@@ -138,13 +138,13 @@ class WatchState:
         newest = {version.fragment: version.version for version in start.run.versions}
         for fragment in start.run.fragments:
             view = self.fragments.setdefault(fragment.name, FragmentView(fragment.name))
-            # Numbers only grow; the replica that answers after a broken stream may lag behind what was seen.
+            # Versions only grow, but the replica that answers after a broken stream may lag behind the last one.
             view.version = max(view.version, newest.get(fragment.name, 0))
         for learner in start.learners:
             self._update_learner(learner, now_s)
 
     def _update_learner(self, status: LearnerStatus, now_s: float) -> bool:
-        """Takes in what a learner is now; returns whether more changed than its figures."""
+        """Applies a learner's status; returns whether it came, left or began a new session."""
         known = self.learners.get(status.learner_id)
         if known is None:
             self.learners[status.learner_id] = view = LearnerView(status)
@@ -159,11 +159,13 @@ class WatchState:
         match event:
             case Event(round_opened=opened) if opened is not None:
                 self._fragment(opened.fragment).open_version = opened.version
-                text = f"{opened.fragment} gathers version {opened.version}"
+                text = f"{opened.fragment} opened the round for version {opened.version}"
             case Event(delta_accepted=delta) if delta is not None:
                 text = f"{delta.fragment} accepted a delta of {delta.learner_id}"
             case Event(round_closed=closed) if closed is not None:
-                text = f"{closed.fragment} froze {len(closed.delta_ids)} deltas for version {closed.version}"
+                text = (
+                    f"{closed.fragment} closed the round of {len(closed.delta_ids)} deltas for version {closed.version}"
+                )
                 text += f", attempt {closed.attempt + 1}" if closed.attempt else ""
             case Event(version_committed=committed) if committed is not None:
                 text = self._commit(committed)
@@ -178,9 +180,9 @@ class WatchState:
                 text = f"the run is {status}"
             case Event(learner=learner) if learner is not None:
                 if self._update_learner(learner, now_s):
-                    text = f"{learner.learner_id} {'is here' if learner.is_live else 'is gone'}"
+                    text = f"{learner.learner_id} {'attached' if learner.is_live else 'left or lost its lease'}"
             case Event(draining=draining) if draining is not None:
-                text = "this replica is going away"
+                text = "this replica is shutting down"
         return None if text is None else EventLine(event.position, event.kind, text)
 
     def _commit(self, committed: VersionCommitted) -> str:
@@ -192,7 +194,7 @@ class WatchState:
         view.participation = committed.participation
         view.update_size_bytes = committed.update_size_bytes
         who = ", ".join(f"{delta.learner_id} {delta.weight_share:.0%}" for delta in committed.merged)
-        return f"{view.name} is at version {committed.version.version} by {who or 'nobody'}"
+        return f"{view.name} is at version {committed.version.version} by {who or 'no delta'}"
 
     def _roll_back(self, rolled: RolledBack) -> str:
         for version in rolled.versions:
@@ -205,7 +207,7 @@ class WatchState:
 
 
 def learner_state(learner: LearnerStatus) -> str:
-    """Returns what a learner does for the run: live is not participating."""
+    """Returns "gone", "live", or "participating" if its deltas were in a recent round."""
     if not learner.is_live:
         return "gone"
     return "participating" if learner.is_participating else "live"

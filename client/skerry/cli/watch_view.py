@@ -1,4 +1,4 @@
-"""How `skerry watch` draws a run: learners, fragments, and the last events."""
+"""What `skerry watch` shows of a run: learners, fragments, and the last events."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _STATE_STYLES = {"participating": "green", "live": "yellow", "gone": "red"}
 
 
 def draw(state: WatchState, *, notice: str = "", event_count: int = 10) -> RenderableType:
-    """Returns the whole picture; `notice` says what is wrong with the connection, if anything."""
+    """Returns the whole view; `notice` says what is wrong with the connection, if anything."""
     parts: list[RenderableType] = [_headline(state, notice), "", _learners(state), "", _fragments(state)]
     if state.events and event_count:
         parts += ["", _events(state, event_count)]
@@ -90,7 +90,7 @@ def _events(state: WatchState, count: int) -> RenderableType:
 
 
 def sparkline(values: Iterable[float]) -> str:
-    """Returns values as a row of bars from the lowest to the highest among them; empty for fewer than two."""
+    """Returns values as a row of bars, scaled between their lowest and highest; empty for fewer than two."""
     points = list(values)
     if len(points) < 2:
         return ""

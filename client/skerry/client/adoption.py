@@ -1,4 +1,4 @@
-"""Bringing the model's weights to a newer version: computed beside the training thread, done by it, then booked."""
+"""Adopts a newer version: workers prepare the change, the training thread makes it at a step boundary."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ async def adopt(
     is_merged: bool,
     must_replace: bool,
 ) -> Ledger:
-    """Returns the account after the weights were changed at a step boundary.
+    """Returns the ledger after the weights were changed at a step boundary.
 
-    `is_merged` says that the delta in flight is in `pulled`; `must_replace` that local work is not to be kept.
+    `is_merged`: the delta in flight is in `pulled`; `must_replace`: local work must not be kept.
     """
     on_device = await session.workers.run(session.parameters.from_host, pulled.weights)
     if must_replace or session.settings.adoption is not Adoption.REBASE:
@@ -48,7 +48,7 @@ async def _overwrite(
     on_device: FlatArray,
     must_replace: bool,
 ) -> Ledger:
-    """Replaces the weights, or blends into them; unsent work does not outlive it."""
+    """Replaces the weights, or blends into them; unsent work is lost."""
     is_blend = session.settings.adoption is Adoption.BLEND and not must_replace
     trained = session.trained
     parameters = session.parameters
@@ -72,7 +72,7 @@ async def _overwrite(
 async def _change(
     session: Session, layout: FragmentLayout, change: Work, *, is_rounded: bool
 ) -> tuple[FlatArray, FlatArray] | None:
-    """Makes the change at a step boundary; where the result is not known beforehand, returns the weights around it."""
+    """Makes the change at a step boundary; if it rounds, returns the weights before and after."""
     parameters = session.parameters
     if not is_rounded:
         await session.boundary.run(change)

@@ -1,4 +1,4 @@
-"""The attach stream: holds the lease with reports, and brings events to the fragments."""
+"""The attach stream: keeps the lease with reports, and delivers events to the fragments."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from skerry.wire.messages import layouts_to_messages, policy_from_message
 
 _log = structlog.get_logger(__name__)
 
-# A goodbye is a courtesy: the lease runs out by itself.
+# The wait for an answer to a leave is short, since the lease runs out by itself.
 _LEAVE_TIMEOUT_S: Final = 2.0
 
 
 class Attachment:
-    """One learner's place in its run; attaches again, with the same session, whenever the stream breaks."""
+    """Keeps one learner attached to its run; attaches again, with the same session, whenever the stream breaks."""
 
     def __init__(self, session: Session, fragments: Mapping[str, FragmentExchange]) -> None:
-        """Does nothing yet; `fragments` by name hear the events."""
+        """Call `run` to attach; `fragments`, by name, get the events."""
         self._session = session
         self._fragments = fragments
         self._lease_term_s = session.policy.lease_term_s
@@ -45,7 +45,7 @@ class Attachment:
 
     @property
     def progress(self) -> float | None:
-        """Inner steps of the run, as last said, counted on by own steps; None before the first answer."""
+        """The run's progress in inner steps: as last reported, plus own steps since; None before the first answer."""
         if self._run_step_count is None:
             return None
         return self._run_step_count + self._session.trained.step_count - self._step_count_then
@@ -65,7 +65,7 @@ class Attachment:
         except RunClosedError:
             session.run_closed()
         except SkerryError as error:  # only after `leave`
-            _log.info("attach stream broke after goodbye", learner=session.settings.learner_id, because=str(error))
+            _log.info("attach stream broke while leaving", learner=session.settings.learner_id, because=str(error))
 
     def _is_worth_it(self, error: BaseException) -> bool:
         is_final = isinstance(error, StopExchangingError | RunNotFoundError | RunClosedError)
@@ -87,7 +87,7 @@ class Attachment:
         """Returns once the syncer has answered the first attach.
 
         Raises:
-            SkerryError: it said no, or did not answer within `connect_timeout_s`.
+            SkerryError: it refused, or did not answer within `connect_timeout_s`.
         """
         session = self._session
         try:
@@ -99,7 +99,7 @@ class Attachment:
             raise session.failure or error_of("CANCELLED", "the exchange ended before it began")
 
     async def leave(self) -> None:
-        """Says goodbye, so that no round waits for this learner."""
+        """Tells the syncer that this learner leaves, so that no round waits for it."""
         session = self._session
         self._leaving.set()
         if session.attached.is_set() and not session.stopped.is_set():
@@ -107,7 +107,7 @@ class Attachment:
                 async with asyncio.timeout(_LEAVE_TIMEOUT_S):
                     await _first(session.stopped.wait(), self._detached.wait())
             except TimeoutError:
-                _log.info("goodbye was not answered", learner=session.settings.learner_id)
+                _log.info("leave was not answered", learner=session.settings.learner_id)
 
     async def _attach_until_left(self) -> None:
         """Attaches, and returns when the stream ends after `leave`."""
@@ -124,7 +124,7 @@ class Attachment:
             raise error_of("UNREACHABLE", "attach stream ended")
 
     async def _attach_once(self) -> None:
-        """Attaches and takes in events until the stream ends."""
+        """Attaches and handles events until the stream ends."""
         session = self._session
         has_answer = asyncio.Event()
         responses = session.calls.transport.attach(self._reports(has_answer))
@@ -223,7 +223,7 @@ class Attachment:
             case "draining":
                 _log.info("syncer is draining, will attach elsewhere", learner=self._session.settings.learner_id)
             case _:
-                pass  # other learners' affairs, and what later versions may add
+                pass  # events for observers, and kinds that later versions may add
 
     def _on_progress(self, run_step_count: float) -> None:
         self._run_step_count = run_step_count

@@ -1,4 +1,4 @@
-"""Creating a run from initial weights: draft, weights of every fragment, commit; each step may be repeated."""
+"""Creates a run from initial weights: a draft, the weights of every fragment, a commit; each step may be repeated."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from skerry.wire import Codec, Compressor, Encoding, FragmentLayout, NonFiniteEr
 from skerry.wire.messages import layouts_to_messages, policy_to_message
 from skerry.wire.policy import Policy
 
-# Version 0 is exactly what its creator has; weights do not compress.
+# Version 0 has exactly the creator's weights, and weights do not compress.
 INITIAL_ENCODING: Final = Encoding(codec=Codec.FLOAT32, compressor=Compressor.NONE)
 INITIAL_BASE_VERSION: Final = -1
 
@@ -49,12 +49,12 @@ async def create_run(
     """Returns the open run. `weights_of` gives a fragment's flat weights, in a worker, as a copy.
 
     Raises:
-        RunExistsError: another run has the name, or another creator won; nothing of this one is seen by anybody.
+        RunExistsError: another run has the name, or another creator was first; the draft stays invisible.
         PoisonedError: initial weights are not finite.
         SkerryError: as the server answered.
     """
     tensors, fragments = layouts_to_messages(new.plan.fragments, new.dtypes)
-    # What the creator says of a fragment wins over what the plan suggests.
+    # Merge rules that the creator states take precedence over those of the plan.
     policy = replace(new.policy, merge_by_fragment={**new.plan.merge_by_fragment, **new.policy.merge_by_fragment})
     request = runs_pb2.CreateRunRequest(
         request_id=new.request_id,
@@ -97,7 +97,7 @@ def _encode_initial(
 
 
 def _initial_delta_id(request_id: str, fragment: str) -> str:
-    """Returns an id that a repeated creation with the same request finds again."""
+    """Returns the same id when the creation is repeated with the same request id."""
     return hashlib.sha256(f"skerry.initial.v1\0{request_id}\0{fragment}".encode()).hexdigest()[:32]
 
 

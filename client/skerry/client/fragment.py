@@ -1,6 +1,6 @@
-"""One fragment's exchange: sends what is due, learns its fate, adopts what is new; one thing at a time.
+"""One fragment's exchange: sends deltas that are due, learns their fates, adopts new versions; one thing at a time.
 
-What it is doing is one value of `skerry.client.fragment_state`; this file does the work that leads to the next.
+Its states and the transitions between them are in `skerry.client.fragment_state`; this file does the I/O.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from skerry.wire import FragmentLayout, NonFiniteError
 
 _log = structlog.get_logger(__name__)
 
-# Refusals of bytes that should have been right: once may be the link's fault, so often it is not.
+# After so many refusals of the same bytes as damaged, the link is not the cause.
 _MAX_DAMAGE: Final = 3
 _BASE_AT_FAULT: Final = frozenset({"BASE_FOREIGN", "BASE_FUTURE"})
 _BYTES_AT_FAULT: Final = frozenset({"BAD_FRAME", "DIGEST_MISMATCH"})
-# After these the fragment goes on from its state, after a pause.
+# After these errors the exchange pauses, and goes on from its state.
 _REPEATED: Final = (
     AttachAgainError,
     CorruptDownloadError,
@@ -54,7 +54,7 @@ _REPEATED: Final = (
 
 
 class FragmentExchange:
-    """Drives one fragment of one learner. Belongs to the event loop, but for `may_send` and `restore_if_poisoned`."""
+    """Drives one fragment of one learner, on the event loop; any thread may read `state` and `may_send`."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class FragmentExchange:
         contributed_step: int,
         restore_all: Callable[[], Awaitable[None]],
     ) -> None:
-        """Starts from weights that are in the model already, those of `ledger`."""
+        """The model must already have the weights of `ledger`."""
         self.layout = layout
         self.state: State = Idle(ledger, contributed_step)
         # Held by whoever changes the model's weights and the state's ledger together.
@@ -84,8 +84,6 @@ class FragmentExchange:
         """The ledger of the fragment's weights."""
         return self.state.ledger
 
-    # What the exchange loop tells.
-
     def on_version(self, version: int) -> None:
         """Takes note that a version exists."""
         if version > self._newest_version:
@@ -100,7 +98,7 @@ class FragmentExchange:
             self._wake.set()
 
     def on_fate(self, fate: types_pb2.DeltaFate) -> None:
-        """Takes note of the fate of a delta, if it is the one that is sent or in flight."""
+        """Takes note of a delta's fate, if it is the delta that is being sent or in flight."""
         state = self.state
         if not isinstance(state, Sending | InFlight) or fate.delta_id != state.delta.delta_id:
             return
@@ -123,7 +121,7 @@ class FragmentExchange:
             self._session.boundary.wake()
 
     def wake(self) -> None:
-        """Lets the fragment look at the session's state again."""
+        """Has the fragment look at the session's state again."""
         self._wake.set()
 
     @property
@@ -135,10 +133,8 @@ class FragmentExchange:
     def _is_all_sent(self, state: State) -> bool:
         return self._session.trained.step_count <= state.ledger.sent_until.step_count
 
-    # The one task.
-
     async def run(self) -> None:
-        """Goes on until it is cancelled, or until this learner must stop."""
+        """Runs until it is cancelled, or until this learner must stop."""
         session = self._session
         while True:
             try:
@@ -155,7 +151,7 @@ class FragmentExchange:
             except PoisonedError as error:
                 self._drop(error)
                 if error.reason == "NON_FINITE":
-                    await self._restore_all()  # one bad fragment makes the next step's gradients bad everywhere
+                    await self._restore_all()  # gradients spread it to all fragments
             except SkerryError as error:
                 session.stop(error)
                 return
@@ -186,30 +182,30 @@ class FragmentExchange:
 
     @property
     def may_send(self) -> bool:
-        """Whether a delta is due, and allowed. Any thread may ask; an answer just out of date does no harm."""
+        """Whether a delta is due and allowed. Any thread may ask; an outdated answer does no harm."""
         session, state = self._session, self.state
         if not isinstance(state, Idle) or session.is_closed or state.used_base == state.ledger.version:
             return False
         if session.is_flushing:
             return not self._is_all_sent(state)
-        next_step = session.trained.step_count + 1  # at its end the weights would be copied
+        next_step = session.trained.step_count + 1  # the weights would be copied at its end
         return (session.policy.has_waiting_rounds and self._is_awaited(next_step)) or is_due(
             next_step,
-            # Steps that a replacement dropped are in no delta, and so count for none.
+            # Steps that a replacement has dropped are in no delta, and do not count.
             contributed_step=max(state.contributed_step, state.ledger.sent_until.step_count),
             inner_step_count=session.policy.inner_step_count,
         )
 
     def _is_awaited(self, next_step: int) -> bool:
-        """Whether a round gathers deltas now, or is about to where this learner is slow."""
+        """Whether a round gathers deltas now, or is near and this learner slow."""
         return self._invited_version > self._newest_version or self._rhythm.is_near(
             next_step, inner_step_count=self._session.policy.inner_step_count
         )
 
     async def _wait(self) -> None:
-        """Waits for news; with a delta in flight not for ever, for its news may have been lost with a stream."""
+        """Waits for an event; with a delta in flight for a lease term only, since a broken stream may have lost it."""
         if self._session.is_flushing:
-            self._session.boundary.wake()  # whoever waits for the flush looks again
+            self._session.boundary.wake()  # so that `serve` looks whether the flush is done
         timeout_s = self._session.policy.lease_term_s if isinstance(self.state, InFlight) else None
         try:
             async with asyncio.timeout(timeout_s):
@@ -223,7 +219,7 @@ class FragmentExchange:
         return has_progressed
 
     def _note_failure(self, attempt: int, error: BaseException) -> None:
-        """Hears of a failure before the pause after it."""
+        """Takes note of a failure before the pause that follows it."""
         self._pulls_whole |= isinstance(error, CorruptDownloadError)
         is_defect = isinstance(error, RefusedError)
         if (attempt == 1 or is_defect) and not isinstance(error, WorkRefusedError):
@@ -231,15 +227,13 @@ class FragmentExchange:
             log("exchange of a fragment failed, will try again", **self._facts(error))
 
     def _facts(self, error: BaseException) -> dict[str, str]:
-        """Returns what the log says of an error."""
+        """Returns the fields of a log event about an error."""
         return {
             "learner": self._session.settings.learner_id,
             "fragment": self.layout.name,
             "reason": getattr(error, "reason", ""),
             "because": str(error),
         }
-
-    # Up.
 
     async def _take(self, state: Idle) -> None:
         """Copies the weights at the next step boundary and makes a delta of them."""
@@ -294,7 +288,7 @@ class FragmentExchange:
             stored = {(part.first, part.numel, part.digest) for part in known.parts}
             state = self.state
         if not isinstance(state, Sending):
-            return  # an event, or the answer, has acknowledged it
+            return  # it was acknowledged meanwhile
         self.state = fragment_state.tried(state)
         response = await push(
             session.calls,
@@ -319,14 +313,14 @@ class FragmentExchange:
         return response
 
     def _refuse(self, error: SkerryError) -> None:
-        """The delta was never accepted: its work goes out again, from a base that the server knows."""
+        """The delta was never accepted: its work is sent again, from a base that the server knows."""
         state = self.state
         if not isinstance(state, Sending):
             return
         _log.warning("delta was refused, its work will be sent again", **self._facts(error))
         self.state = fragment_state.refused(state, is_base_used=error.reason == "BASE_REPEATED")
         self._session.tally.deltas_returned += 1
-        # What the server does not know of the base was not pulled from it.
+        # The server does not know this base, so updates on it would be wrong.
         self._pulls_whole = error.reason in _BASE_AT_FAULT
 
     def _return(self, state: InFlight) -> None:
@@ -341,12 +335,10 @@ class FragmentExchange:
         self._session.tally.deltas_returned += 1
 
     def _drop(self, error: PoisonedError) -> None:
-        """The delta is poison, or the weights are: the fragment will be replaced, for rebase would keep it."""
+        """Delta or weights are not finite or not plausible: the fragment is replaced, since rebase would keep them."""
         _log.error("work of a fragment is dropped, it will be replaced", **self._facts(error))
         self._session.tally.deltas_dropped += isinstance(self.state, Sending | InFlight)
         self.state = fragment_state.poisoned(self.state)
-
-    # Down.
 
     async def _adopt(self) -> None:
         """Pulls the newest version and brings the model to it."""
@@ -356,7 +348,7 @@ class FragmentExchange:
         self._newest_version = max(self._newest_version, pulled.version)
         is_merged = await self._is_merged_into(pulled)
         if isinstance(self.state, InFlight) and self.state.fate.fate in {*RETURNING, types_pb2.FATE_QUARANTINED}:
-            return  # the ledger changes first; what was pulled is pulled again
+            return  # `_advance` changes the ledger first, and adopts then
         async with self.lock:
             ledger = await adopt(
                 self._session,
@@ -370,15 +362,15 @@ class FragmentExchange:
             assert not isinstance(state, Sending)
             self.state = fragment_state.adopted(state, ledger, is_merged=is_merged)
         self._pulls_whole = False
-        # After a refusal, only a delta that is acknowledged shows that things are well again.
+        # After a refusal only an acknowledged delta counts, so that pauses grow if every delta is refused.
         self._has_progressed |= not isinstance(state, Refused)
         self._session.tally.parameters_down_count += self.layout.numel
         if pulled.version < self._newest_version:
-            # A version that was announced is not there yet: not to be asked for without a pause.
+            # A version that was announced is not available yet; without a pause it would be asked for at once.
             await asyncio.sleep(self._session.settings.retry.first_wait_s)
 
     async def _is_merged_into(self, pulled: Pulled) -> bool:
-        """Whether the delta in flight is in `pulled` or a version before it: asked for, where no event has said."""
+        """Whether the delta in flight is in `pulled` or an earlier version; asks the syncer if no event has told."""
         if isinstance(self.state, InFlight) and self.state.is_pending:
             await self._session.calls.repeat(lambda: self._ask_fate(pulled.position))
         state = self.state
@@ -386,15 +378,13 @@ class FragmentExchange:
             return False
         return state.fate.fate == types_pb2.FATE_MERGED and state.fate.version <= pulled.version
 
-    # Poison elsewhere.
-
     def restore_if_poisoned(self) -> bool:
-        """Puts the base back if the weights are not finite; for the training thread. Returns whether it did."""
+        """Loads the base if the weights are not finite; for the training thread. Returns whether it did."""
         if self._session.parameters.is_finite(self.layout):
             return False
         self._session.parameters.load(self.layout, self.ledger.base)()
         return True
 
     def restored(self, trained: Trained) -> None:
-        """Books that `restore_if_poisoned` put the base back; the caller holds the lock."""
+        """Takes note that `restore_if_poisoned` has loaded the base; the caller holds the lock."""
         self.state = fragment_state.restored(self.state, trained)

@@ -1,4 +1,4 @@
-"""How a learner comes to a run: finds it, or creates it from its own weights if it may, and pulls what is newest."""
+"""How a learner joins a run: it finds or creates the run, and pulls the newest weights."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _log = structlog.get_logger(__name__)
 
 
 async def find_or_create(session: Session) -> types_pb2.Run:
-    """Returns the run of the settings' name; where there is none, one made of the model's weights, if it may be made.
+    """Returns the run of the settings; one that does not exist is created from the model's weights, if allowed.
 
-    To be called while the training thread waits.
+    The training thread must wait meanwhile.
 
     Raises:
         RunNotFoundError: no such run, and it may not be created.
@@ -47,7 +47,7 @@ async def find_or_create(session: Session) -> types_pb2.Run:
 
 
 def warn_of_other_plan(session: Session) -> None:
-    """Warns who plans another length than the run that it joined: outer momentum settles towards the run's."""
+    """Warns if this learner plans another length than the run that it joined: outer momentum follows the run's."""
     own, runs = session.settings.policy, session.policy
     planned = own.planned_step_count if own else 0
     settles = runs.outer.schedule is not OuterSchedule.CONSTANT and runs.outer.momentum > 0
@@ -55,7 +55,7 @@ def warn_of_other_plan(session: Session) -> None:
         return
     what = "is planned for another number of steps" if runs.planned_step_count else "has no planned length"
     _log.warning(
-        f"the run {what}; its own word holds. To change it: "
+        f"the run {what}; the run's value holds. To change it: "
         f"skerry runs policy {session.settings.run} --set planned_step_count={planned}",
         run_steps=runs.planned_step_count,
         own_steps=planned,
@@ -89,7 +89,7 @@ async def pull_newest(
     version: int = -1,
     weights: NDArray[np.float32] | None = None,  # (numel,) of `version`; not written to
 ) -> Pulled:
-    """Returns a fragment's newest version, from a version that the caller has or from a snapshot.
+    """Returns a fragment's newest version, by way of updates to `weights` or of a snapshot.
 
     Raises:
         SkerryError: as `pull`.

@@ -26,7 +26,8 @@ from skerry.wire.policy import Policy
 R = TypeVar("R")
 
 _PAGE_SIZE: Final = 100
-# A person waits: what the server asks to repeat is repeated a little; that nobody answers is said at once.
+# A person waits for the answer: calls are repeated a few times if the server asks for it, and not at all if it does not
+# answer.
 _RETRY: Final = RetrySettings(attempt_count=3, longest_wait_s=2.0)
 _HOPELESS: Final = frozenset({"UNREACHABLE", "TIMEOUT"})
 
@@ -34,8 +35,9 @@ _HOPELESS: Final = frozenset({"UNREACHABLE", "TIMEOUT"})
 class RunsClient:
     """Calls `skerry.v1.Runs` of the syncer at `target`, waiting at most `timeout_s` for each answer.
 
-    Synchronous and for one thread at a time; a context manager. Every method raises SkerryError as the server answered.
-    Positions that answers carry are remembered and sent along, so that a replica that lags never answers from before.
+    Synchronous, for one thread at a time; a context manager. Every method raises SkerryError if the server refuses or
+    does not answer. Log positions in answers are remembered and sent along, so that no replica answers from an older
+    state.
     """
 
     def __init__(self, target: str, *, timeout_s: float = 30.0) -> None:
@@ -64,7 +66,7 @@ class RunsClient:
             self._thread.close()
 
     def capabilities(self) -> Capabilities:
-        """Returns what the server speaks."""
+        """Returns the server's version, codecs and limits."""
         request = capabilities_pb2.GetCapabilitiesRequest()
         answer = self._call(lambda: self._transport.get_capabilities(request, timeout_s=self._timeout_s))
         return record_of(Capabilities, answer)
@@ -100,8 +102,8 @@ class RunsClient:
     ) -> Run:
         """Returns a new run whose version 0 is exactly `arrays`, as float32.
 
-        Embeddings are merged by the mean where the fragments are planned here; for `fragments` of the caller's the
-        policy has the only word.
+        Without `fragments` the plan is made here, and embeddings are merged by the mean; with `fragments` the policy
+        alone decides how they are merged.
 
         Raises:
             RunExistsError: the name is taken.
@@ -150,18 +152,18 @@ class RunsClient:
         return self._seen_run(self._call(lambda: self._transport.roll_back(request, timeout_s=self._timeout_s)).run)
 
     def close_run(self, name: str) -> Run:
-        """Returns the run once it is closed and every accepted delta has its fate."""
+        """Returns the run once it is closed and every accepted delta has its final fate."""
         request = runs_pb2.CloseRunRequest(name=name, **self._known(name))
         return self._seen_run(self._call(lambda: self._transport.close_run(request, timeout_s=self._timeout_s)).run)
 
     def delete_run(self, name: str, uid: str) -> None:
-        """Takes the name away from the run with this uid, and from no other."""
+        """Takes the name away from the run, if it still has this uid."""
         request = runs_pb2.DeleteRunRequest(name=name, run_uid=uid)
         self._call(lambda: self._transport.delete_run(request, timeout_s=self._timeout_s))
         self._uids.pop(name, None)
 
     def watch(self, name: str, *, after_position: int = 0) -> Iterator[RunView | Event]:
-        """Yields the run as it is, then its events; ends with an error when the stream breaks."""
+        """Yields the run as it is now, then its events; raises SkerryError when the stream breaks."""
         request = exchange_pb2.WatchRequest(run=name, after_position=after_position)
         responses = self._thread.run(_watched(self._transport, request))
         try:

@@ -1,4 +1,4 @@
-"""What the exchange has done so far, for the training loop's metrics and for people."""
+"""Counts of what the exchange has done, for the training loop's metrics."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-# Merged deltas over which staleness and waiting are averaged: recent ones of every fragment.
+# How many of the last merged deltas, of all fragments, staleness and waiting are averaged over.
 _RECENT: Final = 32
 
 
 @dataclass(frozen=True)
 class Stats:
-    """A learner's exchange at one moment. Counts only grow, and begin with the process."""
+    """A learner's exchange at one moment. Counts only grow; they start at 0 with the process."""
 
     step_count: int = 0
     token_count: int = 0
     is_attached: bool = False
-    bytes_up: int = 0  # of deltas, as frames, repetitions included
+    bytes_up: int = 0  # of deltas, as frames; repeated pushes count again
     bytes_down: int = 0  # of updates and snapshots
     parameters_up_count: int = 0  # elements of acknowledged deltas: bytes_up * 8 over this is bits a parameter
     parameters_down_count: int = 0  # elements of adopted fragments
@@ -34,7 +34,7 @@ class Stats:
 
 
 class Tally:
-    """The counts as they grow; written by the event loop, but for the stalls, which are the training thread's."""
+    """The running counts. The event loop writes them, except the stalls, which the training thread writes."""
 
     def __init__(self) -> None:
         self.bytes_up = 0

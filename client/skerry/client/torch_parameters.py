@@ -1,7 +1,7 @@
 """The weights of a torch module, on the CPU or on a GPU, as the exchange reads and writes them.
 
-On the CPU flat vectors are NumPy arrays. On another device they are tensors there: deltas are quantised where the
-parameters live, and only codes and scales cross to the host.
+Flat vectors are NumPy arrays on the CPU, and tensors on any other device: deltas are quantised on the device, and only
+codes and scales are copied to the host.
 """
 
 from __future__ import annotations
@@ -63,17 +63,17 @@ class TorchParameters:
         return all(self._tensors[tensor.name].dtype == torch.float32 for tensor in layout.tensors)
 
     def buffer(self, layout: FragmentLayout) -> FlatArray:
-        """Returns room for a snapshot; written once, for a page is only there after its first write."""
+        """Returns a vector for a snapshot; written to once, since memory is only allocated by the first write."""
         zeros = torch.zeros(layout.numel, device=self._device)
         return zeros.fill_(0).numpy() if self._is_on_host else zeros
 
     def snapshot(self, layout: FragmentLayout, out: FlatArray) -> Work:
-        """Returns what copies the weights to `out`; on a GPU without waiting for the copy."""
+        """Returns a function that copies the weights to `out`; on a GPU it does not wait for the copy."""
         tensors, pieces = self._pieces(layout, out)
         return lambda: torch._foreach_copy_(pieces, tensors)
 
     def add(self, layout: FragmentLayout, shift: FlatArray) -> Work:
-        """Returns what adds to the weights, in float32 where they are narrower."""
+        """Returns a function that adds to the weights, in float32 if they are narrower."""
         tensors, pieces = self._pieces(layout, shift)
         if self.is_float32(layout):
             return lambda: torch._foreach_add_(tensors, pieces)
@@ -85,12 +85,12 @@ class TorchParameters:
         return work
 
     def load(self, layout: FragmentLayout, values: FlatArray) -> Work:
-        """Returns what overwrites the weights."""
+        """Returns a function that overwrites the weights."""
         tensors, pieces = self._pieces(layout, values)
         return lambda: torch._foreach_copy_(tensors, pieces)
 
     def blend(self, layout: FragmentLayout, values: FlatArray, alpha: float) -> Work:
-        """Returns what mixes `values` into the weights."""
+        """Returns a function that blends `values` into the weights."""
         tensors, pieces = self._pieces(layout, values)
 
         def work() -> None:
@@ -104,7 +104,7 @@ class TorchParameters:
         return all(bool(self._tensors[tensor.name].isfinite().all()) for tensor in layout.tensors)
 
     def from_host(self, values: NDArray[np.float32]) -> FlatArray:
-        """Returns the values where the parameters live."""
+        """Returns the values on the parameters' device."""
         return values if self._is_on_host else torch.from_numpy(values).to(self._device)
 
     def to_host(self, values: FlatArray) -> NDArray[np.float32]:
@@ -112,14 +112,14 @@ class TorchParameters:
         return values if self._is_on_host else values.cpu().numpy()  # type: ignore[no-any-return]
 
     def settle(self) -> None:
-        """Waits for the GPU, so that a worker's queue sees what the training thread's has done, and the reverse."""
+        """Waits for the GPU, so that a worker's stream sees what the training thread's has done, and the reverse."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 
     def _pieces(self, layout: FragmentLayout, flat: FlatArray) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """Returns the tensors, and for each its piece of the flat vector in the tensor's shape.
 
-        One call of torch then does them all: between two calls another thread may hold the interpreter for 5 ms.
+        One call of torch then handles them all; between two calls another thread may hold the interpreter for 5 ms.
         """
         vector = torch.from_numpy(flat) if self._is_on_host else flat
         return [self._tensors[spec.name] for spec in layout.tensors], [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from torch import nn
 from torch._C._distributed_c10d import HashStore
 
-from skerry.client import Learner, Policy
+from skerry.client import ArrayLearner, Learner, Policy
 from skerry.client.parameters import ArrayParameters
 from skerry.client.torch_parameters import TorchParameters
 from skerry.wire import Codec, Encoding, FragmentLayout, encode_frames
@@ -57,6 +58,12 @@ def test_a_strangers_module_trains_in_ten_lines(target: str) -> None:
     assert np.mean(losses[-5:]) < losses[0]
     assert learner.failure is None
     assert learner.stats.deltas_merged > 0
+
+
+def test_a_learner_of_a_module_has_every_option_of_one_of_arrays() -> None:
+    ours, theirs = (dict(inspect.signature(kind).parameters) for kind in (Learner, ArrayLearner))
+    del ours["model"], theirs["arrays"]
+    assert ours == theirs
 
 
 def test_tied_tensors_appear_once_and_frozen_ones_not_at_all() -> None:

@@ -1,12 +1,51 @@
-"""Adopts a newer version: workers prepare the change, the training thread makes it at a step boundary."""
+"""Pulls a newer version and adopts it: workers prepare the change, the training thread makes it at a step boundary."""
 
 from __future__ import annotations
 
+import numpy as np
+from numpy.typing import NDArray
+
 from skerry.algorithm.rebase import FlatArray, Ledger
 from skerry.client.parameters import Work
-from skerry.client.pull import Pulled
+from skerry.client.pull import Pulled, PullSettings, pull
 from skerry.client.session import Adoption, Session
+from skerry.v1 import exchange_pb2
 from skerry.wire import FragmentLayout
+
+
+async def pull_newest(
+    session: Session,
+    layout: FragmentLayout,
+    *,
+    version: int = -1,
+    weights: NDArray[np.float32] | None = None,  # (numel,) of `version`; not written to
+) -> Pulled:
+    """Returns a fragment's newest version, by way of updates to `weights` or of a snapshot.
+
+    Raises:
+        SkerryError: as `pull`.
+    """
+    settings = session.settings
+    request = exchange_pb2.PullFragmentRequest(
+        run=settings.run,
+        run_uid=session.run_uid,
+        seen_position=session.position,
+        fragment=layout.name,
+        from_version=-1 if weights is None else version,
+        is_newest=True,
+    )
+    async with session.transfers:
+        pulled = await pull(
+            session.calls.transport,
+            session.workers,
+            request,
+            layout,
+            weights,
+            settings=PullSettings(settings.stall_timeout_s, settings.retry, session.calls.jitter),
+            count_bytes=session.tally.received,
+        )
+    session.saw(pulled.position)
+    return pulled
 
 
 async def adopt(

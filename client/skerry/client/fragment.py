@@ -14,7 +14,7 @@ import structlog
 from skerry.algorithm.rebase import Ledger, Trained
 from skerry.algorithm.schedule import RoundRhythm, is_due
 from skerry.client import fragment_state
-from skerry.client.adoption import adopt
+from skerry.client.adoption import adopt, pull_newest
 from skerry.client.delta import make_delta
 from skerry.client.errors import (
     AttachAgainError,
@@ -29,7 +29,6 @@ from skerry.client.errors import (
     error_of,
 )
 from skerry.client.fragment_state import RETURNING, Idle, InFlight, Refused, Replacing, Sending, State
-from skerry.client.joining import pull_newest
 from skerry.client.pull import Pulled
 from skerry.client.push import push, query
 from skerry.client.session import Session

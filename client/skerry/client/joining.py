@@ -1,4 +1,4 @@
-"""How a learner joins a run: it finds or creates the run, and pulls the newest weights."""
+"""How a learner joins a run: it finds the run, or creates it from its own weights."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 from skerry.client.creation import NewRun, create_run
 from skerry.client.errors import RunExistsError, RunNotFoundError
 from skerry.client.fragment_plan import plan_fragments
-from skerry.client.pull import Pulled, PullSettings, pull
 from skerry.client.session import Session
-from skerry.v1 import exchange_pb2, runs_pb2, types_pb2
+from skerry.v1 import runs_pb2, types_pb2
 from skerry.wire import FragmentLayout
 from skerry.wire.policy import OuterSchedule, Policy
 
@@ -80,38 +79,3 @@ async def _create(session: Session) -> types_pb2.Run:
     run = await create_run(session.calls, session.workers, new, weights_of, part_size_bytes=session.part_size_bytes)
     _log.info("created the run", run=run.name, uid=run.uid, fragments=len(run.fragments))
     return run
-
-
-async def pull_newest(
-    session: Session,
-    layout: FragmentLayout,
-    *,
-    version: int = -1,
-    weights: NDArray[np.float32] | None = None,  # (numel,) of `version`; not written to
-) -> Pulled:
-    """Returns a fragment's newest version, by way of updates to `weights` or of a snapshot.
-
-    Raises:
-        SkerryError: as `pull`.
-    """
-    settings = session.settings
-    request = exchange_pb2.PullFragmentRequest(
-        run=settings.run,
-        run_uid=session.run_uid,
-        seen_position=session.position,
-        fragment=layout.name,
-        from_version=-1 if weights is None else version,
-        is_newest=True,
-    )
-    async with session.transfers:
-        pulled = await pull(
-            session.calls.transport,
-            session.workers,
-            request,
-            layout,
-            weights,
-            settings=PullSettings(settings.stall_timeout_s, settings.retry, session.calls.jitter),
-            count_bytes=session.tally.received,
-        )
-    session.saw(pulled.position)
-    return pulled

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import AsyncIterator
+from typing import Any
 
 import grpc
 import pytest
@@ -19,9 +20,9 @@ from skerry.client import (
     TryAgainError,
     WorkRefusedError,
 )
-from skerry.client.errors import error_of
+from skerry.client.errors import error_of, is_transient
 from skerry.client.grpc_transport import GrpcTransport, error_from_rpc
-from skerry.runtime.retry import retry
+from skerry.runtime.retry import Retry
 from skerry.v1 import exchange_pb2
 
 
@@ -84,55 +85,56 @@ def not_now(retry_after_s: float = 0.0) -> SkerryError:
     return error_of("STORE_UNAVAILABLE", "not now", retry_after_s=retry_after_s)
 
 
-def is_transient(error: BaseException) -> bool:
-    return isinstance(error, TryAgainError)
+def rule(attempt_count: int | None = 5, **hooks: Any) -> Retry:
+    return Retry(RetrySettings(attempt_count=attempt_count), random.Random(0), is_transient, **hooks)
 
 
 async def test_a_call_is_repeated_until_it_answers() -> None:
     call, heard = FailingCall(not_now(), not_now()), list[tuple[int, str]]()
-    answer = await retry(
-        call,
-        RetrySettings(attempt_count=3),
-        random.Random(0),
-        is_worth_it=is_transient,
-        before_pause=lambda attempt, error: heard.append((attempt, str(error))),
-    )
-    assert answer == "answer"
+    retry = rule(3, before_pause=lambda attempt, error: heard.append((attempt, str(error))))
+    assert await retry.call(call) == "answer"
     assert heard == [(1, "not now"), (2, "not now")]
 
 
 async def test_a_call_is_repeated_within_its_bound() -> None:
     call = FailingCall(*[not_now()] * 9)
     with pytest.raises(TryAgainError):
-        await retry(call, RetrySettings(attempt_count=4), random.Random(0), is_worth_it=is_transient)
+        await rule(4).call(call)
     assert call.count == 4
 
 
 async def test_a_failure_after_progress_counts_as_the_first() -> None:
     call = FailingCall(*[not_now()] * 9)
     with pytest.raises(TryAgainError):
-        await retry(
-            call,
-            RetrySettings(attempt_count=4),
-            random.Random(0),
-            is_worth_it=is_transient,
-            has_progressed=lambda: call.count == 3,
-        )
+        await rule(4, has_progressed=lambda: call.count == 3).call(call)
     assert call.count == 6
 
 
 async def test_no_attempt_begins_after_the_timeout() -> None:
     call = FailingCall(not_now(), not_now(retry_after_s=30.0), not_now())
     with pytest.raises(TryAgainError):
-        await retry(call, RetrySettings(attempt_count=None), random.Random(0), is_worth_it=is_transient, timeout_s=20.0)
+        await rule(None).call(call, timeout_s=20.0)
     assert call.count == 2
 
 
 async def test_a_refusal_is_not_repeated() -> None:
     call = FailingCall(error_of("BAD_REQUEST", "never"))
     with pytest.raises(SkerryError, match="never"):
-        await retry(call, RetrySettings(), random.Random(0), is_worth_it=is_transient)
+        await rule().call(call)
     assert call.count == 1
+
+
+def test_a_thread_repeats_by_the_same_rule() -> None:
+    waits: list[float] = []
+
+    def call() -> None:
+        for attempt in rule(None).attempts(sleep=waits.append, is_late=lambda pause_s: len(waits) == 3):
+            with attempt:
+                raise not_now(retry_after_s=2.0)
+
+    with pytest.raises(TryAgainError):
+        call()
+    assert [round(wait_s) for wait_s in waits] == [2, 2, 2]
 
 
 def test_pauses_grow_to_their_limit_and_the_server_wins() -> None:

@@ -18,9 +18,9 @@ from skerry.cli.console import as_json, console
 from skerry.cli.watch_state import EventLine, WatchState
 from skerry.cli.watch_view import draw
 from skerry.client import RunsClient
-from skerry.client.errors import TryAgainError, error_of
+from skerry.client.errors import error_of, is_transient
 from skerry.client.records import Event, RunStatus, RunView
-from skerry.runtime.retry import RetrySettings, attempts
+from skerry.runtime.retry import Retry, RetrySettings
 
 _REDRAWS_PER_S: Final = 4
 _RETRY: Final = RetrySettings(attempt_count=None, first_wait_s=0.5)
@@ -116,15 +116,14 @@ class Follower:
             SkerryError: the run does not exist, or nothing was received for longer than `patience_s`.
         """
         self._heard_at_s = self._clock()
-        for attempt in attempts(
+        retry = Retry(
             _RETRY,
             self._jitter,
-            is_worth_it=lambda error: isinstance(error, TryAgainError),
-            is_late=lambda _: self._clock() - self._heard_at_s > self._patience_s,
-            has_progressed=self._has_heard,
+            is_transient,
+            has_progressed=lambda: self._heard_count > 0,
             before_pause=lambda _, error: self._say(f"reconnecting: {error}"),
-            sleep=self._wait,
-        ):
+        )
+        for attempt in retry.attempts(sleep=self._wait, is_late=self._is_out_of_patience):
             with attempt:
                 yield from self._one_stream()
 
@@ -144,8 +143,8 @@ class Follower:
                 return
         raise error_of("UNREACHABLE", "the syncer ended the stream")  # as a replica does that drains
 
-    def _has_heard(self) -> bool:
-        return self._heard_count > 0
+    def _is_out_of_patience(self, _pause_s: float) -> bool:
+        return self._clock() - self._heard_at_s > self._patience_s
 
     def lines(self) -> Iterator[EventLine]:
         """Yields, in words, every event except unchanged reports."""

@@ -41,7 +41,7 @@ async def pull_newest(
             request,
             layout,
             weights,
-            settings=PullSettings(settings.stall_timeout_s, settings.retry, session.calls.jitter),
+            settings=PullSettings(settings.stall_timeout_s, session.calls.retry),
             count_bytes=session.tally.received,
         )
     session.saw(pulled.position)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping
 from contextlib import aclosing
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Final
 
@@ -54,12 +55,12 @@ class Attachment:
         """Stays attached until `leave`, or until the run no longer takes this learner."""
         session = self._session
         try:
-            await session.calls.persist(
-                self._attach_until_left,
+            await replace(
+                session.calls.endless,
                 is_worth_it=self._is_worth_it,
                 has_progressed=lambda: self._was_attached,
                 before_pause=self._note_failure,
-            )
+            ).call(self._attach_until_left)
         except (StopExchangingError, RunNotFoundError) as error:
             session.stop(error)
         except RunClosedError:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import math
-import random
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from skerry.client.errors import TryAgainError
 from skerry.client.transport import Transport
-from skerry.runtime.retry import RetrySettings, retry
+from skerry.runtime.retry import Retry
 
 R = TypeVar("R")
 
@@ -20,39 +17,15 @@ class Calls:
     """A transport and the rules of calling over it."""
 
     transport: Transport
-    jitter: random.Random
-    retry: RetrySettings = field(default_factory=RetrySettings)
+    retry: Retry
     timeout_s: float = 20.0  # of a unary call
-    stall_timeout_s: float = 60.0  # of a transfer, which may take as long as it likes while bytes move
-    hopeless_reasons: frozenset[str] = frozenset()  # of a TryAgainError that this caller reports at once
+    stall_timeout_s: float = 60.0  # of a transfer, which may take any time as long as bytes move
 
     async def repeat(self, call: Callable[[], Awaitable[R]]) -> R:
-        """Returns the result of an idempotent call, repeated on TryAgainError within the bounds of `retry`.
+        """Returns the result of an idempotent call, repeated by the rule of `retry`."""
+        return await self.retry.call(call)
 
-        Raises:
-            SkerryError: the last attempt's.
-        """
-        return await retry(call, self.retry, self.jitter, is_worth_it=self._is_worth_it)
-
-    async def persist(
-        self,
-        call: Callable[[], Awaitable[R]],
-        *,
-        is_worth_it: Callable[[BaseException], bool] | None = None,
-        timeout_s: float = math.inf,
-        has_progressed: Callable[[], bool] = lambda: False,
-        before_pause: Callable[[int, BaseException], None] = lambda _attempt, _error: None,
-    ) -> R:
-        """As `repeat`, however many attempts it takes within `timeout_s`; the arguments are those of `retry`."""
-        return await retry(
-            call,
-            replace(self.retry, attempt_count=None),
-            self.jitter,
-            is_worth_it=is_worth_it or self._is_worth_it,
-            timeout_s=timeout_s,
-            has_progressed=has_progressed,
-            before_pause=before_pause,
-        )
-
-    def _is_worth_it(self, error: BaseException) -> bool:
-        return isinstance(error, TryAgainError) and error.reason not in self.hopeless_reasons
+    @property
+    def endless(self) -> Retry:
+        """The rule of `retry` without a bound on attempts."""
+        return replace(self.retry, settings=replace(self.retry.settings, attempt_count=None))

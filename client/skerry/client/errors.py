@@ -20,7 +20,7 @@ of gRPC's statuses, CORRUPT_DOWNLOAD, and BAD_ANSWER for an answer that this ver
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, TypeGuard
 
 
 class SkerryError(Exception):
@@ -120,6 +120,11 @@ _CLASSES: Final[Mapping[str, type[SkerryError]]] = {
     "RUN_NOT_FOUND": RunNotFoundError,
     "RUN_EXISTS": RunExistsError,
 }
+
+
+def is_transient(error: BaseException) -> TypeGuard[TryAgainError]:
+    """Whether the same call may succeed later."""
+    return isinstance(error, TryAgainError)
 
 
 def error_of(

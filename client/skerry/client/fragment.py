@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Final, NoReturn
 
 import structlog
@@ -137,12 +138,12 @@ class FragmentExchange:
         session = self._session
         while True:
             try:
-                await session.calls.persist(
-                    self._go_on,
+                await replace(
+                    session.calls.endless,
                     is_worth_it=lambda error: isinstance(error, _REPEATED),
                     has_progressed=self._take_progress,
                     before_pause=self._note_failure,
-                )
+                ).call(self._go_on)
             except RunClosedError:
                 session.run_closed()
                 if isinstance(self.state, Sending):

@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import random
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 
 from skerry.client.errors import CorruptDownloadError, PlanExpiredError, TryAgainError, error_of
 from skerry.client.transport import Transport
-from skerry.runtime.retry import RetrySettings, retry
+from skerry.runtime.retry import Retry
 from skerry.runtime.workers import Workers
 from skerry.v1 import exchange_pb2 as v1
 from skerry.wire import HEADER_SIZE, FragmentLayout, FrameError, decode_frame, frame_size, parse_frames, tree_digest
@@ -40,8 +39,7 @@ class PullSettings:
     """Bounds of one download."""
 
     stall_timeout_s: float
-    retry: RetrySettings
-    jitter: random.Random
+    retry: Retry
 
 
 class PlanApplier:
@@ -178,7 +176,7 @@ async def pull(
     Raises:
         CorruptDownloadError: bytes or weights are not what their digests say.
         PlanExpiredError: objects were collected meanwhile.
-        SkerryError: the last of `settings.retry.attempt_count` failures without progress.
+        SkerryError: the last of too many failures in a row without progress.
     """
     applier: PlanApplier | None = None
     begun_at = (0, 0)
@@ -199,13 +197,7 @@ async def pull(
                 raise broken.error from broken
         return await workers.run(applier.finish)
 
-    return await retry(
-        attempt,
-        settings.retry,
-        settings.jitter,
-        is_worth_it=lambda error: isinstance(error, TryAgainError),
-        has_progressed=lambda: place() != begun_at,
-    )
+    return await replace(settings.retry, has_progressed=lambda: place() != begun_at).call(attempt)
 
 
 class _BrokenOffError(Exception):

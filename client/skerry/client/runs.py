@@ -11,12 +11,13 @@ from numpy.typing import NDArray
 
 from skerry.client.calls import Calls
 from skerry.client.creation import NewRun, create_run
+from skerry.client.errors import is_transient
 from skerry.client.fragment_plan import FragmentPlan, plan_fragments
 from skerry.client.grpc_transport import GrpcTransport
 from skerry.client.loop_thread import LoopThread
 from skerry.client.records import Capabilities, Event, Run, RunView, VersionRecord, record_of
 from skerry.runtime.identifiers import SystemEntropy, system_random
-from skerry.runtime.retry import RetrySettings
+from skerry.runtime.retry import Retry, RetrySettings
 from skerry.runtime.workers import InlineWorkers
 from skerry.v1 import capabilities_pb2, exchange_pb2, runs_pb2, types_pb2
 from skerry.wire import messages
@@ -47,9 +48,8 @@ class RunsClient:
         self._uids: dict[str, str] = {}  # newest uid seen by name
         self._thread = LoopThread("skerry-runs")
         self._transport = self._thread.run(_connect(target))
-        self._calls = Calls(
-            self._transport, system_random(), retry=_RETRY, timeout_s=timeout_s, hopeless_reasons=_HOPELESS
-        )
+        retry = Retry(_RETRY, system_random(), lambda error: is_transient(error) and error.reason not in _HOPELESS)
+        self._calls = Calls(self._transport, retry, timeout_s=timeout_s)
 
     def __enter__(self) -> Self:
         return self

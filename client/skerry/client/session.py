@@ -14,12 +14,12 @@ import structlog
 from skerry.algorithm.rebase import UNTRAINED, Trained
 from skerry.client.boundary import Boundary
 from skerry.client.calls import Calls
-from skerry.client.errors import SkerryError
+from skerry.client.errors import SkerryError, is_transient
 from skerry.client.parameters import Parameters
 from skerry.client.stats import Tally
 from skerry.client.transport import Transport
 from skerry.runtime.identifiers import Entropy
-from skerry.runtime.retry import RetrySettings
+from skerry.runtime.retry import Retry, RetrySettings
 from skerry.runtime.workers import Workers
 from skerry.wire.names import check_name
 from skerry.wire.policy import Policy
@@ -94,8 +94,7 @@ class Session:
         self.settings = settings
         self.calls = Calls(
             transport,
-            jitter,
-            retry=settings.retry,
+            Retry(settings.retry, jitter, is_transient),
             timeout_s=settings.call_timeout_s,
             stall_timeout_s=settings.stall_timeout_s,
         )
@@ -125,7 +124,7 @@ class Session:
         Raises:
             SkerryError: the last failure.
         """
-        return await self.calls.persist(call, timeout_s=self.settings.connect_timeout_s)
+        return await self.calls.endless.call(call, timeout_s=self.settings.connect_timeout_s)
 
     def saw(self, position: int) -> None:
         """Takes note of a log position that an answer or event carried."""

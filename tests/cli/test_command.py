@@ -102,6 +102,15 @@ def test_a_settings_file_with_a_typing_error_is_refused_by_name(
     assert "runs.list.jsn" in shown
 
 
+@pytest.mark.parametrize("words", [[], ["runs"]])
+def test_a_group_by_itself_prints_its_help(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert failures.run(cli, words) == failures.ExitStatus.DONE
+    shown = capsys.readouterr()
+    assert shown.out.startswith("Usage: skerry")
+    assert "Commands:" in shown.out
+    assert shown.err == ""
+
+
 def test_a_command_that_is_not_there_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
     assert failures.run(cli, ["sreve"]) == failures.ExitStatus.USAGE
     assert "sreve" in capsys.readouterr().err

@@ -4,28 +4,44 @@ from __future__ import annotations
 
 from skerry.cli.watch_state import WatchState
 from skerry.cli.watch_view import sparkline
-from skerry.v1 import exchange_pb2
-from skerry.v1 import types_pb2 as v1
+from skerry.client.records import (
+    DeltaFate,
+    Event,
+    Fragment,
+    FragmentVersion,
+    LearnerReport,
+    LearnerStatus,
+    Run,
+    RunStatus,
+    RunView,
+    VersionCommitted,
+)
 
 
-def report(learner_id: str, *, sent_bytes: int, version: int = 0, loss: float = 1.0) -> exchange_pb2.WatchResponse:
+def report(learner_id: str, *, sent_bytes: int, version: int = 0, loss: float = 1.0) -> Event:
     """Returns the event of a learner's report."""
-    body = v1.LearnerReport(
-        step_count=10, sent_bytes=sent_bytes, received_bytes=2 * sent_bytes, loss=loss,
-        adopted=[v1.FragmentVersion(fragment="head", version=version)],
-    )  # fmt: skip
-    status = v1.LearnerStatus(learner_id=learner_id, session_id="a" * 32, is_live=True, report=body)
-    return exchange_pb2.WatchResponse(event=v1.Event(position=5, learner=status))
+    body = LearnerReport(
+        step_count=10,
+        sent_bytes=sent_bytes,
+        received_bytes=2 * sent_bytes,
+        loss=loss,
+        adopted=(FragmentVersion("head", version),),
+    )
+    status = LearnerStatus(learner_id, session_id="a" * 32, is_live=True, report=body)
+    return Event(position=5, learner=status)
 
 
 def started() -> WatchState:
     """Returns the state of a run with one fragment, at version 3."""
-    run = v1.Run(
-        name="demo", status=v1.RUN_STATUS_OPEN, position=4,
-        fragments=[v1.Fragment(name="head")], versions=[v1.FragmentVersion(fragment="head", version=3)],
-    )  # fmt: skip
+    run = Run(
+        name="demo",
+        status=RunStatus.OPEN,
+        position=4,
+        fragments=(Fragment("head"),),
+        versions=(FragmentVersion("head", 3),),
+    )
     state = WatchState()
-    state.apply(exchange_pb2.WatchResponse(start=exchange_pb2.WatchStart(run=run)), 0.0)
+    state.apply(RunView(run), 0.0)
     return state
 
 
@@ -67,14 +83,14 @@ def test_a_learner_is_as_stale_as_its_stalest_fragment() -> None:
 
 def test_a_commit_is_told_with_who_took_part() -> None:
     state = started()
-    merged = [
-        v1.DeltaFate(learner_id="us", weight_share=0.75),
-        v1.DeltaFate(learner_id="eu", weight_share=0.25, staleness=2),
-    ]
-    committed = v1.VersionCommitted(
-        version=v1.FragmentVersion(fragment="head", version=4), merged=merged, participation=0.5, update_size_bytes=100
+    merged = (
+        DeltaFate(learner_id="us", weight_share=0.75),
+        DeltaFate(learner_id="eu", weight_share=0.25, staleness=2),
     )
-    line = state.apply(exchange_pb2.WatchResponse(event=v1.Event(position=9, version_committed=committed)), 1.0)
+    committed = VersionCommitted(
+        version=FragmentVersion("head", 4), merged=merged, participation=0.5, update_size_bytes=100
+    )
+    line = state.apply(Event(position=9, version_committed=committed), 1.0)
     assert line is not None
     assert line.text == "head is at version 4 by us 75%, eu 25%"
     head = state.fragments["head"]
@@ -90,7 +106,7 @@ def test_a_report_alone_is_no_event_to_tell() -> None:
 
 def test_a_run_that_closes_is_closed() -> None:
     state = started()
-    state.apply(exchange_pb2.WatchResponse(event=v1.Event(position=9, status_changed=v1.RUN_STATUS_CLOSED)), 1.0)
+    state.apply(Event(position=9, status_changed=RunStatus.CLOSED), 1.0)
     assert state.is_closed
 
 

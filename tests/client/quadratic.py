@@ -45,9 +45,9 @@ class Quadratic:
 
 
 def train_until(
-    islands: Sequence[tuple[Quadratic, ArrayLearner]], is_over: Callable[[], bool], timeout_s: float = 60.0
+    learners: Sequence[tuple[Quadratic, ArrayLearner]], is_over: Callable[[], bool], timeout_s: float = 60.0
 ) -> None:
-    """Trains the islands in turn until the condition holds.
+    """Trains the learners in turn until the condition holds.
 
     Raises:
         TimeoutError: it does not within `timeout_s`.
@@ -55,6 +55,6 @@ def train_until(
     deadline_s = time.monotonic() + timeout_s
     while not is_over():
         if time.monotonic() > deadline_s:
-            raise TimeoutError(f"condition does not hold: {[island.stats for _, island in islands]}")
-        for problem, island in islands:
-            island.step(tokens=8, loss=problem.descend())
+            raise TimeoutError(f"condition does not hold: {[learner.stats for _, learner in learners]}")
+        for problem, learner in learners:
+            learner.step(tokens=8, loss=problem.descend())

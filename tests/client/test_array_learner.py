@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import MutableMapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +37,8 @@ def test_two_learners_train_one_model_together(target: str) -> None:
     first = ArrayLearner(problems[0].arrays, target=target, run="fit", learner_id="a", create=True, policy=QUICK)
     second = ArrayLearner(problems[1].arrays, target=target, run="fit", learner_id="b")
     with first, second:
-        islands = ((problems[0], first), (problems[1], second))
-        train_until(islands, lambda: all(min(island.stats.versions.values()) >= 5 for island in (first, second)))
+        learners = ((problems[0], first), (problems[1], second))
+        train_until(learners, lambda: all(min(learner.stats.versions.values()) >= 5 for learner in (first, second)))
         assert first.stats.is_attached
         assert first.flush(30)
         assert second.flush(30)
@@ -50,9 +51,9 @@ def test_two_learners_train_one_model_together(target: str) -> None:
             for fate in record.merged
         }
     assert merged == {"a", "b"}
-    for island in (first, second):
-        assert island.failure is None
-        assert 0 < island.stats.deltas_merged <= island.stats.deltas_acknowledged
+    for learner in (first, second):
+        assert learner.failure is None
+        assert 0 < learner.stats.deltas_merged <= learner.stats.deltas_acknowledged
     assert problems[0].loss < 0.5 * Quadratic().loss
 
 
@@ -65,8 +66,7 @@ def test_a_run_is_created_with_the_steps_that_are_planned_for_it(target: str) ->
         planned, endless = (client.get_run(run).run.policy for run in ("planned", "endless"))
     assert planned.planned_step_count == 5000
     assert endless.planned_step_count == 0
-    planned.planned_step_count = 0
-    assert planned == endless
+    assert replace(planned, planned_step_count=0) == endless
 
 
 CONSTANT = OuterOptimizer(schedule=OuterSchedule.CONSTANT)
@@ -111,8 +111,8 @@ def test_a_planned_length_out_of_range_is_refused_before_anything_is_sent(planne
 
 def test_every_acknowledged_delta_has_its_fate_once_the_run_is_closed(target: str) -> None:
     problem = Quadratic()
-    with ArrayLearner(problem.arrays, target=target, run="fit", learner_id="a", create=True, policy=QUICK) as island:
-        train_until([(problem, island)], lambda: island.stats.deltas_acknowledged >= 12)
+    with ArrayLearner(problem.arrays, target=target, run="fit", learner_id="a", create=True, policy=QUICK) as learner:
+        train_until([(problem, learner)], lambda: learner.stats.deltas_acknowledged >= 12)
     with RunsClient(target) as client:
         run = client.close_run("fit")
         merged = [
@@ -121,13 +121,13 @@ def test_every_acknowledged_delta_has_its_fate_once_the_run_is_closed(target: st
             for record in client.list_versions("fit", fragment.name)
             for fate in record.merged
         ]
-    assert len(merged) == len(set(merged)) == island.stats.deltas_acknowledged
+    assert len(merged) == len(set(merged)) == learner.stats.deltas_acknowledged
 
 
 def test_a_learner_that_joins_late_starts_from_the_newest_weights(target: str) -> None:
     problem, late = Quadratic(), Quadratic()
-    with ArrayLearner(problem.arrays, target=target, run="fit", learner_id="a", create=True, policy=QUICK) as island:
-        train_until([(problem, island)], lambda: min(island.stats.versions.values()) >= 6)
+    with ArrayLearner(problem.arrays, target=target, run="fit", learner_id="a", create=True, policy=QUICK) as learner:
+        train_until([(problem, learner)], lambda: min(learner.stats.versions.values()) >= 6)
         with ArrayLearner(late.arrays, target=target, run="fit", learner_id="late") as joined:
             assert min(joined.stats.versions.values()) >= 6
             assert late.loss < 0.8 * Quadratic().loss
@@ -147,21 +147,21 @@ def test_other_ways_of_adopting_train_too(target: str, adoption: Adoption) -> No
     problem = Quadratic()
     with ArrayLearner(
         problem.arrays, target=target, run="fit", learner_id="a", create=True, policy=QUICK, adoption=adoption
-    ) as island:
-        train_until([(problem, island)], lambda: min(island.stats.versions.values()) >= 8)
+    ) as learner:
+        train_until([(problem, learner)], lambda: min(learner.stats.versions.values()) >= 8)
     assert problem.loss < 0.8 * Quadratic().loss
 
 
 def test_float16_arrays_train_and_their_rounding_is_nobodys_work(target: str) -> None:
     problem = Quadratic()
     problem.arrays = {name: array.astype(np.float16) for name, array in problem.arrays.items()}
-    with ArrayLearner(problem.arrays, target=target, run="fit", learner_id="a", create=True, policy=QUICK) as island:
-        train_until([(problem, island)], lambda: min(island.stats.versions.values()) >= 4)
-        assert island.flush(30)
+    with ArrayLearner(problem.arrays, target=target, run="fit", learner_id="a", create=True, policy=QUICK) as learner:
+        train_until([(problem, learner)], lambda: min(learner.stats.versions.values()) >= 4)
+        assert learner.flush(30)
         # Nothing was trained since: what is left to send is what quantisation dropped, not what the casts rounded.
-        versions = island.stats.versions
-        assert island.flush(30)
-        assert island.stats.versions == versions
+        versions = learner.stats.versions
+        assert learner.flush(30)
+        assert learner.stats.versions == versions
     assert problem.loss < Quadratic().loss
 
 
@@ -239,25 +239,25 @@ def test_a_learner_that_was_stopped_is_not_attached_from_the_moment_that_it_says
 
 def test_a_closed_run_is_noticed_and_takes_nobody_new(target: str) -> None:
     problem = Quadratic()
-    with ArrayLearner(problem.arrays, target=target, run="fit", learner_id="a", create=True, policy=QUICK) as island:
-        train_until([(problem, island)], lambda: island.stats.deltas_acknowledged > 0)
+    with ArrayLearner(problem.arrays, target=target, run="fit", learner_id="a", create=True, policy=QUICK) as learner:
+        train_until([(problem, learner)], lambda: learner.stats.deltas_acknowledged > 0)
         with RunsClient(target) as client:
             client.close_run("fit")
-        train_until([(problem, island)], lambda: island.is_closed)
-        assert island.flush(30)
+        train_until([(problem, learner)], lambda: learner.is_closed)
+        assert learner.flush(30)
         with pytest.raises(RunClosedError):
             ArrayLearner(Quadratic().arrays, target=target, run="fit", learner_id="b")
 
 
 def test_poisoned_weights_are_put_back_and_training_goes_on(target: str) -> None:
     problem = Quadratic()
-    with ArrayLearner(problem.arrays, target=target, run="fit", learner_id="a", create=True, policy=QUICK) as island:
-        train_until([(problem, island)], lambda: min(island.stats.versions.values()) >= 2)
+    with ArrayLearner(problem.arrays, target=target, run="fit", learner_id="a", create=True, policy=QUICK) as learner:
+        train_until([(problem, learner)], lambda: min(learner.stats.versions.values()) >= 2)
         for array in problem.arrays.values():
             array[0] = np.nan
-        train_until([(problem, island)], lambda: all(np.isfinite(array).all() for array in problem.arrays.values()))
-        versions = dict(island.stats.versions)
-        train_until([(problem, island)], lambda: min(island.stats.versions.values()) > max(versions.values()))
+        train_until([(problem, learner)], lambda: all(np.isfinite(array).all() for array in problem.arrays.values()))
+        versions = dict(learner.stats.versions)
+        train_until([(problem, learner)], lambda: min(learner.stats.versions.values()) > max(versions.values()))
     assert np.isfinite(problem.loss)
 
 
@@ -271,21 +271,21 @@ def test_training_goes_on_while_the_syncer_is_dead_and_what_was_learned_is_sent_
         policy = Policy(inner_step_count=4, lease_term_s=1.0)
         with ArrayLearner(
             problem.arrays, target=target, run="fit", learner_id="a", create=True, policy=policy
-        ) as island:
-            train_until([(problem, island)], lambda: min(island.stats.versions.values()) >= 3)
+        ) as learner:
+            train_until([(problem, learner)], lambda: min(learner.stats.versions.values()) >= 3)
             thread.run(process.kill())
-            before = island.stats
-            train_until([(problem, island)], lambda: not island.stats.is_attached)
+            before = learner.stats
+            train_until([(problem, learner)], lambda: not learner.stats.is_attached)
             for _ in range(20):
-                island.step(tokens=8, loss=problem.descend())
+                learner.step(tokens=8, loss=problem.descend())
             thread.run(process.start())
             train_until(
-                [(problem, island)],
-                lambda: min(island.stats.versions.values()) >= max(before.versions.values()) + 3,
+                [(problem, learner)],
+                lambda: min(learner.stats.versions.values()) >= max(before.versions.values()) + 3,
             )
-            assert island.stats.is_attached
-            assert island.failure is None
-            assert island.flush(30)
+            assert learner.stats.is_attached
+            assert learner.failure is None
+            assert learner.flush(30)
         with RunsClient(target) as client:
             run = client.close_run("fit")
             merged = [
@@ -294,7 +294,7 @@ def test_training_goes_on_while_the_syncer_is_dead_and_what_was_learned_is_sent_
                 for record in client.list_versions("fit", fragment.name)
                 for fate in record.merged
             ]
-        assert len(merged) == len(set(merged)) == island.stats.deltas_acknowledged
+        assert len(merged) == len(set(merged)) == learner.stats.deltas_acknowledged
     finally:
         thread.run(_stopped(process))
         thread.close()

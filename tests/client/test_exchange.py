@@ -164,55 +164,6 @@ async def test_with_plain_averaging_a_lone_learner_trains_as_if_it_were_alone(ta
             np.testing.assert_allclose(array, alone.arrays[name], atol=1e-5)
 
 
-async def test_of_a_round_in_parts_a_merged_delta_stands_in_for_what_the_others_will_bring(
-    target: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Learners that are merged one by one: half of what is missing of the round stays in the model, until it comes."""
-    outer = OuterOptimizer(learning_rate=1.0, momentum=0.0, schedule=OuterSchedule.CONSTANT)
-    exact = Encoding(Codec.FLOAT32)
-    policy = replace(
-        QUICK, outer=outer, merge=MergeRule.MEAN, delta_encoding=exact, update_encoding=exact, grace_factor=0.0
-    )
-    settings = replace(SETTINGS, policy=policy, fragment_count=1)
-    asked: dict[int, float] = {}  # version adopted -> what was missing
-    shares: list[tuple[float, float]] = []  # of the last merged delta in the base, and what was missing
-    async with (
-        training(target, Faults(), settings) as one,
-        training(target, Faults(), replace(settings, learner_id="b")) as other,
-    ):
-        (fragment,) = one.exchange._fragments.values()
-        was, missing = fragment.ledger, fragment._parts.missing
-
-        def noted(merged_version: int, newest_version: int) -> float:
-            asked[newest_version] = missing(merged_version, newest_version)
-            return asked[newest_version]
-
-        monkeypatch.setattr(fragment._parts, "missing", noted)
-
-        def is_over() -> bool:
-            nonlocal was
-            ledger = fragment.ledger
-            if ledger.version > was.version:
-                is_merged = was.delta is not None and ledger.delta is None
-                merged = was.delta if is_merged else was.merged
-                if merged is not None and merged.decoded is not None:
-                    delta, rounds = merged.decoded, (merged.end.step_count - merged.begin.step_count) / 4
-                    share = float(np.dot(ledger.anchor - ledger.base, delta) / np.dot(delta, delta))
-                    np.testing.assert_allclose(ledger.base, ledger.anchor - share * delta, atol=1e-5)
-                    assert (ledger.merged is merged) == (share > 0)
-                    shares.append((share * max(1.0, rounds), asked[ledger.version]))
-            was = ledger
-            return len(shares) >= 20
-
-        others = asyncio.ensure_future(other.train_until(is_over))
-        await one.train_until(is_over)
-        await others
-    for share, missing_then in shares:
-        assert share == pytest.approx(missing_then / 2, abs=1e-3)
-    assert min(shares)[0] == 0
-    assert max(shares)[0] > 0.1  # of two, each is about half of a round
-
-
 async def test_a_stalled_push_is_given_up_and_sent_again(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = replace(SETTINGS, stall_timeout_s=0.2)
     async with training(target, Faults(), settings) as world:

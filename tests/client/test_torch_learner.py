@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch._C._distributed_c10d import HashStore
 
-from skerry.client import Learner, Policy
+from skerry.client import ArrayLearner, Learner, Policy
 from skerry.client.parameters import ArrayParameters
 from skerry.client.torch_parameters import TorchParameters
 from skerry.wire import Codec, Encoding, FragmentLayout, encode_frames
@@ -39,20 +44,26 @@ def test_a_strangers_module_trains_in_ten_lines(target: str) -> None:
     policy = Policy(inner_step_count=4, lease_term_s=1.0)
     losses: list[float] = []
 
-    with Learner(model, target=target, run="theirs", learner_id="home", create=True, policy=policy) as island:
-        while min(island.stats.versions.values()) < 4:
+    with Learner(model, target=target, run="theirs", learner_id="home", create=True, policy=policy) as learner:
+        while min(learner.stats.versions.values()) < 4:
             tokens = torch.randint(0, 32, (4, 16))
             loss = nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             optimizer.zero_grad()
-            island.step(tokens=tokens.numel(), loss=loss.item())
+            learner.step(tokens=tokens.numel(), loss=loss.item())
             losses.append(loss.item())
             assert len(losses) < 20_000
 
     assert np.mean(losses[-5:]) < losses[0]
-    assert island.failure is None
-    assert island.stats.deltas_merged > 0
+    assert learner.failure is None
+    assert learner.stats.deltas_merged > 0
+
+
+def test_a_learner_of_a_module_has_every_option_of_one_of_arrays() -> None:
+    ours, theirs = (dict(inspect.signature(kind).parameters) for kind in (Learner, ArrayLearner))
+    del ours["model"], theirs["arrays"]
+    assert ours == theirs
 
 
 def test_tied_tensors_appear_once_and_frozen_ones_not_at_all() -> None:
@@ -60,10 +71,48 @@ def test_tied_tensors_appear_once_and_frozen_ones_not_at_all() -> None:
     assert names == ["tokens.weight", "mix.weight", "mix.bias", "norm.weight", "norm.bias"]
 
 
-def test_wrappers_do_not_change_names() -> None:
-    wrapped = nn.ModuleDict({"module": nn.ModuleDict({"_orig_mod": StrangersModel()})})
+def test_wrappers_do_not_change_names(one_process_group: None) -> None:
     plain = TorchParameters(StrangersModel()).tensors
-    assert TorchParameters(wrapped).tensors == plain
+    wrappings: list[Any] = [
+        nn.DataParallel(StrangersModel()),
+        nn.parallel.DistributedDataParallel(StrangersModel()),
+        torch.compile(StrangersModel()),
+        torch.compile(nn.parallel.DistributedDataParallel(torch.compile(StrangersModel()))),
+    ]
+    for wrapped in wrappings:
+        assert TorchParameters(wrapped).tensors == plain
+    inside = StrangersModel()
+    inside.mix = torch.compile(inside.mix)  # type: ignore[assignment]  # torch says so too
+    assert TorchParameters(inside).tensors == plain
+
+
+@pytest.fixture
+def one_process_group() -> Iterator[None]:
+    """What DistributedDataParallel asks for."""
+    torch.distributed.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+def test_a_submodule_that_is_called_like_a_wrapper_s_keeps_its_name() -> None:
+    model = nn.Linear(4, 3, bias=False)
+    model.module = nn.Linear(2, 6, bias=False)
+    model.module._orig_mod = nn.Linear(5, 1, bias=False)
+    names = {tensor.name: tensor.numel for tensor in TorchParameters(model).tensors}
+    assert names == {"weight": 12, "module.weight": 12, "module._orig_mod.weight": 5}
+
+
+def test_two_parameters_of_one_name_are_refused_with_both_paths() -> None:
+    wrapper = nn.DataParallel(nn.Linear(2, 2, bias=False))
+    wrapper.register_parameter("weight", nn.Parameter(torch.zeros(3)))
+    with pytest.raises(ValueError, match=r"first=weight, second=module\.weight.*pass a mapping"):
+        TorchParameters(wrapper)
+
+
+@pytest.mark.parametrize("model", [nn.Identity(), nn.Linear(2, 2).requires_grad_(False), {}])
+def test_a_model_with_nothing_to_train_is_refused_with_the_reason(model: nn.Module) -> None:
+    with pytest.raises(ValueError, match="no trainable parameter"):
+        TorchParameters(model)
 
 
 def test_parameters_on_several_devices_are_refused() -> None:

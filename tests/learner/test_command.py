@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from skerry.client import RunsClient
 from skerry.learner.command import learn
 from skerry.learner.metrics import read_metrics
-from skerry.v1 import types_pb2
+from skerry.wire.policy import Policy
 from tests.syncer.serve_process import serve_process
 
 _SMALL = ["--alone", "--model", "nano", "--batch", "2", "--data-limit-mb", "0.3", "--eval-windows", "4"]
@@ -44,7 +44,7 @@ async def test_the_run_that_it_creates_is_planned_for_its_schedule_unless_the_po
     assert policy.inner_step_count == stated.get("inner_step_count", 24)
 
 
-def _policy_of(target: str) -> types_pb2.Policy:
+def _policy_of(target: str) -> Policy:
     with RunsClient(target) as client:
         return client.get_run("fit").run.policy
 

@@ -18,7 +18,7 @@ import pytest
 
 from skerry.algorithm.rebase import Ledger
 from skerry.client.fragment import FragmentExchange
-from skerry.client.outgoing import Outgoing
+from skerry.client.fragment_state import Idle, Sending
 from skerry.store.errors import StoreError
 from skerry.store.log import checks
 from skerry.store.log.entries import AcceptedItem, ClosedItem, Entry, Item, RunStatus
@@ -49,14 +49,10 @@ def _resends_with_a_new_id(patch: pytest.MonkeyPatch) -> None:
     """A push that was tried before goes out under another id."""
     push_once = FragmentExchange._push_once
 
-    async def renamed(self: FragmentExchange, outgoing: Outgoing) -> None:
-        if outgoing.was_tried and outgoing.encoded is not None and self.ledger.delta is not None:
-            delta_id = self._session.entropy.hex_id()
-            outgoing.encoded.header.delta_id = delta_id
-            self.ledger = dataclasses.replace(
-                self.ledger, delta=dataclasses.replace(self.ledger.delta, delta_id=delta_id)
-            )
-        await push_once(self, outgoing)
+    async def renamed(self: FragmentExchange) -> None:
+        if isinstance(self.state, Sending) and self.state.was_tried:
+            self.state.delta.header.delta_id = self._session.entropy.hex_id()
+        await push_once(self)
 
     patch.setattr(FragmentExchange, "_push_once", renamed)
 
@@ -153,27 +149,26 @@ def _says_accepted_for_stored_parts(patch: pytest.MonkeyPatch) -> None:
 
 def _keeps_merged_work(patch: pytest.MonkeyPatch) -> None:
     """Adoption leaves a merged delta's work in the model, where the new version brings it once more."""
-    shift_to = Ledger.shift_to
+    shift = Ledger.shift
 
-    def shift(self: Ledger, *given: Any, is_merged: bool) -> Any:
-        return shift_to(self, *given, is_merged=False)
+    def unmerged(self: Ledger, *given: Any, is_merged: bool) -> Any:
+        return shift(self, *given, is_merged=False)
 
-    patch.setattr(Ledger, "shift_to", shift)
+    patch.setattr(Ledger, "shift", unmerged)
 
 
 def _forgets_returned_work(patch: pytest.MonkeyPatch) -> None:
     """Work of a delta that was refused or expired counts as sent."""
 
     def returned(self: Ledger) -> Ledger:
-        assert self.delta is not None
-        return dataclasses.replace(self, delta=None)
+        return dataclasses.replace(self, in_flight=None)
 
     patch.setattr(Ledger, "returned", returned)
 
 
 def _never_takes_its_turn(patch: pytest.MonkeyPatch) -> None:
     """A learner always adopts what is newest before it sends."""
-    patch.setattr(FragmentExchange, "_has_just_adopted", property(lambda _: False, lambda *_: None), raising=False)
+    patch.setattr(Idle, "is_turn_to_send", property(lambda _: False, lambda *_: None))
 
 
 def _leaves_others_merges(patch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""How a command reaches its syncer."""
+"""The options by which a command reaches a syncer and names a run."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ DEFAULT_TARGET: Final = "127.0.0.1:50051"
 
 
 def with_client(function: Callable[..., R]) -> Callable[..., R]:
-    """Gives a command `--target` and `--timeout`, and the client that they describe as its keyword `client`."""
+    """Gives a command the options `--target` and `--timeout`, and the resulting client as its keyword `client`."""
 
-    @click.option("--target", default=DEFAULT_TARGET, help="The syncer, as host:port.")
+    @click.option("--target", default=DEFAULT_TARGET, help="The syncer's address, as host:port.")
     @click.option(
         "--timeout",
         "timeout_s",
@@ -35,16 +35,18 @@ def with_client(function: Callable[..., R]) -> Callable[..., R]:
 
 
 def with_run(function: Callable[..., R]) -> Callable[..., R]:
-    """Gives a command its run, as an argument or as `--run`, as its keyword `run`."""
+    """Gives a command an argument or option `--run`, and the run's name as its keyword `run`."""
 
     @click.argument("run_argument", metavar="[RUN]", required=False)
-    @click.option("--run", "run_option", metavar="RUN", help="The run's name, where it is not the argument.")
+    @click.option("--run", "run_option", metavar="RUN", help="The run's name, instead of the argument.")
     @functools.wraps(function)
     def command(*args: Any, run_argument: str | None, run_option: str | None, **kwargs: Any) -> R:
-        # The argument wins: --run may come from the environment or the settings file.
+        # The argument takes precedence: --run may come from the environment or the settings file.
         run = run_argument or run_option
         if not run:
-            raise click.UsageError("name the run: as the argument, as --run, as SKERRY_RUN, or as run in the settings")
+            raise click.UsageError(
+                "the run is missing. Name it as the argument, by --run, in SKERRY_RUN, or as run in the settings file"
+            )
         return function(*args, run=run, **kwargs)
 
     return command

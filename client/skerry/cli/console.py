@@ -1,4 +1,4 @@
-"""How commands show things to people: tables, and quantities with their units."""
+"""Tables, and quantities with their units, for people to read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.table import Table
 
 R = TypeVar("R")
 
-# Wide enough for every table here where nobody says how wide the output is: a pipe or a file.
+# The width of tables in a pipe or a file; every table here fits.
 _PIPE_WIDTH: Final = 160
 
 
@@ -21,13 +21,13 @@ def as_json(function: Callable[..., R]) -> Callable[..., R]:
 
 
 def console() -> Console:
-    """Returns where tables go: standard output as it is now."""
+    """Returns a console on the current standard output."""
     found = Console()
     return found if found.is_terminal else Console(width=_PIPE_WIDTH)
 
 
 def table(*columns: str, title: str | None = None, right: tuple[str, ...] = ()) -> Table:
-    """Returns an empty table of house style; the columns named in `right` hold numbers."""
+    """Returns an empty table; the columns named in `right` are aligned to the right."""
     made = Table(title=title, title_justify="left", title_style="bold", box=None, header_style="dim", pad_edge=False)
     for column in columns:
         made.add_column(column, justify="right" if column in right else "left", no_wrap=True)
@@ -35,7 +35,7 @@ def table(*columns: str, title: str | None = None, right: tuple[str, ...] = ()) 
 
 
 def size_text(size_bytes: float) -> str:
-    """Returns a size as people read it, in decimal units: 1536 is "1.5 kB"."""
+    """Returns a size in decimal units: 1536 is "1.5 kB"."""
     value = float(size_bytes)
     for unit in ("B", "kB", "MB", "GB"):
         if abs(value) < 1000:
@@ -45,7 +45,7 @@ def size_text(size_bytes: float) -> str:
 
 
 def rate_text(bits_per_s: float | None) -> str:
-    """Returns a bandwidth as people read it: 1.5e6 is "1.5 Mbit/s"; an unknown one is a dash."""
+    """Returns a bandwidth with its unit: 1.5e6 is "1.5 Mbit/s"; an unknown one is a dash."""
     if bits_per_s is None:
         return "-"
     value = float(bits_per_s)
@@ -57,7 +57,7 @@ def rate_text(bits_per_s: float | None) -> str:
 
 
 def count_text(count: int) -> str:
-    """Returns a large count as people read it: 12_000_000 is "12.0M"."""
+    """Returns a count in short form: 12_000_000 is "12.0M"."""
     value = float(count)
     for unit in ("", "k", "M", "G"):
         if abs(value) < 1000:

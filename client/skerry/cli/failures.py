@@ -1,15 +1,15 @@
-"""What a person reads, and a script gets as exit status, when a command fails.
+"""The message and the exit status of a command that fails.
 
-    0    done
-    1    done, and the answer is no; or a failure of no other kind
+    0    success
+    1    a check failed (verify, demo), or any other failure
     2    wrong usage: flags, environment or settings file
-    3    refused, and will be refused again: change what is asked for
+    3    refused: the same request will be refused again
     4    unreachable, busy or draining: the same command may succeed later
-    5    something must be installed first
+    5    a package is missing
     130  interrupted
 
-One line `error: what happened. facts`, and where it helps one line of what to do next. An error that none of this
-knows is a defect of Skerry: its traceback is shown whole.
+The message is one line `error: what happened. facts`, often with a second line `next: what to do`. Any other exception
+is a defect of Skerry, and its whole traceback is shown.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class ExitStatus(IntEnum):
     INTERRUPTED = 130
 
 
-# What brings a module that is not there. Everything else comes with skerry itself.
+# What to install for a module that is missing. All others are dependencies of skerry.
 _EXTRAS: Final[Mapping[str, str]] = {
     "torch": "skerry[torch]",
     "matplotlib": "skerry[demo]",
@@ -44,29 +44,29 @@ _EXTRAS: Final[Mapping[str, str]] = {
     "lightning": "lightning",
 }
 
-# Of commands that read the store themselves, whose errors are not the client's.
+# Reasons of the errors of commands that read the store themselves.
 _STORE_MAY_ANSWER_LATER: Final = frozenset({"STORE_UNAVAILABLE", "STORE_FULL"})
 
 _NEXT: Final[Mapping[str, str]] = {
-    "RUN_NOT_FOUND": "`skerry runs list` shows the runs that there are",
-    "RUN_EXISTS": "learners join it by name; `skerry runs delete` takes the name away",
-    "RUN_REPLACED": "the name belongs to another run now; `skerry runs show` says which",
+    "RUN_NOT_FOUND": "`skerry runs list` lists the runs",
+    "RUN_EXISTS": "learners can join it by name; `skerry runs delete` frees the name",
+    "RUN_REPLACED": "another run has the name now; `skerry runs show` shows it",
     "RUN_CLOSED": "the run is read-only; `skerry export` still reads its weights",
-    "BAD_NAME": "names are 1 to 64 of a-z 0-9 . _ - and start and end with a letter or digit",
+    "BAD_NAME": "a name has 1 to 64 of the characters a-z 0-9 . _ - and starts and ends with a letter or digit",
     "FRAGMENT_NOT_FOUND": "`skerry runs show` lists the fragments",
     "VERSION_NOT_FOUND": "`skerry log` shows the positions, `skerry runs show` the versions",
-    "STORE_UNAVAILABLE": "the syncer can't reach its store; its log says why",
-    "STORE_FULL": "the store needs room; `skerry gc` collects what no version needs",
-    "STORE_ROLLED_BACK": "the store holds less than was acknowledged: stop the learners, then `skerry verify`",
-    "DRAINING": "the replica is going away; try again, another one answers",
+    "STORE_UNAVAILABLE": "the syncer can't reach its store; the syncer's log says why",
+    "STORE_FULL": "free some space; `skerry gc` removes objects that no version needs",
+    "STORE_ROLLED_BACK": "the store has lost acknowledged data: stop the learners, then run `skerry verify`",
+    "DRAINING": "the replica is shutting down; try again",
     "INTERNAL": "the syncer's log says why",
-    "UNREACHABLE": "is `skerry serve` running there, and is --target right?",
-    "TIMEOUT": "the syncer took longer than --timeout; try again",
+    "UNREACHABLE": "check that `skerry serve` is running there, and that --target is right",
+    "TIMEOUT": "the syncer took longer than --timeout; try again, or raise --timeout",
 }
 
 
 def run(command: click.Command, arguments: list[str] | None = None) -> ExitStatus | int:
-    """Runs a command and returns the exit status; what went wrong is on standard error in words."""
+    """Runs a command, prints its error, if any, to standard error, and returns the exit status."""
     try:
         result = command.main(args=arguments, prog_name="skerry", standalone_mode=False)
     except click.exceptions.Exit as stop:
@@ -74,12 +74,15 @@ def run(command: click.Command, arguments: list[str] | None = None) -> ExitStatu
     except (click.Abort, KeyboardInterrupt):
         _say("interrupted")
         return ExitStatus.INTERRUPTED
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message())  # `skerry` or `skerry runs` with nothing after it: the help
+        return ExitStatus.DONE
     except click.ClickException as error:
         return _show_usage(error)
     except ImportError as error:
         return _show_missing(error)
     except BrokenPipeError:
-        # The reader has seen enough (`skerry watch --json | head`); at exit nothing may be flushed into its pipe.
+        # The reader has closed the pipe (`skerry watch --json | head`), so nothing may be flushed into it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitStatus.FAILED
     except Exception as error:
@@ -91,12 +94,12 @@ def run(command: click.Command, arguments: list[str] | None = None) -> ExitStatu
 
 
 def missing_extra(error: ImportError) -> str | None:
-    """Returns what pip installs to bring the module that an import wanted; None where that is not known."""
+    """Returns what to install for the module that could not be imported; None if that is not known."""
     return _EXTRAS.get((error.name or "").partition(".")[0])
 
 
 def _reason(error: Exception) -> str | None:
-    """Returns the stable reason that every error of Skerry's packages carries; None for any other exception."""
+    """Returns the stable reason of an error of Skerry; None for any other exception."""
     reason = getattr(error, "reason", None)
     return str(reason) if isinstance(reason, str) and type(error).__module__.startswith("skerry.") else None
 
@@ -113,8 +116,8 @@ def _show_usage(error: click.ClickException) -> int:
 def _show_missing(error: ImportError) -> ExitStatus:
     extra = missing_extra(error)
     if extra is None and (error.name or "").startswith("skerry."):
-        _say(f"error: this installation has no such part. module={error.name}")
-        _say("next: pip install skerry, whole; images of one service have that service only")
+        _say(f"error: this installation lacks a part of skerry. module={error.name}")
+        _say("next: pip install skerry; the container image of a service has only that service")
         return ExitStatus.NOT_INSTALLED
     if extra is None:
         raise error
@@ -131,7 +134,7 @@ def _show_refusal(error: Exception, reason: str) -> ExitStatus:
 
 
 def _may_succeed_later(error: Exception, reason: str) -> bool:
-    from skerry.client.errors import TryAgainError  # imports gRPC, which --help does without
+    from skerry.client.errors import TryAgainError  # imports gRPC, which --help does not need
 
     return isinstance(error, TryAgainError) or reason in _STORE_MAY_ANSWER_LATER
 

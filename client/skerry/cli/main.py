@@ -1,4 +1,4 @@
-"""The `skerry` command itself: finds commands, joins flags, environment and file, and turns failures into statuses."""
+"""The `skerry` command: finds its subcommands, combines flags, environment and file, and sets the exit status."""
 
 from __future__ import annotations
 
@@ -18,33 +18,33 @@ ENTRY_POINT_GROUP = "skerry.commands"
 
 _EPILOG = """\b
 Examples:
-  skerry demo                          three islands, two kills, one page
+  skerry demo                          three learners train one model while two processes are killed
   skerry serve --store file://data     a syncer on this machine
-  skerry learn --run demo              an island that trains with it
-  skerry watch demo                    how the run goes, live
+  skerry learn --run demo              a learner that trains with it
+  skerry watch demo                    the run's progress, live
 
 \b
-Every option may also be given in the environment or in a TOML file. Flags win over the environment, it over
-the file's [command] table, that over the file's top level:
+Every option may also be set in the environment or in a TOML file. A flag takes precedence over the environment,
+the environment over the file's [command] table, and that over the file's top level:
   target = "syncer.example:443"        for every command that has --target
   [runs.list]
   json = true                          for one command
 
 \b
-Exit status: 0 done; 1 done, and the answer is no (or a failure of no other kind); 2 wrong usage;
-3 refused, and will be again; 4 unreachable or busy, try again; 5 something must be installed; 130 interrupted.
+Exit status: 0 success; 1 a check failed, or any other failure; 2 wrong usage; 3 refused, so change the request;
+4 unreachable or busy, so try again; 5 a package is missing; 130 interrupted.
 """
 
 
 class CommandGroup(click.Group):
-    """A group whose commands are the entry points of `skerry.commands`, each imported when it is asked for."""
+    """A group whose commands are the entry points of `skerry.commands`, each imported when it is used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Returns every command's name, in alphabetical order."""
+        """Returns the names of all commands, in alphabetical order."""
         return sorted(_entry_points())
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Returns a command with its environment variables named; one that can't be imported says so when it is run."""
+        """Returns a command with its environment variables named; one that can't be imported fails when it is run."""
         entry_point = _entry_points().get(cmd_name)
         if entry_point is None:
             return None
@@ -59,7 +59,7 @@ class CommandGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Returns the command that `args` name, after the file's settings were laid below it."""
+        """Returns the command that `args` name, with defaults from the settings file."""
         name, command, rest = super().resolve_command(ctx, args)
         if name is not None and command is not None:
             ctx.default_map = {name: settings.defaults(self._file(ctx), self, ctx, name)}
@@ -79,16 +79,16 @@ def _entry_points() -> dict[str, importlib.metadata.EntryPoint]:
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     envvar="SKERRY_CONFIG",
     show_envvar=True,
-    help="A TOML file with settings.  [default: ./skerry.toml, if there]",
+    help="A TOML file with settings.  [default: ./skerry.toml, if it exists]",
 )
 @click.version_option(package_name="skerry", message="skerry %(version)s")
 def cli(config: Path | None) -> None:
-    """Train one model on islands of compute joined by ordinary internet links."""
+    """Train one model on several machines or clusters that are connected by ordinary internet links."""
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Runs the command line and exits the process with its status."""
-    # gRPC tells of every connection that closes, in the middle of tables; what matters comes back as an error.
+    # gRPC logs every connection that closes, in the middle of tables; failures are reported as errors anyway.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     sys.exit(failures.run(cli, arguments))
 

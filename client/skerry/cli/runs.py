@@ -1,4 +1,4 @@
-"""`skerry runs` and `skerry rollback`: create, look at, steer, close and delete runs."""
+"""`skerry runs` and `skerry rollback`: create, show, change, close, delete and roll back runs."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from skerry.cli.console import as_json, console, count_text, size_text, table
 from skerry.cli.watch_state import learner_state
 from skerry.cli.weights import read_weights
 from skerry.client import RunsClient
-from skerry.v1 import runs_pb2, types_pb2
+from skerry.client.records import LearnerReport, LearnerStatus, Run, Tensor, VersionRecord
+from skerry.wire.policy import Policy
 
-_SET_HELP = "Change a field of the policy, e.g. inner_step_count=30 or outer.learning_rate=0.4. May be repeated."
+_SET_HELP = "Set a field of the policy, for example inner_step_count=30 or outer.learning_rate=0.4. May be repeated."
 
 
 @click.group(
@@ -29,7 +30,7 @@ Examples:
 """,
 )
 def runs() -> None:
-    """Create, look at, steer, close and delete runs."""
+    """Create, show, change, close and delete runs."""
 
 
 @runs.command("list", epilog="\b\nExample:\n  skerry runs list --json | jq -r '.[].name'")
@@ -42,7 +43,7 @@ def list_(client: RunsClient, *, is_json: bool) -> None:
         click.echo(plain.to_line([_summary(run) for run in found]))
         return
     if not found:
-        click.echo("no runs. learners create one when they start: skerry learn --run NAME")
+        click.echo("there are no runs. A learner creates one when it starts: skerry learn --run NAME")
         return
     rows = table(
         "run", "status", "parameters", "fragments", "versions", "position", "created",
@@ -51,7 +52,7 @@ def list_(client: RunsClient, *, is_json: bool) -> None:
     for run in found:
         rows.add_row(
             run.name,
-            plain.short_enum_name(types_pb2.RunStatus.DESCRIPTOR, run.status),
+            run.status,
             count_text(_parameter_count(run.tensors)),
             str(len(run.fragments)),
             _version_range(run),
@@ -66,7 +67,7 @@ def list_(client: RunsClient, *, is_json: bool) -> None:
 @as_json
 @with_client
 def show(client: RunsClient, run: str, *, is_json: bool) -> None:
-    """Show a run: its fragments and versions, learners, and policy."""
+    """Show a run: its fragments, versions, learners and policy."""
     answer = client.get_run(run)
     if is_json:
         click.echo(plain.to_line(plain.to_json(answer)))
@@ -79,11 +80,11 @@ def show(client: RunsClient, run: str, *, is_json: bool) -> None:
 @runs.command(epilog="\b\nExample:\n  skerry runs versions demo embedding --limit 20")
 @click.argument("run")
 @click.argument("fragment")
-@click.option("--limit", type=click.IntRange(min=1, max=1000), default=20, help="Newest so many.")
+@click.option("--limit", type=click.IntRange(min=1, max=1000), default=20, help="How many versions to list.")
 @as_json
 @with_client
 def versions(client: RunsClient, run: str, fragment: str, *, limit: int, is_json: bool) -> None:
-    """List a fragment's versions, newest first, and whose deltas made each."""
+    """List a fragment's versions, newest first, and the learners whose deltas each was merged from."""
     records = list(itertools.islice(client.list_versions(run, fragment), limit))
     if is_json:
         click.echo(plain.to_line([plain.to_json(record) for record in records]))
@@ -114,15 +115,15 @@ Example:
     "--weights",
     required=True,
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="A safetensors file: names, shapes and initial values of the model's tensors.",
+    help="A safetensors file with the model's tensors.",
 )
 @click.option("--set", "assignments", multiple=True, metavar="NAME=VALUE", help=_SET_HELP)
 @as_json
 @with_client
 def create(client: RunsClient, run: str, *, weights: Path, assignments: tuple[str, ...], is_json: bool) -> None:
-    """Create a run from initial weights. Learners may do so too, when they start."""
+    """Create a run from initial weights. A learner can also create it when it starts."""
     try:
-        policy = policy_text.complete(assignments)
+        policy = policy_text.apply(assignments, Policy())
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--set") from error
     try:
@@ -152,14 +153,14 @@ Examples:
 @as_json
 @with_client
 def policy(client: RunsClient, run: str, *, assignments: tuple[str, ...], is_json: bool) -> None:
-    """Show a run's policy, or change it; a change counts from the next close of a round."""
+    """Show a run's policy, or change it. A change takes effect when the next round closes."""
     current = client.get_run(run).run
     if assignments:
         try:
-            changes = policy_text.apply(assignments, current.policy)
+            wanted = policy_text.apply(assignments, current.policy)
         except ValueError as error:
             raise click.BadParameter(str(error), param_hint="--set") from error
-        current = client.set_policy(run, changes)
+        current = client.set_policy(run, wanted, base=current.policy)
     if is_json:
         click.echo(plain.to_line(plain.to_json(current.policy)))
         return
@@ -171,7 +172,7 @@ def policy(client: RunsClient, run: str, *, assignments: tuple[str, ...], is_jso
 @as_json
 @with_client
 def close(client: RunsClient, run: str, *, is_json: bool) -> None:
-    """End a run: what is pending is merged or named, then the run is read-only. Waits until it is closed."""
+    """Close a run: pending deltas are merged or expire, then the run is read-only. Waits until it is closed."""
     closed = client.close_run(run)
     if is_json:
         click.echo(plain.to_line(_summary(closed)))
@@ -181,11 +182,11 @@ def close(client: RunsClient, run: str, *, is_json: bool) -> None:
 
 @runs.command(epilog="\b\nExample:\n  skerry runs delete demo --yes")
 @click.argument("run")
-@click.option("--uid", help="Delete only if this is the run's uid: a delete that is repeated can't hit a newer run.")
-@click.option("--yes", is_flag=True, help="Don't ask.")
+@click.option("--uid", help="Delete the run only if it has this uid, so that a repeated delete spares a newer run.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @with_client
 def delete(client: RunsClient, run: str, *, uid: str | None, yes: bool) -> None:
-    """Take a run's name away; its objects stay in the store until `skerry gc` collects them."""
+    """Delete a run: its name is free at once, its objects stay in the store until `skerry gc` removes them."""
     found = client.get_run(run, uid=uid).run
     if not yes:
         click.confirm(
@@ -200,7 +201,7 @@ def delete(client: RunsClient, run: str, *, uid: str | None, yes: bool) -> None:
 @click.command(
     epilog="""\b
 Examples:
-  skerry log --run demo --last 20      find the position
+  skerry log --run demo --last 20      shows the positions
   skerry rollback demo --to 1200
 """,
 )
@@ -209,10 +210,10 @@ Examples:
 @as_json
 @with_client
 def rollback(client: RunsClient, *, run: str, position: int, is_json: bool) -> None:
-    """Give every fragment its next version with the content that it had at an earlier log position.
+    """Roll a run back: each fragment gets a new version with the content that it had at an earlier log position.
 
-    Version numbers go on and are never reused; learners adopt the new versions and train on. Deltas that wait, or
-    that stand on abandoned versions, expire by name.
+    Version numbers continue and are never reused; learners adopt the new versions and train on. Deltas that are
+    pending, or that are based on abandoned versions, expire.
     """
     rolled = client.roll_back(run, position)
     if is_json:
@@ -222,8 +223,8 @@ def rollback(client: RunsClient, *, run: str, position: int, is_json: bool) -> N
     click.echo(f"versions {_version_range(rolled)}")
 
 
-def _summary(run: types_pb2.Run) -> dict[str, object]:
-    """Returns a run as JSON values without what is long: tensors and plan."""
+def _summary(run: Run) -> dict[str, object]:
+    """Returns a run as JSON values, with counts in place of its tensors and fragments."""
     values = plain.to_json(run)
     values["parameter_count"] = _parameter_count(run.tensors)
     values["fragment_count"] = len(run.fragments)
@@ -231,10 +232,9 @@ def _summary(run: types_pb2.Run) -> dict[str, object]:
     return values
 
 
-def _show_run(run: types_pb2.Run) -> None:
-    status = plain.short_enum_name(types_pb2.RunStatus.DESCRIPTOR, run.status)
+def _show_run(run: Run) -> None:
     console().print(
-        f"[bold]{run.name}[/bold]  {status}  {count_text(_parameter_count(run.tensors))} parameters  "
+        f"[bold]{run.name}[/bold]  {run.status}  {count_text(_parameter_count(run.tensors))} parameters  "
         f"position {run.position}  created {_created_at(run)}\n[dim]uid {run.uid}[/dim]\n",
         highlight=False,
     )
@@ -253,29 +253,29 @@ def _show_run(run: types_pb2.Run) -> None:
     console().print(rows, "")
 
 
-def _show_learners(learners: Iterable[types_pb2.LearnerStatus]) -> None:
+def _show_learners(learners: Iterable[LearnerStatus]) -> None:
     rows = table("learner", "region", "state", "step", "tokens", "loss", right=("step", "tokens", "loss"))
     for learner in learners:
-        report = learner.report
+        report = learner.report or LearnerReport()
         rows.add_row(
             learner.learner_id,
             learner.region or "-",
             learner_state(learner),
             str(report.step_count),
             count_text(report.token_count),
-            f"{report.loss:.4f}" if report.HasField("loss") else "-",
+            "-" if report.loss is None else f"{report.loss:.4f}",
         )
     console().print(rows if rows.row_count else "no learners yet", "")
 
 
-def _show_policy(policy_now: types_pb2.Policy) -> None:
+def _show_policy(policy_now: Policy) -> None:
     rows = table("policy", "value")
     for name, value in policy_text.rows(policy_now):
         rows.add_row(name, value)
     console().print(rows)
 
 
-def _origin(record: runs_pb2.VersionRecord) -> str:
+def _origin(record: VersionRecord) -> str:
     if record.source_version >= 0:
         return f"roll-back to version {record.source_version}"
     if not record.merged:
@@ -286,16 +286,16 @@ def _origin(record: runs_pb2.VersionRecord) -> str:
     )
 
 
-def _version_range(run: types_pb2.Run) -> str:
+def _version_range(run: Run) -> str:
     numbers = [version.version for version in run.versions]
     if not numbers:
         return "-"
     return str(min(numbers)) if min(numbers) == max(numbers) else f"{min(numbers)}-{max(numbers)}"
 
 
-def _parameter_count(tensors: Iterable[types_pb2.Tensor]) -> int:
+def _parameter_count(tensors: Iterable[Tensor]) -> int:
     return sum(math.prod(tensor.shape) for tensor in tensors)
 
 
-def _created_at(run: types_pb2.Run) -> str:
-    return run.created_at.ToDatetime().strftime("%Y-%m-%d %H:%M") if run.HasField("created_at") else "-"
+def _created_at(run: Run) -> str:
+    return "-" if run.created_at is None else f"{run.created_at:%Y-%m-%d %H:%M}"

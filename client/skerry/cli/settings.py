@@ -1,4 +1,4 @@
-"""Where an option's value comes from: the flag, else the environment, else a TOML file, else its default."""
+"""The value of an option: from the flag, else the environment, else a TOML file, else its default."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from skerry.cli.unavailable import UnavailableCommand
 
 DEFAULT_FILE = Path("skerry.toml")
 _PREFIX = "SKERRY_"
-# Never taken from the environment or a file: help, and consent, which must be given each time.
+# Never taken from the environment or a file. Consent (--yes) must be given each time.
 _FLAGS_ONLY = frozenset({"help", "version", "config", "yes"})
 
 
 def name_environment(command: click.Command) -> None:
-    """Gives every option of a command that has none its variable `SKERRY_<OPTION>`, and shows variables and defaults.
+    """Gives each option without an environment variable the variable `SKERRY_<OPTION>`, and shows it with the default.
 
     Idempotent. Changes the command in place, its subcommands too.
     """
@@ -34,10 +34,10 @@ def name_environment(command: click.Command) -> None:
 
 
 def read_file(path: Path | None) -> Mapping[str, Any]:
-    """Returns the settings of a TOML file; without a path those of ./skerry.toml, or none if it isn't there.
+    """Returns the settings in a TOML file; without a path those in ./skerry.toml, or none if it does not exist.
 
     Raises:
-        click.UsageError: the file can't be read, or is no TOML.
+        click.UsageError: the file can't be read, or is not TOML.
     """
     if path is None:
         if not DEFAULT_FILE.is_file():
@@ -50,10 +50,10 @@ def read_file(path: Path | None) -> Mapping[str, Any]:
 
 
 def defaults(file: Mapping[str, Any], root: click.Group, ctx: click.Context, name: str) -> dict[str, Any]:
-    """Returns what the file gives the command `name`, as click's default map: its table over the top level.
+    """Returns the defaults of the command `name`, as click's default map: its table's values before the top level's.
 
-    A top-level key counts for every command that has the option; one that no command has is an error, except where
-    a command can't be loaded here and may be the one that has it.
+    A top-level key applies to every command that has the option. A key that no command has is an error, unless a
+    command that can't be loaded here may have it.
 
     Raises:
         click.UsageError: keys or tables that no command has; the message names them.
@@ -68,14 +68,16 @@ def defaults(file: Mapping[str, Any], root: click.Group, ctx: click.Context, nam
     unknown += [key for key in general if not _anyone_has(key, root, ctx)]
     result, strangers = _fill(command, tables.get(name, {}), general, path=name)
     if unknown or strangers:
-        raise click.UsageError(f"settings that no option has. keys={', '.join([*unknown, *strangers])}")
+        raise click.UsageError(
+            f"the settings file has keys that are no option. keys={', '.join([*unknown, *strangers])}"
+        )
     return result
 
 
 def _fill(
     command: click.Command, table: Mapping[str, Any], inherited: Mapping[str, Any], *, path: str
 ) -> tuple[dict[str, Any], list[str]]:
-    """Returns the default map of a command and its subcommands, and the keys of `table` that none of them has."""
+    """Returns the default map of a command and its subcommands, and the keys of `table` that are no option."""
     children = command.commands if isinstance(command, click.Group) else {}
     below = {key: value for key, value in table.items() if key in children and isinstance(value, Mapping)}
     own = {key: value for key, value in table.items() if key not in below}
@@ -118,13 +120,13 @@ def _options(command: click.Command) -> list[click.Option]:
 
 
 def _find(command: click.Command, key: str) -> click.Option | None:
-    """Returns the option that a file calls `key`: its long name, with - or _."""
+    """Returns the option with the long name `key`, written with - or _."""
     wanted = key.replace("_", "-")
     return next((option for option in _options(command) if _long_name(option) == wanted), None)
 
 
 def _long_name(option: click.Option) -> str:
-    """Returns an option's first long name without its dashes: what a person types."""
+    """Returns an option's first long name without its dashes."""
     return next((name[2:] for name in option.opts if name.startswith("--")), option.name or "")
 
 

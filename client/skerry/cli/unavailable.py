@@ -1,4 +1,4 @@
-"""What stands in for a command that can't be imported here, so that it is still listed and says what it needs."""
+"""A placeholder for a command that can't be imported: it is still listed, and says what it needs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from skerry.cli import failures
 
 
 class UnavailableCommand(click.Command):
-    """Takes any arguments, even --help, and fails with the import's own error."""
+    """Takes any arguments, even --help, and fails with the error of the import."""
 
     def __init__(self, name: str, error: ImportError) -> None:
         missing = failures.missing_extra(error)

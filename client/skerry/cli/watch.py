@@ -1,4 +1,4 @@
-"""`skerry watch`: follow a run live, in a terminal or as lines for a script."""
+"""`skerry watch`: shows a run live in a terminal, or as lines for a script."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from skerry.cli.console import as_json, console
 from skerry.cli.watch_state import EventLine, WatchState
 from skerry.cli.watch_view import draw
 from skerry.client import RunsClient
-from skerry.client.errors import TryAgainError
-from skerry.v1 import exchange_pb2, types_pb2
+from skerry.client.errors import error_of, is_transient
+from skerry.client.records import Event, RunStatus, RunView
+from skerry.runtime.retry import Retry, RetrySettings
 
 _REDRAWS_PER_S: Final = 4
-_FIRST_WAIT_S: Final = 0.5
-_LONGEST_WAIT_S: Final = 5.0
+_RETRY: Final = RetrySettings(attempt_count=None, first_wait_s=0.5)
 
 
 @click.command(
@@ -35,22 +35,28 @@ Examples:
 """,
 )
 @with_run
-@click.option("--once", is_flag=True, help="Show the run as it is, and end.")
-@click.option("--after", "after_position", type=click.IntRange(min=0), default=0, help="Tell what followed a position.")
+@click.option("--once", is_flag=True, help="Show the run once, and exit.")
+@click.option(
+    "--after",
+    "after_position",
+    type=click.IntRange(min=0),
+    default=0,
+    help="Start with the events after this log position.",
+)
 @click.option(
     "--patience",
     "patience_s",
     type=click.FloatRange(min=0),
     default=300.0,
-    help="Seconds to go on trying when the syncer can't be reached.",
+    help="Seconds to keep reconnecting while the syncer can't be reached.",
 )
 @as_json
 @with_client
 def watch(client: RunsClient, *, run: str, once: bool, after_position: int, patience_s: float, is_json: bool) -> None:
-    """Follow a run: learners, fragments and versions, staleness, bandwidth, loss.
+    """Follow a run: its learners, fragments, versions, staleness, bandwidth and loss.
 
-    In a terminal this is a live table. Into a pipe it is one line an event, with --json one JSON object a message, the
-    run as it is first. Ends when the run is closed.
+    In a terminal this is a live table. In a pipe it prints one line per event, and with --json one JSON object per
+    message, beginning with the current state of the run. It ends when the run is closed.
     """
     if once:
         _show_once(client, run, is_json=is_json)
@@ -59,7 +65,8 @@ def watch(client: RunsClient, *, run: str, once: bool, after_position: int, pati
     screen = console()
     if is_json:
         for message in follower.messages():
-            click.echo(plain.to_line(plain.to_json(message)))
+            key = "event" if isinstance(message, Event) else "start"
+            click.echo(plain.to_line({key: plain.to_json(message)}))
     elif not screen.is_terminal:
         for line in follower.lines():
             click.echo(f"{line.position} {line.kind}: {line.text}")
@@ -72,9 +79,9 @@ def watch(client: RunsClient, *, run: str, once: bool, after_position: int, pati
 
 
 class Follower:
-    """Follows one run across broken streams and dying replicas, and knows at any time how the run stands.
+    """Follows one run across broken streams and restarted replicas, and keeps its current state.
 
-    One thread iterates; `picture` may be called from another.
+    One thread iterates over `messages` or `lines`; another may call `picture`.
     """
 
     def __init__(
@@ -98,35 +105,49 @@ class Follower:
         self._jitter = jitter or random.Random()
         self._notice = ""
         self._told_count = 0
+        self._heard_count = 0  # messages of the newest stream
+        self._heard_at_s = 0.0
         self._lock = threading.Lock()
 
-    def messages(self) -> Iterator[exchange_pb2.WatchResponse]:
-        """Yields every message until the run is closed; a stream that breaks goes on after the last position seen.
+    def messages(self) -> Iterator[RunView | Event]:
+        """Yields every message until the run is closed; after a broken stream it continues at the last position seen.
 
         Raises:
-            SkerryError: the run is not there, or nothing was heard for longer than the patience.
+            SkerryError: the run does not exist, or nothing was received for longer than `patience_s`.
         """
-        heard_at_s, wait_s = self._clock(), _FIRST_WAIT_S
-        while True:
-            try:
-                for message in self._client.watch(self._run, after_position=self._after_position):
-                    heard_at_s, wait_s = self._clock(), _FIRST_WAIT_S
-                    self._take(message)
-                    yield message
-                    if self._is_over(message):
-                        return
-            except TryAgainError as error:
-                if self._clock() - heard_at_s > self._patience_s:
-                    raise
-                self._say(f"reconnecting: {error}")
-            else:
-                # A draining replica ends its streams in order; the next one goes on.
-                self._say("reconnecting")
-            self._wait(wait_s * self._jitter.uniform(0.5, 1.0))
-            wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+        self._heard_at_s = self._clock()
+        retry = Retry(
+            _RETRY,
+            self._jitter,
+            is_transient,
+            has_progressed=lambda: self._heard_count > 0,
+            before_pause=lambda _, error: self._say(f"reconnecting: {error}"),
+        )
+        for attempt in retry.attempts(sleep=self._wait, is_late=self._is_out_of_patience):
+            with attempt:
+                yield from self._one_stream()
+
+    def _one_stream(self) -> Iterator[RunView | Event]:
+        """Yields a stream's messages, and returns once the run is closed.
+
+        Raises:
+            TryAgainError: the stream broke, or ended before the run did.
+        """
+        self._heard_count = 0
+        for message in self._client.watch(self._run, after_position=self._after_position):
+            self._heard_at_s = self._clock()
+            self._heard_count += 1
+            self._take(message)
+            yield message
+            if self._is_over(message):
+                return
+        raise error_of("UNREACHABLE", "the syncer ended the stream")  # as a replica does that drains
+
+    def _is_out_of_patience(self, _pause_s: float) -> bool:
+        return self._clock() - self._heard_at_s > self._patience_s
 
     def lines(self) -> Iterator[EventLine]:
-        """Yields every event that has something to tell, in words."""
+        """Yields, in words, every event except unchanged reports."""
         told_count = 0
         for _ in self.messages():
             if self._told_count > told_count:
@@ -134,24 +155,24 @@ class Follower:
                 yield self.state.events[-1]
 
     def picture(self) -> RenderableType:
-        """Returns the run as it is now, drawn."""
+        """Returns the current state of the run as a table."""
         with self._lock:
             return draw(self.state, notice=self._notice)
 
-    def _is_over(self, message: exchange_pb2.WatchResponse) -> bool:
-        """True where nothing is left to tell: the run was closed when it was asked for, or has just been."""
-        if message.WhichOneof("kind") == "event":
-            return message.event.status_changed == types_pb2.RUN_STATUS_CLOSED
-        is_past_wanted = 0 < self._after_position < message.start.run.position
-        return message.start.run.status == types_pb2.RUN_STATUS_CLOSED and not is_past_wanted
+    def _is_over(self, message: RunView | Event) -> bool:
+        """Whether no more events can follow: the run was closed already, or was closed by this event."""
+        if isinstance(message, Event):
+            return message.status_changed is RunStatus.CLOSED
+        is_past_wanted = 0 < self._after_position < message.run.position
+        return message.run.status is RunStatus.CLOSED and not is_past_wanted
 
-    def _take(self, message: exchange_pb2.WatchResponse) -> None:
+    def _take(self, message: RunView | Event) -> None:
         with self._lock:
             self._notice = ""
             if self.state.apply(message, self._clock()) is not None:
                 self._told_count += 1
-            if message.WhichOneof("kind") == "event":
-                self._after_position = max(self._after_position, message.event.position)
+            if isinstance(message, Event):
+                self._after_position = max(self._after_position, message.position)
 
     def _say(self, notice: str) -> None:
         with self._lock:
@@ -164,8 +185,7 @@ def _show_once(client: RunsClient, run: str, *, is_json: bool) -> None:
         click.echo(plain.to_line(plain.to_json(answer)))
         return
     state = WatchState()
-    start = exchange_pb2.WatchStart(run=answer.run, learners=answer.learners)
-    state.apply(exchange_pb2.WatchResponse(start=start), 0.0)
-    if answer.run.status == types_pb2.RUN_STATUS_DRAFT:
-        click.echo("this run is a draft: its initial weights are still being sent")
+    state.apply(answer, 0.0)
+    if answer.run.status is RunStatus.DRAFT:
+        click.echo("this run is a draft: its initial weights are not complete")
     console().print(draw(state))

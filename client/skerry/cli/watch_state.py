@@ -1,4 +1,4 @@
-"""A run as an observer sees it: the fold of `Exchange.Watch`, with the bandwidth that a learner's reports imply."""
+"""A run as an observer sees it: the state after all events so far, and the bandwidth that learners' reports imply."""
 
 from __future__ import annotations
 
@@ -7,17 +7,24 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from skerry.cli.plain import short_enum_name
-from skerry.v1 import exchange_pb2, types_pb2
+from skerry.client.records import (
+    DeltaFate,
+    Event,
+    LearnerStatus,
+    RolledBack,
+    RunStatus,
+    RunView,
+    VersionCommitted,
+)
 
-_EVENT_COUNT: Final = 200  # events kept for the view; a terminal shows a dozen
-_LOSS_COUNT: Final = 24  # losses kept a learner, the width of its sparkline
-_RATE_WINDOW_S: Final = 10.0  # bandwidth is a mean over so long: a single delta is a burst, not a rate
+_EVENT_COUNT: Final = 200  # events that are kept; a terminal shows a dozen
+_LOSS_COUNT: Final = 24  # losses that are kept of a learner: the width of its sparkline
+_RATE_WINDOW_S: Final = 10.0  # bandwidth is a mean over this time, since single deltas come in bursts
 
 
 @dataclass(frozen=True)
 class TrafficSample:
-    """What a learner had sent and received when one of its reports arrived."""
+    """The bytes that a learner had sent and received when one of its reports arrived."""
 
     at_s: float
     sent_bytes: int
@@ -26,19 +33,19 @@ class TrafficSample:
 
 @dataclass
 class LearnerView:
-    """A learner and what its reports said lately."""
+    """A learner and its last reports."""
 
-    status: types_pb2.LearnerStatus
+    status: LearnerStatus
     losses: deque[float] = field(default_factory=lambda: deque(maxlen=_LOSS_COUNT))
     samples: deque[TrafficSample] = field(default_factory=deque)
 
-    def update(self, status: types_pb2.LearnerStatus, now_s: float) -> None:
-        """Takes in a report; a learner that started anew counts from zero again."""
+    def update(self, status: LearnerStatus, now_s: float) -> None:
+        """Applies a report; a learner that has restarted counts from zero again."""
         self.status = status
-        if not status.HasField("report"):
-            return
         report = status.report
-        if report.HasField("loss") and (not self.losses or self.losses[-1] != report.loss):
+        if report is None:
+            return
+        if report.loss is not None and (not self.losses or self.losses[-1] != report.loss):
             self.losses.append(report.loss)
         sample = TrafficSample(now_s, report.sent_bytes, report.received_bytes)
         if self.samples and (
@@ -46,7 +53,7 @@ class LearnerView:
         ):
             self.samples.clear()
         self.samples.append(sample)
-        # One sample older than the window stays, so that a window always has a beginning.
+        # One sample from before the window is kept, so that the window is always covered.
         while len(self.samples) > 2 and self.samples[1].at_s < now_s - _RATE_WINDOW_S:
             self.samples.popleft()
 
@@ -93,7 +100,8 @@ class WatchState:
     """The run as it is after every message so far."""
 
     def __init__(self) -> None:
-        self.run = types_pb2.Run()
+        self.name = ""
+        self.status = RunStatus.UNSPECIFIED
         self.position = 0
         self.learners: dict[str, LearnerView] = {}
         self.fragments: dict[str, FragmentView] = {}
@@ -101,43 +109,42 @@ class WatchState:
 
     @property
     def is_closed(self) -> bool:
-        """True once the run is read-only: nothing will happen any more."""
-        return self.run.status == types_pb2.RUN_STATUS_CLOSED
+        """Whether the run is closed, so that no more events follow."""
+        return self.status is RunStatus.CLOSED
 
-    def apply(self, message: exchange_pb2.WatchResponse, now_s: float) -> EventLine | None:
-        """Takes in a message that arrived at `now_s` and returns its event in words, if there is one to tell."""
-        if message.WhichOneof("kind") == "start":
-            self._start(message.start, now_s)
+    def apply(self, message: RunView | Event, now_s: float) -> EventLine | None:
+        """Applies a message that arrived at `now_s`; returns its event in words, None if none is shown."""
+        if isinstance(message, RunView):
+            self._start(message, now_s)
             return None
-        event = message.event
-        self.position = max(self.position, event.position)
-        line = self._apply_event(event, now_s)
+        self.position = max(self.position, message.position)
+        line = self._apply_event(message, now_s)
         if line is not None:
             self.events.append(line)
         return line
 
     def staleness(self, learner: LearnerView) -> int | None:
-        """Returns how many versions the learner is behind in its stalest fragment; None before it said what it has."""
+        """Returns how many versions the learner is behind in its stalest fragment; None before its first report."""
         behind = [
             self.fragments[adopted.fragment].version - adopted.version
-            for adopted in learner.status.report.adopted
+            for adopted in (learner.status.report.adopted if learner.status.report else ())
             if adopted.fragment in self.fragments
         ]
         return max(0, *behind) if behind else None
 
-    def _start(self, start: exchange_pb2.WatchStart, now_s: float) -> None:
-        self.run.CopyFrom(start.run)
+    def _start(self, start: RunView, now_s: float) -> None:
+        self.name, self.status = start.run.name, start.run.status
         self.position = max(self.position, start.run.position)
         newest = {version.fragment: version.version for version in start.run.versions}
         for fragment in start.run.fragments:
             view = self.fragments.setdefault(fragment.name, FragmentView(fragment.name))
-            # Numbers only grow; the replica that answers after a broken stream may lag behind what was seen.
+            # Versions only grow, but the replica that answers after a broken stream may lag behind the last one.
             view.version = max(view.version, newest.get(fragment.name, 0))
         for learner in start.learners:
             self._update_learner(learner, now_s)
 
-    def _update_learner(self, status: types_pb2.LearnerStatus, now_s: float) -> bool:
-        """Takes in what a learner is now; returns whether more changed than its figures."""
+    def _update_learner(self, status: LearnerStatus, now_s: float) -> bool:
+        """Applies a learner's status; returns whether it came, left or began a new session."""
         known = self.learners.get(status.learner_id)
         if known is None:
             self.learners[status.learner_id] = view = LearnerView(status)
@@ -147,41 +154,38 @@ class WatchState:
         known.update(status, now_s)
         return (before.is_live, before.session_id) != (status.is_live, status.session_id)
 
-    def _apply_event(self, event: types_pb2.Event, now_s: float) -> EventLine | None:
-        kind = event.WhichOneof("kind")
+    def _apply_event(self, event: Event, now_s: float) -> EventLine | None:
         text: str | None = None
-        match kind:
-            case "round_opened":
-                opened = event.round_opened
+        match event:
+            case Event(round_opened=opened) if opened is not None:
                 self._fragment(opened.fragment).open_version = opened.version
-                text = f"{opened.fragment} gathers version {opened.version}"
-            case "delta_accepted":
-                delta = event.delta_accepted
+                text = f"{opened.fragment} opened the round for version {opened.version}"
+            case Event(delta_accepted=delta) if delta is not None:
                 text = f"{delta.fragment} accepted a delta of {delta.learner_id}"
-            case "round_closed":
-                closed = event.round_closed
-                text = f"{closed.fragment} froze {len(closed.delta_ids)} deltas for version {closed.version}"
+            case Event(round_closed=closed) if closed is not None:
+                text = (
+                    f"{closed.fragment} closed the round of {len(closed.delta_ids)} deltas for version {closed.version}"
+                )
                 text += f", attempt {closed.attempt + 1}" if closed.attempt else ""
-            case "version_committed":
-                text = self._commit(event.version_committed)
-            case "fates_decided":
-                text = "; ".join(_fate_text(fate) for fate in event.fates_decided.fates)
-            case "policy_changed":
-                self.run.policy.CopyFrom(event.policy_changed)
+            case Event(version_committed=committed) if committed is not None:
+                text = self._commit(committed)
+            case Event(fates_decided=decided) if decided is not None:
+                text = "; ".join(_fate_text(fate) for fate in decided.fates)
+            case Event(policy_changed=policy) if policy is not None:
                 text = "the policy changed"
-            case "rolled_back":
-                text = self._roll_back(event.rolled_back)
-            case "status_changed":
-                self.run.status = event.status_changed
-                text = f"the run is {short_enum_name(types_pb2.RunStatus.DESCRIPTOR, event.status_changed)}"
-            case "learner":
-                if self._update_learner(event.learner, now_s):
-                    text = f"{event.learner.learner_id} {'is here' if event.learner.is_live else 'is gone'}"
-            case "draining":
-                text = "this replica is going away"
-        return None if kind is None or text is None else EventLine(event.position, kind, text)
+            case Event(rolled_back=rolled) if rolled is not None:
+                text = self._roll_back(rolled)
+            case Event(status_changed=status) if status is not None:
+                self.status = status
+                text = f"the run is {status}"
+            case Event(learner=learner) if learner is not None:
+                if self._update_learner(learner, now_s):
+                    text = f"{learner.learner_id} {'attached' if learner.is_live else 'left or lost its lease'}"
+            case Event(draining=draining) if draining is not None:
+                text = "this replica is shutting down"
+        return None if text is None else EventLine(event.position, event.kind, text)
 
-    def _commit(self, committed: types_pb2.VersionCommitted) -> str:
+    def _commit(self, committed: VersionCommitted) -> str:
         view = self._fragment(committed.version.fragment)
         view.version = max(view.version, committed.version.version)
         view.open_version = None
@@ -190,9 +194,9 @@ class WatchState:
         view.participation = committed.participation
         view.update_size_bytes = committed.update_size_bytes
         who = ", ".join(f"{delta.learner_id} {delta.weight_share:.0%}" for delta in committed.merged)
-        return f"{view.name} is at version {committed.version.version} by {who or 'nobody'}"
+        return f"{view.name} is at version {committed.version.version} by {who or 'no delta'}"
 
-    def _roll_back(self, rolled: types_pb2.RolledBack) -> str:
+    def _roll_back(self, rolled: RolledBack) -> str:
         for version in rolled.versions:
             view = self._fragment(version.fragment)
             view.version, view.open_version = version.version, None
@@ -202,13 +206,13 @@ class WatchState:
         return self.fragments.setdefault(name, FragmentView(name))
 
 
-def learner_state(learner: types_pb2.LearnerStatus) -> str:
-    """Returns what a learner does for the run: live is not participating."""
+def learner_state(learner: LearnerStatus) -> str:
+    """Returns "gone", "live", or "participating" if its deltas were in a recent round."""
     if not learner.is_live:
         return "gone"
     return "participating" if learner.is_participating else "live"
 
 
-def _fate_text(fate: types_pb2.DeltaFate) -> str:
-    text = f"{fate.fragment}: a delta of {fate.learner_id} is {short_enum_name(types_pb2.Fate.DESCRIPTOR, fate.fate)}"
+def _fate_text(fate: DeltaFate) -> str:
+    text = f"{fate.fragment}: a delta of {fate.learner_id} is {fate.fate}"
     return f"{text} ({fate.reason})" if fate.reason else text

@@ -1,4 +1,4 @@
-"""How `skerry watch` draws a run: learners, fragments, and the last events."""
+"""What `skerry watch` shows of a run: learners, fragments, and the last events."""
 
 from __future__ import annotations
 
@@ -8,16 +8,15 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from skerry.cli.console import count_text, rate_text, size_text, table
-from skerry.cli.plain import short_enum_name
 from skerry.cli.watch_state import FragmentView, LearnerView, WatchState, learner_state
-from skerry.v1 import types_pb2
+from skerry.client.records import LearnerReport
 
 _BARS = "▁▂▃▄▅▆▇█"
 _STATE_STYLES = {"participating": "green", "live": "yellow", "gone": "red"}
 
 
 def draw(state: WatchState, *, notice: str = "", event_count: int = 10) -> RenderableType:
-    """Returns the whole picture; `notice` says what is wrong with the connection, if anything."""
+    """Returns the whole view; `notice` says what is wrong with the connection, if anything."""
     parts: list[RenderableType] = [_headline(state, notice), "", _learners(state), "", _fragments(state)]
     if state.events and event_count:
         parts += ["", _events(state, event_count)]
@@ -25,8 +24,7 @@ def draw(state: WatchState, *, notice: str = "", event_count: int = 10) -> Rende
 
 
 def _headline(state: WatchState, notice: str) -> Text:
-    status = short_enum_name(types_pb2.RunStatus.DESCRIPTOR, state.run.status)
-    line = Text.assemble((state.run.name, "bold"), f"  {status}  position {state.position}")
+    line = Text.assemble((state.name, "bold"), f"  {state.status}  position {state.position}")
     live = sum(view.status.is_live for view in state.learners.values())
     taking_part = sum(view.status.is_live and view.status.is_participating for view in state.learners.values())
     line.append(f"  {live} live, {taking_part} participating")
@@ -46,7 +44,7 @@ def _learners(state: WatchState) -> RenderableType:
 
 
 def _learner(state: WatchState, view: LearnerView) -> Iterable[Text | str]:
-    status, report = view.status, view.status.report
+    status, report = view.status, view.status.report or LearnerReport()
     word = learner_state(status)
     behind = state.staleness(view)
     yield status.learner_id
@@ -54,13 +52,13 @@ def _learner(state: WatchState, view: LearnerView) -> Iterable[Text | str]:
     yield Text(word, style=_STATE_STYLES[word])
     yield str(report.step_count)
     yield count_text(report.token_count)
-    yield f"{report.step_time.ToTimedelta().total_seconds() * 1000:.0f} ms"
-    yield f"{report.loss:.4f}" if report.HasField("loss") else "-"
+    yield f"{(report.step_time_s or 0) * 1000:.0f} ms"
+    yield "-" if report.loss is None else f"{report.loss:.4f}"
     yield Text(sparkline(view.losses), style="cyan")
     yield rate_text(view.up_bits_per_s)
     yield rate_text(view.down_bits_per_s)
     yield "-" if behind is None else str(behind)
-    yield f"{report.stall_time.ToTimedelta().total_seconds() * 1000:.0f} ms"
+    yield f"{(report.stall_time_s or 0) * 1000:.0f} ms"
 
 
 def _fragments(state: WatchState) -> RenderableType:
@@ -92,7 +90,7 @@ def _events(state: WatchState, count: int) -> RenderableType:
 
 
 def sparkline(values: Iterable[float]) -> str:
-    """Returns values as a row of bars from the lowest to the highest among them; empty for fewer than two."""
+    """Returns values as a row of bars, scaled between their lowest and highest; empty for fewer than two."""
     points = list(values)
     if len(points) < 2:
         return ""

@@ -1,7 +1,7 @@
-"""What a training loop imports to take part in a run, and scripts to look after one.
+"""The client: what a training loop imports to take part in a run, and a script to administer runs.
 
-`Learner` wraps a torch module, `ArrayLearner` NumPy arrays, `RunsClient` administers runs. torch is imported only when
-`Learner` is asked for.
+`Learner` trains a torch module, `ArrayLearner` NumPy arrays, and `RunsClient` administers runs. torch is imported only
+when `Learner` is used.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from skerry.client.errors import (
     WorkRefusedError,
 )
 from skerry.client.fragment_plan import FragmentPlan, plan_fragments
-from skerry.client.retry import RetrySettings
 from skerry.client.runs import RunsClient
 from skerry.client.session import Adoption
 from skerry.client.stats import Stats
+from skerry.runtime.retry import RetrySettings
 from skerry.wire.policy import MergeRule, OuterName, OuterOptimizer, OuterSchedule, Policy
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Imports `Learner`, and torch with it, when it is first asked for."""
+    """Imports `Learner`, and torch with it, at its first use."""
     if name == "Learner":
         from skerry.client.learner import Learner
 

@@ -1,18 +1,51 @@
-"""Bringing the model's weights to a newer version: computed beside the training thread, done by it, then booked."""
+"""Pulls a newer version and adopts it: workers prepare the change, the training thread makes it at a step boundary."""
 
 from __future__ import annotations
 
-from typing import Final
+import numpy as np
+from numpy.typing import NDArray
 
 from skerry.algorithm.rebase import FlatArray, Ledger
 from skerry.client.parameters import Work
-from skerry.client.pull import Pulled
+from skerry.client.pull import Pulled, PullSettings, pull
 from skerry.client.session import Adoption, Session
+from skerry.v1 import exchange_pb2
 from skerry.wire import FragmentLayout
 
-# Of what is missing of a round, the share that the learner's own delta stands in for. All of it would leave no jump,
-# and learners that go by themselves for two rounds; none leaves all of the jump (docs/design/0007).
-_STAND_IN: Final = 0.5
+
+async def pull_newest(
+    session: Session,
+    layout: FragmentLayout,
+    *,
+    version: int = -1,
+    weights: NDArray[np.float32] | None = None,  # (numel,) of `version`; not written to
+) -> Pulled:
+    """Returns a fragment's newest version, by way of updates to `weights` or of a snapshot.
+
+    Raises:
+        SkerryError: as `pull`.
+    """
+    settings = session.settings
+    request = exchange_pb2.PullFragmentRequest(
+        run=settings.run,
+        run_uid=session.run_uid,
+        seen_position=session.position,
+        fragment=layout.name,
+        from_version=-1 if weights is None else version,
+        is_newest=True,
+    )
+    async with session.transfers:
+        pulled = await pull(
+            session.calls.transport,
+            session.workers,
+            request,
+            layout,
+            weights,
+            settings=PullSettings(settings.stall_timeout_s, session.calls.retry),
+            count_bytes=session.tally.received,
+        )
+    session.saw(pulled.position)
+    return pulled
 
 
 async def adopt(
@@ -23,36 +56,26 @@ async def adopt(
     *,
     is_merged: bool,
     must_replace: bool,
-    missing: float,
 ) -> Ledger:
-    """Returns the account after the weights were changed at a step boundary.
+    """Returns the ledger after the weights were changed at a step boundary.
 
-    `is_merged` says that the delta in flight is in `pulled`; `must_replace` that local work is not to be kept;
-    `missing` how much of the round that the last merged delta was part of is still to come, 0 to 1.
+    `is_merged`: the delta in flight is in `pulled`; `must_replace`: local work must not be kept.
     """
     on_device = await session.workers.run(session.parameters.from_host, pulled.weights)
     if must_replace or session.settings.adoption is not Adoption.REBASE:
-        return await _overwrite(
-            session, layout, ledger, pulled, on_device=on_device, is_merged=is_merged, must_replace=must_replace
-        )
+        return await _overwrite(session, layout, ledger, pulled, on_device=on_device, must_replace=must_replace)
 
-    merged = ledger.merged_last(is_merged=is_merged) if missing else None
-
-    def prepare() -> tuple[FlatArray, Work]:
-        base = on_device
-        if merged is not None and merged.decoded is not None:
-            steps = max(1, merged.end.step_count - merged.begin.step_count)
-            rounds = min(1.0, session.policy.inner_step_count / steps)  # of more than H steps a merge takes H
-            base = base - _STAND_IN * missing * rounds * merged.decoded
-        shift = ledger.shift_to(base, is_merged=is_merged)
+    def prepare() -> Work:
+        shift = ledger.shift(on_device, is_merged=is_merged)
         session.parameters.settle()
-        return base, session.parameters.add(layout, shift)
+        return session.parameters.add(layout, shift)
 
-    base, add = await session.workers.run(prepare)
+    add = await session.workers.run(prepare)
+    base = on_device
     around = await _change(session, layout, add, is_rounded=not session.parameters.is_float32(layout))
     if around is not None:
-        base = await session.workers.run(lambda: ledger.corrected_base(*around, is_merged=is_merged))
-    return ledger.rebased(pulled.version, pulled.digest, pulled.weights, base, is_merged=is_merged, merged=merged)
+        base = await session.workers.run(lambda: ledger.rounded_base(*around, is_merged=is_merged))
+    return ledger.rebased(pulled.version, pulled.digest, pulled.weights, base, is_merged=is_merged)
 
 
 async def _overwrite(
@@ -62,10 +85,9 @@ async def _overwrite(
     pulled: Pulled,
     *,
     on_device: FlatArray,
-    is_merged: bool,
     must_replace: bool,
 ) -> Ledger:
-    """Replaces the weights, or blends into them; unsent work does not outlive it."""
+    """Replaces the weights, or blends into them; unsent work is lost."""
     is_blend = session.settings.adoption is Adoption.BLEND and not must_replace
     trained = session.trained
     parameters = session.parameters
@@ -83,13 +105,13 @@ async def _overwrite(
     is_rounded = is_blend or not session.parameters.is_float32(layout)
     around = await _change(session, layout, change, is_rounded=is_rounded)
     base = on_device if around is None else around[1]
-    return ledger.replaced(pulled.version, pulled.digest, pulled.weights, base, trained, is_over=is_merged)
+    return ledger.replaced(pulled.version, pulled.digest, pulled.weights, base, trained)
 
 
 async def _change(
     session: Session, layout: FragmentLayout, change: Work, *, is_rounded: bool
 ) -> tuple[FlatArray, FlatArray] | None:
-    """Makes the change at a step boundary; where the result is not known beforehand, returns the weights around it."""
+    """Makes the change at a step boundary; if it rounds, returns the weights before and after."""
     parameters = session.parameters
     if not is_rounded:
         await session.boundary.run(change)

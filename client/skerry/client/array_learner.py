@@ -1,4 +1,4 @@
-"""A learner of NumPy arrays: the training thread's whole interface, with the exchange in a background thread."""
+"""A learner of NumPy arrays: what the training thread calls. The exchange runs in a background thread."""
 
 from __future__ import annotations
 
@@ -26,44 +26,44 @@ from skerry.wire.policy import Policy
 
 _log = structlog.get_logger(__name__)
 
-# Leaving without a word of `flush` still gives the last work a moment to go out.
+# How long leaving the context waits for the last work to be sent.
 _EXIT_FLUSH_TIMEOUT_S: Final = 10.0
-# What is under way when the exchange ends has no way to take longer, but a process must not depend on that.
+# Ending the exchange takes less; the bound is there so that a defect cannot keep the process alive.
 _END_TIMEOUT_S: Final = 5.0
 
 
 class ArrayLearner:
-    """An island that trains NumPy arrays, updated in place; needs no torch.
+    """Trains NumPy arrays, in place, together with the other learners of a run; needs no torch.
 
-        with ArrayLearner(arrays, target="syncer.example:443", run="fit", learner_id="us-east") as island:
+        with ArrayLearner(arrays, target="syncer.example:443", run="fit", learner_id="us-east") as learner:
             for batch in data:
                 train(arrays, batch)
-                island.step(tokens=len(batch))
+                learner.step(tokens=len(batch))
 
-    Made, it is attached and `arrays` hold the run's newest weights. `step` and `flush` are for the one thread that
-    changes the arrays. When the syncer can't be reached, training goes on and what was learned is sent later.
+    The constructor attaches to the run and loads its newest weights into `arrays`. Only the thread that changes the
+    arrays may call `step` and `flush`. While the syncer can't be reached, training goes on, and the work is sent later.
 
     Args:
-        arrays: what is trained, by tensor name; or any `Parameters`.
-        target: the syncer, host:port.
-        run: name of the run.
-        learner_id: name of this island, unique in the run; a newer process of the same id takes its place.
-        region: for people.
-        create: creates the run from `arrays` where there is none; who loses the race joins.
-        policy: of a run that is created; an existing run keeps its own.
-        planned_step_count: inner steps of one learner that a run that is created is meant to take, in place of the
-            policy's own word. Over the last eighth of them outer momentum falls to 0, so that the weights come to rest:
-            state it where you know it. The run may take fewer or more.
-        adoption: what becomes of local work when a new version arrives.
-        blend_alpha: share of the local weights where adoption is "blend".
-        fragment_count: of a run that is created; by default by size.
-        connect_timeout_s: bound of connecting and attaching.
+        arrays: the arrays to train, by tensor name; or any `Parameters`.
+        target: the syncer, as host:port.
+        run: the run's name.
+        learner_id: this learner's name, unique in the run; a newer process with the same id takes its place.
+        region: where the learner runs, shown to people.
+        create: create the run from `arrays` if it does not exist; if several learners try, the first one creates it.
+        policy: the policy of a run that is created; an existing run keeps its own.
+        planned_step_count: how many inner steps each learner of a run that is created should take; replaces the
+            policy's value. Outer momentum falls to 0 towards the end of them, which improves the final weights. The run
+            may take fewer or more.
+        adoption: what happens to local work when a new version arrives.
+        blend_alpha: the share of the local weights if adoption is "blend".
+        fragment_count: the number of fragments of a run that is created; by default it follows from the model's size.
+        connect_timeout_s: how long connecting, and then attaching, may take.
 
-    A learner that restarts begins with the run's newest weights; what its last process had not sent is lost.
+    A learner that restarts begins with the run's newest weights. What its last process had not sent is lost.
 
     Raises:
-        SkerryError: nobody answered in time, or the run does not take this learner; the message says why.
-        ValueError: a name is not legal, the arrays can't be trained, or `planned_step_count` is not from 0 to 10^12.
+        SkerryError: the syncer did not answer in time, or the run does not accept this learner; the message says why.
+        ValueError: a name is not legal, the arrays can't be trained, or `planned_step_count` is not 0 to 10^12.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class ArrayLearner:
         self.close()
 
     def step(self, tokens: int, loss: float | None = None) -> None:
-        """Counts one finished inner step; may copy a fragment, or bring one to a newer version. Never waits.
+        """Reports one finished inner step; may copy a fragment or load a newer version of one. Never waits.
 
         Raises:
             ValueError: `tokens` is below 1.
@@ -128,9 +128,9 @@ class ArrayLearner:
         self._exchange.step(tokens, loss)
 
     def flush(self, timeout_s: float) -> bool:
-        """Sends what is unsent, however little, and returns whether all of it was acknowledged in time.
+        """Sends all unsent work and returns whether it was acknowledged within the timeout.
 
-        True also where there is nobody to send it to any more: the run is closed, or this learner was stopped.
+        Also true when the run is closed or this learner was stopped, so that nothing can be sent.
         """
         self._thread.loop.call_soon_threadsafe(self._exchange.flush)
         try:
@@ -139,7 +139,7 @@ class ArrayLearner:
             self._thread.loop.call_soon_threadsafe(self._exchange.end_flush)
 
     def close(self) -> None:
-        """Says goodbye and ends the exchange; nothing is sent after it. Idempotent."""
+        """Leaves the run and ends the exchange; nothing is sent after it. Idempotent."""
         if self._thread.loop.is_closed():
             return
         try:
@@ -151,22 +151,22 @@ class ArrayLearner:
 
     @property
     def stats(self) -> Stats:
-        """What was exchanged so far; cheap enough for every step."""
+        """What was exchanged so far; cheap enough to read at every step."""
         return self._exchange.stats
 
     @property
     def progress(self) -> float | None:
-        """Inner steps of the run, as learning rates should follow it; None where nobody has said yet."""
+        """The run's progress in inner steps, which learning rates should follow; None until the syncer reports it."""
         return self._exchange.progress
 
     @property
     def is_closed(self) -> bool:
-        """Whether somebody has closed the run: what is learned from now on will not be merged."""
+        """Whether the run was closed: further work will not be merged."""
         return self._exchange.is_closed
 
     @property
     def failure(self) -> SkerryError | None:
-        """Why this learner no longer exchanges, if it was stopped; training may go on."""
+        """Why this learner stopped exchanging, if it did; training may go on."""
         return self._exchange.failure
 
     def _stop_threads(self) -> None:
@@ -196,11 +196,11 @@ async def _joined(
 
 
 def _say_failure(running: Future[None]) -> None:
-    """A defect must not end in silence: training goes on, but alone."""
+    """Logs an exchange that ended by a defect; the training thread would not notice otherwise."""
     if not running.cancelled() and (error := running.exception()) is not None:
         _log.error("exchange failed by a defect, training goes on alone", exc_info=error)
 
 
 def _worker_count() -> int:
-    """Returns how many threads encode and decode: never all processors, for training needs them."""
+    """Returns how many threads encode and decode: at most half of the processors, since training needs them."""
     return max(1, min(4, (os.cpu_count() or 1) // 2))

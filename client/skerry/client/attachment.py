@@ -1,10 +1,11 @@
-"""The attach stream: holds the lease with reports, and brings events to the fragments."""
+"""The attach stream: keeps the lease with reports, and delivers events to the fragments."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping
 from contextlib import aclosing
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Final
 
@@ -24,27 +25,28 @@ from skerry.wire.messages import layouts_to_messages, policy_from_message
 
 _log = structlog.get_logger(__name__)
 
-# A goodbye is a courtesy: the lease runs out by itself.
+# The wait for an answer to a leave is short, since the lease runs out by itself.
 _LEAVE_TIMEOUT_S: Final = 2.0
 
 
 class Attachment:
-    """One learner's place in its run; attaches again, with the same session, whenever the stream breaks."""
+    """Keeps one learner attached to its run; attaches again, with the same session, whenever the stream breaks."""
 
     def __init__(self, session: Session, fragments: Mapping[str, FragmentExchange]) -> None:
-        """Does nothing yet; `fragments` by name hear the events."""
+        """Call `run` to attach; `fragments`, by name, get the events."""
         self._session = session
         self._fragments = fragments
         self._lease_term_s = session.policy.lease_term_s
         self._leaving = asyncio.Event()
         self._detached = asyncio.Event()
         self._failure: SkerryError | None = None
+        self._was_attached = False  # by the last stream
         self._run_step_count: float | None = None
         self._step_count_then = 0
 
     @property
     def progress(self) -> float | None:
-        """Inner steps of the run, as last said, counted on by own steps; None before the first answer."""
+        """The run's progress in inner steps: as last reported, plus own steps since; None before the first answer."""
         if self._run_step_count is None:
             return None
         return self._run_step_count + self._session.trained.step_count - self._step_count_then
@@ -52,42 +54,41 @@ class Attachment:
     async def run(self) -> None:
         """Stays attached until `leave`, or until the run no longer takes this learner."""
         session = self._session
-        failure_count = 0
-        while not self._leaving.is_set():
-            error: SkerryError = error_of("UNREACHABLE", "attach stream ended")
-            try:
-                await self._attach_once()
-            except (StopExchangingError, RunNotFoundError) as refusal:
-                session.stop(refusal)
-                return
-            except RunClosedError:
-                session.run_closed()
-                return
-            except SkerryError as failure:
-                error = failure
-            finally:
-                was_attached = session.attached.is_set()
-                session.attached.clear()
-                self._detached.set()
-            if self._leaving.is_set():
-                return
-            failure_count = 1 if was_attached else failure_count + 1
-            self._failure = error
-            if failure_count == 1:
-                _log.warning(
-                    "attach stream broke, training goes on",
-                    run=session.settings.run,
-                    learner=session.settings.learner_id,
-                    reason=error.reason,
-                    because=str(error),
-                )
-            await asyncio.sleep(session.pause_s(failure_count, error))
+        try:
+            await replace(
+                session.calls.endless,
+                is_worth_it=self._is_worth_it,
+                has_progressed=lambda: self._was_attached,
+                before_pause=self._note_failure,
+            ).call(self._attach_until_left)
+        except (StopExchangingError, RunNotFoundError) as error:
+            session.stop(error)
+        except RunClosedError:
+            session.run_closed()
+        except SkerryError as error:  # only after `leave`
+            _log.info("attach stream broke while leaving", learner=session.settings.learner_id, because=str(error))
+
+    def _is_worth_it(self, error: BaseException) -> bool:
+        is_final = isinstance(error, StopExchangingError | RunNotFoundError | RunClosedError)
+        return isinstance(error, SkerryError) and not is_final and not self._leaving.is_set()
+
+    def _note_failure(self, attempt: int, error: BaseException) -> None:
+        assert isinstance(error, SkerryError)
+        self._failure = error
+        if attempt == 1:
+            _log.warning(
+                "attach stream broke, training goes on",
+                run=self._session.settings.run,
+                learner=self._session.settings.learner_id,
+                reason=error.reason,
+                because=str(error),
+            )
 
     async def wait(self) -> None:
         """Returns once the syncer has answered the first attach.
 
         Raises:
-            SkerryError: it said no, or did not answer within `connect_timeout_s`.
+            SkerryError: it refused, or did not answer within `connect_timeout_s`.
         """
         session = self._session
         try:
@@ -99,7 +100,7 @@ class Attachment:
             raise session.failure or error_of("CANCELLED", "the exchange ended before it began")
 
     async def leave(self) -> None:
-        """Says goodbye, so that no round waits for this learner."""
+        """Tells the syncer that this learner leaves, so that no round waits for it."""
         session = self._session
         self._leaving.set()
         if session.attached.is_set() and not session.stopped.is_set():
@@ -107,13 +108,27 @@ class Attachment:
                 async with asyncio.timeout(_LEAVE_TIMEOUT_S):
                     await _first(session.stopped.wait(), self._detached.wait())
             except TimeoutError:
-                _log.info("goodbye was not answered", learner=session.settings.learner_id)
+                _log.info("leave was not answered", learner=session.settings.learner_id)
+
+    async def _attach_until_left(self) -> None:
+        """Attaches, and returns when the stream ends after `leave`."""
+        session = self._session
+        if self._leaving.is_set():
+            return
+        try:
+            await self._attach_once()
+        finally:
+            self._was_attached = session.attached.is_set()
+            session.attached.clear()
+            self._detached.set()
+        if not self._leaving.is_set():
+            raise error_of("UNREACHABLE", "attach stream ended")
 
     async def _attach_once(self) -> None:
-        """Attaches and takes in events until the stream ends."""
+        """Attaches and handles events until the stream ends."""
         session = self._session
         has_answer = asyncio.Event()
-        responses = session.transport.attach(self._reports(has_answer))
+        responses = session.calls.transport.attach(self._reports(has_answer))
         async with aclosing(responses):
             async for response in responses:
                 if response.HasField("attached"):
@@ -194,7 +209,7 @@ class Attachment:
                 committed = event.version_committed
                 for fate in committed.merged:
                     self._on_fate(fate)
-                self._on_versions([committed.version], participation=committed.participation)
+                self._on_versions([committed.version])
                 self._on_progress(committed.run_step_count)
             case "fates_decided":
                 for fate in event.fates_decided.fates:
@@ -209,18 +224,16 @@ class Attachment:
             case "draining":
                 _log.info("syncer is draining, will attach elsewhere", learner=self._session.settings.learner_id)
             case _:
-                pass  # other learners' affairs, and what later versions may add
+                pass  # events for observers, and kinds that later versions may add
 
     def _on_progress(self, run_step_count: float) -> None:
         self._run_step_count = run_step_count
         self._step_count_then = self._session.trained.step_count
 
-    def _on_versions(
-        self, versions: Iterable[types_pb2.FragmentVersion], *, participation: float | None = None
-    ) -> None:
+    def _on_versions(self, versions: Iterable[types_pb2.FragmentVersion]) -> None:
         for version in versions:
             if (fragment := self._fragments.get(version.fragment)) is not None:
-                fragment.on_version(version.version, participation)
+                fragment.on_version(version.version)
 
     def _on_fate(self, fate: types_pb2.DeltaFate) -> None:
         if (fragment := self._fragments.get(fate.fragment)) is not None:

@@ -1,6 +1,6 @@
-"""The only meeting point with the training thread: work that waits for a step boundary.
+"""Work that the event loop hands to the training thread, to be done at a step boundary.
 
-The event loop asks (`run`); the training thread does it inside `step` (`work`) or, when it flushes, as it comes
+The event loop calls `run`. The training thread does the work inside `step` (`work`), or at once while it flushes
 (`serve`).
 """
 
@@ -16,13 +16,13 @@ from skerry.runtime.clock import StepClock
 
 R = TypeVar("R")
 
-# Time in one step beyond which waiting work is left for the next: far below what a step takes, and one piece of work
-# is always done.
+# Once so much time is used in one step, waiting work is left for the next. It is far below what a step takes, and one
+# piece of work is always done.
 BUDGET_S: Final = 0.004
 
 
 class Boundary:
-    """A queue between the event loop and the training thread; `post` runs a callback on the loop from any thread."""
+    """A queue from the event loop to the training thread; `post` runs a callback on the loop from any thread."""
 
     def __init__(self, clock: StepClock, post: Callable[[Callable[[], None]], object]) -> None:
         self._clock = clock
@@ -42,7 +42,7 @@ class Boundary:
         self._has_work.set()
 
     def work(self) -> None:
-        """Does what waits, within the budget; at least one piece. For the training thread, at a step boundary."""
+        """Does waiting work within the budget, at least one piece. For the training thread, at a step boundary."""
         deadline_s = self._clock.monotonic_s() + BUDGET_S
         while self._waiting:
             self._do(*self._waiting.popleft())
@@ -50,7 +50,7 @@ class Boundary:
                 return
 
     def serve(self, is_over: Callable[[], bool], timeout_s: float) -> bool:
-        """Does what comes until `is_over` or the timeout; returns the former. For the training thread."""
+        """Does work as it comes until `is_over()` or the timeout; returns `is_over()`. For the training thread."""
         deadline_s = self._clock.monotonic_s() + timeout_s
         while not is_over():
             rest_s = deadline_s - self._clock.monotonic_s()
@@ -66,7 +66,7 @@ class Boundary:
             return
         try:
             result = work()
-        except Exception as error:  # noqa: BLE001 - handed whole to the task that asked; training goes on
+        except Exception as error:  # noqa: BLE001 - handed to the task that asked; training goes on
             failure = error
             self._post(lambda: None if future.done() else future.set_exception(failure))
         else:

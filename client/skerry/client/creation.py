@@ -1,49 +1,30 @@
-"""Creating a run from initial weights: draft, weights of every fragment, commit; each step may be repeated."""
+"""Creates a run from initial weights: a draft, the weights of every fragment, a commit; each step may be repeated."""
 
 from __future__ import annotations
 
 import hashlib
-import random
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Final, TypeVar
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from skerry.client.delta import DEFAULT_PART_SIZE_BYTES, EncodedDelta, digest_of, encode_delta, push
+from skerry.client.calls import Calls
+from skerry.client.delta import Delta, digest_of, encode_parts
 from skerry.client.errors import PoisonedError, error_of
 from skerry.client.fragment_plan import FragmentPlan
-from skerry.client.retry import RetrySettings, repeat
-from skerry.client.transport import Transport
+from skerry.client.push import push
+from skerry.client.session import DEFAULT_PART_SIZE_BYTES
 from skerry.runtime.workers import Workers
 from skerry.v1 import exchange_pb2, runs_pb2, types_pb2
 from skerry.wire import Codec, Compressor, Encoding, FragmentLayout, NonFiniteError, encode_frames
 from skerry.wire.messages import layouts_to_messages, policy_to_message
 from skerry.wire.policy import Policy
 
-R = TypeVar("R")
-
-# Version 0 is exactly what its creator has; weights do not compress.
+# Version 0 has exactly the creator's weights, and weights do not compress.
 INITIAL_ENCODING: Final = Encoding(codec=Codec.FLOAT32, compressor=Compressor.NONE)
 INITIAL_BASE_VERSION: Final = -1
-
-
-@dataclass(frozen=True)
-class CreationContext:
-    """What creating takes besides the run itself."""
-
-    transport: Transport
-    workers: Workers
-    jitter: random.Random
-    retry: RetrySettings = RetrySettings()  # noqa: RUF009 - frozen
-    call_timeout_s: float = 30.0
-    stall_timeout_s: float = 60.0
-    part_size_bytes: int = DEFAULT_PART_SIZE_BYTES
-
-    async def repeat(self, call: Callable[[], Awaitable[R]]) -> R:
-        """Returns the result of an idempotent call, repeated within this context's bounds."""
-        return await repeat(call, self.retry, self.jitter)
 
 
 @dataclass(frozen=True)
@@ -58,17 +39,22 @@ class NewRun:
 
 
 async def create_run(
-    context: CreationContext, new: NewRun, weights_of: Callable[[FragmentLayout], NDArray[np.float32]]
+    calls: Calls,
+    workers: Workers,
+    new: NewRun,
+    weights_of: Callable[[FragmentLayout], NDArray[np.float32]],
+    *,
+    part_size_bytes: int = DEFAULT_PART_SIZE_BYTES,
 ) -> types_pb2.Run:
     """Returns the open run. `weights_of` gives a fragment's flat weights, in a worker, as a copy.
 
     Raises:
-        RunExistsError: another run has the name, or another creator won; nothing of this one is seen by anybody.
+        RunExistsError: another run has the name, or another creator was first; the draft stays invisible.
         PoisonedError: initial weights are not finite.
         SkerryError: as the server answered.
     """
     tensors, fragments = layouts_to_messages(new.plan.fragments, new.dtypes)
-    # What the creator says of a fragment wins over what the plan suggests.
+    # Merge rules that the creator states take precedence over those of the plan.
     policy = replace(new.policy, merge_by_fragment={**new.plan.merge_by_fragment, **new.policy.merge_by_fragment})
     request = runs_pb2.CreateRunRequest(
         request_id=new.request_id,
@@ -77,25 +63,25 @@ async def create_run(
         fragments=fragments,
         policy=policy_to_message(policy, has_derived=False),
     )
-    timeout_s = context.call_timeout_s
-    draft = (await context.repeat(lambda: context.transport.create_run(request, timeout_s=timeout_s))).run
+    transport, timeout_s = calls.transport, calls.timeout_s
+    draft = (await calls.repeat(lambda: transport.create_run(request, timeout_s=timeout_s))).run
     position = draft.position
     for layout in new.plan.fragments:
-        delta = await context.workers.run(_encode_initial, context, new, draft.uid, layout, weights_of)
-        position = max(position, await _push_initial(context, delta, position))
+        delta = await workers.run(_encode_initial, new, draft.uid, layout, weights_of, part_size_bytes)
+        position = max(position, await _push_initial(calls, delta, position))
     commit = runs_pb2.CommitRunRequest(name=new.name, run_uid=draft.uid, seen_position=position)
-    return (await context.repeat(lambda: context.transport.commit_run(commit, timeout_s=timeout_s))).run
+    return (await calls.repeat(lambda: transport.commit_run(commit, timeout_s=timeout_s))).run
 
 
 def _encode_initial(
-    context: CreationContext,
     new: NewRun,
     uid: str,
     layout: FragmentLayout,
     weights_of: Callable[[FragmentLayout], NDArray[np.float32]],
-) -> EncodedDelta:
+    part_size_bytes: int,
+) -> Delta:
     try:
-        parts = encode_delta(encode_frames, weights_of(layout), layout, INITIAL_ENCODING, context.part_size_bytes)
+        parts = encode_parts(encode_frames, weights_of(layout), layout, INITIAL_ENCODING, part_size_bytes)
     except NonFiniteError as error:
         raise PoisonedError("NON_FINITE", f"initial weights are not finite. {error}") from error
     header = exchange_pb2.PushHeader(
@@ -107,26 +93,19 @@ def _encode_initial(
         fragment=layout.name,
         base_version=INITIAL_BASE_VERSION,
     )
-    return EncodedDelta(header, parts, digest_of(parts))
+    return Delta(header, parts, digest_of(parts), taken_at_s=0.0)
 
 
 def _initial_delta_id(request_id: str, fragment: str) -> str:
-    """Returns an id that a repeated creation with the same request finds again."""
+    """Returns the same id when the creation is repeated with the same request id."""
     return hashlib.sha256(f"skerry.initial.v1\0{request_id}\0{fragment}".encode()).hexdigest()[:32]
 
 
-async def _push_initial(context: CreationContext, delta: EncodedDelta, position: int) -> int:
+async def _push_initial(calls: Calls, delta: Delta, position: int) -> int:
     async def attempt() -> exchange_pb2.PushDeltaResponse:
-        response = await push(
-            context.transport,
-            delta,
-            seen_position=position,
-            stored=(),
-            stall_timeout_s=context.stall_timeout_s,
-            count_bytes=lambda _: None,
-        )
+        response = await push(calls, delta, seen_position=position, stored=(), count_bytes=lambda _: None)
         if response.state != exchange_pb2.PUSH_STATE_ACCEPTED:
             raise error_of("INCOMPLETE", f"initial weights were not accepted. fragment={delta.header.fragment}")
         return response
 
-    return (await context.repeat(attempt)).position
+    return (await calls.repeat(attempt)).position

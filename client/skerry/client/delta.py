@@ -1,70 +1,90 @@
-"""A delta on its way: encoded once into parts, and sent as the messages of a push, again and again if it must be."""
+"""A delta of a fragment: encoded once into parts, so that the same bytes can be sent again."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from dataclasses import dataclass, replace
+from typing import Any
 
-from skerry.client.errors import error_of
-from skerry.client.transport import Transport
+from skerry.algorithm.rebase import FlatArray, Ledger, Trained
+from skerry.client.parameters import EncodeFrames
+from skerry.client.session import Session
 from skerry.v1 import exchange_pb2 as v1
-from skerry.wire import Encoding, FragmentLayout, Hasher, cut_parts, delta_digest, part_digest
-
-# Bytes of frames in one message: what gRPC moves fastest, and well below its default limit.
-MESSAGE_SIZE_BYTES: Final = 2**20
-DEFAULT_PART_SIZE_BYTES: Final = 8 * 2**20
-
-
-class EncodeFrames(Protocol):
-    """`skerry.wire.encode_frames`, or its equal for arrays on a device."""
-
-    def __call__(
-        self,
-        values: Any,
-        layout: FragmentLayout,
-        encoding: Encoding,
-        *,
-        first: int = 0,
-        decoded: Any = None,
-        digest: Hasher | None = None,
-    ) -> Iterator[bytes]:
-        """Yields whole frames covering the values."""
+from skerry.wire import Encoding, FragmentLayout, cut_parts, delta_digest, part_digest
 
 
 @dataclass(frozen=True)
 class Part:
-    """A range of a delta as it travels; immutable, so that it can be sent again."""
+    """A range of a delta as it travels."""
 
     first: int
     numel: int
     digest: bytes  # SHA-256 of the frames' uncompressed bytes
     frames: tuple[bytes, ...]
 
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of its frames."""
-        return sum(len(frame) for frame in self.frames)
-
 
 @dataclass(frozen=True)
-class EncodedDelta:
-    """All that a push sends of a delta."""
+class Delta:
+    """All that a push sends of a delta, and when the weights were copied for it."""
 
-    header: v1.PushHeader  # without seen_position, which is the caller's at the time
-    parts: tuple[Part, ...]
+    header: v1.PushHeader  # without seen_position, which is the sender's at the time
+    parts: tuple[Part, ...]  # none once the delta is acknowledged: its bytes are not sent again
     digest: bytes
+    taken_at_s: float
+
+    @property
+    def delta_id(self) -> str:
+        """Its id."""
+        return self.header.delta_id
+
+    @property
+    def last_step(self) -> int:
+        """The learner's step count when the weights were copied."""
+        return self.header.last_step
+
+    def without_parts(self) -> Delta:
+        """Returns the delta without its bytes."""
+        return replace(self, parts=())
 
 
-def encode_delta(
+def make_delta(
+    session: Session, layout: FragmentLayout, ledger: Ledger, weights: FlatArray, *, trained: Trained, taken_at_s: float
+) -> tuple[Delta, FlatArray]:
+    """Returns what is unsent at `weights` as a delta, and what its receiver will decode; for a worker.
+
+    `weights` are those after the steps of `trained`.
+
+    Raises:
+        NonFiniteError: the weights, and so the delta, are not finite.
+    """
+    header = v1.PushHeader(
+        run=session.settings.run,
+        run_uid=session.run_uid,
+        learner_id=session.settings.learner_id,
+        session_id=session.session_id,
+        delta_id=session.entropy.hex_id(),
+        fragment=layout.name,
+        base_version=ledger.version,
+        base_digest=ledger.digest,
+        step_count=trained.step_count - ledger.sent_until.step_count,
+        token_count=trained.token_count - ledger.sent_until.token_count,
+        last_step=trained.step_count,
+    )
+    session.parameters.settle()
+    unsent = ledger.unsent(weights)
+    parts = encode_parts(
+        session.parameters.encode, unsent, layout, session.policy.delta_encoding, session.part_size_bytes
+    )
+    return Delta(header, parts, digest_of(parts), taken_at_s), unsent
+
+
+def encode_parts(
     encode: EncodeFrames,
     values: Any,  # (numel,) float32, overwritten with what the receiver decodes
     layout: FragmentLayout,
     encoding: Encoding,
     part_size_bytes: int,
 ) -> tuple[Part, ...]:
-    """Returns the delta's parts, none of which is larger than `part_size_bytes` even where nothing compresses.
+    """Returns the parts of a delta, none larger than `part_size_bytes` even where nothing compresses.
 
     Raises:
         NonFiniteError: a value that can't be encoded.
@@ -78,85 +98,13 @@ def encode_delta(
     return tuple(parts)
 
 
+def digest_of(parts: tuple[Part, ...]) -> bytes:
+    """Returns the digest of a delta with these parts."""
+    return delta_digest([(part.first, part.numel, part.digest) for part in parts])
+
+
 def part_numel(encoding: Encoding, part_size_bytes: int) -> int:
     """Returns how many elements surely fit a part, scales and headers of the smallest blocks included."""
     bits = max(encoding.codec.bits, encoding.vector_codec.bits if encoding.codec.has_blocks else 0)
     # Headers and scales come to well under an eighth more for every block size that the contract allows.
     return max(part_size_bytes * 8 * 7 // (8 * (bits + 2)), encoding.block)
-
-
-def digest_of(parts: Iterable[Part]) -> bytes:
-    """Returns the delta digest of its parts."""
-    return delta_digest([(part.first, part.numel, part.digest) for part in parts])
-
-
-async def push(
-    transport: Transport,
-    delta: EncodedDelta,
-    *,
-    seen_position: int,
-    stored: Collection[tuple[int, int, bytes]],
-    stall_timeout_s: float,
-    count_bytes: Callable[[int], None],
-) -> v1.PushDeltaResponse:
-    """Sends what is not among the `stored` parts, and completes the push.
-
-    However long it takes, it goes on while messages move; a stall of `stall_timeout_s` ends it.
-
-    Raises:
-        TryAgainError: TIMEOUT for a stall.
-        SkerryError: as the server answered.
-    """
-    loop = asyncio.get_running_loop()
-    is_open = True
-
-    async def requests() -> AsyncIterator[v1.PushDeltaRequest]:
-        for request in push_requests(delta, seen_position=seen_position, stored=stored):
-            if is_open:
-                guard.reschedule(loop.time() + stall_timeout_s)
-            count_bytes(len(request.data))
-            yield request
-
-    try:
-        async with asyncio.timeout(stall_timeout_s) as guard:
-            try:
-                return await transport.push_delta(requests())
-            finally:
-                is_open = False
-    except TimeoutError as error:
-        raise error_of("TIMEOUT", f"push made no progress. delta={delta.header.delta_id}") from error
-
-
-def push_requests(
-    delta: EncodedDelta, *, seen_position: int, stored: Collection[tuple[int, int, bytes]] = ()
-) -> Iterator[v1.PushDeltaRequest]:
-    """Yields the messages of a push without the parts that are durable already."""
-    header = v1.PushHeader()
-    header.CopyFrom(delta.header)
-    header.seen_position = seen_position
-    yield v1.PushDeltaRequest(header=header)
-    for part in delta.parts:
-        if (part.first, part.numel, part.digest) in stored:
-            continue
-        yield v1.PushDeltaRequest(part=v1.PartBegin(first=part.first, numel=part.numel))
-        for data in cut_messages(part.frames):
-            yield v1.PushDeltaRequest(data=data)
-        yield v1.PushDeltaRequest(part_end=v1.PartEnd(digest=part.digest))
-    yield v1.PushDeltaRequest(complete=v1.PushComplete(digest=delta.digest))
-
-
-def cut_messages(frames: Iterable[bytes], size_bytes: int = MESSAGE_SIZE_BYTES) -> Iterator[bytes]:
-    """Yields the frames' bytes in pieces of `size_bytes`, the last one shorter."""
-    waiting: list[memoryview] = []
-    waiting_size = 0
-    for frame in frames:
-        rest = memoryview(frame)
-        while waiting_size + len(rest) >= size_bytes:
-            room = size_bytes - waiting_size
-            yield b"".join((*waiting, rest[:room]))
-            rest, waiting, waiting_size = rest[room:], [], 0
-        if rest:
-            waiting.append(rest)
-            waiting_size += len(rest)
-    if waiting:
-        yield b"".join(waiting)

@@ -1,30 +1,30 @@
-"""Errors of the client, split by what the caller does next.
+"""Errors of the client, by what the caller does next.
 
-    SkerryError                   every refusal and failure; `reason` is stable and append-only
-    ├── TryAgainError             the same call with the same bytes may succeed later: wait `retry_after_s`, call again
-    ├── AttachAgainError          the session is not known there: attach, then call again
+    SkerryError                   every refusal and failure; its `reason` is stable
+    ├── TryAgainError             the same call may succeed later, with the same bytes: repeat it after `retry_after_s`
+    ├── AttachAgainError          the syncer does not know the session: attach, then repeat the call
     ├── WorkRefusedError          this delta will never be accepted: its work goes into the next one, from a newer base
-    ├── PoisonedError             the weights hold what is not finite: drop the work and replace the fragment
+    ├── PoisonedError             the weights are not finite: drop the work and replace the fragment
     ├── PlanExpiredError          the plan's objects were collected: ask for a new plan
-    ├── CorruptDownloadError      what arrived is not what its digest says: pull a snapshot
+    ├── CorruptDownloadError      bytes or weights do not have their digest: pull a snapshot
     ├── RunClosedError            the run takes no more deltas: train on alone, or stop
-    ├── StopExchangingError       this learner must not exchange with this run any more: say so, and train on
+    ├── StopExchangingError       this learner must not exchange with this run any more; it may train on alone
     ├── RunNotFoundError          no run of that name: create it, or check the name
-    ├── RunExistsError            the name is taken: join that run; `uid` is its
-    └── RefusedError              the call is wrong as it is: change it
+    ├── RunExistsError            the name is taken: join that run; `uid` has its uid
+    └── RefusedError              the request is wrong: change it
 
-Reasons are those of `skerry.v1.ErrorReason` without their prefix, and for what never reached a server: UNREACHABLE,
-TIMEOUT, and gRPC's own status names.
+Reasons are those of `skerry.v1.ErrorReason` without their prefix. The client's own are UNREACHABLE, TIMEOUT, the names
+of gRPC's statuses, CORRUPT_DOWNLOAD, and BAD_ANSWER for an answer that this version can't read.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, TypeGuard
 
 
 class SkerryError(Exception):
-    """A call that failed; `str()` says what happened, facts last."""
+    """A failed call; `str()` says what happened, facts last."""
 
     def __init__(
         self,
@@ -41,11 +41,11 @@ class SkerryError(Exception):
 
 
 class TryAgainError(SkerryError):
-    """The same call may succeed later; where the server said when, `retry_after_s` has it."""
+    """The same call may succeed later, after `retry_after_s` if the server stated it."""
 
 
 class AttachAgainError(SkerryError):
-    """The session is not known there: attach first."""
+    """The syncer does not know the session: attach first."""
 
 
 class WorkRefusedError(SkerryError):
@@ -53,7 +53,7 @@ class WorkRefusedError(SkerryError):
 
 
 class PoisonedError(SkerryError):
-    """The delta holds what is not finite: the fragment must be replaced."""
+    """The delta has a value that is not finite: the fragment must be replaced."""
 
 
 class PlanExpiredError(SkerryError):
@@ -61,7 +61,7 @@ class PlanExpiredError(SkerryError):
 
 
 class CorruptDownloadError(SkerryError):
-    """Bytes or weights that do not have the digest that they should."""
+    """Bytes or weights do not have the digest that was announced."""
 
 
 class RunClosedError(SkerryError):
@@ -86,7 +86,7 @@ class RunExistsError(SkerryError):
 
 
 class RefusedError(SkerryError):
-    """The call is wrong as it is."""
+    """The request is wrong, or not allowed."""
 
 
 _CLASSES: Final[Mapping[str, type[SkerryError]]] = {
@@ -122,6 +122,11 @@ _CLASSES: Final[Mapping[str, type[SkerryError]]] = {
 }
 
 
+def is_transient(error: BaseException) -> TypeGuard[TryAgainError]:
+    """Whether the same call may succeed later."""
+    return isinstance(error, TryAgainError)
+
+
 def error_of(
     reason: str,
     message: str,
@@ -129,6 +134,6 @@ def error_of(
     retry_after_s: float | None = None,
     metadata: Mapping[str, str] | None = None,
 ) -> SkerryError:
-    """Returns the error for a reason, in the class that says what to do; a reason not known here is a RefusedError."""
+    """Returns the error for a reason, in the class for it; an unknown reason gives a RefusedError."""
     kind = _CLASSES.get(reason, RefusedError)
     return kind(reason, message, retry_after_s=retry_after_s, metadata=metadata)

@@ -1,7 +1,7 @@
-"""A learner's exchange with a run: joins it, holds the lease, drives every fragment. asyncio, no sockets, no threads.
+"""A learner's exchange with a run: joins it, keeps the lease, drives every fragment. asyncio, no sockets, no threads.
 
-The training thread calls `step` alone. In a product the loop runs in a background thread; a simulation runs it, and
-`step` with it, on a loop of virtual time over a transport of its own.
+The training thread calls `step` and `serve`, everything else runs on the event loop. In a product that loop has a
+thread of its own; a simulation runs it, and `step` with it, in virtual time over its own transport.
 """
 
 from __future__ import annotations
@@ -14,17 +14,15 @@ from typing import Final
 
 import structlog
 
-from skerry.algorithm.rebase import Trained
+from skerry.algorithm.rebase import Ledger, Trained
 from skerry.algorithm.schedule import first_contributions
+from skerry.client.adoption import pull_newest
 from skerry.client.attachment import Attachment
 from skerry.client.boundary import Boundary
-from skerry.client.errors import (
-    RunClosedError,
-    SkerryError,
-)
+from skerry.client.errors import RunClosedError, SkerryError
 from skerry.client.fragment import FragmentExchange
 from skerry.client.fragment_plan import check_same_tensors
-from skerry.client.joining import find_or_create, pull_newest, until_connected, warn_of_other_plan
+from skerry.client.joining import find_or_create, warn_of_other_plan
 from skerry.client.parameters import Parameters
 from skerry.client.session import ExchangeSettings, Session
 from skerry.client.stats import Stats
@@ -58,7 +56,7 @@ class ExchangeLoop:
         clock: StepClock,
         post: Callable[[Callable[[], None]], object] | None = None,
     ) -> None:
-        """Does nothing yet. `post` runs a callback on the loop from the training thread."""
+        """Call `join` before anything else. `post` runs a callback on the loop from the training thread."""
         self._post = post or asyncio.get_running_loop().call_soon_threadsafe
         self._clock = clock
         self._boundary = Boundary(clock, self._post)
@@ -80,7 +78,7 @@ class ExchangeLoop:
     # The training thread's side.
 
     def step(self, tokens: int, loss: float | None = None) -> None:
-        """Counts a step of `tokens` and does what waits for a step boundary; never waits for anybody.
+        """Counts a step of `tokens` and does the work that waits for a step boundary; never waits for the network.
 
         Raises:
             ValueError: `tokens` is below 1.
@@ -98,7 +96,7 @@ class ExchangeLoop:
         session.trained = Trained(session.trained.step_count + 1, session.trained.token_count + tokens)
         if not session.is_over:
             self._boundary.work()
-            # Only where something is due: waking the other thread costs this one its turn at the interpreter.
+            # Only if something is due: waking the other thread costs this one its turn at the interpreter.
             if not self._is_step_posted and any(fragment.may_send for fragment in self._fragments.values()):
                 self._is_step_posted = True
                 self._post(self._on_step)
@@ -106,7 +104,7 @@ class ExchangeLoop:
         session.tally.stalled(self._last_step_end_s - begin_s)
 
     def serve(self, is_over: Callable[[], bool], timeout_s: float) -> bool:
-        """Does the training thread's part without steps, until `is_over` or the timeout; returns the former."""
+        """Does the training thread's part without steps, until `is_over()` or the timeout; returns `is_over()`."""
         return self._boundary.serve(is_over, timeout_s)
 
     @property
@@ -122,7 +120,7 @@ class ExchangeLoop:
 
     @property
     def progress(self) -> float | None:
-        """Inner steps of the run as its log counts them, and own steps since; None before attaching."""
+        """The run's progress in inner steps: the syncer's last report plus own steps since; None before attaching."""
         return self._attachment.progress
 
     @property
@@ -137,7 +135,7 @@ class ExchangeLoop:
 
     @property
     def is_flushed(self) -> bool:
-        """Whether all work is acknowledged, or there is nobody to send it to any more."""
+        """Whether all work is acknowledged, or nothing can be sent any more."""
         session = self._session
         return session.is_over or session.is_closed or all(fragment.is_flushed for fragment in self._fragments.values())
 
@@ -146,19 +144,18 @@ class ExchangeLoop:
     async def join(self) -> None:
         """Finds the run, or creates it from the model's own weights if it may, and loads its newest weights.
 
-        To be called while the training thread waits.
+        The training thread must wait meanwhile.
 
         Raises:
             RunNotFoundError: no such run, and it may not be created.
-            RefusedError: SHAPE_MISMATCH, and whatever else the server says no to.
-            SkerryError: nobody answered within `connect_timeout_s`.
+            RefusedError: SHAPE_MISMATCH, or another refusal by the server.
+            SkerryError: the syncer did not answer within `connect_timeout_s`.
         """
         session = self._session
-        capabilities = await until_connected(
-            session,
-            lambda: session.transport.get_capabilities(
+        capabilities = await session.until_connected(
+            lambda: session.calls.transport.get_capabilities(
                 capabilities_pb2.GetCapabilitiesRequest(), timeout_s=session.settings.call_timeout_s
-            ),
+            )
         )
         if capabilities.suggested_part_size_bytes:
             session.part_size_bytes = capabilities.suggested_part_size_bytes
@@ -174,26 +171,29 @@ class ExchangeLoop:
         await self._load_newest()
 
     async def _load_newest(self) -> None:
-        """Theta <- Theta, every fragment; the model is nobody's yet."""
+        """Loads every fragment; the training thread has not started, so no step boundary is waited for."""
         session = self._session
         starts = first_contributions(len(self._layouts), session.policy.inner_step_count)
         pulled = await asyncio.gather(*(pull_newest(session, layout) for layout in self._layouts))
         for layout, version, start in zip(self._layouts, pulled, starts, strict=True):
-            fragment = FragmentExchange(
-                session, layout, version, contributed_step=start, restore_all=self._restore_poisoned
-            )
-            session.parameters.load(layout, fragment.ledger.base)()
+            base = session.parameters.from_host(version.weights)
+            session.parameters.load(layout, base)()
             if not session.parameters.is_float32(layout):
-                buffer = session.parameters.buffer(layout)
-                session.parameters.snapshot(layout, buffer)()
-                fragment.loaded(buffer)
+                base = session.parameters.buffer(layout)
+                session.parameters.snapshot(layout, base)()
             session.tally.parameters_down_count += layout.numel
-            self._fragments[layout.name] = fragment
+            self._fragments[layout.name] = FragmentExchange(
+                session,
+                layout,
+                Ledger(version.version, version.digest, version.weights, base),
+                contributed_step=start,
+                restore_all=self._restore_poisoned,
+            )
 
     # Running.
 
     async def run(self) -> None:
-        """Exchanges until `leave`, or until this learner must stop; returns then. After `join`."""
+        """Exchanges until `leave`, or until this learner must stop. Call `join` first."""
         session = self._session
         try:
             async with asyncio.TaskGroup() as group:
@@ -210,23 +210,23 @@ class ExchangeLoop:
         """Returns once the syncer has answered the first attach; `run` must be running.
 
         Raises:
-            SkerryError: it said no, or did not answer within `connect_timeout_s`.
+            SkerryError: it refused, or did not answer within `connect_timeout_s`.
         """
         await self._attachment.wait()
 
     async def leave(self) -> None:
-        """Says goodbye, so that no round waits for this learner, and ends `run`."""
+        """Tells the syncer, so that no round waits for this learner, and ends `run`."""
         await self._attachment.leave()
         self._session.end()
 
     def flush(self) -> None:
-        """Asks every fragment to send what is unsent, whatever H says."""
+        """Has every fragment send its unsent work at once, however few steps it holds."""
         self._session.is_flushing = True
         for fragment in self._fragments.values():
             fragment.wake()
 
     def end_flush(self) -> None:
-        """Goes back to the schedule."""
+        """Goes back to a delta every H steps."""
         self._session.is_flushing = False
 
     def _on_step(self) -> None:
@@ -235,7 +235,7 @@ class ExchangeLoop:
             fragment.wake()
 
     async def _restore_poisoned(self) -> None:
-        """Puts every fragment whose weights are not finite back to its base, all at one step boundary."""
+        """Loads the base into every fragment whose weights are not finite, all at one step boundary."""
         fragments = list(self._fragments.values())
         async with AsyncExitStack() as stack:
             for fragment in fragments:
@@ -248,7 +248,7 @@ class ExchangeLoop:
             for fragment in restored:
                 fragment.restored(trained)
         _log.error(
-            "weights were not finite, put back to the run's",
+            "weights were not finite, the run's weights were loaded",
             learner=self._session.settings.learner_id,
             fragments=[fragment.layout.name for fragment in restored],
         )

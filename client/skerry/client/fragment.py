@@ -1,12 +1,6 @@
-"""One fragment's exchange: send what is due, learn its fate, adopt what is new; one thing at a time.
+"""One fragment's exchange: sends deltas that are due, learns their fates, adopts new versions; one thing at a time.
 
-    idle --due or invited--> snapshot, encode --> push (same bytes until acknowledged) --> in flight
-      ^                                                                                     |
-      +--- adopt the version that it was merged into <---- merged --------------------------+
-      +--- its work is unsent again <--------------------- refused, expired, superseded ----+
-      +--- the fragment is replaced <--------------------- not finite, quarantined ---------+
-
-While a delta is in flight and acknowledged, newer versions that it is not in are adopted all the same.
+Its states and the transitions between them are in `skerry.client.fragment_state`; this file does the I/O.
 """
 
 from __future__ import annotations
@@ -14,14 +8,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import Final
+from typing import Final, NoReturn
 
 import structlog
 
-from skerry.algorithm.rebase import FlatArray, Ledger, Trained
-from skerry.algorithm.schedule import RoundParts, RoundRhythm, is_due
-from skerry.client.adoption import adopt
-from skerry.client.delta import push
+from skerry.algorithm.rebase import Ledger, Trained
+from skerry.algorithm.schedule import RoundRhythm, is_due
+from skerry.client import fragment_state
+from skerry.client.adoption import adopt, pull_newest
+from skerry.client.delta import make_delta
 from skerry.client.errors import (
     AttachAgainError,
     CorruptDownloadError,
@@ -34,76 +29,63 @@ from skerry.client.errors import (
     WorkRefusedError,
     error_of,
 )
-from skerry.client.joining import pull_newest
-from skerry.client.outgoing import Outgoing, make_delta
+from skerry.client.fragment_state import RETURNING, Idle, InFlight, Refused, Replacing, Sending, State
 from skerry.client.pull import Pulled
+from skerry.client.push import push, query
 from skerry.client.session import Session
 from skerry.v1 import exchange_pb2, types_pb2
 from skerry.wire import FragmentLayout, NonFiniteError
 
 _log = structlog.get_logger(__name__)
 
-# Refusals of bytes that should have been right: once may be the link's fault, so often it is not.
-_MAX_REFUSALS: Final = 3
-_RETURNING: Final = frozenset({types_pb2.FATE_EXPIRED, types_pb2.FATE_SUPERSEDED})
-_CHANGING: Final = _RETURNING | {types_pb2.FATE_QUARANTINED}
+# After so many refusals of the same bytes as damaged, the link is not the cause.
+_MAX_DAMAGE: Final = 3
 _BASE_AT_FAULT: Final = frozenset({"BASE_FOREIGN", "BASE_FUTURE"})
 _BYTES_AT_FAULT: Final = frozenset({"BAD_FRAME", "DIGEST_MISMATCH"})
+# After these errors the exchange pauses, and goes on from its state.
+_REPEATED: Final = (
+    AttachAgainError,
+    CorruptDownloadError,
+    PlanExpiredError,
+    RefusedError,
+    TryAgainError,
+    WorkRefusedError,
+)
 
 
 class FragmentExchange:
-    """Drives one fragment of one learner. Belongs to the event loop."""
+    """Drives one fragment of one learner, on the event loop; any thread may read `state` and `may_send`."""
 
     def __init__(
         self,
         session: Session,
         layout: FragmentLayout,
-        pulled: Pulled,
+        ledger: Ledger,
         *,
         contributed_step: int,
         restore_all: Callable[[], Awaitable[None]],
     ) -> None:
-        """Starts from weights that are in the model already."""
+        """The model must already have the weights of `ledger`."""
         self.layout = layout
-        # Whoever changes model and ledger together holds it.
+        self.state: State = Idle(ledger, contributed_step)
+        # Held by whoever changes the model's weights and the state's ledger together.
         self.lock = asyncio.Lock()
-        base = session.parameters.from_host(pulled.weights)
-        self.ledger = Ledger(pulled.version, pulled.digest, pulled.weights, base)
         self._session = session
         self._restore_all = restore_all
-        self._contributed_step = contributed_step
-        self._earlier_contributed_step = contributed_step
-        self._used_base = -1  # the base of the last delta that was accepted and not given up: no other may have it
-        self._newest_version = pulled.version
-        self._parts = RoundParts()
-        self._merged_version = 0  # what the last merged delta went into
+        self._newest_version = ledger.version
         self._invited_version = -1
         self._rhythm = RoundRhythm()
-        self._outgoing: Outgoing | None = None
-        self._must_replace = False
-        self._must_pull = False
-        self._must_pull_whole = False
-        # Where versions come faster than steps, each adoption meets a newer one: sending takes its turn after one.
-        self._has_just_adopted = False
-        self._failure_count = 0  # in a row
-        self._refusal_count = 0  # of deltas, in a row
+        self._has_progressed = False  # since the last failure: a delta was acknowledged, or a version adopted
+        self._pulls_whole = False  # the next download starts from a snapshot, not from the anchor
         self._wake = asyncio.Event()
 
-    # What the exchange loop tells.
+    @property
+    def ledger(self) -> Ledger:
+        """The ledger of the fragment's weights."""
+        return self.state.ledger
 
-    def loaded(self, base: FlatArray) -> None:
-        """Takes note of what the model holds after loading, where it rounds."""
-        self.ledger = replace(self.ledger, base=base)
-
-    def on_version(self, version: int, participation: float | None = None) -> None:
-        """Takes note that a version exists, and what part of a round it is; None: nobody tells."""
-        if participation is None:
-            self._parts.gap(version)
-        else:
-            self._parts.add(version, participation)
-        self._exists(version)
-
-    def _exists(self, version: int) -> None:
+    def on_version(self, version: int) -> None:
+        """Takes note that a version exists."""
         if version > self._newest_version:
             self._newest_version = version
             self._wake.set()
@@ -116,104 +98,115 @@ class FragmentExchange:
             self._wake.set()
 
     def on_fate(self, fate: types_pb2.DeltaFate) -> None:
-        """Takes note of the fate of a delta, if it is the one in flight."""
-        outgoing, delta = self._outgoing, self.ledger.delta
-        if outgoing is None or delta is None or fate.delta_id != delta.delta_id:
+        """Takes note of a delta's fate, if it is the delta that is being sent or in flight."""
+        state = self.state
+        if not isinstance(state, Sending | InFlight) or fate.delta_id != state.delta.delta_id:
             return
-        if fate.fate == types_pb2.FATE_UNSPECIFIED or outgoing.final_fate is not None:
+        if fate.fate == types_pb2.FATE_UNSPECIFIED or (isinstance(state, InFlight) and not state.is_pending):
             return
-        if outgoing.fate is None:
-            self._acknowledged(outgoing, delta.end)
-        outgoing.fate = fate
+        self.state = fragment_state.acknowledged(state, fate)
+        if isinstance(state, Sending):
+            self._note_acknowledged()
         if fate.fate == types_pb2.FATE_MERGED:
-            waited_s = asyncio.get_running_loop().time() - outgoing.taken_at_s
+            waited_s = asyncio.get_running_loop().time() - state.delta.taken_at_s
             self._session.tally.merged(fate.staleness, waited_s)
-            self._exists(fate.version)
+            self.on_version(fate.version)
         self._wake.set()
 
+    def _note_acknowledged(self) -> None:
+        self._has_progressed = True
+        self._session.tally.deltas_acknowledged += 1
+        self._session.tally.parameters_up_count += self.layout.numel
+        if self._session.is_flushing:
+            self._session.boundary.wake()
+
     def wake(self) -> None:
-        """Lets the fragment look at the session's state again."""
+        """Has the fragment look at the session's state again."""
         self._wake.set()
 
     @property
     def is_flushed(self) -> bool:
         """Whether every step is in an acknowledged delta."""
-        is_acknowledged = self._outgoing is None or self._outgoing.fate is not None
-        return is_acknowledged and self._session.trained.step_count <= self.ledger.sent_until.step_count
+        state = self.state
+        return not isinstance(state, Sending) and self._is_all_sent(state)
 
-    # The one task.
+    def _is_all_sent(self, state: State) -> bool:
+        return self._session.trained.step_count <= state.ledger.sent_until.step_count
 
     async def run(self) -> None:
-        """Goes on until it is cancelled."""
+        """Runs until it is cancelled, or until this learner must stop."""
+        session = self._session
         while True:
             try:
-                await self._advance()
+                await replace(
+                    session.calls.endless,
+                    is_worth_it=lambda error: isinstance(error, _REPEATED),
+                    has_progressed=self._take_progress,
+                    before_pause=self._note_failure,
+                ).call(self._go_on)
             except RunClosedError:
-                self._session.run_closed()
-                self._withdraw()
-            except (AttachAgainError, TryAgainError, PlanExpiredError, CorruptDownloadError) as error:
-                await self._pause(error)
+                session.run_closed()
+                if isinstance(self.state, Sending):
+                    self.state = fragment_state.withdrawn(self.state)
             except PoisonedError as error:
                 self._drop(error)
                 if error.reason == "NON_FINITE":
-                    await self._restore_all()  # one bad fragment makes the next step's gradients bad everywhere
-            except RefusedError as error:
-                await self._pause(error, is_defect=True)
+                    await self._restore_all()  # gradients spread it to all fragments
             except SkerryError as error:
-                self._session.stop(error)
+                session.stop(error)
                 return
+
+    async def _go_on(self) -> NoReturn:
+        while True:
+            await self._advance()
 
     async def _advance(self) -> None:
         """Does the next thing, or waits until there is one."""
-        outgoing = self._outgoing
-        if outgoing is not None and outgoing.fate is None:
-            await self._push(outgoing)
-        elif outgoing is not None and outgoing.fate is not None and outgoing.final_fate in _RETURNING:
-            self._returned(outgoing.fate.reason)
-        elif outgoing is not None and outgoing.fate is not None and outgoing.final_fate == types_pb2.FATE_QUARANTINED:
-            self._drop(PoisonedError("QUARANTINED", f"delta was quarantined. because={outgoing.fate.reason}"))
-        elif (
-            self._must_replace
-            or self._must_pull
-            or (self._newest_version > self.ledger.version and not (self._has_just_adopted and self.may_send))
-        ):
-            await self._adopt()
-        elif self.may_send:
-            await self._take()
-        else:
-            await self._wait()
+        match self.state:
+            case Sending():
+                await self._push()
+            case InFlight(fate=fate) as state if fate.fate in RETURNING:
+                self._return(state)
+            case InFlight(fate=fate) if fate.fate == types_pb2.FATE_QUARANTINED:
+                self._drop(PoisonedError("QUARANTINED", f"delta was quarantined. because={fate.reason}"))
+            case Refused() | Replacing():
+                await self._adopt()
+            case Idle(is_turn_to_send=True) as state if self.may_send:
+                await self._take(state)
+            case Idle() | InFlight() if self._newest_version > self.ledger.version:
+                await self._adopt()
+            case Idle() as state if self.may_send:
+                await self._take(state)
+            case _:
+                await self._wait()
 
     @property
     def may_send(self) -> bool:
-        """Whether a delta is due, and allowed. Any thread may ask; an answer just out of date does no harm."""
-        session = self._session
-        if self._outgoing is not None or session.is_closed or self._used_base == self.ledger.version:
+        """Whether a delta is due and allowed. Any thread may ask; an outdated answer does no harm."""
+        session, state = self._session, self.state
+        if not isinstance(state, Idle) or session.is_closed or state.used_base == state.ledger.version:
             return False
-        if session.trained.step_count <= self.ledger.sent_until.step_count and session.is_flushing:
-            return False
-        next_step = session.trained.step_count + 1  # at its end the weights would be copied
-        return (
-            session.is_flushing
-            or (session.policy.has_waiting_rounds and self._is_awaited(next_step))
-            or is_due(
-                next_step,
-                # Steps that a replacement dropped are in no delta, and so count for none.
-                contributed_step=max(self._contributed_step, self.ledger.sent_until.step_count),
-                inner_step_count=session.policy.inner_step_count,
-            )
+        if session.is_flushing:
+            return not self._is_all_sent(state)
+        next_step = session.trained.step_count + 1  # the weights would be copied at its end
+        return (session.policy.has_waiting_rounds and self._is_awaited(next_step)) or is_due(
+            next_step,
+            # Steps that a replacement has dropped are in no delta, and do not count.
+            contributed_step=max(state.contributed_step, state.ledger.sent_until.step_count),
+            inner_step_count=session.policy.inner_step_count,
         )
 
     def _is_awaited(self, next_step: int) -> bool:
-        """Whether a round gathers deltas now, or is about to where this learner is slow."""
+        """Whether a round gathers deltas now, or is near and this learner slow."""
         return self._invited_version > self._newest_version or self._rhythm.is_near(
             next_step, inner_step_count=self._session.policy.inner_step_count
         )
 
     async def _wait(self) -> None:
-        """Waits for news; with a delta in flight not for ever, for its news may have been lost with a stream."""
+        """Waits for an event; with a delta in flight for a lease term only, since a broken stream may have lost it."""
         if self._session.is_flushing:
-            self._session.boundary.wake()  # whoever waits for the flush looks again
-        timeout_s = None if self._outgoing is None else self._session.policy.lease_term_s
+            self._session.boundary.wake()  # so that `serve` looks whether the flush is done
+        timeout_s = self._session.policy.lease_term_s if isinstance(self.state, InFlight) else None
         try:
             async with asyncio.timeout(timeout_s):
                 await self._wake.wait()
@@ -221,28 +214,31 @@ class FragmentExchange:
             await self._ask_fate(self._session.position)
         self._wake.clear()
 
-    async def _pause(self, error: SkerryError, *, is_defect: bool = False) -> None:
-        """Waits after a failure; the same thing is tried again after it."""
-        self._failure_count += 1
-        if isinstance(error, CorruptDownloadError):
-            self._must_pull = self._must_pull_whole = True
-        log = _log.error if is_defect else _log.warning
-        if self._failure_count == 1 or is_defect:
-            log(
-                "exchange of a fragment failed, will try again",
-                learner=self._session.settings.learner_id,
-                fragment=self.layout.name,
-                reason=error.reason,
-                because=str(error),
-            )
-        await asyncio.sleep(self._session.pause_s(self._failure_count, error))
+    def _take_progress(self) -> bool:
+        has_progressed, self._has_progressed = self._has_progressed, False
+        return has_progressed
 
-    # Up.
+    def _note_failure(self, attempt: int, error: BaseException) -> None:
+        """Takes note of a failure before the pause that follows it."""
+        self._pulls_whole |= isinstance(error, CorruptDownloadError)
+        is_defect = isinstance(error, RefusedError)
+        if (attempt == 1 or is_defect) and not isinstance(error, WorkRefusedError):
+            log = _log.error if is_defect else _log.warning
+            log("exchange of a fragment failed, will try again", **self._facts(error))
 
-    async def _take(self) -> None:
+    def _facts(self, error: BaseException) -> dict[str, str]:
+        """Returns the fields of a log event about an error."""
+        return {
+            "learner": self._session.settings.learner_id,
+            "fragment": self.layout.name,
+            "reason": getattr(error, "reason", ""),
+            "because": str(error),
+        }
+
+    async def _take(self, state: Idle) -> None:
         """Copies the weights at the next step boundary and makes a delta of them."""
         session, layout = self._session, self.layout
-        self._has_just_adopted = False
+        self.state = fragment_state.turn_used(state)
         async with self.lock:
             buffer = await session.workers.run(session.parameters.buffer, layout)
             copy = await session.workers.run(session.parameters.snapshot, layout, buffer)
@@ -252,201 +248,143 @@ class FragmentExchange:
                 return session.trained
 
             trained = await session.boundary.run(snapshot)
-            if trained.step_count <= self.ledger.sent_until.step_count or not self.may_send:
+            idle = self.state
+            if not isinstance(idle, Idle) or not self.may_send or trained == idle.ledger.sent_until:
                 return
             taken_at_s = asyncio.get_running_loop().time()
-            delta_id = session.entropy.hex_id()
             try:
-                encoded, decoded = await session.workers.run(
-                    lambda: make_delta(session, layout, self.ledger, buffer, delta_id, trained=trained)
+                delta, decoded = await session.workers.run(
+                    lambda: make_delta(session, layout, idle.ledger, buffer, trained=trained, taken_at_s=taken_at_s)
                 )
             except NonFiniteError as error:
                 poison = PoisonedError("NON_FINITE", f"weights are not finite. {error}")
             else:
-                self.ledger = self.ledger.sent(delta_id, decoded, trained)
-                self._outgoing = Outgoing(encoded, taken_at_s)
+                self.state = fragment_state.taken(idle, delta, decoded, trained)
                 return
         raise poison
 
-    async def _push(self, outgoing: Outgoing) -> None:
+    async def _push(self) -> None:
         """Sends the delta until it is acknowledged or refused."""
         try:
             async with self._session.transfers:
-                await self._session.repeat(lambda: self._push_once(outgoing))
+                await self._session.calls.repeat(self._push_once)
         except WorkRefusedError as error:
-            self._refused(error)
-            await asyncio.sleep(self._session.pause_s(self._refusal_count, error))
-        except (TryAgainError, RefusedError) as error:
-            outgoing.refusal_count += error.reason in _BYTES_AT_FAULT or isinstance(error, RefusedError)
-            if isinstance(error, RefusedError) or outgoing.refusal_count >= _MAX_REFUSALS:
-                self._refused(error)
+            self._refuse(error)
             raise
-        else:
-            self._failure_count = self._refusal_count = 0
+        except (TryAgainError, RefusedError) as error:
+            state = self.state
+            if isinstance(state, Sending) and error.reason in _BYTES_AT_FAULT:
+                self.state = state = fragment_state.damaged(state)
+            is_hopeless = isinstance(state, Sending) and state.damage_count >= _MAX_DAMAGE
+            if isinstance(error, RefusedError) or is_hopeless:
+                self._refuse(error)
+            raise
 
-    async def _push_once(self, outgoing: Outgoing) -> None:
-        session, encoded = self._session, outgoing.encoded
-        if encoded is None or outgoing.fate is not None:
-            return  # an event acknowledged it meanwhile
+    async def _push_once(self) -> None:
+        session, state = self._session, self.state
         stored: set[tuple[int, int, bytes]] = set()
-        if outgoing.was_tried:
+        if isinstance(state, Sending) and state.was_tried:
             known = await self._ask_fate(session.position)
-            if known.state == exchange_pb2.PUSH_STATE_ACCEPTED:
-                return
             stored = {(part.first, part.numel, part.digest) for part in known.parts}
-        outgoing.was_tried = True
+            state = self.state
+        if not isinstance(state, Sending):
+            return  # it was acknowledged meanwhile
+        self.state = fragment_state.tried(state)
         response = await push(
-            session.transport,
-            encoded,
+            session.calls,
+            state.delta,
             seen_position=session.position,
             stored=stored,
-            stall_timeout_s=session.settings.stall_timeout_s,
             count_bytes=session.tally.sent,
         )
         session.saw(response.position)
         if response.state != exchange_pb2.PUSH_STATE_ACCEPTED:
-            raise error_of("INCOMPLETE", f"push was not accepted. delta={encoded.header.delta_id}")
+            raise error_of("INCOMPLETE", f"push was not accepted. delta={state.delta.delta_id}")
         self.on_fate(response.fate)
 
     async def _ask_fate(self, position: int) -> exchange_pb2.QueryPushResponse:
-        """Asks what is known of the delta in flight at `position` or later, and takes note of it."""
-        session, delta = self._session, self.ledger.delta
-        assert delta is not None
-        request = exchange_pb2.QueryPushRequest(
-            run=session.settings.run,
-            run_uid=session.run_uid,
-            seen_position=position,
-            fragment=self.layout.name,
-            delta_id=delta.delta_id,
-        )
-        timeout_s = session.settings.call_timeout_s
-        response = await session.transport.query_push(request, timeout_s=timeout_s)
+        """Asks what is known of the delta at `position` or later, and takes note of it."""
+        session, state = self._session, self.state
+        assert isinstance(state, Sending | InFlight)
+        response = await query(session.calls, state.delta, seen_position=position)
         session.saw(response.position)
         if response.state == exchange_pb2.PUSH_STATE_ACCEPTED:
             self.on_fate(response.fate)
         return response
 
-    def _acknowledged(self, outgoing: Outgoing, end: Trained) -> None:
-        outgoing.encoded = None
-        self._used_base = max(self._used_base, self.ledger.delta.base_version if self.ledger.delta else -1)
-        self._earlier_contributed_step = self._contributed_step
-        self._contributed_step = end.step_count
-        self._session.tally.deltas_acknowledged += 1
-        self._session.tally.parameters_up_count += self.layout.numel
-        if self._session.is_flushing:
-            self._session.boundary.wake()
-
-    def _refused(self, error: SkerryError) -> None:
-        """The delta was never accepted: its work is unsent again, and goes out from a base that the server knows."""
-        _log.warning(
-            "delta was refused, its work will be sent again",
-            learner=self._session.settings.learner_id,
-            fragment=self.layout.name,
-            reason=error.reason,
-            because=str(error),
-        )
-        self.ledger = self.ledger.returned()
-        self._outgoing = None
+    def _refuse(self, error: SkerryError) -> None:
+        """The delta was never accepted: its work is sent again, from a base that the server knows."""
+        state = self.state
+        if not isinstance(state, Sending):
+            return
+        _log.warning("delta was refused, its work will be sent again", **self._facts(error))
+        self.state = fragment_state.refused(state, is_base_used=error.reason == "BASE_REPEATED")
         self._session.tally.deltas_returned += 1
-        self._refusal_count += 1
-        self._must_pull = True
-        # What the server does not know of the base was not pulled from it.
-        self._must_pull_whole = error.reason in _BASE_AT_FAULT
-        if error.reason == "BASE_REPEATED":
-            self._used_base = max(self._used_base, self.ledger.version)
+        # The server does not know this base, so updates on it would be wrong.
+        self._pulls_whole = error.reason in _BASE_AT_FAULT
 
-    def _returned(self, reason: str) -> None:
+    def _return(self, state: InFlight) -> None:
         """The delta was accepted but will never be merged: its work is unsent again."""
         _log.info(
             "delta expired, its work will be sent again",
             learner=self._session.settings.learner_id,
             fragment=self.layout.name,
-            because=reason,
+            because=state.fate.reason,
         )
-        self.ledger = self.ledger.returned()
-        self._outgoing = None
-        self._contributed_step = self._earlier_contributed_step
-        self._used_base = -1
+        self.state = fragment_state.returned(state)
         self._session.tally.deltas_returned += 1
 
-    def _withdraw(self) -> None:
-        """The run is closed: what is not acknowledged never will be."""
-        if self._outgoing is not None and self._outgoing.fate is None:
-            self.ledger = self.ledger.returned()
-            self._outgoing = None
-
     def _drop(self, error: PoisonedError) -> None:
-        """The delta is poison, or the weights are: the fragment will be replaced, for rebase would keep it."""
-        _log.error(
-            "work of a fragment is dropped, it will be replaced",
-            learner=self._session.settings.learner_id,
-            fragment=self.layout.name,
-            reason=error.reason,
-            because=str(error),
-        )
-        self._session.tally.deltas_dropped += self._outgoing is not None
-        if self.ledger.delta is not None:
-            self.ledger = replace(self.ledger, delta=None)
-        if self._outgoing is not None and self._outgoing.fate is not None:
-            self._used_base = -1
-        self._outgoing = None
-        self._must_replace = True
-
-    # Down.
+        """Delta or weights are not finite or not plausible: the fragment is replaced, since rebase would keep them."""
+        _log.error("work of a fragment is dropped, it will be replaced", **self._facts(error))
+        self._session.tally.deltas_dropped += isinstance(self.state, Sending | InFlight)
+        self.state = fragment_state.poisoned(self.state)
 
     async def _adopt(self) -> None:
         """Pulls the newest version and brings the model to it."""
         ledger = self.ledger
-        weights = None if self._must_pull_whole else ledger.anchor
+        weights = None if self._pulls_whole else ledger.anchor
         pulled = await pull_newest(self._session, self.layout, version=ledger.version, weights=weights)
         self._newest_version = max(self._newest_version, pulled.version)
         is_merged = await self._is_merged_into(pulled)
-        if self._outgoing is not None and self._outgoing.final_fate in _CHANGING:
-            return  # the account changes first; what was pulled is pulled again
-        if is_merged and self._outgoing is not None and self._outgoing.fate is not None:
-            self._merged_version = self._outgoing.fate.version
+        if isinstance(self.state, InFlight) and self.state.fate.fate in {*RETURNING, types_pb2.FATE_QUARANTINED}:
+            return  # `_advance` changes the ledger first, and adopts then
         async with self.lock:
-            self.ledger = await adopt(
+            ledger = await adopt(
                 self._session,
                 self.layout,
                 self.ledger,
                 pulled,
                 is_merged=is_merged,
-                must_replace=self._must_replace,
-                missing=self._parts.missing(self._merged_version, pulled.version),
+                must_replace=isinstance(self.state, Replacing),
             )
-        if is_merged:
-            self._outgoing = None
-        self._must_replace = self._must_pull = self._must_pull_whole = False
-        self._has_just_adopted = True
-        self._failure_count = 0
+            state = self.state
+            assert not isinstance(state, Sending)
+            self.state = fragment_state.adopted(state, ledger, is_merged=is_merged)
+        self._pulls_whole = False
+        # After a refusal only an acknowledged delta counts, so that pauses grow if every delta is refused.
+        self._has_progressed |= not isinstance(state, Refused)
         self._session.tally.parameters_down_count += self.layout.numel
         if pulled.version < self._newest_version:
-            # A version that was announced is not there yet: not to be asked for without a pause.
+            # A version that was announced is not available yet; without a pause it would be asked for at once.
             await asyncio.sleep(self._session.settings.retry.first_wait_s)
 
     async def _is_merged_into(self, pulled: Pulled) -> bool:
-        """Whether the delta in flight is in `pulled` or a version before it: asked for, where no event has said."""
-        outgoing = self._outgoing
-        if outgoing is None:
+        """Whether the delta in flight is in `pulled` or an earlier version; asks the syncer if no event has told."""
+        if isinstance(self.state, InFlight) and self.state.is_pending:
+            await self._session.calls.repeat(lambda: self._ask_fate(pulled.position))
+        state = self.state
+        if not isinstance(state, InFlight):
             return False
-        if outgoing.final_fate is None:
-            await self._session.repeat(lambda: self._ask_fate(pulled.position))
-        fate = outgoing.fate
-        return fate is not None and fate.fate == types_pb2.FATE_MERGED and fate.version <= pulled.version
-
-    # Poison elsewhere.
+        return state.fate.fate == types_pb2.FATE_MERGED and state.fate.version <= pulled.version
 
     def restore_if_poisoned(self) -> bool:
-        """Puts the base back if the weights are not finite; for the training thread. Returns whether it did."""
+        """Loads the base if the weights are not finite; for the training thread. Returns whether it did."""
         if self._session.parameters.is_finite(self.layout):
             return False
         self._session.parameters.load(self.layout, self.ledger.base)()
         return True
 
     def restored(self, trained: Trained) -> None:
-        """Books that `restore_if_poisoned` put the base back; the caller holds the lock."""
-        ledger = self.ledger
-        self.ledger = ledger.replaced(
-            ledger.version, ledger.digest, ledger.anchor, ledger.base, trained, is_over=ledger.delta is None
-        )
+        """Takes note that `restore_if_poisoned` has loaded the base; the caller holds the lock."""
+        self.state = fragment_state.restored(self.state, trained)

@@ -17,14 +17,14 @@ MIN_FRAGMENTS: Final = 4
 # As published (P = 24): one fragment moves a step at H = 24.
 MAX_FRAGMENTS: Final = 24
 _EMBEDDING_NAME: Final = re.compile(r"embed|(^|[._])(wte|wpe|emb|tok_emb|pos_emb)([._]|$)", re.IGNORECASE)
-# A matrix is taken for a token table by its shape only where rows are many, and many more than columns.
+# Without a telling name, a matrix counts as a token table if it has many rows, and many more rows than columns.
 _VOCABULARY_ROWS: Final = 256
 _VOCABULARY_RATIO: Final = 4
 
 
 @dataclass(frozen=True)
 class FragmentPlan:
-    """A partition of the model's tensors, and merge rules of fragments that differ from the policy's."""
+    """A partition of the model's tensors, and the merge rules of fragments that do not take the policy's."""
 
     fragments: tuple[FragmentLayout, ...]
     merge_by_fragment: Mapping[str, MergeRule] = field(default_factory=dict)
@@ -33,9 +33,9 @@ class FragmentPlan:
 def plan_fragments(tensors: Iterable[TensorSpec], *, fragment_count: int | None = None) -> FragmentPlan:
     """Returns a plan of at most `fragment_count` fragments (by default 4 for a tiny model up to 24).
 
-    Embedding tables are a fragment of their own, merged by plain mean; the others go largest first into the least
-    loaded fragment, so that none holds over 4/3 of the best possible largest. Within a fragment matrices come before
-    vectors, each in the model's order. The same tensors give the same plan on every machine.
+    Embedding tables form a fragment of their own, which is merged by plain mean. The other tensors go, largest first,
+    into the fragment with the fewest elements, so that the largest fragment is at most 4/3 of the best possible. Within
+    a fragment matrices come before vectors, each in the model's order. The same tensors give the same plan everywhere.
 
     Raises:
         ValueError: no tensors, or `fragment_count` below 1.

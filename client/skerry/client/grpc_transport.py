@@ -1,4 +1,4 @@
-"""The client's calls over gRPC: channels, deadlines, and statuses translated to SkerryError in one place."""
+"""The client's calls over gRPC: channels, deadlines, and the translation of statuses to SkerryError."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from skerry.v1 import (
 ERROR_DOMAIN: Final = "skerry"
 _DETAILS_KEY: Final = "grpc-status-details-bin"
 _OPTIONS: Final[list[tuple[str, int]]] = [
-    # Each channel has a connection of its own, so that reports never queue behind bulk.
+    # Each channel has a connection of its own, so that reports never queue behind bulk data.
     ("grpc.use_local_subchannel_pool", 1),
-    # A half-open link is noticed by an unanswered ping, not by a guess at how long a transfer may take.
+    # An unanswered ping reveals a half-open connection; a deadline would have to guess how long a transfer takes.
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 20_000),
-    # A syncer that restarts is back within seconds; gRPC's own two minutes of back-off would outlast it.
+    # A syncer that restarts is back within seconds; gRPC's default back-off grows to two minutes.
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.min_reconnect_backoff_ms", 500),
     ("grpc.max_reconnect_backoff_ms", 2_000),
 ]
-# What gRPC says by itself, without a word from a syncer.
+# Reasons for statuses that gRPC makes itself, without details from a syncer.
 _REASONS: Final = {
     grpc.StatusCode.UNAVAILABLE: "UNREACHABLE",
     grpc.StatusCode.DEADLINE_EXCEEDED: "TIMEOUT",
@@ -86,7 +86,7 @@ class GrpcTransport:
     async def get_capabilities(
         self, request: capabilities_pb2.GetCapabilitiesRequest, *, timeout_s: float
     ) -> capabilities_pb2.GetCapabilitiesResponse:
-        """Asks what the server speaks."""
+        """Asks for the server's version, codecs and limits."""
         return await _unary(self._capabilities.GetCapabilities, request, timeout_s)
 
     async def get_run(self, request: runs_pb2.GetRunRequest, *, timeout_s: float) -> runs_pb2.GetRunResponse:
@@ -172,9 +172,9 @@ async def _stream(call: Any) -> AsyncGenerator[Any, None]:
 
 
 def _raise_if_call_was_cancelled() -> None:
-    """Raises where gRPC cancelled a call (what it was to send failed) and nobody the task that waits for it.
+    """Raises if gRPC cancelled the call, because what it was to send failed, and the waiting task was not cancelled.
 
-    Else the task would end as if it had been asked to, without a word.
+    Otherwise the task would end silently, as if it had been cancelled.
     """
     task = asyncio.current_task()
     if task is not None and not task.cancelling():
@@ -182,7 +182,7 @@ def _raise_if_call_was_cancelled() -> None:
 
 
 def error_from_rpc(error: grpc.aio.AioRpcError) -> SkerryError:
-    """Returns what a failed call means: the reason in its details, or what gRPC itself says."""
+    """Returns the error for a failed call: by the reason in its details, or else by the gRPC status."""
     code = error.code()
     reason = _REASONS.get(code, code.name)
     message = error.details() or code.name.lower()

@@ -1,53 +1,28 @@
-"""How a learner comes to a run: finds it, or creates it from its own weights if it may, and pulls what is newest."""
+"""How a learner joins a run: it finds the run, or creates it from its own weights."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from collections.abc import Awaitable
 
 import numpy as np
 import structlog
 from numpy.typing import NDArray
 
-from skerry.client.creation import CreationContext, NewRun, create_run
-from skerry.client.errors import RunExistsError, RunNotFoundError, TryAgainError
+from skerry.client.creation import NewRun, create_run
+from skerry.client.errors import RunExistsError, RunNotFoundError
 from skerry.client.fragment_plan import plan_fragments
-from skerry.client.pull import Pulled, PullSettings, pull
 from skerry.client.session import Session
-from skerry.v1 import exchange_pb2, runs_pb2, types_pb2
+from skerry.v1 import runs_pb2, types_pb2
 from skerry.wire import FragmentLayout
 from skerry.wire.policy import OuterSchedule, Policy
 
 _log = structlog.get_logger(__name__)
 
-R = TypeVar("R")
-
-
-async def until_connected(session: Session, call: Callable[[], Awaitable[R]]) -> R:
-    """Repeats a call until somebody answers or the time to connect is over.
-
-    Raises:
-        TryAgainError: the last failure.
-    """
-    loop = asyncio.get_running_loop()
-    deadline_s = loop.time() + session.settings.connect_timeout_s
-    failure_count = 0
-    while True:
-        try:
-            return await call()
-        except TryAgainError as error:
-            failure_count += 1
-            pause_s = session.pause_s(failure_count, error)
-            if loop.time() + pause_s > deadline_s:
-                raise
-            await asyncio.sleep(pause_s)
-
 
 async def find_or_create(session: Session) -> types_pb2.Run:
-    """Returns the run of the settings' name; where there is none, one made of the model's weights, if it may be made.
+    """Returns the run of the settings; one that does not exist is created from the model's weights, if allowed.
 
-    To be called while the training thread waits.
+    The training thread must wait meanwhile.
 
     Raises:
         RunNotFoundError: no such run, and it may not be created.
@@ -56,10 +31,10 @@ async def find_or_create(session: Session) -> types_pb2.Run:
     request = runs_pb2.GetRunRequest(name=settings.run)
 
     def find() -> Awaitable[runs_pb2.GetRunResponse]:
-        return session.transport.get_run(request, timeout_s=settings.call_timeout_s)
+        return session.calls.transport.get_run(request, timeout_s=settings.call_timeout_s)
 
     try:
-        return (await until_connected(session, find)).run
+        return (await session.until_connected(find)).run
     except RunNotFoundError:
         if not settings.may_create:
             raise
@@ -67,11 +42,11 @@ async def find_or_create(session: Session) -> types_pb2.Run:
         return await _create(session)
     except RunExistsError as error:
         _log.info("another learner created the run, joining it", run=settings.run, uid=error.uid)
-    return (await until_connected(session, find)).run
+    return (await session.until_connected(find)).run
 
 
 def warn_of_other_plan(session: Session) -> None:
-    """Warns who plans another length than the run that it joined: outer momentum settles towards the run's."""
+    """Warns if this learner plans another length than the run that it joined: outer momentum follows the run's."""
     own, runs = session.settings.policy, session.policy
     planned = own.planned_step_count if own else 0
     settles = runs.outer.schedule is not OuterSchedule.CONSTANT and runs.outer.momentum > 0
@@ -79,7 +54,7 @@ def warn_of_other_plan(session: Session) -> None:
         return
     what = "is planned for another number of steps" if runs.planned_step_count else "has no planned length"
     _log.warning(
-        f"the run {what}; its own word holds. To change it: "
+        f"the run {what}; the run's value holds. To change it: "
         f"skerry runs policy {session.settings.run} --set planned_step_count={planned}",
         run_steps=runs.planned_step_count,
         own_steps=planned,
@@ -101,50 +76,6 @@ async def _create(session: Session) -> types_pb2.Run:
         parameters.snapshot(layout, buffer)()
         return parameters.to_host(buffer)
 
-    context = CreationContext(
-        session.transport,
-        session.workers,
-        session.jitter,
-        retry=settings.retry,
-        call_timeout_s=settings.call_timeout_s,
-        stall_timeout_s=settings.stall_timeout_s,
-        part_size_bytes=session.part_size_bytes,
-    )
-    run = await create_run(context, new, weights_of)
+    run = await create_run(session.calls, session.workers, new, weights_of, part_size_bytes=session.part_size_bytes)
     _log.info("created the run", run=run.name, uid=run.uid, fragments=len(run.fragments))
     return run
-
-
-async def pull_newest(
-    session: Session,
-    layout: FragmentLayout,
-    *,
-    version: int = -1,
-    weights: NDArray[np.float32] | None = None,  # (numel,) of `version`; not written to
-) -> Pulled:
-    """Returns a fragment's newest version, from a version that the caller has or from a snapshot.
-
-    Raises:
-        SkerryError: as `pull`.
-    """
-    settings = session.settings
-    request = exchange_pb2.PullFragmentRequest(
-        run=settings.run,
-        run_uid=session.run_uid,
-        seen_position=session.position,
-        fragment=layout.name,
-        from_version=-1 if weights is None else version,
-        is_newest=True,
-    )
-    async with session.transfers:
-        pulled = await pull(
-            session.transport,
-            session.workers,
-            request,
-            layout,
-            weights,
-            settings=PullSettings(settings.stall_timeout_s, settings.retry, session.pause_s),
-            count_bytes=session.tally.received,
-        )
-    session.saw(pulled.position)
-    return pulled

@@ -3,28 +3,59 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 
 from skerry.client.array_learner import ArrayLearner
+from skerry.client.session import Adoption
 from skerry.client.torch_parameters import TorchParameters
+from skerry.wire.policy import Policy
 
 
 class Learner(ArrayLearner):
-    """An island that trains a torch module; everything else is as `ArrayLearner` says.
+    """Trains a torch module together with the other learners of a run.
 
-        with Learner(model, target="syncer.example:443", run="gemma-12b", learner_id="us-east") as island:
+        with Learner(model, target="syncer.example:443", run="gemma-12b", learner_id="us-east") as learner:
             for batch in loader:
                 loss = model(**batch).loss
                 loss.backward(); optimizer.step(); optimizer.zero_grad()
-                island.step(tokens=batch["input_ids"].numel())      # returns at once
+                learner.step(tokens=batch["input_ids"].numel())      # returns at once
 
-    `model` is a module, of which the trainable parameters take part (tied ones once; names without the prefixes of
-    torch.compile and DistributedDataParallel), or tensors by name. Their storage must stay what it is: move the model
-    to its device first.
+    Args:
+        model: a module, of which the trainable floating-point parameters take part (tied ones once; names without the
+            wrappers DistributedDataParallel, DataParallel and torch.compile), or tensors by name. Their storage must
+            stay what it is: move the model to its device first.
+
+    The other arguments, and everything else, are as `ArrayLearner` says.
     """
 
-    def __init__(self, model: torch.nn.Module | Mapping[str, torch.Tensor], **options: Any) -> None:
-        """Connects and attaches. `options` are those of `ArrayLearner`, by name."""
-        super().__init__(TorchParameters(model), **options)
+    def __init__(
+        self,
+        model: torch.nn.Module | Mapping[str, torch.Tensor],
+        *,
+        target: str,
+        run: str,
+        learner_id: str,
+        region: str = "",
+        create: bool = False,
+        policy: Policy | None = None,
+        planned_step_count: int | None = None,
+        adoption: Adoption | str = Adoption.REBASE,
+        blend_alpha: float = 0.5,
+        fragment_count: int | None = None,
+        connect_timeout_s: float = 30.0,
+    ) -> None:
+        super().__init__(
+            TorchParameters(model),
+            target=target,
+            run=run,
+            learner_id=learner_id,
+            region=region,
+            create=create,
+            policy=policy,
+            planned_step_count=planned_step_count,
+            adoption=adoption,
+            blend_alpha=blend_alpha,
+            fragment_count=fragment_count,
+            connect_timeout_s=connect_timeout_s,
+        )

@@ -12,7 +12,7 @@ R = TypeVar("R")
 
 
 class LoopThread:
-    """Runs coroutines of synchronous callers; a daemon, so that a forgotten close never keeps a process alive."""
+    """Runs coroutines for synchronous callers. A daemon thread, so a forgotten `close` keeps no process alive."""
 
     def __init__(self, name: str) -> None:
         self.loop = asyncio.new_event_loop()

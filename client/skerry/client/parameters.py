@@ -1,26 +1,41 @@
-"""Where a model's weights are: the seam between the exchange and NumPy arrays, torch modules, or anything else."""
+"""The interface between the exchange and a model's weights, with its implementation for NumPy arrays."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from skerry.algorithm.rebase import FlatArray
-from skerry.client.delta import EncodeFrames
-from skerry.wire import FragmentLayout, TensorSpec, encode_frames
+from skerry.wire import Encoding, FragmentLayout, Hasher, TensorSpec, encode_frames
 
-# Prepared beside the training thread, called by it.
+# Prepared by a worker, called by the training thread.
 Work = Callable[[], None]
 
 
-class Parameters(Protocol):
-    """Named tensors, read and written a fragment at a time as flat float32 vectors that lie where they do.
+class EncodeFrames(Protocol):
+    """`skerry.wire.encode_frames`, or its equal for arrays on a device."""
 
-    `snapshot`, `add`, `load` and `blend` prepare, beside the training thread, work that it then does by a call: every
-    view is made before, so that the call is one short piece of copying or adding.
+    def __call__(
+        self,
+        values: Any,
+        layout: FragmentLayout,
+        encoding: Encoding,
+        *,
+        first: int = 0,
+        decoded: Any = None,
+        digest: Hasher | None = None,
+    ) -> Iterator[bytes]:
+        """Yields whole frames covering the values."""
+
+
+class Parameters(Protocol):
+    """Named tensors, read and written a fragment at a time as flat float32 vectors on the same device.
+
+    `snapshot`, `add`, `load` and `blend` run in a worker and return a function for the training thread. All views are
+    made beforehand, so that the function only copies or adds.
     """
 
     @property
@@ -39,31 +54,31 @@ class Parameters(Protocol):
         """Whether the fragment's tensors hold float32 exactly."""
 
     def buffer(self, layout: FragmentLayout) -> FlatArray:
-        """Returns room for a snapshot, its memory already there."""
+        """Returns a vector for a snapshot, with its memory already allocated."""
 
     def snapshot(self, layout: FragmentLayout, out: FlatArray) -> Work:
-        """Returns what copies the weights to `out`."""
+        """Returns a function that copies the weights to `out`."""
 
     def add(self, layout: FragmentLayout, shift: FlatArray) -> Work:
-        """Returns what adds to the weights, in place."""
+        """Returns a function that adds to the weights, in place."""
 
     def load(self, layout: FragmentLayout, values: FlatArray) -> Work:
-        """Returns what overwrites the weights."""
+        """Returns a function that overwrites the weights."""
 
     def blend(self, layout: FragmentLayout, values: FlatArray, alpha: float) -> Work:
-        """Returns what makes the weights alpha times themselves plus (1 - alpha) times `values`."""
+        """Returns a function that makes the weights alpha times themselves plus (1 - alpha) times `values`."""
 
     def is_finite(self, layout: FragmentLayout) -> bool:
         """Whether every weight is a finite number."""
 
     def from_host(self, values: NDArray[np.float32]) -> FlatArray:
-        """Returns the values where the parameters live; may be `values` itself."""
+        """Returns the values on the parameters' device; may be `values` itself."""
 
     def to_host(self, values: FlatArray) -> NDArray[np.float32]:
         """Returns the values on the host."""
 
     def settle(self) -> None:
-        """Waits, in a worker, until what any thread has queued on the parameters' device is done."""
+        """Waits, in a worker, until the parameters' device has done what any thread has queued."""
 
 
 class ArrayParameters:
@@ -88,11 +103,11 @@ class ArrayParameters:
         return all(self._arrays[tensor.name].dtype == np.float32 for tensor in layout.tensors)
 
     def buffer(self, layout: FragmentLayout) -> NDArray[np.float32]:
-        """Returns room for a snapshot; written once, for a page is only there after its first write."""
+        """Returns a vector for a snapshot; written to once, since memory is only allocated by the first write."""
         return np.full(layout.numel, 0, np.float32)
 
     def snapshot(self, layout: FragmentLayout, out: NDArray[np.float32]) -> Work:
-        """Returns what copies the weights to `out`."""
+        """Returns a function that copies the weights to `out`."""
         pieces = self._pieces(layout, out)
 
         def work() -> None:
@@ -102,7 +117,7 @@ class ArrayParameters:
         return work
 
     def add(self, layout: FragmentLayout, shift: NDArray[np.float32]) -> Work:
-        """Returns what adds to the weights, in float32 where they are narrower."""
+        """Returns a function that adds to the weights, in float32 if they are narrower."""
         pieces = self._pieces(layout, shift)
 
         def work() -> None:
@@ -112,7 +127,7 @@ class ArrayParameters:
         return work
 
     def load(self, layout: FragmentLayout, values: NDArray[np.float32]) -> Work:
-        """Returns what overwrites the weights."""
+        """Returns a function that overwrites the weights."""
         pieces = self._pieces(layout, values)
 
         def work() -> None:
@@ -122,7 +137,7 @@ class ArrayParameters:
         return work
 
     def blend(self, layout: FragmentLayout, values: NDArray[np.float32], alpha: float) -> Work:
-        """Returns what mixes `values` into the weights."""
+        """Returns a function that blends `values` into the weights."""
         pieces = self._pieces(layout, values)
 
         def work() -> None:
@@ -145,7 +160,7 @@ class ArrayParameters:
         return values
 
     def settle(self) -> None:
-        """Does nothing: NumPy has worked when it returns."""
+        """Does nothing, since NumPy queues nothing."""
 
     def _pieces(
         self, layout: FragmentLayout, flat: NDArray[np.float32]

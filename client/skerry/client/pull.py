@@ -6,15 +6,15 @@ import asyncio
 import hashlib
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from skerry.algorithm.step import subtract_update
 from skerry.client.errors import CorruptDownloadError, PlanExpiredError, TryAgainError, error_of
-from skerry.client.retry import RetrySettings
 from skerry.client.transport import Transport
+from skerry.runtime.retry import Retry
 from skerry.runtime.workers import Workers
 from skerry.v1 import exchange_pb2 as v1
 from skerry.wire import FragmentLayout, FrameReader, TensorFileReader, WireError, tree_digest
@@ -35,8 +35,7 @@ class PullSettings:
     """Bounds of one download."""
 
     stall_timeout_s: float
-    retry: RetrySettings
-    pause: Callable[[int, BaseException], float]  # seconds before attempt n + 1
+    retry: Retry
 
 
 class PlanApplier:
@@ -134,26 +133,28 @@ async def pull(
     Raises:
         CorruptDownloadError: bytes or weights are not what their digests say.
         PlanExpiredError: objects were collected meanwhile.
-        SkerryError: the last of `settings.retry.attempt_count` failures without progress.
+        SkerryError: the last of too many failures in a row without progress.
     """
     applier: PlanApplier | None = None
-    failures = 0
-    while True:
-        before = (applier.object_index, applier.offset) if applier else (0, 0)
+    begun_at = (0, 0)
+
+    def place() -> tuple[int, int]:
+        return (applier.object_index, applier.offset) if applier else (0, 0)
+
+    async def attempt() -> Pulled:
+        nonlocal applier, begun_at
+        begun_at = place()
         try:
             applier = await _continue(
                 transport, workers, request, layout, start, applier=applier, settings=settings, count_bytes=count_bytes
             )
-            return await workers.run(applier.finish)
         except _BrokenOffError as broken:
             applier = broken.applier
-            if applier is not None and applier.is_complete:
-                return await workers.run(applier.finish)
-            has_moved = applier is not None and (applier.object_index, applier.offset) != before
-            failures = 1 if has_moved else failures + 1
-            if failures >= settings.retry.attempt_count:
+            if applier is None or not applier.is_complete:
                 raise broken.error from broken
-            await asyncio.sleep(settings.pause(failures, broken.error))
+        return await workers.run(applier.finish)
+
+    return await replace(settings.retry, has_progressed=lambda: place() != begun_at).call(attempt)
 
 
 class _BrokenOffError(Exception):

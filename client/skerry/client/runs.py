@@ -1,8 +1,7 @@
-"""Runs seen from a script or a command: create, look, steer, roll back, watch, close, delete."""
+"""Administers runs from a script or a command: create, look at, steer, roll back, watch, close, delete."""
 
 from __future__ import annotations
 
-import random
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
@@ -10,41 +9,47 @@ from typing import Any, Final, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from skerry.client.creation import CreationContext, NewRun, create_run
+from skerry.client.calls import Calls
+from skerry.client.creation import NewRun, create_run
+from skerry.client.errors import is_transient
 from skerry.client.fragment_plan import FragmentPlan, plan_fragments
 from skerry.client.grpc_transport import GrpcTransport
 from skerry.client.loop_thread import LoopThread
-from skerry.client.retry import RetrySettings, repeat
+from skerry.client.records import Capabilities, Event, Run, RunView, VersionRecord, record_of
 from skerry.runtime.identifiers import SystemEntropy, system_random
+from skerry.runtime.retry import Retry, RetrySettings
 from skerry.runtime.workers import InlineWorkers
 from skerry.v1 import capabilities_pb2, exchange_pb2, runs_pb2, types_pb2
+from skerry.wire import messages
 from skerry.wire.layout import FragmentLayout, TensorSpec
 from skerry.wire.policy import Policy
 
 R = TypeVar("R")
 
 _PAGE_SIZE: Final = 100
-# A person waits: what the server asks to repeat is repeated a little; that nobody answers is said at once.
-_RETRY: Final = RetrySettings(
-    attempt_count=3, longest_wait_s=2.0, hopeless_reasons=frozenset({"UNREACHABLE", "TIMEOUT"})
-)
+# A person waits for the answer: calls are repeated a few times if the server asks for it, and not at all if it does not
+# answer.
+_RETRY: Final = RetrySettings(attempt_count=3, longest_wait_s=2.0)
+_HOPELESS: Final = frozenset({"UNREACHABLE", "TIMEOUT"})
 
 
 class RunsClient:
     """Calls `skerry.v1.Runs` of the syncer at `target`, waiting at most `timeout_s` for each answer.
 
-    Synchronous and for one thread at a time; a context manager. Every method raises SkerryError as the server answered.
-    Positions that answers carry are remembered and sent along, so that a replica that lags never answers from before.
+    Synchronous, for one thread at a time; a context manager. Every method raises SkerryError if the server refuses or
+    does not answer. Log positions in answers are remembered and sent along, so that no replica answers from an older
+    state.
     """
 
     def __init__(self, target: str, *, timeout_s: float = 30.0) -> None:
         self._timeout_s = timeout_s
         self._entropy = SystemEntropy()
-        self._jitter: random.Random = system_random()
         self._seen: dict[str, int] = {}  # position by run uid
         self._uids: dict[str, str] = {}  # newest uid seen by name
         self._thread = LoopThread("skerry-runs")
         self._transport = self._thread.run(_connect(target))
+        retry = Retry(_RETRY, system_random(), lambda error: is_transient(error) and error.reason not in _HOPELESS)
+        self._calls = Calls(self._transport, retry, timeout_s=timeout_s)
 
     def __enter__(self) -> Self:
         return self
@@ -60,27 +65,29 @@ class RunsClient:
             self._thread.run(self._transport.close())
             self._thread.close()
 
-    def capabilities(self) -> capabilities_pb2.GetCapabilitiesResponse:
-        """Returns what the server speaks."""
+    def capabilities(self) -> Capabilities:
+        """Returns the server's version, codecs and limits."""
         request = capabilities_pb2.GetCapabilitiesRequest()
-        return self._call(lambda: self._transport.get_capabilities(request, timeout_s=self._timeout_s))
+        answer = self._call(lambda: self._transport.get_capabilities(request, timeout_s=self._timeout_s))
+        return record_of(Capabilities, answer)
 
-    def get_run(self, name: str, *, uid: str | None = None) -> runs_pb2.GetRunResponse:
+    def get_run(self, name: str, *, uid: str | None = None) -> RunView:
         """Returns a run and its learners; with `uid`, only if the name is still that run's."""
         request = runs_pb2.GetRunRequest(name=name, run_uid=uid or "")
         if uid is not None:
             request.seen_position = self._seen.get(uid, 0)
         response = self._call(lambda: self._transport.get_run(request, timeout_s=self._timeout_s))
-        self._saw(response.run)
-        return response
+        view = record_of(RunView, response)
+        self._saw(view.run)
+        return view
 
-    def list_runs(self) -> list[types_pb2.Run]:
+    def list_runs(self) -> list[Run]:
         """Returns every committed run, by name."""
-        runs: list[types_pb2.Run] = []
+        runs: list[Run] = []
         request = runs_pb2.ListRunsRequest(page_size=_PAGE_SIZE)
         while True:
             response = self._call(lambda: self._transport.list_runs(request, timeout_s=self._timeout_s))
-            runs.extend(response.runs)
+            runs.extend(record_of(Run, run) for run in response.runs)
             if not response.next_page_token:
                 return runs
             request.page_token = response.next_page_token
@@ -92,11 +99,11 @@ class RunsClient:
         *,
         policy: Policy | None = None,
         fragments: Sequence[FragmentLayout] | None = None,
-    ) -> types_pb2.Run:
+    ) -> Run:
         """Returns a new run whose version 0 is exactly `arrays`, as float32.
 
-        Embeddings are merged by the mean where the fragments are planned here; for `fragments` of the caller's the
-        policy has the only word.
+        Without `fragments` the plan is made here, and embeddings are merged by the mean; with `fragments` the policy
+        alone decides how they are merged.
 
         Raises:
             RunExistsError: the name is taken.
@@ -110,63 +117,61 @@ class RunsClient:
         def weights_of(layout: FragmentLayout) -> NDArray[np.float32]:
             return np.concatenate([np.asarray(arrays[t.name], np.float32).reshape(-1) for t in layout.tensors])
 
-        context = CreationContext(
-            self._transport, InlineWorkers(), self._jitter, retry=_RETRY, call_timeout_s=self._timeout_s
-        )
-        run = self._thread.run(create_run(context, new, weights_of))
-        self._saw(run)
-        return run
+        return self._seen_run(self._thread.run(create_run(self._calls, InlineWorkers(), new, weights_of)))
 
-    def set_policy(self, name: str, changes: types_pb2.Policy) -> types_pb2.Run:
-        """Returns the run with the fields that `changes` sets; the others keep their value."""
+    def set_policy(self, name: str, policy: Policy, *, base: Policy | None = None) -> Run:
+        """Returns the run with the fields in which `policy` differs from `base`; the others keep what they are.
+
+            run = client.get_run("demo").run
+            client.set_policy("demo", replace(run.policy, quorum_count=2), base=run.policy)
+
+        Without `base` every field is set.
+        """
         request = runs_pb2.SetPolicyRequest(
-            request_id=self._entropy.hex_id(), name=name, policy=changes, **self._known(name)
+            request_id=self._entropy.hex_id(), name=name, policy=_changes(base, policy), **self._known(name)
         )
-        run = self._call(lambda: self._transport.set_policy(request, timeout_s=self._timeout_s)).run
-        self._saw(run)
-        return run
+        return self._seen_run(self._call(lambda: self._transport.set_policy(request, timeout_s=self._timeout_s)).run)
 
-    def list_versions(self, name: str, fragment: str, *, before_version: int = 0) -> Iterator[runs_pb2.VersionRecord]:
+    def list_versions(self, name: str, fragment: str, *, before_version: int = 0) -> Iterator[VersionRecord]:
         """Yields a fragment's versions, newest first, a page at a time as they are asked for."""
         request = runs_pb2.ListVersionsRequest(
             name=name, fragment=fragment, page_size=_PAGE_SIZE, before_version=before_version, **self._known(name)
         )
         while True:
             response = self._call(lambda: self._transport.list_versions(request, timeout_s=self._timeout_s))
-            yield from response.versions
+            yield from (record_of(VersionRecord, version) for version in response.versions)
             if len(response.versions) < _PAGE_SIZE or response.versions[-1].version.version == 0:
                 return
             request.before_version = response.versions[-1].version.version
 
-    def roll_back(self, name: str, target_position: int) -> types_pb2.Run:
+    def roll_back(self, name: str, target_position: int) -> Run:
         """Returns the run after every fragment got the content that it had at `target_position`."""
         request = runs_pb2.RollBackRequest(
             request_id=self._entropy.hex_id(), name=name, target_position=target_position, **self._known(name)
         )
-        run = self._call(lambda: self._transport.roll_back(request, timeout_s=self._timeout_s)).run
-        self._saw(run)
-        return run
+        return self._seen_run(self._call(lambda: self._transport.roll_back(request, timeout_s=self._timeout_s)).run)
 
-    def close_run(self, name: str) -> types_pb2.Run:
-        """Returns the run once it is closed and every accepted delta has its fate."""
+    def close_run(self, name: str) -> Run:
+        """Returns the run once it is closed and every accepted delta has its final fate."""
         request = runs_pb2.CloseRunRequest(name=name, **self._known(name))
-        run = self._call(lambda: self._transport.close_run(request, timeout_s=self._timeout_s)).run
-        self._saw(run)
-        return run
+        return self._seen_run(self._call(lambda: self._transport.close_run(request, timeout_s=self._timeout_s)).run)
 
     def delete_run(self, name: str, uid: str) -> None:
-        """Takes the name away from the run with this uid, and from no other."""
+        """Takes the name away from the run, if it still has this uid."""
         request = runs_pb2.DeleteRunRequest(name=name, run_uid=uid)
         self._call(lambda: self._transport.delete_run(request, timeout_s=self._timeout_s))
         self._uids.pop(name, None)
 
-    def watch(self, name: str, *, after_position: int = 0) -> Iterator[exchange_pb2.WatchResponse]:
-        """Yields the run as it is, then its events; ends with an error when the stream breaks."""
+    def watch(self, name: str, *, after_position: int = 0) -> Iterator[RunView | Event]:
+        """Yields the run as it is now, then its events; raises SkerryError when the stream breaks."""
         request = exchange_pb2.WatchRequest(run=name, after_position=after_position)
         responses = self._thread.run(_watched(self._transport, request))
         try:
             while (response := self._thread.run(_next(responses))) is not None:
-                yield response
+                if response.HasField("start"):
+                    yield record_of(RunView, response.start)
+                else:
+                    yield record_of(Event, response.event)
         finally:
             if not self._thread.loop.is_closed():
                 self._thread.run(responses.aclose())
@@ -176,12 +181,32 @@ class RunsClient:
         uid = self._uids.get(name)
         return {} if uid is None else {"run_uid": uid, "seen_position": self._seen[uid]}
 
-    def _saw(self, run: types_pb2.Run) -> None:
+    def _seen_run(self, message: types_pb2.Run) -> Run:
+        run = record_of(Run, message)
+        self._saw(run)
+        return run
+
+    def _saw(self, run: Run) -> None:
         self._uids[run.name] = run.uid
         self._seen[run.uid] = max(run.position, self._seen.get(run.uid, 0))
 
     def _call(self, call: Callable[[], Awaitable[R]]) -> R:
-        return self._thread.run(repeat(call, _RETRY, self._jitter))
+        return self._thread.run(self._calls.repeat(call))
+
+
+def _changes(base: Policy | None, policy: Policy) -> types_pb2.Policy:
+    """Returns what SetPolicy is asked for, so that `policy` comes of `base`."""
+    message = messages.policy_to_message(policy, has_derived=False)
+    if base is None:
+        return message
+    old = messages.policy_to_message(base, has_derived=False)
+    for field, value in old.ListFields():
+        if getattr(message, field.name) == value:
+            message.ClearField(field.name)  # type: ignore[arg-type]  # the name of any field
+    for fragment in old.merge_by_fragment:
+        if fragment not in policy.merge_by_fragment:
+            message.merge_by_fragment[fragment] = types_pb2.MERGE_RULE_UNSPECIFIED  # takes the rule away
+    return message
 
 
 async def _connect(target: str) -> GrpcTransport:

@@ -1,4 +1,4 @@
-"""What the parts of one learner's exchange share: who it is, what it has seen, and whether it may go on."""
+"""What the parts of one learner's exchange share: settings, connections, what was seen, and whether to go on."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import structlog
 
 from skerry.algorithm.rebase import UNTRAINED, Trained
 from skerry.client.boundary import Boundary
-from skerry.client.delta import DEFAULT_PART_SIZE_BYTES
-from skerry.client.errors import SkerryError
+from skerry.client.calls import Calls
+from skerry.client.errors import SkerryError, is_transient
 from skerry.client.parameters import Parameters
-from skerry.client.retry import RetrySettings, repeat
 from skerry.client.stats import Tally
 from skerry.client.transport import Transport
 from skerry.runtime.identifiers import Entropy
+from skerry.runtime.retry import Retry, RetrySettings
 from skerry.runtime.workers import Workers
 from skerry.wire.names import check_name
 from skerry.wire.policy import Policy
@@ -30,17 +30,14 @@ R = TypeVar("R")
 
 
 class Adoption(StrEnum):
-    """What becomes of local work when a new version is adopted."""
+    """What happens to local work when a new version is adopted."""
 
     REBASE = "rebase"
-    """It stays in the weights: nothing that was learned while waiting is lost.
-
-    Of a round that is merged in parts, the learner's own delta stands in for half of what is still missing (ledger).
-    """
+    """It stays in the weights, on top of the new version: nothing that was learned while waiting is lost."""
     REPLACE = "replace"
-    """The weights become the new version; work since the last snapshot is dropped."""
+    """The weights become the new version; work since the last delta is dropped."""
     BLEND = "blend"
-    """The weights become `blend_alpha` times themselves plus the rest of the new version."""
+    """The weights become `blend_alpha` times themselves plus `1 - blend_alpha` times the new version."""
 
 
 @dataclass(frozen=True)
@@ -55,13 +52,13 @@ class ExchangeSettings:
     learner_id: str
     region: str = ""
     may_create: bool = False
-    policy: Policy | None = None  # of a run that this learner creates; else the run's holds
+    policy: Policy | None = None  # of a run that this learner creates; an existing run keeps its own
     fragment_count: int | None = None  # likewise
     adoption: Adoption = Adoption.REBASE
     blend_alpha: float = 0.5
     connect_timeout_s: float = 30.0
     call_timeout_s: float = 20.0
-    stall_timeout_s: float = 60.0  # a transfer may take as long as it likes while bytes move
+    stall_timeout_s: float = 60.0  # a transfer may take any time as long as bytes move
     concurrent_transfers: int = 4
     retry: RetrySettings = field(default_factory=RetrySettings)
 
@@ -75,12 +72,13 @@ class ExchangeSettings:
             raise ValueError(f"blend_alpha must be 0 to 1. blend_alpha={self.blend_alpha}")
 
 
-# Time between two reports where the lease would allow more: observers want to see a learner move.
+DEFAULT_PART_SIZE_BYTES: Final = 8 * 2**20
+# Time between two reports even if the lease allows more, so that observers see the learner's progress.
 LONGEST_REPORT_INTERVAL_S: Final = 2.0
 
 
 class Session:
-    """The state that is shared; belongs to the event loop, but for `trained`, which the training thread replaces."""
+    """The shared state. It belongs to the event loop, except `trained`, which the training thread replaces."""
 
     def __init__(
         self,
@@ -94,11 +92,15 @@ class Session:
         boundary: Boundary,
     ) -> None:
         self.settings = settings
-        self.transport = transport
+        self.calls = Calls(
+            transport,
+            Retry(settings.retry, jitter, is_transient),
+            timeout_s=settings.call_timeout_s,
+            stall_timeout_s=settings.stall_timeout_s,
+        )
         self.parameters = parameters
         self.workers = workers
         self.entropy = entropy
-        self.jitter = jitter
         self.boundary = boundary
         self.session_id = entropy.hex_id()
         self.run_uid = ""
@@ -116,17 +118,25 @@ class Session:
         self.stopped = asyncio.Event()
         self.transfers = asyncio.Semaphore(settings.concurrent_transfers)
 
+    async def until_connected(self, call: Callable[[], Awaitable[R]]) -> R:
+        """Returns a call's result, repeated until the syncer answers or `connect_timeout_s` is over.
+
+        Raises:
+            SkerryError: the last failure.
+        """
+        return await self.calls.endless.call(call, timeout_s=self.settings.connect_timeout_s)
+
     def saw(self, position: int) -> None:
         """Takes note of a log position that an answer or event carried."""
         self.position = max(self.position, position)
 
     @property
     def is_over(self) -> bool:
-        """Whether the exchange has ended; from any thread, and true as soon as `failure` is seen."""
+        """Whether the exchange has ended. Any thread may ask; true as soon as `failure` is set."""
         return self.failure is not None or self.stopped.is_set()
 
     def stop(self, error: SkerryError) -> None:
-        """Ends the exchange for good; training goes on. Said loudly, once."""
+        """Ends the exchange for good because of `error`, and logs it once; training goes on."""
         if self.is_over:
             return
         self.failure = error
@@ -140,7 +150,7 @@ class Session:
         self.end()
 
     def end(self) -> None:
-        """Ends the exchange for good, as asked."""
+        """Ends the exchange for good."""
         self.stopped.set()
         self.boundary.wake()
 
@@ -150,11 +160,3 @@ class Session:
             _log.info("the run is closed", run=self.settings.run, learner=self.settings.learner_id)
         self.is_closed = True
         self.boundary.wake()
-
-    async def repeat(self, call: Callable[[], Awaitable[R]]) -> R:
-        """Returns the result of an idempotent call, repeated within the settings' bounds."""
-        return await repeat(call, self.settings.retry, self.jitter)
-
-    def pause_s(self, failure_count: int, error: BaseException) -> float:
-        """Returns how long to wait after the n-th failure in a row."""
-        return self.settings.retry.wait_s(failure_count, error, self.jitter)

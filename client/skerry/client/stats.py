@@ -1,4 +1,4 @@
-"""What the exchange has done so far, for the training loop's metrics and for people."""
+"""Counts of what the exchange has done, for the training loop's metrics."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-# Merged deltas over which staleness and waiting are averaged: recent ones of every fragment.
+# How many of the last merged deltas, of all fragments, staleness and waiting are averaged over.
 _RECENT: Final = 32
 
 
 @dataclass(frozen=True)
 class Stats:
-    """A learner's exchange at one moment. Counts only grow, and begin with the process."""
+    """A learner's exchange at one moment. Counts only grow; they start at 0 with the process."""
 
     step_count: int = 0
     token_count: int = 0
     is_attached: bool = False
-    bytes_up: int = 0  # of deltas, as frames, repetitions included
+    bytes_up: int = 0  # of deltas, as frames; repeated pushes count again
     bytes_down: int = 0  # of updates and snapshots
     parameters_up_count: int = 0  # elements of acknowledged deltas: bytes_up * 8 over this is bits a parameter
     parameters_down_count: int = 0  # elements of adopted fragments
@@ -33,21 +33,27 @@ class Stats:
     stall_s_max: float = 0.0
 
 
+_COUNTS: Final = tuple(
+    name for name in Stats.__annotations__ if name.startswith(("bytes_", "parameters_", "deltas_", "stall_"))
+)
+
+
 class Tally:
-    """The counts as they grow; written by the event loop, but for the stalls, which are the training thread's."""
+    """The running counts. The event loop writes them, except the stalls, which the training thread writes."""
+
+    bytes_up: int = 0
+    bytes_down: int = 0
+    parameters_up_count: int = 0
+    parameters_down_count: int = 0
+    deltas_acknowledged: int = 0
+    deltas_merged: int = 0
+    deltas_returned: int = 0
+    deltas_dropped: int = 0
+    stall_s_last: float = 0.0
+    stall_s_max: float = 0.0
+    stall_s_since_report: float = 0.0
 
     def __init__(self) -> None:
-        self.bytes_up = 0
-        self.bytes_down = 0
-        self.parameters_up_count = 0
-        self.parameters_down_count = 0
-        self.deltas_acknowledged = 0
-        self.deltas_merged = 0
-        self.deltas_returned = 0
-        self.deltas_dropped = 0
-        self.stall_s_last = 0.0
-        self.stall_s_max = 0.0
-        self.stall_s_since_report = 0.0
         self._staleness: deque[int] = deque(maxlen=_RECENT)
         self._waiting_s: deque[float] = deque(maxlen=_RECENT)
 
@@ -77,19 +83,10 @@ class Tally:
             step_count=step_count,
             token_count=token_count,
             is_attached=is_attached,
-            bytes_up=self.bytes_up,
-            bytes_down=self.bytes_down,
-            parameters_up_count=self.parameters_up_count,
-            parameters_down_count=self.parameters_down_count,
-            deltas_acknowledged=self.deltas_acknowledged,
-            deltas_merged=self.deltas_merged,
-            deltas_returned=self.deltas_returned,
-            deltas_dropped=self.deltas_dropped,
             versions=versions,
             staleness=_mean(tuple(self._staleness)),
             waiting_s=_mean(tuple(self._waiting_s)),
-            stall_s_last=self.stall_s_last,
-            stall_s_max=self.stall_s_max,
+            **{name: getattr(self, name) for name in _COUNTS},
         )
 
 

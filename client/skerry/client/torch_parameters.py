@@ -1,42 +1,50 @@
 """The weights of a torch module, on the CPU or on a GPU, as the exchange reads and writes them.
 
-On the CPU flat vectors are NumPy arrays. On another device they are tensors there: deltas are quantised where the
-parameters live, and only codes and scales cross to the host.
+Flat vectors are NumPy arrays on the CPU, and tensors on any other device: deltas are quantised on the device, and only
+codes and scales are copied to the host.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import sys
+from collections.abc import Mapping
+from typing import Final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from skerry.algorithm.rebase import FlatArray
-from skerry.client.delta import EncodeFrames
-from skerry.client.parameters import Work
+from skerry.client.parameters import EncodeFrames, Work
 from skerry.wire import FragmentLayout, TensorSpec, encode_frames
 from skerry.wire.torch_codecs import encode_frames_torch
 
-# What wrappers put before a parameter's own name; learners with and without them are of one run.
-_WRAPPERS = ("module.", "_orig_mod.")
+# Modules that wrap a model in their attribute `module`.
+_WRAPPERS: Final = (torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel)
 
 
 class TorchParameters:
     """A module's trainable floating-point parameters, tied ones once, under their own names.
 
+    A parameter's own name is its path of attributes without those of DistributedDataParallel, DataParallel and
+    torch.compile, so that learners with and without them can be in one run. Tensors given by name keep their names.
+
     Raises:
-        ValueError: there are none, or they are on more than one device.
+        ValueError: nothing can be trained, two parameters have one name, or they are on more than one device.
     """
 
     def __init__(self, model: torch.nn.Module | Mapping[str, torch.Tensor]) -> None:
-        named: Iterable[tuple[str, torch.Tensor]]
-        named = model.named_parameters() if isinstance(model, torch.nn.Module) else model.items()
+        given = _named_parameters(model) if isinstance(model, torch.nn.Module) else model
         self._tensors = {
-            _own_name(name): tensor.detach()
-            for name, tensor in named
-            if tensor.is_floating_point() and tensor.numel() and (tensor.requires_grad or isinstance(model, Mapping))
+            name: tensor.detach()
+            for name, tensor in given.items()
+            if tensor.is_floating_point() and tensor.numel() and (tensor.requires_grad or given is model)
         }
+        if not self._tensors:
+            raise ValueError(
+                "the model has no trainable parameter. Parameters take part if they are floating-point, have elements "
+                f"and require a gradient: see requires_grad_(). parameters={len(given)}"
+            )
         devices = {tensor.device for tensor in self._tensors.values()}
         if len(devices) != 1:
             raise ValueError(f"parameters must be on one device. devices={sorted(map(str, devices))}")
@@ -55,17 +63,17 @@ class TorchParameters:
         return all(self._tensors[tensor.name].dtype == torch.float32 for tensor in layout.tensors)
 
     def buffer(self, layout: FragmentLayout) -> FlatArray:
-        """Returns room for a snapshot; written once, for a page is only there after its first write."""
+        """Returns a vector for a snapshot; written to once, since memory is only allocated by the first write."""
         zeros = torch.zeros(layout.numel, device=self._device)
         return zeros.fill_(0).numpy() if self._is_on_host else zeros
 
     def snapshot(self, layout: FragmentLayout, out: FlatArray) -> Work:
-        """Returns what copies the weights to `out`; on a GPU without waiting for the copy."""
+        """Returns a function that copies the weights to `out`; on a GPU it does not wait for the copy."""
         tensors, pieces = self._pieces(layout, out)
         return lambda: torch._foreach_copy_(pieces, tensors)
 
     def add(self, layout: FragmentLayout, shift: FlatArray) -> Work:
-        """Returns what adds to the weights, in float32 where they are narrower."""
+        """Returns a function that adds to the weights, in float32 if they are narrower."""
         tensors, pieces = self._pieces(layout, shift)
         if self.is_float32(layout):
             return lambda: torch._foreach_add_(tensors, pieces)
@@ -77,12 +85,12 @@ class TorchParameters:
         return work
 
     def load(self, layout: FragmentLayout, values: FlatArray) -> Work:
-        """Returns what overwrites the weights."""
+        """Returns a function that overwrites the weights."""
         tensors, pieces = self._pieces(layout, values)
         return lambda: torch._foreach_copy_(tensors, pieces)
 
     def blend(self, layout: FragmentLayout, values: FlatArray, alpha: float) -> Work:
-        """Returns what mixes `values` into the weights."""
+        """Returns a function that blends `values` into the weights."""
         tensors, pieces = self._pieces(layout, values)
 
         def work() -> None:
@@ -96,7 +104,7 @@ class TorchParameters:
         return all(bool(self._tensors[tensor.name].isfinite().all()) for tensor in layout.tensors)
 
     def from_host(self, values: NDArray[np.float32]) -> FlatArray:
-        """Returns the values where the parameters live."""
+        """Returns the values on the parameters' device."""
         return values if self._is_on_host else torch.from_numpy(values).to(self._device)
 
     def to_host(self, values: FlatArray) -> NDArray[np.float32]:
@@ -104,14 +112,14 @@ class TorchParameters:
         return values if self._is_on_host else values.cpu().numpy()  # type: ignore[no-any-return]
 
     def settle(self) -> None:
-        """Waits for the GPU, so that a worker's queue sees what the training thread's has done, and the reverse."""
+        """Waits for the GPU, so that a worker's stream sees what the training thread's has done, and the reverse."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 
     def _pieces(self, layout: FragmentLayout, flat: FlatArray) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """Returns the tensors, and for each its piece of the flat vector in the tensor's shape.
 
-        One call of torch then does them all: between two calls another thread may hold the interpreter for 5 ms.
+        One call of torch then handles them all; between two calls another thread may hold the interpreter for 5 ms.
         """
         vector = torch.from_numpy(flat) if self._is_on_host else flat
         return [self._tensors[spec.name] for spec in layout.tensors], [
@@ -120,7 +128,38 @@ class TorchParameters:
         ]
 
 
-def _own_name(name: str) -> str:
-    for wrapper in _WRAPPERS:
-        name = name.replace(wrapper, "") if wrapper != "module." else name.removeprefix(wrapper)
-    return name
+def _named_parameters(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Returns each parameter by its own name, tied ones once.
+
+    Raises:
+        ValueError: two have the same name.
+    """
+    modules: dict[str, torch.nn.Module] = {}
+    prefixes = {"": ""}  # of the parameters' own names, by the path of their module
+    for path, module in model.named_modules():
+        modules[path] = module
+        parent, _, attribute = path.rpartition(".")
+        if path:
+            is_wrapped = attribute == _wrapped_attribute(modules[parent])
+            prefixes[path] = prefixes[parent] if is_wrapped else f"{prefixes[parent]}{attribute}."
+    found: dict[str, torch.Tensor] = {}
+    paths: dict[str, str] = {}
+    for path, tensor in model.named_parameters():
+        parent, _, attribute = path.rpartition(".")
+        name = prefixes[parent] + attribute
+        if name in found:
+            raise ValueError(
+                f"two parameters have the same name once wrappers are left out. first={paths[name]}, second={path}, "
+                f"name={name}. Rename one, or pass a mapping of names to tensors instead of the module"
+            )
+        found[name], paths[name] = tensor, path
+    return found
+
+
+def _wrapped_attribute(module: torch.nn.Module) -> str | None:
+    """Returns the attribute in which a wrapper has the module that it wraps; None where `module` is no wrapper."""
+    if isinstance(module, _WRAPPERS):
+        return "module"
+    # Importing torch._dynamo takes a second or more, and whoever has compiled a module has imported it.
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")
+    return "_orig_mod" if dynamo is not None and isinstance(module, dynamo.OptimizedModule) else None

@@ -1,7 +1,7 @@
-"""The seam between the client's logic and the network: messages of `skerry.v1` in and out, errors as SkerryError.
+"""The interface between the client's logic and the network: messages of `skerry.v1` in and out, errors as SkerryError.
 
-`GrpcTransport` speaks to a syncer; a simulation calls servicers without sockets. Every method raises SkerryError of the
-right class and nothing else (besides CancelledError).
+`GrpcTransport` calls a syncer over gRPC; a simulation calls servicers without sockets. Every method raises the right
+class of SkerryError and nothing else (besides CancelledError).
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from skerry.v1 import capabilities_pb2, exchange_pb2, runs_pb2
 
 
 class Transport(Protocol):
-    """What exchanging with a run takes. `timeout_s` bounds a unary call; streams live until they end or are closed."""
+    """The calls of an exchange. `timeout_s` bounds a unary call; streams live until they end or are closed."""
 
     def attach(
         self, requests: AsyncIterator[exchange_pb2.AttachRequest]
     ) -> AsyncGenerator[exchange_pb2.AttachResponse, None]:
-        """Opens the attach stream, on a connection that bulk never shares."""
+        """Opens the attach stream, on a connection that carries no bulk data."""
 
     async def push_delta(
         self, requests: AsyncIterator[exchange_pb2.PushDeltaRequest]
     ) -> exchange_pb2.PushDeltaResponse:
-        """Sends a push and returns its answer. No deadline: the caller watches its progress."""
+        """Sends a push and returns its answer. It has no deadline: the caller watches its progress."""
 
     async def query_push(
         self, request: exchange_pb2.QueryPushRequest, *, timeout_s: float
@@ -38,7 +38,7 @@ class Transport(Protocol):
     async def get_capabilities(
         self, request: capabilities_pb2.GetCapabilitiesRequest, *, timeout_s: float
     ) -> capabilities_pb2.GetCapabilitiesResponse:
-        """Asks what the server speaks."""
+        """Asks for the server's version, codecs and limits."""
 
     async def get_run(self, request: runs_pb2.GetRunRequest, *, timeout_s: float) -> runs_pb2.GetRunResponse:
         """Asks for a run."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from skerry.demo.ledger import Ledger, read_ledger
-from tests.learner.demo.made_up_course import LOG, START_S, accepted, entry
+from tests.demo.made_up_course import LOG, START_S, accepted, entry
 
 
 def test_every_delta_has_the_fate_that_the_log_gives_it(ledger: Ledger) -> None:

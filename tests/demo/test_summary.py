@@ -11,7 +11,7 @@ from skerry.demo.judgement import JudgedPosition
 from skerry.demo.ledger import read_ledger
 from skerry.demo.plan import affordable_steps
 from skerry.demo.summary import Evidence, summarise
-from tests.learner.demo.made_up_course import LOG, accepted, entry
+from tests.demo.made_up_course import LOG, accepted, entry
 
 _ASKED_FOR = {
     "merged_loss",

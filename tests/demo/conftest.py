@@ -11,7 +11,7 @@ from skerry.demo.ledger import Ledger, read_ledger
 from skerry.demo.plan import DemoPlan
 from skerry.demo.scenario import DemoEvent, Timeline
 from skerry.demo.summary import Evidence
-from tests.learner.demo.made_up_course import LOG, START_S, written_metrics
+from tests.demo.made_up_course import LOG, START_S, written_metrics
 
 
 @pytest.fixture

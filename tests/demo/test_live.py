@@ -13,7 +13,7 @@ from skerry.demo.plan import DemoPlan
 from skerry.demo.processes import Nursery
 from skerry.demo.scenario import DemoEvent, Scenario
 from skerry.demo.summary import Evidence
-from tests.learner.demo.made_up_course import START_S
+from tests.demo.made_up_course import START_S
 
 
 @pytest.fixture

@@ -6,21 +6,21 @@ from pathlib import Path
 
 import pytest
 
+from skerry.demo.history import History
 from skerry.demo.judgement import JudgedPosition
-from skerry.demo.ledger import Ledger, read_ledger
 from skerry.demo.plan import DemoPlan
 from skerry.demo.scenario import DemoEvent, Timeline
 from skerry.demo.summary import Evidence
-from tests.demo.made_up_course import LOG, START_S, written_metrics
+from tests.demo.made_up_course import ENTRIES, START_S, written_history, written_metrics
 
 
 @pytest.fixture
-def ledger() -> Ledger:
-    return read_ledger(LOG)
+def history() -> History:
+    return written_history(*ENTRIES)
 
 
 @pytest.fixture
-def evidence(tmp_path: Path, ledger: Ledger) -> Evidence:
+def evidence(tmp_path: Path, history: History) -> Evidence:
     timeline = Timeline(
         started=START_S,
         learner_killed=START_S + 2,
@@ -33,7 +33,7 @@ def evidence(tmp_path: Path, ledger: Ledger) -> Evidence:
     )
     learners = {
         "us-east": written_metrics(tmp_path / "a.jsonl", "us-east", steps=60, acknowledged=[2], stall_ms=3.0),
-        "eu-west": written_metrics(tmp_path / "b.jsonl", "eu-west", steps=40, acknowledged=[1, 1], stall_ms=12.5),
+        "eu-west": written_metrics(tmp_path / "b.jsonl", "eu-west", steps=40, acknowledged=[2, 1], stall_ms=12.5),
         "ap-south": written_metrics(tmp_path / "c.jsonl", "ap-south", steps=20, acknowledged=[1], stall_ms=2.0),
     }
     return Evidence(
@@ -41,8 +41,8 @@ def evidence(tmp_path: Path, ledger: Ledger) -> Evidence:
         timeline=timeline,
         single=written_metrics(tmp_path / "s.jsonl", "single", steps=60, acknowledged=[0], stall_ms=0.0),
         learners=learners,
-        ledger=ledger,
-        merged=[JudgedPosition(4, START_S + 2, 3.5), JudgedPosition(7, START_S + 3.5, 2.5)],
+        history=history,
+        merged=[JudgedPosition(5, START_S + 2.5, 3.5), JudgedPosition(8, START_S + 4, 2.5)],
         initial_loss=5.5,
         single_loss=3.0,
         verify_ok=True,

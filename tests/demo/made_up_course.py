@@ -2,66 +2,117 @@
 
 from __future__ import annotations
 
-import json
+import asyncio
+import random
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from skerry.demo.follow import MetricsFollower
+from skerry.demo.history import History, read_history
 from skerry.learner.metrics import MetricsLine, MetricsWriter
+from skerry.runtime.clock import SystemClock
+from skerry.runtime.workers import InlineWorkers
+from skerry.store.log.entries import (
+    AcceptedItem,
+    ClosedItem,
+    CommittedItem,
+    Decided,
+    Fate,
+    Item,
+    Member,
+    MergeScalars,
+    ObjectRef,
+    RunSpec,
+    RunStatus,
+    SessionItem,
+    SnapshotItem,
+    StatusItem,
+)
+from skerry.store.log.run_log import RunLog
+from skerry.store.objects.interface import DictObjects
+from skerry.wire.codecs import Codec, Encoding
+from skerry.wire.layout import FragmentLayout, TensorSpec
+from tests.doubles.seeded_entropy import SeededEntropy
 
 START_S = 1_000_000.0
 STEP_S = 0.1
 
 
-def entry(position: int, *items: dict[str, Any]) -> str:
-    """A line of the log, written half a second after the one before it."""
-    return json.dumps({"position": position, "written_at_unix_s": START_S + position / 2, "items": list(items)})
+class LogClock(SystemClock):
+    """Time as the log's writer sees it: the entry at position p is written p / 2 seconds after the start."""
+
+    position = 0
+
+    def unix_s(self) -> float:
+        self.position += 1
+        return START_S + self.position / 2
 
 
-def accepted(delta: str, learner: str, *, fragment: str = "body", base: int = 0) -> dict[str, Any]:
-    """An accepted delta of one part of 100 bytes."""
-    return {
-        "kind": "accepted",
-        "delta": delta,
-        "fragment": fragment,
-        "learner": learner,
-        "session": f"{learner}-session",
-        "base_version": base,
-        "step_count": 24,
-        "token_count": 240,
-        "parts": [{"size_bytes": 100}],
-    }
+def accepted(delta: str, learner: str, *, base: int = 0, session: str = "") -> AcceptedItem:
+    """An accepted delta of `body`, in one part of 100 bytes."""
+    return AcceptedItem(
+        delta=delta,
+        fragment="body",
+        learner=learner,
+        session=session or f"{learner}-session",
+        base_version=base,
+        base_digest=f"version {base}",
+        digest="",
+        parts=(ObjectRef(f"deltas/{delta}", 0, 4, 100, ""),),
+        step_count=24,
+        token_count=240,
+        last_step=24,
+        squared_norms=(1.0,),
+    )
 
 
-def closed(version: int, members: Sequence[str], decided: Sequence[tuple[str, str]] = ()) -> dict[str, Any]:
+def closed(version: int, members: Sequence[str], decided: Sequence[Decided] = ()) -> ClosedItem:
     """A closed round of `body`, with deltas that met another fate in it."""
-    return {
-        "kind": "closed",
-        "fragment": "body",
-        "version": version,
-        "attempt": 0,
-        "members": [{"delta": delta} for delta in members],
-        "decided": [{"delta": delta, "fate": fate, "reason": "too stale"} for delta, fate in decided],
-    }
+    return ClosedItem("body", version, 0, tuple(Member(delta, 1.0, 0) for delta in members), 1.0, tuple(decided))
 
 
-def committed(version: int) -> dict[str, Any]:
+def committed(version: int, member_count: int) -> CommittedItem:
     """A version of `body`, whose update has 60 bytes."""
-    return {"kind": "committed", "fragment": "body", "version": version, "attempt": 0, "update": [{"size_bytes": 60}]}
+    scalars = MergeScalars("3f800000", "00000000", ("3f800000",), (("3f800000",),) * member_count)
+    update = ObjectRef(f"updates/{version}", 0, 4, 60, "")
+    return CommittedItem("body", version, 0, (update,), Encoding(Codec.FLOAT32), f"version {version}", scalars)
 
 
-LOG = (
-    entry(1, accepted("initial", "us-east", base=-1)),
-    entry(2, {"kind": "status", "status": "open"}),
-    entry(3, accepted("a1", "us-east"), accepted("b1", "eu-west")),
-    entry(4, closed(1, ["a1", "b1"]), committed(1)),
-    entry(5, accepted("a2", "us-east", base=1), accepted("c1", "ap-south"), accepted("b2", "eu-west", base=1)),
-    entry(6, closed(2, ["a2"], decided=[("c1", "expired")])),
-    entry(7, committed(2)),
-    entry(8, {"kind": "fates", "decided": [{"delta": "b2", "fate": "superseded", "reason": "newer session"}]}),
-    entry(9, {"kind": "status", "status": "closed"}),
+def attached(learner: str, session: str = "") -> SessionItem:
+    """A session of `learner`, which fences its older ones."""
+    return SessionItem(learner, session or f"{learner}-session", "")
+
+
+ENTRIES: tuple[tuple[Item, ...], ...] = (
+    (accepted("initial", "us-east", base=-1),),
+    (SnapshotItem("body", 0, "version 0", (ObjectRef("snapshots/0", 0, 4, 16, ""),), ()), StatusItem(RunStatus.OPEN)),
+    (attached("us-east"), attached("eu-west"), attached("ap-south")),
+    (accepted("a1", "us-east"), accepted("b1", "eu-west")),
+    (closed(1, ["a1", "b1"]), committed(1, 2)),
+    (accepted("a2", "us-east", base=1), accepted("c1", "ap-south"), accepted("b2", "eu-west", base=1)),
+    (closed(2, ["a2"], [Decided("c1", Fate.EXPIRED, "too stale")]),),
+    (committed(2, 1),),
+    # The killed learner is back: the delta of its new session supersedes the one that its old session left pending.
+    (attached("eu-west", "eu-west-again"), accepted("b3", "eu-west", base=1, session="eu-west-again")),
+    (StatusItem(RunStatus.CLOSING), StatusItem(RunStatus.CLOSED)),
 )
+"""The whole log, entry by entry. Version 1 is committed 2.5 s after the start and version 2 after 4 s."""
+
+
+async def _written_log(entries: Sequence[Sequence[Item]]) -> History:
+    spec = RunSpec("demo", "0" * 32, (FragmentLayout("body", (TensorSpec("t", (4,)),)),), {"t": "float32"}, 0.0)
+    objects, entropy = DictObjects(), SeededEntropy(random.Random(0))
+    log = RunLog(objects, spec, clock=LogClock(), entropy=entropy, workers=InlineWorkers(), writer="test")
+    for items in entries:
+        await log.append(items)
+    history = await read_history(log)
+    await log.close()
+    return history
+
+
+def written_history(*entries: Sequence[Item]) -> History:
+    """The history of a real run log that has `entries`."""
+    return asyncio.run(_written_log(entries))
 
 
 def written_metrics(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -17,8 +18,8 @@ import click
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from skerry.demo.history import History
     from skerry.demo.judgement import Judge, JudgedPosition
-    from skerry.demo.ledger import Ledger
     from skerry.demo.plan import DemoPlan
     from skerry.demo.processes import Nursery
     from skerry.demo.scenario import Scenario
@@ -113,28 +114,25 @@ def _run(directory: Path, steps: int | None, budget_s: float, console: Console, 
 
 
 def _gather(scenario: Scenario, nursery: Nursery, judge: Judge, begun_s: float) -> Evidence:
-    from skerry.demo.ledger import read_ledger
     from skerry.demo.summary import Evidence
 
     plan = scenario.plan
-    run = ("--store", plan.store_url, "--run", plan.run)
-    log = nursery.output("log", ["log", *run, "--json"], timeout_s=_COMMAND_TIMEOUT_S)
-    ledger = read_ledger(log.splitlines())
+    history = asyncio.run(_read_history(plan))
     verified = nursery.output(
         "verify",
-        ["verify", *run, "--json"],
+        ["verify", "--store", plan.store_url, "--run", plan.run, "--json"],
         accepted=(0, 1),
         timeout_s=_COMMAND_TIMEOUT_S,
     )
     (plan.directory / "verify.json").write_text(verified)
-    initial_loss = _exported_loss(plan, nursery, judge, ledger.initial_position)
+    initial_loss = _exported_loss(plan, nursery, judge, history.initial_position)
     return Evidence(
         plan=plan,
         timeline=scenario.timeline,
         single=scenario.single,
         learners=scenario.learners,
-        ledger=ledger,
-        merged=_judge_positions(plan, nursery, judge, ledger),
+        history=history,
+        merged=_judge_positions(plan, nursery, judge, history),
         initial_loss=initial_loss,
         single_loss=judge.loss_of_checkpoint(scenario.checkpoint_of_single()),
         verify_ok=bool(json.loads(verified)["ok"]),
@@ -145,12 +143,20 @@ def _gather(scenario: Scenario, nursery: Nursery, judge: Judge, begun_s: float) 
     )
 
 
-def _judge_positions(plan: DemoPlan, nursery: Nursery, judge: Judge, ledger: Ledger) -> list[JudgedPosition]:
+async def _read_history(plan: DemoPlan) -> History:
+    from skerry.demo.history import read_history
+    from skerry.store.operator.command import opened_log
+
+    async with opened_log(plan.store_url, plan.run, None) as (log, _):
+        return await read_history(log)
+
+
+def _judge_positions(plan: DemoPlan, nursery: Nursery, judge: Judge, history: History) -> list[JudgedPosition]:
     from skerry.demo.judgement import JudgedPosition
 
     return [
-        JudgedPosition(position, unix_s, _exported_loss(plan, nursery, judge, position))
-        for position, unix_s in ledger.positions_to_judge(_JUDGED_POSITIONS)
+        JudgedPosition(position, history.unix_s[position], _exported_loss(plan, nursery, judge, position))
+        for position in history.positions_to_judge(_JUDGED_POSITIONS)
     ]
 
 

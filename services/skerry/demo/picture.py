@@ -139,13 +139,14 @@ def _draw_losses(axes: Axes, evidence: Evidence, summary: Summary) -> None:
 def _draw_exchange(axes: Axes, evidence: Evidence) -> None:
     axes.set_title("What moved, as the log has it: deltas up from each island, versions of each fragment down")
     rows: list[tuple[str, str, list[float]]] = []
-    for fragment in sorted({version.fragment for version in evidence.ledger.versions}, reverse=True):
-        committed = [version for version in evidence.ledger.versions if version.fragment == fragment]
-        times_s = [evidence.since_start_s(version.committed_at_unix_s) for version in committed]
+    history = evidence.history
+    for fragment in sorted(history.state.fragments, reverse=True):
+        positions = [version.position for version in history.versions if version.item.fragment == fragment]
+        times_s = [evidence.since_start_s(history.unix_s[position]) for position in positions]
         rows.append((f"{fragment}  ↓", _MERGED, times_s))
     for index, island in reversed(list(enumerate(evidence.plan.islands))):
-        deltas = [delta for delta in evidence.ledger.deltas.values() if delta.learner == island.learner_id]
-        times_s = [evidence.since_start_s(delta.accepted_at_unix_s) for delta in deltas]
+        positions = [delta.position for delta in history.deltas if delta.item.learner == island.learner_id]
+        times_s = [evidence.since_start_s(history.unix_s[position]) for position in positions]
         rows.append((f"{island.learner_id}  ↑", _ISLANDS[index % len(_ISLANDS)], times_s))
     end_s = _end_s(evidence)
     for row, (_, colour, times_s) in enumerate(rows):

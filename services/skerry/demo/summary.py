@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from skerry.demo.follow import MetricsFollower
+from skerry.demo.history import History
 from skerry.demo.judgement import JudgedPosition
-from skerry.demo.ledger import Ledger
 from skerry.demo.plan import DemoPlan
 from skerry.demo.scenario import Timeline
+from skerry.store.log.entries import Fate
 
 MAX_BITS_UP: Final = 5.0
 MAX_BITS_DOWN: Final = 9.0
@@ -128,7 +129,7 @@ class Evidence:
     timeline: Timeline
     single: MetricsFollower
     learners: Mapping[str, MetricsFollower]
-    ledger: Ledger
+    history: History
     merged: Sequence[JudgedPosition]
     """The merged model over the run, the last being its end."""
     initial_loss: float
@@ -148,7 +149,7 @@ class Evidence:
 
 def summarise(evidence: Evidence) -> Summary:
     """All figures of a demo that ran to its end."""
-    plan, ledger, timeline = evidence.plan, evidence.ledger, evidence.timeline
+    plan, history, timeline = evidence.plan, evidence.history, evidence.timeline
     finals = [line for follower in evidence.learners.values() for line in follower.final_of_attempts()]
     bytes_up, parameters_up = sum(line.bytes_up for line in finals), sum(line.parameters_up for line in finals)
     bytes_down, parameters_down = sum(line.bytes_down for line in finals), sum(line.parameters_down for line in finals)
@@ -158,20 +159,21 @@ def summarise(evidence: Evidence) -> Summary:
     timekeeper = evidence.learners[plan.timekeeper.learner_id]
     assert timeline.ended is not None, "the scenario ran to its end"
     acknowledged = sum(line.deltas_acknowledged for line in finals)
-    unheard = max(0, len(ledger.deltas) - acknowledged)
+    deltas, versions, counts = history.deltas, history.versions, history.counts_by_fate()
+    unheard = max(0, len(deltas) - acknowledged)
     islands = [_learner_figures(evidence, index) for index in range(len(plan.islands))]
     summary = Summary(
         merged_loss=evidence.merged[-1].loss,
         single_loss=evidence.single_loss,
         initial_loss=evidence.initial_loss,
         island_losses={figures.learner_id: figures.final_loss for figures in islands if figures.final_loss is not None},
-        versions_committed=len(ledger.versions),
+        versions_committed=len(versions),
         deltas_acknowledged=acknowledged,
-        deltas_merged=ledger.merged_count,
-        deltas_named_unmerged=ledger.named_unmerged_count,
-        deltas_pending=ledger.pending_count,
+        deltas_merged=counts[Fate.MERGED],
+        deltas_named_unmerged=len(deltas) - counts[Fate.MERGED] - counts[Fate.PENDING],
+        deltas_pending=counts[Fate.PENDING],
         deltas_accepted_unheard=unheard,
-        deltas_by_fate=ledger.counts_by_fate(),
+        deltas_by_fate={fate.value: count for fate, count in counts.items()},
         ledger_balances=_balances(evidence, acknowledged),
         bits_per_parameter_up=_bits(bytes_up, parameters_up),
         bits_per_parameter_down=_bits(bytes_down, parameters_down),
@@ -179,8 +181,8 @@ def summarise(evidence: Evidence) -> Summary:
         bytes_down=bytes_down,
         parameters_up=parameters_up,
         parameters_down=parameters_down,
-        delta_bytes_in_store=sum(delta.size_bytes for delta in ledger.deltas.values()),
-        update_bytes_in_store=sum(version.size_bytes for version in ledger.versions),
+        delta_bytes_in_store=sum(part.size_bytes for delta in deltas for part in delta.item.parts),
+        update_bytes_in_store=sum(part.size_bytes for version in versions for part in version.item.update),
         max_step_stall_ms=worst.sync_stall_ms,
         max_step_stall_cpu_ms=worst.sync_cpu_ms,
         max_step_stall_queued_ms=worst.sync_queued_ms,
@@ -201,7 +203,7 @@ def summarise(evidence: Evidence) -> Summary:
         tokens_per_learner=max(line.tokens for line in timekeeper.lines if line.unix_s <= timeline.ended),
         single_tokens=evidence.single.lines[-1].tokens,
         parameter_count=evidence.parameter_count,
-        fragment_count=len({version.fragment for version in ledger.versions}),
+        fragment_count=len(history.state.fragments),
         inner_step_count=plan.training.inner_step_count,
         islands=islands,
         duration_s=evidence.duration_s,
@@ -217,11 +219,11 @@ def _balances(evidence: Evidence, acknowledged: int) -> bool:
 
     Only a process that was killed may know of fewer than the log: its last answers died with it.
     """
-    ledger = evidence.ledger
-    if ledger.pending_count or acknowledged > len(ledger.deltas):
+    deltas = evidence.history.deltas
+    if any(delta.fate is Fate.PENDING for delta in deltas) or acknowledged > len(deltas):
         return False
     for learner_id, follower in evidence.learners.items():
-        in_log = sum(delta.learner == learner_id for delta in ledger.deltas.values())
+        in_log = sum(delta.item.learner == learner_id for delta in deltas)
         counted = sum(line.deltas_acknowledged for line in follower.final_of_attempts())
         was_killed = learner_id == evidence.plan.killed_learner_id
         if counted > in_log or (counted < in_log and not was_killed):
@@ -255,7 +257,7 @@ def _learner_figures(evidence: Evidence, index: int) -> LearnerFigures:
         ),
         deltas_acknowledged=sum(line.deltas_acknowledged for line in finals),
         deltas_merged=sum(
-            delta.fate == "merged" and delta.learner == island.learner_id for delta in evidence.ledger.deltas.values()
+            delta.fate is Fate.MERGED and delta.item.learner == island.learner_id for delta in evidence.history.deltas
         ),
     )
 

@@ -176,7 +176,6 @@ def _learn(settings: LearnSettings) -> TrainingPosition:
 
     from skerry.learner.device import choose_device
     from skerry.learner.errors import LearnerInputError
-    from skerry.learner.island import LoneIsland
     from skerry.learner.training import prepare, train
     from skerry.runtime.clock import SystemClock
 
@@ -188,7 +187,7 @@ def _learn(settings: LearnSettings) -> TrainingPosition:
             gc.collect()
             gc.freeze()  # looking through modules and data again and again takes a quarter of a small model's time
             if settings.run.target is None:
-                return train(training, LoneIsland(), clock=SystemClock(), stop=stop)
+                return train(training, None, clock=SystemClock(), stop=stop)
             return _train_attached(training, settings.run.target, stop)
         except LearnerInputError as error:
             raise click.ClickException(str(error)) from error
@@ -196,7 +195,6 @@ def _learn(settings: LearnSettings) -> TrainingPosition:
 
 def _train_attached(training: Training, target: str, stop: threading.Event) -> TrainingPosition:
     from skerry.client import Learner
-    from skerry.learner.island import AttachedIsland
     from skerry.learner.training import train
     from skerry.runtime.clock import SystemClock
 
@@ -210,7 +208,7 @@ def _train_attached(training: Training, target: str, stop: threading.Event) -> T
         create=settings.run.may_create,
         policy=_policy(settings),
     ) as learner:
-        return train(training, AttachedIsland(learner), clock=SystemClock(), stop=stop)
+        return train(training, learner, clock=SystemClock(), stop=stop)
 
 
 def _policy(settings: LearnSettings) -> Policy:

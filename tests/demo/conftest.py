@@ -22,14 +22,15 @@ def history() -> History:
 @pytest.fixture
 def evidence(tmp_path: Path, history: History) -> Evidence:
     timeline = Timeline(
-        started=START_S,
-        learner_killed=START_S + 2,
-        learner_back=START_S + 3,
-        syncer_killed=START_S + 4,
-        syncer_back=START_S + 4.5,
-        ended=START_S + 6,
-        closed=START_S + 7,
-        events=[DemoEvent(START_S + 2, "SIGKILL for eu-west <at> its step 20")],
+        {
+            "started": DemoEvent(START_S, "three learners train"),
+            "learner_killed": DemoEvent(START_S + 2, "SIGKILL for eu-west <at> its step 20"),
+            "learner_back": DemoEvent(START_S + 3, "eu-west is back"),
+            "syncer_killed": DemoEvent(START_S + 4, "SIGKILL for the syncer"),
+            "syncer_back": DemoEvent(START_S + 4.5, "a new syncer serves"),
+            "ended": DemoEvent(START_S + 6, "the run is closed"),
+            "closed": DemoEvent(START_S + 7, "every delta has its fate"),
+        }
     )
     learners = {
         "us-east": written_metrics(tmp_path / "a.jsonl", "us-east", steps=60, acknowledged=[2], stall_ms=3.0),

@@ -54,13 +54,13 @@ def test_the_json_has_every_figure_that_was_asked_for(evidence: Evidence) -> Non
 
 
 def test_a_killed_learner_is_counted_over_both_of_its_processes(evidence: Evidence) -> None:
-    killed = next(island for island in summarise(evidence).islands if island.learner_id == "eu-west")
+    killed = next(learner for learner in summarise(evidence).learners if learner.learner_id == "eu-west")
     assert (killed.process_count, killed.deltas_acknowledged, killed.deltas_merged, killed.steps) == (2, 3, 1, 40)
 
 
 def test_no_better_than_one_learner_alone_is_a_failure(evidence: Evidence) -> None:
     worse = replace(evidence, merged=[JudgedPosition(8, evidence.merged[-1].unix_s, 3.0)])
-    assert [check.name for check in summarise(worse).failures] == ["more learners help"]
+    assert [check.name for check in summarise(worse).failures] == ["learning together helps"]
 
 
 def test_a_version_that_does_not_replay_is_a_failure(evidence: Evidence) -> None:
@@ -69,7 +69,7 @@ def test_a_version_that_does_not_replay_is_a_failure(evidence: Evidence) -> None
 
 def test_a_delta_without_a_fate_is_a_failure(evidence: Evidence) -> None:
     summary = summarise(replace(evidence, history=written_history(*ENTRIES[:9])))
-    assert [check.name for check in summary.failures] == ["every acknowledged delta is accounted for"]
+    assert [check.name for check in summary.failures] == ["every acknowledged delta has its fate"]
 
 
 def test_an_acknowledged_delta_that_the_log_lacks_is_a_failure(evidence: Evidence, tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_a_long_pause_is_said_but_does_not_fail_the_demo(evidence: Evidence) -> 
     lines[10] = replace(lines[10], sync_stall_ms=80.0)
     summary = summarise(evidence)
     assert summary.max_step_stall_ms == 80.0
-    assert [check.name for check in summary.checks if not check.is_met] == ["nobody waits"]
+    assert [check.name for check in summary.checks if not check.is_met] == ["training steps are not delayed"]
     assert summary.failures == []
 
 

@@ -64,9 +64,9 @@ def test_help_shows_an_example_without_importing_torch() -> None:
     [
         (["--data", "nowhere"], "no such file or directory: nowhere"),
         (["--shard", "4/3"], "a shard is i/n"),
-        (["--device", "abacus"], "name another by --device"),
+        (["--device", "abacus"], "pass another --device"),
         (["--vocabulary", "20"], "raise --vocabulary"),
-        (["--batch", "5000"], "name more data, fewer shards, or a smaller batch"),
+        (["--batch", "5000"], "use more --data, fewer shards, or a smaller --batch"),
         (["--model", "huge"], "is not one of"),
         (["--slowdown", "0.5"], "x>=1"),
     ],

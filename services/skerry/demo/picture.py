@@ -162,9 +162,9 @@ def _draw_stalls(axes: Axes, evidence: Evidence, summary: Summary) -> None:
     for learner, colour in zip(evidence.plan.learners, _LEARNERS, strict=True):
         lines = evidence.learners[learner.learner_id].lines
         times_s = [evidence.timeline.since_start_s(line.unix_s) for line in lines]
-        axes.scatter(times_s, [max(line.sync_stall_ms, 1e-3) for line in lines], s=5, color=colour, alpha=0.55, lw=0)
+        axes.scatter(times_s, [max(line.sync_stall_ms, 1e-2) for line in lines], s=5, color=colour, alpha=0.55, lw=0)
     axes.set_yscale("log")
-    axes.set_ylim(1e-3, max(MAX_STALL_MS, summary.max_step_stall_ms) * 4)
+    axes.set_ylim(1e-2, max(MAX_STALL_MS, summary.max_step_stall_ms) * 4)
     axes.axhline(MAX_STALL_MS, color=_INK, lw=1.2, ls=(0, (2, 2)))
     axes.text(0, MAX_STALL_MS * 1.15, f" limit {MAX_STALL_MS:.0f} ms", color=_INK, fontsize=9, va="bottom")
     longest = (summary.max_step_stall_at_s, summary.max_step_stall_ms)

@@ -1,4 +1,4 @@
-"""The training loop alone: it learns, it resumes bit for bit, it emulates slower hardware, it accounts for itself."""
+"""The training loop without a network: it learns, resumes bit for bit, emulates slower hardware and writes metrics."""
 
 from __future__ import annotations
 

@@ -16,8 +16,8 @@ help: ## say what there is
 	@echo "make <target>, the virtual environment .venv is made on the way:"
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  \1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name text; do printf '%-12s %s\n' "$$name" "$$text"; done
 
-demo: $(READY) ## train one model on three islands while one of them and the syncer are killed (4 minutes)
-	@echo "demo: three learners, one syncer, two kills; the page and the figures go to build/demo"
+demo: $(READY) ## train one model on three learners while one of them and the syncer are killed (4 minutes)
+	@echo "demo: three learners and a syncer, two of which are killed; the page and the figures go to build/demo"
 	@$(BIN)/skerry demo
 
 test: $(READY) ## run the default suite (under 10 minutes on 2 cores)

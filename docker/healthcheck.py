@@ -1,6 +1,6 @@
-"""Ends with 0 if the syncer in this container answers SERVING to `grpc.health.v1`, else with 1 and says why.
+"""Exits with 0 if the syncer in this container answers SERVING to `grpc.health.v1`, else with 1 and a reason.
 
-The port is that of SKERRY_LISTEN, so that the probe follows the server's own setting.
+The port is that of SKERRY_LISTEN, the server's own setting.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ import sys
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-# Below the timeout that the image gives the whole probe, so that the line is printed before it is killed.
+# Shorter than the health check's timeout in the Dockerfile, so that the reason is printed before the probe is killed.
 _TIMEOUT_S = 3.0
 _STATUS = health_pb2.HealthCheckResponse.ServingStatus
 
 
 def main() -> None:
-    """Asks once, and exits the process with the answer."""
+    """Asks once, and exits with the answer."""
     port = os.environ.get("SKERRY_LISTEN", "0.0.0.0:50051").rpartition(":")[2]
     target = f"127.0.0.1:{port}"
     with grpc.insecure_channel(target) as channel:
         try:
             answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=_TIMEOUT_S)
         except grpc.RpcError as error:
-            sys.exit(f"no answer. target={target}, because={error}")
+            sys.exit(f"no answer. target={target}, cause={error}")
     if answer.status != _STATUS.SERVING:
         sys.exit(f"not serving. target={target}, status={_STATUS.Name(answer.status)}")
 

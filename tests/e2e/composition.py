@@ -1,4 +1,4 @@
-"""compose.yaml, brought up as a person would, and asked how it goes."""
+"""compose.yaml, started as a user would start it, and queried."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Composition:
         return found
 
     def state(self, service: str) -> dict[str, Any]:
-        """Returns what the engine says of a service's container: Running, ExitCode, StartedAt, Health."""
+        """Returns the state of a service's container: Running, ExitCode, StartedAt, Health."""
         state: dict[str, Any] = self.engine.inspect(self.container(service))["State"]
         return state
 
@@ -65,7 +65,7 @@ class Composition:
         return self.engine.docker("exec", self.container(service), *words, timeout_s=timeout_s)
 
     def show(self) -> dict[str, Any] | None:
-        """Returns the run as `skerry runs show` has it, None while there is none, or nobody who would say."""
+        """Returns the run as `skerry runs show` prints it, or None if there is no run or no syncer."""
         try:
             shown: dict[str, Any] = json.loads(self.execute("syncer", "skerry", "runs", "show", "demo", "--json"))
         except CommandError:
@@ -73,7 +73,7 @@ class Composition:
         return shown
 
     def versions(self) -> dict[str, int]:
-        """Returns the newest version of every fragment; none while nobody answers."""
+        """Returns the newest version of every fragment; empty if no syncer answers."""
         shown = self.show()
         return {} if shown is None else {item["fragment"]: int(item["version"]) for item in shown["run"]["versions"]}
 

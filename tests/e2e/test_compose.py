@@ -1,4 +1,4 @@
-"""`docker compose up`: three regions train one model, through kills, until they are asked to stop."""
+"""`docker compose up`: three regions train one model through kills, until they are stopped."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_region_reaches_the_syncer_and_no_other_region(services: Composition) 
 def test_the_others_train_on_without_a_killed_learner_and_it_comes_back(services: Composition) -> None:
     services.engine.docker("kill", "--signal=KILL", services.container("learner-eu"))
     wait_for_progress(services, beyond=services.versions(), count=3)
-    assert not services.state("learner-eu")["Running"], "docker kill is a person's wish, no fault to restart after"
+    assert not services.state("learner-eu")["Running"], "compose does not restart a container that `docker kill` ended"
     assert LEARNERS["learner-eu"] not in services.participants()
     services.compose("up", "--detach", timeout_s=120)
     wait_until(lambda: LEARNERS["learner-eu"] in services.participants(), what="the learner contributes", timeout_s=120)

@@ -67,7 +67,7 @@ def test_held_out_windows_are_spread_over_the_whole_and_never_change() -> None:
 
 
 def test_too_little_data_says_what_would_help() -> None:
-    with pytest.raises(DataError, match="name more data, fewer shards, or a smaller batch"):
+    with pytest.raises(DataError, match="use more --data, fewer shards, or a smaller --batch"):
         _sampler(batch_size=100)
     with pytest.raises(DataError, match="too few held-out tokens"):
         held_out_batches(TokenSpans([]), batch_size=4, context=9, vocabulary=1000, window_count=6)

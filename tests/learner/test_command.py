@@ -64,9 +64,9 @@ def test_help_shows_an_example_without_importing_torch() -> None:
     [
         (["--data", "nowhere"], "no such file or directory: nowhere"),
         (["--shard", "4/3"], "a shard is i/n"),
-        (["--device", "abacus"], "name another by --device"),
+        (["--device", "abacus"], "pass another --device"),
         (["--vocabulary", "20"], "raise --vocabulary"),
-        (["--batch", "5000"], "name more data, fewer shards, or a smaller batch"),
+        (["--batch", "5000"], "use more --data, fewer shards, or a smaller --batch"),
         (["--model", "huge"], "is not one of"),
         (["--slowdown", "0.5"], "x>=1"),
     ],
@@ -97,7 +97,7 @@ def test_a_disk_that_runs_full_stops_no_training_and_tears_no_line(tmp_path: Pat
     said = finished.stdout + finished.stderr
     assert "checkpoint can't be written, training goes on" in said
     assert "metrics can't be written, training goes on" in said
-    assert "trained to the end, but the checkpoint can't be written: make room" in said
+    assert "trained to the end, but cannot write the checkpoint" in said
     assert "step=150" in said
     steps = [line.step for line in read_metrics(tmp_path / "metrics.jsonl")]
     assert steps == list(range(1, len(steps) + 1))

@@ -117,7 +117,7 @@ def test_an_array_that_holds_no_tokens_is_refused(tmp_path: Path, content: NDArr
 
 def test_a_damaged_array_is_refused(tmp_path: Path) -> None:
     (tmp_path / "tokens.npy").write_bytes(b"not an array")
-    with pytest.raises(DataError, match="cannot read the token shard"):
+    with pytest.raises(DataError, match="cannot read a token shard"):
         load_corpus(tmp_path, shard=_WHOLE)
 
 

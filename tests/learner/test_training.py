@@ -1,4 +1,4 @@
-"""The training loop alone: it learns, it resumes bit for bit, it emulates slower hardware, it accounts for itself."""
+"""The training loop without a network: it learns, resumes bit for bit, emulates slower hardware and writes metrics."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
+import structlog
 import torch
 
+from skerry.client import SkerryError, Stats
 from skerry.learner.checkpoint import TrainingPosition
 from skerry.learner.corpus import ShardSelection
 from skerry.learner.errors import CheckpointError
-from skerry.learner.island import ExchangeReading, Island, LoneIsland
 from skerry.learner.metrics import MetricsLine, read_metrics
 from skerry.learner.model import MODEL_CONFIGS
 from skerry.learner.settings import DataSettings, InnerOptimizerName, LearnSettings, LoopSettings, OptimizerSettings
-from skerry.learner.training import Training, prepare, train
+from skerry.learner.training import AttachedLearner, Training, prepare, train
 from skerry.runtime.clock import SystemClock
 
 _CPU = torch.device("cpu")
@@ -49,26 +50,29 @@ class ManualClock:
 
 
 @dataclass
-class ScriptedIsland:
-    """An island whose run says what a test wants it to say."""
+class ScriptedLearner:
+    """A learner of the client whose run says what a test wants it to say."""
 
-    run_progress: float | None = None
-    is_run_closed: bool = False
+    progress: float | None = None
+    is_closed: bool = False
+    failure: SkerryError | None = None
     on_step: Callable[[], None] = lambda: None
     steps: list[tuple[int, float | None]] = field(default_factory=list)
     flushes: list[float] = field(default_factory=list)
 
-    def step(self, *, tokens: int, loss: float | None) -> None:
+    def step(self, tokens: int, loss: float | None = None) -> None:
         self.steps.append((tokens, loss))
         self.on_step()
 
-    def read(self) -> ExchangeReading:
+    @property
+    def stats(self) -> Stats:
         # Acknowledged one a step, and one more by the flush.
         count = len(self.steps) + len(self.flushes)
-        return ExchangeReading(is_attached=True, deltas_acknowledged=count, versions={"body": count})
+        return Stats(is_attached=True, deltas_acknowledged=count, versions={"body": count})
 
-    def flush(self, timeout_s: float) -> None:
+    def flush(self, timeout_s: float) -> bool:
         self.flushes.append(timeout_s)
+        return True
 
 
 def _settings(directory: Path, *, steps: int = 12, slowdown: float = 1.0) -> LearnSettings:
@@ -87,9 +91,9 @@ def _settings(directory: Path, *, steps: int = 12, slowdown: float = 1.0) -> Lea
     )
 
 
-def _train(settings: LearnSettings, island: Island | None = None) -> tuple[Training, list[MetricsLine]]:
+def _train(settings: LearnSettings, learner: AttachedLearner | None = None) -> tuple[Training, list[MetricsLine]]:
     training = prepare(settings, _CPU)
-    train(training, island or LoneIsland(), clock=ManualClock(), stop=threading.Event())
+    train(training, learner, clock=ManualClock(), stop=threading.Event())
     return training, list(read_metrics(settings.metrics_path))
 
 
@@ -115,15 +119,15 @@ def test_a_learner_that_was_killed_resumes_from_its_last_checkpoint(tmp_path: Pa
         """Ends the process here, as far as the loop can tell."""
 
     def kill_at_step_7() -> None:
-        if len(island.steps) == 7:
+        if len(learner.steps) == 7:
             # What SIGKILL leaves is the checkpoint of step 4, so the one that the loop writes on its way out goes.
             kept.append((tmp_path / "checkpoint.pt").read_bytes())
             raise Killed
 
     kept: list[bytes] = []
-    island = ScriptedIsland(on_step=kill_at_step_7)
+    learner = ScriptedLearner(on_step=kill_at_step_7)
     with pytest.raises(Killed):
-        _train(_settings(tmp_path), island)
+        _train(_settings(tmp_path), learner)
     (tmp_path / "checkpoint.pt").write_bytes(kept[0])
     training = prepare(_settings(tmp_path), _CPU)
     assert training.position.step == 4
@@ -133,7 +137,7 @@ def test_a_learner_that_was_killed_resumes_from_its_last_checkpoint(tmp_path: Pa
 def test_the_slowdown_is_a_multiple_of_the_time_that_the_step_took(tmp_path: Path) -> None:
     training = prepare(_settings(tmp_path, slowdown=3.0), _CPU)
     clock = ManualClock()
-    train(training, LoneIsland(), clock=clock, stop=threading.Event())
+    train(training, None, clock=clock, stop=threading.Event())
     lines = list(read_metrics(training.settings.metrics_path))[:-1]
     assert clock.slept_s == pytest.approx([2 * line.step_time_ms / 1e3 for line in lines])
 
@@ -143,38 +147,45 @@ def test_a_slowdown_below_one_is_refused(tmp_path: Path) -> None:
         _settings(tmp_path, slowdown=0.5)
 
 
-def test_the_island_hears_of_every_step_and_is_flushed_at_the_end(tmp_path: Path) -> None:
-    island = ScriptedIsland()
-    _, lines = _train(_settings(tmp_path), island)
-    assert [tokens for tokens, _ in island.steps] == [4 * 32] * 12
-    assert [loss for _, loss in island.steps] == [line.loss for line in lines[:12]]
-    assert island.flushes == [30.0]
+def test_the_learner_hears_of_every_step_and_is_flushed_at_the_end(tmp_path: Path) -> None:
+    learner = ScriptedLearner()
+    _, lines = _train(_settings(tmp_path), learner)
+    assert [tokens for tokens, _ in learner.steps] == [4 * 32] * 12
+    assert [loss for _, loss in learner.steps] == [line.loss for line in lines[:12]]
+    assert learner.flushes == [30.0]
     assert lines[-1].deltas_acknowledged == 13
     assert lines[-1].versions == {"body": 13}
 
 
 def test_training_ends_when_the_run_is_closed(tmp_path: Path) -> None:
-    island = ScriptedIsland()
+    learner = ScriptedLearner()
 
     def close_after_three() -> None:
-        island.is_run_closed = len(island.steps) >= 3
+        learner.is_closed = len(learner.steps) >= 3
 
-    island.on_step = close_after_three
-    _, lines = _train(_settings(tmp_path), island)
+    learner.on_step = close_after_three
+    _, lines = _train(_settings(tmp_path), learner)
     assert lines[-1].step == 3
+
+
+def test_a_learner_that_left_the_run_early_says_so_at_the_end(tmp_path: Path) -> None:
+    learner = ScriptedLearner(failure=SkerryError("SESSION_FENCED", "a newer process took this learner's place"))
+    with structlog.testing.capture_logs() as logs:
+        _train(_settings(tmp_path, steps=2), learner)
+    assert [line["because"] for line in logs if line["log_level"] == "warning"] == [str(learner.failure)]
 
 
 def test_a_stop_finishes_the_step_and_leaves_a_checkpoint(tmp_path: Path) -> None:
     stop = threading.Event()
     settings = _settings(tmp_path)
-    position = train(prepare(settings, _CPU), ScriptedIsland(on_step=stop.set), clock=SystemClock(), stop=stop)
+    position = train(prepare(settings, _CPU), ScriptedLearner(on_step=stop.set), clock=SystemClock(), stop=stop)
     assert position.step == 1
     assert prepare(settings, _CPU).position == position
 
 
 def test_the_learning_rate_follows_the_run_where_the_run_is_ahead(tmp_path: Path) -> None:
-    _, behind = _train(_settings(tmp_path / "behind"), ScriptedIsland(run_progress=50.0))
-    _, ahead = _train(_settings(tmp_path / "ahead"), ScriptedIsland(run_progress=0.0))
+    _, behind = _train(_settings(tmp_path / "behind"), ScriptedLearner(progress=50.0))
+    _, ahead = _train(_settings(tmp_path / "ahead"), ScriptedLearner(progress=0.0))
     assert len({line.learning_rate for line in behind}) == 1
     assert behind[0].learning_rate < 0.25e-2
     assert ahead[11].learning_rate > 0.9e-2
@@ -191,14 +202,14 @@ def test_a_checkpoint_of_another_optimizer_says_what_would_help(tmp_path: Path) 
 def test_a_checkpoint_of_another_model_says_what_would_help(tmp_path: Path) -> None:
     _train(_settings(tmp_path, steps=1))
     other = replace(_settings(tmp_path), model=replace(MODEL_CONFIGS["nano"], context=32, layer_count=1))
-    with pytest.raises(CheckpointError, match="belongs to another model: name another --work-dir"):
+    with pytest.raises(CheckpointError, match=r"(?s)belongs to another model.*use another --work-dir"):
         prepare(other, _CPU)
 
 
 @pytest.mark.parametrize("content", [b"", b"garbage", b"PK\x03\x04 cut off"])
 def test_a_damaged_checkpoint_says_what_would_help(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "checkpoint.pt").write_bytes(content)
-    with pytest.raises(CheckpointError, match="remove it to start anew"):
+    with pytest.raises(CheckpointError, match="remove it, or use another --work-dir"):
         prepare(_settings(tmp_path), _CPU)
 
 
@@ -212,7 +223,7 @@ def test_a_step_whose_gradient_is_not_finite_changes_nothing(tmp_path: Path) -> 
     with torch.no_grad():
         training.model.norm.weight[0] = float("nan")
     before = {name: tensor.clone() for name, tensor in training.model.state_dict().items()}
-    train(training, LoneIsland(), clock=ManualClock(), stop=threading.Event())
+    train(training, None, clock=ManualClock(), stop=threading.Event())
     for name, tensor in training.model.state_dict().items():
         torch.testing.assert_close(tensor, before[name], equal_nan=True, rtol=0, atol=0)
 

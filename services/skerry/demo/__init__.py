@@ -1,5 +1,5 @@
-"""The demo: three islands and a syncer as real processes, two of them killed on the way, and an account of all of it.
+"""The demo: three learners and a syncer as real processes, two of which are killed and restarted.
 
-`plan` says what shall happen, `scenario` makes it happen, `live` shows it, `ledger` reads what the run's log says of
-it, `judgement` measures the models, `summary` puts the figures together, and `picture` and `page` show them.
+`plan` holds what is to happen, `scenario` runs it, `live` shows it, `history` reads the run's log, `judgement` measures
+the models, `summary` computes the figures and checks, and `picture` and `page` present them.
 """

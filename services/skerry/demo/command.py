@@ -1,7 +1,8 @@
-"""`skerry demo`: three islands and a syncer as real processes, two of them killed, and a page about it."""
+"""`skerry demo`: train on three learners, kill one of them and the syncer, and write a page about it."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -17,8 +18,8 @@ import click
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from skerry.demo.judgement import Judge, JudgedPosition
-    from skerry.demo.ledger import Ledger
+    from skerry.demo.history import History
+    from skerry.demo.judgement import Judge
     from skerry.demo.plan import DemoPlan
     from skerry.demo.processes import Nursery
     from skerry.demo.scenario import Scenario
@@ -39,23 +40,28 @@ _COMMAND_TIMEOUT_S: Final = 120.0
     type=click.Path(file_okay=False, path_type=Path),
     default=Path("build", "demo"),
     show_default=True,
-    help="Where the page, the picture, the figures and everything they come from go.",
+    help="Directory for the page, the picture, the figures, the logs and the store.",
 )
-@click.option("--steps", type=click.IntRange(min=60), help="Inner steps of a fast island.  [default: by --budget]")
+@click.option(
+    "--steps", type=click.IntRange(min=60), help="Training steps of a fast learner.  [default: what fits --budget]"
+)
 @click.option(
     "--budget",
     type=click.FloatRange(min=60),
     default=180.0,
     show_default=True,
-    help="Seconds that it should take; decides the steps by this machine's speed.",
+    help="Seconds that the demo should take on this machine.",
 )
 def demo(out: Path, steps: int | None, budget: float) -> None:
-    """Train one model on three islands, kill a learner and the syncer on the way, and show what came of it.
+    """Train one model on three learners and a syncer, kill a learner and the syncer, and show the result.
 
-    One island is three times slower. At a third of the way a fast one gets SIGKILL and rejoins later; at two thirds
-    the syncer gets SIGKILL and restarts from its store. At the end stands a page with a picture, and summary.json. The
-    exit status is 1 where the islands learned no more than one learner alone, a version doesn't replay, or a delta is
-    unaccounted for.
+    One learner is three times slower than the others. After a third of the steps a fast learner is killed with SIGKILL,
+    and restarted later. After two thirds the syncer is killed and restarted from its store. Before all that a single
+    learner is trained with as many tokens, to compare with.
+
+    The result is a page (index.html), a picture (demo.png) and figures (summary.json). The exit status is 1 if the
+    merged model is no better than the single learner's, if a version cannot be recomputed from its deltas, or if an
+    acknowledged delta has no fate.
     """
     from rich.console import Console
 
@@ -68,7 +74,7 @@ def demo(out: Path, steps: int | None, budget: float) -> None:
             summary = _run(out.absolute(), steps, budget, console, begun_s)
     except ChildError as error:
         raise click.ClickException(str(error)) from error
-    _say_result(console, summary, out)
+    _print_result(console, summary, out)
     if summary.failures:
         raise click.exceptions.Exit(1)
 
@@ -76,7 +82,6 @@ def demo(out: Path, steps: int | None, budget: float) -> None:
 def _run(directory: Path, steps: int | None, budget_s: float, console: Console, begun_s: float) -> Summary:
     import torch
 
-    from skerry.client import RunsClient
     from skerry.demo.judgement import Judge
     from skerry.demo.live import LiveView
     from skerry.demo.page import write_page
@@ -88,22 +93,17 @@ def _run(directory: Path, steps: int | None, budget_s: float, console: Console, 
 
     torch.set_num_threads(1)
     training = TrainingPlan()
-    console.print("measuring this machine")
+    console.print("measuring the speed of this machine")
     judge = Judge(training)
-    plan = DemoPlan(directory, steps or affordable_steps(judge.step_time_s(training), budget_s), training)
+    plan = DemoPlan(directory, steps or affordable_steps(judge.step_time_s(), budget_s), training)
     console.print(
-        f"training for {plan.step_count} steps, {training.batch_size} sequences each; logs in {directory}/logs"
+        f"training for {plan.step_count} steps of {training.batch_size} sequences; logs are in {directory}/logs"
     )
-
-    def close_run(target: str, run: str) -> None:
-        with RunsClient(target) as runs:
-            runs.close_run(run)
-
     with Nursery(directory, _environment()) as nursery:
         with LiveView(console) as view:
-            scenario = Scenario(plan, nursery, close_run=close_run, view=view)
+            scenario = Scenario(plan, nursery, show=view.refresh)
             scenario.run()
-        console.print("reading the log, replaying every version, judging the merged model along the way")
+        console.print("reading the log, replaying every version, measuring the merged model at several positions")
         evidence = _gather(scenario, nursery, judge, begun_s)
     summary = summarise(evidence)
     (directory / "summary.json").write_text(json.dumps(asdict(summary), indent=2) + "\n")
@@ -113,30 +113,30 @@ def _run(directory: Path, steps: int | None, budget_s: float, console: Console, 
 
 
 def _gather(scenario: Scenario, nursery: Nursery, judge: Judge, begun_s: float) -> Evidence:
-    from skerry.demo.ledger import read_ledger
+    from skerry.demo.judgement import JudgedPosition
     from skerry.demo.summary import Evidence
 
     plan = scenario.plan
-    run = ("--store", plan.store_url, "--run", plan.run)
-    log = nursery.output("log", ["log", *run, "--json"], timeout_s=_COMMAND_TIMEOUT_S)
-    ledger = read_ledger(log.splitlines())
+    history = asyncio.run(_read_history(plan))
     verified = nursery.output(
         "verify",
-        ["verify", *run, "--json"],
+        ["verify", "--store", plan.store_url, "--run", plan.run, "--json"],
         accepted=(0, 1),
         timeout_s=_COMMAND_TIMEOUT_S,
     )
     (plan.directory / "verify.json").write_text(verified)
-    initial_loss = _exported_loss(plan, nursery, judge, ledger.initial_position)
     return Evidence(
         plan=plan,
         timeline=scenario.timeline,
         single=scenario.single,
         learners=scenario.learners,
-        ledger=ledger,
-        merged=_judge_positions(plan, nursery, judge, ledger),
-        initial_loss=initial_loss,
-        single_loss=judge.loss_of_checkpoint(scenario.checkpoint_of_single()),
+        history=history,
+        merged=[
+            JudgedPosition(position, history.unix_s[position], _exported_loss(plan, nursery, judge, position))
+            for position in history.positions_to_judge(_JUDGED_POSITIONS)
+        ],
+        initial_loss=_exported_loss(plan, nursery, judge, history.initial_position),
+        single_loss=judge.loss_of_checkpoint(scenario.checkpoint_of_baseline),
         verify_ok=bool(json.loads(verified)["ok"]),
         parameter_count=judge.parameter_count,
         duration_s=time.monotonic() - begun_s,
@@ -145,13 +145,12 @@ def _gather(scenario: Scenario, nursery: Nursery, judge: Judge, begun_s: float) 
     )
 
 
-def _judge_positions(plan: DemoPlan, nursery: Nursery, judge: Judge, ledger: Ledger) -> list[JudgedPosition]:
-    from skerry.demo.judgement import JudgedPosition
+async def _read_history(plan: DemoPlan) -> History:
+    from skerry.demo.history import read_history
+    from skerry.store.operator.command import opened_log
 
-    return [
-        JudgedPosition(position, unix_s, _exported_loss(plan, nursery, judge, position))
-        for position, unix_s in ledger.positions_to_judge(_JUDGED_POSITIONS)
-    ]
+    async with opened_log(plan.store_url, plan.run, None) as (log, _):
+        return await read_history(log)
 
 
 def _exported_loss(plan: DemoPlan, nursery: Nursery, judge: Judge, position: int) -> float:
@@ -162,24 +161,24 @@ def _exported_loss(plan: DemoPlan, nursery: Nursery, judge: Judge, position: int
     return judge.loss_of_export(path)
 
 
-def _say_result(console: Console, summary: Summary, out: Path) -> None:
+def _print_result(console: Console, summary: Summary, out: Path) -> None:
     console.print()
     for check in summary.checks:
-        mark = "[green]held[/]" if check.is_met else "[red]failed[/]" if check.is_required else "[yellow]not here[/]"
+        mark = "[green]passed[/]" if check.is_met else "[red]failed[/]" if check.is_required else "[yellow]not met[/]"
         console.print(f"{mark}  {check.name}: {check.detail}", highlight=False)
     console.print(f"\n{out / 'index.html'}\n{out / 'demo.png'}\n{out / 'summary.json'}", highlight=False)
 
 
 def _environment() -> dict[str, str]:
-    """This process's environment, without settings of `skerry` that are meant for other runs than the demo's."""
+    """This process's environment without `SKERRY_` variables, which may be meant for another run."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("SKERRY_")}
-    # One thread a learner: three of them share what is often two cores, and waiting threads would take those.
+    # One thread a learner: three of them often share two cores, and more threads would only wait for one another.
     return kept | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 
 
 @contextmanager
 def _interrupt_on_terminate() -> Iterator[None]:
-    """Make SIGTERM unwind like SIGINT, so that no child outlives the demo."""
+    """Make SIGTERM raise KeyboardInterrupt, so that the child processes are ended."""
 
     def on_terminate(_number: int, _frame: object) -> None:
         raise KeyboardInterrupt

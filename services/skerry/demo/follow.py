@@ -1,4 +1,4 @@
-"""The learners' metrics files, followed while they are written."""
+"""Reading the learners' metrics files while they are written."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from skerry.learner.metrics import MetricsLine, parse_metrics_line
 
 
 class MetricsFollower:
-    """Everything that one learner has written so far, read on from where it last was."""
+    """The metrics lines that one learner has written so far."""
 
     def __init__(self, path: Path) -> None:
-        """Follow the file at `path`, which needn't exist yet."""
+        """Follow the file at `path`, which may not exist yet."""
         self.lines: list[MetricsLine] = []
         self._path = path
         self._offset = 0
 
     def poll(self) -> bool:
-        """Read what has been added; true if a whole line was."""
+        """Read the lines that were added since the last call, and return whether there were any."""
         if not self._path.exists():
             return False
         with self._path.open("rb") as file:
@@ -36,7 +36,7 @@ class MetricsFollower:
 
     @property
     def evaluations(self) -> Iterator[tuple[MetricsLine, float]]:
-        """The lines that measured the held-out loss, with it; none twice."""
+        """The lines that have a held-out loss, with that loss; repeated lines are left out."""
         seen: set[tuple[int, int]] = set()
         for line in self.lines:
             key = (line.attempt, line.step)
@@ -45,5 +45,5 @@ class MetricsFollower:
                 yield line, line.val_loss
 
     def final_of_attempts(self) -> list[MetricsLine]:
-        """The last line of each process that wrote here: with it, that process's final counts."""
+        """The last line of each process of this learner, which has that process's final counts."""
         return list({line.attempt: line for line in self.lines}.values())

@@ -1,4 +1,4 @@
-"""How good the models are: every one measured on the same held-out windows, by the same code."""
+"""The held-out loss of every model of the demo, measured by the same code on the same windows."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from safetensors.torch import load_file
 
 from skerry.demo.plan import TrainingPlan
 from skerry.learner.batches import BatchSampler, held_out_batches
-from skerry.learner.corpus import Corpus, ShardSelection, load_corpus
-from skerry.learner.inner_training import evaluate
+from skerry.learner.corpus import ShardSelection, load_corpus
+from skerry.learner.inner_training import evaluate, inner_step, make_optimizer
 from skerry.learner.model import MODEL_CONFIGS, Gpt
+from skerry.learner.settings import OptimizerSettings
 
 _WARM_UP_STEPS: Final = 3
 _TIMED_STEPS: Final = 9
@@ -31,10 +32,11 @@ class JudgedPosition:
 
 
 class Judge:
-    """Measures checkpoints on the held-out windows that the learners measure themselves on."""
+    """Measures weights on the held-out windows that the learners use too."""
 
     def __init__(self, training: TrainingPlan) -> None:
-        """Read the data and keep the windows."""
+        """Read the data and cut the windows."""
+        self._training = training
         self._config = MODEL_CONFIGS[training.model]
         self._corpus = load_corpus(None, shard=ShardSelection())
         self._windows = held_out_batches(
@@ -48,13 +50,8 @@ class Judge:
 
     @property
     def parameter_count(self) -> int:
-        """Of the model that is judged."""
+        """The number of parameters of the model."""
         return self._model.parameter_count
-
-    @property
-    def corpus(self) -> Corpus:
-        """What is trained on and judged by."""
-        return self._corpus
 
     def loss_of_export(self, path: Path) -> float:
         """The held-out loss of weights in a safetensors file."""
@@ -66,24 +63,23 @@ class Judge:
         self._model.load_state_dict(torch.load(path, weights_only=True)["model"])
         return evaluate(self._model, self._windows)
 
-    def step_time_s(self, training: TrainingPlan) -> float:
-        """The median time of an inner step on this machine, on one thread, with nothing else running."""
+    def step_time_s(self) -> float:
+        """The median time of an inner step on this machine, on one thread, while nothing else runs."""
         model = Gpt(self._config)
         sampler = BatchSampler(
             self._corpus.train,
-            batch_size=training.batch_size,
+            batch_size=self._training.batch_size,
             context=self._config.context,
             vocabulary=self._config.vocabulary,
-            seed=training.seed,
+            seed=self._training.seed,
             learner="calibration",
         )
-        optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+        settings = OptimizerSettings(peak_rate=self._training.learning_rate)
+        optimizer = make_optimizer(model, settings)
         times_s = []
         for step in range(_WARM_UP_STEPS + _TIMED_STEPS):
             begun_s = time.perf_counter()
             batch = sampler.batch(step)
-            model.loss(batch.tokens, batch.targets).backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-            optimizer.zero_grad()
+            inner_step(model, optimizer, batch, rate=settings.peak_rate, norm_limit=settings.gradient_norm_limit)
             times_s.append(time.perf_counter() - begun_s)
         return statistics.median(times_s[_WARM_UP_STEPS:])

@@ -1,4 +1,4 @@
-"""The demo's page: one HTML file with its picture inside, that needs nothing else."""
+"""The demo's page: one HTML file that contains its picture and loads nothing else."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import jinja2
 
 from skerry.demo.summary import Evidence, Summary
 
-_SHOWN_ELSEWHERE: Final = frozenset({"islands", "checks"})
+_IN_TABLES_OF_THEIR_OWN: Final = frozenset({"learners", "checks"})
 
 
 def write_page(evidence: Evidence, summary: Summary, *, picture: Path, path: Path) -> None:
@@ -23,14 +23,12 @@ def write_page(evidence: Evidence, summary: Summary, *, picture: Path, path: Pat
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
     )
-    events = [
-        {"since_s": evidence.since_start_s(event.unix_s), "text": event.text} for event in evidence.timeline.events
-    ]
+    events = evidence.timeline.events.values()
     page = environment.get_template("page.html.j2").render(
         s=summary,
-        slowest=max(island.slowdown for island in evidence.plan.islands),
+        slowest=max(learner.slowdown for learner in evidence.plan.learners),
         picture=base64.b64encode(picture.read_bytes()).decode(),
-        events=events,
+        events=[(evidence.timeline.since_start_s(event.unix_s), event.text) for event in events],
         figures=list(_figures(summary)),
         next_commands=_next_commands(evidence),
     )
@@ -39,7 +37,7 @@ def write_page(evidence: Evidence, summary: Summary, *, picture: Path, path: Pat
 
 def _figures(summary: Summary) -> Iterator[tuple[str, str]]:
     for item in fields(summary):
-        if item.name not in _SHOWN_ELSEWHERE:
+        if item.name not in _IN_TABLES_OF_THEIR_OWN:
             yield item.name, _shown(getattr(summary, item.name))
 
 
@@ -55,13 +53,13 @@ def _shown(value: object) -> str:
 
 def _next_commands(evidence: Evidence) -> str:
     run, store = evidence.plan.run, evidence.plan.store_url
-    return f"""# who made the newest version, and what else was decided
+    return f"""# the last entries of the run's log: which deltas made which version
 skerry log --store {store} --run {run} --last 20
 
 # the merged model as a checkpoint
 skerry export --store {store} --run {run} --out model.safetensors
 
-# three terminals of your own: a syncer, two islands, and a live view of them
+# a run of your own: a syncer, two learners and a live view, each in a terminal of its own
 skerry serve --store file://$PWD/data
 skerry learn --run mine --learner-id us-east --shard 1/2
 skerry learn --run mine --learner-id eu-west --shard 2/2

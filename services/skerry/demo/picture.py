@@ -1,9 +1,8 @@
-"""One picture of the whole demo: what was learned, what was killed, what moved, and who waited."""
+"""One picture of the demo: losses, kills, what was sent when, bits per parameter, and pauses."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,6 +14,7 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from skerry.demo.scenario import Moment
 from skerry.demo.summary import MAX_BITS_DOWN, MAX_BITS_UP, MAX_STALL_MS, Evidence, Summary
 
 _INK: Final = "#1d2733"
@@ -22,9 +22,11 @@ _FAINT: Final = "#8a96a3"
 _GRID: Final = "#e6eaee"
 _MERGED: Final = "#c2255c"
 _SINGLE: Final = "#5c6773"
-_ISLANDS: Final = ("#1c7ed6", "#0ca678", "#f08c00", "#7048e8")
-_OUTAGE: Final = "#fa5252"
+_DOWN: Final = "#7048e8"
+_LEARNERS: Final = ("#1c7ed6", "#0ca678", "#f08c00")
+_SYNCER: Final = "#fa5252"
 _FLOAT32_BITS: Final = 32.0
+_TIME_LABEL: Final = "seconds since the learners' first step"
 
 STYLE: Final[dict[Any, Any]] = {
     "font.family": "DejaVu Sans",
@@ -47,7 +49,7 @@ STYLE: Final[dict[Any, Any]] = {
     "ytick.labelcolor": _INK,
     "legend.frameon": False,
 }
-"""How this project's pictures look, as matplotlib has it."""
+"""The style of this project's pictures, as matplotlib settings."""
 
 
 def draw(evidence: Evidence, summary: Summary, path: Path) -> None:
@@ -57,10 +59,9 @@ def draw(evidence: Evidence, summary: Summary, path: Path) -> None:
         grid = figure.add_gridspec(3, 2, height_ratios=(2.2, 1.15, 1.0), hspace=0.36, wspace=0.2)
         figure.subplots_adjust(left=0.115, right=0.965, top=0.895, bottom=0.055)
         losses = figure.add_subplot(grid[0, :])
-        exchange = figure.add_subplot(grid[1, :], sharex=losses)
         _draw_title(figure, summary)
         _draw_losses(losses, evidence, summary)
-        _draw_exchange(exchange, evidence)
+        _draw_exchange(figure.add_subplot(grid[1, :], sharex=losses), evidence, summary)
         _draw_bits(figure.add_subplot(grid[2, 0]), summary)
         _draw_stalls(figure.add_subplot(grid[2, 1], sharex=losses), evidence, summary)
         figure.savefig(path, facecolor="white")
@@ -68,89 +69,69 @@ def draw(evidence: Evidence, summary: Summary, path: Path) -> None:
 
 
 def _draw_title(figure: Figure, summary: Summary) -> None:
-    figure.text(
-        0.115,
-        0.962,
-        f"Three islands learn one model: loss {summary.merged_loss:.3f} together, {summary.single_loss:.3f} alone",
-        fontsize=17,
-        fontweight="bold",
+    title = f"Three learners train one model: loss {summary.merged_loss:.3f} together, {summary.single_loss:.3f} alone"
+    figure.text(0.115, 0.962, title, fontsize=17, fontweight="bold")
+    facts = (
+        f"{summary.parameter_count / 1e6:.2f}M parameters, {summary.tokens_per_learner / 1e6:.2f}M tokens for each "
+        f"learner at full speed. A learner and the syncer were killed with SIGKILL. "
+        f"{summary.versions_committed} versions, {summary.deltas_merged} deltas merged."
     )
-    figure.text(
-        0.115,
-        0.94,
-        f"{summary.parameter_count / 1e6:.2f}M parameters, {summary.tokens_per_learner / 1e6:.2f}M tokens an island at "
-        f"full speed. A learner and the syncer were killed on the way (SIGKILL). "
-        f"{summary.versions_committed} versions, {summary.deltas_merged} deltas merged.",
-        fontsize=10,
-        color=_SINGLE,
-    )
+    figure.text(0.115, 0.94, facts, fontsize=10, color=_SINGLE)
 
 
 def _draw_losses(axes: Axes, evidence: Evidence, summary: Summary) -> None:
     axes.set_title("Loss on held-out text, nats a byte")
-    end_s = _end_s(evidence)
-    ends: list[tuple[float, str, str]] = []
-    for index, island in enumerate(evidence.plan.islands):
-        follower = evidence.learners[island.learner_id]
-        colour = _ISLANDS[index % len(_ISLANDS)]
-        slow = f", {island.slowdown:.0f}x slower" if island.slowdown > 1 else ""
-        label = f"{island.learner_id}{slow}"
-        evaluated = list(follower.evaluations)
+    timeline = evidence.timeline
+    for learner, colour in zip(evidence.plan.learners, _LEARNERS, strict=True):
+        label = learner.learner_id + (f", {learner.slowdown:.0f}x slower" if learner.slowdown > 1 else "")
+        evaluated = list(evidence.learners[learner.learner_id].evaluations)
         for attempt in sorted({line.attempt for line, _ in evaluated}):
-            times_s = [evidence.since_start_s(line.unix_s) for line, _ in evaluated if line.attempt == attempt]
+            times_s = [timeline.since_start_s(line.unix_s) for line, _ in evaluated if line.attempt == attempt]
             values = [loss for line, loss in evaluated if line.attempt == attempt]
             axes.plot(times_s, values, color=colour, lw=1.5, label=label, alpha=0.9, marker=".", ms=4)
-            label = "_" + label
-    single_times_s, single_values = _single_curve(evidence)
-    axes.plot(
-        single_times_s, single_values, color=_SINGLE, lw=2.2, ls=(0, (5, 2)), label="one learner alone, same tokens"
-    )
-    times_s = [0.0, *(evidence.since_start_s(judged.unix_s) for judged in evidence.merged)]
+            label = "_" + label  # a curve in parts has one entry in the legend
+    single_times_s, single = _single_curve(evidence)
+    axes.plot(single_times_s, single, color=_SINGLE, lw=2.2, ls=(0, (5, 2)), label="single learner, same tokens")
+    times_s = [0.0, *(timeline.since_start_s(judged.unix_s) for judged in evidence.merged)]
     values = [evidence.initial_loss, *(judged.loss for judged in evidence.merged)]
     axes.plot(times_s, values, color=_MERGED, lw=2.8, marker="o", ms=5.5, mec="white", mew=1.0, label="merged model")
-    ends += [(summary.single_loss, f"alone {summary.single_loss:.3f}", _SINGLE)]
-    ends += [(summary.merged_loss, f"merged {summary.merged_loss:.3f}", _MERGED)]
-    # The first moments of a byte model, down from 5.5, would flatten everything that is worth seeing.
-    low = min(summary.merged_loss, *values[1:])
-    high = min(max([*single_values[:1], *values[1:2]], default=evidence.initial_loss) + 0.3, evidence.initial_loss)
+    # The top of the axis cuts off the first steps from 5.5 down, which would flatten everything below.
+    low = min(values)
+    high = min(max([*single[:1], *values[1:2]], default=evidence.initial_loss) + 0.3, evidence.initial_loss)
     axes.set_ylim(low - 0.08 * (high - low), high)
-    axes.set_xlim(0, end_s * 1.115)
-    # Labels keep a line's height between them, however near the two losses are.
-    middle = (summary.single_loss + summary.merged_loss) / 2
-    least_gap = 0.045 * (axes.get_ylim()[1] - axes.get_ylim()[0])
-    for value, text, colour in ends:
-        away = math.copysign(max(abs(value - middle), least_gap / 2), value - middle)
-        axes.text(end_s * 1.012, middle + away, text, color=colour, fontweight="bold", va="center")
-    gap = summary.single_loss - summary.merged_loss
-    if gap > 0:
-        axes.fill_between(
-            [end_s * 0.988, end_s],
-            summary.merged_loss,
-            summary.single_loss,
-            color=_MERGED,
-            alpha=0.18,
-            lw=0,
-        )
+    axes.set_xlim(0, summary.closed_at_s * 1.115)
+    _label_final_losses(axes, summary)
     axes.legend(loc="upper right", bbox_to_anchor=(1.005, 1.01))
-    axes.set_xlabel("seconds since the islands' first step")
+    axes.set_xlabel(_TIME_LABEL)
     _shade_outages(axes, evidence, is_labelled=True)
 
 
-def _draw_exchange(axes: Axes, evidence: Evidence) -> None:
-    axes.set_title("What moved, as the log has it: deltas up from each island, versions of each fragment down")
-    rows: list[tuple[str, str, list[float]]] = []
-    for fragment in sorted({version.fragment for version in evidence.ledger.versions}, reverse=True):
-        committed = [version for version in evidence.ledger.versions if version.fragment == fragment]
-        times_s = [evidence.since_start_s(version.committed_at_unix_s) for version in committed]
-        rows.append((f"{fragment}  ↓", _MERGED, times_s))
-    for index, island in reversed(list(enumerate(evidence.plan.islands))):
-        deltas = [delta for delta in evidence.ledger.deltas.values() if delta.learner == island.learner_id]
-        times_s = [evidence.since_start_s(delta.accepted_at_unix_s) for delta in deltas]
-        rows.append((f"{island.learner_id}  ↑", _ISLANDS[index % len(_ISLANDS)], times_s))
-    end_s = _end_s(evidence)
-    for row, (_, colour, times_s) in enumerate(rows):
+def _label_final_losses(axes: Axes, summary: Summary) -> None:
+    end_s, single, merged = summary.closed_at_s, summary.single_loss, summary.merged_loss
+    low, high = axes.get_ylim()
+    middle = (single + merged) / 2
+    for value, text, colour in ((single, f"alone {single:.3f}", _SINGLE), (merged, f"merged {merged:.3f}", _MERGED)):
+        # Labels are at least a line's height apart, also where the two losses are closer.
+        away = math.copysign(max(abs(value - middle), 0.0225 * (high - low)), value - middle)
+        axes.text(end_s * 1.012, middle + away, text, color=colour, fontweight="bold", va="center")
+    if single > merged:
+        axes.fill_between([end_s * 0.988, end_s], merged, single, color=_MERGED, alpha=0.18, lw=0)
+
+
+def _draw_exchange(axes: Axes, evidence: Evidence, summary: Summary) -> None:
+    axes.set_title("What was sent, from the run's log: deltas up from each learner, versions of each fragment down")
+    history = evidence.history
+    rows: list[tuple[str, str, list[int]]] = []
+    for fragment in sorted(history.state.fragments, reverse=True):
+        positions = [version.position for version in history.versions if version.item.fragment == fragment]
+        rows.append((f"{fragment}  ↓", _MERGED, positions))
+    for learner, colour in reversed(list(zip(evidence.plan.learners, _LEARNERS, strict=True))):
+        positions = [delta.position for delta in history.deltas if delta.item.learner == learner.learner_id]
+        rows.append((f"{learner.learner_id}  ↑", colour, positions))
+    for row, (_, colour, positions) in enumerate(rows):
+        times_s = [evidence.timeline.since_start_s(history.unix_s[position]) for position in positions]
         axes.eventplot(times_s, lineoffsets=row, linelengths=0.62, linewidths=1.3, colors=colour)
-        axes.text(end_s * 1.012, row, str(len(times_s)), va="center", color=colour, fontweight="bold")
+        axes.text(summary.closed_at_s * 1.012, row, str(len(times_s)), va="center", color=colour, fontweight="bold")
     axes.set_yticks(range(len(rows)), [name for name, _, _ in rows])
     axes.set_ylim(-0.6, len(rows) - 0.4)
     axes.tick_params(axis="y", length=0)
@@ -159,66 +140,59 @@ def _draw_exchange(axes: Axes, evidence: Evidence) -> None:
 
 
 def _draw_bits(axes: Axes, summary: Summary) -> None:
-    axes.set_title("Bits for each parameter and synchronisation")
+    axes.set_title("Bits per parameter of a delta (up) and of a version (down)")
     rows = [
-        (summary.bits_per_parameter_down, MAX_BITS_DOWN, _ISLANDS[3]),
+        (summary.bits_per_parameter_down, MAX_BITS_DOWN, _DOWN),
         (summary.bits_per_parameter_up, MAX_BITS_UP, _MERGED),
     ]
     axes.barh([2], [_FLOAT32_BITS], color=_GRID, height=0.55)
-    axes.text(_FLOAT32_BITS - 0.6, 2, "32, as float32 would be", va="center", ha="right", color=_SINGLE)
+    axes.text(_FLOAT32_BITS - 0.6, 2, "32, uncompressed", va="center", ha="right", color=_SINGLE)
     for position, (bits, limit, colour) in enumerate(rows):
         axes.barh([position], [bits], color=colour, height=0.55)
         axes.plot([limit, limit], [position - 0.36, position + 0.36], color=_INK, lw=1.6)
         axes.text(max(bits, limit) + 0.6, position, f"{bits:.2f}", va="center", fontweight="bold", color=colour)
         axes.text(max(bits, limit) + 4.0, position, f"limit {limit:.0f}", va="center", color=_FAINT, fontsize=9)
-    axes.set_yticks([0, 1, 2], ["down", "up", "raw"])
+    axes.set_yticks([0, 1, 2], ["down", "up", "float32"])
     axes.set_xlim(0, _FLOAT32_BITS)
     axes.grid(visible=False, axis="y")
 
 
 def _draw_stalls(axes: Axes, evidence: Evidence, summary: Summary) -> None:
     axes.set_title("Pause of each training step by synchronisation, ms")
-    for index, island in enumerate(evidence.plan.islands):
-        lines = evidence.learners[island.learner_id].lines
-        axes.scatter(
-            [evidence.since_start_s(line.unix_s) for line in lines],
-            [max(line.sync_stall_ms, 1e-3) for line in lines],
-            s=5,
-            color=_ISLANDS[index % len(_ISLANDS)],
-            alpha=0.55,
-            lw=0,
-        )
+    for learner, colour in zip(evidence.plan.learners, _LEARNERS, strict=True):
+        lines = evidence.learners[learner.learner_id].lines
+        times_s = [evidence.timeline.since_start_s(line.unix_s) for line in lines]
+        axes.scatter(times_s, [max(line.sync_stall_ms, 1e-2) for line in lines], s=5, color=colour, alpha=0.55, lw=0)
     axes.set_yscale("log")
-    top = max(MAX_STALL_MS, summary.max_step_stall_ms) * 4
-    axes.set_ylim(
-        _lowest(line.sync_stall_ms for follower in evidence.learners.values() for line in follower.lines), top
-    )
+    axes.set_ylim(1e-2, max(MAX_STALL_MS, summary.max_step_stall_ms) * 4)
     axes.axhline(MAX_STALL_MS, color=_INK, lw=1.2, ls=(0, (2, 2)))
     axes.text(0, MAX_STALL_MS * 1.15, f" limit {MAX_STALL_MS:.0f} ms", color=_INK, fontsize=9, va="bottom")
+    longest = (summary.max_step_stall_at_s, summary.max_step_stall_ms)
+    is_late = longest[0] > summary.closed_at_s / 2
     axes.annotate(
         f"longest {summary.max_step_stall_ms:.1f} ms",
-        (summary.max_step_stall_at_s, summary.max_step_stall_ms),
-        xytext=(-8, 0) if summary.max_step_stall_at_s > _end_s(evidence) / 2 else (8, 0),
+        longest,
+        xytext=(-8, 0) if is_late else (8, 0),
         textcoords="offset points",
         va="center",
-        ha="right" if summary.max_step_stall_at_s > _end_s(evidence) / 2 else "left",
+        ha="right" if is_late else "left",
         fontweight="bold",
         color=_MERGED,
     )
-    axes.scatter([summary.max_step_stall_at_s], [summary.max_step_stall_ms], s=46, fc="none", ec=_MERGED, lw=1.6)
-    axes.set_xlabel("seconds since the islands' first step")
+    axes.scatter([longest[0]], [longest[1]], s=46, fc="none", ec=_MERGED, lw=1.6)
+    axes.set_xlabel(_TIME_LABEL)
     _shade_outages(axes, evidence, is_labelled=False)
 
 
 def _shade_outages(axes: Axes, evidence: Evidence, *, is_labelled: bool) -> None:
-    timeline, plan = evidence.timeline, evidence.plan
-    index = [island.learner_id for island in plan.islands].index(plan.killed_learner_id)
-    outages = [
-        (timeline.learner_killed, timeline.learner_back, _ISLANDS[index], f"{plan.killed_learner_id} killed"),
-        (timeline.syncer_killed, timeline.syncer_back, _OUTAGE, "syncer killed"),
+    killed = evidence.plan.killed_learner_id
+    colour = _LEARNERS[[learner.learner_id for learner in evidence.plan.learners].index(killed)]
+    outages: list[tuple[Moment, Moment, str, str]] = [
+        ("learner_killed", "learner_back", colour, f"{killed} killed"),
+        ("syncer_killed", "syncer_back", _SYNCER, "syncer killed"),
     ]
-    for killed, back, colour, text in outages:
-        first_s, last_s = evidence.since_start_s(killed), evidence.since_start_s(back)
+    for first, last, colour, text in outages:
+        first_s, last_s = evidence.timeline.at_s(first), evidence.timeline.at_s(last)
         axes.axvspan(first_s, last_s, color=colour, alpha=0.13, lw=0, zorder=0)
         axes.axvline(first_s, color=colour, lw=1.4, alpha=0.8, zorder=1)
         axes.axvline(last_s, color=colour, lw=1.0, ls=(0, (3, 2)), alpha=0.8, zorder=1)
@@ -237,19 +211,10 @@ def _shade_outages(axes: Axes, evidence: Evidence, *, is_labelled: bool) -> None
 
 
 def _single_curve(evidence: Evidence) -> tuple[list[float], list[float]]:
-    """The single learner's losses, each at the time at which the first island had taken as many steps."""
+    """The baseline's losses, each at the time at which the first learner had taken as many steps."""
     timekeeper = evidence.learners[evidence.plan.timekeeper.learner_id]
-    times_by_step = {line.step: evidence.since_start_s(line.unix_s) for line in timekeeper.lines}
+    times_by_step = {line.step: evidence.timeline.since_start_s(line.unix_s) for line in timekeeper.lines}
     points = [
         (times_by_step[line.step], loss) for line, loss in evidence.single.evaluations if line.step in times_by_step
     ]
     return [time_s for time_s, _ in points], [loss for _, loss in points]
-
-
-def _end_s(evidence: Evidence) -> float:
-    return evidence.since_start_s(evidence.timeline.closed)
-
-
-def _lowest(values: Iterable[float]) -> float:
-    positive = [value for value in values if value > 0]
-    return 10.0 ** math.floor(math.log10(max(min(positive, default=1e-2), 1e-3)))

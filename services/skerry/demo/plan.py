@@ -1,4 +1,4 @@
-"""What shall happen in the demo, decided before it starts."""
+"""What is to happen in the demo, decided before it starts."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-_STEP_COUNT: Final = 1000
-"""Inner steps of the fast islands where the machine has the time for them."""
+_MAX_STEP_COUNT: Final = 1000
+"""Inner steps of the fast learners on a machine that is fast enough."""
 
-_FEWEST_STEPS: Final = 240
-"""Fifteen contributions a fragment: fewer show nothing, so a very slow machine takes longer than its budget instead."""
+_MIN_STEP_COUNT: Final = 240
+"""Fifteen contributions to each fragment. With fewer there is little to see, so a slow machine exceeds its budget."""
 
 _FIXED_COST_S: Final = 45.0
-"""Starting seven processes, judging some seventeen checkpoints, replaying the log and drawing, on two cores."""
+"""Time on two cores for starting seven processes, evaluating 17 exports, replaying the log and drawing."""
 
-_ISLAND_SHARE: Final = 2.0
-"""Time of an inner step while three islands and a syncer share two cores, in steps of one undisturbed learner."""
+_SHARED_STEP_COST: Final = 2.0
+"""Duration of a step while three learners and a syncer share two cores, in steps of one learner by itself."""
 
 
 @dataclass(frozen=True)
-class IslandPlan:
+class LearnerPlan:
     """One learner of the demo."""
 
     learner_id: str
@@ -31,7 +31,7 @@ class IslandPlan:
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """What the islands and the single learner have in common, so that the comparison is of like with like."""
+    """Settings that the three learners share with the single-learner baseline, so that the two can be compared."""
 
     model: str = "tiny"
     batch_size: int = 8
@@ -40,60 +40,61 @@ class TrainingPlan:
     evaluate_every: int = 40
     evaluation_window_count: int = 128
     inner_step_count: int = 16
-    lease_term_s: float = 5.0  # some fifty steps: a killed island is missed within a twentieth of the demo
+    lease_term_s: float = 5.0  # some fifty steps, so a killed learner is noticed within a twentieth of the demo
     seed: int = 0
 
 
 @dataclass(frozen=True)
 class DemoPlan:
-    """The whole demo; steps are inner steps of the first island, whose progress times everything."""
+    """The whole demo. Steps are inner steps of the first learner."""
 
     directory: Path
     step_count: int
     training: TrainingPlan = TrainingPlan()
     run: str = "demo"
-    islands: tuple[IslandPlan, ...] = (
-        IslandPlan("us-east", "us", "1/3"),
-        IslandPlan("eu-west", "eu", "2/3"),
-        IslandPlan("ap-south", "ap", "3/3", slowdown=3.0),
+    learners: tuple[LearnerPlan, ...] = (
+        LearnerPlan("us-east", "us", "1/3"),
+        LearnerPlan("eu-west", "eu", "2/3"),
+        LearnerPlan("ap-south", "ap", "3/3", slowdown=3.0),
     )
+    baseline: LearnerPlan = LearnerPlan("single", "", "1/1")  # reads all of the data, so its shard is no handicap
     killed_learner_id: str = "eu-west"
 
     @property
-    def timekeeper(self) -> IslandPlan:
-        """The island whose steps time the demo; it is fast and is never killed."""
-        return self.islands[0]
+    def timekeeper(self) -> LearnerPlan:
+        """The learner whose steps decide when things happen. It is fast and is never killed."""
+        return self.learners[0]
 
     @property
     def learner_killed_at_step(self) -> int:
-        """A third of the way."""
+        """After a third of the steps."""
         return self.step_count // 3
 
     @property
     def learner_back_at_step(self) -> int:
-        """Half of the way: it misses a sixth of the run."""
+        """After half of the steps, so the learner misses a sixth of the run."""
         return self.step_count // 2
 
     @property
     def syncer_killed_at_step(self) -> int:
-        """Two thirds of the way."""
+        """After two thirds of the steps."""
         return self.step_count * 2 // 3
 
     @property
     def syncer_back_at_step(self) -> int:
-        """After H steps more, so that every fragment misses a contribution; starting takes it some seconds besides."""
+        """H steps later, so every fragment misses a contribution. The restart takes a few seconds more."""
         return self.syncer_killed_at_step + self.training.inner_step_count
 
     @property
     def store_url(self) -> str:
-        """The embedded store, fresh for every demo."""
+        """The local store, made anew by every demo."""
         return f"file://{(self.directory / 'store').absolute()}"
 
 
 def affordable_steps(step_time_s: float, budget_s: float) -> int:
-    """Inner steps that fit into `budget_s`, given the time of one on this machine when nothing else runs.
+    """Inner steps that fit into `budget_s`, if one takes `step_time_s` on this machine while nothing else runs.
 
-    Each is taken twice: once by the single learner, once by the islands, who share the machine.
+    Every step is taken twice: by the baseline, and then by the learners, which share the machine.
     """
-    affordable = int((budget_s - _FIXED_COST_S) / (step_time_s * (1.0 + _ISLAND_SHARE)))
-    return max(_FEWEST_STEPS, min(_STEP_COUNT, affordable))
+    affordable = int((budget_s - _FIXED_COST_S) / (step_time_s * (1.0 + _SHARED_STEP_COST)))
+    return max(_MIN_STEP_COUNT, min(_MAX_STEP_COUNT, affordable))

@@ -1,4 +1,4 @@
-"""Child processes in groups of their own, each with its log, none of which outlives the demo."""
+"""Child processes of the demo: each in a process group of its own, with a log, and killed when the demo ends."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Self
 
 _LOG_TAIL_LINES: Final = 15
@@ -16,30 +15,30 @@ _END_TIMEOUT_S: Final = 10.0
 
 
 class ChildError(Exception):
-    """A child process ended as it shouldn't have; the message has the end of its log."""
+    """A child process failed, ended too early or did not end in time; the message has the end of its log."""
 
 
 class Child:
-    """One process that was started, and whose end the demo decides."""
+    """One process that was started."""
 
     def __init__(self, name: str, process: subprocess.Popen[bytes], log_path: Path) -> None:
-        """Take over `process`, whose output goes to `log_path`."""
+        """Wrap `process`, whose output goes to `log_path`."""
         self.name = name
         self.log_path = log_path
         self._process = process
 
     @property
     def is_running(self) -> bool:
-        """It hasn't ended yet, by its own will or another's."""
+        """Whether it has not ended yet."""
         return self._process.poll() is None
 
     def kill(self) -> None:
-        """SIGKILL for the process and all of its children: no handler runs, nothing is flushed."""
+        """Send SIGKILL to the process and its children, and wait for the end."""
         self._signal(signal.SIGKILL)
         self._process.wait(_END_TIMEOUT_S)
 
     def ask_to_stop(self) -> None:
-        """SIGTERM, without waiting for the effect."""
+        """Send SIGTERM, and do not wait for the end."""
         self._signal(signal.SIGTERM)
 
     def expect_success(self, timeout_s: float) -> None:
@@ -51,14 +50,14 @@ class Child:
         try:
             status = self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
-            message = f"{self.name} didn't end within {timeout_s:.0f} s. log={self.log_path}\n{self.log_tail()}"
-            raise ChildError(message) from None
+            raise ChildError(
+                f"{self.name} did not end within {timeout_s:.0f} s. log={self.log_path}\n{self.log_tail()}"
+            ) from None
         if status != 0:
-            message = f"{self.name} ended with status {status}. log={self.log_path}\n{self.log_tail()}"
-            raise ChildError(message)
+            raise ChildError(f"{self.name} ended with status {status}. log={self.log_path}\n{self.log_tail()}")
 
     def log_tail(self) -> str:
-        """The last lines that it wrote."""
+        """The last lines of its log."""
         text = self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
         return "\n".join(text.splitlines()[-_LOG_TAIL_LINES:])
 
@@ -68,12 +67,12 @@ class Child:
 
 
 class Nursery:
-    """Starts `skerry` commands as children and ends whatever is left of them when it is left itself."""
+    """Starts `skerry` commands as child processes; leaving its context kills those that still run."""
 
     def __init__(self, directory: Path, environment: Mapping[str, str]) -> None:
-        """Run children in `directory`, with logs in its `logs`, and give every child `environment`.
+        """Run every child in `directory` with `environment`; logs go to its subdirectory `logs`.
 
-        They must not run where the caller does, whose `skerry.toml` is meant for other runs than the demo's.
+        The caller's own working directory may have a `skerry.toml` that is meant for another run.
         """
         self._directory = directory
         self._log_directory = directory / "logs"
@@ -81,7 +80,7 @@ class Nursery:
         self._children: list[Child] = []
 
     def start(self, name: str, arguments: Sequence[str]) -> Child:
-        """`skerry ARGUMENTS` as a process; what it says is appended to the log called `name`."""
+        """Start `skerry ARGUMENTS`; its output is appended to the log `name`."""
         self._log_directory.mkdir(parents=True, exist_ok=True)
         log_path = self._log_directory / f"{name}.log"
         with log_path.open("ab") as log:
@@ -99,10 +98,10 @@ class Nursery:
         return child
 
     def output(self, name: str, arguments: Sequence[str], *, accepted: Sequence[int] = (0,), timeout_s: float) -> str:
-        """What `skerry ARGUMENTS` writes to its standard output.
+        """Run `skerry ARGUMENTS` and return its standard output.
 
         Raises:
-            ChildError: it ended with a status that isn't accepted, or not within `timeout_s`.
+            ChildError: its exit status is not accepted, or it did not end within `timeout_s`.
         """
         try:
             finished = subprocess.run(
@@ -116,24 +115,17 @@ class Nursery:
                 text=True,
             )
         except subprocess.TimeoutExpired:
-            message = f"{name} didn't end within {timeout_s:.0f} s"
-            raise ChildError(message) from None
+            raise ChildError(f"{name} did not end within {timeout_s:.0f} s") from None
         if finished.returncode not in accepted:
             tail = "\n".join(finished.stderr.splitlines()[-_LOG_TAIL_LINES:])
-            message = f"{name} ended with status {finished.returncode}\n{tail}"
-            raise ChildError(message)
+            raise ChildError(f"{name} ended with status {finished.returncode}\n{tail}")
         return finished.stdout
 
     def __enter__(self) -> Self:
         """Enter the context."""
         return self
 
-    def __exit__(
-        self,
-        error_type: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Kill whatever still runs."""
+    def __exit__(self, *_: object) -> None:
+        """Kill the children that still run."""
         for child in self._children:
             child.kill()

@@ -1,5 +1,5 @@
-"""The reference learner: a small GPT in plain PyTorch, its data, and the loop that trains it on one island.
+"""The reference learner: a small GPT in plain PyTorch, its data, and its training loop.
 
-A training loop of your own needs nothing from here, only `skerry.client`; this package shows how the two meet, is what
-the containers run, and is what the demo trains.
+Your own training loop needs only `skerry.client` and nothing from here. This package is an example of using it; the
+containers and the demo run it.
 """

@@ -1,4 +1,4 @@
-"""Which tokens the n-th step trains on: a pure function of seed, learner and step, so that resuming needs no state."""
+"""Which tokens a step trains on: a pure function of seed, learner and step, so resuming needs no saved state."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Batch:
 
 
 class BatchSampler:
-    """Windows of a learner's tokens in an order of its own, each window once an epoch.
+    """Windows of a learner's tokens in random order, each window once an epoch.
 
     An epoch cuts the tokens into windows of `context + 1` from a random offset and goes through them in random order,
     both drawn from (seed, learner, epoch) alone.
@@ -64,8 +64,8 @@ class BatchSampler:
         self._window_count = len(tokens) // self._window - 1
         if self._window_count < batch_size:
             message = (
-                f"too few tokens for one batch: name more data, fewer shards, or a smaller batch. "
-                f"tokens={len(tokens)}, batch={batch_size}, context={context}"
+                f"too few tokens for one batch. tokens={len(tokens)}, batch={batch_size}, context={context}. "
+                f"use more --data, fewer shards, or a smaller --batch"
             )
             raise DataError(message)
         self._tokens = tokens
@@ -80,7 +80,7 @@ class BatchSampler:
         """The batch of the step that follows `step` done ones.
 
         Raises:
-            DataError: it has a token that the vocabulary lacks.
+            DataError: a token is outside the vocabulary.
         """
         first = step * self._batch_size
         windows = [self._window_at(number) for number in range(first, first + self._batch_size)]
@@ -107,18 +107,18 @@ def held_out_batches(
     vocabulary: int,
     window_count: int,
 ) -> list[Batch]:
-    """Windows spread evenly over the held-out tokens, the same for every learner, at every time.
+    """Windows spread evenly over the held-out tokens; the same for every learner.
 
-    There are `window_count` of them, or as many as fit without overlap; the last batch may be smaller.
+    There are `window_count` windows, or as many as fit without overlap. The last batch may be smaller.
 
     Raises:
-        DataError: not one window fits, or one has a token that the vocabulary lacks.
+        DataError: there are fewer tokens than one window, or a token is outside the vocabulary.
     """
     window = context + 1
     count = min(window_count, len(tokens) // window)
     if count == 0:
         message = (
-            f"too few held-out tokens: name more data or a smaller context. tokens={len(tokens)}, context={context}"
+            f"too few held-out tokens. tokens={len(tokens)}, context={context}. use more --data or a smaller --context"
         )
         raise DataError(message)
     starts = [(len(tokens) - window) * number // max(count - 1, 1) for number in range(count)]
@@ -128,12 +128,12 @@ def held_out_batches(
 
 def _as_batch(windows: list[_Window], vocabulary: int) -> Batch:
     stacked = np.stack(windows)  # (batch, context + 1)
-    # Looked at batch by batch: reading all of a large corpus first would take longer than training on it.
+    # Checked batch by batch: reading all of a large corpus at the start would take minutes.
     largest = int(stacked.max())
     if largest >= vocabulary:
         message = (
-            f"the data has a token that the model doesn't know: raise --vocabulary. "
-            f"token={largest}, vocabulary={vocabulary}"
+            f"the data has a token outside the model's vocabulary. token={largest}, vocabulary={vocabulary}. "
+            f"raise --vocabulary"
         )
         raise DataError(message)
     tokens = torch.from_numpy(stacked)

@@ -1,8 +1,8 @@
-"""A learner's own checkpoint: what it takes to go on after a restart as if nothing had happened.
+"""A learner's own checkpoint, which a restarted learner resumes from.
 
-It is local and private. The run's state lives in the store; this keeps what the store doesn't have: the inner
-optimizer's moments, the step, and the random state. A write is atomic and survives a power cut: a temporary file,
-synced, renamed over the old one, and the directory synced, so that there is always one whole checkpoint or none.
+The run's weights are in the store; the checkpoint has what the store does not: the inner optimizer's moments, the step
+and the random state. A write is atomic and survives a power cut: the content goes to a temporary file that is synced
+and renamed over the old checkpoint, and the directory is synced.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _FORMAT: Final = 2
 
 @dataclass(frozen=True)
 class TrainingPosition:
-    """How far one learner is: inner steps, tokens, and seconds of training over all attempts."""
+    """Inner steps, tokens and seconds of training of one learner, over all attempts."""
 
     step: int = 0
     tokens: int = 0
@@ -37,10 +37,10 @@ def save_checkpoint(
     optimizer: InnerOptimizer,
     position: TrainingPosition,
 ) -> None:
-    """Replace the checkpoint at `path` by the present state; durable when this returns.
+    """Replace the checkpoint at `path` by the current state; it is durable when this returns.
 
     Raises:
-        OSError: it could not be written; the checkpoint that was there still is.
+        OSError: it could not be written; the old checkpoint is unchanged.
     """
     content = {
         "format": _FORMAT,
@@ -65,12 +65,12 @@ def save_checkpoint(
 
 
 def load_checkpoint(path: Path, *, model: Gpt, optimizer: InnerOptimizer) -> TrainingPosition | None:
-    """Put what `path` holds into `model` and `optimizer` and give its position; None where there is no checkpoint.
+    """Load the checkpoint at `path` into `model`, `optimizer` and torch's global generators, and return its position.
 
-    Torch's global generators are set too.
+    Returns None if there is no checkpoint.
 
     Raises:
-        CheckpointError: it can't be read, or belongs to a model of another shape.
+        CheckpointError: it cannot be read, or belongs to another model or optimizer.
     """
     if not path.exists():
         return None
@@ -78,16 +78,16 @@ def load_checkpoint(path: Path, *, model: Gpt, optimizer: InnerOptimizer) -> Tra
     config = ModelConfig(**content["config"])
     if config != model.config:
         message = (
-            f"the checkpoint {path} belongs to another model: name another --work-dir, or give the options that it was "
-            f"made with. checkpoint={config}, asked={model.config}"
+            f"the checkpoint belongs to another model. path={path}, checkpoint={config}, requested={model.config}. "
+            f"use another --work-dir, or the options that the checkpoint was made with"
         )
         raise CheckpointError(message)
     try:
         optimizer.load_state_dict(content["optimizer"])
     except ValueError as error:
         message = (
-            f"the checkpoint {path} belongs to another optimizer: give the --optimizer that it was made with, or name "
-            f"another --work-dir. {error}"
+            f"the checkpoint belongs to another optimizer. path={path}, cause={error}. "
+            f"use another --work-dir, or the --optimizer that the checkpoint was made with"
         )
         raise CheckpointError(message) from error
     model.load_state_dict(content["model"])
@@ -102,7 +102,7 @@ def _write(content: dict[str, Any], file: BinaryIO) -> None:
     try:
         torch.save(content, file)
     except RuntimeError as error:
-        # torch finds its archive incomplete after a write has failed, and says that instead of what failed.
+        # After a failed write torch reports an incomplete archive; the cause is the error before it.
         if isinstance(error.__context__, OSError):
             raise error.__context__ from None
         raise
@@ -110,13 +110,14 @@ def _write(content: dict[str, Any], file: BinaryIO) -> None:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        # Tensors and plain values only: a checkpoint from elsewhere can't run code here.
+        # Tensors and plain values only, so that a file from elsewhere cannot run code.
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
-        message = f"cannot read the checkpoint {path}: remove it to start anew, or name another --work-dir. {error}"
+        cause = type(error).__name__  # torch's own advice would not help here
+        message = f"cannot read the checkpoint. path={path}, cause={cause}. remove it, or use another --work-dir"
         raise CheckpointError(message) from error
     if not isinstance(content, dict) or content.get("format") != _FORMAT:
-        message = f"{path} isn't a checkpoint of this version: remove it to start anew, or name another --work-dir"
+        message = f"not a checkpoint of this version. path={path}. remove it, or use another --work-dir"
         raise CheckpointError(message)
     return content
 

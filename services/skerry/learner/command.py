@@ -1,7 +1,8 @@
-"""`skerry learn`: train the reference model on one island."""
+"""`skerry learn`: train the reference model as one learner of a run."""
 
 from __future__ import annotations
 
+import functools
 import gc
 import json
 import signal
@@ -20,83 +21,79 @@ if TYPE_CHECKING:
     from skerry.learner.settings import LearnSettings
     from skerry.learner.training import Training
 
-# Named here again, because importing the model imports torch, which would make every `--help` wait for it. A test
-# holds the two together.
+_DATA_HELP = "Text file, token shard (*.bin, *.npy of uint16) or directory.  [default: Python's standard library]"
+_INNER_STEPS_HELP = (
+    "Steps between two deltas of a fragment, in a run that this learner creates.  [default: by --policy]"
+)
+_HORIZON_HELP = "Steps of the learning-rate schedule, planned for a run that this learner creates.  [default: --steps]"
+_WORK_DIR_HELP = (
+    "For checkpoint and metrics; training resumes from its checkpoint.  [default: build/learners/LEARNER_ID]"
+)
+_FLUSH_HELP = "Seconds to wait at the end until the last deltas are acknowledged."
+
+# A copy of the names in `skerry.learner.model`, whose import would load torch for every `--help`. A test compares them.
 MODEL_NAMES = ("nano", "tiny", "mini", "small", "base", "medium", "large")
 
 _EPILOG = """\b
 Examples:
-  skerry learn --run demo --learner-id us-east --region us --shard 1/3
-  skerry learn --alone --model tiny --steps 500 --work-dir build/alone
-  skerry learn --target syncer.example:443 --run gemma --learner-id eu-1 \\
+  skerry learn --run demo --learner-id us-east --region us --shard 1/2
+  skerry learn --run demo --learner-id eu-west --region eu --shard 2/2
+  skerry learn --alone --model tiny --steps 500
+  skerry learn --target syncer.example:443 --run gpt --learner-id eu-1 \\
       --model base --vocabulary 50304 --data tokens/ --device cuda
 """
 
 
-@click.command("learn", epilog=_EPILOG)
-@click.option("--target", default="127.0.0.1:50051", show_default=True, help="The syncer, as host:port.")
-@click.option("--run", "run_name", default="demo", show_default=True, help="The run to join.")
-@click.option("--learner-id", default="learner-1", show_default=True, help="This island's name, unique in the run.")
-@click.option("--region", default="", help="Where this island is, for people.")
-@click.option("--alone", is_flag=True, help="Train without a syncer: a baseline to compare with.")
-@click.option("--create/--no-create", default=True, show_default=True, help="Create the run if it doesn't exist.")
-@click.option(
-    "--policy",
-    "policy_path",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="A JSON file with the policy of the run, if this learner creates it.",
-)
-@click.option(
-    "--inner-steps", type=click.IntRange(min=1), help="H, steps between two deltas of a fragment; as --policy."
-)
-@click.option("--model", type=click.Choice(MODEL_NAMES), default="tiny", show_default=True, help="Size of the model.")
-@click.option("--vocabulary", type=click.IntRange(2, 65536), help="Distinct tokens.  [default: 256, bytes]")
-@click.option("--context", type=click.IntRange(min=1), help="Tokens a sequence.  [default: by model]")
-@click.option("--untied", is_flag=True, help="Give the output its own matrix instead of the embedding.")
-@click.option(
-    "--data",
-    type=click.Path(path_type=Path),
-    help="Text, token shards (*.bin, *.npy of uint16), or a directory.  [default: Python's standard library]",
-)
-@click.option("--data-limit-mb", type=click.FloatRange(min=0, min_open=True), help="Use only so much of the data.")
-@click.option("--shard", default="1/1", show_default=True, help="Which of n disjoint parts of the data, as i/n.")
-@click.option("--batch", type=click.IntRange(min=1), default=8, show_default=True, help="Sequences a step.")
-@click.option("--steps", type=click.IntRange(min=1), default=1000, show_default=True, help="Inner steps to take.")
-@click.option(
-    "--horizon",
-    type=click.IntRange(min=1),
-    help="Steps of the learning rate's schedule, and planned for a run that it creates.  [default: --steps]",
-)
-@click.option(
-    "--optimizer", type=click.Choice(["adamw", "muon"]), default="adamw", show_default=True, help="The inner optimizer."
-)
-@click.option("--learning-rate", type=click.FloatRange(min=0, min_open=True), default=3e-3, show_default=True)
-@click.option("--warmup", type=click.IntRange(min=0), default=50, show_default=True, help="Steps of rising rate.")
-@click.option("--weight-decay", type=click.FloatRange(min=0), default=0.1, show_default=True)
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Decides weights and samples.")
-@click.option("--eval-every", type=click.IntRange(min=0), default=50, show_default=True, help="In steps; 0: never.")
-@click.option("--eval-windows", type=click.IntRange(min=1), default=64, show_default=True, help="Held-out sequences.")
-@click.option("--checkpoint-every", type=click.IntRange(min=0), default=200, show_default=True, help="0: at the end.")
-@click.option("--log-every", type=click.IntRange(min=0), default=50, show_default=True, help="In steps; 0: never.")
-@click.option(
-    "--work-dir",
-    type=click.Path(file_okay=False, path_type=Path),
-    help="Checkpoint and metrics; resumed from if there.  [default: build/learners/LEARNER_ID]",
-)
-@click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda, cuda:1, mps.")
-@click.option("--threads", type=click.IntRange(min=1), default=1, show_default=True, help="Processor threads of torch.")
-@click.option(
-    "--slowdown", type=click.FloatRange(min=1), default=1.0, show_default=True, help="Emulate slower hardware."
-)
-@click.option(
-    "--flush-timeout", type=click.FloatRange(min=0), default=30.0, show_default=True, help="In s, at the end."
-)
-def learn(**options: Any) -> None:
-    """Train a small GPT on one island, alone or together with others.
+# Every default is shown, unless it is None; then the help text says what applies.
+_option = functools.partial(click.option, show_default=True)
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+_DIRECTORY = click.Path(file_okay=False, path_type=Path)
+_POSITIVE = click.IntRange(min=1)
+_COUNT = click.IntRange(min=0)
+_POSITIVE_NUMBER = click.FloatRange(min=0, min_open=True)
 
-    The island never waits: training goes on while the network is slow, and while the syncer is away. On SIGTERM or
-    SIGINT it finishes its step, sends what it has, writes its checkpoint and leaves; started again with the same
-    --work-dir it goes on from there.
+
+@click.command("learn", epilog=_EPILOG)
+@_option("--target", default="127.0.0.1:50051", help="Address of the syncer, as host:port.")
+@_option("--run", "run_name", default="demo", help="Name of the run to join.")
+@_option("--learner-id", default="learner-1", help="Name of this learner, unique in the run.")
+@click.option("--region", default="", help="Where this learner is; for display only.")
+@click.option("--alone", is_flag=True, help="Train without a syncer, as a baseline to compare with.")
+@_option("--create/--no-create", default=True, help="Create the run if it does not exist.")
+@_option("--policy", "policy_path", type=_FILE, help="JSON file with the policy of a run that this learner creates.")
+@_option("--inner-steps", type=_POSITIVE, help=_INNER_STEPS_HELP)
+@_option("--model", type=click.Choice(MODEL_NAMES), default="tiny", help="Size: 30 thousand to 1 billion parameters.")
+@_option("--vocabulary", type=click.IntRange(2, 65536), help="Number of distinct tokens.  [default: 256, for bytes]")
+@_option("--context", type=_POSITIVE, help="Tokens in a sequence.  [default: by --model]")
+@click.option("--untied", is_flag=True, help="Use separate matrices for the embedding and the output.")
+@_option("--data", type=click.Path(path_type=Path), help=_DATA_HELP)
+@_option("--data-limit-mb", type=_POSITIVE_NUMBER, help="Use only this many megabytes of the data.")
+@_option("--shard", default="1/1", help="Train on the i-th of n disjoint parts of the data, written i/n.")
+@_option("--batch", type=_POSITIVE, default=8, help="Sequences in a step.")
+@_option("--steps", type=_POSITIVE, default=1000, help="Training steps to take.")
+@_option("--horizon", type=_POSITIVE, help=_HORIZON_HELP)
+@_option("--optimizer", type=click.Choice(["adamw", "muon"]), default="adamw", help="Optimizer of the training steps.")
+@_option("--learning-rate", type=_POSITIVE_NUMBER, default=3e-3, help="Peak learning rate.")
+@_option("--warmup", type=_COUNT, default=50, help="Steps until the peak learning rate.")
+@_option("--weight-decay", type=click.FloatRange(min=0), default=0.1, help="Weight decay of matrices.")
+@_option("--seed", type=_COUNT, default=0, help="Seed of the initial weights and the data order.")
+@_option("--eval-every", type=_COUNT, default=50, help="Steps between evaluations; 0: none.")
+@_option("--eval-windows", type=_POSITIVE, default=64, help="Held-out sequences of an evaluation.")
+@_option("--checkpoint-every", type=_COUNT, default=200, help="Steps between checkpoints; 0: only at the end.")
+@_option("--log-every", type=_COUNT, default=50, help="Steps between log lines; 0: none.")
+@_option("--work-dir", type=_DIRECTORY, help=_WORK_DIR_HELP)
+@_option("--device", default="auto", help="auto (CUDA if there is a GPU), cpu, cuda:1, mps.")
+@_option("--threads", type=_POSITIVE, default=1, help="CPU threads of PyTorch.")
+@_option(
+    "--slowdown", type=click.FloatRange(min=1), default=1.0, help="Sleep after each step, to be slower by a factor."
+)
+@_option("--flush-timeout", type=click.FloatRange(min=0), default=30.0, help=_FLUSH_HELP)
+def learn(**options: Any) -> None:
+    """Train a small GPT as one learner of a run.
+
+    The learner does not wait for the network: training goes on while the network is slow or the syncer is down. On
+    SIGTERM or SIGINT the learner finishes its step, writes a checkpoint, sends its last deltas and exits. Started again
+    with the same --work-dir, it resumes from the checkpoint.
     """
     settings = _settings(options)
     position = _learn(settings)
@@ -176,7 +173,6 @@ def _learn(settings: LearnSettings) -> TrainingPosition:
 
     from skerry.learner.device import choose_device
     from skerry.learner.errors import LearnerInputError
-    from skerry.learner.island import LoneIsland
     from skerry.learner.training import prepare, train
     from skerry.runtime.clock import SystemClock
 
@@ -186,9 +182,9 @@ def _learn(settings: LearnSettings) -> TrainingPosition:
             torch.set_num_threads(settings.machine.thread_count)
             training = prepare(settings, device)
             gc.collect()
-            gc.freeze()  # looking through modules and data again and again takes a quarter of a small model's time
+            gc.freeze()  # scanning modules and data in every collection takes a quarter of a small model's step
             if settings.run.target is None:
-                return train(training, LoneIsland(), clock=SystemClock(), stop=stop)
+                return train(training, None, clock=SystemClock(), stop=stop)
             return _train_attached(training, settings.run.target, stop)
         except LearnerInputError as error:
             raise click.ClickException(str(error)) from error
@@ -196,7 +192,6 @@ def _learn(settings: LearnSettings) -> TrainingPosition:
 
 def _train_attached(training: Training, target: str, stop: threading.Event) -> TrainingPosition:
     from skerry.client import Learner
-    from skerry.learner.island import AttachedIsland
     from skerry.learner.training import train
     from skerry.runtime.clock import SystemClock
 
@@ -210,7 +205,7 @@ def _train_attached(training: Training, target: str, stop: threading.Event) -> T
         create=settings.run.may_create,
         policy=_policy(settings),
     ) as learner:
-        return train(training, AttachedIsland(learner), clock=SystemClock(), stop=stop)
+        return train(training, learner, clock=SystemClock(), stop=stop)
 
 
 def _policy(settings: LearnSettings) -> Policy:
@@ -230,7 +225,7 @@ def _policy(settings: LearnSettings) -> Policy:
 
 @contextmanager
 def _stop_on_signals() -> Iterator[threading.Event]:
-    """An event that SIGTERM and SIGINT set, once; a second SIGINT interrupts as usual."""
+    """Yields an event that SIGTERM and SIGINT set. A second SIGINT raises KeyboardInterrupt as usual."""
     stop = threading.Event()
     previous_interrupt = signal.getsignal(signal.SIGINT)
 

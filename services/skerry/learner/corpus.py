@@ -1,9 +1,8 @@
-"""Where tokens come from: files split into a training and a held-out part, and the training part into disjoint shards.
+"""Tokens from files, split into a training and a held-out part, and the training part into disjoint shards.
 
-Everything here is a pure function of the files' names and contents, so that learners that hold the same files agree on
-the split without a word between them. Documents are put in the order of a hash of their names: a shard is then a fair
-sample of the whole, whatever the directory looks like. A document is held out by the same hash, so that files added
-later never move another from one side to the other.
+The split is a pure function of the files' names and contents, so learners with the same files agree on it. Documents
+are ordered by a hash of their names, so a shard is a random sample of the whole. The hash also decides which documents
+are held out, so adding files moves no other document from one part to the other.
 """
 
 from __future__ import annotations
@@ -23,30 +22,30 @@ from skerry.learner.errors import DataError
 Tokens: TypeAlias = NDArray[np.uint8] | NDArray[np.uint16]
 
 HELD_OUT_SHARE: Final = 0.05
-"""The share of documents that no learner trains on."""
+"""The share of documents that is held out."""
 
 _DOCUMENT_BYTES: Final = 1 << 20
-"""Longer text files are cut into documents of this size, so that one big file can be split and shuffled too."""
+"""Longer text files are cut into documents of this size, so that one large file can be split and shuffled."""
 
 _TOKEN_DOCUMENT: Final = 1 << 22
 """The same for token shards, in tokens."""
 
 _SKIPPED_DIRECTORIES: Final = frozenset({"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"})
-"""Not part of every installation's standard library, or not Python that a person wrote to be read."""
+"""Not in every installation of the standard library, or test code."""
 
 
 @dataclass(frozen=True)
 class ShardSelection:
-    """Which of `count` disjoint parts of the training data a learner reads: `index` from 1 to `count`."""
+    """Which of `count` disjoint parts of the training data a learner reads; `index` is from 1 to `count`."""
 
     index: int = 1
     count: int = 1
 
     def __post_init__(self) -> None:
-        """Refuse a part that doesn't exist.
+        """Check the range.
 
         Raises:
-            ValueError: `index` isn't within 1 to `count`.
+            ValueError: `index` is not from 1 to `count`.
         """
         if not 1 <= self.index <= self.count:
             message = f"a shard is i/n with i from 1 to n. shard={self.index}/{self.count}"
@@ -54,10 +53,10 @@ class ShardSelection:
 
     @classmethod
     def parse(cls, text: str) -> ShardSelection:
-        """The selection written as `i/n`, such as `2/3`.
+        """The selection that is written `i/n`, such as `2/3`.
 
         Raises:
-            ValueError: it isn't written so.
+            ValueError: the text has another form, or i is not from 1 to n.
         """
         index, slash, count = text.partition("/")
         if not (slash and index.isdecimal() and count.isdecimal()):
@@ -68,7 +67,7 @@ class ShardSelection:
 
 @dataclass(frozen=True)
 class Corpus:
-    """The tokens that one learner trains on, and those on which every learner is judged."""
+    """The tokens that one learner trains on, and the held-out tokens, which are the same for every learner."""
 
     train: TokenSpans
     held_out: TokenSpans
@@ -76,19 +75,19 @@ class Corpus:
 
 
 class TokenSpans:
-    """Documents one after another, seen as one long sequence of tokens that is never copied whole."""
+    """Documents in a row, as one sequence of tokens, without a copy of them."""
 
     def __init__(self, spans: Sequence[Tokens]) -> None:
-        """Join `spans`, which stay where they are: in memory, or mapped from a file."""
+        """Join `spans`, which may be mapped from files."""
         self._spans = [span for span in spans if span.size]
         self._ends = np.cumsum([span.size for span in self._spans], dtype=np.int64)
 
     def __len__(self) -> int:
-        """Tokens in all."""
+        """The number of tokens."""
         return int(self._ends[-1]) if self._spans else 0
 
     def slice(self, start: int, stop: int) -> NDArray[np.int64]:
-        """A copy of tokens `start` to `stop`, which may run across documents; shape (stop - start,)."""
+        """A copy of tokens `start` to `stop`, across documents; shape (stop - start,)."""
         if not 0 <= start <= stop <= len(self):
             message = f"tokens outside the sequence. start={start}, stop={stop}, length={len(self)}"
             raise ValueError(message)
@@ -104,7 +103,7 @@ class TokenSpans:
         return np.concatenate(pieces) if pieces else np.empty(0, dtype=np.int64)
 
     def between(self, start: int, stop: int) -> TokenSpans:
-        """Tokens `start` to `stop` as a sequence of their own that copies nothing."""
+        """Tokens `start` to `stop` as a sequence, without a copy."""
         spans: list[Tokens] = []
         first = 0
         for span in self._spans:
@@ -115,20 +114,20 @@ class TokenSpans:
         return TokenSpans(spans)
 
     def part(self, index: int, count: int) -> TokenSpans:
-        """The `index`-th (from 1) of `count` contiguous parts of equal length; parts share no token."""
+        """The `index`-th (from 1) of `count` contiguous, disjoint parts of equal length."""
         return self.between(len(self) * (index - 1) // count, len(self) * index // count)
 
 
 def load_corpus(source: Path | None, *, shard: ShardSelection, size_limit_bytes: int | None = None) -> Corpus:
-    """The corpus at `source`, or the source text of this Python's standard library where `source` is None.
+    """The corpus at `source`, or the source text of Python's standard library if `source` is None.
 
     A file that ends in `.bin` holds little-endian 16-bit tokens, one in `.npy` a one-dimensional array of uint8 or
-    uint16; both are mapped, not read. Any other file is text, read into memory as bytes. A directory is searched for
-    token shards, or, where it has none, for text files. With `size_limit_bytes`, documents are taken in the order of
-    their hashes until their size is reached, the last one cut.
+    uint16; both are memory-mapped. Any other file is read into memory as bytes of text. Of a directory all token shards
+    are used, or all files if it has no token shard. With `size_limit_bytes`, documents are taken in the order of their
+    hashes up to that size, and the last one is cut.
 
     Raises:
-        DataError: there is nothing to read, it can't be read, or it is too short to split.
+        DataError: there is nothing to read, it cannot be read, or it is too short to split.
     """
     documents = list(_standard_library() if source is None else _documents(source))
     documents.sort(key=lambda document: _name_hash(document[0]))
@@ -137,7 +136,7 @@ def load_corpus(source: Path | None, *, shard: ShardSelection, size_limit_bytes:
     named = "Python's standard library" if source is None else str(source)
     train, held_out = _split(documents)
     if not (len(train) and len(held_out)):
-        message = f"no tokens to train on in {named}: name a file or directory with text, *.bin or *.npy by --data"
+        message = f"no tokens to train on in {named}. pass --data a file or directory with text, *.bin or *.npy"
         raise DataError(message)
     return Corpus(train.part(shard.index, shard.count), held_out, f"{named}, shard {shard.index}/{shard.count}")
 
@@ -147,7 +146,7 @@ def _name_hash(name: str) -> bytes:
 
 
 def _is_held_out(name: str) -> bool:
-    # Other bytes of the hash than the order starts with, else the held-out documents would all come first.
+    # The last bytes of the hash: its first bytes decide the order, and the held-out documents must not all come first.
     return int.from_bytes(_name_hash(name)[-8:], "big") < HELD_OUT_SHARE * 2**64
 
 
@@ -156,7 +155,7 @@ def _split(documents: list[tuple[str, Tokens]]) -> tuple[TokenSpans, TokenSpans]
     held_out = TokenSpans([tokens for name, tokens in documents if _is_held_out(name)])
     if len(train) and len(held_out):
         return train, held_out
-    # Too few documents for the hash to leave some on both sides: the end of the whole is held out instead.
+    # With few documents the hash may put all on one side; then the end of the whole is held out.
     whole = TokenSpans([tokens for _, tokens in documents])
     boundary = round(len(whole) * (1 - HELD_OUT_SHARE))
     return whole.between(0, boundary), whole.between(boundary, len(whole))
@@ -187,7 +186,7 @@ def _documents(source: Path) -> Iterator[tuple[str, Tokens]]:
         yield from _file_documents(source, source.name)
         return
     if not source.is_dir():
-        message = f"no such file or directory: {source}. name text or token shards by --data, or leave it out"
+        message = f"no such file or directory: {source}. pass --data text or token shards, or leave it out"
         raise DataError(message)
     paths = sorted(path for path in source.rglob("*") if path.is_file() and not path.name.startswith("."))
     shards = [path for path in paths if path.suffix in {".bin", ".npy"}]
@@ -208,7 +207,7 @@ def _text_documents(path: Path, name: str) -> Iterator[tuple[str, Tokens]]:
     try:
         content = np.frombuffer(path.read_bytes(), dtype=np.uint8)
     except OSError as error:
-        message = f"cannot read {path}: {error.strerror}"
+        message = f"cannot read data. path={path}, cause={error.strerror}"
         raise DataError(message) from error
     for start in range(0, content.size, _DOCUMENT_BYTES):
         yield f"{name}#{start}", content[start : start + _DOCUMENT_BYTES]
@@ -222,11 +221,12 @@ def _mapped_tokens(path: Path) -> Tokens:
             return np.memmap(path, dtype="<u2", mode="r")
         tokens: Tokens = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError) as error:
-        message = f"cannot read the token shard {path}: {error}. make it anew as uint16"
+        message = f"cannot read a token shard. path={path}, cause={error}. write it again as uint16"
         raise DataError(message) from error
     if tokens.ndim != 1 or tokens.dtype not in (np.dtype("<u2"), np.dtype("u1")):
         message = (
-            f"{path} holds {tokens.dtype} of shape {tokens.shape}: a token shard is one-dimensional uint16 or uint8"
+            f"a token shard must be one-dimensional uint16 or uint8. "
+            f"path={path}, dtype={tokens.dtype}, shape={tokens.shape}"
         )
         raise DataError(message)
     return tokens

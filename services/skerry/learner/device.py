@@ -1,4 +1,4 @@
-"""Which device to train on."""
+"""The device to train on."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from skerry.learner.errors import DeviceError
 
 
 def choose_device(name: str) -> torch.device:
-    """The device called `name`; for `auto` the first CUDA device where there is one, else the processor.
+    """The torch device `name`; `auto` is the first CUDA device, or the CPU if there is none.
 
     Raises:
         DeviceError: there is no such device.
@@ -19,6 +19,6 @@ def choose_device(name: str) -> torch.device:
         device = torch.device(name)
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        message = f"no such device: {name}. name another by --device, or auto. {str(error).splitlines()[0]}"
+        message = f"no such device. device={name}, cause={str(error).splitlines()[0]}. pass another --device, or auto"
         raise DeviceError(message) from error
     return device

@@ -1,25 +1,25 @@
-"""What can be wrong with a learner's input, in words that say what to do next.
+"""Errors in a learner's input; the message says what to do next.
 
 LearnerInputError
-├── DataError           the data can't be trained on: name other data, or a smaller context
-├── CheckpointError     the local checkpoint can't be read or written: name another directory, or what made it
-└── DeviceError         the device isn't there: name another
+├── DataError           the data cannot be used: use other data, or a smaller batch or context
+├── CheckpointError     the local checkpoint cannot be read or written: use another work directory
+└── DeviceError         the device does not exist: use another
 """
 
 from __future__ import annotations
 
 
 class LearnerInputError(Exception):
-    """Something that was asked for can't be done; the message says what to do instead."""
+    """The learner cannot do what its options ask for."""
 
 
 class DataError(LearnerInputError):
-    """The data source is missing, unreadable, too small, or doesn't fit the model."""
+    """The data is missing, unreadable, too small, or has tokens outside the vocabulary."""
 
 
 class CheckpointError(LearnerInputError):
-    """The local checkpoint is damaged, was made by a different model, or can't be written."""
+    """The local checkpoint is damaged, belongs to another model or optimizer, or cannot be written."""
 
 
 class DeviceError(LearnerInputError):
-    """The device that was named isn't present."""
+    """The device does not exist."""

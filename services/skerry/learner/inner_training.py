@@ -1,4 +1,4 @@
-"""The inner optimizers that a learner may train with, and the one inner step that they all make."""
+"""The inner optimizers of a learner, and the inner step."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from skerry.learner.settings import InnerOptimizerName, OptimizerSettings
 
 
 class InnerOptimizer:
-    """One optimizer, or several of which each has its own parameters, under one learning rate."""
+    """One or more torch optimizers, each with its own parameters, with a common learning rate."""
 
     def __init__(self, parts: Sequence[torch.optim.Optimizer]) -> None:
-        """Steps `parts` together."""
+        """Combines `parts`."""
         self._parts = tuple(parts)
 
     def step(self, rate: float) -> None:
-        """Updates every parameter at learning rate `rate` and forgets the gradients."""
+        """Updates every parameter at learning rate `rate` and clears the gradients."""
         for part in self._parts:
             for group in part.param_groups:
                 group["lr"] = rate
@@ -30,29 +30,29 @@ class InnerOptimizer:
             part.zero_grad()
 
     def zero_grad(self) -> None:
-        """Forgets the gradients."""
+        """Clears the gradients."""
         for part in self._parts:
             part.zero_grad()
 
     def state_dict(self) -> dict[str, Any]:
-        """What `load_state_dict` takes."""
+        """Returns the state for `load_state_dict`."""
         return {"parts": [part.state_dict() for part in self._parts]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on from where `state_dict` was taken.
+        """Restores the state that `state_dict` returned.
 
         Raises:
-            ValueError: it is of other optimizers.
+            ValueError: it belongs to other optimizers.
         """
         for part, content in zip(self._parts, state["parts"], strict=True):
             part.load_state_dict(content)
 
 
 def make_optimizer(model: Gpt, settings: OptimizerSettings) -> InnerOptimizer:
-    """The optimizer that `settings` name, over all of `model`'s parameters.
+    """The optimizer of `settings` for all of `model`'s parameters.
 
-    `muon` orthogonalises the momentum of the blocks' matrices; embeddings and gains have no business there and stay
-    with AdamW. Its updates are scaled to AdamW's size, so that one learning rate serves both.
+    `muon` orthogonalises the momentum of the blocks' matrices. Embeddings and norm gains are trained with AdamW. Muon's
+    updates are scaled to AdamW's size, so both use the same learning rate.
 
     Source: Muon as in torch.optim.Muon; the scale is that of "Muon is Scalable for LLM Training" (arXiv 2502.16982).
     """
@@ -73,7 +73,7 @@ def make_optimizer(model: Gpt, settings: OptimizerSettings) -> InnerOptimizer:
         ]
     groups = [
         {"params": matrices, "weight_decay": settings.weight_decay},
-        {"params": vectors, "weight_decay": 0.0},  # a norm's gain has no reason to shrink
+        {"params": vectors, "weight_decay": 0.0},  # gains of norms
     ]
     betas = (settings.beta1, settings.beta2)
     return InnerOptimizer([torch.optim.AdamW(groups, lr=settings.peak_rate, betas=betas, fused=True), *muon])
@@ -82,9 +82,9 @@ def make_optimizer(model: Gpt, settings: OptimizerSettings) -> InnerOptimizer:
 def inner_step(
     model: Gpt, optimizer: InnerOptimizer, batch: Batch, *, rate: float, norm_limit: float
 ) -> tuple[Tensor, Tensor]:
-    """Trains `model` on one batch and returns (mean loss in nats a token, gradient norm before clipping), scalars.
+    """Trains `model` on one batch and returns (mean loss in nats a token, gradient norm before clipping), both scalars.
 
-    Where the norm isn't finite the weights stay as they are: one bad batch must not become everybody's weights.
+    If the norm is not finite the weights are not changed, because the run would merge the bad values.
     """
     with autocast(batch.tokens.device):
         loss = model.loss(batch.tokens, batch.targets)
@@ -98,7 +98,7 @@ def inner_step(
 
 
 def evaluate(model: Gpt, batches: Sequence[Batch]) -> float:
-    """The mean loss over `batches`, in nats a token, each token weighing the same."""
+    """The mean loss of all tokens of `batches`, in nats a token."""
     total = 0.0
     with torch.inference_mode(), autocast(next(model.parameters()).device):
         for batch in batches:
@@ -107,7 +107,7 @@ def evaluate(model: Gpt, batches: Sequence[Batch]) -> float:
 
 
 def autocast(device: torch.device) -> AbstractContextManager[object]:
-    """Compute in bfloat16 where the device does that faster, else in float32."""
+    """A context that computes in bfloat16 on CUDA devices that support it, and in float32 elsewhere."""
     if device.type == "cuda" and torch.cuda.is_bf16_supported():
         return torch.autocast("cuda", dtype=torch.bfloat16)
     return nullcontext()

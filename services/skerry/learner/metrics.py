@@ -1,8 +1,7 @@
-"""The learner's own account of its training: one JSON object a line, appended as it happens.
+"""A learner's metrics file: one JSON object a line for each training step.
 
-Lines are written whole and at once, so that a reader that follows the file, or finds it after the process was killed,
-loses at most the line being written. A resumed learner appends to the same file; `attempt` tells its lines from those
-of the processes before it.
+Every line is written at once, so a killed process loses at most the line that it is writing. A resumed learner appends
+to the same file; `attempt` tells its lines from those of earlier processes.
 """
 
 from __future__ import annotations
@@ -12,77 +11,76 @@ import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 
 @dataclass(frozen=True)
 class MetricsLine:
-    """What one inner step of one learner was like. Byte and delta counts are of this attempt, from its start."""
+    """One inner step of one learner. Counts of bytes, parameters and deltas are totals of this attempt."""
 
     learner: str
     attempt: int
-    """0 for the first process that wrote to the file, one more for each that resumed it."""
+    """0 for the first process that wrote to the file, 1 for the next, and so on."""
     time_s: float
-    """Seconds of training over all attempts; time between attempts doesn't count."""
+    """Seconds of training over all attempts, without the time between them."""
     unix_s: float
     step: int
-    """Inner steps done, this one counted; continues from the checkpoint on resume."""
+    """Inner steps done, including this one. A resumed learner continues from its checkpoint."""
     tokens: int
-    """Tokens trained on, over all attempts that a checkpoint kept."""
+    """Tokens trained on up to this step."""
     loss: float
     """Training loss of this step's batch, in nats a token."""
     learning_rate: float
     step_time_ms: float
-    """Forward, backward and optimizer, without the synchronisation and without evaluation."""
+    """Forward, backward and optimizer, without synchronisation and evaluation."""
     slowdown_ms: float = 0.0
     """Time slept to emulate slower hardware."""
     sync_stall_ms: float = 0.0
-    """Time that the training thread spent in the synchronisation at this step's boundary."""
+    """Time that the training thread spent in `Learner.step` after this step."""
     sync_cpu_ms: float = 0.0
     """Processor time of the training thread within `sync_stall_ms`."""
     sync_queued_ms: float = 0.0
-    """Time within `sync_stall_ms` that it was ready to run, but others had the processors; the rest is locks."""
+    """Time within `sync_stall_ms` that it was ready to run and waited for a processor; the rest is locks."""
     val_loss: float | None = None
-    """Loss on the fixed held-out windows where this step evaluated, else null."""
+    """Loss on the held-out windows, or null if this step did not evaluate."""
     run_progress: float | None = None
-    """Inner steps of the run as a whole, as last heard, else null."""
+    """Inner steps of the run as the learner last heard them, or null."""
     is_attached: bool = False
     staleness: float = 0.0
-    """Mean over the deltas merged last: versions committed between a delta's base and its merge."""
+    """Mean over the last merged deltas of the versions committed between a delta's base and its merge."""
     bytes_up: int = 0
     bytes_down: int = 0
     parameters_up: int = 0
-    """Elements sent in deltas, so that 8 * bytes_up / parameters_up is bits a parameter."""
+    """Elements of acknowledged deltas: 8 * bytes_up / parameters_up is bits per parameter."""
     parameters_down: int = 0
     deltas_acknowledged: int = 0
     deltas_merged: int = 0
     versions: dict[str, int] = field(default_factory=dict)
-    """The version of each fragment that the model holds."""
+    """The version of each fragment that the model has adopted."""
 
 
 class MetricsWriter:
     """Appends lines to a file; a context manager.
 
-    What a killed process left of an unfinished last line is cut off first, so that every line of the file is whole.
+    An unfinished last line of a killed process is cut off first.
     """
 
     def __init__(self, path: Path) -> None:
-        """Open `path` for appending, making its directory."""
+        """Open `path` for appending; its directory is created."""
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("ab+", buffering=0)
         self._cut_torn_line()
 
     def write(self, line: MetricsLine) -> None:
-        """Append `line`; it is visible to readers when this returns, though not yet synced to the disk.
+        """Append `line`. Readers see it when this returns; it is not synced to the disk yet.
 
         Raises:
-            OSError: it couldn't be written; nothing of it was.
+            OSError: it could not be written; the file is unchanged.
         """
         text = json.dumps(asdict(line), separators=(",", ":")).encode() + b"\n"
         begin = self._file.seek(0, os.SEEK_END)
         try:
-            # A disk that runs full may take a part first, and refuse the rest.
+            # A disk that becomes full may accept a part of the line.
             written = 0
             while written < len(text):
                 written += self._file.write(text[written:])
@@ -91,7 +89,7 @@ class MetricsWriter:
             raise
 
     def close(self) -> None:
-        """Sync the file and close it; a second call does nothing."""
+        """Sync the file and close it. Idempotent."""
         if not self._file.closed:
             os.fsync(self._file.fileno())
             self._file.close()
@@ -100,13 +98,8 @@ class MetricsWriter:
         """Enter the context."""
         return self
 
-    def __exit__(
-        self,
-        error_type: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Close the file, whatever happened."""
+    def __exit__(self, *_: object) -> None:
+        """Close the file."""
         self.close()
 
     def _cut_torn_line(self) -> None:
@@ -121,15 +114,15 @@ _FIELD_NAMES = frozenset(item.name for item in fields(MetricsLine))
 
 
 def parse_metrics_line(text: str | bytes) -> MetricsLine:
-    """One line of the file; fields that a newer version wrote are passed over.
+    """One line of the file. Unknown fields, which a newer version may write, are ignored.
 
     Raises:
-        ValueError: it isn't a JSON object, or lacks a field that has no default.
+        ValueError: it is not a JSON object, or lacks a field without a default.
     """
     value: Any = json.loads(text)
     if not isinstance(value, dict):
         message = f"a metrics line must be a JSON object. line={text!r:.80}"
-        raise ValueError(message)  # noqa: TRY004 - what is wrong is the file's content
+        raise ValueError(message)  # noqa: TRY004 - the file's content is wrong, not a type in the program
     try:
         return MetricsLine(**{name: item for name, item in value.items() if name in _FIELD_NAMES})
     except TypeError as error:
@@ -138,7 +131,7 @@ def parse_metrics_line(text: str | bytes) -> MetricsLine:
 
 
 def read_metrics(path: Path) -> Iterator[MetricsLine]:
-    """All whole lines of the file at `path`, in order; none where there is no file."""
+    """All complete lines of the file at `path`, in order; none if there is no file."""
     if not path.exists():
         return
     with path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""A small GPT in plain PyTorch, in named sizes from half a million parameters to a billion."""
+"""A small GPT in plain PyTorch, in named sizes from 30 thousand to a billion parameters."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _INITIAL_STD: Final = 0.02
 class ModelConfig:
     """The shape of a GPT.
 
-    `vocabulary` is the number of distinct tokens: 256 for bytes, up to 65536 for shards of 16-bit tokens. `context` is
-    the longest sequence that the rotary tables cover.
+    `vocabulary` is the number of distinct tokens: 256 for bytes, up to 65536 for 16-bit tokens. `context` is the length
+    of the longest sequence.
     """
 
     layer_count: int
@@ -31,10 +31,10 @@ class ModelConfig:
     has_tied_embedding: bool = True
 
     def __post_init__(self) -> None:
-        """Refuse shapes that no attention could have.
+        """Check the sizes.
 
         Raises:
-            ValueError: a size is below one, or the width doesn't divide into an even number of elements a head.
+            ValueError: a size is below 1, or the width of a head is not an even integer.
         """
         if min(self.layer_count, self.width, self.head_count, self.context, self.vocabulary) < 1:
             message = f"every size of a model must be at least 1. config={self}"
@@ -55,18 +55,17 @@ MODEL_CONFIGS: Final[Mapping[str, ModelConfig]] = MappingProxyType(
         "large": ModelConfig(layer_count=20, width=2048, head_count=16, context=2048),
     },
 )
-"""The sizes that can be asked for by name: about 30k, 0.47M, 4.8M, 25M, 85M, 303M and 1.0B parameters over bytes."""
+"""The named sizes: about 30k, 0.47M, 4.8M, 25M, 85M, 303M and 1.0B parameters with a vocabulary of bytes."""
 
 
 class Gpt(nn.Module):
     """A decoder-only transformer: rotary positions, RMS norms before each half of a block, no biases, no dropout.
 
-    `forward` takes token ids and gives logits; `loss` gives the mean cross-entropy in nats a token. The names of the
-    parameters are the names of a run's tensors; a tied embedding appears once, as `embedding.weight`.
+    The parameters' names are the names of the run's tensors. A tied embedding appears once, as `embedding.weight`.
     """
 
     def __init__(self, config: ModelConfig) -> None:
-        """Draw the initial weights from torch's global generator, so that `torch.manual_seed` decides them."""
+        """Draw the initial weights from torch's global generator."""
         super().__init__()
         self.config = config
         self.embedding = nn.Embedding(config.vocabulary, config.width)
@@ -82,7 +81,7 @@ class Gpt(nn.Module):
         """Logits of shape (batch, length, vocabulary) for token ids of shape (batch, length), int64."""
         length = tokens.shape[1]
         if length > self.config.context:
-            message = f"sequence is longer than the model's context. length={length}, context={self.config.context}"
+            message = f"a sequence is longer than the model's context. length={length}, context={self.config.context}"
             raise ValueError(message)
         cosine = cast("Tensor", self.rotary_cosine)[:length]  # (length, head width / 2)
         sine = cast("Tensor", self.rotary_sine)[:length]  # (length, head width / 2)
@@ -99,11 +98,11 @@ class Gpt(nn.Module):
 
     @property
     def parameter_count(self) -> int:
-        """Elements of all trained tensors, a tied one counted once."""
+        """The number of trained parameters; a tied embedding counts once."""
         return sum(parameter.numel() for parameter in self.parameters())
 
     def _initialise(self) -> None:
-        # The projections that write into the residual stream are scaled down, so that depth doesn't grow its variance.
+        # Projections into the residual stream are scaled down, so that its variance does not grow with depth.
         residual_std = _INITIAL_STD / (2 * self.config.layer_count) ** 0.5
         for name, parameter in self.named_parameters():
             if parameter.ndim < 2:
@@ -113,7 +112,7 @@ class Gpt(nn.Module):
 
 
 class _Block(nn.Module):
-    """One layer: causal self-attention and a feed-forward half, each added to the residual stream."""
+    """One layer: causal self-attention and a feed-forward network, each added to the residual stream."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The learning rate as a function of how far the run is."""
+"""The learning rate as a function of the run's progress."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class LearningRateSchedule:
-    """A linear warm-up, then half a cosine down to a share of the peak.
+    """A linear warm-up, then half a cosine down to `floor_share` of the peak.
 
-    `horizon_steps` is the position at which the rate reaches its floor; it stays there afterwards.
+    The rate reaches its floor at position `horizon_steps` and stays there.
     """
 
     peak: float
@@ -19,7 +19,7 @@ class LearningRateSchedule:
     floor_share: float = 0.1
 
     def rate(self, position: float) -> float:
-        """The learning rate at `position`, in inner steps from the run's start; below zero counts as zero."""
+        """The learning rate at `position`, in inner steps since the run's start; a negative position counts as 0."""
         position = max(position, 0.0)
         if position < self.warmup_steps:
             return self.peak * (position + 1.0) / (self.warmup_steps + 1.0)
@@ -30,10 +30,10 @@ class LearningRateSchedule:
 
 
 def run_position(local_step: int, run_progress: float | None) -> float:
-    """Where the run stands, in inner steps, as one learner should see it.
+    """The position in the schedule, in inner steps: the larger of the learner's own step and the run's progress.
 
-    The run's progress lags the fastest learner by what is not merged yet, and leads one that is slow, came late or
-    lost its checkpoint. Taking the larger of the two keeps those from training a nearly finished model at the rate of
-    a new one, and lets the fastest learner reach the schedule's floor when it has done its steps.
+    A learner that is slow, joined late or lost its checkpoint is behind the run; its own step would train a nearly
+    finished model at the rate of a new one. The fastest learner is ahead of the run by its unmerged steps, and reaches
+    the floor with its last step.
     """
     return float(local_step) if run_progress is None else max(float(local_step), run_progress)

@@ -1,4 +1,4 @@
-"""What one learner is asked to do, as values that are read once, at the edge."""
+"""The options of `skerry learn` as values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from skerry.learner.model import MODEL_CONFIGS, ModelConfig
 
 @dataclass(frozen=True)
 class DataSettings:
-    """Which tokens to train on, and in which portions. `source` None means the standard library's source text."""
+    """Which tokens to train on. Without a `source` it is the source text of Python's standard library."""
 
     source: Path | None = None
     size_limit_bytes: int | None = None
@@ -22,7 +22,7 @@ class DataSettings:
 
 
 class InnerOptimizerName(StrEnum):
-    """What makes a step of gradients."""
+    """The inner optimizers by name."""
 
     ADAMW = "adamw"
     MUON = "muon"
@@ -30,7 +30,7 @@ class InnerOptimizerName(StrEnum):
 
 @dataclass(frozen=True)
 class OptimizerSettings:
-    """The inner optimizer and its learning rate, whose schedule runs over `horizon_steps`."""
+    """The inner optimizer and its learning rate, whose schedule takes `horizon_steps`."""
 
     name: InnerOptimizerName = InnerOptimizerName.ADAMW
     peak_rate: float = 3e-3
@@ -44,18 +44,18 @@ class OptimizerSettings:
 
 @dataclass(frozen=True)
 class LoopSettings:
-    """How long to train, and what to do on the way. An interval of 0 means never."""
+    """How long to train, and how often to evaluate, save and log, in steps; 0 means never."""
 
     step_count: int = 1000
     evaluate_every: int = 50
     checkpoint_every: int = 200
     log_every: int = 50
     slowdown: float = 1.0
-    """How many times slower than this machine the emulated hardware is; at least 1."""
+    """By which factor the emulated hardware is slower than this machine; at least 1."""
     flush_timeout_s: float = 30.0
 
     def __post_init__(self) -> None:
-        """Refuse a slowdown that would have to give time back.
+        """Check the slowdown.
 
         Raises:
             ValueError: `slowdown` is below 1.
@@ -67,7 +67,7 @@ class LoopSettings:
 
 @dataclass(frozen=True)
 class MachineSettings:
-    """Where to compute: `device` is `auto`, or what torch calls it."""
+    """Where to compute. `device` is `auto` or a name of torch."""
 
     device: str = "auto"
     thread_count: int = 1
@@ -75,7 +75,7 @@ class MachineSettings:
 
 @dataclass(frozen=True)
 class RunSettings:
-    """Which run to join, and as whom. `target` None means to train alone."""
+    """Which run to join. Without a `target` the learner trains without a syncer."""
 
     target: str | None = None
     run: str = "demo"
@@ -87,7 +87,7 @@ class RunSettings:
 
 @dataclass(frozen=True)
 class LearnSettings:
-    """Everything that `skerry learn` was asked for."""
+    """All options of `skerry learn`."""
 
     learner_id: str
     work_directory: Path
@@ -101,10 +101,10 @@ class LearnSettings:
 
     @property
     def checkpoint_path(self) -> Path:
-        """Where the local checkpoint is."""
+        """The path of the local checkpoint."""
         return self.work_directory / "checkpoint.pt"
 
     @property
     def metrics_path(self) -> Path:
-        """Where the metrics are."""
+        """The path of the metrics file."""
         return self.work_directory / "metrics.jsonl"

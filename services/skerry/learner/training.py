@@ -1,19 +1,20 @@
-"""The training loop: inner steps that never wait, and at each boundary a word to the island."""
+"""The training loop: inner steps, and after each one a call of the client's `Learner`, which never waits."""
 
 from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import structlog
 import torch
 
+from skerry.client import SkerryError, Stats
 from skerry.learner.batches import Batch, BatchSampler, held_out_batches
 from skerry.learner.checkpoint import TrainingPosition, load_checkpoint, save_checkpoint
 from skerry.learner.corpus import load_corpus
 from skerry.learner.errors import CheckpointError
 from skerry.learner.inner_training import InnerOptimizer, evaluate, inner_step, make_optimizer
-from skerry.learner.island import Island
 from skerry.learner.metrics import MetricsLine, MetricsWriter, read_metrics
 from skerry.learner.model import Gpt
 from skerry.learner.schedule import LearningRateSchedule, run_position
@@ -23,9 +24,35 @@ from skerry.runtime.clock import ThreadClock
 _log = structlog.get_logger(__name__)
 
 
+class AttachedLearner(Protocol):
+    """What the loop uses of `skerry.client.Learner`. Only `flush` waits for the network."""
+
+    def step(self, tokens: int, loss: float | None = None) -> None:
+        """Counts one finished inner step; may replace parameters of the model."""
+
+    def flush(self, timeout_s: float) -> bool:
+        """Sends what is unsent and waits at most `timeout_s` until it is acknowledged."""
+
+    @property
+    def stats(self) -> Stats:
+        """What was exchanged so far."""
+
+    @property
+    def progress(self) -> float | None:
+        """Inner steps of the run, or None while they are not known."""
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the run is closed, so that later work is not merged."""
+
+    @property
+    def failure(self) -> SkerryError | None:
+        """Why this learner no longer exchanges, if it does not."""
+
+
 @dataclass(frozen=True)
 class Training:
-    """What a learner trains with: built once from its settings, or again from its checkpoint."""
+    """What a learner trains with."""
 
     settings: LearnSettings
     device: torch.device
@@ -49,11 +76,11 @@ class StepTiming:
 
 
 def prepare(settings: LearnSettings, device: torch.device) -> Training:
-    """The model, its data and its optimizer, at the local checkpoint if there is one, else at the start.
+    """The model, its data and its optimizer, resumed from the local checkpoint where there is one.
 
     Raises:
-        DataError: the data can't be read, is too short, or has tokens that the model doesn't know.
-        CheckpointError: the checkpoint can't be resumed.
+        DataError: the data cannot be read, or is too short.
+        CheckpointError: the checkpoint cannot be resumed.
     """
     data = settings.data
     corpus = load_corpus(data.source, shard=data.shard, size_limit_bytes=data.size_limit_bytes)
@@ -100,37 +127,43 @@ def prepare(settings: LearnSettings, device: torch.device) -> Training:
     )
 
 
-def train(training: Training, island: Island, *, clock: ThreadClock, stop: threading.Event) -> TrainingPosition:
-    """Train until the steps are done, the run is closed or `stop` is set; then flush, checkpoint and give the position.
+def train(
+    training: Training, learner: AttachedLearner | None, *, clock: ThreadClock, stop: threading.Event
+) -> TrainingPosition:
+    """Train until the steps are done, the run is closed or `stop` is set, and return the position reached.
 
-    A step is never cut: `stop` is looked at between steps. A full disk doesn't stop training.
+    Without a `learner` this is plain training, a baseline to compare with. `stop` is checked between steps. At the end
+    a checkpoint is written and the learner is flushed. A full disk does not stop training.
 
     Raises:
-        CheckpointError: the last checkpoint couldn't be written.
+        CheckpointError: the last checkpoint could not be written.
     """
     with MetricsWriter(training.settings.metrics_path) as writer:
-        loop = _Loop(training, island, clock=clock, writer=writer)
+        loop = _Loop(training, learner, clock=clock, writer=writer)
         try:
             loop.run(stop)
         finally:
-            # Also when a step failed: what was learned until then is worth keeping.
+            # Also after a failed step: the work until then is worth keeping.
             is_saved = loop.save()
-        island.flush(training.settings.loop.flush_timeout_s)
-        loop.write_last()
+        loop.end()
     if not is_saved:
         path = training.settings.checkpoint_path
-        message = f"trained to the end, but the checkpoint can't be written: make room, or name another place. {path}"
+        message = (
+            f"trained to the end, but cannot write the checkpoint. path={path}. free space or pass another --work-dir"
+        )
         raise CheckpointError(message)
     return loop.position
 
 
 class _Loop:
-    """The loop's own state: where it stands, and the last line that it wrote."""
+    """The loop's own state: the position, and the last metrics line that it wrote."""
 
-    def __init__(self, training: Training, island: Island, *, clock: ThreadClock, writer: MetricsWriter) -> None:
+    def __init__(
+        self, training: Training, learner: AttachedLearner | None, *, clock: ThreadClock, writer: MetricsWriter
+    ) -> None:
         self.position = training.position
         self._training = training
-        self._island = island
+        self._learner = learner
         self._clock = clock
         self._writer = writer
         self._last_line: MetricsLine | None = None
@@ -145,7 +178,7 @@ class _Loop:
             if stop.is_set():
                 _log.info("stopping on request", step=self.position.step)
                 return
-            if self._island.is_run_closed:
+            if self._learner is not None and self._learner.is_closed:
                 _log.info("the run is closed", step=self.position.step)
                 return
             self._step()
@@ -153,7 +186,7 @@ class _Loop:
                 self.save()
 
     def save(self) -> bool:
-        """Write the checkpoint; false if that failed, which is no reason to stop training."""
+        """Write the checkpoint and return whether that succeeded; training goes on without it."""
         training = self._training
         path = training.settings.checkpoint_path
         try:
@@ -163,14 +196,20 @@ class _Loop:
             return False
         return True
 
-    def write_last(self) -> None:
-        """Write the last line again with what the flush has changed, so that the file ends with the final counts."""
+    def end(self) -> None:
+        """Flush the learner, and write the last metrics line again, so that the file ends with the final counts."""
+        if self._learner is not None:
+            self._learner.flush(self._training.settings.loop.flush_timeout_s)
+            if (failure := self._learner.failure) is not None:
+                _log.warning(
+                    "the learner left the run early, later work is only in its checkpoint", because=str(failure)
+                )
         if self._last_line is not None:
             self._write(self._with_exchange(self._last_line))
 
     def _step(self) -> None:
-        training, clock = self._training, self._clock
-        rate = self._schedule.rate(run_position(self.position.step, self._island.run_progress))
+        training, clock, learner = self._training, self._clock, self._learner
+        rate = self._schedule.rate(run_position(self.position.step, learner.progress if learner else None))
         begun_s = clock.monotonic_s()
         loss, token_count = self._train_on(training.sampler.batch(self.position.step), rate)
         compute_s = clock.monotonic_s() - begun_s
@@ -182,7 +221,8 @@ class _Loop:
             time_s=clock.monotonic_s() - self._started_s,
         )
         begun_s, begun_cpu_s, begun_queued_s = clock.monotonic_s(), clock.thread_cpu_s(), clock.thread_queued_s()
-        self._island.step(tokens=token_count, loss=loss)
+        if learner is not None:
+            learner.step(token_count, loss)
         timing = StepTiming(
             compute_s,
             slowdown_s,
@@ -202,7 +242,7 @@ class _Loop:
             norm_limit=training.settings.optimizer.gradient_norm_limit,
         )
         if not torch.isfinite(norm):
-            _log.warning("gradient isn't finite, step skipped", step=self.position.step, norm=float(norm))
+            _log.warning("gradient is not finite, step skipped", step=self.position.step, norm=float(norm))
         return float(loss), batch.token_count
 
     def _report(self, loss: float, rate: float, timing: StepTiming) -> None:
@@ -249,18 +289,20 @@ class _Loop:
             self._has_lost_lines = True
 
     def _with_exchange(self, line: MetricsLine) -> MetricsLine:
-        reading = self._island.read()
+        line = replace(line, unix_s=self._clock.unix_s())
+        if self._learner is None:
+            return line
+        stats = self._learner.stats
         return replace(
             line,
-            unix_s=self._clock.unix_s(),
-            run_progress=self._island.run_progress,
-            is_attached=reading.is_attached,
-            staleness=reading.staleness,
-            bytes_up=reading.bytes_up,
-            bytes_down=reading.bytes_down,
-            parameters_up=reading.parameters_up,
-            parameters_down=reading.parameters_down,
-            deltas_acknowledged=reading.deltas_acknowledged,
-            deltas_merged=reading.deltas_merged,
-            versions=dict(reading.versions),
+            run_progress=self._learner.progress,
+            is_attached=stats.is_attached,
+            staleness=stats.staleness,
+            bytes_up=stats.bytes_up,
+            bytes_down=stats.bytes_down,
+            parameters_up=stats.parameters_up_count,
+            parameters_down=stats.parameters_down_count,
+            deltas_acknowledged=stats.deltas_acknowledged,
+            deltas_merged=stats.deltas_merged,
+            versions=dict(stats.versions),
         )

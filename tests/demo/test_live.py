@@ -13,21 +13,16 @@ from skerry.demo.plan import DemoPlan
 from skerry.demo.processes import Nursery
 from skerry.demo.scenario import DemoEvent, Scenario
 from skerry.demo.summary import Evidence
-from tests.learner.demo.made_up_course import START_S
+from tests.demo.made_up_course import START_S
 
 
 @pytest.fixture
 def scenario(evidence: Evidence, tmp_path: Path) -> Scenario:
-    scenario = Scenario(
-        DemoPlan(tmp_path, 60),
-        Nursery(tmp_path, {}),
-        close_run=lambda target, run: None,
-        view=LiveView(Console(file=io.StringIO())),
-    )
-    scenario.timeline.started = START_S
-    scenario.timeline.events.append(DemoEvent(START_S + 2, "SIGKILL for eu-west at its step 20"))
+    scenario = Scenario(DemoPlan(tmp_path, 60), Nursery(tmp_path, {}), show=lambda scenario: None)
+    scenario.timeline.events["started"] = DemoEvent(START_S, "three learners train")
+    scenario.timeline.events["learner_killed"] = DemoEvent(START_S + 2, "SIGKILL for eu-west at its step 20")
     scenario.learners.update(evidence.learners)
-    scenario.away.add("eu-west")
+    scenario.killed.add("eu-west")
     return scenario
 
 
@@ -49,6 +44,7 @@ def test_a_terminal_shows_every_learner_within_80_columns(scenario: Scenario) ->
 def test_a_pipe_gets_a_line_and_no_second_one_at_once(scenario: Scenario) -> None:
     lines = _shown(scenario, is_terminal=False).splitlines()
     assert lines == [
+        "three learners train",
         "SIGKILL for eu-west at its step 20",
         "preparing: us-east 60, eu-west killed, ap-south 20",
     ]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 
 from skerry.demo.judgement import JudgedPosition
-from skerry.demo.ledger import read_ledger
 from skerry.demo.plan import affordable_steps
 from skerry.demo.summary import Evidence, summarise
-from tests.learner.demo.made_up_course import LOG, accepted, entry
+from tests.demo.made_up_course import ENTRIES, accepted, written_history, written_metrics
 
 _ASKED_FOR = {
     "merged_loss",
@@ -36,7 +36,7 @@ _ASKED_FOR = {
 def test_the_figures_are_those_of_the_evidence(evidence: Evidence) -> None:
     summary = summarise(evidence)
     assert (summary.merged_loss, summary.single_loss, summary.initial_loss) == (2.5, 3.0, 5.5)
-    assert summary.deltas_acknowledged == 5 == summary.deltas_merged + summary.deltas_named_unmerged
+    assert summary.deltas_acknowledged == 6 == summary.deltas_merged + summary.deltas_named_unmerged
     assert summary.bits_per_parameter_up == pytest.approx(4.0)
     assert summary.bits_per_parameter_down == pytest.approx(4.8)
     assert (summary.max_step_stall_ms, summary.max_step_stall_learner) == (12.5, "eu-west")
@@ -54,13 +54,13 @@ def test_the_json_has_every_figure_that_was_asked_for(evidence: Evidence) -> Non
 
 
 def test_a_killed_learner_is_counted_over_both_of_its_processes(evidence: Evidence) -> None:
-    killed = next(island for island in summarise(evidence).islands if island.learner_id == "eu-west")
-    assert (killed.process_count, killed.deltas_acknowledged, killed.deltas_merged, killed.steps) == (2, 2, 1, 40)
+    killed = next(learner for learner in summarise(evidence).learners if learner.learner_id == "eu-west")
+    assert (killed.process_count, killed.deltas_acknowledged, killed.deltas_merged, killed.steps) == (2, 3, 1, 40)
 
 
 def test_no_better_than_one_learner_alone_is_a_failure(evidence: Evidence) -> None:
-    worse = replace(evidence, merged=[JudgedPosition(7, evidence.merged[-1].unix_s, 3.0)])
-    assert [check.name for check in summarise(worse).failures] == ["more learners help"]
+    worse = replace(evidence, merged=[JudgedPosition(8, evidence.merged[-1].unix_s, 3.0)])
+    assert [check.name for check in summarise(worse).failures] == ["learning together helps"]
 
 
 def test_a_version_that_does_not_replay_is_a_failure(evidence: Evidence) -> None:
@@ -68,29 +68,27 @@ def test_a_version_that_does_not_replay_is_a_failure(evidence: Evidence) -> None
 
 
 def test_a_delta_without_a_fate_is_a_failure(evidence: Evidence) -> None:
-    log = [*LOG, entry(10, accepted("b3", "eu-west", base=2))]
-    summary = summarise(replace(evidence, ledger=read_ledger(log)))
-    assert [check.name for check in summary.failures] == ["every acknowledged delta is accounted for"]
+    summary = summarise(replace(evidence, history=written_history(*ENTRIES[:9])))
+    assert [check.name for check in summary.failures] == ["every acknowledged delta has its fate"]
 
 
-def test_an_acknowledged_delta_that_the_log_lacks_is_a_failure(evidence: Evidence) -> None:
-    deltas = {name: delta for name, delta in evidence.ledger.deltas.items() if name != "a1"}
-    summary = summarise(replace(evidence, ledger=replace(evidence.ledger, deltas=deltas)))
-    assert not summary.ledger_balances
+def test_an_acknowledged_delta_that_the_log_lacks_is_a_failure(evidence: Evidence, tmp_path: Path) -> None:
+    follower = written_metrics(tmp_path / "more.jsonl", "us-east", steps=60, acknowledged=[3], stall_ms=3.0)
+    learners = {**evidence.learners, "us-east": follower}
+    assert not summarise(replace(evidence, learners=learners)).ledger_balances
 
 
 def test_an_answer_that_died_with_the_killed_learner_is_named_and_balances(evidence: Evidence) -> None:
-    decided = {"kind": "fates", "decided": [{"delta": "b3", "fate": "superseded", "reason": "newer session"}]}
-    log = [*LOG, entry(10, accepted("b3", "eu-west", base=2)), entry(11, decided)]
-    summary = summarise(replace(evidence, ledger=read_ledger(log)))
+    unheard = (accepted("b4", "eu-west", base=2, session="eu-west-again"),)
+    summary = summarise(replace(evidence, history=written_history(*ENTRIES[:9], unheard, ENTRIES[9])))
     assert summary.deltas_accepted_unheard == 1
     assert summary.ledger_balances
 
 
 def test_an_answer_that_a_living_learner_never_heard_is_a_failure(evidence: Evidence) -> None:
-    decided = {"kind": "fates", "decided": [{"delta": "a3", "fate": "expired", "reason": "run closed"}]}
-    log = [*LOG, entry(10, accepted("a3", "us-east", base=2)), entry(11, decided)]
-    assert not summarise(replace(evidence, ledger=read_ledger(log))).ledger_balances
+    unheard = (accepted("a3", "us-east", base=2),)
+    history = written_history(*ENTRIES[:9], unheard, ENTRIES[9])
+    assert not summarise(replace(evidence, history=history)).ledger_balances
 
 
 def test_a_long_pause_is_said_but_does_not_fail_the_demo(evidence: Evidence) -> None:
@@ -98,7 +96,7 @@ def test_a_long_pause_is_said_but_does_not_fail_the_demo(evidence: Evidence) -> 
     lines[10] = replace(lines[10], sync_stall_ms=80.0)
     summary = summarise(evidence)
     assert summary.max_step_stall_ms == 80.0
-    assert [check.name for check in summary.checks if not check.is_met] == ["nobody waits"]
+    assert [check.name for check in summary.checks if not check.is_met] == ["training steps are not delayed"]
     assert summary.failures == []
 
 

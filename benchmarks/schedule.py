@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from itertools import product
 from typing import Final
 
-from skerry.algorithm.outer import SETTLING_ROUNDS, momentum_at, outer_step
+from skerry.algorithm.outer import momentum_at, outer_step, settling_steps
 from skerry.wire.policy import Policy
 
 _H: Final = (24, 100, 500)
@@ -29,17 +29,21 @@ def rows() -> Iterator[str]:
             for step in range(0, length, inner_step_count)
             if _momentum(step, length, inner_step_count) == Policy().outer.momentum
         )
-        settling = SETTLING_ROUNDS * inner_step_count
+        settling = settling_steps(length, inner_step_count)
         yield (
             f"| {inner_step_count} | {length:,} | {length / inner_step_count:.0f} "
             f"| {', '.join(f'{momentum:.2f}' for momentum in momenta)} | {full} | {_effective_step():.1f} "
-            f"| last {SETTLING_ROUNDS:.0f} rounds, {100 * settling / length:.1f} % |"
+            f"| last {settling / inner_step_count:.0f} rounds, {100 * settling / length:.1f} % |"
         )
 
 
 def _momentum(step_count: int, length: int, inner_step_count: int) -> float:
     return momentum_at(
-        Policy().outer, steps_done=step_count, steps_left=length - step_count, inner_step_count=inner_step_count
+        Policy().outer,
+        momentum_steps=step_count,
+        run_steps=step_count,
+        planned_step_count=length,
+        inner_step_count=inner_step_count,
     )
 
 

@@ -14,7 +14,7 @@ from skerry.wire.policy import Policy
 # Raised when training changes so that no earlier result holds; and when the islands' world, or what the product does
 # under one policy, changes so that theirs don't.
 _EPOCH: Final = 2
-_ISLANDS_EPOCH: Final = 4
+_ISLANDS_EPOCH: Final = 5
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,7 @@ class DataParallel:
     step_count: int
     peak_rate: float
     optimizer: str = "adamw"
+    batch_size: int = BATCH_SIZE
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,10 @@ class Job:
     def key(self) -> str:
         """A name that changes with anything that the result depends on."""
         content: list[Any] = [_EPOCH, dataclasses.asdict(MODEL), BATCH_SIZE, HELD_OUT_WINDOWS, WARMUP_STEPS]
-        content += [type(self.arm).__name__, dataclasses.asdict(self.arm), self.seed]
+        arm = dataclasses.asdict(self.arm)
+        if isinstance(self.arm, DataParallel) and self.arm.batch_size == BATCH_SIZE:
+            del arm["batch_size"]  # earlier names did not have it
+        content += [type(self.arm).__name__, arm, self.seed]
         if isinstance(self.arm, Islands):
             content.append(_ISLANDS_EPOCH)
             content.append(Policy.from_json(self.arm.policy_values).to_json())  # defaults that changed change the name

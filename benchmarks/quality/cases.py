@@ -235,7 +235,7 @@ _COMPARISONS: Final = (
     _FOUR_BITS,
     _LATE,
     _LATE_LONG,
-    Comparison("every learner merged alone", merged_alone(), default(4), "joint rounds", 2.0, None, _MANY),
+    Comparison("every learner merged alone", merged_alone(), default(4), "joint rounds", 4.0, None, _MANY),
     Comparison(
         "speeds 1, 1, 1/2, 1/3", speeds(1, 1, 1 / 2, 1 / 3), speeds(1, 1), "without the slow ones", 0.5, None, _MANY
     ),
@@ -259,6 +259,37 @@ _COMPARISONS: Final = (
             (_WAITING, "K = M, learners wait"),
             (speeds(*_UNEQUAL, jitter=0.1, policy=_WAITS), "K = M, nobody waits"),
         )
+    ),
+)
+
+
+def mixed(*made: Island, step_count: int = STEPS) -> Islands:
+    """Unequal learners, all stopped by the same clock, each of which plans the steps that it takes until then."""
+    return islands(len(made), step_count, ISLANDS_RATE, islands=made, is_wall_clock=True)
+
+
+def _mix(case: str, *groups: tuple[int, Island]) -> Iterable[Comparison]:
+    """Yields a mix of groups of equal learners against each group, and each learner, by itself for the same time."""
+    subject = mixed(*(island for count, island in groups for _ in range(count)))
+    for count, island in groups:
+        steps, name = round(STEPS * island.speed), f"batch {island.batch_size}, speed {island.speed:.2g}"
+        lone = replace(alone(steps), batch_size=island.batch_size)
+        yield Comparison(case, subject, lone, f"one of {name}", 1.0, None, _MANY)
+        if count > 1:
+            group = islands(count, steps, ISLANDS_RATE, islands=(replace(island, speed=1.0),) * count)
+            yield Comparison(case, subject, group, f"the {count} of {name}", 1.0, None, _MANY)
+
+
+_BIG, _FAST, _SLOW = Island(), Island(speed=3.0, batch_size=2), Island(speed=1 / 3)
+_MIXES: Final = (
+    *_mix("two, and one three times faster with a quarter of the batch", (2, _BIG), (1, _FAST)),
+    *_mix("four, and two three times faster with a quarter of the batch", (4, _BIG), (2, _FAST)),
+    *_mix("one, and two three times slower", (1, _BIG), (2, _SLOW)),
+    *_mix("two, and one three times slower", (2, _BIG), (1, _SLOW)),
+    *_mix(
+        "two of half the batch, and one three times slower with twice it",
+        (2, Island(batch_size=4)),
+        (1, Island(speed=1 / 3, batch_size=16)),
     ),
 )
 
@@ -354,10 +385,8 @@ _RULES: Final = Plain(
         "leading-nesterov, no length planned": default(4, policy={"planned_step_count": 0}),
         "leading-nesterov, mean": default(4, policy=SETTINGS["mean, leading, warm-up to 0.8"]),
         "nesterov": default(4, policy=SETTINGS["RDA, warm-up to 0.8"]),
-        "delayed-nesterov": default(4, policy=_outer("delayed-nesterov", 0.8, 0.8, "warm-up", "rda")),
         "merged alone, leading-nesterov (default)": merged_alone(),
         "merged alone, nesterov": merged_alone(**_outer("nesterov", 0.8, 0.8, "warm-up", "rda")),
-        "merged alone, delayed-nesterov": merged_alone(**_outer("delayed-nesterov", 0.8, 0.8, "warm-up", "rda")),
     },
 )
 
@@ -397,7 +426,7 @@ _RATES: Final = tuple(
     for count in (STEPS, 1500)
 )
 
-TABLE: Final[tuple[Case, ...]] = (_COMPARISONS[0], _GAP, *_CELLS, *_COMPARISONS[1:], _OTHER_DATA)
+TABLE: Final[tuple[Case, ...]] = (_COMPARISONS[0], _GAP, *_CELLS, *_COMPARISONS[1:], *_MIXES, _OTHER_DATA)
 """Every row of the acceptance table."""
 
 MORE: Final[tuple[Case, ...]] = (

@@ -319,9 +319,20 @@ class _Learner:
             next_s += self._jitter.uniform(1 - island.jitter, 1 + island.jitter) / island.speed
             await asyncio.sleep(max(0.0, next_s - self._time()))
             batch = self._sampler.batch(self.step_count)
-            loss = self.training.step(batch, run_position(self.step_count - self._lost_count, exchange.progress))
+            loss = self.training.step(batch, self._schedule_position(exchange))
             self.step_count += 1
             exchange.step(batch.token_count, loss)
+
+    def _schedule_position(self, exchange: ExchangeLoop) -> float:
+        """Returns the position in the schedule; by a clock each learner plans the steps that it takes in that time."""
+        arm = self._world.arm
+        own = arm.step_count * (self._island.speed if arm.is_wall_clock else 1.0)
+        step = self.step_count - self._lost_count
+        progress = exchange.progress
+        if progress is None:
+            return step * arm.step_count / own
+        planned = exchange.planned_step_count or arm.step_count
+        return run_position(step, progress, horizon_steps=own, planned_step_count=planned) * arm.step_count / own
 
     def _time(self) -> float:
         """Returns the time units since the learners' clocks began; negative while they join."""

@@ -22,16 +22,16 @@ from skerry.store.log.entries import (
     Member,
     MergeScalars,
     ObjectRef,
-    RunSpec,
     RunStatus,
     SessionItem,
     SnapshotItem,
     StatusItem,
 )
 from skerry.store.log.run_log import RunLog
-from skerry.store.objects.interface import DictObjects
+from skerry.store.run import RunSpec
 from skerry.wire.codecs import Codec, Encoding
 from skerry.wire.layout import FragmentLayout, TensorSpec
+from tests.doubles.dict_objects import DictObjects
 from tests.doubles.seeded_entropy import SeededEntropy
 
 START_S = 1_000_000.0

@@ -23,10 +23,13 @@ def test_a_run_shorter_than_its_warm_up_never_divides_by_zero() -> None:
     assert 0 < schedule.rate(4) < 1
 
 
-def test_a_learner_alone_goes_by_its_own_steps() -> None:
-    assert run_position(7, None) == 7.0
-
-
 def test_a_latecomer_goes_by_the_run_and_the_fastest_by_its_own_steps() -> None:
-    assert run_position(3, 40.0) == 40.0
-    assert run_position(60, 40.0) == 60.0
+    assert run_position(3, 40.0, horizon_steps=100, planned_step_count=100) == 40.0
+    assert run_position(60, 40.0, horizon_steps=100, planned_step_count=100) == 60.0
+
+
+def test_a_learner_counts_the_runs_progress_in_steps_of_its_own_schedule() -> None:
+    """One that is three times slower than the run's plan assumes is as far when the run is."""
+    assert run_position(10, 300.0, horizon_steps=200, planned_step_count=600) == 100.0
+    assert run_position(150, 300.0, horizon_steps=200, planned_step_count=600) == 150.0
+    assert run_position(10, 300.0, horizon_steps=200, planned_step_count=0) == 300.0

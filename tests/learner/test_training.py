@@ -54,6 +54,7 @@ class ScriptedLearner:
     """A learner of the client whose run says what a test wants it to say."""
 
     progress: float | None = None
+    planned_step_count: int = 0
     is_closed: bool = False
     failure: SkerryError | None = None
     on_step: Callable[[], None] = lambda: None

@@ -99,16 +99,18 @@ async def test_a_constant_schedule_does_not_settle() -> None:
     assert float(driver.state.weights[0]) == -(3 * 8 + 0.5 * (8 + 12 + 14))
 
 
-async def test_momentum_settles_over_the_last_eight_rounds_of_a_planned_run() -> None:
+@pytest.mark.parametrize(("planned", "settling"), [(16, 2), (64, 8), (80, 8)])
+async def test_momentum_settles_over_the_last_eight_rounds_or_the_last_eighth(planned: int, settling: int) -> None:
     outer = OuterOptimizer(name=OuterName.NESTEROV, learning_rate=1.0, momentum=0.5, schedule=OuterSchedule.WARM_UP)
-    plan = replace(policy(MergeRule.MEAN, outer), planned_step_count=24 * 16)
+    plan = replace(policy(MergeRule.MEAN, outer), planned_step_count=24 * planned)
     driver = await Driver.start(layout_of((1,)), plan)
-    for _ in range(18):
+    for _ in range(planned + 2):
         await driver.round([await driver.push(0, [1])])
     commits = [version.commit for version in driver.log.state.fragments[FRAGMENT].versions.values() if version.commit]
     momenta = [float32_from_hex(record.commit.scalars.momentum) for record in commits]
-    assert momenta[3:9] == [0.5] * 6  # eight rounds are left before the ninth merge
-    assert momenta[9:] == [0.5 * left / 8 for left in (7, 6, 5, 4, 3, 2, 1, 0, 0)]  # none beyond the plan
+    full = planned - settling + 1  # the last with all of it has `settling` rounds before it
+    assert momenta[3:full] == [0.5] * (full - 3)
+    assert momenta[full:] == [0.5 * left / settling for left in range(settling - 1, 0, -1)] + [0.0, 0.0]
 
 
 async def test_a_plan_made_or_changed_while_the_run_goes_on_counts_from_the_next_close() -> None:
@@ -116,12 +118,12 @@ async def test_a_plan_made_or_changed_while_the_run_goes_on_counts_from_the_next
     endless = policy(MergeRule.MEAN, outer)
     driver = await Driver.start(layout_of((1,)), endless)
     momenta = []
-    for planned_rounds in (0, 0, 0, 0, 4, 7, 100, 100):
+    for planned_rounds in (0, 0, 0, 0, 4, 4, 100, 100):
         plan = replace(endless, planned_step_count=24 * planned_rounds)
         await driver.append(PolicyItem(f"{driver.delta_count:032x}", plan))
         item = await driver.round([await driver.push(0, [1])])
         momenta.append(float32_from_hex(item.scalars.momentum))
-    assert momenta[3:] == [0.5, 0.0, 0.5 * 2 / 8, 0.5, 0.5]
+    assert momenta[3:] == [0.5, 0.0, 0.0, 0.5, 0.5]
 
 
 async def test_momentum_ramps_over_the_first_three_rounds() -> None:
@@ -158,11 +160,12 @@ async def test_four_quarters_of_a_round_build_up_the_momentum_of_a_whole_one() -
     np.testing.assert_allclose(driver.state.momentum, [4, -8], rtol=1e-6)
 
 
-async def test_a_shorter_delta_is_not_stretched() -> None:
+async def test_a_shorter_delta_is_not_stretched_and_weighs_by_its_share() -> None:
     driver = await Driver.start(layout_of((2,)), policy(MergeRule.MEAN))
     deltas = [await driver.push(0, [8, 0], steps=24), await driver.push(1, [0, 4], steps=12)]
     await driver.round(deltas, weights=[24, 12])
-    np.testing.assert_allclose(driver.state.weights, [-8 * 2 / 3, -4 / 3], rtol=1e-6)
+    # tokens 2 to 1, and half of that for half of the round's steps
+    np.testing.assert_allclose(driver.state.weights, [-8 * 0.8, -4 * 0.2], rtol=1e-6)
     assert driver.log.state.fragments[FRAGMENT].newest.step_count == 24
 
 

@@ -160,6 +160,11 @@ class ArrayLearner:
         return self._exchange.progress
 
     @property
+    def planned_step_count(self) -> int:
+        """Inner steps that the run is planned to take, which `progress` reaches at its end; 0 if unknown."""
+        return self._exchange.planned_step_count
+
+    @property
     def is_closed(self) -> bool:
         """Whether the run was closed: further work will not be merged."""
         return self._exchange.is_closed

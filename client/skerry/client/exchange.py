@@ -124,6 +124,11 @@ class ExchangeLoop:
         return self._attachment.progress
 
     @property
+    def planned_step_count(self) -> int:
+        """Inner steps that the run is planned to take; 0 where none are planned."""
+        return self._session.policy.planned_step_count
+
+    @property
     def is_closed(self) -> bool:
         """Whether the run takes no more deltas."""
         return self._session.is_closed

@@ -2,12 +2,13 @@
 
 For member m of weight w_m, with delta v_m of s_m steps, in a round of length L (`rounds`), and each tensor t,
 
-    r_m   = min(1, L / s_m) H / L                               (1)  what takes v_m to a round of H steps
-    c_mt  = r_m w_m / sum(w)                                    (2)  mean
-    c_mt  = w_m / sum(w) / |v_mt|                               (3)  RDA: the direction of v_m
-    u_t   = sum(c_mt v_mt, m)                                   (4)  computed exactly, in `step`
-    d_t   = u_t                                                 (5)  mean
-    d_t   = sum(w_m r_m |v_mt|, m) / sum(w) * u_t / |u_t|       (6)  RDA: mean length times mean direction
+    r_m   = min(1, L / s_m) H / L                          (1)  what takes v_m to a round of H steps
+    p_m   = w_m min(1, s_m / L) / sum(w min(1, s / L))     (2)  its share: short deltas don't shorten the step
+    c_mt  = p_m r_m                                        (3)  mean
+    c_mt  = p_m / |v_mt|                                   (4)  RDA: the direction of v_m
+    u_t   = sum(c_mt v_mt, m)                              (5)  computed exactly, in `step`
+    d_t   = u_t                                            (6)  mean
+    d_t   = sum(p_m r_m |v_mt|, m) * u_t / |u_t|           (7)  RDA: mean length times mean direction
 
 RDA is radial-directional averaging: where deltas disagree, the mean is shorter than they are, and RDA is not. A delta
 without length has no direction, and directions that cancel give d = 0.
@@ -45,7 +46,7 @@ class Round:
     inner_step_count: int  # H
 
     def coefficients(self) -> NDArray[np.float32]:
-        """Returns c of equation (2) or (3), (members, tensors). Members whose weights are all zero count alike."""
+        """Returns c of equation (3) or (4), (members, tensors). Members whose weights are all zero count alike."""
         shares = self._shares()[:, None]
         if self.rule is MergeRule.MEAN:
             return _float32(np.broadcast_to(shares * self._ratios()[:, None], self.norms.shape))
@@ -53,7 +54,7 @@ class Round:
         return _float32(np.where(is_zero, 0.0, shares / np.where(is_zero, 1.0, self.norms)))
 
     def tensor_scales(self, sum_norms: NDArray[np.float64]) -> NDArray[np.float32]:
-        """Returns what takes u to d, (tensors,): equation (6) from the norms |u_t|; 0 where directions cancel."""
+        """Returns what takes u to d, (tensors,): equation (7) from the norms |u_t|; 0 where directions cancel."""
         if self.rule is MergeRule.MEAN:
             return np.ones(self.norms.shape[1], np.float32)
         is_zero = sum_norms < _CANCELLED
@@ -61,8 +62,10 @@ class Round:
         return _float32(np.where(is_zero, 0.0, lengths / np.where(is_zero, 1.0, sum_norms)))
 
     def _shares(self) -> NDArray[np.float64]:
-        total = math.fsum(self.weights)
-        return self.weights / total if total > 0 else np.full(len(self.weights), 1 / len(self.weights))
+        """Returns p of equation (2), (members,)."""
+        weights = self.weights * np.minimum(1.0, np.maximum(self.step_counts, 1.0) / self.length)
+        total = math.fsum(weights)
+        return weights / total if total > 0 else np.full(len(weights), 1 / len(weights))
 
     def _ratios(self) -> NDArray[np.float64]:
         """Returns r of equation (1), (members,)."""

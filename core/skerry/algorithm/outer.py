@@ -4,15 +4,16 @@ A merge stands for T rounds: T = rho L / H, with rho its participation and L its
 T is 1 where every learner brings H steps, and 1/4 where one of four equal learners is merged alone. With d the merged
 delta of H steps, t = min(T, 1), and S the inner steps of the run that are behind the fragment,
 
-    mu    = min(mu_max, n / (n + 3)) min(1, (planned - S) / (8 H)),   n = 1 + S' / 24        (1)  momentum
+    mu    = min(mu_max, n / (n + 3)) min(1, (planned - S) / E),   n = 1 + S' / 24           (1)  momentum
     buf   <- mu^t buf + (1 - mu^t) / (1 - mu) d                                                (2)  its buffer
     Theta <- Theta - lr ((T + t l mu) d + t mu (1 - l (1 - mu)) buf)                           (3)  the step
     lr    = lr_max g,   g = 0.6875 for RDA of two deltas and more, else 1                      (4)  its rate
 
-S' counts from where the fragment's momentum began: the run's start, or its last roll-back. The last factor of (1) is 1
-where no length is planned and never negative. l is the lead: with l = 0, (2) and (3) at T = 1 are SGD with Nesterov
-momentum. Momentum runs in rounds and not in merges: four learners that are merged one by one build up the momentum of
-one joint round. A merge of more than one round (after an outage) moves d by T, and momentum by one round.
+S' counts from where the fragment's momentum began: the run's start, or its last roll-back. The last factor of (1) is
+never negative, and 1 where no length is planned; it falls over the last E = min(8 H, planned / 8) steps. l is the lead;
+with l = 0, (2) and (3) at T = 1 are SGD with Nesterov momentum. Momentum runs in rounds and not in merges, so learners
+that are merged one by one build up the momentum of one joint round together. A merge of more than one round (after an
+outage) moves d by T, and momentum by one round.
 
 g makes RDA go about as far as the mean: the mean direction of a round's deltas is about 0.6875 long, and RDA makes up
 for that. A single delta is its own direction. A constant schedule has g = 1.
@@ -37,8 +38,9 @@ from skerry.wire.policy import MergeRule, OuterName, OuterOptimizer, OuterSchedu
 # The momentum's number n at which it has come to a half, and the inner steps from one number to the next.
 _HALF_WAY: Final = 3.0
 _STEPS_PER_NUMBER: Final = 24.0
-# Rounds before the planned end over which momentum falls to 0.
-SETTLING_ROUNDS: Final = 8.0
+# Momentum falls to 0 over so many rounds before the planned end, or over this share of a run that is shorter.
+_SETTLING_ROUNDS: Final = 8.0
+_SETTLING_SHARE: Final = 0.125
 
 
 # Length of the mean direction of a round's deltas: with four learners 0.85 at first, 0.69 after 250 steps, 0.62 at 600.
@@ -54,22 +56,31 @@ class OuterStep(NamedTuple):
     gain: float
 
 
-def momentum_at(outer: OuterOptimizer, *, steps_done: float, steps_left: float | None, inner_step_count: int) -> float:
-    """Returns mu of equation (1).
+def settling_steps(planned_step_count: int, inner_step_count: int) -> float:
+    """Returns E: the inner steps before the planned end over which momentum falls to 0."""
+    return min(_SETTLING_ROUNDS * inner_step_count, _SETTLING_SHARE * planned_step_count)
+
+
+def momentum_at(
+    outer: OuterOptimizer, *, momentum_steps: float, run_steps: float, planned_step_count: int, inner_step_count: int
+) -> float:
+    """Returns mu of equation (1); a constant schedule returns its momentum as it is.
 
     Args:
-        outer: the policy's optimizer; a constant schedule returns its momentum as it is.
-        steps_done: S', inner steps behind the fragment since its momentum began.
-        steps_left: planned - S; None where no length is planned.
+        outer: the policy's optimizer.
+        momentum_steps: S', inner steps behind the fragment since its momentum began.
+        run_steps: S, inner steps behind the fragment since the run began.
+        planned_step_count: of the run; 0 where no length is planned.
         inner_step_count: H.
     """
     if outer.schedule is OuterSchedule.CONSTANT:
         return outer.momentum
-    number = 1 + steps_done / _STEPS_PER_NUMBER
+    number = 1 + momentum_steps / _STEPS_PER_NUMBER
     momentum = min(outer.momentum, number / (number + _HALF_WAY))
-    if steps_left is None:
+    if planned_step_count == 0:
         return momentum
-    return momentum * min(1.0, max(0.0, steps_left) / (SETTLING_ROUNDS * inner_step_count))
+    left = max(0.0, planned_step_count - run_steps)
+    return momentum * min(1.0, left / settling_steps(planned_step_count, inner_step_count))
 
 
 def learning_rate_at(outer: OuterOptimizer, rule: MergeRule, *, delta_count: int) -> float:

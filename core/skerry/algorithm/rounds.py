@@ -6,9 +6,9 @@ Learners of different speed and batch bring deltas of different length to one ro
     L = min(H, max{s : sum(w_m, s_m >= s) >= sum(w_m) / 2})     (1)
 
 that is, half of the round's tokens came in deltas of L steps or more. Longer deltas are shortened to L steps in the
-direction that they took, shorter ones are taken as they are:
+direction that they took, shorter ones are taken as they are, with as much less weight:
 
-    v_m min(1, L / s_m)                                         (2)
+    v_m min(1, L / s_m),    w_m min(1, s_m / L)                 (2)
 
 So a learner that takes many small steps moves the run, and its clock, no faster than those who do most of the work,
 and a slow learner does not hold the run back. (`merge` writes (2) for a round of H steps, times H / L, and `outer`

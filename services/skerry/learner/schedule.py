@@ -29,11 +29,13 @@ class LearningRateSchedule:
         return self.peak * (self.floor_share + (1.0 - self.floor_share) * cosine)
 
 
-def run_position(local_step: int, run_progress: float | None) -> float:
-    """The position in the schedule, in inner steps: the larger of the learner's own step and the run's progress.
+def run_position(local_step: int, run_progress: float, *, horizon_steps: float, planned_step_count: int) -> float:
+    """The position in a learner's schedule, in its inner steps: the larger of its own step and the run's progress.
 
-    A learner that is slow, joined late or lost its checkpoint is behind the run; its own step would train a nearly
-    finished model at the rate of a new one. The fastest learner is ahead of the run by its unmerged steps, and reaches
-    the floor with its last step.
+    Learners of different speed take different numbers of steps in one run, so each has a horizon of its own, and the
+    run's progress counts as a share of `planned_step_count`; where that is 0, in steps. A learner that is slow, joined
+    late or lost its checkpoint is behind the run; its own step would train a nearly finished model at the rate of a new
+    one. The fastest learner is ahead of the run by its unmerged steps, and reaches the floor with its last step.
     """
-    return float(local_step) if run_progress is None else max(float(local_step), run_progress)
+    scale = horizon_steps / planned_step_count if planned_step_count else 1.0
+    return max(float(local_step), run_progress * scale)

@@ -42,6 +42,10 @@ class AttachedLearner(Protocol):
         """Inner steps of the run, or None while they are not known."""
 
     @property
+    def planned_step_count(self) -> int:
+        """Inner steps that the run is planned to take, or 0."""
+
+    @property
     def is_closed(self) -> bool:
         """Whether the run is closed, so that later work is not merged."""
 
@@ -207,9 +211,17 @@ class _Loop:
         if self._last_line is not None:
             self._write(self._with_exchange(self._last_line))
 
+    def _schedule_position(self) -> float:
+        if self._learner is None or (progress := self._learner.progress) is None:
+            return float(self.position.step)
+        horizon = self._training.settings.optimizer.horizon_steps
+        return run_position(
+            self.position.step, progress, horizon_steps=horizon, planned_step_count=self._learner.planned_step_count
+        )
+
     def _step(self) -> None:
         training, clock, learner = self._training, self._clock, self._learner
-        rate = self._schedule.rate(run_position(self.position.step, learner.progress if learner else None))
+        rate = self._schedule.rate(self._schedule_position())
         begun_s = clock.monotonic_s()
         loss, token_count = self._train_on(training.sampler.batch(self.position.step), rate)
         compute_s = clock.monotonic_s() - begun_s

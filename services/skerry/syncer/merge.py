@@ -162,8 +162,9 @@ def _outer_step(state: RunState, closing: ClosedItem, policy: Policy, merged: Ro
     step_count = fragment.versions[closing.version - 1].step_count
     momentum = momentum_at(
         policy.outer,
-        steps_done=max(step_count - fragment.momentum_from, 0.0),
-        steps_left=policy.planned_step_count - step_count if policy.planned_step_count else None,
+        momentum_steps=max(step_count - fragment.momentum_from, 0.0),
+        run_steps=step_count,
+        planned_step_count=policy.planned_step_count,
         inner_step_count=policy.inner_step_count,
     )
     rate = learning_rate_at(policy.outer, merged.rule, delta_count=len(merged.weights))

@@ -24,7 +24,7 @@ from skerry.store.log.entries import (
     StatusItem,
 )
 from skerry.store.log.run_log import RunLog
-from skerry.store.objects.interface import open_objects
+from skerry.store.objects.opening import open_objects
 from skerry.store.run import RunSpec
 from skerry.store.store import Store
 from skerry.store.versions.replay import snapshot_tensors, weights_digest

@@ -14,12 +14,6 @@ from tests.house.product import parsed
 _KNOWN: Final = frozenset(
     {
         ("skerry.store.log.checks", "skerry.store.log.fold"),
-        (
-            "skerry.store.objects.buckets",
-            "skerry.store.objects.interface",
-            "skerry.store.objects.local",
-            "skerry.store.objects.opening",
-        ),
     }
 )
 

@@ -13,7 +13,7 @@ from skerry.runtime.identifiers import SystemEntropy
 from skerry.runtime.workers import InlineWorkers
 from skerry.store.log.entries import Entry, Item
 from skerry.store.log.run_log import RunLog
-from skerry.store.objects.interface import open_objects
+from skerry.store.objects.opening import open_objects
 from skerry.store.operator.verify import verify_run
 from skerry.store.store import Store
 from skerry.store.versions.replay import Replayer

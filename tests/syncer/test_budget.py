@@ -8,7 +8,7 @@ import random
 import numpy as np
 import pytest
 
-from skerry.store.objects.interface import open_objects
+from skerry.store.objects.opening import open_objects
 from skerry.syncer.budget import ByteBudget
 from skerry.syncer.host import HostSettings
 from skerry.syncer.server import ServerSettings, serving

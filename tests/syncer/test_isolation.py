@@ -12,7 +12,7 @@ import grpc
 import numpy as np
 import pytest
 
-from skerry.store.objects.interface import open_objects
+from skerry.store.objects.opening import open_objects
 from skerry.syncer.advice import AdviceBoard, share_leases
 from skerry.syncer.membership import Membership
 from skerry.syncer.reports import LearnerReport

@@ -22,7 +22,7 @@ from skerry.runtime.identifiers import SystemEntropy
 from skerry.runtime.workers import ThreadWorkers, Workers
 from skerry.store.errors import RunNotFoundError
 from skerry.store.log.run_log import RunLog
-from skerry.store.objects.interface import open_objects
+from skerry.store.objects.opening import open_objects
 from skerry.store.store import Store
 
 _WIDE: Final = 160  # columns of a pipe or a file

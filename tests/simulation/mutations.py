@@ -20,11 +20,10 @@ from skerry.algorithm.rebase import Ledger
 from skerry.client.fragment import FragmentExchange
 from skerry.client.fragment_state import Idle, Sending
 from skerry.store.errors import StoreError
-from skerry.store.log import checks
-from skerry.store.log.entries import AcceptedItem, ClosedItem, Entry, Item, RunStatus
-from skerry.store.log.fold import RunState
+from skerry.store.log import checks, fold
+from skerry.store.log.entries import AcceptedItem, ClosedItem, Item, RunStatus
 from skerry.store.log.run_log import RunLog
-from skerry.store.log.state import DeltaState, Outcome, Rejection
+from skerry.store.log.state import DeltaState, Outcome, Rejection, RunState
 from skerry.store.objects.put_if_absent import Creator
 from skerry.syncer.push import Push, PushHeader
 from skerry.syncer.rounds import Decisions, RoundEngine
@@ -214,16 +213,15 @@ def _folds_by_arrival(patch: pytest.MonkeyPatch) -> None:
 
 def _after_each_admitted(patch: pytest.MonkeyPatch, change: Callable[[RunState, Item], None]) -> None:
     """Changes the fold's state after every item that it admits."""
-    apply = RunState.apply
+    apply = fold._apply_item
 
-    def applied(self: RunState, entry: Entry, data: bytes) -> tuple[Outcome, ...]:
-        outcomes = apply(self, entry, data)
-        for outcome in outcomes:
-            if outcome.rejection is None:
-                change(self, outcome.item)
-        return outcomes
+    def applied(state: RunState, item: Item) -> Outcome:
+        outcome = apply(state, item)
+        if outcome.rejection is None:
+            change(state, item)
+        return outcome
 
-    patch.setattr(RunState, "apply", applied)
+    patch.setattr(fold, "_apply_item", applied)
 
 
 MUTATIONS: Final = (

@@ -27,8 +27,7 @@ from skerry.store.log.entries import (
     SnapshotItem,
     StatusItem,
 )
-from skerry.store.log.fold import RunState
-from skerry.store.log.state import DeltaState, Outcome
+from skerry.store.log.state import DeltaState, Outcome, RunState
 from skerry.syncer.reports import LearnerRecord
 from skerry.v1 import types_pb2 as v1
 from skerry.wire.messages import policy_to_message

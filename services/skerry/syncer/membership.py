@@ -14,8 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from skerry.store.log.entries import FORMAT, canonical_json
-from skerry.store.log.fold import RunState
-from skerry.store.log.state import LearnerState
+from skerry.store.log.state import LearnerState, RunState
 from skerry.syncer.participation import LearnerView, MembershipView
 from skerry.syncer.reports import LearnerRecord, LearnerReport
 

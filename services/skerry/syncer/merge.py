@@ -38,8 +38,8 @@ from skerry.algorithm.step import (
 from skerry.runtime.parallel import run_jobs
 from skerry.runtime.workers import Workers
 from skerry.store.log.entries import AcceptedItem, ClosedItem, CommittedItem, MergeScalars, ObjectRef
-from skerry.store.log.fold import RunState
 from skerry.store.log.run_log import RunLog
+from skerry.store.log.state import RunState
 from skerry.store.versions.replay import UnreadableDeltaError, accumulate_deltas
 from skerry.store.versions.scalars import scalars_to_record
 from skerry.store.versions.scratch import Scratch

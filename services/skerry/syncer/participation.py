@@ -12,8 +12,7 @@ from typing import Final
 from skerry.algorithm.rounds import round_length
 from skerry.algorithm.weights import Contribution, delta_weight, participation, staleness_damping
 from skerry.store.log.entries import AcceptedItem, ClosedItem, Decided, Member
-from skerry.store.log.fold import RunState
-from skerry.store.log.state import DeltaState, FragmentState
+from skerry.store.log.state import DeltaState, FragmentState, RunState
 from skerry.wire.policy import Policy
 
 # Rounds that a run goes on before a learner that brings nothing no longer counts as working.

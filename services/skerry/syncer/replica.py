@@ -19,6 +19,7 @@ import structlog
 from skerry.runtime.clock import Clock
 from skerry.runtime.workers import Workers
 from skerry.store.errors import LogCorruptError, StoreError
+from skerry.store.log.checks import check_item
 from skerry.store.log.entries import (
     INITIAL_BASE,
     Decided,
@@ -29,9 +30,8 @@ from skerry.store.log.entries import (
     RunStatus,
     SessionItem,
 )
-from skerry.store.log.fold import RunState
 from skerry.store.log.run_log import RunLog
-from skerry.store.log.state import Outcome
+from skerry.store.log.state import Outcome, RunState
 from skerry.store.versions.replay import UnreadableDeltaError
 from skerry.syncer.advice import AdviceBoard, share_leases
 from skerry.syncer.errors import DrainingError, SyncerError, from_rejection
@@ -141,7 +141,7 @@ class RunReplica:
         Raises:
             SyncerError: the run takes no learners, or a newer session fences this one.
         """
-        rejection = self.state.check(item)
+        rejection = check_item(self.state, item)
         if rejection is None or rejection.reason != "REPEATED":
             (outcome,) = await self.log.append([item])
             rejection = outcome.rejection

@@ -28,8 +28,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from skerry.store.log.entries import ClosedItem, Decided, Fate, FateItem, Item, RunStatus, StatusItem
-from skerry.store.log.fold import RunState
-from skerry.store.log.state import DeltaState, FragmentState
+from skerry.store.log.state import DeltaState, FragmentState, RunState
 from skerry.syncer.participation import MembershipView, closed_round, expected_learners, weigh
 from skerry.wire.policy import Policy
 

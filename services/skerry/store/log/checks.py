@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, assert_never
+from typing import assert_never
 
 from skerry.store.log.entries import (
     INITIAL_BASE,
@@ -23,10 +23,7 @@ from skerry.store.log.entries import (
     SnapshotItem,
     StatusItem,
 )
-from skerry.store.log.state import FragmentState, Rejection
-
-if TYPE_CHECKING:
-    from skerry.store.log.fold import RunState
+from skerry.store.log.state import FragmentState, Rejection, RunState
 
 
 def check_item(state: RunState, item: Item) -> Rejection | None:

@@ -24,9 +24,10 @@ from skerry.store.errors import (
     StoreError,
     StoreUnavailableError,
 )
+from skerry.store.log.checks import check_item
 from skerry.store.log.entries import Entry, Item, bytes_digest, canonical_json, item_to_json
-from skerry.store.log.fold import RunState
-from skerry.store.log.state import Outcome
+from skerry.store.log.fold import apply_entry
+from skerry.store.log.state import Outcome, RunState
 from skerry.store.objects.interface import Objects
 from skerry.store.objects.put_if_absent import Creator
 from skerry.store.run import RunSpec, entry_name, run_prefix
@@ -264,12 +265,12 @@ class RunLog:
             if self._has_effect(waiter):
                 wanted.append(waiter)
             elif not waiter.answer.done():
-                waiter.answer.set_result(tuple(Outcome(item, self.state.check(item)) for item in waiter.items))
+                waiter.answer.set_result(tuple(Outcome(item, check_item(self.state, item)) for item in waiter.items))
         return wanted
 
     def _has_effect(self, waiter: _Waiter) -> bool:
         # An item may only be admissible after another one of the same append, so one admissible item is enough.
-        return any(self.state.check(item) is None for item in waiter.items)
+        return any(check_item(self.state, item) is None for item in waiter.items)
 
     async def _write(self, group: list[_Waiter]) -> list[_Waiter]:
         """Puts the group under the next number. Returns the appends that need another number because a writer won."""
@@ -343,7 +344,7 @@ class RunLog:
             return
         try:
             entry = self._parse(position, data)
-            outcomes = self.state.apply(entry, data)
+            outcomes = apply_entry(self.state, entry, data)
         except LogCorruptError as error:
             self._failure = error
             raise

@@ -8,7 +8,8 @@ from typing import Any, Final
 
 from skerry.store.errors import ObjectMissingError
 from skerry.store.log.entries import SessionItem
-from skerry.store.log.fold import RunState
+from skerry.store.log.fold import apply_entry
+from skerry.store.log.state import RunState
 from skerry.syncer.errors import SyncerError, bad_request
 from skerry.syncer.events import duration_message, events_of, fate_message, learner_message
 from skerry.syncer.followers import EventStream, running
@@ -291,7 +292,7 @@ async def _past(replica: RunReplica, after: int, until: int) -> AsyncIterator[Ev
     """Yields the events of entries `after + 1` to `until`, by folding the log again from its start."""
     state = RunState(replica.log.spec)
     async for entry, data in replica.log.entries(1, until + 1):
-        outcomes = state.apply(entry, data)
+        outcomes = apply_entry(state, entry, data)
         if entry.position > after:
             for event in events_of(state, entry, outcomes):
                 yield event

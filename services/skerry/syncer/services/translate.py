@@ -7,8 +7,7 @@ from typing import Final
 
 from google.protobuf.duration_pb2 import Duration
 
-from skerry.store.log.fold import RunState
-from skerry.store.log.state import FragmentState, VersionState
+from skerry.store.log.state import FragmentState, RunState, VersionState
 from skerry.syncer.errors import bad_request
 from skerry.syncer.events import STATUSES, fate_message, version_message
 from skerry.syncer.pull import ObjectKind, PullPlan

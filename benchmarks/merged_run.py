@@ -28,8 +28,7 @@ from skerry.store.objects.opening import open_objects
 from skerry.store.run import RunSpec
 from skerry.store.store import Store
 from skerry.store.versions.replay import snapshot_tensors, weights_digest
-from skerry.wire.codecs import Codec, Encoding
-from skerry.wire.cutting import cut_parts
+from skerry.wire.codecs import Codec, Encoding, cut_parts
 from skerry.wire.digests import delta_digest, part_digest
 from skerry.wire.frames import encode_frames
 from skerry.wire.layout import FragmentLayout, TensorSpec

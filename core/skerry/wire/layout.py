@@ -27,8 +27,7 @@ class TensorSpec:
     def __post_init__(self) -> None:
         """Refuse a shape that no tensor has."""
         if any(size < 0 for size in self.shape):
-            msg = f"negative size in shape. tensor={self.name}, shape={self.shape}"
-            raise ValueError(msg)
+            raise ValueError(f"negative size in shape. tensor={self.name}, shape={self.shape}")
 
     @property
     def numel(self) -> int:
@@ -55,8 +54,7 @@ class FragmentLayout:
     def __post_init__(self) -> None:
         """Refuse a name that is used twice."""
         if len({tensor.name for tensor in self.tensors}) != len(self.tensors):
-            msg = f"a tensor's name is repeated. fragment={self.name}"
-            raise ValueError(msg)
+            raise ValueError(f"a tensor's name is repeated. fragment={self.name}")
 
     @cached_property
     def numel(self) -> int:

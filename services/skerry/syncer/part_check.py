@@ -10,12 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from skerry.syncer.errors import SyncerError, from_wire
-from skerry.wire.codecs import Codec
-from skerry.wire.cutting import MAX_FRAME_NUMEL
+from skerry.wire.codecs import MAX_FRAME_NUMEL, Codec
 from skerry.wire.digests import part_digest
 from skerry.wire.errors import FrameError
-from skerry.wire.frame_reader import FrameBatch
-from skerry.wire.frames import Frame, decode_frame, parse_frames
+from skerry.wire.frames import Frame, FrameBatch, decode_frame, parse_frames
 from skerry.wire.layout import FragmentLayout
 from skerry.wire.messages import MAX_BLOCK, MIN_BLOCK
 from skerry.wire.norms import per_tensor_squared_norms

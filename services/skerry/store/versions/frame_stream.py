@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Final
 
-from skerry.wire.frame_reader import FrameBatch, FrameReader
+from skerry.wire.frames import FrameBatch, FrameReader
 
 # Elements of a batch: what one worker job decodes. 4 MiB of float32, some 600 kB of int4 frames.
 BATCH_NUMEL: Final = 2**20

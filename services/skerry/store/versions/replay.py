@@ -37,8 +37,7 @@ from skerry.store.versions.scalars import scalars_from_record
 from skerry.store.versions.scratch import Scratch
 from skerry.wire.digests import LEAF_NUMEL, tree_leaves, tree_root
 from skerry.wire.errors import FrameError, TensorFileError
-from skerry.wire.frame_reader import FrameBatch
-from skerry.wire.frames import decode_frames
+from skerry.wire.frames import FrameBatch, decode_frames
 from skerry.wire.layout import FragmentLayout
 from skerry.wire.safetensors import TensorFileReader
 

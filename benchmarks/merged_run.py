@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from skerry.algorithm.merge import per_tensor_squared_norms
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.workers import Workers
 from skerry.store.log.entries import (
@@ -32,7 +33,6 @@ from skerry.wire.codecs import Codec, Encoding, cut_parts
 from skerry.wire.digests import delta_digest, part_digest
 from skerry.wire.frames import encode_frames
 from skerry.wire.layout import FragmentLayout, TensorSpec
-from skerry.wire.norms import per_tensor_squared_norms
 from skerry.wire.policy import Policy
 from tests.doubles.seeded_entropy import SeededEntropy
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from skerry.algorithm.merge import per_tensor_squared_norms
 from skerry.algorithm.rounds import round_length
 from skerry.algorithm.step import OuterState
 from skerry.runtime.clock import SystemClock
@@ -39,7 +40,6 @@ from skerry.wire.codecs import Codec, Compressor, Encoding
 from skerry.wire.digests import delta_digest, part_digest, tree_digest
 from skerry.wire.frames import encode_frames
 from skerry.wire.layout import FragmentLayout, TensorSpec
-from skerry.wire.norms import per_tensor_squared_norms
 from skerry.wire.policy import Policy
 from tests.doubles.dict_objects import DictObjects
 from tests.doubles.seeded_entropy import SeededEntropy

@@ -21,7 +21,6 @@ from skerry.wire.frames import (
     raw_bytes,
 )
 from skerry.wire.layout import FragmentLayout, TensorSpec
-from skerry.wire.norms import per_tensor_squared_norms
 from skerry.wire.safetensors import TensorFileReader
 
 __all__ = [
@@ -50,7 +49,6 @@ __all__ = [
     "encode_frames",
     "parse_frames",
     "part_digest",
-    "per_tensor_squared_norms",
     "raw_bytes",
     "tree_digest",
     "tree_leaves",

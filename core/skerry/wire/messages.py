@@ -13,8 +13,7 @@ from typing import Any, Final, TypeVar
 
 from skerry.v1 import types_pb2 as v1
 from skerry.wire.codecs import Codec, Compressor, Encoding
-from skerry.wire.layout import FragmentLayout, TensorSpec
-from skerry.wire.names import MAX_TENSOR_NAME_BYTES, check_name
+from skerry.wire.layout import MAX_TENSOR_NAME_BYTES, FragmentLayout, TensorSpec, check_name
 from skerry.wire.policy import MergeRule, OuterOptimizer, OuterSchedule, Policy, outer_name
 
 V = TypeVar("V")

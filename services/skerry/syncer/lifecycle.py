@@ -25,8 +25,7 @@ from skerry.store.versions.replay import Replayer, snapshot_tensors
 from skerry.syncer.errors import SyncerError, bad_request, from_rejection
 from skerry.syncer.host import RunHost
 from skerry.syncer.replica import RunReplica
-from skerry.wire.layout import FragmentLayout
-from skerry.wire.names import check_id, check_name
+from skerry.wire.layout import FragmentLayout, check_id, check_name
 from skerry.wire.policy import Policy
 
 _LOG: Final = structlog.get_logger(__name__)

@@ -21,7 +21,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from skerry.algorithm.merge import Round
+from skerry.algorithm.merge import Round, per_tensor_squared_norms
 from skerry.algorithm.outer import OuterStep, learning_rate_at, momentum_at, outer_step
 from skerry.algorithm.step import (
     TORN,
@@ -35,8 +35,7 @@ from skerry.algorithm.step import (
     prepare_span,
     step_spans,
 )
-from skerry.runtime.parallel import run_jobs
-from skerry.runtime.workers import Workers
+from skerry.runtime.workers import Workers, run_jobs
 from skerry.store.log.entries import AcceptedItem, ClosedItem, CommittedItem, MergeScalars, ObjectRef
 from skerry.store.log.run_log import RunLog
 from skerry.store.log.state import RunState
@@ -46,7 +45,6 @@ from skerry.store.versions.scratch import Scratch
 from skerry.wire.codecs import Encoding
 from skerry.wire.errors import NonFiniteError
 from skerry.wire.layout import FragmentLayout
-from skerry.wire.norms import per_tensor_squared_norms
 from skerry.wire.policy import MergeRule, Policy
 
 # Spans, of 2^20 elements, in one object of an update; a larger fragment has several, to be fetched side by side.

@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from skerry.algorithm.merge import per_tensor_squared_norms
 from skerry.syncer.errors import SyncerError, from_wire
 from skerry.wire.codecs import MAX_FRAME_NUMEL, Codec
 from skerry.wire.digests import part_digest
@@ -16,7 +17,6 @@ from skerry.wire.errors import FrameError
 from skerry.wire.frames import Frame, FrameBatch, decode_frame, parse_frames
 from skerry.wire.layout import FragmentLayout
 from skerry.wire.messages import MAX_BLOCK, MIN_BLOCK
-from skerry.wire.norms import per_tensor_squared_norms
 
 # Below this many bytes of frames, checking them takes less time than handing them to another thread.
 INLINE_CHECK_BYTES: Final = 32 * 2**10

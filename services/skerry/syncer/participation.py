@@ -9,8 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from skerry.algorithm.rounds import round_length
-from skerry.algorithm.weights import Contribution, delta_weight, participation, staleness_damping
+from skerry.algorithm.rounds import Contribution, delta_weight, participation, round_length, staleness_damping
 from skerry.store.log.entries import AcceptedItem, ClosedItem, Decided, Member
 from skerry.store.log.state import DeltaState, FragmentState, RunState
 from skerry.wire.policy import Policy

@@ -25,7 +25,7 @@ from skerry.wire.codecs import Codec
 from skerry.wire.digests import DIGEST_SIZE, delta_digest
 from skerry.wire.errors import FrameError
 from skerry.wire.frames import FrameReader
-from skerry.wire.names import check_id, check_name
+from skerry.wire.layout import check_id, check_name
 
 # The most that an interrupted push has to send again, and a small share of a process's budget.
 SUGGESTED_PART_BYTES: Final = 4 * 2**20

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import assert_never
 
-from skerry.algorithm.weights import delta_weight
+from skerry.algorithm.rounds import delta_weight
 from skerry.store.errors import LogCorruptError
 from skerry.store.log.checks import check_item
 from skerry.store.log.entries import (

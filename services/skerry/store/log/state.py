@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from skerry.algorithm.weights import rounds_behind
+from skerry.algorithm.rounds import rounds_behind
 from skerry.store.log.entries import (
     ENTRY_FORMAT,
     INITIAL_BASE,

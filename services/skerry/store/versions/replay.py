@@ -26,8 +26,7 @@ from skerry.algorithm.step import (
     step_spans,
     subtract_update,
 )
-from skerry.runtime.parallel import run_jobs
-from skerry.runtime.workers import Workers
+from skerry.runtime.workers import Workers, run_jobs
 from skerry.store.errors import LogCorruptError, ObjectMissingError, StoreError
 from skerry.store.log.entries import AcceptedItem, ObjectRef
 from skerry.store.log.run_log import RunLog

@@ -21,8 +21,8 @@ from skerry.syncer.services.translate import plan_message, report_from_message, 
 from skerry.v1 import exchange_pb2 as v1
 from skerry.v1 import exchange_pb2_grpc
 from skerry.v1.types_pb2 import Event
+from skerry.wire.layout import check_id, check_name
 from skerry.wire.messages import tensor_from_message
-from skerry.wire.names import check_id, check_name
 
 # A push whose client sends nothing for this long is ended, which releases its memory; its whole parts are durable.
 SILENCE_S: Final = 60.0

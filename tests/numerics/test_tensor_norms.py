@@ -6,7 +6,8 @@ import tracemalloc
 
 import numpy as np
 
-from skerry.wire import FragmentLayout, TensorSpec, per_tensor_squared_norms
+from skerry.algorithm.merge import per_tensor_squared_norms
+from skerry.wire import FragmentLayout, TensorSpec
 
 LAYOUT = FragmentLayout("f", (TensorSpec("a", (3, 100_000)), TensorSpec("b", (0,)), TensorSpec("c", (9,))))
 

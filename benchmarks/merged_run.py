@@ -19,6 +19,7 @@ from skerry.store.log.entries import (
     Member,
     ObjectRef,
     PolicyItem,
+    RunSpec,
     RunStatus,
     SessionItem,
     SnapshotItem,
@@ -26,7 +27,6 @@ from skerry.store.log.entries import (
 )
 from skerry.store.log.run_log import RunLog
 from skerry.store.objects.opening import open_objects
-from skerry.store.run import RunSpec
 from skerry.store.store import Store
 from skerry.store.versions.replay import snapshot_tensors, weights_digest
 from skerry.wire.codecs import Codec, Encoding, cut_parts

@@ -32,7 +32,7 @@ _KNOWN_FUNCTIONS: Final = frozenset(
     {
         "services/skerry/demo/summary.py:summarise",
         "services/skerry/learner/command.py:_settings",
-        "services/skerry/syncer/merge.py:merge_round",
+        "services/skerry/syncer/merger.py:merge_round",
     }
 )
 

@@ -24,6 +24,7 @@ from skerry.store.log.entries import (
     Member,
     ObjectRef,
     PolicyItem,
+    RunSpec,
     RunStatus,
     SessionItem,
     SnapshotItem,
@@ -31,11 +32,10 @@ from skerry.store.log.entries import (
 )
 from skerry.store.log.run_log import RunLog
 from skerry.store.objects.interface import Objects
-from skerry.store.run import RunSpec
 from skerry.store.versions.blobs import SnapshotKind
 from skerry.store.versions.replay import Replayer, snapshot_tensors
 from skerry.store.versions.scratch import Scratch
-from skerry.syncer.merge import MergeResult, merge_round
+from skerry.syncer.merger import MergeResult, merge_round
 from skerry.wire.codecs import Codec, Compressor, Encoding
 from skerry.wire.digests import delta_digest, part_digest, tree_digest
 from skerry.wire.frames import encode_frames
@@ -173,7 +173,7 @@ class Driver:
     ) -> CommittedItem:
         """Closes, merges, commits and adopts a round of these deltas."""
         result = await self.merge(await self.close(deltas, weights=weights, participation=participation))
-        item = result.commit_item()
+        item = result.commit
         await self.append(item)
         await result.adopt(workers=self.workers)
         return item

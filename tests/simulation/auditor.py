@@ -16,13 +16,12 @@ from numpy.typing import NDArray
 
 from skerry.client.session import Adoption
 from skerry.runtime.workers import InlineWorkers
-from skerry.store.log.entries import INITIAL_BASE, AcceptedItem, Entry, Fate, Item, RunStatus, SessionItem
+from skerry.store.log.entries import INITIAL_BASE, AcceptedItem, Entry, Fate, Item, RunStatus, SessionItem, entry_name
 from skerry.store.log.fold import apply_entry
 from skerry.store.log.run_log import RunLog
 from skerry.store.log.state import DeltaState, RunState
 from skerry.store.operator.verify import verify_run
-from skerry.store.run import entry_name
-from skerry.store.versions.frame_stream import frame_batches
+from skerry.store.versions.blobs import frame_batches
 from skerry.store.versions.scratch import Scratch
 from skerry.v1 import types_pb2
 from skerry.wire.codecs import Codec

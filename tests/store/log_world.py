@@ -20,6 +20,7 @@ from skerry.store.log.entries import (
     MergeScalars,
     ObjectRef,
     PolicyItem,
+    RunSpec,
     RunStatus,
     SessionItem,
     SnapshotItem,
@@ -28,7 +29,6 @@ from skerry.store.log.entries import (
 from skerry.store.log.fold import apply_entry
 from skerry.store.log.run_log import RunLog
 from skerry.store.log.state import Outcome, RunState
-from skerry.store.run import RunSpec
 from skerry.store.store import Store
 from skerry.wire.codecs import Codec, Encoding
 from skerry.wire.layout import FragmentLayout, TensorSpec

@@ -28,12 +28,12 @@ from skerry.store.log.entries import (
     PolicyItem,
     RollbackFragment,
     RollbackItem,
+    RunSpec,
     RunStatus,
     SessionItem,
     SnapshotItem,
     StatusItem,
 )
-from skerry.store.run import RunSpec
 from skerry.store.store import Store
 from skerry.store.versions.replay import Replayer, snapshot_tensors
 from skerry.store.versions.scratch import Scratch

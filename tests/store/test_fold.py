@@ -23,6 +23,7 @@ from skerry.store.log.entries import (
     PolicyItem,
     RollbackFragment,
     RollbackItem,
+    RunSpec,
     RunStatus,
     SessionItem,
     SnapshotItem,
@@ -31,7 +32,6 @@ from skerry.store.log.entries import (
 )
 from skerry.store.log.fold import apply_entry
 from skerry.store.log.state import Outcome, RunState
-from skerry.store.run import RunSpec
 from skerry.wire.codecs import Codec, Encoding
 from skerry.wire.layout import FragmentLayout, TensorSpec
 from skerry.wire.policy import Policy

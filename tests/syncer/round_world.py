@@ -11,6 +11,7 @@ from skerry.store.log.entries import (
     MergeScalars,
     ObjectRef,
     PolicyItem,
+    RunSpec,
     RunStatus,
     SessionItem,
     SnapshotItem,
@@ -18,8 +19,7 @@ from skerry.store.log.entries import (
 )
 from skerry.store.log.fold import apply_entry
 from skerry.store.log.state import Outcome, RunState
-from skerry.store.run import RunSpec
-from skerry.syncer.participation import LearnerView, MembershipView
+from skerry.syncer.membership import LearnerView, MembershipView
 from skerry.wire.layout import FragmentLayout, TensorSpec
 from skerry.wire.policy import Policy
 

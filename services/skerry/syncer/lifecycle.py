@@ -12,15 +12,8 @@ from typing import Final
 import structlog
 
 from skerry.store.errors import ObjectMissingError, RunExistsError, RunNotFoundError
-from skerry.store.log.entries import (
-    PolicyItem,
-    RollbackFragment,
-    RollbackItem,
-    RunStatus,
-    StatusItem,
-)
+from skerry.store.log.entries import PolicyItem, RollbackFragment, RollbackItem, RunSpec, RunStatus, StatusItem
 from skerry.store.log.state import FragmentState, VersionState
-from skerry.store.run import RunSpec
 from skerry.store.versions.replay import Replayer, snapshot_tensors
 from skerry.syncer.errors import SyncerError, bad_request, from_rejection
 from skerry.syncer.host import RunHost

@@ -16,10 +16,9 @@ from skerry.store.log.entries import INITIAL_BASE, AcceptedItem
 from skerry.store.log.run_log import AppendTooLargeError
 from skerry.store.log.state import DeltaState, Rejection
 from skerry.store.versions.blobs import StoredPart
-from skerry.syncer.budget import ByteBudget, Grant
 from skerry.syncer.errors import SyncerError, bad_request, from_rejection, from_wire
 from skerry.syncer.lifecycle import uid_of_draft
-from skerry.syncer.part_check import INLINE_CHECK_BYTES, PartChecker
+from skerry.syncer.parts import INLINE_CHECK_BYTES, ByteBudget, Grant, PartChecker
 from skerry.syncer.replica import RunReplica
 from skerry.wire.codecs import Codec
 from skerry.wire.digests import DIGEST_SIZE, delta_digest

@@ -29,7 +29,7 @@ from typing import Final
 
 from skerry.store.log.entries import ClosedItem, Decided, Fate, FateItem, Item, RunStatus, StatusItem
 from skerry.store.log.state import DeltaState, FragmentState, RunState
-from skerry.syncer.participation import MembershipView, closed_round, expected_learners, weigh
+from skerry.syncer.membership import MembershipView, closed_round, expected_learners, weigh
 from skerry.wire.policy import Policy
 
 # Weight of a new observation in the moving averages: five rounds back counts a third.

@@ -41,15 +41,7 @@ from skerry.store.log.entries import (
     StatusItem,
     bytes_digest,
 )
-from skerry.store.log.state import (
-    NORM_HISTORY,
-    CommitRecord,
-    DeltaState,
-    LearnerState,
-    Outcome,
-    RunState,
-    VersionState,
-)
+from skerry.store.log.state import NORM_HISTORY, CommitRecord, DeltaState, LearnerState, Outcome, RunState, VersionState
 
 
 def apply_entry(state: RunState, entry: Entry, data: bytes) -> tuple[Outcome, ...]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, MutableSequence, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -25,12 +25,20 @@ from skerry.store.errors import (
     StoreUnavailableError,
 )
 from skerry.store.log.checks import check_item
-from skerry.store.log.entries import Entry, Item, bytes_digest, canonical_json, item_to_json
+from skerry.store.log.entries import (
+    Entry,
+    Item,
+    RunSpec,
+    bytes_digest,
+    canonical_json,
+    entry_name,
+    item_to_json,
+    run_prefix,
+)
 from skerry.store.log.fold import apply_entry
 from skerry.store.log.state import Outcome, RunState
 from skerry.store.objects.interface import Objects
 from skerry.store.objects.put_if_absent import Creator
-from skerry.store.run import RunSpec, entry_name, run_prefix
 from skerry.store.versions.blobs import Blobs
 
 # A group takes no more appends beyond this size, so that no entry takes long to read. A single append may be larger.
@@ -89,13 +97,7 @@ class RunLog:
         self.state = RunState(spec)
         self.prefix = run_prefix(spec.name, spec.uid)
         self.objects = objects
-        self.blobs = Blobs(
-            objects,
-            self.prefix,
-            entropy=entropy,
-            workers=workers,
-            is_condemned=lambda name: name in self.state.condemned,
-        )
+        self.blobs = Blobs(objects, self.prefix, entropy=entropy, workers=workers, condemned=self.state.condemned)
         self._clock = clock
         self._entropy = entropy
         self._writer = writer
@@ -106,8 +108,7 @@ class RunLog:
         self._writing: asyncio.Task[None] | None = None
         self._subscribers: dict[object, Subscriber] = {}
         self._tail_lock = asyncio.Lock()
-        self._tails_begun = 0
-        self._tails_ended = 0
+        self._tails_begun = self._tails_ended = 0
         self._failure: LogCorruptError | None = None
         self._anchor = known or (0, self.state.head_digest)
         self._anchor_checked_at = clock.monotonic_s() if known is None else -math.inf
@@ -216,7 +217,6 @@ class RunLog:
             self._writing.cancel()
             await asyncio.wait([self._writing])
         self._fail(self._waiting, StoreUnavailableError("log was closed"))
-        self._waiting.clear()
 
     async def _write_waiting(self) -> None:
         """Writes groups until nothing waits, in a task of its own, so that cancelling a caller stops no other."""
@@ -234,11 +234,9 @@ class RunLog:
                     # The appends behind were not sent. They fail now, rather than wait through the outage again.
                     is_unknown = isinstance(error, OutcomeUnknownError)
                     self._fail(self._waiting, StoreUnavailableError(str(error)) if is_unknown else error)
-                    self._waiting.clear()
-                group = []
         except BaseException as error:
-            self._fail([*group, *self._waiting], StoreUnavailableError(f"log writer stopped. cause={error!r}"))
-            self._waiting.clear()
+            self._waiting.extendleft(reversed(group))
+            self._fail(self._waiting, StoreUnavailableError(f"log writer stopped. cause={error!r}"))
             raise
 
     def _take_group(self) -> list[_Waiter]:
@@ -392,7 +390,9 @@ class RunLog:
             raise self._failure
 
     @staticmethod
-    def _fail(waiters: Iterable[_Waiter], error: StoreError) -> None:
-        for waiter in list(waiters):
+    def _fail(waiters: MutableSequence[_Waiter], error: StoreError) -> None:
+        """Answers all of `waiters` with the error, and takes them out."""
+        for waiter in waiters:
             if not waiter.answer.done():
                 waiter.answer.set_exception(error)
+        waiters.clear()

@@ -17,11 +17,11 @@ from skerry.store.log.entries import (
     Fate,
     Item,
     ObjectRef,
+    RunSpec,
     RunStatus,
     bytes_digest,
 )
 from skerry.store.log.legacy import STALENESS_IN_ROUNDS_FORMAT, round_length
-from skerry.store.run import RunSpec
 from skerry.wire.layout import FragmentLayout
 from skerry.wire.policy import Policy
 

@@ -10,11 +10,10 @@ from typing import Literal
 
 from skerry.runtime.workers import Workers
 from skerry.store.errors import LogCorruptError, ObjectMissingError
-from skerry.store.log.entries import INITIAL_BASE
+from skerry.store.log.entries import INITIAL_BASE, RunSpec
 from skerry.store.log.fold import apply_entry
 from skerry.store.log.run_log import RunLog
 from skerry.store.log.state import RunState
-from skerry.store.run import RunSpec
 from skerry.store.versions.replay import Replayer
 from skerry.wire.safetensors import WRITABLE_DTYPES, header_bytes, tensor_bytes
 

@@ -22,7 +22,7 @@ from skerry.store.log.entries import AcceptedItem, Fate, ObjectRef, RunStatus
 from skerry.store.log.fold import apply_entry
 from skerry.store.log.run_log import RunLog
 from skerry.store.log.state import CommitRecord, RunState, VersionState
-from skerry.store.versions.frame_stream import frame_batches
+from skerry.store.versions.blobs import frame_batches
 from skerry.store.versions.replay import Replayer, UnreadableDeltaError, outer_refs, weights_digest
 from skerry.store.versions.scratch import Scratch
 from skerry.wire.digests import Hasher, delta_digest, part_digest

@@ -11,8 +11,7 @@ from skerry.store.log.entries import SessionItem
 from skerry.store.log.fold import apply_entry
 from skerry.store.log.state import RunState
 from skerry.syncer.errors import SyncerError, bad_request
-from skerry.syncer.events import duration_message, events_of, fate_message, learner_message
-from skerry.syncer.followers import EventStream, running
+from skerry.syncer.events import EventStream, duration_message, events_of, fate_message, learner_message, running
 from skerry.syncer.host import RunHost
 from skerry.syncer.pull import PullPlan, Resume, plan_pull, resume_plan
 from skerry.syncer.push import Push, PushHeader, begin_push

@@ -162,7 +162,7 @@ class RunState:
         return sum(counts) / len(counts) if counts else 0.0
 
     def staleness(self, fragment: FragmentState, base_version: int) -> int:
-        """Returns how old a base is, as `max_staleness` counts it: in rounds, or by an older format in versions."""
+        """Returns how old a base is: in rounds, or by an older format in versions."""
         if self.entry_format < STALENESS_IN_ROUNDS_FORMAT:
             return fragment.version - base_version
         return fragment.rounds_behind(base_version, self.policy.inner_step_count)

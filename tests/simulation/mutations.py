@@ -25,7 +25,7 @@ from skerry.store.log.entries import AcceptedItem, ClosedItem, Item, RunStatus
 from skerry.store.log.run_log import RunLog
 from skerry.store.log.state import DeltaState, Outcome, Rejection, RunState
 from skerry.store.objects.put_if_absent import Creator
-from skerry.syncer.push import Push, PushHeader
+from skerry.syncer.push import Push
 from skerry.syncer.rounds import Decisions, RoundEngine
 from skerry.v1 import exchange_pb2, types_pb2
 from tests.simulation.auditor import Finding
@@ -88,10 +88,10 @@ def _acknowledges_before_the_append(patch: pytest.MonkeyPatch) -> None:
     """The answer goes out while the entry is on its way."""
     append, begin = RunLog.append, Push.__init__
     known: Any = vars(Push)["known"]
-    headers: WeakKeyDictionary[Push, PushHeader] = WeakKeyDictionary()
+    headers: WeakKeyDictionary[Push, AcceptedItem] = WeakKeyDictionary()
     early: dict[str, DeltaState] = {}
 
-    def begin_noted(self: Push, replica: Any, header: PushHeader, budget: Any) -> None:
+    def begin_noted(self: Push, replica: Any, header: AcceptedItem, budget: Any) -> None:
         begin(self, replica, header, budget)
         headers[self] = header
 

@@ -163,9 +163,8 @@ def _admit_committed(state: RunState, item: CommittedItem) -> list[DeltaState]:
         delta = state.deltas[member.delta]
         delta.fate, delta.version = Fate.MERGED, item.version
         delta.weight_share = member.weight / total if total > 0 else 0.0
-        steps = max(delta.item.step_count, 1)
         history = fragment.squared_norms.setdefault(delta.item.learner, deque(maxlen=NORM_HISTORY))
-        history.append(sum(delta.item.squared_norms) / (steps * steps))
+        history.append(delta.squared_norm_a_step)
         fragment.weights[delta.item.learner] = delta_weight(
             delta.item.token_count,
             delta.item.step_count,

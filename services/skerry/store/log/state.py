@@ -61,6 +61,12 @@ class DeltaState:
     weight: float = 0.0
     weight_share: float = 0.0
 
+    @property
+    def squared_norm_a_step(self) -> float:
+        """|v|^2 / steps^2, which compares deltas of different length."""
+        steps = max(self.item.step_count, 1)
+        return sum(self.item.squared_norms) / (steps * steps)
+
 
 @dataclass
 class VersionState:

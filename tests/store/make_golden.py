@@ -45,7 +45,7 @@ from tests.doubles.seeded_entropy import SeededEntropy
 from tests.numerics.merge_driver import FLOAT32, FRAGMENT, INT4, Driver
 
 ALL_GOLDEN = tuple(sorted((Path(__file__).parent / "golden").iterdir()))
-GOLDEN = Path(__file__).parent / "golden" / "v2"
+GOLDEN = Path(__file__).parent / "golden" / "v3"
 LAYOUT = FragmentLayout(
     FRAGMENT,
     (

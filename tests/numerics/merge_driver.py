@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from skerry.algorithm.merge import per_tensor_squared_norms
-from skerry.algorithm.rounds import round_length
+from skerry.algorithm.rounds import outage_length, round_length
 from skerry.algorithm.step import OuterState
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.workers import InlineWorkers, Workers
@@ -153,13 +153,11 @@ class Driver:
         weights = weights or [1.0] * len(deltas)
         members = tuple(Member(delta.delta, weight, 0) for delta, weight in zip(deltas, weights, strict=True))
         fragment, version = self.log.state.fragments[FRAGMENT], self.state.version
-        length = round_length(
-            [delta.step_count for delta in deltas],
-            weights,
-            participation=participation,
-            missed_step_count=fragment.missed_step_count((delta.learner for delta in deltas), version),
-            inner_step_count=self.log.state.policy.inner_step_count,
-        )
+        steps, full = [delta.step_count for delta in deltas], self.log.state.policy.inner_step_count
+        missed = fragment.missed_step_count((delta.learner for delta in deltas), version)
+        length = outage_length(
+            steps, participation=participation, missed_step_count=missed, inner_step_count=full
+        ) or round_length(steps, weights, inner_step_count=full)
         closing = ClosedItem(FRAGMENT, version + 1, 0, members, participation, (), length)
         await self.append(closing)
         return closing

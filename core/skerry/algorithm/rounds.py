@@ -2,28 +2,29 @@
 
 For learner m with n_m tokens in s_m inner steps, whose base is k_m rounds old:
 
-    w_m = n_m min(1, c H / s_m)                            (1)  weight: tokens of more than c H steps do not count
-    f_m = (1 + k_m)^-a                                     (2)  staleness
-    rho = sum(w_m f_m, contributors) / sum(w_m, working)   (3)  participation, at most 1
-
-A weight is relative: it cannot damp a round whose only delta is stale, nor one that few took part in. So the whole step
-is also scaled by rho. A learner that works and is not in the round counts in (3) with what it brought last.
+    w_m = n_m min(1, c H / s_m)               (1)  weight: tokens of more than c H steps do not count
+    f_m = (1 + k_m)^-a                        (2)  staleness
 
 Learners of different speed and batch bring deltas of different length to one round. The round's length is the weighted
 median of their steps, at most H,
 
-    L = min(H, max{s : sum(w_m f_m, s_m >= s) >= sum(w_m f_m) / 2})   (4)  length
+    L = min(H, max{s : sum(w_m f_m, s_m >= s) >= sum(w_m f_m) / 2})             (3)  length
 
 that is, half of the round's weight came in deltas of L steps or more. Longer deltas are shortened to L steps in the
 direction that they took, shorter ones are taken as they are, with as much less weight:
 
-    v_m min(1, L / s_m),    w_m f_m min(1, s_m / L)                   (5)
+    v_m min(1, L / s_m),    w'_m = w_m min(1, s_m / L)                          (4)
 
 So a learner that takes many small steps moves the run, and its clock, no faster than those who do most of the work,
-and a slow learner does not hold the run back. (`merge` writes (5) for a round of H steps, times H / L, and `outer`
+and a slow learner does not hold the run back. (`merge` writes (4) for a round of H steps, times H / L, and `outer`
 takes it back by the round's share T = rho L / H.)
 
-    L = min(s_m)    after an outage of all, if that is above H        (6)
+    rho = sum(w'_m f_m, contributors) / sum(w'_m, working)                      (5)  participation, at most 1
+
+A weight is relative: it cannot damp a round whose only delta is stale, nor one that few took part in. So the whole step
+is also scaled by rho. A learner that works and is not in the round counts in (5) with what it brought last.
+
+    L = min(s_m)    after an outage of all, if that is above H                  (6)
 
 (6) needs evidence: nearly everybody is in the round, and the run hardly went on without any of them. One learner that
 comes back alone with the work of hours moves the run by a round at most.
@@ -48,7 +49,7 @@ _MOST_MISSED: Final = 0.5
 class Contribution(NamedTuple):
     """One delta of a round."""
 
-    weight: float  # w, equation (1)
+    weight: float  # w', equation (4)
     damping: float  # f, equation (2)
 
 
@@ -69,35 +70,28 @@ def staleness_damping(rounds: int, *, exponent: float) -> float:
     return float((1 + rounds) ** -exponent)
 
 
+def share_of_length(weight: float, step_count: int, length: float) -> float:
+    """Returns w' of equation (4)."""
+    return weight * min(1.0, step_count / length) if length > 0 else weight
+
+
 def participation(contributed: Iterable[Contribution], absent_weights: Iterable[float]) -> float:
-    """Returns rho of equation (3); 1 where nothing has any weight."""
+    """Returns rho of equation (5); 1 where nothing has any weight."""
     deltas = tuple(contributed)
     brought = math.fsum(delta.weight * delta.damping for delta in deltas)
     total = math.fsum(delta.weight for delta in deltas) + math.fsum(absent_weights)
     return min(1.0, brought / total) if brought > 0 else 1.0
 
 
-def round_length(
-    step_counts: Sequence[int],
-    weights: Sequence[float],
-    *,
-    participation: float,
-    missed_step_count: float,
-    inner_step_count: int,
-) -> float:
-    """Returns L of equation (4) or (6) in inner steps; 0 for a round without deltas.
+def round_length(step_counts: Sequence[int], weights: Sequence[float], *, inner_step_count: int) -> float:
+    """Returns L of equation (3) in inner steps; 0 for a round without deltas.
 
     Args:
         step_counts: s, one a delta.
         weights: w f, one a delta; if all are 0, deltas count alike.
-        participation: rho of the round, equation (3).
-        missed_step_count: the most inner steps by which the run went on beyond the merged work of one of the learners.
         inner_step_count: H.
     """
     shortest = min(step_counts, default=0)
-    was_outage = participation >= _NEARLY_EVERYBODY and missed_step_count < _MOST_MISSED * inner_step_count
-    if was_outage and shortest > inner_step_count:
-        return float(shortest)
     counted = weights if any(weights) else [1.0] * len(weights)
     half, reached = sum(counted) / 2, 0.0
     for step_count, weight in sorted(zip(step_counts, counted, strict=True), reverse=True):
@@ -105,3 +99,19 @@ def round_length(
         if reached >= half:
             return float(min(step_count, inner_step_count))
     return float(min(shortest, inner_step_count))  # what is left of `half` is rounding
+
+
+def outage_length(
+    step_counts: Sequence[int], *, participation: float, missed_step_count: float, inner_step_count: int
+) -> float | None:
+    """Returns L of equation (6) after an outage of all; None if there was none.
+
+    Args:
+        step_counts: s, one a delta.
+        participation: rho of the round, equation (5).
+        missed_step_count: the most inner steps by which the run went on beyond the merged work of one of the learners.
+        inner_step_count: H.
+    """
+    was_outage = participation >= _NEARLY_EVERYBODY and missed_step_count < _MOST_MISSED * inner_step_count
+    shortest = min(step_counts, default=0)
+    return float(shortest) if was_outage and shortest > inner_step_count else None

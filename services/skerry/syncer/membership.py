@@ -14,11 +14,19 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from skerry.algorithm.rounds import Contribution, delta_weight, participation, round_length, staleness_damping
+from skerry.algorithm.rounds import (
+    Contribution,
+    delta_weight,
+    outage_length,
+    participation,
+    round_length,
+    share_of_length,
+    staleness_damping,
+)
 from skerry.store.log.entries import FORMAT, AcceptedItem, ClosedItem, Decided, Member, canonical_json
 from skerry.store.log.state import DeltaState, FragmentState, LearnerState, RunState
 from skerry.wire.policy import Policy
@@ -89,14 +97,11 @@ def closed_round(
     Without members it makes the round void.
     """
     items = [state.deltas[member.delta].item for member in members]
-    rho = _participation(state, fragment, view, members) if members else 1.0
-    length = round_length(
-        [item.step_count for item in items],
-        [member.weight for member in members],
-        participation=rho,
-        missed_step_count=fragment.missed_step_count((item.learner for item in items), fragment.version),
-        inner_step_count=state.policy.inner_step_count,
-    )
+    step_counts, full = [item.step_count for item in items], state.policy.inner_step_count
+    length = round_length(step_counts, [member.weight for member in members], inner_step_count=full)
+    rho = _participation(state, fragment, view, members, length) if members else 1.0
+    missed = fragment.missed_step_count((item.learner for item in items), fragment.version)
+    after_outage = outage_length(step_counts, participation=rho, missed_step_count=missed, inner_step_count=full)
     return ClosedItem(
         fragment=fragment.layout.name,
         version=fragment.version + 1,
@@ -104,7 +109,7 @@ def closed_round(
         members=tuple(members),
         participation=rho,
         decided=decided,
-        length=length,
+        length=after_outage or length,
     )
 
 
@@ -129,18 +134,30 @@ def _working_learners(state: RunState, fragment: FragmentState, view: Membership
     }
 
 
-def _participation(state: RunState, fragment: FragmentState, view: MembershipView, members: Iterable[Member]) -> float:
-    """Returns rho. A learner of which nothing was merged yet counts for the mean of the contributors."""
-    deltas = [(member, state.deltas[member.delta].item) for member in members]
-    contributed = [
-        Contribution(weight, member.weight / weight if weight else 0.0)
-        for member, item in deltas
-        for weight in (_weight(item, state.policy),)
+def _participation(
+    state: RunState, fragment: FragmentState, view: MembershipView, members: Sequence[Member], length: float
+) -> float:
+    """Returns rho of a round of that length.
+
+    A learner of which nothing was merged yet counts for the others' mean in the run's first H steps, so that the first
+    to arrive is not taken for everybody. Later it counts for nothing, so that a learner that joins damps nobody.
+    """
+    contributed, brought_by = [], set()
+    for member in members:
+        item = state.deltas[member.delta].item
+        weight = _weight(item, state.policy)
+        damping = member.weight / weight if weight else 0.0
+        contributed.append(Contribution(share_of_length(weight, item.step_count, length), damping))
+        brought_by.add(item.learner)
+    is_early = fragment.newest.step_count < state.policy.inner_step_count
+    newcomer = sum(delta.weight for delta in contributed) / len(brought_by) if is_early else 0.0
+    absent = [
+        share_of_length(fragment.weights[name], fragment.step_counts[name], length)
+        if name in fragment.weights
+        else newcomer
+        for name in sorted(_working_learners(state, fragment, view) - brought_by)
     ]
-    brought_by = {item.learner for _, item in deltas}
-    mean = sum(delta.weight for delta in contributed) / len(brought_by)
-    absent = sorted(_working_learners(state, fragment, view) - brought_by)
-    return participation(contributed, [fragment.weights.get(name, mean) for name in absent])
+    return participation(contributed, absent)
 
 
 def _weight(item: AcceptedItem, policy: Policy) -> float:

@@ -165,6 +165,7 @@ def _admit_committed(state: RunState, item: CommittedItem) -> list[DeltaState]:
         delta.weight_share = member.weight / total if total > 0 else 0.0
         history = fragment.squared_norms.setdefault(delta.item.learner, deque(maxlen=NORM_HISTORY))
         history.append(delta.squared_norm_a_step)
+        fragment.step_counts[delta.item.learner] = delta.item.step_count
         fragment.weights[delta.item.learner] = delta_weight(
             delta.item.token_count,
             delta.item.step_count,

@@ -109,6 +109,7 @@ class FragmentState:
     worked_until: dict[str, float] = field(default_factory=dict)  # by learner: as far as that delta's own steps reach
     squared_norms: dict[str, deque[float]] = field(default_factory=dict)  # by learner: |v|^2 / steps^2, merged
     weights: dict[str, float] = field(default_factory=dict)  # by learner: w of its last merged delta, undamped
+    step_counts: dict[str, int] = field(default_factory=dict)  # by learner: steps of that delta
 
     @property
     def newest(self) -> VersionState:

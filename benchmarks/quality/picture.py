@@ -24,7 +24,7 @@ _INK: Final = "#1d2733"
 _FAINT: Final = "#8a96a3"
 _GOOD: Final = "#0ca678"
 _BAD: Final = "#e03131"
-_ISLANDS: Final = "#c2255c"
+_LEARNERS: Final = "#c2255c"
 _ALONE: Final = "#8a96a3"
 _TOGETHER: Final = "#1c7ed6"
 _TRIED: Final = ("#f08c00", "#7048e8", "#1c7ed6", "#20c997", "#495057")
@@ -52,7 +52,7 @@ def _draw_gap(case: Gap, outcomes: Outcomes, path: Path) -> Path:
     figure, axes = plt.subplots(figsize=(8.4, 2.3), dpi=144)
     rows = (
         ("one learner alone", "loss alone", _ALONE),
-        ("four islands", "loss", _ISLANDS),
+        ("four learners", "loss", _LEARNERS),
         ("all batches in one place", "loss data-parallel", _TOGETHER),
     )
     for place, (_, metric, colour) in enumerate(rows):
@@ -60,7 +60,7 @@ def _draw_gap(case: Gap, outcomes: Outcomes, path: Path) -> Path:
         axes.errorbar(found.mean, place, xerr=found.half_width or 0, fmt="o", markersize=9, color=colour, capsize=4)
         axes.text(found.mean, place - 0.22, f"{found.mean:.3f}", ha="center", va="bottom", color=colour)
     share = lines["share of the gap"].estimate
-    axes.set_title(f"Four islands close {share.mean:.0%} of the gap between one learner and one place")
+    axes.set_title(f"Four learners close {share.mean:.0%} of the gap between one learner and one place")
     axes.set_yticks(range(len(rows)), [label for label, _, _ in rows])
     axes.set_ylim(len(rows) - 0.5, -0.8)
     axes.set_xlabel("held-out loss after 1500 steps, nats a byte; whiskers: 95 % interval")
@@ -98,7 +98,7 @@ def _draw_cells(cases: Sequence[Cell], outcomes: Outcomes, path: Path) -> Path:
                 label=None if name in labelled else name,
             )
             labelled.add(name)
-    axes.axhline(0, color=_ISLANDS, linewidth=2, label="the defaults")
+    axes.axhline(0, color=_LEARNERS, linewidth=2, label="the defaults")
     axes.set_xticks(range(len(cases)), [case.case.replace(", ", "\n") for case in cases])
     axes.set_ylabel("loss above the defaults', %")
     axes.set_title("The defaults against other outer settings, by learners and length")

@@ -186,14 +186,17 @@ def _elements(codec: Codec, values: NDArray[np.float32]) -> NDArray[np.uint8] | 
     limit = LARGEST_FLOAT32 if codec is Codec.FLOAT32 else LARGEST_SCALED
     if not (values.max() <= limit and values.min() >= -limit):  # NaN compares false
         return None
-    if codec is Codec.FLOAT32:
-        return values.view(np.uint8)
+    return values.view(np.uint8) if codec is Codec.FLOAT32 else to_bfloat16(values).view(np.uint8)
+
+
+def to_bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
+    """Return the values' bits as bfloat16, rounded to nearest, ties to even."""
     bits = values.view(np.uint32)
     rounded = bits >> 16
-    rounded &= 1  # to nearest, ties to even
+    rounded &= 1
     rounded += 0x7FFF
     rounded += bits
-    return rounded.view(np.uint16)[1::2].copy().view(np.uint8)
+    return rounded.view(np.uint16)[1::2].copy()
 
 
 def _block_maxima(magnitudes: NDArray[np.float32], blocks: Blocks, out: NDArray[np.float32]) -> None:

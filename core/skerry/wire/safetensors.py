@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from skerry.wire.errors import TensorFileError, WireReason
 from skerry.wire.layout import FragmentLayout
+from skerry.wire.quantise import to_bfloat16
 
 _METADATA: Final = "__metadata__"
 _SIZE: Final = struct.Struct("<Q")
@@ -75,16 +76,10 @@ def tensor_bytes(values: NDArray[np.float32], dtype: str = "float32") -> Iterato
     for start in range(0, len(flat), _PIECE_NUMEL):
         piece = flat[start : start + _PIECE_NUMEL]
         if dtype == "bfloat16":
-            yield _to_bfloat16(piece).tobytes()
+            yield to_bfloat16(piece).tobytes()
         else:
             with np.errstate(over="ignore"):  # what float16 can't hold becomes infinite
                 yield piece.astype(np.dtype(dtype).newbyteorder("<"), copy=False).tobytes()
-
-
-def _to_bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
-    bits = values.view(np.uint32)
-    rounded = (bits + (((bits >> np.uint32(16)) & np.uint32(1)) + np.uint32(0x7FFF))) >> np.uint32(16)
-    return rounded.astype("<u2")
 
 
 class _Place(NamedTuple):

@@ -159,13 +159,13 @@ class RunHost:
                     found = await self._start(name, uid)
                 except RunNotFoundError:
                     if named is not None and named != uid:
-                        raise _replaced(name, uid, named) from None
+                        raise replaced(name, uid, named) from None
                     raise _not_found(name) from None
                 finally:
                     if uid not in self._open:
                         self._opening.pop(uid, None)
         if found.replica.log.spec.name != name:
-            raise _not_found(name) if named is None else _replaced(name, uid, named)
+            raise _not_found(name) if named is None else replaced(name, uid, named)
         found.used_at_s = self.clock.monotonic_s()
         return found.replica
 
@@ -233,14 +233,15 @@ class RunHost:
                 if named is None:
                     one.replica.followers.end(_not_found(name))
                 elif named != uid:
-                    one.replica.followers.end(_replaced(name, uid, named))
+                    one.replica.followers.end(replaced(name, uid, named))
 
 
 def _not_found(name: str) -> SyncerError:
     return SyncerError("RUN_NOT_FOUND", f"no such run. run={name}")
 
 
-def _replaced(name: str, uid: str, named: str) -> SyncerError:
+def replaced(name: str, uid: str, named: str) -> SyncerError:
+    """Returns the error for a run whose name the run `named` has now."""
     return SyncerError(
         "RUN_REPLACED", f"the name belongs to another run now. run={name}, uid={uid}", metadata={"run_uid": named}
     )
@@ -255,4 +256,4 @@ def _check_unnamed(replica: RunReplica, name: str, named: str | None, *, is_crea
         raise _not_found(name)
     if is_draft or is_creator:
         raise SyncerError("RUN_EXISTS", f"another run got the name first. run={name}", metadata={"run_uid": named})
-    raise _replaced(name, replica.log.spec.uid, named)
+    raise replaced(name, replica.log.spec.uid, named)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
@@ -10,13 +9,14 @@ from dataclasses import dataclass
 from typing import Final
 
 import structlog
+from msgspec import structs
 
 from skerry.store.errors import ObjectMissingError, RunExistsError, RunNotFoundError
 from skerry.store.log.entries import PolicyItem, RollbackFragment, RollbackItem, RunSpec, RunStatus, StatusItem
 from skerry.store.log.state import FragmentState, VersionState
 from skerry.store.versions.replay import Replayer, snapshot_tensors
 from skerry.syncer.errors import SyncerError, bad_request, from_rejection
-from skerry.syncer.host import RunHost
+from skerry.syncer.host import RunHost, replaced
 from skerry.syncer.replica import RunReplica
 from skerry.wire.layout import FragmentLayout, check_id, check_name
 from skerry.wire.policy import Policy
@@ -173,7 +173,7 @@ async def roll_back(replica: RunReplica, request_id: str, target_position: int) 
     ]
     for _ in range(_ROLLBACK_ATTEMPTS):
         fragments = tuple(
-            dataclasses.replace(one, version=replica.state.fragments[one.fragment].version + 1) for one in prepared
+            structs.replace(one, version=replica.state.fragments[one.fragment].version + 1) for one in prepared
         )
         (outcome,) = await replica.log.append([RollbackItem(request_id, target_position, fragments)])
         if request_id in replica.state.requests:
@@ -237,9 +237,7 @@ async def delete_run(host: RunHost, name: str, uid: str) -> None:
             return  # an earlier call deleted it
         raise
     if named != uid:
-        raise SyncerError(
-            "RUN_REPLACED", f"the name belongs to another run now. run={name}", metadata={"run_uid": named}
-        )
+        raise replaced(name, uid, named)
     await host.store.unpublish(name, uid)
     host.forget_name(name)
     _LOG.info("run deleted", run=name, uid=uid)

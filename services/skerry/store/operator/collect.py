@@ -15,7 +15,6 @@ from typing import Final
 from skerry.store.log.entries import CollectedItem, Fate, ObjectRef
 from skerry.store.log.run_log import RunLog
 from skerry.store.log.state import FragmentState, RunState, VersionState
-from skerry.store.objects.interface import Objects
 from skerry.store.objects.local import TEMPORARY
 
 # Names in one entry, of about 150 bytes each: far below the size at which groups are split.
@@ -95,7 +94,11 @@ async def plan_collection(log: RunLog, retention: Retention, *, now_unix_s: floa
             victims.append(Victim(name, info.size_bytes, Why.LITTER))
     gone = {victim.name for victim in victims}
     sizes = [info.size_bytes for name, info in found if name not in gone]
-    victims += await _temporary(log.objects, oldest_litter)
+    victims += [
+        Victim(info.name, info.size_bytes, Why.TEMPORARY)
+        async for info in log.objects.list(TEMPORARY)
+        if info.modified_at_unix_s < oldest_litter
+    ]
     return CollectionPlan(tuple(sorted(victims, key=lambda victim: victim.name)), len(sizes), sum(sizes))
 
 
@@ -116,7 +119,8 @@ async def collect(
         plan = await plan_collection(log, retention, now_unix_s=now_unix_s)
         total = len(went) + len(plan.victims)
         is_outrun = False
-        for batch in _batches(plan.victims, _NAMES_AN_ENTRY):
+        for start in range(0, len(plan.victims), _NAMES_AN_ENTRY):
+            batch = plan.victims[start : start + _NAMES_AN_ENTRY]
             if not await _condemn(log, batch):
                 is_outrun = True  # the log moved on, and an object of the batch is needed now
                 continue
@@ -156,14 +160,6 @@ async def _condemn(log: RunLog, victims: Iterable[Victim]) -> bool:
         return True
     (outcome,) = await log.append([CollectedItem(names)])
     return outcome.rejection is None
-
-
-async def _temporary(objects: Objects, oldest: float) -> list[Victim]:
-    return [
-        Victim(info.name, info.size_bytes, Why.TEMPORARY)
-        async for info in objects.list(TEMPORARY)
-        if info.modified_at_unix_s < oldest
-    ]
 
 
 def _path(log: RunLog, victim: Victim) -> str:
@@ -210,8 +206,3 @@ def _named(state: RunState) -> Iterator[str]:
     for fragment in state.fragments.values():
         for version in fragment.versions.values():
             yield from (ref.name for ref in _version_refs(state, version))
-
-
-def _batches(victims: tuple[Victim, ...], size: int) -> Iterator[tuple[Victim, ...]]:
-    for start in range(0, len(victims), size):
-        yield victims[start : start + size]

@@ -13,6 +13,7 @@ import pytest
 
 from skerry.client import MergeRule, OuterOptimizer, OuterSchedule, RetrySettings
 from skerry.client.exchange import ExchangeLoop
+from skerry.client.grpc_transport import answer
 from skerry.client.parameters import ArrayParameters
 from skerry.client.session import ExchangeSettings
 from skerry.runtime.clock import SystemClock
@@ -56,11 +57,11 @@ class World:
 
     async def merged_delta_ids(self) -> list[str]:
         """Closes the run and returns every delta that the log has merged: as many as were acknowledged."""
-        run = (await self.transport.close_run(runs_pb2.CloseRunRequest(name="fit"), timeout_s=20)).run
+        run = (await answer(self.transport.runs.CloseRun(runs_pb2.CloseRunRequest(name="fit"), timeout=20))).run
         merged = []
         for fragment in run.fragments:
             request = runs_pb2.ListVersionsRequest(name="fit", fragment=fragment.name, page_size=1000)
-            response = await self.transport.list_versions(request, timeout_s=20)
+            response = await answer(self.transport.runs.ListVersions(request, timeout=20))
             merged += [fate.delta_id for record in response.versions for fate in record.merged]
         # An answer may still be on its way; no delta may be counted that the log has not.
         await self.train_until(lambda: self.exchange.stats.deltas_acknowledged >= len(merged))
@@ -144,7 +145,7 @@ async def test_a_change_of_policy_reaches_the_learner(target: str) -> None:
         assert policy.inner_step_count == QUICK.inner_step_count
         request = runs_pb2.SetPolicyRequest(request_id="1" * 32, name="fit")
         request.policy.inner_step_count = 9
-        await world.transport.set_policy(request, timeout_s=10)
+        await answer(world.transport.runs.SetPolicy(request, timeout=10))
         await world.train_until(lambda: world.exchange._session.policy.inner_step_count == 9)
 
 

@@ -17,8 +17,7 @@ from skerry.client.exchange import ExchangeLoop
 from skerry.client.grpc_transport import GrpcTransport
 from skerry.client.loop_thread import LoopThread
 from skerry.client.parameters import ArrayParameters, Parameters
-from skerry.client.session import Adoption, ExchangeSettings
-from skerry.client.stats import Stats
+from skerry.client.session import Adoption, ExchangeSettings, Stats
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.identifiers import SystemEntropy, system_random
 from skerry.runtime.workers import ThreadWorkers

@@ -15,8 +15,8 @@ import structlog
 from skerry.algorithm.rebase import Ledger, Trained
 from skerry.algorithm.schedule import RoundRhythm, is_due
 from skerry.client import fragment_state
-from skerry.client.adoption import adopt, pull_newest
-from skerry.client.delta import make_delta
+from skerry.client.adoption import Pulled, adopt, pull_newest
+from skerry.client.delta import make_delta, push, query
 from skerry.client.errors import (
     AttachAgainError,
     CorruptDownloadError,
@@ -30,8 +30,6 @@ from skerry.client.errors import (
     error_of,
 )
 from skerry.client.fragment_state import RETURNING, Idle, InFlight, Refused, Replacing, Sending, State
-from skerry.client.pull import Pulled
-from skerry.client.push import push, query
 from skerry.client.session import Session
 from skerry.v1 import exchange_pb2, types_pb2
 from skerry.wire import FragmentLayout, NonFiniteError

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
 from typing import Any, Final, TypeVar
 
 import grpc
@@ -44,7 +44,8 @@ A = TypeVar("A")
 class GrpcTransport:
     """A syncer at `target` (host:port), over two connections: one for attach and small calls, one for bulk.
 
-    Must be made and used on one event loop. Without `credentials` the connection is plain text.
+    Must be made and used on one event loop. Without `credentials` the connection is plain text. `runs` and
+    `capabilities` have the unary calls that no exchange makes; whoever calls them passes the call to `answer`.
     """
 
     def __init__(self, target: str, *, credentials: grpc.ChannelCredentials | None = None) -> None:
@@ -52,8 +53,8 @@ class GrpcTransport:
         self._bulk = _channel(target, credentials)
         self._exchange = exchange_pb2_grpc.ExchangeStub(self._control)
         self._bulk_exchange = exchange_pb2_grpc.ExchangeStub(self._bulk)
-        self._runs = runs_pb2_grpc.RunsStub(self._control)
-        self._capabilities = capabilities_pb2_grpc.CapabilitiesStub(self._control)
+        self.runs = runs_pb2_grpc.RunsStub(self._control)
+        self.capabilities = capabilities_pb2_grpc.CapabilitiesStub(self._control)
 
     def attach(
         self, requests: AsyncIterator[exchange_pb2.AttachRequest]
@@ -65,13 +66,13 @@ class GrpcTransport:
         self, requests: AsyncIterator[exchange_pb2.PushDeltaRequest]
     ) -> exchange_pb2.PushDeltaResponse:
         """Sends a push on the bulk connection."""
-        return await _answer(self._bulk_exchange.PushDelta(requests))
+        return await answer(self._bulk_exchange.PushDelta(requests))
 
     async def query_push(
         self, request: exchange_pb2.QueryPushRequest, *, timeout_s: float
     ) -> exchange_pb2.QueryPushResponse:
         """Asks how far a push has come."""
-        return await _unary(self._exchange.QueryPush, request, timeout_s)
+        return await answer(self._exchange.QueryPush(request, timeout=timeout_s))
 
     def pull_fragment(
         self, request: exchange_pb2.PullFragmentRequest
@@ -87,45 +88,19 @@ class GrpcTransport:
         self, request: capabilities_pb2.GetCapabilitiesRequest, *, timeout_s: float
     ) -> capabilities_pb2.GetCapabilitiesResponse:
         """Asks for the server's version, codecs and limits."""
-        return await _unary(self._capabilities.GetCapabilities, request, timeout_s)
+        return await answer(self.capabilities.GetCapabilities(request, timeout=timeout_s))
 
     async def get_run(self, request: runs_pb2.GetRunRequest, *, timeout_s: float) -> runs_pb2.GetRunResponse:
         """Asks for a run."""
-        return await _unary(self._runs.GetRun, request, timeout_s)
+        return await answer(self.runs.GetRun(request, timeout=timeout_s))
 
     async def create_run(self, request: runs_pb2.CreateRunRequest, *, timeout_s: float) -> runs_pb2.CreateRunResponse:
         """Makes a draft."""
-        return await _unary(self._runs.CreateRun, request, timeout_s)
+        return await answer(self.runs.CreateRun(request, timeout=timeout_s))
 
     async def commit_run(self, request: runs_pb2.CommitRunRequest, *, timeout_s: float) -> runs_pb2.CommitRunResponse:
         """Makes a draft the run of its name."""
-        return await _unary(self._runs.CommitRun, request, timeout_s)
-
-    async def list_runs(self, request: runs_pb2.ListRunsRequest, *, timeout_s: float) -> runs_pb2.ListRunsResponse:
-        """Asks for one page of runs."""
-        return await _unary(self._runs.ListRuns, request, timeout_s)
-
-    async def set_policy(self, request: runs_pb2.SetPolicyRequest, *, timeout_s: float) -> runs_pb2.SetPolicyResponse:
-        """Changes a policy."""
-        return await _unary(self._runs.SetPolicy, request, timeout_s)
-
-    async def list_versions(
-        self, request: runs_pb2.ListVersionsRequest, *, timeout_s: float
-    ) -> runs_pb2.ListVersionsResponse:
-        """Asks for one page of versions."""
-        return await _unary(self._runs.ListVersions, request, timeout_s)
-
-    async def roll_back(self, request: runs_pb2.RollBackRequest, *, timeout_s: float) -> runs_pb2.RollBackResponse:
-        """Gives fragments older content under new versions."""
-        return await _unary(self._runs.RollBack, request, timeout_s)
-
-    async def close_run(self, request: runs_pb2.CloseRunRequest, *, timeout_s: float) -> runs_pb2.CloseRunResponse:
-        """Ends a run."""
-        return await _unary(self._runs.CloseRun, request, timeout_s)
-
-    async def delete_run(self, request: runs_pb2.DeleteRunRequest, *, timeout_s: float) -> runs_pb2.DeleteRunResponse:
-        """Takes a run's name away."""
-        return await _unary(self._runs.DeleteRun, request, timeout_s)
+        return await answer(self.runs.CommitRun(request, timeout=timeout_s))
 
     async def close(self) -> None:
         """Closes both connections."""
@@ -139,11 +114,8 @@ def _channel(target: str, credentials: grpc.ChannelCredentials | None) -> grpc.a
     return grpc.aio.secure_channel(target, credentials, options=_OPTIONS)
 
 
-async def _unary(method: Callable[..., Awaitable[A]], request: object, timeout_s: float) -> A:
-    return await _answer(method(request, timeout=timeout_s))
-
-
-async def _answer(call: Awaitable[A]) -> A:
+async def answer(call: Awaitable[A]) -> A:
+    """Returns the answer to a unary call; raises SkerryError if it fails."""
     try:
         return await call
     except asyncio.CancelledError:

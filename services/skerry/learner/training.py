@@ -152,10 +152,9 @@ def train(
         loop.end()
     if not is_saved:
         path = training.settings.checkpoint_path
-        message = (
+        raise CheckpointError(
             f"trained to the end, but cannot write the checkpoint. path={path}. free space or pass another --work-dir"
         )
-        raise CheckpointError(message)
     return loop.position
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
 import structlog
 
 from skerry.store.errors import ObjectMissingError, RunExistsError, RunNotFoundError
@@ -181,7 +181,7 @@ async def roll_back(replica: RunReplica, request_id: str, target_position: int) 
     ]
     for _ in range(_ROLLBACK_ATTEMPTS):
         fragments = tuple(
-            dataclasses.replace(one, version=replica.state.fragments[one.fragment].version + 1) for one in prepared
+            msgspec.structs.replace(one, version=replica.state.fragments[one.fragment].version + 1) for one in prepared
         )
         (outcome,) = await replica.log.append([RollbackItem(request_id, target_position, fragments)])
         if request_id in replica.state.requests:

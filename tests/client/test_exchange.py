@@ -7,9 +7,12 @@ import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from typing import Any
 
+import grpc
 import numpy as np
 import pytest
+from grpc.aio import Metadata
 
 from skerry.client import MergeRule, OuterOptimizer, OuterSchedule, RetrySettings
 from skerry.client.exchange import ExchangeLoop
@@ -89,6 +92,37 @@ async def test_a_lost_acknowledgement_is_asked_for_and_counted_once(target: str)
         faults.lost_acknowledgements = 5
         await world.train_until(lambda: world.exchange.stats.deltas_merged >= 12)
         assert faults.log == ["acknowledgement lost"] * 5
+        merged = await world.merged_delta_ids()
+        assert len(merged) == len(set(merged))
+
+
+@pytest.mark.parametrize("code", [grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.PERMISSION_DENIED])
+@pytest.mark.parametrize("is_delivered", [True, False])
+async def test_a_status_of_a_proxy_says_nothing_about_a_push(
+    target: str, code: grpc.StatusCode, monkeypatch: pytest.MonkeyPatch, *, is_delivered: bool
+) -> None:
+    answered = {"PushDelta": 0, "QueryPush": 0}  # calls that a proxy has answered
+
+    def put_proxy_before(stub: Any, method: str) -> None:
+        call = getattr(stub, method)
+
+        async def proxied(*arguments: Any, **options: Any) -> Any:
+            if answered[method] == 3:
+                return await call(*arguments, **options)
+            answered[method] += 1
+            if is_delivered:
+                await call(*arguments, **options)
+            raise grpc.aio.AioRpcError(code, Metadata(), Metadata(), "a proxy's page", "")
+
+        monkeypatch.setattr(stub, method, proxied)
+
+    async with training(target, Faults()) as world:
+        put_proxy_before(world.transport._bulk_exchange, "PushDelta")
+        put_proxy_before(world.transport._exchange, "QueryPush")
+        await world.train_until(lambda: world.exchange.stats.deltas_merged >= 12)
+        assert answered["PushDelta"] == 3
+        assert is_delivered or answered["QueryPush"] == 3
+        assert world.exchange.stats.deltas_returned == 0
         merged = await world.merged_delta_ids()
         assert len(merged) == len(set(merged))
 

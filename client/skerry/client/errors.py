@@ -111,8 +111,13 @@ def is_transient(error: BaseException) -> TypeGuard[TryAgainError]:
 
 
 def error_of(
-    reason: str, message: str, *, retry_after_s: float | None = None, metadata: Mapping[str, str] | None = None
+    reason: str,
+    message: str,
+    *,
+    retry_after_s: float | None = None,
+    metadata: Mapping[str, str] | None = None,
+    unknown: type[SkerryError] = RefusedError,
 ) -> SkerryError:
-    """Returns the error for a reason, in the class for it; an unknown reason gives a RefusedError."""
-    kind = _CLASSES.get(reason, RefusedError)
+    """Returns the error for a reason, in the class for it; an unknown reason gives an error of the class `unknown`."""
+    kind = _CLASSES.get(reason, unknown)
     return kind(reason, message, retry_after_s=retry_after_s, metadata=metadata)

@@ -9,7 +9,7 @@ from typing import Any, Final, TypeVar
 import grpc
 from google.rpc import error_details_pb2, status_pb2
 
-from skerry.client.errors import SkerryError, error_of
+from skerry.client.errors import RefusedError, SkerryError, TryAgainError, error_of
 from skerry.v1 import (
     capabilities_pb2,
     capabilities_pb2_grpc,
@@ -66,13 +66,13 @@ class GrpcTransport:
         self, requests: AsyncIterator[exchange_pb2.PushDeltaRequest]
     ) -> exchange_pb2.PushDeltaResponse:
         """Sends a push on the bulk connection."""
-        return await answer(self._bulk_exchange.PushDelta(requests))
+        return await answer(self._bulk_exchange.PushDelta(requests), unknown=TryAgainError)
 
     async def query_push(
         self, request: exchange_pb2.QueryPushRequest, *, timeout_s: float
     ) -> exchange_pb2.QueryPushResponse:
         """Asks how far a push has come."""
-        return await answer(self._exchange.QueryPush(request, timeout=timeout_s))
+        return await answer(self._exchange.QueryPush(request, timeout=timeout_s), unknown=TryAgainError)
 
     def pull_fragment(
         self, request: exchange_pb2.PullFragmentRequest
@@ -114,15 +114,15 @@ def _channel(target: str, credentials: grpc.ChannelCredentials | None) -> grpc.a
     return grpc.aio.secure_channel(target, credentials, options=_OPTIONS)
 
 
-async def answer(call: Awaitable[A]) -> A:
-    """Returns the answer to a unary call; raises SkerryError if it fails."""
+async def answer(call: Awaitable[A], *, unknown: type[SkerryError] = RefusedError) -> A:
+    """Returns the answer to a unary call; raises SkerryError if it fails, as `error_from_rpc` says."""
     try:
         return await call
     except asyncio.CancelledError:
         _raise_if_call_was_cancelled()
         raise
     except grpc.aio.AioRpcError as error:
-        raise error_from_rpc(error) from error
+        raise error_from_rpc(error, unknown=unknown) from error
     except grpc.aio.UsageError as error:  # the channel was closed under the call
         raise error_of("UNREACHABLE", f"connection is closed. cause={error}") from error
 
@@ -153,8 +153,11 @@ def _raise_if_call_was_cancelled() -> None:
         raise error_of("CANCELLED", "the call was cancelled; what it was to send may have failed") from None
 
 
-def error_from_rpc(error: grpc.aio.AioRpcError) -> SkerryError:
-    """Returns the error for a failed call: by the reason in its details, or else by the gRPC status."""
+def error_from_rpc(error: grpc.aio.AioRpcError, *, unknown: type[SkerryError] = RefusedError) -> SkerryError:
+    """Returns the error for a failed call: by the reason in its details, or else by the gRPC status.
+
+    A status that tells nothing of the call, such as a proxy's UNIMPLEMENTED, gives an error of the class `unknown`.
+    """
     code = error.code()
     reason = _REASONS.get(code, code.name)
     message = error.details() or code.name.lower()
@@ -168,6 +171,7 @@ def error_from_rpc(error: grpc.aio.AioRpcError) -> SkerryError:
             info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
             if detail.Unpack(info) and info.domain == ERROR_DOMAIN:
                 reason, metadata = info.reason.removeprefix("ERROR_REASON_"), dict(info.metadata)
+                unknown = RefusedError
             elif detail.Unpack(retry):
                 retry_after_s = retry.retry_delay.ToTimedelta().total_seconds()
-    return error_of(reason, message, retry_after_s=retry_after_s, metadata=metadata)
+    return error_of(reason, message, retry_after_s=retry_after_s, metadata=metadata, unknown=unknown)

@@ -108,44 +108,24 @@ class ArrayParameters:
 
     def snapshot(self, layout: FragmentLayout, out: NDArray[np.float32]) -> Work:
         """Returns a function that copies the weights to `out`."""
-        pieces = self._pieces(layout, out)
-
-        def work() -> None:
-            for array, piece in pieces:
-                np.copyto(piece, array, casting="same_kind")
-
-        return work
+        return self._work(layout, out, lambda array, piece: np.copyto(piece, array, casting="same_kind"))
 
     def add(self, layout: FragmentLayout, shift: NDArray[np.float32]) -> Work:
         """Returns a function that adds to the weights, in float32 if they are narrower."""
-        pieces = self._pieces(layout, shift)
-
-        def work() -> None:
-            for array, piece in pieces:
-                np.add(array, piece, out=array, casting="same_kind")
-
-        return work
+        return self._work(layout, shift, lambda array, piece: np.add(array, piece, out=array, casting="same_kind"))
 
     def load(self, layout: FragmentLayout, values: NDArray[np.float32]) -> Work:
         """Returns a function that overwrites the weights."""
-        pieces = self._pieces(layout, values)
-
-        def work() -> None:
-            for array, piece in pieces:
-                np.copyto(array, piece, casting="same_kind")
-
-        return work
+        return self._work(layout, values, lambda array, piece: np.copyto(array, piece, casting="same_kind"))
 
     def blend(self, layout: FragmentLayout, values: NDArray[np.float32], alpha: float) -> Work:
         """Returns a function that blends `values` into the weights."""
-        pieces = self._pieces(layout, values)
-
-        def work() -> None:
-            for array, piece in pieces:
-                mixed = np.float32(alpha) * array + np.float32(1 - alpha) * piece
-                np.copyto(array, mixed, casting="same_kind")
-
-        return work
+        own, others = np.float32(alpha), np.float32(1 - alpha)
+        return self._work(
+            layout,
+            values,
+            lambda array, piece: np.copyto(array, own * array + others * piece, casting="same_kind"),
+        )
 
     def is_finite(self, layout: FragmentLayout) -> bool:
         """Whether every weight is a finite number."""
@@ -162,11 +142,20 @@ class ArrayParameters:
     def settle(self) -> None:
         """Does nothing, since NumPy queues nothing."""
 
-    def _pieces(
-        self, layout: FragmentLayout, flat: NDArray[np.float32]
-    ) -> list[tuple[NDArray[Any], NDArray[np.float32]]]:
-        """Returns each array with its piece of the flat vector, in the array's shape."""
-        return [
+    def _work(
+        self,
+        layout: FragmentLayout,
+        flat: NDArray[np.float32],
+        change: Callable[[NDArray[Any], NDArray[np.float32]], object],
+    ) -> Work:
+        """Returns a function that calls `change` with each array and its piece of `flat`, in the array's shape."""
+        pieces = [
             (self._arrays[tensor.name], flat[first : first + tensor.numel].reshape(tensor.shape))
             for tensor, first in zip(layout.tensors, layout.offsets, strict=True)
         ]
+
+        def work() -> None:
+            for array, piece in pieces:
+                change(array, piece)
+
+        return work

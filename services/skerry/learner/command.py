@@ -53,6 +53,8 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _DIRECTORY = click.Path(file_okay=False, path_type=Path)
 _POSITIVE = click.IntRange(min=1)
 _COUNT = click.IntRange(min=0)
+_FACTOR = click.FloatRange(min=1)
+_OPTIMIZERS = click.Choice(["adamw", "muon"])
 _POSITIVE_NUMBER = click.FloatRange(min=0, min_open=True)
 
 
@@ -75,29 +77,19 @@ _POSITIVE_NUMBER = click.FloatRange(min=0, min_open=True)
 @_option("--batch", "batch_size", type=_POSITIVE, default=8, help="Sequences in a step.")
 @_option("--steps", "step_count", type=_POSITIVE, default=1000, help="Training steps to take.")
 @_option("--horizon", "horizon_steps", type=_POSITIVE, help=_HORIZON_HELP)
-@_option(
-    "--optimizer",
-    "name",
-    type=click.Choice(["adamw", "muon"]),
-    default="adamw",
-    help="Optimizer of the training steps.",
-)
+@_option("--optimizer", "name", type=_OPTIMIZERS, default="adamw", help="Optimizer of the training steps.")
 @_option("--learning-rate", "peak_rate", type=_POSITIVE_NUMBER, default=3e-3, help="Peak learning rate.")
 @_option("--warmup", "warmup_steps", type=_COUNT, default=50, help="Steps until the peak learning rate.")
 @_option("--weight-decay", type=click.FloatRange(min=0), default=0.1, help="Weight decay of matrices.")
 @_option("--seed", type=_COUNT, default=0, help="Seed of the initial weights and the data order.")
 @_option("--eval-every", "evaluate_every", type=_COUNT, default=50, help="Steps between evaluations; 0: none.")
-@_option(
-    "--eval-windows", "held_out_window_count", type=_POSITIVE, default=64, help="Held-out sequences of an evaluation."
-)
+@_option("--eval-windows", "held_out_window_count", type=_POSITIVE, default=64, help="Held-out sequences to evaluate.")
 @_option("--checkpoint-every", type=_COUNT, default=200, help="Steps between checkpoints; 0: only at the end.")
 @_option("--log-every", type=_COUNT, default=50, help="Steps between log lines; 0: none.")
 @_option("--work-dir", "work_directory", type=_DIRECTORY, help=_WORK_DIR_HELP)
 @_option("--device", default="auto", help="auto (CUDA if there is a GPU), cpu, cuda:1, mps.")
 @_option("--threads", "thread_count", type=_POSITIVE, default=1, help="CPU threads of PyTorch.")
-@_option(
-    "--slowdown", type=click.FloatRange(min=1), default=1.0, help="Sleep after each step, to be slower by a factor."
-)
+@_option("--slowdown", type=_FACTOR, default=1.0, help="Sleep after each step, to be slower by a factor.")
 @_option("--flush-timeout", "flush_timeout_s", type=click.FloatRange(min=0), default=30.0, help=_FLUSH_HELP)
 def learn(**options: Any) -> None:
     """Train a small GPT as one learner of a run.

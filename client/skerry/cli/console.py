@@ -26,9 +26,9 @@ def console() -> Console:
     return found if found.is_terminal else Console(width=_PIPE_WIDTH)
 
 
-def table(*columns: str, title: str | None = None, right: tuple[str, ...] = ()) -> Table:
+def table(*columns: str, right: tuple[str, ...] = ()) -> Table:
     """Returns an empty table; the columns named in `right` are aligned to the right."""
-    made = Table(title=title, title_justify="left", title_style="bold", box=None, header_style="dim", pad_edge=False)
+    made = Table(box=None, header_style="dim", pad_edge=False)
     for column in columns:
         made.add_column(column, justify="right" if column in right else "left", no_wrap=True)
     return made

@@ -54,7 +54,7 @@ Examples:
   skerry runs list
   skerry runs show demo
   skerry runs policy demo --set quorum_count=2
-""",
+"""
 )
 def runs() -> None:
     """Create, show, change, close and delete runs."""
@@ -123,7 +123,7 @@ def versions(client: RunsClient, run: str, fragment: str, *, limit: int) -> Answ
     epilog="""\b
 Example:
   skerry runs create gemma --weights initial.safetensors --set inner_step_count=30
-""",
+"""
 )
 @click.argument("run")
 @click.option(
@@ -153,7 +153,7 @@ Examples:
   skerry runs policy demo
   skerry runs policy demo --set quorum_count=2 --set outer.learning_rate=0.4
   skerry runs policy demo --set merge_by_fragment.embedding=mean
-""",
+"""
 )
 @click.argument("run")
 @_set
@@ -200,7 +200,7 @@ def delete(client: RunsClient, run: str, *, uid: str | None, yes: bool) -> None:
 Examples:
   skerry log --run demo --last 20      shows the positions
   skerry rollback demo --to 1200
-""",
+"""
 )
 @with_run
 @click.option("--to", "position", required=True, type=click.IntRange(min=1), help="The log position to go back to.")

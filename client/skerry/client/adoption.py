@@ -201,7 +201,7 @@ class _Download:
                     raise _corrupt("bytes came before their plan")
                 else:
                     data = response.data
-                    session.tally.received(len(data.data))
+                    session.tally.bytes_down += len(data.data)
                     await run(self._applier.feed, data.object_index, data.offset, data.data)
 
     async def _next(self, responses: AsyncGenerator[v1.PullFragmentResponse, None]) -> v1.PullFragmentResponse | None:
@@ -233,13 +233,7 @@ def _corrupt(message: str) -> CorruptDownloadError:
 
 
 async def adopt(
-    session: Session,
-    layout: FragmentLayout,
-    ledger: Ledger,
-    pulled: Pulled,
-    *,
-    is_merged: bool,
-    must_replace: bool,
+    session: Session, layout: FragmentLayout, ledger: Ledger, pulled: Pulled, *, is_merged: bool, must_replace: bool
 ) -> Ledger:
     """Returns the ledger after the weights were changed at a step boundary.
 

@@ -98,7 +98,7 @@ class ArrayLearner:
         self._workers = ThreadWorkers(_worker_count())
         self._thread = LoopThread(f"skerry-{learner_id}")
         self._running: Future[None] | None = None
-        self._transport = self._thread.run(_connect(target))
+        self._transport = self._thread.call(lambda: GrpcTransport(target))
         try:
             self._exchange = self._thread.run(_joined(self._transport, parameters, settings, workers=self._workers))
             self._running = self._thread.start(self._exchange.run())
@@ -177,10 +177,6 @@ class ArrayLearner:
         self._thread.run(self._transport.close())
         self._thread.close()
         self._workers.close()
-
-
-async def _connect(target: str) -> GrpcTransport:
-    return GrpcTransport(target)
 
 
 async def _joined(

@@ -11,13 +11,7 @@ from typing import Any, Final
 
 import structlog
 
-from skerry.client.errors import (
-    RunClosedError,
-    RunNotFoundError,
-    SkerryError,
-    StopExchangingError,
-    error_of,
-)
+from skerry.client.errors import RunClosedError, RunNotFoundError, SkerryError, StopExchangingError, error_of
 from skerry.client.fragment import FragmentExchange
 from skerry.client.session import Session
 from skerry.v1 import exchange_pb2, types_pb2

@@ -68,13 +68,13 @@ async def create_run(
         policy=policy_to_message(policy, has_derived=False),
     )
     transport, timeout_s = calls.transport, calls.timeout_s
-    draft = (await calls.repeat(lambda: transport.create_run(request, timeout_s=timeout_s))).run
+    draft = (await calls.retry.call(lambda: transport.create_run(request, timeout_s=timeout_s))).run
     position = draft.position
     for layout in new.plan.fragments:
         delta = await workers.run(_encode_initial, new, draft.uid, layout, weights_of, part_size_bytes)
         position = max(position, await _push_initial(calls, delta, position))
     commit = runs_pb2.CommitRunRequest(name=new.name, run_uid=draft.uid, seen_position=position)
-    return (await calls.repeat(lambda: transport.commit_run(commit, timeout_s=timeout_s))).run
+    return (await calls.retry.call(lambda: transport.commit_run(commit, timeout_s=timeout_s))).run
 
 
 def _encode_initial(
@@ -112,7 +112,7 @@ async def _push_initial(calls: Calls, delta: Delta, position: int) -> int:
             raise error_of("INCOMPLETE", f"initial weights were not accepted. fragment={delta.header.fragment}")
         return response
 
-    return (await calls.repeat(attempt)).position
+    return (await calls.retry.call(attempt)).position
 
 
 async def find_or_create(session: Session) -> types_pb2.Run:

@@ -265,7 +265,7 @@ class FragmentExchange:
         """Sends the delta until it is acknowledged or refused."""
         try:
             async with self._session.transfers:
-                await self._session.calls.repeat(self._push_once)
+                await self._session.calls.retry.call(self._push_once)
         except WorkRefusedError as error:
             self._refuse(error)
             raise
@@ -289,11 +289,7 @@ class FragmentExchange:
             return  # it was acknowledged meanwhile
         self.state = fragment_state.tried(state)
         response = await push(
-            session.calls,
-            state.delta,
-            seen_position=session.position,
-            stored=stored,
-            count_bytes=session.tally.sent,
+            session.calls, state.delta, seen_position=session.position, stored=stored, count_bytes=session.tally.sent
         )
         session.saw(response.position)
         if response.state != exchange_pb2.PUSH_STATE_ACCEPTED:
@@ -370,7 +366,7 @@ class FragmentExchange:
     async def _is_merged_into(self, pulled: Pulled) -> bool:
         """Whether the delta in flight is in `pulled` or an earlier version; asks the syncer if no event has told."""
         if isinstance(self.state, InFlight) and self.state.is_pending:
-            await self._session.calls.repeat(lambda: self._ask_fate(pulled.position))
+            await self._session.calls.retry.call(lambda: self._ask_fate(pulled.position))
         state = self.state
         if not isinstance(state, InFlight):
             return False

@@ -10,14 +10,7 @@ import grpc
 from google.rpc import error_details_pb2, status_pb2
 
 from skerry.client.errors import RefusedError, SkerryError, TryAgainError, error_of
-from skerry.v1 import (
-    capabilities_pb2,
-    capabilities_pb2_grpc,
-    exchange_pb2,
-    exchange_pb2_grpc,
-    runs_pb2,
-    runs_pb2_grpc,
-)
+from skerry.v1 import capabilities_pb2, capabilities_pb2_grpc, exchange_pb2, exchange_pb2_grpc, runs_pb2, runs_pb2_grpc
 
 ERROR_DOMAIN: Final = "skerry"
 _DETAILS_KEY: Final = "grpc-status-details-bin"
@@ -33,10 +26,7 @@ _OPTIONS: Final[list[tuple[str, int]]] = [
     ("grpc.max_reconnect_backoff_ms", 2_000),
 ]
 # Reasons for statuses that gRPC makes itself, without details from a syncer.
-_REASONS: Final = {
-    grpc.StatusCode.UNAVAILABLE: "UNREACHABLE",
-    grpc.StatusCode.DEADLINE_EXCEEDED: "TIMEOUT",
-}
+_REASONS: Final = {grpc.StatusCode.UNAVAILABLE: "UNREACHABLE", grpc.StatusCode.DEADLINE_EXCEEDED: "TIMEOUT"}
 
 A = TypeVar("A")
 

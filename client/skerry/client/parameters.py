@@ -122,9 +122,7 @@ class ArrayParameters:
         """Returns a function that blends `values` into the weights."""
         own, others = np.float32(alpha), np.float32(1 - alpha)
         return self._work(
-            layout,
-            values,
-            lambda array, piece: np.copyto(array, own * array + others * piece, casting="same_kind"),
+            layout, values, lambda array, piece: np.copyto(array, own * array + others * piece, casting="same_kind")
         )
 
     def is_finite(self, layout: FragmentLayout) -> bool:

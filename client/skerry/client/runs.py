@@ -47,7 +47,7 @@ class RunsClient:
         self._seen: dict[str, int] = {}  # position by run uid
         self._uids: dict[str, str] = {}  # newest uid seen by name
         self._thread = LoopThread("skerry-runs")
-        self._transport = self._thread.run(_connect(target))
+        self._transport = self._thread.call(lambda: GrpcTransport(target))
         retry = Retry(_RETRY, system_random(), lambda error: is_transient(error) and error.reason not in _HOPELESS)
         self._calls = Calls(self._transport, retry, timeout_s=timeout_s)
 
@@ -162,7 +162,7 @@ class RunsClient:
     def watch(self, name: str, *, after_position: int = 0) -> Iterator[RunView | Event]:
         """Yields the run as it is now, then its events; raises SkerryError when the stream breaks."""
         request = exchange_pb2.WatchRequest(run=name, after_position=after_position)
-        responses = self._thread.run(_watched(self._transport, request))
+        responses = self._thread.call(lambda: self._transport.watch(request))
         try:
             while (response := self._thread.run(_next(responses))) is not None:
                 if response.HasField("start"):
@@ -186,7 +186,7 @@ class RunsClient:
         return run
 
     def _call(self, method: Callable[..., Awaitable[R]], request: object) -> R:
-        return self._thread.run(self._calls.repeat(lambda: answer(method(request, timeout=self._timeout_s))))
+        return self._thread.run(self._calls.retry.call(lambda: answer(method(request, timeout=self._timeout_s))))
 
 
 def _changes(base: Policy | None, policy: Policy) -> types_pb2.Policy:
@@ -204,17 +204,5 @@ def _changes(base: Policy | None, policy: Policy) -> types_pb2.Policy:
     return message
 
 
-async def _connect(target: str) -> GrpcTransport:
-    return GrpcTransport(target)
-
-
-async def _watched(
-    transport: GrpcTransport, request: exchange_pb2.WatchRequest
-) -> AsyncGenerator[exchange_pb2.WatchResponse, None]:
-    return transport.watch(request)
-
-
-async def _next(
-    responses: AsyncGenerator[exchange_pb2.WatchResponse, None],
-) -> exchange_pb2.WatchResponse | None:
+async def _next(responses: AsyncGenerator[exchange_pb2.WatchResponse, None]) -> exchange_pb2.WatchResponse | None:
     return await anext(responses, None)

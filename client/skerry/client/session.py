@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import structlog
 
@@ -80,13 +80,9 @@ class Calls:
     """A transport and the rules of calling over it."""
 
     transport: Transport
-    retry: Retry
+    retry: Retry  # for idempotent calls
     timeout_s: float = 20.0  # of a unary call
     stall_timeout_s: float = 60.0  # of a transfer, which may take any time as long as bytes move
-
-    async def repeat(self, call: Callable[[], Awaitable[R]]) -> R:
-        """Returns the result of an idempotent call, repeated by the rule of `retry`."""
-        return await self.retry.call(call)
 
     @property
     def endless(self) -> Retry:
@@ -144,10 +140,6 @@ class Tally:
         """Counts bytes of frames that went up."""
         self.bytes_up += size_bytes
 
-    def received(self, size_bytes: int) -> None:
-        """Counts bytes of objects that came down."""
-        self.bytes_down += size_bytes
-
     def merged(self, staleness: int, waiting_s: float) -> None:
         """Counts a delta that was merged."""
         self.deltas_merged += 1
@@ -160,13 +152,10 @@ class Tally:
         self.stall_s_max = max(self.stall_s_max, stall_s)
         self.stall_s_since_report = max(self.stall_s_since_report, stall_s)
 
-    def stats(self, *, step_count: int, token_count: int, is_attached: bool, versions: Mapping[str, int]) -> Stats:
-        """Returns the counts now."""
+    def stats(self, **others: Any) -> Stats:
+        """Returns the counts now, with the fields that are not counted here."""
         return Stats(
-            step_count=step_count,
-            token_count=token_count,
-            is_attached=is_attached,
-            versions=versions,
+            **others,
             staleness=_mean(tuple(self._staleness)),
             waiting_s=_mean(tuple(self._waiting_s)),
             **{name: getattr(self, name) for name in _COUNTS},

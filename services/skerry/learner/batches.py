@@ -45,14 +45,7 @@ class BatchSampler:
     """
 
     def __init__(
-        self,
-        tokens: TokenSpans,
-        *,
-        batch_size: int,
-        context: int,
-        vocabulary: int,
-        seed: int,
-        learner: str,
+        self, tokens: TokenSpans, *, batch_size: int, context: int, vocabulary: int, seed: int, learner: str
     ) -> None:
         """Sample from `tokens`.
 
@@ -99,12 +92,7 @@ class BatchSampler:
 
 
 def held_out_batches(
-    tokens: TokenSpans,
-    *,
-    batch_size: int,
-    context: int,
-    vocabulary: int,
-    window_count: int,
+    tokens: TokenSpans, *, batch_size: int, context: int, vocabulary: int, window_count: int
 ) -> list[Batch]:
     """Windows spread evenly over the held-out tokens; the same for every learner.
 

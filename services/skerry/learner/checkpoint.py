@@ -30,13 +30,7 @@ class TrainingPosition:
     time_s: float = 0.0
 
 
-def save_checkpoint(
-    path: Path,
-    *,
-    model: Gpt,
-    optimizer: InnerOptimizer,
-    position: TrainingPosition,
-) -> None:
+def save_checkpoint(path: Path, *, model: Gpt, optimizer: InnerOptimizer, position: TrainingPosition) -> None:
     """Replace the checkpoint at `path` by the current state; it is durable when this returns.
 
     Raises:

@@ -53,7 +53,7 @@ MODEL_CONFIGS: Final[Mapping[str, ModelConfig]] = MappingProxyType(
         "base": ModelConfig(layer_count=12, width=768, head_count=12, context=1024),
         "medium": ModelConfig(layer_count=24, width=1024, head_count=16, context=1024),
         "large": ModelConfig(layer_count=20, width=2048, head_count=16, context=2048),
-    },
+    }
 )
 """The named sizes: about 30k, 0.47M, 4.8M, 25M, 85M, 303M and 1.0B parameters with a vocabulary of bytes."""
 

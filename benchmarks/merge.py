@@ -34,7 +34,7 @@ from skerry.runtime.workers import ThreadWorkers
 from skerry.store.log.run_log import RunLog
 from skerry.store.versions.replay import Replayer
 from skerry.store.versions.scratch import Scratch
-from skerry.syncer.merge import merge_round
+from skerry.syncer.merger import merge_round
 
 MEMORY_NUMEL: Final = 100_000_000
 MEMORY_LEARNERS: Final = 8
@@ -65,7 +65,7 @@ async def speed_rows(directory: Path, arguments: argparse.Namespace) -> list[Row
             found["merge"].append(merged - start)
             found["adopt"].append(adopted - merged)
     assert result is not None
-    await log.append([result.commit_item()])
+    await log.append([result.commit])
     for _ in range(arguments.samples):
         start = time.perf_counter()
         await Replayer(log, FRAGMENT, workers).rebuild(1, scratch)
@@ -132,7 +132,7 @@ async def _merge(log: RunLog, state: OuterState, workers: ThreadWorkers, scratch
     closing = log.state.fragments[FRAGMENT].closing
     assert closing is not None  # `prepare` closed it
     result = await merge_round(log, FRAGMENT, closing, state, workers=workers, scratch=scratch)
-    await log.append([result.commit_item()])
+    await log.append([result.commit])
     await result.adopt(workers=workers)
 
 

@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from skerry.algorithm.merge import per_tensor_squared_norms
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.workers import Workers
 from skerry.store.log.entries import (
@@ -18,22 +19,20 @@ from skerry.store.log.entries import (
     Member,
     ObjectRef,
     PolicyItem,
+    RunSpec,
     RunStatus,
     SessionItem,
     SnapshotItem,
     StatusItem,
 )
 from skerry.store.log.run_log import RunLog
-from skerry.store.objects.interface import open_objects
-from skerry.store.run import RunSpec
+from skerry.store.objects.opening import open_objects
 from skerry.store.store import Store
 from skerry.store.versions.replay import snapshot_tensors, weights_digest
-from skerry.wire.codecs import Codec, Encoding
-from skerry.wire.cutting import cut_parts
+from skerry.wire.codecs import Codec, Encoding, cut_parts
 from skerry.wire.digests import delta_digest, part_digest
 from skerry.wire.frames import encode_frames
 from skerry.wire.layout import FragmentLayout, TensorSpec
-from skerry.wire.norms import per_tensor_squared_norms
 from skerry.wire.policy import Policy
 from tests.doubles.seeded_entropy import SeededEntropy
 

@@ -29,8 +29,8 @@ from skerry.learner.settings import InnerOptimizerName
 from skerry.runtime.workers import InlineWorkers
 from skerry.runtime.workers import InlineWorkers as StoreWorkers
 from skerry.store.log.entries import Fate, RunStatus
-from skerry.store.log.fold import RunState
 from skerry.store.log.run_log import RunLog
+from skerry.store.log.state import RunState
 from skerry.store.versions.replay import Replayer
 from skerry.store.versions.scratch import Scratch
 from skerry.syncer.host import HostSettings

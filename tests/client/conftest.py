@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from skerry.client.loop_thread import LoopThread
-from skerry.store.objects.interface import open_objects
+from skerry.store.objects.opening import open_objects
 from skerry.syncer.server import ServerSettings, serving
 
 

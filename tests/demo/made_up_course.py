@@ -22,13 +22,13 @@ from skerry.store.log.entries import (
     Member,
     MergeScalars,
     ObjectRef,
+    RunSpec,
     RunStatus,
     SessionItem,
     SnapshotItem,
     StatusItem,
 )
 from skerry.store.log.run_log import RunLog
-from skerry.store.run import RunSpec
 from skerry.wire.codecs import Codec, Encoding
 from skerry.wire.layout import FragmentLayout, TensorSpec
 from tests.doubles.dict_objects import DictObjects

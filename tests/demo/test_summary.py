@@ -103,4 +103,4 @@ def test_a_long_pause_is_said_but_does_not_fail_the_demo(evidence: Evidence) -> 
 def test_a_slow_machine_takes_fewer_steps_but_never_too_few() -> None:
     assert affordable_steps(0.02, 200) == 1000
     assert affordable_steps(0.1, 200) == int((200 - 45) / 0.3)
-    assert affordable_steps(5.0, 200) == 240
+    assert affordable_steps(5.0, 200) == 400

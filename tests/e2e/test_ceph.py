@@ -15,7 +15,7 @@ import pytest
 
 from skerry.store.errors import ObjectExistsError
 from skerry.store.log.entries import Fate
-from skerry.store.objects.interface import open_objects
+from skerry.store.objects.opening import open_objects
 from tests.e2e.ceph import CephGateway
 from tests.syncer.audit import check_fates, final_state
 from tests.syncer.serve_process import ServeProcess, serve_process

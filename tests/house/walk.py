@@ -27,7 +27,7 @@ import torch
 from torch import nn
 
 from skerry.client import Learner, Policy
-from skerry.store.objects.interface import open_objects
+from skerry.store.objects.opening import open_objects
 from skerry.syncer.host import HostSettings
 from skerry.syncer.replica import ReplicaSettings
 from skerry.syncer.server import ServerSettings, serving

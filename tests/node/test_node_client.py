@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from skerry.store.objects.interface import open_objects
+from skerry.store.objects.opening import open_objects
 from skerry.syncer.server import ServerSettings, serving
 from skerry.v1 import types_pb2 as types
 from tests.syncer.raw_learner import QUICK, connected, create_run

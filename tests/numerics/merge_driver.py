@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from skerry.algorithm.merge import per_tensor_squared_norms
 from skerry.algorithm.rounds import round_length
 from skerry.algorithm.step import OuterState
 from skerry.runtime.clock import SystemClock
@@ -23,6 +24,7 @@ from skerry.store.log.entries import (
     Member,
     ObjectRef,
     PolicyItem,
+    RunSpec,
     RunStatus,
     SessionItem,
     SnapshotItem,
@@ -30,16 +32,14 @@ from skerry.store.log.entries import (
 )
 from skerry.store.log.run_log import RunLog
 from skerry.store.objects.interface import Objects
-from skerry.store.run import RunSpec
 from skerry.store.versions.blobs import SnapshotKind
 from skerry.store.versions.replay import Replayer, snapshot_tensors
 from skerry.store.versions.scratch import Scratch
-from skerry.syncer.merge import MergeResult, merge_round
+from skerry.syncer.merger import MergeResult, merge_round
 from skerry.wire.codecs import Codec, Compressor, Encoding
 from skerry.wire.digests import delta_digest, part_digest, tree_digest
 from skerry.wire.frames import encode_frames
 from skerry.wire.layout import FragmentLayout, TensorSpec
-from skerry.wire.norms import per_tensor_squared_norms
 from skerry.wire.policy import Policy
 from tests.doubles.dict_objects import DictObjects
 from tests.doubles.seeded_entropy import SeededEntropy
@@ -173,7 +173,7 @@ class Driver:
     ) -> CommittedItem:
         """Closes, merges, commits and adopts a round of these deltas."""
         result = await self.merge(await self.close(deltas, weights=weights, participation=participation))
-        item = result.commit_item()
+        item = result.commit
         await self.append(item)
         await result.adopt(workers=self.workers)
         return item

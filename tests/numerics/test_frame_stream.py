@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skerry.store.versions.frame_stream import BATCH_NUMEL, frame_batches
+from skerry.store.versions.blobs import BATCH_NUMEL, frame_batches
 from skerry.wire.codecs import Codec, Encoding
 from skerry.wire.errors import FrameError, WireReason
 from skerry.wire.frames import decode_frames, encode_frames

@@ -304,19 +304,19 @@ async def test_a_merge_leaves_the_state_alone_until_it_is_adopted() -> None:
     for old, new in zip(before, after, strict=True):
         assert old.tobytes() == new.tobytes()
     assert driver.state.version == 1
-    await driver.append(result.commit_item())
+    await driver.append(result.commit)
     await result.adopt(workers=driver.workers)
     assert driver.state.version == 2
-    assert tree_digest(driver.state.weights).hex() == result.digest
+    assert tree_digest(driver.state.weights).hex() == result.commit.digest
 
 
 async def test_a_merge_is_only_adopted_for_the_commit_that_names_its_own_scalars() -> None:
     driver = await Driver.start(layout_of((4,)), policy(MergeRule.RDA))
     closing = await driver.close([await driver.push(0, [1, 2, 3, 4])])
     mine, other = await driver.merge(closing), await driver.merge(closing)
-    assert mine.is_same_version_as(other.commit_item())
-    scalars = structs.replace(mine.scalars, rate="3f000000")
-    foreign = structs.replace(mine.commit_item(), scalars=scalars)
+    assert mine.is_same_version_as(other.commit)
+    scalars = structs.replace(mine.commit.scalars, rate="3f000000")
+    foreign = structs.replace(mine.commit, scalars=scalars)
     assert not mine.is_same_version_as(foreign)
 
 
@@ -325,7 +325,7 @@ async def test_a_change_of_policy_does_not_reach_a_set_that_is_closed() -> None:
     closing = await driver.close([await driver.push(0, [1, 2, 3, 4])])
     before = await driver.merge(closing)
     await driver.append(PolicyItem("e" * 32, policy(MergeRule.MEAN)))
-    assert before.is_same_version_as((await driver.merge(closing)).commit_item())
+    assert before.is_same_version_as((await driver.merge(closing)).commit)
 
 
 async def test_a_delta_with_a_lost_part_is_named_and_the_state_is_untouched() -> None:

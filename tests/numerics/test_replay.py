@@ -195,7 +195,7 @@ async def test_threads_scratch_files_and_cuts_into_parts_change_no_bit(tmp_path:
 
 
 async def test_an_update_in_several_objects_is_followed_like_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("skerry.syncer.merge.UPDATE_OBJECT_SPANS", 1)
+    monkeypatch.setattr("skerry.syncer.merger.UPDATE_OBJECT_SPANS", 1)
     driver = await Driver.start(layout_of((1500, 999), (1000, 1000)), Policy(update_encoding=Encoding(Codec.INT4)))
     item = await driver.round([await driver.push(0, np.random.default_rng(0).normal(size=driver.layout.numel))])
     assert len(item.update) == 3

@@ -16,13 +16,12 @@ from numpy.typing import NDArray
 
 from skerry.client.session import Adoption
 from skerry.runtime.workers import InlineWorkers
-from skerry.store.log.entries import INITIAL_BASE, AcceptedItem, Entry, Fate, Item, RunStatus, SessionItem
-from skerry.store.log.fold import RunState
+from skerry.store.log.entries import INITIAL_BASE, AcceptedItem, Entry, Fate, Item, RunStatus, SessionItem, entry_name
+from skerry.store.log.fold import apply_entry
 from skerry.store.log.run_log import RunLog
-from skerry.store.log.state import DeltaState
+from skerry.store.log.state import DeltaState, RunState
 from skerry.store.operator.verify import verify_run
-from skerry.store.run import entry_name
-from skerry.store.versions.frame_stream import frame_batches
+from skerry.store.versions.blobs import frame_batches
 from skerry.store.versions.scratch import Scratch
 from skerry.v1 import types_pb2
 from skerry.wire.codecs import Codec
@@ -66,7 +65,7 @@ async def audit(evidence: Evidence) -> list[Finding]:
     replayed, entries, admitted = RunState(log.spec), [], []
     async for entry, data in log.entries():
         entries.append(entry)
-        admitted += [one.item for one in replayed.apply(entry, data) if one.rejection is None]
+        admitted += [one.item for one in apply_entry(replayed, entry, data) if one.rejection is None]
     audit_of = _Audit(evidence, log, entries, admitted)
     findings += audit_of.findings()
     findings += [finding async for finding in audit_of.contents()]

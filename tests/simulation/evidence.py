@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from skerry.store.errors import StoreError
-from skerry.store.log.fold import RunState
+from skerry.store.log.state import RunState
 from skerry.syncer.errors import SyncerError
 from skerry.wire.digests import tree_digest
 from tests.doubles.dict_objects import DictObjects

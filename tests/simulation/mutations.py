@@ -20,13 +20,12 @@ from skerry.algorithm.rebase import Ledger
 from skerry.client.fragment import FragmentExchange
 from skerry.client.fragment_state import Idle, Sending
 from skerry.store.errors import StoreError
-from skerry.store.log import checks
-from skerry.store.log.entries import AcceptedItem, ClosedItem, Entry, Item, RunStatus
-from skerry.store.log.fold import RunState
+from skerry.store.log import checks, fold
+from skerry.store.log.entries import AcceptedItem, ClosedItem, Item, RunStatus
 from skerry.store.log.run_log import RunLog
-from skerry.store.log.state import DeltaState, Outcome, Rejection
+from skerry.store.log.state import DeltaState, Outcome, Rejection, RunState
 from skerry.store.objects.put_if_absent import Creator
-from skerry.syncer.push import Push, PushHeader
+from skerry.syncer.push import Push
 from skerry.syncer.rounds import Decisions, RoundEngine
 from skerry.v1 import exchange_pb2, types_pb2
 from tests.simulation.auditor import Finding
@@ -89,10 +88,10 @@ def _acknowledges_before_the_append(patch: pytest.MonkeyPatch) -> None:
     """The answer goes out while the entry is on its way."""
     append, begin = RunLog.append, Push.__init__
     known: Any = vars(Push)["known"]
-    headers: WeakKeyDictionary[Push, PushHeader] = WeakKeyDictionary()
+    headers: WeakKeyDictionary[Push, AcceptedItem] = WeakKeyDictionary()
     early: dict[str, DeltaState] = {}
 
-    def begin_noted(self: Push, replica: Any, header: PushHeader, budget: Any) -> None:
+    def begin_noted(self: Push, replica: Any, header: AcceptedItem, budget: Any) -> None:
         begin(self, replica, header, budget)
         headers[self] = header
 
@@ -214,16 +213,15 @@ def _folds_by_arrival(patch: pytest.MonkeyPatch) -> None:
 
 def _after_each_admitted(patch: pytest.MonkeyPatch, change: Callable[[RunState, Item], None]) -> None:
     """Changes the fold's state after every item that it admits."""
-    apply = RunState.apply
+    apply = fold._apply_item
 
-    def applied(self: RunState, entry: Entry, data: bytes) -> tuple[Outcome, ...]:
-        outcomes = apply(self, entry, data)
-        for outcome in outcomes:
-            if outcome.rejection is None:
-                change(self, outcome.item)
-        return outcomes
+    def applied(state: RunState, item: Item) -> Outcome:
+        outcome = apply(state, item)
+        if outcome.rejection is None:
+            change(state, item)
+        return outcome
 
-    patch.setattr(RunState, "apply", applied)
+    patch.setattr(fold, "_apply_item", applied)
 
 
 MUTATIONS: Final = (

@@ -19,8 +19,8 @@ import structlog
 
 from skerry.store.errors import StoreError
 from skerry.store.log.entries import Fate
-from skerry.store.log.fold import RunState
 from skerry.store.log.run_log import RunLog
+from skerry.store.log.state import RunState
 from skerry.wire.codecs import Codec, Compressor, Encoding
 from skerry.wire.policy import Policy
 from tests.simulation import disturbances as what

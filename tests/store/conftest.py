@@ -10,7 +10,8 @@ import boto3
 import pytest
 from moto.server import ThreadedMotoServer
 
-from skerry.store.objects.interface import Objects, open_objects
+from skerry.store.objects.interface import Objects
+from skerry.store.objects.opening import open_objects
 from tests.doubles.dict_objects import DictObjects
 
 _BUCKET = "skerry-test"

@@ -20,15 +20,15 @@ from skerry.store.log.entries import (
     MergeScalars,
     ObjectRef,
     PolicyItem,
+    RunSpec,
     RunStatus,
     SessionItem,
     SnapshotItem,
     StatusItem,
 )
-from skerry.store.log.fold import RunState
+from skerry.store.log.fold import apply_entry
 from skerry.store.log.run_log import RunLog
-from skerry.store.log.state import Outcome
-from skerry.store.run import RunSpec
+from skerry.store.log.state import Outcome, RunState
 from skerry.store.store import Store
 from skerry.wire.codecs import Codec, Encoding
 from skerry.wire.layout import FragmentLayout, TensorSpec
@@ -252,7 +252,7 @@ class LogWorld:
         admitted: Counter[str] = Counter()
         fates: Counter[str] = Counter()
         async for entry, data in log.entries():
-            for outcome in state.apply(entry, data):
+            for outcome in apply_entry(state, entry, data):
                 if outcome.rejection is None:
                     admitted[repr(outcome.item)] += 1
                     fates.update(one.item.delta for one in outcome.decided)

@@ -28,12 +28,12 @@ from skerry.store.log.entries import (
     PolicyItem,
     RollbackFragment,
     RollbackItem,
+    RunSpec,
     RunStatus,
     SessionItem,
     SnapshotItem,
     StatusItem,
 )
-from skerry.store.run import RunSpec
 from skerry.store.store import Store
 from skerry.store.versions.replay import Replayer, snapshot_tensors
 from skerry.store.versions.scratch import Scratch
@@ -45,7 +45,7 @@ from tests.doubles.seeded_entropy import SeededEntropy
 from tests.numerics.merge_driver import FLOAT32, FRAGMENT, INT4, Driver
 
 ALL_GOLDEN = tuple(sorted((Path(__file__).parent / "golden").iterdir()))
-GOLDEN = Path(__file__).parent / "golden" / "v2"
+GOLDEN = Path(__file__).parent / "golden" / "v3"
 LAYOUT = FragmentLayout(
     FRAGMENT,
     (

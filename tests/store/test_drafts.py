@@ -8,8 +8,8 @@ from skerry.runtime.clock import SystemClock
 from skerry.runtime.identifiers import SystemEntropy
 from skerry.runtime.workers import InlineWorkers
 from skerry.store.errors import RunNotFoundError, StoreUnavailableError
+from skerry.store.log.entries import RunSpec
 from skerry.store.operator.drafts import NamelessRun, delete_nameless, nameless_runs
-from skerry.store.run import RunSpec
 from skerry.store.store import Store
 from skerry.wire.layout import FragmentLayout, TensorSpec
 from tests.doubles.dict_objects import DictObjects

@@ -58,7 +58,7 @@ def test_the_chain_of_digests_runs_from_the_spec_to_the_last_entry(run_folder: P
     positions = []
     for data, entry in entries(run_folder):
         assert entry["previous"] == previous
-        assert (entry["format"], entry["run_uid"]) == (2, run_folder.name)
+        assert (entry["format"], entry["run_uid"]) == (3, run_folder.name)
         assert re.fullmatch(ID, entry["write_id"])
         previous = sha256(data)
         positions.append(entry["position"])

@@ -8,7 +8,7 @@ import pytest
 
 from skerry.runtime.workers import InlineWorkers
 from skerry.store.errors import ObjectMissingError, StoreUnavailableError
-from skerry.store.objects.interface import open_objects
+from skerry.store.objects.opening import open_objects
 from skerry.store.operator.collect import (
     CollectionPlan,
     Retention,

@@ -13,13 +13,18 @@ from skerry.runtime.identifiers import SystemEntropy
 from skerry.runtime.workers import InlineWorkers
 from skerry.store.log.entries import Entry, Item
 from skerry.store.log.run_log import RunLog
-from skerry.store.objects.interface import open_objects
+from skerry.store.objects.opening import open_objects
+from skerry.store.operator.export import export_checkpoint
 from skerry.store.operator.verify import verify_run
 from skerry.store.store import Store
 from skerry.store.versions.replay import Replayer
 from skerry.store.versions.scratch import Scratch
+from skerry.v1 import types_pb2 as v1
 from skerry.wire.digests import tree_digest
+from skerry.wire.messages import policy_from_message, policy_to_message
+from skerry.wire.policy import OuterName, OuterOptimizer, OuterSchedule, Policy
 from tests.doubles.dict_objects import DictObjects
+from tests.numerics.merge_driver import Driver, layout_of
 from tests.store.make_golden import ALL_GOLDEN, GOLDEN, LAYOUT, make
 
 
@@ -82,3 +87,22 @@ async def test_the_recipe_still_makes_the_same_log() -> None:
     objects = DictObjects()
     made = json.loads(json.dumps(await make(objects)))
     assert made["version_digests"] == json.loads((GOLDEN / "expected.json").read_bytes())["version_digests"]
+
+
+async def test_a_run_whose_policy_names_retired_rules_opens_verifies_and_keeps_its_words(tmp_path: Path) -> None:
+    """Replay goes by the scalars of the commits, so what was merged under a rule outlives the rule."""
+    retired = OuterOptimizer(OuterName.DELAYED_NESTEROV, learning_rate=0.7, momentum=0.9, schedule=OuterSchedule.RAMP)
+    driver = await Driver.start(layout_of((4, 4)), Policy(outer=retired))
+    for values in ([1.0] * 16, [0.5] * 16):
+        await driver.round([await driver.push(0, values), await driver.push(1, values)])
+    log = driver.log
+    assert log.state.policy.outer == retired
+    report = await verify_run(log, workers=driver.workers, scratch=Scratch(None))
+    assert (report.problems, report.versions_replayed) == ((), 2)
+    path = tmp_path / "weights.safetensors"
+    await export_checkpoint(log, path, position=log.state.position, dtype="float32", workers=driver.workers)
+    assert path.stat().st_size > 4 * 16
+    message = policy_to_message(log.state.policy)
+    assert (message.outer.name, message.outer.schedule) == ("nesterov", v1.OUTER_SCHEDULE_WARM_UP)
+    with pytest.raises(ValueError, match="outer optimizer is not offered"):
+        policy_from_message(v1.Policy(outer=v1.OuterOptimizer(name="delayed-nesterov", learning_rate=0.7)), Policy())

@@ -14,8 +14,9 @@ import pytest
 
 from skerry.runtime.workers import InlineWorkers
 from skerry.store.errors import ObjectExistsError, ObjectMissingError, StoreFullError, StoreUnavailableError
-from skerry.store.objects.interface import Objects, open_objects
+from skerry.store.objects.interface import Objects
 from skerry.store.objects.local import TEMPORARY, FileSystem, LocalObjects
+from skerry.store.objects.opening import open_objects
 from tests.doubles.seeded_entropy import SeededEntropy
 
 ENTRY = "runs/run/uid/log/00000000000000000001"

@@ -19,9 +19,8 @@ from skerry.store.errors import (
     StoreFullError,
     StoreUnavailableError,
 )
-from skerry.store.log.entries import CollectedItem, PolicyItem
+from skerry.store.log.entries import CollectedItem, PolicyItem, RunSpec, entry_name
 from skerry.store.log.run_log import GROUP_BYTES, RunLog
-from skerry.store.run import RunSpec, entry_name
 from skerry.store.store import Store
 from skerry.wire.layout import FragmentLayout, TensorSpec
 from skerry.wire.policy import Policy

@@ -14,7 +14,7 @@ from skerry.runtime.clock import SystemClock
 from skerry.runtime.identifiers import SystemEntropy
 from skerry.runtime.workers import ThreadWorkers
 from skerry.store.log.entries import Decided, Fate, Item, RunStatus, SessionItem, StatusItem
-from skerry.store.objects.interface import open_objects
+from skerry.store.objects.opening import open_objects
 from skerry.store.operator import command
 from skerry.store.store import Store
 from tests.store.make_golden import DTYPES, GOLDEN

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from skerry.store.errors import StoreUnavailableError, StoreURLError
-from skerry.store.objects.interface import open_objects
+from skerry.store.objects.opening import open_objects
 
 
 @pytest.mark.parametrize(

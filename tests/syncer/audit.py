@@ -6,8 +6,8 @@ from skerry.runtime.clock import SystemClock
 from skerry.runtime.identifiers import SystemEntropy
 from skerry.runtime.workers import InlineWorkers
 from skerry.store.log.entries import Fate
-from skerry.store.log.fold import RunState
-from skerry.store.objects.interface import open_objects
+from skerry.store.log.state import RunState
+from skerry.store.objects.opening import open_objects
 from skerry.store.operator.verify import verify_run
 from skerry.store.store import Store
 from skerry.store.versions.scratch import Scratch

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import structlog
 
-from skerry.store.objects.interface import open_objects
+from skerry.store.objects.opening import open_objects
 from skerry.syncer.host import HostSettings
 from skerry.syncer.server import ServerSettings, SyncerServer, serving
 from tests.syncer.raw_learner import Stubs, connected

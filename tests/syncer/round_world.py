@@ -11,15 +11,15 @@ from skerry.store.log.entries import (
     MergeScalars,
     ObjectRef,
     PolicyItem,
+    RunSpec,
     RunStatus,
     SessionItem,
     SnapshotItem,
     StatusItem,
 )
-from skerry.store.log.fold import RunState
-from skerry.store.log.state import Outcome
-from skerry.store.run import RunSpec
-from skerry.syncer.participation import LearnerView, MembershipView
+from skerry.store.log.fold import apply_entry
+from skerry.store.log.state import Outcome, RunState
+from skerry.syncer.membership import LearnerView, MembershipView
 from skerry.wire.layout import FragmentLayout, TensorSpec
 from skerry.wire.policy import Policy
 
@@ -42,7 +42,7 @@ class RoundWorld:
     def append(self, *items: Item) -> tuple[Outcome, ...]:
         """Appends one entry and returns what the fold made of it."""
         entry = Entry(self.state.position + 1, self.spec.uid, self.state.head_digest, "test", "0" * 32, 0.0, items)
-        return self.state.apply(entry, entry.to_bytes())
+        return apply_entry(self.state, entry, entry.to_bytes())
 
     def accept(
         self,

@@ -8,9 +8,9 @@ import random
 import numpy as np
 import pytest
 
-from skerry.store.objects.interface import open_objects
-from skerry.syncer.budget import ByteBudget
+from skerry.store.objects.opening import open_objects
 from skerry.syncer.host import HostSettings
+from skerry.syncer.parts import ByteBudget
 from skerry.syncer.server import ServerSettings, serving
 from skerry.v1 import exchange_pb2 as exchange
 from tests.syncer.raw_learner import FLOAT32, RawLearner, connected, create_run, pull

@@ -12,10 +12,9 @@ import grpc
 import numpy as np
 import pytest
 
-from skerry.store.objects.interface import open_objects
+from skerry.store.objects.opening import open_objects
 from skerry.syncer.advice import AdviceBoard, share_leases
-from skerry.syncer.membership import Membership
-from skerry.syncer.reports import LearnerReport
+from skerry.syncer.membership import LearnerReport, Membership
 from skerry.syncer.server import serving
 from skerry.v1 import exchange_pb2 as exchange
 from skerry.v1 import runs_pb2 as runs

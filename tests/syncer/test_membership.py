@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from skerry.store.log.entries import LeftItem, SessionItem
-from skerry.syncer.membership import Membership
-from skerry.syncer.reports import LearnerReport
+from skerry.syncer.membership import LearnerReport, Membership
 from skerry.wire.policy import Policy
 from tests.syncer.round_world import RoundWorld
 

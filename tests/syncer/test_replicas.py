@@ -14,7 +14,7 @@ import pytest
 from skerry.runtime.clock import SystemClock
 from skerry.store.errors import StoreUnavailableError
 from skerry.store.log.entries import Fate
-from skerry.store.objects.interface import open_objects
+from skerry.store.objects.opening import open_objects
 from skerry.syncer.server import serving
 from skerry.v1 import exchange_pb2 as exchange
 from skerry.v1 import runs_pb2 as runs

@@ -15,7 +15,7 @@ from skerry.store.log.entries import (
     SessionItem,
     StatusItem,
 )
-from skerry.syncer.participation import LearnerView, MembershipView
+from skerry.syncer.membership import LearnerView, MembershipView
 from skerry.syncer.rounds import MergeKey, RoundEngine
 from skerry.wire.policy import Policy
 from tests.syncer.round_world import RoundWorld, view

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from skerry.syncer.errors import SyncerError
-from skerry.syncer.followers import EventStream
+from skerry.syncer.events import EventStream
 from skerry.v1.types_pb2 import Event, RoundClosed, RoundOpened
 
 

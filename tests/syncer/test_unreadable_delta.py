@@ -12,7 +12,7 @@ import pytest
 from skerry.runtime.clock import SystemClock
 from skerry.store.errors import ObjectMissingError
 from skerry.store.log.entries import Fate
-from skerry.store.objects.interface import open_objects
+from skerry.store.objects.opening import open_objects
 from skerry.syncer.server import serving
 from skerry.v1 import runs_pb2 as runs
 from skerry.v1 import types_pb2 as types

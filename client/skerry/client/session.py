@@ -20,7 +20,7 @@ from skerry.client.transport import Transport
 from skerry.runtime.identifiers import Entropy
 from skerry.runtime.retry import Retry, RetrySettings
 from skerry.runtime.workers import Workers
-from skerry.wire.names import check_name
+from skerry.wire.layout import check_name
 from skerry.wire.policy import Policy
 
 _log = structlog.get_logger(__name__)

@@ -11,7 +11,7 @@ For member m of weight w_m, with delta v_m of s_m steps, in a round of length L 
     d_t   = sum(p_m r_m |v_mt|, m) * u_t / |u_t|           (7)  RDA: mean length times mean direction
 
 RDA is radial-directional averaging: where deltas disagree, the mean is shorter than they are, and RDA is not. A delta
-without length has no direction, and directions that cancel give d = 0.
+without length has no direction, and directions that cancel give d = 0. The norms are taken in float64.
 
 Source: Decoupled DiLoCo (arXiv 2604.21428), section 3.
 """
@@ -25,7 +25,31 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from skerry.wire.layout import FragmentLayout
 from skerry.wire.policy import MergeRule
+
+_CHUNK_NUMEL: Final = 2**16
+"""Elements squared at a time: half a megabyte of float64 that stays in cache, however large the fragment."""
+
+
+def per_tensor_squared_norms(
+    values: NDArray[np.float32],  # (numel of the range,)
+    layout: FragmentLayout,
+    first: int = 0,
+) -> NDArray[np.float64]:
+    """Return `(len(layout.tensors),)`: the sum of squares of what each tensor has in the range, 0 outside it.
+
+    The sums of disjoint ranges add up to the fragment's. The last bits depend on the machine, so a norm is recorded
+    once and never computed again to compare.
+    """
+    norms = np.zeros(len(layout.tensors), np.float64)
+    squares = np.empty(min(_CHUNK_NUMEL, len(values)), np.float64)
+    for index, start, stop in layout.ranges(first, len(values)):
+        for low in range(start, stop, _CHUNK_NUMEL):
+            chunk = values[low - first : min(low + _CHUNK_NUMEL, stop) - first]
+            norms[index] += np.square(chunk, out=squares[: len(chunk)], dtype=np.float64).sum()
+    return norms
+
 
 # Unit directions whose weighted sum is shorter than this cancelled down to float32 rounding: it has no direction.
 _CANCELLED: Final = 2.0**-20

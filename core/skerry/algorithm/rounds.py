@@ -1,37 +1,80 @@
-"""How many inner steps a round stands for.
+"""How much each delta of a round counts, and how many inner steps the round stands for.
 
-Learners of different speed and batch bring deltas of different length to one round. With w_m the weight of delta m
-(its tokens, `weights`) and s_m its steps, the round's length is the weighted median of the steps, at most H,
+For learner m with n_m tokens in s_m inner steps, whose base is k_m rounds old:
 
-    L = min(H, max{s : sum(w_m, s_m >= s) >= sum(w_m) / 2})     (1)
+    w_m = n_m min(1, c H / s_m)                            (1)  weight: tokens of more than c H steps do not count
+    f_m = (1 + k_m)^-a                                     (2)  staleness
+    rho = sum(w_m f_m, contributors) / sum(w_m, working)   (3)  participation, at most 1
 
-that is, half of the round's tokens came in deltas of L steps or more. Longer deltas are shortened to L steps in the
+A weight is relative: it cannot damp a round whose only delta is stale, nor one that few took part in. So the whole step
+is also scaled by rho. A learner that works and is not in the round counts in (3) with what it brought last.
+
+Learners of different speed and batch bring deltas of different length to one round. The round's length is the weighted
+median of their steps, at most H,
+
+    L = min(H, max{s : sum(w_m f_m, s_m >= s) >= sum(w_m f_m) / 2})   (4)  length
+
+that is, half of the round's weight came in deltas of L steps or more. Longer deltas are shortened to L steps in the
 direction that they took, shorter ones are taken as they are, with as much less weight:
 
-    v_m min(1, L / s_m),    w_m min(1, s_m / L)                 (2)
+    v_m min(1, L / s_m),    w_m f_m min(1, s_m / L)                   (5)
 
 So a learner that takes many small steps moves the run, and its clock, no faster than those who do most of the work,
-and a slow learner does not hold the run back. (`merge` writes (2) for a round of H steps, times H / L, and `outer`
+and a slow learner does not hold the run back. (`merge` writes (5) for a round of H steps, times H / L, and `outer`
 takes it back by the round's share T = rho L / H.)
 
-    L = min(s_m)    after an outage of all, if that is above H  (3)
+    L = min(s_m)    after an outage of all, if that is above H        (6)
 
-(3) needs evidence: nearly everybody is in the round, and the run hardly went on without any of them. One learner that
+(6) needs evidence: nearly everybody is in the round, and the run hardly went on without any of them. One learner that
 comes back alone with the work of hours moves the run by a round at most.
 
-Source: weights by tokens as in normalised averaging (FedNova, arXiv 2007.07481); the median is this project's, and
-docs/learning.md has what it is worth against the mean and the maximum.
+Source: Decoupled DiLoCo (arXiv 2604.21428), section 3, and weights by tokens as in normalised averaging (FedNova, arXiv
+2007.07481). The cap c, rho and the median are this project's; docs/learning.md has what they are worth, the median
+against the mean and the maximum.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final
+import math
+from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple
 
 # Participation from which a round has nearly everybody: one that died meanwhile is expected for a round or two.
 _NEARLY_EVERYBODY: Final = 0.75
 # Rounds that the run may have gone on without a learner that was not away alone.
 _MOST_MISSED: Final = 0.5
+
+
+class Contribution(NamedTuple):
+    """One delta of a round."""
+
+    weight: float  # w, equation (1)
+    damping: float  # f, equation (2)
+
+
+def delta_weight(token_count: int, step_count: int, *, inner_step_count: int, weight_cap: float) -> float:
+    """Returns w of equation (1); 0 for a delta without steps."""
+    if step_count <= 0:
+        return 0.0
+    return token_count * min(1.0, weight_cap * inner_step_count / step_count)
+
+
+def rounds_behind(steps_since_base: float, *, inner_step_count: int) -> int:
+    """Returns k: the rounds of H steps by which the run went on since a delta's base, to the nearest whole one."""
+    return math.floor(steps_since_base / inner_step_count + 0.5)
+
+
+def staleness_damping(rounds: int, *, exponent: float) -> float:
+    """Returns f of equation (2)."""
+    return float((1 + rounds) ** -exponent)
+
+
+def participation(contributed: Iterable[Contribution], absent_weights: Iterable[float]) -> float:
+    """Returns rho of equation (3); 1 where nothing has any weight."""
+    deltas = tuple(contributed)
+    brought = math.fsum(delta.weight * delta.damping for delta in deltas)
+    total = math.fsum(delta.weight for delta in deltas) + math.fsum(absent_weights)
+    return min(1.0, brought / total) if brought > 0 else 1.0
 
 
 def round_length(
@@ -42,12 +85,12 @@ def round_length(
     missed_step_count: float,
     inner_step_count: int,
 ) -> float:
-    """Returns L in inner steps; 0 for a round without deltas.
+    """Returns L of equation (4) or (6) in inner steps; 0 for a round without deltas.
 
     Args:
         step_counts: s, one a delta.
-        weights: w, one a delta; if all are 0, deltas count alike.
-        participation: rho of the round.
+        weights: w f, one a delta; if all are 0, deltas count alike.
+        participation: rho of the round, equation (3).
         missed_step_count: the most inner steps by which the run went on beyond the merged work of one of the learners.
         inner_step_count: H.
     """

@@ -29,8 +29,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from skerry.wire.codecs import Compressor, Encoding
-from skerry.wire.cutting import MAX_FRAME_NUMEL
+from skerry.wire.codecs import MAX_FRAME_NUMEL, Compressor, Encoding
 from skerry.wire.digests import LEAF_NUMEL, Hasher, tree_root
 from skerry.wire.frames import decode_frame, decode_frames, encode_frames, parse_frames
 from skerry.wire.layout import FragmentLayout

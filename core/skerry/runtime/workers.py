@@ -1,14 +1,17 @@
-"""Where CPU work and blocking calls run, so that the event loop never waits for them."""
+"""Where CPU work and blocking calls run, one by one or many at a time, so that the event loop never waits for them."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol, TypeVar, TypeVarTuple
+from typing import Final, Protocol, TypeVar, TypeVarTuple
 
 Result = TypeVar("Result")
 Arguments = TypeVarTuple("Arguments")
+
+# Jobs that are waiting or at work for one caller: enough that no thread waits for the loop, and what bounds memory.
+IN_FLIGHT: Final = 6
 
 
 class Workers(Protocol):
@@ -42,3 +45,35 @@ class InlineWorkers:
     async def run(self, function: Callable[[*Arguments], Result], *args: *Arguments) -> Result:
         """Runs `function` before returning to the loop."""
         return function(*args)
+
+
+async def run_jobs(workers: Workers, jobs: AsyncIterator[Callable[[], Result]]) -> list[Result]:
+    """Runs every job and returns their results in the order in which the jobs came.
+
+    Jobs may overlap. The next one is asked for only when fewer than `IN_FLIGHT` are unfinished. When a job or the
+    iterator fails, the others are cancelled and the first error is raised as it is; a job that a thread has begun
+    still runs to its end, so what it writes to is of no use after an error.
+    """
+    slots = asyncio.Semaphore(IN_FLIGHT)
+    tasks: list[asyncio.Task[Result]] = []
+
+    async def run(job: Callable[[], Result]) -> Result:
+        try:
+            return await workers.run(job)
+        finally:
+            slots.release()
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            async for job in jobs:
+                await slots.acquire()
+                tasks.append(group.create_task(run(job)))
+    except BaseExceptionGroup as errors:
+        raise _first(errors) from None
+    return [task.result() for task in tasks]
+
+
+def _first(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

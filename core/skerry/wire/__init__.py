@@ -5,15 +5,15 @@ protos/FORMAT.md specifies them for other languages; test vectors are in `tests/
 
 import sys
 
-from skerry.wire.codecs import Codec, Compressor, Encoding
-from skerry.wire.cutting import MAX_FRAME_NUMEL, cut_parts
+from skerry.wire.codecs import MAX_FRAME_NUMEL, Codec, Compressor, Encoding, cut_parts
 from skerry.wire.digests import Hasher, delta_digest, part_digest, tree_digest, tree_leaves, tree_root
 from skerry.wire.errors import FrameError, NonFiniteError, TensorFileError, WireError, WireReason
-from skerry.wire.frame_reader import FrameBatch, FrameReader
 from skerry.wire.frames import (
     HEADER_SIZE,
     MAX_FRAME_BYTES,
     Frame,
+    FrameBatch,
+    FrameReader,
     decode_frame,
     decode_frames,
     encode_frames,
@@ -21,7 +21,6 @@ from skerry.wire.frames import (
     raw_bytes,
 )
 from skerry.wire.layout import FragmentLayout, TensorSpec
-from skerry.wire.norms import per_tensor_squared_norms
 from skerry.wire.safetensors import TensorFileReader
 
 __all__ = [
@@ -50,7 +49,6 @@ __all__ = [
     "encode_frames",
     "parse_frames",
     "part_digest",
-    "per_tensor_squared_norms",
     "raw_bytes",
     "tree_digest",
     "tree_leaves",
@@ -59,5 +57,4 @@ __all__ = [
 
 if sys.byteorder != "little":
     # Arrays are read and written as they lie in memory, so a big-endian machine would need an encoder of its own.
-    msg = "skerry.wire needs a little-endian machine"
-    raise ImportError(msg)
+    raise ImportError("skerry.wire needs a little-endian machine")

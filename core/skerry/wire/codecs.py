@@ -1,14 +1,23 @@
-"""The formats in which a fragment's elements are sent and stored, and their sizes."""
+"""The formats in which a fragment's elements are sent and stored, how they are compressed and cut into frames.
+
+Every encoder of this project cuts a fragment into frames alike, so that frames are equal byte for byte.
+"""
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final
+from typing import Final, NamedTuple
 
-if TYPE_CHECKING:
-    from skerry.wire.layout import TensorSpec
+import zstandard
 
+from skerry.wire.errors import FrameError, WireReason
+from skerry.wire.layout import FragmentLayout, TensorSpec
+
+MAX_FRAME_NUMEL: Final = 2**18
+"""A frame's float32 input is at most 1 MiB: it stays in a core's cache, and a receiver can allocate it unchecked."""
 MAX_BLOCK: Final = 2**16 - 1
 """The block's length is a u16 in the frame header."""
 MAX_LEVEL: Final = 19
@@ -75,6 +84,40 @@ _COMPRESSOR_NUMBERS: Final = {Compressor.NONE: 0, Compressor.ZSTD: 1}
 COMPRESSOR_OF_NUMBER: Final = {number: compressor for compressor, number in _COMPRESSOR_NUMBERS.items()}
 
 
+_thread = threading.local()
+
+
+def _decompressor() -> zstandard.ZstdDecompressor:
+    """Return this thread's decompressor. Threads can't share one, and making one takes longer than a small frame."""
+    try:
+        decompressor: zstandard.ZstdDecompressor = _thread.decompressor
+    except AttributeError:
+        decompressor = _thread.decompressor = zstandard.ZstdDecompressor()
+    return decompressor
+
+
+def decompress_exactly(payload: bytes | memoryview, size: int) -> bytes:
+    """Return `payload` decompressed, which must come to `size` bytes; never allocates more than that.
+
+    Raises:
+        FrameError: BOMB when it declares or comes to another size; CORRUPT when it is not one whole zstd frame.
+    """
+    try:
+        declared = zstandard.frame_content_size(payload)
+    except zstandard.ZstdError as error:
+        raise FrameError(WireReason.CORRUPT, "payload has no zstd frame header") from error
+    if declared != size:
+        # Checked first, because the library allocates what the payload declares.
+        raise FrameError(WireReason.BOMB, f"payload declares another size. expected={size}, declared={declared}")
+    try:
+        raw = _decompressor().decompress(payload, max_output_size=size, allow_extra_data=False)
+    except zstandard.ZstdError as error:
+        raise FrameError(WireReason.CORRUPT, "payload is not one whole zstd frame") from error
+    if len(raw) != size:
+        raise FrameError(WireReason.BOMB, f"payload came to another size. expected={size}, actual={len(raw)}")
+    return raw
+
+
 @dataclass(frozen=True)
 class Encoding:
     """What a sender chooses. A receiver needs none of it, because every frame says how it was written.
@@ -95,12 +138,78 @@ class Encoding:
     def __post_init__(self) -> None:
         """Refuse what no frame header can hold."""
         if not 1 <= self.block <= MAX_BLOCK:
-            msg = f"block must be 1 to {MAX_BLOCK}. block={self.block}"
-            raise ValueError(msg)
+            raise ValueError(f"block must be 1 to {MAX_BLOCK}. block={self.block}")
         if not 1 <= self.level <= MAX_LEVEL:
-            msg = f"level must be 1 to {MAX_LEVEL}. level={self.level}"
-            raise ValueError(msg)
+            raise ValueError(f"level must be 1 to {MAX_LEVEL}. level={self.level}")
 
     def codec_for(self, tensor: TensorSpec) -> Codec:
         """Return the codec that this tensor's elements take."""
         return self.vector_codec if tensor.is_vector and self.codec.has_blocks else self.codec
+
+
+class Cut(NamedTuple):
+    """One frame's range, all of it in one codec; `block` is 0 where the codec has none."""
+
+    codec: Codec
+    block: int
+    first: int
+    numel: int
+
+
+def cut_frames(layout: FragmentLayout, encoding: Encoding, first: int, numel: int) -> Iterator[Cut]:
+    """Yield the frames that cover the range, each as full as codec changes and block boundaries allow.
+
+    Raises:
+        ValueError: (at once) the range is not inside the fragment, or not cut at block boundaries.
+    """
+    stop = first + numel
+    if first < 0 or numel < 0 or stop > layout.numel:
+        raise ValueError(f"range outside the fragment. first={first}, numel={numel}, fragment_numel={layout.numel}")
+    for edge in (first, stop):
+        if edge < layout.numel:
+            tensor = layout.tensors[layout.tensor_at(edge)]
+            if encoding.codec_for(tensor).has_blocks and not layout.is_boundary(edge, encoding.block):
+                msg = f"range not cut at a block boundary. element={edge}, tensor={tensor.name}, block={encoding.block}"
+                raise ValueError(msg)
+    return _cut(layout, encoding, first, numel)
+
+
+def _cut(layout: FragmentLayout, encoding: Encoding, first: int, numel: int) -> Iterator[Cut]:
+    """Fill frames greedily, in element order."""
+    codec: Codec | None = None
+    start = filled = first  # the frame that is being filled covers [start, filled)
+    for index, low, high in layout.ranges(first, numel):
+        tensor_codec = encoding.codec_for(layout.tensors[index])
+        if codec is not None and tensor_codec is not codec and filled > start:
+            yield _whole(codec, encoding, start, filled)
+            start = filled
+        codec = tensor_codec
+        grain = encoding.block if codec.has_blocks else 1
+        at = low
+        while high - start > MAX_FRAME_NUMEL:
+            room = start + MAX_FRAME_NUMEL - at
+            at += room - room % grain
+            yield _whole(codec, encoding, start, at)
+            start = at
+        filled = high
+    if codec is not None and filled > start:
+        yield _whole(codec, encoding, start, filled)
+
+
+def _whole(codec: Codec, encoding: Encoding, start: int, stop: int) -> Cut:
+    return Cut(codec, encoding.block if codec.has_blocks else 0, start, stop - start)
+
+
+def cut_parts(layout: FragmentLayout, encoding: Encoding, part_numel: int) -> Iterator[tuple[int, int]]:
+    """Yield `(first, numel)` of parts that cover the fragment, each of at most `part_numel` elements.
+
+    Raises:
+        ValueError: a part could not hold one block.
+    """
+    if part_numel < encoding.block:
+        raise ValueError(f"a part must hold a block. part_numel={part_numel}, block={encoding.block}")
+    first = 0
+    while first < layout.numel:
+        stop = layout.boundary_at_or_before(first + part_numel, encoding.block)
+        yield first, stop - first
+        first = stop

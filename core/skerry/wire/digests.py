@@ -76,8 +76,7 @@ def tree_root(numel: int, leaves: Sequence[bytes]) -> bytes:
         ValueError: there are not as many leaves as `numel` elements have.
     """
     if len(leaves) != -(-numel // LEAF_NUMEL):
-        msg = f"wrong count of leaves. numel={numel}, leaves={len(leaves)}"
-        raise ValueError(msg)
+        raise ValueError(f"wrong count of leaves. numel={numel}, leaves={len(leaves)}")
     return hashlib.sha256(_TREE_DOMAIN + _COUNT.pack(numel) + b"".join(leaves)).digest()
 
 

@@ -2,32 +2,36 @@
 
 A frame is a 32-byte header and a payload. The header says how it was written and which range of the fragment it covers,
 so a frame can be checked and decoded without its neighbours. protos/FORMAT.md specifies it for other languages.
+`FrameReader` cuts frames from bytes that arrive in pieces of any size.
 """
 
 from __future__ import annotations
 
 import struct
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import zstandard
+from numpy.typing import NDArray
 
-from skerry.wire.blocks import Blocks, blocks_of
-from skerry.wire.codecs import CODEC_OF_NUMBER, COMPRESSOR_OF_NUMBER, Codec, Compressor, Encoding
-from skerry.wire.compression import decompress_exactly
-from skerry.wire.cutting import MAX_FRAME_NUMEL, Cut, cut_frames
+from skerry.wire.codecs import (
+    CODEC_OF_NUMBER,
+    COMPRESSOR_OF_NUMBER,
+    MAX_FRAME_NUMEL,
+    Codec,
+    Compressor,
+    Cut,
+    Encoding,
+    cut_frames,
+    decompress_exactly,
+)
+from skerry.wire.digests import Hasher
 from skerry.wire.errors import FrameError, NonFiniteError, WireReason
-from skerry.wire.quantise import LARGEST_FLOAT32, LARGEST_SCALED, Quantiser, dequantise
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from numpy.typing import NDArray
-
-    from skerry.wire.digests import Hasher
-    from skerry.wire.layout import FragmentLayout
+from skerry.wire.layout import FragmentLayout
+from skerry.wire.quantise import LARGEST_FLOAT32, LARGEST_SCALED, Blocks, Quantiser, blocks_of, dequantise
 
 HEADER_SIZE: Final = 32
 MAGIC: Final = b"SKF1"
@@ -141,8 +145,7 @@ def check_range_array(name: str, array: NDArray[np.float32]) -> None:
         ValueError: it is not.
     """
     if array.dtype != np.dtype("<f4") or array.ndim != 1:
-        msg = f"{name} must be one-dimensional float32. dtype={array.dtype}, shape={array.shape}"
-        raise ValueError(msg)
+        raise ValueError(f"{name} must be one-dimensional float32. dtype={array.dtype}, shape={array.shape}")
 
 
 def non_finite_error(values: NDArray[np.float32], layout: FragmentLayout, cut: Cut) -> NonFiniteError:
@@ -191,8 +194,7 @@ def parse_header(buffer: bytes | bytearray | memoryview) -> FrameHeader:
         msg = f"impossible header. codec={codec}, block={block}, first={first}, numel={numel}"
         raise FrameError(WireReason.BAD_HEADER, msg)
     if numel > MAX_FRAME_NUMEL:
-        msg = f"too many elements in a frame. limit={MAX_FRAME_NUMEL}, actual={numel}"
-        raise FrameError(WireReason.TOO_LARGE, msg)
+        raise FrameError(WireReason.TOO_LARGE, f"too many elements in a frame. limit={MAX_FRAME_NUMEL}, actual={numel}")
     # Without the layout the count of blocks is only known to lie between one run of full ones and one an element.
     least = codec.raw_size(numel, -(-numel // block) if block else 0)
     most = codec.raw_size(numel, numel)
@@ -219,8 +221,7 @@ def parse_frames(buffer: bytes | bytearray | memoryview) -> Iterator[Frame]:
         header = parse_header(rest)
         end = header.frame_size
         if len(rest) < end:
-            msg = f"bytes end inside a payload. expected={end}, actual={len(rest)}"
-            raise FrameError(WireReason.TRUNCATED, msg)
+            raise FrameError(WireReason.TRUNCATED, f"bytes end inside a payload. expected={end}, actual={len(rest)}")
         payload = rest[HEADER_SIZE:end]
         (expected,) = _CRC.unpack_from(rest, _HEADER.size)
         actual = zlib.crc32(payload, zlib.crc32(rest[: _HEADER.size]))
@@ -261,8 +262,7 @@ def decode_frame(
         out = np.empty(frame.numel, np.float32)
     check_range_array("out", out)
     if len(out) != frame.numel or not out.flags.c_contiguous:
-        msg = f"out must be contiguous and as long as the frame. expected={frame.numel}, actual={out.shape}"
-        raise ValueError(msg)
+        raise ValueError(f"out must be contiguous and as long as the frame. expected={frame.numel}, actual={out.shape}")
     blocks = _blocks_in(frame, layout)
     # Checked against the layout before anything of the declared size is allocated.
     expected = frame.codec.raw_size(frame.numel, blocks.count if blocks else 0)
@@ -315,3 +315,70 @@ def _blocks_in(frame: Frame, layout: FragmentLayout) -> Blocks | None:
         return blocks_of(layout, frame.first, frame.numel, frame.block)
     except ValueError as error:
         raise FrameError(WireReason.LAYOUT, str(error)) from error
+
+
+@dataclass(frozen=True)
+class FrameBatch:
+    """Whole frames that cover `[first, first + numel)`. Whoever decodes them checks their checksums."""
+
+    first: int
+    numel: int
+    data: bytes
+
+
+class FrameReader:
+    """Cuts whole frames that must cover a range in order, without a gap or an overlap.
+
+    A header is checked before its payload is kept, so the buffer holds at most a batch, a frame and a piece.
+    """
+
+    def __init__(self, first: int, numel: int, *, batch_numel: int = 1) -> None:
+        """Expects the range `[first, first + numel)`; a batch has at least `batch_numel` elements, but for the last."""
+        self._first = self._at = first  # the next batch begins at `first`; its whole frames so far reach `at`
+        self._stop = first + numel
+        self._batch_numel = batch_numel
+        self._buffer = bytearray()
+        self._whole_bytes = 0  # at the front of the buffer: the next batch's whole frames
+
+    def feed(self, piece: bytes) -> list[FrameBatch]:
+        """Returns the batches that `piece` completes.
+
+        Raises:
+            FrameError: LAYOUT, BAD_HEADER, TOO_LARGE or BOMB, by a header alone.
+        """
+        self._buffer += piece
+        batches = []
+        while len(self._buffer) - self._whole_bytes >= HEADER_SIZE:
+            header = parse_header(self._buffer[self._whole_bytes : self._whole_bytes + HEADER_SIZE])
+            if header.first != self._at or header.first + header.numel > self._stop:
+                raise FrameError(
+                    WireReason.LAYOUT,
+                    f"frame out of place. expected_first={self._at}, range_end={self._stop}, "
+                    f"first={header.first}, numel={header.numel}",
+                )
+            if len(self._buffer) - self._whole_bytes < header.frame_size:
+                break
+            self._whole_bytes += header.frame_size
+            self._at += header.numel
+            if self._at - self._first >= self._batch_numel:
+                batches.append(self._cut())
+        return batches
+
+    def finish(self) -> list[FrameBatch]:
+        """Returns the last batch, if one is left.
+
+        Raises:
+            FrameError: TRUNCATED: the frames end before their range does, or the bytes inside a frame.
+        """
+        if self._at != self._stop or self._whole_bytes != len(self._buffer):
+            raise FrameError(
+                WireReason.TRUNCATED, f"frames end before their range does. expected={self._stop}, actual={self._at}"
+            )
+        return [self._cut()] if self._whole_bytes else []
+
+    def _cut(self) -> FrameBatch:
+        with memoryview(self._buffer) as view:
+            batch = FrameBatch(self._first, self._at - self._first, bytes(view[: self._whole_bytes]))
+        del self._buffer[: self._whole_bytes]
+        self._whole_bytes, self._first = 0, self._at
+        return batch

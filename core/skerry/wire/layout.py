@@ -1,20 +1,54 @@
-"""The layout of a fragment: its tensors, one after another, as one flat vector of elements."""
+"""What a run is made of: names and ids, and fragments, whose tensors form one flat vector of elements.
+
+Names and ids become paths in the store, so they are checked before anything else.
+"""
 
 from __future__ import annotations
 
 import math
+import re
 from bisect import bisect_right
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+_NAME: Final = re.compile(r"[a-z0-9](?:[a-z0-9._-]{0,62}[a-z0-9])?")
+_ID: Final = re.compile(r"[0-9a-f]{32}")
+MAX_TENSOR_NAME_BYTES: Final = 512
 
-    from numpy.typing import NDArray
+
+class BadNameError(ValueError):
+    """A name or id that does not match its pattern; reason `BAD_NAME`."""
+
+
+def check_name(name: str, what: str) -> str:
+    """Returns `name` if it is a legal name of a `what` (run, fragment, learner, region).
+
+    Raises:
+        BadNameError: it is not; nothing was done.
+    """
+    if _NAME.fullmatch(name) is None or ".." in name:
+        raise BadNameError(
+            f"{what} name is not legal: use 1 to 64 of a-z 0-9 . _ -, starting and ending with a letter or digit, "
+            f"no '..'. name={name[:80]!r}"
+        )
+    return name
+
+
+def check_id(value: str, what: str) -> str:
+    """Returns `value` if it is 32 lower-case hexadecimal digits.
+
+    Raises:
+        BadNameError: it is not; nothing was done.
+    """
+    if _ID.fullmatch(value) is None:
+        raise BadNameError(f"{what} is not legal: use 32 lower-case hexadecimal digits. value={value[:80]!r}")
+    return value
 
 
 @dataclass(frozen=True)
@@ -27,8 +61,7 @@ class TensorSpec:
     def __post_init__(self) -> None:
         """Refuse a shape that no tensor has."""
         if any(size < 0 for size in self.shape):
-            msg = f"negative size in shape. tensor={self.name}, shape={self.shape}"
-            raise ValueError(msg)
+            raise ValueError(f"negative size in shape. tensor={self.name}, shape={self.shape}")
 
     @property
     def numel(self) -> int:
@@ -55,8 +88,7 @@ class FragmentLayout:
     def __post_init__(self) -> None:
         """Refuse a name that is used twice."""
         if len({tensor.name for tensor in self.tensors}) != len(self.tensors):
-            msg = f"a tensor's name is repeated. fragment={self.name}"
-            raise ValueError(msg)
+            raise ValueError(f"a tensor's name is repeated. fragment={self.name}")
 
     @cached_property
     def numel(self) -> int:

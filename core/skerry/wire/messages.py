@@ -13,9 +13,8 @@ from typing import Any, Final, TypeVar
 
 from skerry.v1 import types_pb2 as v1
 from skerry.wire.codecs import Codec, Compressor, Encoding
-from skerry.wire.layout import FragmentLayout, TensorSpec
-from skerry.wire.names import MAX_TENSOR_NAME_BYTES, check_name
-from skerry.wire.policy import MergeRule, OuterOptimizer, OuterSchedule, Policy, outer_name
+from skerry.wire.layout import MAX_TENSOR_NAME_BYTES, FragmentLayout, TensorSpec, check_name
+from skerry.wire.policy import MergeRule, OuterName, OuterOptimizer, OuterSchedule, Policy, outer_name
 
 V = TypeVar("V")
 
@@ -127,7 +126,7 @@ def policy_to_message(policy: Policy, *, has_derived: bool = True) -> v1.Policy:
     """
     message = v1.Policy(
         outer=v1.OuterOptimizer(
-            name=policy.outer.name,
+            name=OuterName.NESTEROV if policy.outer.name is OuterName.DELAYED_NESTEROV else policy.outer.name,
             learning_rate=policy.outer.learning_rate,
             momentum=policy.outer.momentum,
             schedule=_SCHEDULE_MESSAGES[policy.outer.schedule],

@@ -3,22 +3,72 @@
 Every step is one IEEE float32 operation, rounded to nearest even, or an integer operation. So NumPy, torch and all
 machines write the same bytes and read the same values. This holds also where subnormal numbers are flushed to zero:
 scales are so far above the subnormal range that a subnormal element rounds to code 0 in either case.
+
+The elements that share a scale are a block. Blocks restart at each tensor, and a tensor's last one may be short.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
-from skerry.wire.codecs import Codec
-from skerry.wire.cutting import MAX_FRAME_NUMEL
+from skerry.wire.codecs import MAX_FRAME_NUMEL, Codec
 from skerry.wire.errors import FrameError, WireReason
+from skerry.wire.layout import FragmentLayout
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
-    from skerry.wire.blocks import Blocks
+@dataclass(frozen=True)
+class Blocks:
+    """The blocks of a range, in order.
+
+    A range is *even* when all blocks but the last are full, so that it can be seen as a matrix of blocks
+    and one short tail. Only uneven ranges need `starts`.
+    """
+
+    numel: int
+    size: int
+    count: int
+    starts: NDArray[np.int64] | None  # (count,) first element of each block, from the range's first; None: even
+
+    @property
+    def full_count(self) -> int:
+        """Full blocks at the front of an even range."""
+        return self.numel // self.size
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """`(count,)` elements of each block of an uneven range."""
+        assert self.starts is not None
+        return np.diff(self.starts, append=self.numel)
+
+
+def blocks_of(layout: FragmentLayout, first: int, numel: int, size: int) -> Blocks:
+    """Return the blocks of `size` elements in the range.
+
+    Raises:
+        ValueError: the range is not inside the fragment, or does not start and end at block boundaries.
+    """
+    stop = first + numel
+    if first < 0 or numel < 1 or stop > layout.numel:
+        raise ValueError(f"range outside the fragment. first={first}, numel={numel}, fragment_numel={layout.numel}")
+    if not (layout.is_boundary(first, size) and layout.is_boundary(stop, size)):
+        raise ValueError(f"range not cut at block boundaries. first={first}, numel={numel}, block={size}")
+    low, high = layout.tensor_at(first), layout.tensor_at(stop - 1)
+    if low == high:
+        return Blocks(numel, size, -(-numel // size), None)
+    # Vectorised over tensors, because a Python loop over many tiny tensors would be slow.
+    bounds = layout.bounds[low : high + 2].clip(first, stop) - first  # (tensors + 1,)
+    lengths = np.diff(bounds)
+    counts = -(-lengths // size)
+    total = int(counts.sum())
+    if not (lengths[:-1] % size).any():
+        return Blocks(numel, size, total, None)
+    nth_in_tensor = np.arange(total) - np.repeat(np.cumsum(counts) - counts, counts)
+    return Blocks(numel, size, total, np.repeat(bounds[:-1], counts) + nth_in_tensor * size)
+
 
 LARGEST_FLOAT32: Final = np.finfo(np.float32).max
 LARGEST_SCALED: Final = np.float32(2.0**127)
@@ -220,19 +270,16 @@ def _decode_elements(codec: Codec, raw: NDArray[np.uint8], out: NDArray[np.float
         np.copyto(bits, raw.view(np.uint16))
         bits <<= np.uint32(16)
     if not (out.max() <= LARGEST_FLOAT32 and out.min() >= -LARGEST_FLOAT32):
-        msg = f"an element is not finite. codec={codec}"
-        raise FrameError(WireReason.NON_FINITE, msg)
+        raise FrameError(WireReason.NON_FINITE, f"an element is not finite. codec={codec}")
 
 
 def _check_scales(codec: Codec, scales: NDArray[np.float32]) -> None:
     """Refuse scales that would decode to what is not finite, or that machines do not agree on."""
     top = scales.max()
     if not (top <= LARGEST_FLOAT32 and scales.min() >= -LARGEST_FLOAT32):
-        msg = f"a block's scale is not finite. codec={codec}"
-        raise FrameError(WireReason.NON_FINITE, msg)
+        raise FrameError(WireReason.NON_FINITE, f"a block's scale is not finite. codec={codec}")
     largest = LARGEST_SCALED / np.float32(codec.top_code)
     # As bits, so that -0.0 is refused like every negative number.
     bits = scales.view(np.uint32)
     if top > largest or ((bits != 0) & ((scales < SMALLEST_SCALE[codec]) | (bits >> 31 != 0))).any():
-        msg = f"a block's scale is out of range. codec={codec}"
-        raise FrameError(WireReason.BAD_SCALE, msg)
+        raise FrameError(WireReason.BAD_SCALE, f"a block's scale is out of range. codec={codec}")

@@ -13,11 +13,17 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import torch
 
-from skerry.wire.blocks import Blocks, blocks_of
-from skerry.wire.codecs import Codec, Encoding
-from skerry.wire.cutting import Cut, cut_frames
+from skerry.wire.codecs import Codec, Cut, Encoding, cut_frames
 from skerry.wire.frames import FramePacker, non_finite_error
-from skerry.wire.quantise import E3M0_CODE_OF_TOP_BITS, LARGEST_FLOAT32, LARGEST_SCALED, NIBBLE_VALUES, SMALLEST_SCALE
+from skerry.wire.quantise import (
+    E3M0_CODE_OF_TOP_BITS,
+    LARGEST_FLOAT32,
+    LARGEST_SCALED,
+    NIBBLE_VALUES,
+    SMALLEST_SCALE,
+    Blocks,
+    blocks_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from skerry.store.log.entries import INITIAL_BASE, CommittedItem, Fate
-from skerry.store.log.fold import RunState
 from skerry.store.log.run_log import RunLog
-from skerry.store.log.state import DeltaState
+from skerry.store.log.state import DeltaState, RunState
 
 
 @dataclass(frozen=True)

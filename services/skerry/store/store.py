@@ -23,12 +23,11 @@ from skerry.store.errors import (
     RunExistsError,
     RunNotFoundError,
 )
-from skerry.store.log.entries import FORMAT, canonical_json
+from skerry.store.log.entries import FORMAT, RunSpec, canonical_json, entry_name, run_prefix
 from skerry.store.log.run_log import RunLog
 from skerry.store.objects.interface import Objects
 from skerry.store.objects.put_if_absent import Creator
-from skerry.store.run import RunSpec, entry_name, run_prefix
-from skerry.wire.names import BadNameError, check_id, check_name
+from skerry.wire.layout import BadNameError, check_id, check_name
 
 _LOG: Final = structlog.get_logger(__name__)
 _RESOLVES_AT_ONCE: Final = 16

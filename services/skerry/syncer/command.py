@@ -16,7 +16,8 @@ import click
 import structlog
 
 from skerry.store.errors import StoreURLError
-from skerry.store.objects.interface import Objects, open_objects
+from skerry.store.objects.interface import Objects
+from skerry.store.objects.opening import open_objects
 from skerry.syncer.server import ListenError, ServerSettings, SyncerServer, serving
 
 _LOG: Final = structlog.get_logger(__name__)

@@ -22,11 +22,11 @@ from skerry.store.log.entries import RunStatus
 from skerry.store.store import Store
 from skerry.store.versions.scratch import Scratch
 from skerry.syncer.advice import AdviceBoard
-from skerry.syncer.budget import ByteBudget
 from skerry.syncer.errors import DrainingError, SyncerError
 from skerry.syncer.merger import Merger
+from skerry.syncer.parts import ByteBudget
 from skerry.syncer.replica import ReplicaSettings, RunReplica
-from skerry.wire.names import check_id, check_name
+from skerry.wire.layout import check_id, check_name
 
 _LOG: Final = structlog.get_logger(__name__)
 

@@ -12,21 +12,13 @@ import msgspec
 import structlog
 
 from skerry.store.errors import ObjectMissingError, RunExistsError, RunNotFoundError
-from skerry.store.log.entries import (
-    PolicyItem,
-    RollbackFragment,
-    RollbackItem,
-    RunStatus,
-    StatusItem,
-)
+from skerry.store.log.entries import PolicyItem, RollbackFragment, RollbackItem, RunSpec, RunStatus, StatusItem
 from skerry.store.log.state import FragmentState, VersionState
-from skerry.store.run import RunSpec
 from skerry.store.versions.replay import Replayer, snapshot_tensors
 from skerry.syncer.errors import SyncerError, bad_request, from_rejection
 from skerry.syncer.host import RunHost
 from skerry.syncer.replica import RunReplica
-from skerry.wire.layout import FragmentLayout
-from skerry.wire.names import check_id, check_name
+from skerry.wire.layout import FragmentLayout, check_id, check_name
 from skerry.wire.policy import Policy
 
 _LOG: Final = structlog.get_logger(__name__)

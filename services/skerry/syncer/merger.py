@@ -1,4 +1,12 @@
-"""Turns frozen sets into versions: runs the arithmetic on worker threads, commits the result, and stores snapshots.
+"""Turns frozen sets of deltas into versions: merges, commits and snapshots.
+
+    merge_round        scalars from the recorded norms, the deltas' weighted sum, the quantised update, made durable
+      -> MergeResult   the commit, which `Merger` appends
+      -> adopt()       once the log has the commit, takes the outer state to the new version in place
+
+Until `adopt` the outer state is untouched, so a merge that fails, or that another replica won, costs nothing but its
+own work. At most the state (3 arrays), the sum (1) and the encoded update are held, however many learners there are.
+The arithmetic is in `skerry.algorithm` and runs on worker threads.
 
 The outer state of each fragment (weights, momentum, residual) is cached in scratch between merges. The cache is used
 only if its version and digest are in the log; otherwise the state is rebuilt from a snapshot and the deltas after it.
@@ -7,30 +15,226 @@ only if its version and digest are in the log; otherwise the state is rebuilt fr
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import defaultdict
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 import numpy as np
 import structlog
+from msgspec import structs
 from numpy.typing import NDArray
 
-from skerry.algorithm.step import OuterState
+from skerry.algorithm.merge import Round, per_tensor_squared_norms
+from skerry.algorithm.outer import OuterStep, learning_rate_at, momentum_at, outer_step
+from skerry.algorithm.step import (
+    TORN,
+    Float32s,
+    OuterState,
+    PreparedSpan,
+    Scalars,
+    Step,
+    adopt_span,
+    digest_of_spans,
+    prepare_span,
+    step_spans,
+)
 from skerry.runtime.clock import Clock
-from skerry.runtime.workers import Workers
+from skerry.runtime.workers import Workers, run_jobs
 from skerry.store.errors import LogCorruptError, StoreUnavailableError
-from skerry.store.log.entries import INITIAL_BASE, ClosedItem, CommittedItem, SnapshotItem
+from skerry.store.log.entries import (
+    INITIAL_BASE,
+    AcceptedItem,
+    ClosedItem,
+    CommittedItem,
+    ObjectRef,
+    SnapshotItem,
+)
 from skerry.store.log.run_log import RunLog
-from skerry.store.log.state import FragmentState
-from skerry.store.versions.blobs import SnapshotKind
-from skerry.store.versions.frame_stream import frame_batches
-from skerry.store.versions.replay import Replayer, snapshot_tensors, weights_digest
+from skerry.store.log.state import FragmentState, RunState
+from skerry.store.versions.blobs import SnapshotKind, frame_batches
+from skerry.store.versions.replay import (
+    Replayer,
+    UnreadableDeltaError,
+    accumulate_deltas,
+    scalars_to_record,
+    snapshot_tensors,
+    weights_digest,
+)
 from skerry.store.versions.scratch import Scratch
-from skerry.syncer.merge import merge_round
 from skerry.syncer.rounds import MergeKey
-from skerry.wire.errors import FrameError
+from skerry.wire.errors import FrameError, NonFiniteError
 from skerry.wire.frames import decode_frames
 from skerry.wire.layout import FragmentLayout
+from skerry.wire.policy import MergeRule, Policy
+
+# Spans, of 2^20 elements, in one object of an update; a larger fragment has several, to be fetched side by side.
+UPDATE_OBJECT_SPANS: Final = 64
+
+
+@dataclass
+class MergeResult:
+    """A version that is durable but not committed: what its commit names, and what adopting it takes."""
+
+    commit: CommittedItem  # for the caller to append
+    _step: Step = field(repr=False)
+    _prepared: list[PreparedSpan] = field(repr=False)
+
+    def is_same_version_as(self, other: CommittedItem) -> bool:
+        """Whether `other`, maybe another replica's, names this arithmetic: only then may this merge be adopted."""
+        return structs.replace(other, update=()) == structs.replace(self.commit, update=())
+
+    async def adopt(self, *, workers: Workers) -> None:
+        """Takes the outer state that the merge began from to the new version, in place. To be called once.
+
+        Nobody else may read or write the state meanwhile. If it fails, or is cancelled, the state is torn and has to be
+        rebuilt (`skerry.store.versions.replay.Replayer`).
+        """
+        step = self._step
+        step.state.version = TORN
+
+        async def jobs() -> AsyncIterator[Callable[[], None]]:
+            for span, prepared in zip(step_spans(step.layout, step.encoding), self._prepared, strict=True):
+                yield partial(adopt_span, step, span, prepared.frames)
+
+        await run_jobs(workers, jobs())
+        step.state.version = self.commit.version
+        self._prepared.clear()
+
+
+async def merge_round(
+    log: RunLog,
+    fragment: str,
+    closing: ClosedItem,
+    state: OuterState,  # of version closing.version - 1; untouched
+    *,
+    workers: Workers,
+    scratch: Scratch,
+) -> MergeResult:
+    """Computes the version that `closing` freezes, by the policy that it was closed under, and stores its update.
+
+    Raises:
+        ValueError: `state` is not of the version before.
+        UnreadableDeltaError: a delta can't be read back, or drove the step out of the update's range: close the set
+            again without it.
+        StoreUnavailableError, StoreFullError: the same call may succeed later.
+    """
+    if state.version != closing.version - 1:
+        raise ValueError(f"state is of another version. expected={closing.version - 1}, actual={state.version}")
+    layout = log.spec.fragment(fragment)
+    deltas = [log.state.deltas[member.delta].item for member in closing.members]
+    policy = log.state.fragments[fragment].closing_policy or log.state.policy
+    # Before anything is awaited: another replica's commit of this version would change what is known of the fragment.
+    merged = _round(log.state, closing, policy)
+    outer = _outer_step(log.state, closing, policy, merged)
+
+    coefficients = merged.coefficients()
+    (acc,) = scratch.zeros(1, layout.numel)
+    await accumulate_deltas(log, fragment, deltas, coefficients, acc, workers=workers)
+    sum_norms = await _norms(acc, layout, workers) if merged.rule is MergeRule.RDA else np.empty(0)
+    scalars = Scalars(
+        np.float32(outer.rate),
+        np.float32(outer.momentum),
+        merged.tensor_scales(sum_norms),
+        coefficients,
+        np.float32(outer.decay),
+        np.float32(outer.gain),
+    )
+    step = Step(layout, scalars, policy.update_encoding, state, acc)
+    prepared = await _prepare(step, deltas, workers)
+    digest = digest_of_spans(layout.numel, [span.pieces for span in prepared])
+    update = await _write_update(log, step, closing.version, prepared)
+    commit = CommittedItem(
+        fragment, closing.version, closing.attempt, update, step.encoding, digest.hex(), scalars_to_record(scalars)
+    )
+    return MergeResult(commit, step, prepared)
+
+
+def _round(state: RunState, closing: ClosedItem, policy: Policy) -> Round:
+    deltas = [state.deltas[member.delta].item for member in closing.members]
+    return Round(
+        policy.merge_rule(closing.fragment),
+        weights=np.array([member.weight for member in closing.members]),
+        norms=np.sqrt(np.array([delta.squared_norms for delta in deltas])),
+        step_counts=np.array([delta.step_count for delta in deltas], np.float64),
+        length=state.closed_length(state.fragments[closing.fragment], closing),
+        inner_step_count=policy.inner_step_count,
+    )
+
+
+def _outer_step(state: RunState, closing: ClosedItem, policy: Policy, merged: Round) -> OuterStep:
+    fragment = state.fragments[closing.fragment]
+    step_count = fragment.versions[closing.version - 1].step_count
+    momentum = momentum_at(
+        policy.outer,
+        momentum_steps=max(step_count - fragment.momentum_from, 0.0),
+        run_steps=step_count,
+        planned_step_count=policy.planned_step_count,
+        inner_step_count=policy.inner_step_count,
+    )
+    rate = learning_rate_at(policy.outer, merged.rule, delta_count=len(merged.weights))
+    round_count = closing.participation * merged.length / policy.inner_step_count
+    return outer_step(policy.outer.name, rate, momentum, round_count=round_count)
+
+
+async def _norms(acc: Float32s, layout: FragmentLayout, workers: Workers) -> NDArray[np.float64]:
+    """Returns (tensors,) the norm of each tensor, summed in one order whatever the number of threads."""
+
+    async def jobs() -> AsyncIterator[Callable[[], tuple[int, NDArray[np.float64]]]]:
+        for first in range(0, layout.numel, _NORM_NUMEL):
+            yield partial(_range_norms, acc, layout, first)
+
+    total = np.zeros(len(layout.tensors))
+    for index, part in await run_jobs(workers, jobs()):
+        total[index : index + len(part)] += part
+    return np.sqrt(total)
+
+
+_NORM_NUMEL: Final = 2**21
+
+
+def _range_norms(acc: Float32s, layout: FragmentLayout, first: int) -> tuple[int, NDArray[np.float64]]:
+    """Returns the first tensor of the range, and the squared norms from that one to its last."""
+    values = acc[first : first + _NORM_NUMEL]
+    low, high = layout.tensor_at(first), layout.tensor_at(first + len(values) - 1)
+    return low, per_tensor_squared_norms(values, layout, first)[low : high + 1]
+
+
+async def _prepare(step: Step, deltas: Sequence[AcceptedItem], workers: Workers) -> list[PreparedSpan]:
+    async def jobs() -> AsyncIterator[Callable[[], PreparedSpan]]:
+        for span in step_spans(step.layout, step.encoding):
+            yield partial(prepare_span, step, span)
+
+    try:
+        return await run_jobs(workers, jobs())
+    except NonFiniteError as error:
+        # Accepted deltas are finite; what overflows comes of one that is huge, and without it the round goes on.
+        largest = max(deltas, key=lambda delta: math.fsum(delta.squared_norms) / max(delta.step_count, 1) ** 2)
+        raise UnreadableDeltaError(largest.delta, error) from error
+
+
+async def _write_update(
+    log: RunLog, step: Step, version: int, prepared: Sequence[PreparedSpan]
+) -> tuple[ObjectRef, ...]:
+    """Stores the update as objects of whole spans, each of `UPDATE_OBJECT_SPANS` spans."""
+    spans = step_spans(step.layout, step.encoding)
+    refs = []
+    for at in range(0, len(spans), UPDATE_OBJECT_SPANS):
+        held = slice(at, at + UPDATE_OBJECT_SPANS)
+        first, stop = spans[held][0].first, spans[held][-1].stop
+        refs.append(
+            await log.blobs.write_update(step.layout.name, version, _frames(prepared[held]), first, stop - first)
+        )
+    return tuple(refs)
+
+
+async def _frames(prepared: Sequence[PreparedSpan]) -> AsyncIterator[bytes]:
+    for span in prepared:
+        for frame in span.frames:
+            yield frame
+
 
 _LOG: Final = structlog.get_logger(__name__)
 # Pause between two attempts to append a commit whose outcome the store can't tell.
@@ -87,14 +291,14 @@ class Merger:
         result = await merge_round(
             self._log, key.fragment, closing, outer, workers=self._workers, scratch=self._scratch
         )
-        await self._commit(key, result.commit_item())
+        await self._commit(key, result.commit)
         newest = fragment.versions.get(key.version)
         if newest is None or newest.commit is None or not result.is_same_version_as(newest.commit.commit):
             _LOG.info("merge was not used", fragment=key.fragment, version=key.version, attempt=key.attempt)
             return
         del self._cache[key.fragment]  # if `adopt` fails, the state is torn
         await result.adopt(workers=self._workers)
-        self._cache[key.fragment] = _Cached(outer, result.digest)
+        self._cache[key.fragment] = _Cached(outer, result.commit.digest)
         _LOG.info(
             "version committed",
             run=self._log.spec.name,
@@ -186,14 +390,10 @@ class Merger:
                 pieces = self._log.blobs.part_frames(part)
                 async for batch in frame_batches(pieces, part.first, part.numel):
                     out = weights[batch.first : batch.first + batch.numel]
-                    await self._workers.run(_decode, batch.data, layout, out, batch.first)
+                    await self._workers.run(partial(decode_frames, batch.data, layout, out, first=batch.first))
         except FrameError as error:
             raise LogCorruptError(f"initial weights can't be read. fragment={name}, cause={error}") from error
         digest = await weights_digest(weights, workers=self._workers)
         ref = await self._log.blobs.write_snapshot(name, 0, "weights", snapshot_tensors(layout, weights))
         await self._log.append([SnapshotItem(name, 0, digest, (ref,), ())])
         _LOG.info("initial weights stored", run=self._log.spec.name, fragment=name, numel=layout.numel)
-
-
-def _decode(data: bytes, layout: FragmentLayout, out: NDArray[np.float32], first: int) -> None:
-    decode_frames(data, layout, out, first=first)

@@ -6,7 +6,7 @@ replica, until a collection deletes them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -54,10 +54,11 @@ class Resume:
     offset: int
 
 
-def plan_pull(fragment: FragmentState, condemned: Iterable[str], *, from_version: int, target_version: int) -> PullPlan:
+def plan_pull(fragment: FragmentState, gone: set[str], *, from_version: int, target_version: int) -> PullPlan:
     """Returns the plan with the fewest bytes from `from_version` (-1: none) to `target_version`.
 
-    No updates lead on from a version that a roll-back abandoned; a caller that has one gets a snapshot.
+    No updates lead on from a version that a roll-back abandoned; a caller that has one gets a snapshot. Objects whose
+    names are in `gone` were collected.
 
     Raises:
         SyncerError: VERSION_NOT_FOUND: the target does not exist, or its content was collected.
@@ -70,7 +71,6 @@ def plan_pull(fragment: FragmentState, condemned: Iterable[str], *, from_version
         )
     if from_version == target_version:
         return PullPlan(from_version, target, ())
-    gone = condemned if isinstance(condemned, set) else set(condemned)
     plans = [
         plan
         for plan in (_from_updates(fragment, gone, from_version, target), _from_snapshot(fragment, gone, target))
@@ -120,7 +120,7 @@ def _update_of(version: VersionState, gone: set[str]) -> list[PlanObject] | None
 
 
 def resume_plan(
-    fragment: FragmentState, condemned: Iterable[str], resume: Resume, *, from_version: int, target_version: int
+    fragment: FragmentState, gone: set[str], resume: Resume, *, from_version: int, target_version: int
 ) -> PullPlan:
     """Returns the earlier plan whose objects `resume` names.
 
@@ -136,7 +136,6 @@ def resume_plan(
     if not resume.names and from_version != target_version:
         raise bad_request("resume names none of the plan's objects")
     objects = _named_objects(fragment, target, resume.names)
-    gone = set(condemned)
     if objects is None or any(one.ref.name in gone for one in objects):
         raise SyncerError("PLAN_EXPIRED", "the plan's objects were collected; ask for a new plan")
     if not 0 <= resume.object_index <= len(objects) or resume.offset < 0:

@@ -11,21 +11,22 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
+from msgspec import structs
+
 from skerry.store.log.checks import check_push
 from skerry.store.log.entries import INITIAL_BASE, AcceptedItem
 from skerry.store.log.run_log import AppendTooLargeError
-from skerry.store.log.state import DeltaState, Rejection
+from skerry.store.log.state import DeltaState
 from skerry.store.versions.blobs import StoredPart
-from skerry.syncer.budget import ByteBudget, Grant
 from skerry.syncer.errors import SyncerError, bad_request, from_rejection, from_wire
 from skerry.syncer.lifecycle import uid_of_draft
-from skerry.syncer.part_check import INLINE_CHECK_BYTES, PartChecker
+from skerry.syncer.parts import INLINE_CHECK_BYTES, ByteBudget, Grant, PartChecker
 from skerry.syncer.replica import RunReplica
 from skerry.wire.codecs import Codec
 from skerry.wire.digests import DIGEST_SIZE, delta_digest
 from skerry.wire.errors import FrameError
-from skerry.wire.frame_reader import FrameReader
-from skerry.wire.names import check_id, check_name
+from skerry.wire.frames import FrameReader
+from skerry.wire.layout import check_id, check_name
 
 # The most that an interrupted push has to send again, and a small share of a process's budget.
 SUGGESTED_PART_BYTES: Final = 4 * 2**20
@@ -38,26 +39,6 @@ _WEIGHT_CODECS: Final = frozenset({Codec.FLOAT32})  # version 0 is exact
 MAX_STEPS: Final = 2**32
 MAX_TOKENS_A_STEP: Final = 2**32
 MAX_TOKENS: Final = 2**53  # counts above it are not exact as float64
-
-
-@dataclass(frozen=True)
-class PushHeader:
-    """The header of a push; specified in `skerry/v1/exchange.proto`."""
-
-    learner: str
-    session: str
-    delta: str
-    fragment: str
-    base_version: int
-    base_digest: bytes
-    step_count: int
-    token_count: int
-    last_step: int
-
-    @property
-    def is_initial(self) -> bool:
-        """Whether the push carries a draft's initial weights."""
-        return self.base_version == INITIAL_BASE
 
 
 @dataclass
@@ -76,8 +57,8 @@ class _Arriving:
 class Push:
     """One call of PushDelta. Call the methods in the order of the messages, and `abandon` at the end in any case."""
 
-    def __init__(self, replica: RunReplica, header: PushHeader, budget: ByteBudget) -> None:
-        """Takes a header that `begin_push` has checked."""
+    def __init__(self, replica: RunReplica, header: AcceptedItem, budget: ByteBudget) -> None:
+        """Takes what `begin_push` has checked: the item that the push is to append, without its parts and digest."""
         self._replica = replica
         self._header = header
         self._layout = replica.state.fragments[header.fragment].layout
@@ -109,7 +90,7 @@ class Push:
                 "OUT_OF_RANGE",
                 f"part is outside the fragment. first={first}, numel={numel}, fragment_numel={self._layout.numel}",
             )
-        codecs = _WEIGHT_CODECS if self._header.is_initial else _DELTA_CODECS
+        codecs = _WEIGHT_CODECS if self._header.base_version == INITIAL_BASE else _DELTA_CODECS
         self._arriving = _Arriving(
             first,
             numel,
@@ -227,27 +208,17 @@ class Push:
             raise SyncerError(
                 "DIGEST_MISMATCH", f"delta digest mismatch. expected={digest.hex()}, actual={actual.hex()}"
             )
-        header = self._header
-        item = AcceptedItem(
-            delta=header.delta,
-            fragment=header.fragment,
-            learner=header.learner,
-            session=header.session,
-            base_version=header.base_version,
-            base_digest=header.base_digest.hex(),
-            digest=digest.hex(),
-            parts=tuple(part.ref for part in parts),
-            step_count=header.step_count,
-            token_count=header.token_count,
-            last_step=header.last_step,
-            squared_norms=tuple(map(sum, zip(*(part.squared_norms for part in parts), strict=True))),
-        )
+        norms = tuple(map(sum, zip(*(part.squared_norms for part in parts), strict=True)))
+        refs = tuple(part.ref for part in parts)
+        item = structs.replace(self._header, digest=digest.hex(), parts=refs, squared_norms=norms)
         try:
             (outcome,) = await self._replica.log.append([item])
         except AppendTooLargeError as error:
             raise SyncerError("TOO_LARGE", f"too many parts; make them larger. parts={len(parts)}") from error
         if outcome.rejection is not None and outcome.rejection.reason != "REPEATED":
-            raise from_rejection(outcome.rejection, **_other_delta(self._replica, header, outcome.rejection.reason))
+            raise from_rejection(
+                outcome.rejection, **_other_delta(self._replica, self._header, outcome.rejection.reason)
+            )
 
 
 def _covers(parts: dict[tuple[int, int], StoredPart], numel: int) -> bool:
@@ -265,7 +236,7 @@ def _overlap(parts: Iterable[tuple[int, int]]) -> bool:
     return any(first + count > other for (first, count), (other, _) in pairwise(sorted(parts)))
 
 
-async def begin_push(replica: RunReplica, header: PushHeader, budget: ByteBudget) -> Push:
+async def begin_push(replica: RunReplica, header: AcceptedItem, budget: ByteBudget) -> Push:
     """Returns a push for a valid header; a delta of enough steps announces its round to all attached learners.
 
     The log is folded to its end before a header is refused.
@@ -276,29 +247,17 @@ async def begin_push(replica: RunReplica, header: PushHeader, budget: ByteBudget
     """
     _check_fields(replica, header)
     state = replica.state
-    if _header_rejection(replica, header) is not None:
+    if check_push(state, header) is not None:
         await replica.log.tail()
-    rejection = _header_rejection(replica, header)
+    rejection = check_push(state, header)
     if rejection is not None:
         raise from_rejection(rejection, **_other_delta(replica, header, rejection.reason))
-    if header.delta not in state.deltas and not header.is_initial:
+    if header.delta not in state.deltas and header.base_version != INITIAL_BASE:
         replica.push_begun(header.fragment, header.learner, header.session, header.step_count)
     return Push(replica, header, budget)
 
 
-def _header_rejection(replica: RunReplica, header: PushHeader) -> Rejection | None:
-    return check_push(
-        replica.state,
-        fragment=header.fragment,
-        learner=header.learner,
-        session=header.session,
-        base_version=header.base_version,
-        base_digest=header.base_digest.hex(),
-        delta=header.delta,
-    )
-
-
-def _check_fields(replica: RunReplica, header: PushHeader) -> None:
+def _check_fields(replica: RunReplica, header: AcceptedItem) -> None:
     check_name(header.learner, "learner")
     check_id(header.session, "session id")
     check_id(header.delta, "delta id")
@@ -306,13 +265,13 @@ def _check_fields(replica: RunReplica, header: PushHeader) -> None:
         raise SyncerError("FRAGMENT_NOT_FOUND", f"no such fragment in the run. fragment={header.fragment[:80]!r}")
     if header.base_version < INITIAL_BASE:
         raise bad_request(f"base_version must be -1 or more. base_version={header.base_version}")
-    if header.is_initial:
+    if header.base_version == INITIAL_BASE:
         spec = replica.log.spec
         if uid_of_draft(spec.name, header.session) != spec.uid:
             raise SyncerError("SESSION_UNKNOWN", "only the draft's creator may push its initial weights")
         return
-    if len(header.base_digest) != DIGEST_SIZE:
-        raise bad_request(f"base_digest must have {DIGEST_SIZE} bytes. actual={len(header.base_digest)}")
+    if len(header.base_digest) != 2 * DIGEST_SIZE:
+        raise bad_request(f"base_digest must have {DIGEST_SIZE} bytes. actual={len(header.base_digest) // 2}")
     for name, value in (("step_count", header.step_count), ("token_count", header.token_count)):
         if value < 1:
             raise bad_request(f"{name} must be at least 1. {name}={value}")
@@ -328,7 +287,7 @@ def _check_fields(replica: RunReplica, header: PushHeader) -> None:
         )
 
 
-def _other_delta(replica: RunReplica, header: PushHeader, reason: str) -> dict[str, str]:
+def _other_delta(replica: RunReplica, header: AcceptedItem, reason: str) -> dict[str, str]:
     if reason != "BASE_REPEATED":
         return {}
     other = replica.state.bases.get((header.session, header.fragment, header.base_version))

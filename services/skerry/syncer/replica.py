@@ -19,28 +19,16 @@ import structlog
 from skerry.runtime.clock import Clock
 from skerry.runtime.workers import Workers
 from skerry.store.errors import LogCorruptError, StoreError
-from skerry.store.log.entries import (
-    INITIAL_BASE,
-    Decided,
-    Entry,
-    Fate,
-    Item,
-    LeftItem,
-    RunStatus,
-    SessionItem,
-)
-from skerry.store.log.fold import RunState
+from skerry.store.log.checks import check_item
+from skerry.store.log.entries import INITIAL_BASE, Decided, Entry, Fate, Item, LeftItem, RunStatus, SessionItem
 from skerry.store.log.run_log import RunLog
-from skerry.store.log.state import Outcome
+from skerry.store.log.state import Outcome, RunState
 from skerry.store.versions.replay import UnreadableDeltaError
 from skerry.syncer.advice import AdviceBoard, share_leases
 from skerry.syncer.errors import DrainingError, SyncerError, from_rejection
-from skerry.syncer.events import duration_message, events_of, learner_message
-from skerry.syncer.followers import EventStream, Followers
-from skerry.syncer.membership import Membership
+from skerry.syncer.events import EventStream, Followers, duration_message, events_of, learner_message
+from skerry.syncer.membership import LearnerRecord, LearnerReport, Membership, closed_round
 from skerry.syncer.merger import Merger
-from skerry.syncer.participation import closed_round
-from skerry.syncer.reports import LearnerRecord, LearnerReport
 from skerry.syncer.rounds import MergeKey, RoundEngine
 from skerry.v1.types_pb2 import Draining, Event, RoundOpened
 
@@ -141,7 +129,7 @@ class RunReplica:
         Raises:
             SyncerError: the run takes no learners, or a newer session fences this one.
         """
-        rejection = self.state.check(item)
+        rejection = check_item(self.state, item)
         if rejection is None or rejection.reason != "REPEATED":
             (outcome,) = await self.log.append([item])
             rejection = outcome.rejection

@@ -28,9 +28,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from skerry.store.log.entries import ClosedItem, Decided, Fate, FateItem, Item, RunStatus, StatusItem
-from skerry.store.log.fold import RunState
-from skerry.store.log.state import DeltaState, FragmentState
-from skerry.syncer.participation import MembershipView, closed_round, expected_learners, weigh
+from skerry.store.log.state import DeltaState, FragmentState, RunState
+from skerry.syncer.membership import MembershipView, closed_round, expected_learners, weigh
 from skerry.wire.policy import Policy
 
 # Weight of a new observation in the moving averages: five rounds back counts a third.
@@ -266,22 +265,17 @@ def _outliers(deltas: list[DeltaState], fragment: FragmentState, policy: Policy)
     for delta in deltas:
         learner = delta.item.learner
         own = fragment.squared_norms.get(learner, ())
-        peers = [_squared_norm_a_step(other) for other in deltas if other.item.learner != learner]
+        peers = [other.squared_norm_a_step for other in deltas if other.item.learner != learner]
         peers += [
             value for name, history in sorted(fragment.squared_norms.items()) if name != learner for value in history
         ]
         references = [statistics.median(values) for values in (own, peers) if values]
         reference = max(references, default=0.0)
-        value = _squared_norm_a_step(delta)
+        value = delta.squared_norm_a_step
         if reference > 0 and value > policy.quarantine_ratio**2 * reference:
             ratio = math.sqrt(value / reference)
             found.append(Decided(delta.item.delta, Fate.QUARANTINED, f"norm is an outlier. ratio={ratio:.1f}"))
     return tuple(found)
-
-
-def _squared_norm_a_step(delta: DeltaState) -> float:
-    steps = max(delta.item.step_count, 1)
-    return sum(delta.item.squared_norms) / (steps * steps)
 
 
 def _has_quorum(fragment: FragmentState, policy: Policy, *, without: Iterable[str] = ()) -> bool:

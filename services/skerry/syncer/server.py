@@ -26,14 +26,7 @@ from skerry.syncer.services.exchange import ExchangeServicer
 from skerry.syncer.services.interceptor import ErrorInterceptor
 from skerry.syncer.services.reflection import enable_reflection
 from skerry.syncer.services.runs import RunsServicer
-from skerry.v1 import (
-    capabilities_pb2,
-    capabilities_pb2_grpc,
-    exchange_pb2,
-    exchange_pb2_grpc,
-    runs_pb2,
-    runs_pb2_grpc,
-)
+from skerry.v1 import capabilities_pb2, capabilities_pb2_grpc, exchange_pb2, exchange_pb2_grpc, runs_pb2, runs_pb2_grpc
 
 _LOG: Final = structlog.get_logger(__name__)
 # Time that calls in flight have at least to end, however much of the grace the merges used.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, assert_never
+from typing import assert_never
 
 from skerry.store.log.entries import (
     INITIAL_BASE,
@@ -23,10 +23,7 @@ from skerry.store.log.entries import (
     SnapshotItem,
     StatusItem,
 )
-from skerry.store.log.state import FragmentState, Rejection
-
-if TYPE_CHECKING:
-    from skerry.store.log.fold import RunState
+from skerry.store.log.state import FragmentState, Rejection, RunState
 
 
 def check_item(state: RunState, item: Item) -> Rejection | None:
@@ -119,15 +116,7 @@ def check_accepted(state: RunState, item: AcceptedItem) -> Rejection | None:
         return Rejection("REPEATED" if same else "ID_REUSED", f"delta id was accepted before. delta={item.delta}")
     if any(part.name in state.condemned for part in item.parts):
         return Rejection("INCOMPLETE", "parts were collected meanwhile; send them again")
-    return check_push(
-        state,
-        fragment=item.fragment,
-        learner=item.learner,
-        session=item.session,
-        base_version=item.base_version,
-        base_digest=item.base_digest,
-        delta=item.delta,
-    )
+    return check_push(state, item)
 
 
 def check_initial(state: RunState, session: str, fragment: str) -> Rejection | None:
@@ -188,18 +177,16 @@ def check_repeated_base(state: RunState, session: str, fragment: str, base_versi
     return Rejection("BASE_REPEATED", detail)
 
 
-def check_push(
-    state: RunState, *, fragment: str, learner: str, session: str, base_version: int, base_digest: str, delta: str
-) -> Rejection | None:
-    """Returns why a push would be refused by its header alone, or None; a delta that is accepted is not refused."""
-    if delta in state.deltas:
+def check_push(state: RunState, item: AcceptedItem) -> Rejection | None:
+    """Returns why a push would be refused before its parts are known, or None; an accepted delta is not refused."""
+    if item.delta in state.deltas:
         return None
-    if base_version == INITIAL_BASE:
-        return check_initial(state, session, fragment)
+    if item.base_version == INITIAL_BASE:
+        return check_initial(state, item.session, item.fragment)
     return (
-        check_push_session(state, learner, session)
-        or check_base(state, state.fragments[fragment], base_version, base_digest)
-        or check_repeated_base(state, session, fragment, base_version)
+        check_push_session(state, item.learner, item.session)
+        or check_base(state, state.fragments[item.fragment], item.base_version, item.base_digest)
+        or check_repeated_base(state, item.session, item.fragment, item.base_version)
     )
 
 

@@ -1,4 +1,6 @@
-"""The entries of the run log, the items that they carry, and their JSON, which FORMAT.md specifies.
+"""What the run log is made of, and its JSON, which FORMAT.md specifies: `run.json`, then entries that carry items.
+
+`run.json` (`RunSpec`) is what never changes of a run: its tensors and its fragment plan.
 
 An entry is one object of the log. It carries any number of items; each item is one decision. The classes below are the
 format: their fields are the JSON fields, `tag` is the item's `kind`, and a field at its default is left out. Fields
@@ -11,12 +13,15 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, ClassVar, Final
 
 import msgspec
 
 from skerry.wire.codecs import Encoding
+from skerry.wire.layout import FragmentLayout, TensorSpec
 from skerry.wire.policy import Policy
 
 # Raised when an old reader could misread what it numbers; readers refuse a higher one.
@@ -306,3 +311,72 @@ def item_to_json(item: Item) -> dict[str, Any]:
     if isinstance(item, PolicyItem):
         values["policy"] = item.policy.to_json()
     return values
+
+
+def run_prefix(name: str, uid: str) -> str:
+    """Returns the folder of a run."""
+    return f"runs/{name}/{uid}"
+
+
+def entry_name(prefix: str, position: int) -> str:
+    """Returns the object name of the log entry at `position`, or for position 0 of `run.json`."""
+    return f"{prefix}/log/{position:020}" if position else f"{prefix}/run.json"
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """A run as it was created."""
+
+    name: str
+    uid: str
+    fragments: tuple[FragmentLayout, ...]
+    dtypes: Mapping[str, str]  # the learner's own element type, by tensor name
+    created_at_unix_s: float  # the creating replica's clock; for people only
+
+    def fragment(self, name: str) -> FragmentLayout:
+        """Returns the layout of the fragment called `name`.
+
+        Raises:
+            KeyError: there is none.
+        """
+        for layout in self.fragments:
+            if layout.name == name:
+                return layout
+        raise KeyError(name)
+
+    def to_bytes(self) -> bytes:
+        """Returns `run.json`."""
+        return canonical_json(
+            {
+                "format": FORMAT,
+                "name": self.name,
+                "uid": self.uid,
+                "created_at_unix_s": self.created_at_unix_s,
+                "fragments": [
+                    {
+                        "name": layout.name,
+                        "tensors": [
+                            {"name": t.name, "shape": list(t.shape), "dtype": self.dtypes[t.name]}
+                            for t in layout.tensors
+                        ],
+                    }
+                    for layout in self.fragments
+                ],
+            }
+        )
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> RunSpec:
+        """Returns the spec that `to_bytes` gave.
+
+        Raises:
+            ValueError, KeyError, TypeError: not a `run.json` that this version reads.
+        """
+        values = json.loads(data)
+        check_format(values["format"], FORMAT)
+        fragments = tuple(
+            FragmentLayout(f["name"], tuple(TensorSpec(t["name"], tuple(t["shape"])) for t in f["tensors"]))
+            for f in values["fragments"]
+        )
+        dtypes = {t["name"]: t["dtype"] for f in values["fragments"] for t in f["tensors"]}
+        return cls(values["name"], values["uid"], fragments, dtypes, values["created_at_unix_s"])

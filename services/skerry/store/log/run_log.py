@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, MutableSequence, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -24,12 +24,21 @@ from skerry.store.errors import (
     StoreError,
     StoreUnavailableError,
 )
-from skerry.store.log.entries import Entry, Item, bytes_digest, canonical_json, item_to_json
-from skerry.store.log.fold import RunState
-from skerry.store.log.state import Outcome
+from skerry.store.log.checks import check_item
+from skerry.store.log.entries import (
+    Entry,
+    Item,
+    RunSpec,
+    bytes_digest,
+    canonical_json,
+    entry_name,
+    item_to_json,
+    run_prefix,
+)
+from skerry.store.log.fold import apply_entry
+from skerry.store.log.state import Outcome, RunState
 from skerry.store.objects.interface import Objects
 from skerry.store.objects.put_if_absent import Creator
-from skerry.store.run import RunSpec, entry_name, run_prefix
 from skerry.store.versions.blobs import Blobs
 
 # A group takes no more appends beyond this size, so that no entry takes long to read. A single append may be larger.
@@ -88,13 +97,7 @@ class RunLog:
         self.state = RunState(spec)
         self.prefix = run_prefix(spec.name, spec.uid)
         self.objects = objects
-        self.blobs = Blobs(
-            objects,
-            self.prefix,
-            entropy=entropy,
-            workers=workers,
-            is_condemned=lambda name: name in self.state.condemned,
-        )
+        self.blobs = Blobs(objects, self.prefix, entropy=entropy, workers=workers, condemned=self.state.condemned)
         self._clock = clock
         self._entropy = entropy
         self._writer = writer
@@ -105,8 +108,7 @@ class RunLog:
         self._writing: asyncio.Task[None] | None = None
         self._subscribers: dict[object, Subscriber] = {}
         self._tail_lock = asyncio.Lock()
-        self._tails_begun = 0
-        self._tails_ended = 0
+        self._tails_begun = self._tails_ended = 0
         self._failure: LogCorruptError | None = None
         self._anchor = known or (0, self.state.head_digest)
         self._anchor_checked_at = clock.monotonic_s() if known is None else -math.inf
@@ -215,7 +217,6 @@ class RunLog:
             self._writing.cancel()
             await asyncio.wait([self._writing])
         self._fail(self._waiting, StoreUnavailableError("log was closed"))
-        self._waiting.clear()
 
     async def _write_waiting(self) -> None:
         """Writes groups until nothing waits, in a task of its own, so that cancelling a caller stops no other."""
@@ -233,11 +234,9 @@ class RunLog:
                     # The appends behind were not sent. They fail now, rather than wait through the outage again.
                     is_unknown = isinstance(error, OutcomeUnknownError)
                     self._fail(self._waiting, StoreUnavailableError(str(error)) if is_unknown else error)
-                    self._waiting.clear()
-                group = []
         except BaseException as error:
-            self._fail([*group, *self._waiting], StoreUnavailableError(f"log writer stopped. cause={error!r}"))
-            self._waiting.clear()
+            self._waiting.extendleft(reversed(group))
+            self._fail(self._waiting, StoreUnavailableError(f"log writer stopped. cause={error!r}"))
             raise
 
     def _take_group(self) -> list[_Waiter]:
@@ -264,12 +263,12 @@ class RunLog:
             if self._has_effect(waiter):
                 wanted.append(waiter)
             elif not waiter.answer.done():
-                waiter.answer.set_result(tuple(Outcome(item, self.state.check(item)) for item in waiter.items))
+                waiter.answer.set_result(tuple(Outcome(item, check_item(self.state, item)) for item in waiter.items))
         return wanted
 
     def _has_effect(self, waiter: _Waiter) -> bool:
         # An item may only be admissible after another one of the same append, so one admissible item is enough.
-        return any(self.state.check(item) is None for item in waiter.items)
+        return any(check_item(self.state, item) is None for item in waiter.items)
 
     async def _write(self, group: list[_Waiter]) -> list[_Waiter]:
         """Puts the group under the next number. Returns the appends that need another number because a writer won."""
@@ -343,7 +342,7 @@ class RunLog:
             return
         try:
             entry = self._parse(position, data)
-            outcomes = self.state.apply(entry, data)
+            outcomes = apply_entry(self.state, entry, data)
         except LogCorruptError as error:
             self._failure = error
             raise
@@ -391,7 +390,9 @@ class RunLog:
             raise self._failure
 
     @staticmethod
-    def _fail(waiters: Iterable[_Waiter], error: StoreError) -> None:
-        for waiter in list(waiters):
+    def _fail(waiters: MutableSequence[_Waiter], error: StoreError) -> None:
+        """Answers all of `waiters` with the error, and takes them out."""
+        for waiter in waiters:
             if not waiter.answer.done():
                 waiter.answer.set_exception(error)
+        waiters.clear()

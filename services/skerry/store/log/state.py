@@ -1,14 +1,27 @@
-"""The parts of a run's state. The fold builds and changes them; others only read them."""
+"""A run's state and its parts, with what can be asked of them. The fold changes them; others only read them."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from skerry.algorithm.weights import rounds_behind
-from skerry.store.log.entries import INITIAL_BASE, AcceptedItem, ClosedItem, CommittedItem, Fate, Item, ObjectRef
+from skerry.algorithm.rounds import rounds_behind
+from skerry.store.log.entries import (
+    ENTRY_FORMAT,
+    INITIAL_BASE,
+    AcceptedItem,
+    ClosedItem,
+    CommittedItem,
+    Fate,
+    Item,
+    ObjectRef,
+    RunSpec,
+    RunStatus,
+    bytes_digest,
+)
+from skerry.store.log.legacy import STALENESS_IN_ROUNDS_FORMAT, round_length
 from skerry.wire.layout import FragmentLayout
 from skerry.wire.policy import Policy
 
@@ -47,6 +60,12 @@ class DeltaState:
     staleness: int = 0
     weight: float = 0.0
     weight_share: float = 0.0
+
+    @property
+    def squared_norm_a_step(self) -> float:
+        """|v|^2 / steps^2, which compares deltas of different length."""
+        steps = max(self.item.step_count, 1)
+        return sum(self.item.squared_norms) / (steps * steps)
 
 
 @dataclass
@@ -122,3 +141,79 @@ class LearnerState:
     step_count: int = 0  # inner steps in its accepted deltas
     attached_at: int = 0  # position of its newest session
     attached_at_step: float = 0.0  # the run's progress then
+
+
+class RunState:
+    """A run after the entries that were applied to it. Mutable; only the fold changes it."""
+
+    def __init__(self, spec: RunSpec, policy: Policy | None = None) -> None:
+        """Starts before the first entry, as a draft."""
+        self.spec = spec
+        self.policy = policy or Policy()
+        self.status = RunStatus.DRAFT
+        self.position = 0
+        self.head_digest = bytes_digest(spec.to_bytes())
+        self.fragments = {layout.name: FragmentState(layout) for layout in spec.fragments}
+        self.deltas: dict[str, DeltaState] = {}
+        self.learners: dict[str, LearnerState] = {}
+        self.condemned: set[str] = set()
+        self.requests: dict[str, int] = {}  # request ids of policy changes and roll-backs, with their positions
+        self.bases: dict[tuple[str, str, int], str] = {}  # (session, fragment, base version) -> delta
+        self.entry_format = ENTRY_FORMAT  # of the entry that is applied; between entries of what would be appended now
+
+    @property
+    def step_count(self) -> float:
+        """The run's progress in inner steps: the mean over fragments of what stands behind their newest versions."""
+        counts = [fragment.newest.step_count for fragment in self.fragments.values() if fragment.version >= 0]
+        return sum(counts) / len(counts) if counts else 0.0
+
+    def staleness(self, fragment: FragmentState, base_version: int) -> int:
+        """Returns how old a base is: in rounds, or by an older format in versions."""
+        if self.entry_format < STALENESS_IN_ROUNDS_FORMAT:
+            return fragment.version - base_version
+        return fragment.rounds_behind(base_version, self.policy.inner_step_count)
+
+    def closed_length(self, fragment: FragmentState, close: ClosedItem) -> float:
+        """Returns the length of a frozen round, in inner steps."""
+        if close.length > 0:
+            return close.length
+        deltas = [self.deltas[member.delta].item for member in close.members]
+        return round_length(
+            [delta.step_count for delta in deltas],
+            participation=close.participation,
+            missed_step_count=fragment.missed_step_count((delta.learner for delta in deltas), close.version - 1),
+            inner_step_count=(fragment.closing_policy or self.policy).inner_step_count,
+        )
+
+    def referenced_names(self) -> set[str]:
+        """Returns the names of objects that no collection may take: all that is reachable and not condemned.
+
+        Pending and frozen deltas, the newest snapshot of every fragment and everything after it are always among them.
+        """
+        names: set[str] = set()
+        for fragment in self.fragments.values():
+            for delta in fragment.pending.values():
+                names.update(part.name for part in delta.item.parts)
+            if fragment.closing is not None:
+                for member in fragment.closing.members:
+                    names.update(part.name for part in self.deltas[member.delta].item.parts)
+            for version in self.chain(fragment, fragment.version):
+                refs = (*version.weights, *version.outer) or self.round_refs(version)
+                names.update(ref.name for ref in refs)
+        return names
+
+    def chain(self, fragment: FragmentState, newest: int) -> Iterator[VersionState]:
+        """Yields the versions that rebuilding `newest` takes: itself, and those before it down to a snapshot."""
+        at = fragment.versions.get(newest)
+        while at is not None:
+            yield at
+            if at.weights and self.condemned.isdisjoint(ref.name for ref in (*at.weights, *at.outer)):
+                return
+            at = fragment.versions.get(at.version - 1)
+
+    def round_refs(self, version: VersionState) -> Iterator[ObjectRef]:
+        """Yields the objects of the round that made a version: its update, and the deltas that went into it."""
+        if version.commit is not None:
+            yield from version.commit.commit.update
+            for member in version.commit.close.members:
+                yield from self.deltas[member.delta].item.parts

@@ -10,12 +10,7 @@ import obstore
 from obstore import exceptions
 from obstore.store import ObjectStore
 
-from skerry.store.errors import (
-    ObjectExistsError,
-    ObjectMissingError,
-    StoreFullError,
-    StoreUnavailableError,
-)
+from skerry.store.errors import ObjectExistsError, ObjectMissingError, StoreFullError, StoreUnavailableError
 from skerry.store.objects.interface import STREAM_CHUNK_BYTES, ObjectInfo, check_object_name, folder_of
 
 # Blobs up to this size go up in one request. S3 allows 10,000 pieces an object, so pieces of 16 MiB reach 156 GiB.

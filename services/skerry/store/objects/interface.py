@@ -7,7 +7,7 @@ Needed: read after write, put-if-absent, range reads, listing. Names are '/'-sep
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Final, NamedTuple, Protocol
 
 STREAM_CHUNK_BYTES: Final = 2**20  # large enough that the cost of a call is negligible, small enough to hold many
@@ -88,18 +88,3 @@ def check_object_name(name: str) -> str:
 def folder_of(prefix: str) -> str:
     """Returns `prefix` with exactly one '/' at its end; the empty prefix stays empty."""
     return f"{prefix.rstrip('/')}/" if prefix else ""
-
-
-def open_objects(url: str, *, create: bool = True, options: Mapping[str, str] | None = None) -> Objects:
-    """Returns the object store at `url`: `file:///path`, `memory://` or `s3://bucket/prefix`.
-
-    Credentials, region and endpoint of `s3://` come from `options` (obstore's names: `endpoint`, `region`,
-    `access_key_id`, `secret_access_key` ...) or else the AWS_* environment. `create` makes the folder of a `file://`
-    store where it is missing.
-
-    Raises:
-        StoreURLError: the URL can't be used; the message says what to do.
-    """
-    from skerry.store.objects.opening import open_url
-
-    return open_url(url, create=create, options=options or {})

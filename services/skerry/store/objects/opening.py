@@ -30,15 +30,23 @@ _CLIENT: Final[ClientConfig] = {"timeout": "60s", "connect_timeout": "5s"}
 _RETRIES: Final[RetryConfig] = {"max_retries": 3, "retry_timeout": timedelta(seconds=30)}
 
 
-def open_url(url: str, *, create: bool, options: Mapping[str, str]) -> Objects:
-    """Returns the object store at `url`; see `skerry.store.objects.interface.open_objects`."""
+def open_objects(url: str, *, create: bool = True, options: Mapping[str, str] | None = None) -> Objects:
+    """Returns the object store at `url`: `file:///path`, `memory://` or `s3://bucket/prefix`.
+
+    Credentials, region and endpoint of `s3://` come from `options` (obstore's names: `endpoint`, `region`,
+    `access_key_id`, `secret_access_key` ...) or else the AWS_* environment. `create` makes the folder of a `file://`
+    store where it is missing.
+
+    Raises:
+        StoreURLError: the URL can't be used; the message says what to do.
+    """
     parts = urlsplit(url)
     if parts.scheme == "file":
         return _open_folder(url, parts.netloc, unquote(parts.path), create=create)
     if parts.scheme == "memory":
         return ObstoreObjects(MemoryStore())
     if parts.scheme == "s3":
-        return _open_bucket(url, parts.netloc, options)
+        return _open_bucket(url, parts.netloc, options or {})
     if not parts.scheme:
         raise StoreURLError(f"store URL has no scheme; did you mean file://{Path(url).absolute()} ? url={url!r}")
     raise StoreURLError(f"store URL's scheme is not known; {_HELP}. url={url!r}")

@@ -14,12 +14,7 @@ from typing import Final
 
 from skerry.runtime.clock import Clock
 from skerry.runtime.identifiers import Entropy
-from skerry.store.errors import (
-    ObjectMissingError,
-    OutcomeUnknownError,
-    StoreError,
-    StoreFullError,
-)
+from skerry.store.errors import ObjectMissingError, OutcomeUnknownError, StoreError, StoreFullError
 from skerry.store.objects.interface import Objects
 
 _FIRST_PAUSE_S: Final = 0.05

@@ -13,9 +13,8 @@ from enum import StrEnum
 from typing import Final
 
 from skerry.store.log.entries import CollectedItem, Fate, ObjectRef
-from skerry.store.log.fold import RunState
 from skerry.store.log.run_log import RunLog
-from skerry.store.log.state import FragmentState, VersionState
+from skerry.store.log.state import FragmentState, RunState, VersionState
 from skerry.store.objects.interface import Objects
 from skerry.store.objects.local import TEMPORARY
 

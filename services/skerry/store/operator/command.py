@@ -21,8 +21,11 @@ from skerry.runtime.clock import SystemClock
 from skerry.runtime.identifiers import SystemEntropy
 from skerry.runtime.workers import ThreadWorkers, Workers
 from skerry.store.errors import RunNotFoundError
+from skerry.store.log.fold import apply_entry
 from skerry.store.log.run_log import RunLog
-from skerry.store.objects.interface import open_objects
+from skerry.store.log.state import RunState
+from skerry.store.objects.opening import open_objects
+from skerry.store.operator.log_lines import entry_json, entry_lines
 from skerry.store.store import Store
 
 _WIDE: Final = 160  # columns of a pipe or a file
@@ -137,9 +140,6 @@ def log(
     deltas that the entry accepted or decided, with their fate, version and reason after it, so the last line that
     lists a delta has its fate.
     """
-    from skerry.store.log.fold import RunState
-    from skerry.store.operator.log_lines import entry_json, entry_lines
-
     columns = ("position", "time (UTC)", "writer", "kind", "what", "effect")
     console = Console() if sys.stdout.isatty() else Console(width=_WIDE)
 
@@ -150,7 +150,7 @@ def log(
             table = Table(*columns, box=None, header_style="dim", pad_edge=False)
             while True:
                 async for entry, data in run_log.entries(state.position + 1, stop):
-                    outcomes = state.apply(entry, data)
+                    outcomes = apply_entry(state, entry, data)
                     if entry.position < first:
                         continue
                     if is_json:

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from skerry.store.errors import ObjectMissingError
+from skerry.store.log.entries import entry_name, run_prefix
 from skerry.store.objects.interface import ObjectInfo
-from skerry.store.run import entry_name, run_prefix
 from skerry.store.store import Store
-from skerry.wire.names import BadNameError, check_id
+from skerry.wire.layout import BadNameError, check_id
 
 
 @dataclass(frozen=True)

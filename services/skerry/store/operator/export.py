@@ -10,10 +10,10 @@ from typing import Literal
 
 from skerry.runtime.workers import Workers
 from skerry.store.errors import LogCorruptError, ObjectMissingError
-from skerry.store.log.entries import INITIAL_BASE
-from skerry.store.log.fold import RunState
+from skerry.store.log.entries import INITIAL_BASE, RunSpec
+from skerry.store.log.fold import apply_entry
 from skerry.store.log.run_log import RunLog
-from skerry.store.run import RunSpec
+from skerry.store.log.state import RunState
 from skerry.store.versions.replay import Replayer
 from skerry.wire.safetensors import WRITABLE_DTYPES, header_bytes, tensor_bytes
 
@@ -31,7 +31,7 @@ async def versions_at(log: RunLog, position: int) -> dict[str, int]:
         raise ObjectMissingError(f"log has no such position. position={position}, end={log.state.position}")
     state = RunState(log.spec)
     async for entry, data in log.entries(stop=position + 1):
-        state.apply(entry, data)
+        apply_entry(state, entry, data)
     if state.position != position:
         raise LogCorruptError(f"the log is shorter than when it was opened. position={position}, end={state.position}")
     versions = {layout.name: state.fragments[layout.name].version for layout in log.spec.fragments}

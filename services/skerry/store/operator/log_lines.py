@@ -24,8 +24,7 @@ from skerry.store.log.entries import (
     StatusItem,
     item_to_json,
 )
-from skerry.store.log.fold import RunState
-from skerry.store.log.state import DeltaState, Outcome
+from skerry.store.log.state import DeltaState, Outcome, RunState
 
 _SHORT: int = 8  # digits of a 32-digit id that are shown to people
 

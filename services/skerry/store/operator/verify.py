@@ -19,10 +19,10 @@ from skerry.algorithm.step import TORN, Float32s, OuterState
 from skerry.runtime.workers import Workers
 from skerry.store.errors import LogCorruptError, ObjectMissingError
 from skerry.store.log.entries import AcceptedItem, Fate, ObjectRef, RunStatus
-from skerry.store.log.fold import RunState
+from skerry.store.log.fold import apply_entry
 from skerry.store.log.run_log import RunLog
-from skerry.store.log.state import CommitRecord, VersionState
-from skerry.store.versions.frame_stream import frame_batches
+from skerry.store.log.state import CommitRecord, RunState, VersionState
+from skerry.store.versions.blobs import frame_batches
 from skerry.store.versions.replay import Replayer, UnreadableDeltaError, outer_refs, weights_digest
 from skerry.store.versions.scratch import Scratch
 from skerry.wire.digests import Hasher, delta_digest, part_digest
@@ -103,7 +103,7 @@ async def _check_log(log: RunLog) -> list[Problem]:
     fates: Counter[str] = Counter()
     try:
         async for entry, data in log.entries(stop=log.state.position + 1):
-            for outcome in state.apply(entry, data):
+            for outcome in apply_entry(state, entry, data):
                 fates.update(delta.item.delta for delta in outcome.decided)
     except (LogCorruptError, ObjectMissingError, ValueError) as error:
         return [Problem(None, None, f"log breaks off after entry {state.position}: {error}")]

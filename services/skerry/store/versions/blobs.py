@@ -2,6 +2,7 @@
 
 A blob is written before the entry that names it, under a name that ends in a random write id, and exists only once the
 entry does. So two writers never use the same name, and what a crash leaves behind is litter.
+Frames are read back in batches of whole ones, however the store cuts their bytes.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import asyncio
 import hashlib
 import json
 import re
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -22,6 +23,7 @@ from skerry.runtime.workers import Workers
 from skerry.store.errors import LogCorruptError, ObjectMissingError
 from skerry.store.log.entries import FORMAT, ObjectRef, canonical_json
 from skerry.store.objects.interface import STREAM_CHUNK_BYTES, Objects
+from skerry.wire.frames import FrameBatch, FrameReader
 from skerry.wire.safetensors import header_bytes, tensor_bytes
 
 SnapshotKind = Literal["weights", "momentum", "residual"]
@@ -45,19 +47,14 @@ class Blobs:
     """Writes and reads the blobs of one run."""
 
     def __init__(
-        self,
-        objects: Objects,
-        prefix: str,
-        *,
-        entropy: Entropy,
-        workers: Workers,
-        is_condemned: Callable[[str], bool] = lambda _: False,
+        self, objects: Objects, prefix: str, *, entropy: Entropy, workers: Workers, condemned: Container[str]
     ) -> None:
+        """Never reuses a part whose name is in `condemned`, which the owner keeps up to date."""
         self._objects = objects
         self._prefix = prefix
         self._entropy = entropy
         self._workers = workers
-        self._is_condemned = is_condemned
+        self._condemned = condemned
 
     async def write_part(  # noqa: PLR0917 - the order is that of the part's name, then what it holds
         self,
@@ -94,7 +91,7 @@ class Blobs:
         async for info in self._objects.list(self._path(f"deltas/{fragment}/{delta}")):
             name = info.name.removeprefix(f"{self._prefix}/")
             match = _PART.fullmatch(name.rpartition("/")[2])
-            if match is None or self._is_condemned(name):
+            if match is None or name in self._condemned:
                 continue
             key = (int(match[1]), int(match[2]), match[3])
             ref = ObjectRef(name, key[0], key[1], info.size_bytes, key[2])
@@ -209,3 +206,21 @@ class Blobs:
 
     def _path(self, name: str) -> str:
         return f"{self._prefix}/{name}"
+
+
+# Elements of a batch: what one worker job decodes. 4 MiB of float32, some 600 kB of int4 frames.
+BATCH_NUMEL: Final = 2**20
+
+
+async def frame_batches(pieces: AsyncIterator[bytes], first: int, numel: int) -> AsyncIterator[FrameBatch]:
+    """Yields the frames of `pieces`, which must cover `[first, first + numel)` in order; holds one batch at a time.
+
+    Raises:
+        FrameError: TRUNCATED, LAYOUT, BAD_HEADER, TOO_LARGE or BOMB, by the frames' headers alone.
+    """
+    reader = FrameReader(first, numel, batch_numel=BATCH_NUMEL)
+    async for piece in pieces:
+        for batch in reader.feed(piece):
+            yield batch
+    for batch in reader.finish():
+        yield batch

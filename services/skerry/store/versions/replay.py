@@ -3,7 +3,8 @@
 There are two ways. The outer state (weights, momentum, residual) comes from the nearest snapshot and the rounds after
 it, which are replayed from their deltas and the scalars that their commits name. The weights alone also come from a
 snapshot and the updates after it; this takes less work, and works when the deltas were collected. Either result must
-have the digest that the log names. The arithmetic is in `skerry.algorithm.step`.
+have the digest that the log names. The arithmetic is in `skerry.algorithm.step`; its scalars are float32 numbers there
+and the bits of these, in hex, in the log.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from skerry.algorithm.step import (
     Float32s,
     OuterState,
     ReplayedSpan,
+    Scalars,
     Step,
     accumulate,
     digest_of_spans,
@@ -26,19 +28,16 @@ from skerry.algorithm.step import (
     step_spans,
     subtract_update,
 )
-from skerry.runtime.parallel import run_jobs
-from skerry.runtime.workers import Workers
+from skerry.runtime.workers import Workers, run_jobs
 from skerry.store.errors import LogCorruptError, ObjectMissingError, StoreError
-from skerry.store.log.entries import AcceptedItem, ObjectRef
+from skerry.store.log.entries import AcceptedItem, MergeScalars, ObjectRef, float32_from_hex, float32_to_hex
 from skerry.store.log.run_log import RunLog
 from skerry.store.log.state import CommitRecord, VersionState
-from skerry.store.versions.frame_stream import frame_batches
-from skerry.store.versions.scalars import scalars_from_record
+from skerry.store.versions.blobs import frame_batches
 from skerry.store.versions.scratch import Scratch
 from skerry.wire.digests import LEAF_NUMEL, tree_leaves, tree_root
 from skerry.wire.errors import FrameError, TensorFileError
-from skerry.wire.frame_reader import FrameBatch
-from skerry.wire.frames import decode_frames
+from skerry.wire.frames import FrameBatch, decode_frames
 from skerry.wire.layout import FragmentLayout
 from skerry.wire.safetensors import TensorFileReader
 
@@ -308,3 +307,28 @@ def snapshot_tensors(layout: FragmentLayout, values: Float32s) -> dict[str, Floa
         spec.name: values[offset : offset + spec.numel].reshape(spec.shape)
         for spec, offset in zip(layout.tensors, layout.offsets, strict=True)
     }
+
+
+def scalars_from_record(record: MergeScalars) -> Scalars:
+    """Returns the numbers that a commit names, exactly."""
+    # Entries of format 1 have neither decay nor gain.
+    return Scalars(
+        np.float32(float32_from_hex(record.rate)),
+        np.float32(float32_from_hex(record.momentum)),
+        np.array([float32_from_hex(value) for value in record.tensor_scales], np.float32),
+        np.array([[float32_from_hex(value) for value in row] for row in record.coefficients], np.float32),
+        np.float32(float32_from_hex(record.decay or record.momentum)),
+        np.float32(float32_from_hex(record.gain) if record.gain else 1.0),
+    )
+
+
+def scalars_to_record(scalars: Scalars) -> MergeScalars:
+    """Returns what a commit names."""
+    return MergeScalars(
+        float32_to_hex(float(scalars.rate)),
+        float32_to_hex(float(scalars.momentum)),
+        tuple(float32_to_hex(value) for value in scalars.tensor_scales),
+        tuple(tuple(float32_to_hex(value) for value in row) for row in scalars.coefficients),
+        float32_to_hex(float(scalars.decay)),
+        float32_to_hex(float(scalars.gain)),
+    )

@@ -7,8 +7,7 @@ from typing import Any, Final
 from skerry.syncer.lifecycle import MAX_FRAGMENT_NUMEL
 from skerry.syncer.push import MAX_PART_BYTES, SUGGESTED_PART_BYTES
 from skerry.v1 import capabilities_pb2, capabilities_pb2_grpc
-from skerry.wire.codecs import Codec, Compressor
-from skerry.wire.cutting import MAX_FRAME_NUMEL
+from skerry.wire.codecs import MAX_FRAME_NUMEL, Codec, Compressor
 from skerry.wire.messages import codec_to_message, compressor_to_message
 
 API_VERSION: Final = "1.0"

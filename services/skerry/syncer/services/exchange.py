@@ -7,21 +7,21 @@ from collections.abc import AsyncIterator
 from typing import Any, Final
 
 from skerry.store.errors import ObjectMissingError
-from skerry.store.log.entries import SessionItem
-from skerry.store.log.fold import RunState
+from skerry.store.log.entries import AcceptedItem, SessionItem
+from skerry.store.log.fold import apply_entry
+from skerry.store.log.state import RunState
 from skerry.syncer.errors import SyncerError, bad_request
-from skerry.syncer.events import duration_message, events_of, fate_message, learner_message
-from skerry.syncer.followers import EventStream, running
+from skerry.syncer.events import EventStream, duration_message, events_of, fate_message, learner_message, running
 from skerry.syncer.host import RunHost
 from skerry.syncer.pull import PullPlan, Resume, plan_pull, resume_plan
-from skerry.syncer.push import Push, PushHeader, begin_push
+from skerry.syncer.push import Push, begin_push
 from skerry.syncer.replica import RunReplica
 from skerry.syncer.services.translate import plan_message, report_from_message, run_message
 from skerry.v1 import exchange_pb2 as v1
 from skerry.v1 import exchange_pb2_grpc
 from skerry.v1.types_pb2 import Event
+from skerry.wire.layout import check_id, check_name
 from skerry.wire.messages import tensor_from_message
-from skerry.wire.names import check_id, check_name
 
 # A push whose client sends nothing for this long is ended, which releases its memory; its whole parts are durable.
 SILENCE_S: Final = 60.0
@@ -241,14 +241,18 @@ def _push_answer(replica: RunReplica, push: Push) -> v1.PushDeltaResponse:
     return v1.PushDeltaResponse(state=v1.PUSH_STATE_ACCEPTED, fate=fate_message(known), position=replica.state.position)
 
 
-def _header(message: v1.PushHeader) -> PushHeader:
-    return PushHeader(
+def _header(message: v1.PushHeader) -> AcceptedItem:
+    """Returns the item that the push is to append, without what its parts bring."""
+    return AcceptedItem(
         learner=message.learner_id,
         session=message.session_id,
         delta=message.delta_id,
         fragment=message.fragment,
         base_version=message.base_version,
-        base_digest=message.base_digest,
+        base_digest=message.base_digest.hex(),
+        digest="",
+        parts=(),
+        squared_norms=(),
         step_count=message.step_count,
         token_count=message.token_count,
         last_step=message.last_step,
@@ -291,7 +295,7 @@ async def _past(replica: RunReplica, after: int, until: int) -> AsyncIterator[Ev
     """Yields the events of entries `after + 1` to `until`, by folding the log again from its start."""
     state = RunState(replica.log.spec)
     async for entry, data in replica.log.entries(1, until + 1):
-        outcomes = state.apply(entry, data)
+        outcomes = apply_entry(state, entry, data)
         if entry.position > after:
             for event in events_of(state, entry, outcomes):
                 yield event

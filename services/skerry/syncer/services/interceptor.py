@@ -19,7 +19,7 @@ from grpc_status import rpc_status
 
 from skerry.store.errors import StoreError, StoreFullError, StoreUnavailableError
 from skerry.syncer.errors import RETRY_FULL_S, RETRY_STORE_S, SyncerError
-from skerry.wire.names import BadNameError
+from skerry.wire.layout import BadNameError
 
 _LOG: Final = structlog.get_logger(__name__)
 DOMAIN: Final = "skerry"

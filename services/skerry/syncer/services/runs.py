@@ -15,8 +15,8 @@ from skerry.syncer.lifecycle import NewRun, close_run, commit_run, create_run, d
 from skerry.syncer.replica import RunReplica
 from skerry.syncer.services.translate import run_message, version_record
 from skerry.v1 import runs_pb2, runs_pb2_grpc, types_pb2
+from skerry.wire.layout import BadNameError, check_name
 from skerry.wire.messages import layouts_from_messages, policy_from_message
-from skerry.wire.names import BadNameError, check_name
 from skerry.wire.policy import Policy
 
 _LOG: Final = structlog.get_logger(__name__)

@@ -7,12 +7,11 @@ from typing import Final
 
 from google.protobuf.duration_pb2 import Duration
 
-from skerry.store.log.fold import RunState
-from skerry.store.log.state import FragmentState, VersionState
+from skerry.store.log.state import FragmentState, RunState, VersionState
 from skerry.syncer.errors import bad_request
 from skerry.syncer.events import STATUSES, fate_message, version_message
+from skerry.syncer.membership import LearnerReport
 from skerry.syncer.pull import ObjectKind, PullPlan
-from skerry.syncer.reports import LearnerReport
 from skerry.v1 import exchange_pb2, runs_pb2, types_pb2
 from skerry.wire.messages import layouts_to_messages, policy_to_message
 

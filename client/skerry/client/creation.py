@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -58,14 +58,12 @@ async def create_run(
         SkerryError: as the server answered.
     """
     tensors, fragments = layouts_to_messages(new.plan.fragments, new.dtypes)
-    # Merge rules that the creator states take precedence over those of the plan.
-    policy = replace(new.policy, merge_by_fragment={**new.plan.merge_by_fragment, **new.policy.merge_by_fragment})
     request = runs_pb2.CreateRunRequest(
         request_id=new.request_id,
         name=new.name,
         tensors=tensors,
         fragments=fragments,
-        policy=policy_to_message(policy, has_derived=False),
+        policy=policy_to_message(new.plan.policy(new.policy), has_derived=False),
     )
     transport, timeout_s = calls.transport, calls.timeout_s
     draft = (await calls.retry.call(lambda: transport.create_run(request, timeout_s=timeout_s))).run

@@ -119,12 +119,7 @@ def versions(client: RunsClient, run: str, fragment: str, *, limit: int) -> Answ
     return [plain.to_json(record) for record in records], [rows]
 
 
-@runs.command(
-    epilog="""\b
-Example:
-  skerry runs create gemma --weights initial.safetensors --set inner_step_count=30
-"""
-)
+@runs.command(epilog="\b\nExample:\n  skerry runs create gemma --weights initial.safetensors --set quorum_count=2")
 @click.argument("run")
 @click.option(
     "--weights",

@@ -187,17 +187,15 @@ class FragmentExchange:
         if session.is_flushing:
             return not self._is_all_sent(state)
         next_step = session.trained.step_count + 1  # the weights would be copied at its end
-        return (session.policy.has_waiting_rounds and self._is_awaited(next_step)) or is_due(
+        # A round gathers deltas now, or is near and this learner slow.
+        is_awaited = self._invited_version > self._newest_version or self._rhythm.is_near(
+            next_step, inner_step_count=session.policy.inner_step_count
+        )
+        return (session.policy.has_waiting_rounds and is_awaited) or is_due(
             next_step,
             # Steps that a replacement has dropped are in no delta, and do not count.
             contributed_step=max(state.contributed_step, state.ledger.sent_until.step_count),
             inner_step_count=session.policy.inner_step_count,
-        )
-
-    def _is_awaited(self, next_step: int) -> bool:
-        """Whether a round gathers deltas now, or is near and this learner slow."""
-        return self._invited_version > self._newest_version or self._rhythm.is_near(
-            next_step, inner_step_count=self._session.policy.inner_step_count
         )
 
     async def _wait(self) -> None:

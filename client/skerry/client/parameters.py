@@ -3,32 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from skerry.algorithm.rebase import FlatArray
-from skerry.wire import Encoding, FragmentLayout, Hasher, TensorSpec, encode_frames
+from skerry.wire import FragmentLayout, TensorSpec, encode_frames
 
 # Prepared by a worker, called by the training thread.
 Work = Callable[[], None]
-
-
-class EncodeFrames(Protocol):
-    """`skerry.wire.encode_frames`, or its equal for arrays on a device."""
-
-    def __call__(
-        self,
-        values: Any,
-        layout: FragmentLayout,
-        encoding: Encoding,
-        *,
-        first: int = 0,
-        decoded: Any = None,
-        digest: Hasher | None = None,
-    ) -> Iterator[bytes]:
-        """Yields whole frames covering the values."""
+# `skerry.wire.encode_frames`, or its equal for arrays on a device.
+EncodeFrames: TypeAlias = Callable[..., Iterator[bytes]]
 
 
 class Parameters(Protocol):

@@ -120,17 +120,9 @@ _COUNTS: Final = tuple(
 class Tally:
     """The running counts. The event loop writes them, except the stalls, which the training thread writes."""
 
-    bytes_up: int = 0
-    bytes_down: int = 0
-    parameters_up_count: int = 0
-    parameters_down_count: int = 0
-    deltas_acknowledged: int = 0
-    deltas_merged: int = 0
-    deltas_returned: int = 0
-    deltas_dropped: int = 0
-    stall_s_last: float = 0.0
-    stall_s_max: float = 0.0
-    stall_s_since_report: float = 0.0
+    bytes_up = bytes_down = parameters_up_count = parameters_down_count = 0
+    deltas_acknowledged = deltas_merged = deltas_returned = deltas_dropped = 0
+    stall_s_last = stall_s_max = stall_s_since_report = 0.0
 
     def __init__(self) -> None:
         self._staleness: deque[int] = deque(maxlen=_RECENT)

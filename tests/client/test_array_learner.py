@@ -23,7 +23,7 @@ from skerry.client import (
     RunsClient,
     SkerryError,
     TryAgainError,
-    joining,
+    creation,
     session,
 )
 from skerry.client.loop_thread import LoopThread
@@ -93,7 +93,7 @@ def test_who_joins_a_run_of_another_planned_length_is_warned(
         raise structlog.DropEvent
 
     monkeypatch.setattr(
-        joining, "_log", structlog.wrap_logger(None, processors=[look], wrapper_class=structlog.BoundLogger)
+        creation, "_log", structlog.wrap_logger(None, processors=[look], wrapper_class=structlog.BoundLogger)
     )
     for learner, options in (("a", first), ("b", second)):
         ArrayLearner(Quadratic().arrays, target=target, run="fit", learner_id=learner, create=True, **options).close()

@@ -7,12 +7,16 @@ import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from typing import Any
 
+import grpc
 import numpy as np
 import pytest
+from grpc.aio import Metadata
 
 from skerry.client import MergeRule, OuterOptimizer, OuterSchedule, RetrySettings
 from skerry.client.exchange import ExchangeLoop
+from skerry.client.grpc_transport import answer
 from skerry.client.parameters import ArrayParameters
 from skerry.client.session import ExchangeSettings
 from skerry.runtime.clock import SystemClock
@@ -56,11 +60,11 @@ class World:
 
     async def merged_delta_ids(self) -> list[str]:
         """Closes the run and returns every delta that the log has merged: as many as were acknowledged."""
-        run = (await self.transport.close_run(runs_pb2.CloseRunRequest(name="fit"), timeout_s=20)).run
+        run = (await answer(self.transport.runs.CloseRun(runs_pb2.CloseRunRequest(name="fit"), timeout=20))).run
         merged = []
         for fragment in run.fragments:
             request = runs_pb2.ListVersionsRequest(name="fit", fragment=fragment.name, page_size=1000)
-            response = await self.transport.list_versions(request, timeout_s=20)
+            response = await answer(self.transport.runs.ListVersions(request, timeout=20))
             merged += [fate.delta_id for record in response.versions for fate in record.merged]
         # An answer may still be on its way; no delta may be counted that the log has not.
         await self.train_until(lambda: self.exchange.stats.deltas_acknowledged >= len(merged))
@@ -88,6 +92,37 @@ async def test_a_lost_acknowledgement_is_asked_for_and_counted_once(target: str)
         faults.lost_acknowledgements = 5
         await world.train_until(lambda: world.exchange.stats.deltas_merged >= 12)
         assert faults.log == ["acknowledgement lost"] * 5
+        merged = await world.merged_delta_ids()
+        assert len(merged) == len(set(merged))
+
+
+@pytest.mark.parametrize("code", [grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.PERMISSION_DENIED])
+@pytest.mark.parametrize("is_delivered", [True, False])
+async def test_a_status_of_a_proxy_says_nothing_about_a_push(
+    target: str, code: grpc.StatusCode, monkeypatch: pytest.MonkeyPatch, *, is_delivered: bool
+) -> None:
+    answered = {"PushDelta": 0, "QueryPush": 0}  # calls that a proxy has answered
+
+    def put_proxy_before(stub: Any, method: str) -> None:
+        call = getattr(stub, method)
+
+        async def proxied(*arguments: Any, **options: Any) -> Any:
+            if answered[method] == 3:
+                return await call(*arguments, **options)
+            answered[method] += 1
+            if is_delivered:
+                await call(*arguments, **options)
+            raise grpc.aio.AioRpcError(code, Metadata(), Metadata(), "a proxy's page", "")
+
+        monkeypatch.setattr(stub, method, proxied)
+
+    async with training(target, Faults()) as world:
+        put_proxy_before(world.transport._bulk_exchange, "PushDelta")
+        put_proxy_before(world.transport._exchange, "QueryPush")
+        await world.train_until(lambda: world.exchange.stats.deltas_merged >= 12)
+        assert answered["PushDelta"] == 3
+        assert is_delivered or answered["QueryPush"] == 3
+        assert world.exchange.stats.deltas_returned == 0
         merged = await world.merged_delta_ids()
         assert len(merged) == len(set(merged))
 
@@ -144,7 +179,7 @@ async def test_a_change_of_policy_reaches_the_learner(target: str) -> None:
         assert policy.inner_step_count == QUICK.inner_step_count
         request = runs_pb2.SetPolicyRequest(request_id="1" * 32, name="fit")
         request.policy.inner_step_count = 9
-        await world.transport.set_policy(request, timeout_s=10)
+        await answer(world.transport.runs.SetPolicy(request, timeout=10))
         await world.train_until(lambda: world.exchange._session.policy.inner_step_count == 9)
 
 

@@ -13,6 +13,7 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc.aio import Metadata
 
 from skerry.client import (
+    RefusedError,
     RetrySettings,
     RunExistsError,
     SkerryError,
@@ -65,6 +66,15 @@ def test_every_reason_says_what_to_do(reason: str, kind: type[SkerryError]) -> N
 def test_details_of_others_are_not_taken_for_ours() -> None:
     info = error_details_pb2.ErrorInfo(domain="elsewhere", reason="RUN_CLOSED")
     assert error_from_rpc(rpc_error(grpc.StatusCode.UNAVAILABLE, info)).reason == "UNREACHABLE"
+
+
+def test_a_status_without_a_reason_is_a_refusal_except_of_a_push() -> None:
+    error = rpc_error(grpc.StatusCode.UNIMPLEMENTED)
+    assert type(error_from_rpc(error)) is RefusedError
+    assert type(error_from_rpc(error, unknown=TryAgainError)) is TryAgainError
+    info = error_details_pb2.ErrorInfo(domain="skerry", reason="BAD_REQUEST")
+    refusal = rpc_error(grpc.StatusCode.INVALID_ARGUMENT, info)
+    assert type(error_from_rpc(refusal, unknown=TryAgainError)) is RefusedError
 
 
 class FailingCall:

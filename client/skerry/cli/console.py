@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
 import click
@@ -26,9 +26,9 @@ def console() -> Console:
     return found if found.is_terminal else Console(width=_PIPE_WIDTH)
 
 
-def table(*columns: str, title: str | None = None, right: tuple[str, ...] = ()) -> Table:
+def table(*columns: str, right: tuple[str, ...] = ()) -> Table:
     """Returns an empty table; the columns named in `right` are aligned to the right."""
-    made = Table(title=title, title_justify="left", title_style="bold", box=None, header_style="dim", pad_edge=False)
+    made = Table(box=None, header_style="dim", pad_edge=False)
     for column in columns:
         made.add_column(column, justify="right" if column in right else "left", no_wrap=True)
     return made
@@ -36,31 +36,22 @@ def table(*columns: str, title: str | None = None, right: tuple[str, ...] = ()) 
 
 def size_text(size_bytes: float) -> str:
     """Returns a size in decimal units: 1536 is "1.5 kB"."""
-    value = float(size_bytes)
-    for unit in ("B", "kB", "MB", "GB"):
-        if abs(value) < 1000:
-            return f"{value:.0f} B" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1000
-    return f"{value:.1f} TB"
+    return _scaled(size_bytes, (" B", " kB", " MB", " GB", " TB"))
 
 
 def rate_text(bits_per_s: float | None) -> str:
     """Returns a bandwidth with its unit: 1.5e6 is "1.5 Mbit/s"; an unknown one is a dash."""
-    if bits_per_s is None:
-        return "-"
-    value = float(bits_per_s)
-    for unit in ("bit/s", "kbit/s", "Mbit/s"):
-        if abs(value) < 1000:
-            return f"{value:.0f} {unit}" if unit == "bit/s" else f"{value:.1f} {unit}"
-        value /= 1000
-    return f"{value:.1f} Gbit/s"
+    return "-" if bits_per_s is None else _scaled(bits_per_s, (" bit/s", " kbit/s", " Mbit/s", " Gbit/s"))
 
 
 def count_text(count: int) -> str:
     """Returns a count in short form: 12_000_000 is "12.0M"."""
-    value = float(count)
-    for unit in ("", "k", "M", "G"):
-        if abs(value) < 1000:
-            return f"{count}" if unit == "" else f"{value:.1f}{unit}"
-        value /= 1000
-    return f"{value:.1f}T"
+    return _scaled(count, ("", "k", "M", "G", "T"))
+
+
+def _scaled(value: float, units: Sequence[str]) -> str:
+    """Returns a value in the first unit that makes it less than 1000, else in the last; whole numbers in the first."""
+    power = 0
+    while abs(value) >= 1000 and power < len(units) - 1:
+        value, power = value / 1000, power + 1
+    return f"{value:.{min(power, 1)}f}{units[power]}"

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any, TypeAlias
 
 import click
+from rich.console import RenderableType
+from rich.text import Text
 
 from skerry.cli import plain, policy_text
 from skerry.cli.connection import with_client, with_run
@@ -18,7 +22,30 @@ from skerry.client import RunsClient
 from skerry.client.records import LearnerReport, LearnerStatus, Run, Tensor, VersionRecord
 from skerry.wire.policy import Policy
 
+# What a command says: as JSON values, and in parts for a person.
+Answer: TypeAlias = tuple[Mapping[str, Any] | list[Any], Iterable[RenderableType]]
+
 _SET_HELP = "Set a field of the policy, for example inner_step_count=30 or outer.learning_rate=0.4. May be repeated."
+_set = click.option("--set", "assignments", multiple=True, metavar="NAME=VALUE", help=_SET_HELP)
+
+
+def _printing(function: Callable[..., Answer]) -> Callable[..., None]:
+    """Gives a command the flag `--json`, and prints what it returns."""
+
+    @as_json
+    @functools.wraps(function)
+    def command(*args: Any, is_json: bool, **kwargs: Any) -> None:
+        values, parts = function(*args, **kwargs)
+        if is_json:
+            click.echo(plain.to_line(values))
+            return
+        for part in parts:
+            if isinstance(part, str):
+                click.echo(part)
+            else:
+                console().print(part)
+
+    return command
 
 
 @click.group(
@@ -27,24 +54,18 @@ Examples:
   skerry runs list
   skerry runs show demo
   skerry runs policy demo --set quorum_count=2
-""",
+"""
 )
 def runs() -> None:
     """Create, show, change, close and delete runs."""
 
 
 @runs.command("list", epilog="\b\nExample:\n  skerry runs list --json | jq -r '.[].name'")
-@as_json
+@_printing
 @with_client
-def list_(client: RunsClient, *, is_json: bool) -> None:
+def list_(client: RunsClient) -> Answer:
     """List the runs of a syncer."""
     found = client.list_runs()
-    if is_json:
-        click.echo(plain.to_line([_summary(run) for run in found]))
-        return
-    if not found:
-        click.echo("there are no runs. A learner creates one when it starts: skerry learn --run NAME")
-        return
     rows = table(
         "run", "status", "parameters", "fragments", "versions", "position", "created",
         right=("parameters", "fragments", "versions", "position"),
@@ -59,36 +80,30 @@ def list_(client: RunsClient, *, is_json: bool) -> None:
             str(run.position),
             _created_at(run),
         )
-    console().print(rows)
+    none = "there are no runs. A learner creates one when it starts: skerry learn --run NAME"
+    return [_summary(run) for run in found], [rows if found else none]
 
 
 @runs.command(epilog="\b\nExample:\n  skerry runs show demo")
 @click.argument("run")
-@as_json
+@_printing
 @with_client
-def show(client: RunsClient, run: str, *, is_json: bool) -> None:
+def show(client: RunsClient, run: str) -> Answer:
     """Show a run: its fragments, versions, learners and policy."""
     answer = client.get_run(run)
-    if is_json:
-        click.echo(plain.to_line(plain.to_json(answer)))
-        return
-    _show_run(answer.run)
-    _show_learners(answer.learners)
-    _show_policy(answer.run.policy)
+    parts = [*_run_parts(answer.run), _learners(answer.learners), "", _policy(answer.run.policy)]
+    return plain.to_json(answer), parts
 
 
 @runs.command(epilog="\b\nExample:\n  skerry runs versions demo embedding --limit 20")
 @click.argument("run")
 @click.argument("fragment")
 @click.option("--limit", type=click.IntRange(min=1, max=1000), default=20, help="How many versions to list.")
-@as_json
+@_printing
 @with_client
-def versions(client: RunsClient, run: str, fragment: str, *, limit: int, is_json: bool) -> None:
+def versions(client: RunsClient, run: str, fragment: str, *, limit: int) -> Answer:
     """List a fragment's versions, newest first, and the learners whose deltas each was merged from."""
     records = list(itertools.islice(client.list_versions(run, fragment), limit))
-    if is_json:
-        click.echo(plain.to_line([plain.to_json(record) for record in records]))
-        return
     rows = table(
         "version", "position", "merged from", "update", "snapshot", "", right=("version", "position", "update")
     )
@@ -101,15 +116,10 @@ def versions(client: RunsClient, run: str, fragment: str, *, limit: int, is_json
             "yes" if record.has_snapshot else "",
             "abandoned" if record.is_abandoned else "",
         )
-    console().print(rows)
+    return [plain.to_json(record) for record in records], [rows]
 
 
-@runs.command(
-    epilog="""\b
-Example:
-  skerry runs create gemma --weights initial.safetensors --set inner_step_count=30
-""",
-)
+@runs.command(epilog="\b\nExample:\n  skerry runs create gemma --weights initial.safetensors --set quorum_count=2")
 @click.argument("run")
 @click.option(
     "--weights",
@@ -117,27 +127,19 @@ Example:
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="A safetensors file with the model's tensors.",
 )
-@click.option("--set", "assignments", multiple=True, metavar="NAME=VALUE", help=_SET_HELP)
-@as_json
+@_set
+@_printing
 @with_client
-def create(client: RunsClient, run: str, *, weights: Path, assignments: tuple[str, ...], is_json: bool) -> None:
+def create(client: RunsClient, run: str, *, weights: Path, assignments: tuple[str, ...]) -> Answer:
     """Create a run from initial weights. A learner can also create it when it starts."""
-    try:
-        policy = policy_text.apply(assignments, Policy())
-    except ValueError as error:
-        raise click.BadParameter(str(error), param_hint="--set") from error
+    policy = _assigned(assignments, Policy())
     try:
         arrays = read_weights(weights)
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--weights") from error
     created = client.create_run(run, arrays, policy=policy)
-    if is_json:
-        click.echo(plain.to_line(_summary(created)))
-        return
-    click.echo(
-        f"created {created.name} ({created.uid}): {count_text(_parameter_count(created.tensors))} parameters "
-        f"in {len(created.fragments)} fragments"
-    )
+    size = f"{count_text(_parameter_count(created.tensors))} parameters in {len(created.fragments)} fragments"
+    return _summary(created), [f"created {created.name} ({created.uid}): {size}"]
 
 
 @runs.command(
@@ -146,38 +148,28 @@ Examples:
   skerry runs policy demo
   skerry runs policy demo --set quorum_count=2 --set outer.learning_rate=0.4
   skerry runs policy demo --set merge_by_fragment.embedding=mean
-""",
+"""
 )
 @click.argument("run")
-@click.option("--set", "assignments", multiple=True, metavar="NAME=VALUE", help=_SET_HELP)
-@as_json
+@_set
+@_printing
 @with_client
-def policy(client: RunsClient, run: str, *, assignments: tuple[str, ...], is_json: bool) -> None:
+def policy(client: RunsClient, run: str, *, assignments: tuple[str, ...]) -> Answer:
     """Show a run's policy, or change it. A change takes effect when the next round closes."""
     current = client.get_run(run).run
     if assignments:
-        try:
-            wanted = policy_text.apply(assignments, current.policy)
-        except ValueError as error:
-            raise click.BadParameter(str(error), param_hint="--set") from error
-        current = client.set_policy(run, wanted, base=current.policy)
-    if is_json:
-        click.echo(plain.to_line(plain.to_json(current.policy)))
-        return
-    _show_policy(current.policy)
+        current = client.set_policy(run, _assigned(assignments, current.policy), base=current.policy)
+    return plain.to_json(current.policy), [_policy(current.policy)]
 
 
 @runs.command(epilog="\b\nExample:\n  skerry runs close demo && skerry export --run demo --out demo.safetensors")
 @click.argument("run")
-@as_json
+@_printing
 @with_client
-def close(client: RunsClient, run: str, *, is_json: bool) -> None:
+def close(client: RunsClient, run: str) -> Answer:
     """Close a run: pending deltas are merged or expire, then the run is read-only. Waits until it is closed."""
     closed = client.close_run(run)
-    if is_json:
-        click.echo(plain.to_line(_summary(closed)))
-        return
-    click.echo(f"closed {closed.name} at position {closed.position}, versions {_version_range(closed)}")
+    return _summary(closed), [f"closed {closed.name} at position {closed.position}, versions {_version_range(closed)}"]
 
 
 @runs.command(epilog="\b\nExample:\n  skerry runs delete demo --yes")
@@ -203,24 +195,21 @@ def delete(client: RunsClient, run: str, *, uid: str | None, yes: bool) -> None:
 Examples:
   skerry log --run demo --last 20      shows the positions
   skerry rollback demo --to 1200
-""",
+"""
 )
 @with_run
 @click.option("--to", "position", required=True, type=click.IntRange(min=1), help="The log position to go back to.")
-@as_json
+@_printing
 @with_client
-def rollback(client: RunsClient, *, run: str, position: int, is_json: bool) -> None:
+def rollback(client: RunsClient, *, run: str, position: int) -> Answer:
     """Roll a run back: each fragment gets a new version with the content that it had at an earlier log position.
 
     Version numbers continue and are never reused; learners adopt the new versions and train on. Deltas that are
     pending, or that are based on abandoned versions, expire.
     """
     rolled = client.roll_back(run, position)
-    if is_json:
-        click.echo(plain.to_line(_summary(rolled)))
-        return
-    click.echo(f"rolled {rolled.name} back to position {position}: now position {rolled.position}, ", nl=False)
-    click.echo(f"versions {_version_range(rolled)}")
+    now = f"now position {rolled.position}, versions {_version_range(rolled)}"
+    return _summary(rolled), [f"rolled {rolled.name} back to position {position}: {now}"]
 
 
 def _summary(run: Run) -> dict[str, object]:
@@ -232,12 +221,17 @@ def _summary(run: Run) -> dict[str, object]:
     return values
 
 
-def _show_run(run: Run) -> None:
-    console().print(
-        f"[bold]{run.name}[/bold]  {run.status}  {count_text(_parameter_count(run.tensors))} parameters  "
-        f"position {run.position}  created {_created_at(run)}\n[dim]uid {run.uid}[/dim]\n",
-        highlight=False,
-    )
+def _assigned(assignments: Iterable[str], base: Policy) -> Policy:
+    try:
+        return policy_text.apply(assignments, base)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--set") from error
+
+
+def _run_parts(run: Run) -> Iterator[RenderableType]:
+    facts = f"{run.status}  {count_text(_parameter_count(run.tensors))} parameters  position {run.position}"
+    yield Text.assemble((run.name, "bold"), f"  {facts}  created {_created_at(run)}")
+    yield Text(f"uid {run.uid}\n", style="dim")
     shapes = {tensor.name: tensor for tensor in run.tensors}
     newest = {version.fragment: version for version in run.versions}
     rows = table("fragment", "tensors", "elements", "version", "digest", right=("tensors", "elements", "version"))
@@ -250,10 +244,11 @@ def _show_run(run: Run) -> None:
             "-" if version is None else str(version.version),
             "-" if version is None else version.digest.hex()[:16],
         )
-    console().print(rows, "")
+    yield rows
+    yield ""
 
 
-def _show_learners(learners: Iterable[LearnerStatus]) -> None:
+def _learners(learners: Iterable[LearnerStatus]) -> RenderableType:
     rows = table("learner", "region", "state", "step", "tokens", "loss", right=("step", "tokens", "loss"))
     for learner in learners:
         report = learner.report or LearnerReport()
@@ -265,14 +260,14 @@ def _show_learners(learners: Iterable[LearnerStatus]) -> None:
             count_text(report.token_count),
             "-" if report.loss is None else f"{report.loss:.4f}",
         )
-    console().print(rows if rows.row_count else "no learners yet", "")
+    return rows if rows.row_count else "no learners yet"
 
 
-def _show_policy(policy_now: Policy) -> None:
+def _policy(policy_now: Policy) -> RenderableType:
     rows = table("policy", "value")
     for name, value in policy_text.rows(policy_now):
         rows.add_row(name, value)
-    console().print(rows)
+    return rows
 
 
 def _origin(record: VersionRecord) -> str:

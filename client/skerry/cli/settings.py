@@ -96,15 +96,9 @@ def _fill(
 
 
 def _anyone_has(key: str, root: click.Group, ctx: click.Context) -> bool:
-    for name in root.list_commands(ctx):
-        command = root.get_command(ctx, name)
-        if (
-            command is None
-            or isinstance(command, UnavailableCommand)
-            or any(_find(candidate, key) for candidate in _tree(command))
-        ):
-            return True
-    return False
+    commands = [command for name in root.list_commands(ctx) if (command := root.get_command(ctx, name)) is not None]
+    candidates = [candidate for command in commands for candidate in _tree(command)]
+    return any(isinstance(one, UnavailableCommand) or _find(one, key) is not None for one in candidates)
 
 
 def _tree(command: click.Command) -> Iterator[click.Command]:

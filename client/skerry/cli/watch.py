@@ -23,6 +23,8 @@ from skerry.client.records import Event, RunStatus, RunView
 from skerry.runtime.retry import Retry, RetrySettings
 
 _REDRAWS_PER_S: Final = 4
+_POSITION: Final = click.IntRange(min=0)
+_SECONDS: Final = click.FloatRange(min=0)
 _RETRY: Final = RetrySettings(attempt_count=None, first_wait_s=0.5)
 
 
@@ -36,20 +38,8 @@ Examples:
 )
 @with_run
 @click.option("--once", is_flag=True, help="Show the run once, and exit.")
-@click.option(
-    "--after",
-    "after_position",
-    type=click.IntRange(min=0),
-    default=0,
-    help="Start with the events after this log position.",
-)
-@click.option(
-    "--patience",
-    "patience_s",
-    type=click.FloatRange(min=0),
-    default=300.0,
-    help="Seconds to keep reconnecting while the syncer can't be reached.",
-)
+@click.option("--after", "after_position", type=_POSITION, default=0, help="Start with the events after this position.")
+@click.option("--patience", "patience_s", type=_SECONDS, default=300.0, help="Seconds to keep trying to reconnect.")
 @as_json
 @with_client
 def watch(client: RunsClient, *, run: str, once: bool, after_position: int, patience_s: float, is_json: bool) -> None:

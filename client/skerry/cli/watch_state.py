@@ -7,15 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from skerry.client.records import (
-    DeltaFate,
-    Event,
-    LearnerStatus,
-    RolledBack,
-    RunStatus,
-    RunView,
-    VersionCommitted,
-)
+from skerry.client.records import DeltaFate, Event, LearnerStatus, RolledBack, RunStatus, RunView, VersionCommitted
 
 _EVENT_COUNT: Final = 200  # events that are kept; a terminal shows a dozen
 _LOSS_COUNT: Final = 24  # losses that are kept of a learner: the width of its sparkline

@@ -25,8 +25,7 @@ from skerry.client.errors import (
 )
 from skerry.client.fragment_plan import FragmentPlan, plan_fragments
 from skerry.client.runs import RunsClient
-from skerry.client.session import Adoption
-from skerry.client.stats import Stats
+from skerry.client.session import Adoption, Stats
 from skerry.runtime.retry import RetrySettings
 from skerry.wire.policy import MergeRule, OuterName, OuterOptimizer, OuterSchedule, Policy
 

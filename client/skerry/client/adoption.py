@@ -1,16 +1,117 @@
-"""Pulls a newer version and adopts it: workers prepare the change, the training thread makes it at a step boundary."""
+"""Pulls a newer version of a fragment and adopts it.
+
+A plan's objects are applied while their bytes arrive, and the result is checked. Workers prepare the change of the
+weights, and the training thread makes it at a step boundary.
+"""
 
 from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from skerry.algorithm.rebase import FlatArray, Ledger
+from skerry.algorithm.step import subtract_update
+from skerry.client.errors import CorruptDownloadError, PlanExpiredError, TryAgainError, error_of
 from skerry.client.parameters import Work
-from skerry.client.pull import Pulled, PullSettings, pull
 from skerry.client.session import Adoption, Session
-from skerry.v1 import exchange_pb2
-from skerry.wire import FragmentLayout
+from skerry.v1 import exchange_pb2 as v1
+from skerry.wire import FragmentLayout, FrameReader, TensorFileReader, WireError, tree_digest
+
+
+@dataclass(frozen=True)
+class Pulled:
+    """A version of a fragment whose digest was checked."""
+
+    version: int
+    digest: bytes
+    weights: NDArray[np.float32]  # (numel,)
+    position: int  # that the plan reflects
+
+
+class PlanApplier:
+    """Applies a plan's bytes to weights while they arrive; does no I/O. One thread at a time."""
+
+    def __init__(self, layout: FragmentLayout, plan: v1.PullPlan, start: NDArray[np.float32] | None) -> None:
+        self.plan = plan
+        self._layout = layout
+        self._weights = np.zeros(layout.numel, np.float32) if plan.from_version < 0 or start is None else start.copy()
+        self.object_index = 0
+        self._begin_object()
+
+    def feed(self, object_index: int, offset: int, data: bytes) -> None:
+        """Takes the next bytes.
+
+        Raises:
+            CorruptDownloadError: they are not the plan's next bytes, or are wrong.
+        """
+        if object_index != self.object_index or offset != self.offset or self.is_complete:
+            raise _corrupt(
+                f"bytes out of place. expected={(self.object_index, self.offset)}, at={object_index, offset}"
+            )
+        self.offset += len(data)
+        self._hasher.update(data)
+        described = self.plan.objects[object_index]
+        if self.offset > described.size_bytes:
+            raise _corrupt(f"object is longer than planned. object={described.name}")
+        try:
+            self._apply(data)
+            if self.offset == described.size_bytes:
+                self._end_object(described)
+        except WireError as error:
+            raise _corrupt(f"object can't be read. object={described.name}, cause={error}") from error
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every object was applied."""
+        return self.object_index == len(self.plan.objects)
+
+    def finish(self) -> Pulled:
+        """Returns the target version.
+
+        Raises:
+            CorruptDownloadError: the weights are not the target's.
+        """
+        target = self.plan.target
+        actual = tree_digest(self._weights)
+        if actual != target.digest:
+            raise _corrupt(f"weights differ. version={target.version}, expected={target.digest.hex()}, {actual.hex()=}")
+        return Pulled(target.version, target.digest, self._weights, self.plan.position)
+
+    def _begin_object(self) -> None:
+        self.offset = 0
+        self._hasher = hashlib.sha256()
+        if self.is_complete:
+            return
+        described = self.plan.objects[self.object_index]
+        first, numel = described.first, described.numel
+        self._reader: FrameReader | TensorFileReader
+        if described.kind == v1.OBJECT_KIND_UPDATE:
+            self._reader = FrameReader(first, numel)
+        elif described.kind == v1.OBJECT_KIND_SNAPSHOT:
+            self._reader = TensorFileReader(self._layout, self._weights, first=first, numel=numel)
+        else:
+            raise _corrupt(f"kind of object is not known here. object={described.name}, kind={described.kind}")
+
+    def _apply(self, data: bytes) -> None:
+        """Subtracts the frames of an update, or copies the tensors of a snapshot, as far as they have arrived."""
+        if isinstance(self._reader, TensorFileReader):
+            self._reader.feed(data)
+            return
+        for batch in self._reader.feed(data):
+            subtract_update(self._weights, batch.data, self._layout)
+
+    def _end_object(self, described: v1.PlanObject) -> None:
+        self._reader.finish()
+        if self._hasher.digest() != described.digest:
+            raise _corrupt(f"object's digest differs. object={described.name}")
+        self.object_index += 1
+        self._begin_object()
 
 
 async def pull_newest(
@@ -22,40 +123,117 @@ async def pull_newest(
 ) -> Pulled:
     """Returns a fragment's newest version, by way of updates to `weights` or of a snapshot.
 
+    A download that breaks is resumed where it broke.
+
     Raises:
-        SkerryError: as `pull`.
+        CorruptDownloadError: bytes or weights are not what their digests say.
+        PlanExpiredError: objects were collected meanwhile.
+        SkerryError: the last of too many failures in a row without progress.
     """
-    settings = session.settings
-    request = exchange_pb2.PullFragmentRequest(
-        run=settings.run,
+    request = v1.PullFragmentRequest(
+        run=session.settings.run,
         run_uid=session.run_uid,
         seen_position=session.position,
         fragment=layout.name,
         from_version=-1 if weights is None else version,
         is_newest=True,
     )
+    download = _Download(session, layout, request, weights)
     async with session.transfers:
-        pulled = await pull(
-            session.calls.transport,
-            session.workers,
-            request,
-            layout,
-            weights,
-            settings=PullSettings(settings.stall_timeout_s, session.calls.retry),
-            count_bytes=session.tally.received,
-        )
+        retry = replace(session.calls.retry, has_progressed=lambda: download.has_progressed)
+        pulled = await retry.call(download.attempt)
     session.saw(pulled.position)
     return pulled
 
 
+class _Download:
+    """One pull, which may take several streams: what was applied stays applied."""
+
+    def __init__(
+        self,
+        session: Session,
+        layout: FragmentLayout,
+        request: v1.PullFragmentRequest,
+        start: NDArray[np.float32] | None,  # (numel,) the weights of request.from_version
+    ) -> None:
+        self._session = session
+        self._layout = layout
+        self._request = request
+        self._start = start
+        self._applier: PlanApplier | None = None
+        self._begun_at = self._place
+
+    @property
+    def _place(self) -> tuple[int, int]:
+        return (self._applier.object_index, self._applier.offset) if self._applier else (0, 0)
+
+    @property
+    def has_progressed(self) -> bool:
+        """Whether the last attempt has applied anything."""
+        return self._place != self._begun_at
+
+    async def attempt(self) -> Pulled:
+        """Opens one stream, applies it to its end, and returns the version."""
+        self._begun_at = self._place
+        try:
+            await self._receive()
+        except TryAgainError:
+            if not self._is_complete:
+                raise
+        if self._applier is None or not self._is_complete:
+            raise error_of("UNREACHABLE", "download ended early")
+        return await self._session.workers.run(self._applier.finish)
+
+    @property
+    def _is_complete(self) -> bool:
+        return self._applier is not None and self._applier.is_complete
+
+    async def _receive(self) -> None:
+        session, run = self._session, self._session.workers.run
+        async with aclosing(session.calls.transport.pull_fragment(self._resumed())) as responses:
+            while (response := await self._next(responses)) is not None:
+                if response.HasField("plan"):
+                    if self._applier is None:
+                        self._applier = await run(PlanApplier, self._layout, response.plan, self._start)
+                    elif list(response.plan.objects) != list(self._applier.plan.objects):
+                        raise PlanExpiredError("PLAN_EXPIRED", "the resumed plan is another one")
+                elif self._applier is None:
+                    raise _corrupt("bytes came before their plan")
+                else:
+                    data = response.data
+                    session.tally.bytes_down += len(data.data)
+                    await run(self._applier.feed, data.object_index, data.offset, data.data)
+
+    async def _next(self, responses: AsyncGenerator[v1.PullFragmentResponse, None]) -> v1.PullFragmentResponse | None:
+        stall_timeout_s = self._session.calls.stall_timeout_s
+        try:
+            async with asyncio.timeout(stall_timeout_s):
+                return await anext(responses, None)
+        except TimeoutError as error:
+            raise error_of("TIMEOUT", f"download stalled. stall_timeout_s={stall_timeout_s}") from error
+
+    def _resumed(self) -> v1.PullFragmentRequest:
+        """Returns the request for what is not applied yet."""
+        applier = self._applier
+        if applier is None:
+            return self._request
+        resumed = v1.PullFragmentRequest()
+        resumed.CopyFrom(self._request)
+        resumed.is_newest = False
+        resumed.from_version = applier.plan.from_version
+        resumed.target_version = applier.plan.target.version
+        resumed.resume.objects.extend(described.name for described in applier.plan.objects)
+        resumed.resume.object_index = applier.object_index
+        resumed.resume.offset = applier.offset
+        return resumed
+
+
+def _corrupt(message: str) -> CorruptDownloadError:
+    return CorruptDownloadError("CORRUPT_DOWNLOAD", f"download is corrupt: {message}")
+
+
 async def adopt(
-    session: Session,
-    layout: FragmentLayout,
-    ledger: Ledger,
-    pulled: Pulled,
-    *,
-    is_merged: bool,
-    must_replace: bool,
+    session: Session, layout: FragmentLayout, ledger: Ledger, pulled: Pulled, *, is_merged: bool, must_replace: bool
 ) -> Ledger:
     """Returns the ledger after the weights were changed at a step boundary.
 

@@ -17,8 +17,7 @@ from skerry.client.exchange import ExchangeLoop
 from skerry.client.grpc_transport import GrpcTransport
 from skerry.client.loop_thread import LoopThread
 from skerry.client.parameters import ArrayParameters, Parameters
-from skerry.client.session import Adoption, ExchangeSettings
-from skerry.client.stats import Stats
+from skerry.client.session import Adoption, ExchangeSettings, Stats
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.identifiers import SystemEntropy, system_random
 from skerry.runtime.workers import ThreadWorkers
@@ -99,7 +98,7 @@ class ArrayLearner:
         self._workers = ThreadWorkers(_worker_count())
         self._thread = LoopThread(f"skerry-{learner_id}")
         self._running: Future[None] | None = None
-        self._transport = self._thread.run(_connect(target))
+        self._transport = self._thread.call(lambda: GrpcTransport(target))
         try:
             self._exchange = self._thread.run(_joined(self._transport, parameters, settings, workers=self._workers))
             self._running = self._thread.start(self._exchange.run())
@@ -178,10 +177,6 @@ class ArrayLearner:
         self._thread.run(self._transport.close())
         self._thread.close()
         self._workers.close()
-
-
-async def _connect(target: str) -> GrpcTransport:
-    return GrpcTransport(target)
 
 
 async def _joined(

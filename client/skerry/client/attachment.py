@@ -11,15 +11,9 @@ from typing import Any, Final
 
 import structlog
 
-from skerry.client.errors import (
-    RunClosedError,
-    RunNotFoundError,
-    SkerryError,
-    StopExchangingError,
-    error_of,
-)
+from skerry.client.errors import RunClosedError, RunNotFoundError, SkerryError, StopExchangingError, error_of
 from skerry.client.fragment import FragmentExchange
-from skerry.client.session import LONGEST_REPORT_INTERVAL_S, Session
+from skerry.client.session import Session
 from skerry.v1 import exchange_pb2, types_pb2
 from skerry.wire.messages import layouts_to_messages, policy_from_message
 
@@ -27,6 +21,8 @@ _log = structlog.get_logger(__name__)
 
 # The wait for an answer to a leave is short, since the lease runs out by itself.
 _LEAVE_TIMEOUT_S: Final = 2.0
+# Time between two reports even if the lease allows more, so that observers see the learner's progress.
+_LONGEST_REPORT_INTERVAL_S: Final = 2.0
 
 
 class Attachment:
@@ -157,7 +153,7 @@ class Attachment:
         while not self._leaving.is_set():
             yield exchange_pb2.AttachRequest(report=self._report())
             try:
-                async with asyncio.timeout(min(self._lease_term_s / 3, LONGEST_REPORT_INTERVAL_S)):
+                async with asyncio.timeout(min(self._lease_term_s / 3, _LONGEST_REPORT_INTERVAL_S)):
                     await self._leaving.wait()
             except TimeoutError:
                 continue

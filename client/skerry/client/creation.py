@@ -1,26 +1,30 @@
-"""Creates a run from initial weights: a draft, the weights of every fragment, a commit; each step may be repeated."""
+"""Finds a run or creates it.
+
+A run is created from initial weights: a draft, the weights of every fragment, a commit. Each step may be repeated.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+import structlog
 from numpy.typing import NDArray
 
-from skerry.client.calls import Calls
-from skerry.client.delta import Delta, digest_of, encode_parts
-from skerry.client.errors import PoisonedError, error_of
-from skerry.client.fragment_plan import FragmentPlan
-from skerry.client.push import push
-from skerry.client.session import DEFAULT_PART_SIZE_BYTES
+from skerry.client.delta import Delta, digest_of, encode_parts, push
+from skerry.client.errors import PoisonedError, RunExistsError, RunNotFoundError, error_of
+from skerry.client.fragment_plan import FragmentPlan, plan_fragments
+from skerry.client.session import DEFAULT_PART_SIZE_BYTES, Calls, Session
 from skerry.runtime.workers import Workers
 from skerry.v1 import exchange_pb2, runs_pb2, types_pb2
 from skerry.wire import Codec, Compressor, Encoding, FragmentLayout, NonFiniteError, encode_frames
 from skerry.wire.messages import layouts_to_messages, policy_to_message
-from skerry.wire.policy import Policy
+from skerry.wire.policy import OuterSchedule, Policy
+
+_log = structlog.get_logger(__name__)
 
 # Version 0 has exactly the creator's weights, and weights do not compress.
 INITIAL_ENCODING: Final = Encoding(codec=Codec.FLOAT32, compressor=Compressor.NONE)
@@ -54,23 +58,21 @@ async def create_run(
         SkerryError: as the server answered.
     """
     tensors, fragments = layouts_to_messages(new.plan.fragments, new.dtypes)
-    # Merge rules that the creator states take precedence over those of the plan.
-    policy = replace(new.policy, merge_by_fragment={**new.plan.merge_by_fragment, **new.policy.merge_by_fragment})
     request = runs_pb2.CreateRunRequest(
         request_id=new.request_id,
         name=new.name,
         tensors=tensors,
         fragments=fragments,
-        policy=policy_to_message(policy, has_derived=False),
+        policy=policy_to_message(new.plan.policy(new.policy), has_derived=False),
     )
     transport, timeout_s = calls.transport, calls.timeout_s
-    draft = (await calls.repeat(lambda: transport.create_run(request, timeout_s=timeout_s))).run
+    draft = (await calls.retry.call(lambda: transport.create_run(request, timeout_s=timeout_s))).run
     position = draft.position
     for layout in new.plan.fragments:
         delta = await workers.run(_encode_initial, new, draft.uid, layout, weights_of, part_size_bytes)
         position = max(position, await _push_initial(calls, delta, position))
     commit = runs_pb2.CommitRunRequest(name=new.name, run_uid=draft.uid, seen_position=position)
-    return (await calls.repeat(lambda: transport.commit_run(commit, timeout_s=timeout_s))).run
+    return (await calls.retry.call(lambda: transport.commit_run(commit, timeout_s=timeout_s))).run
 
 
 def _encode_initial(
@@ -108,4 +110,66 @@ async def _push_initial(calls: Calls, delta: Delta, position: int) -> int:
             raise error_of("INCOMPLETE", f"initial weights were not accepted. fragment={delta.header.fragment}")
         return response
 
-    return (await calls.repeat(attempt)).position
+    return (await calls.retry.call(attempt)).position
+
+
+async def find_or_create(session: Session) -> types_pb2.Run:
+    """Returns the run of the settings; one that does not exist is created from the model's weights, if allowed.
+
+    The training thread must wait meanwhile.
+
+    Raises:
+        RunNotFoundError: no such run, and it may not be created.
+    """
+    settings = session.settings
+    request = runs_pb2.GetRunRequest(name=settings.run)
+
+    def find() -> Awaitable[runs_pb2.GetRunResponse]:
+        return session.calls.transport.get_run(request, timeout_s=settings.call_timeout_s)
+
+    try:
+        return (await session.until_connected(find)).run
+    except RunNotFoundError:
+        if not settings.may_create:
+            raise
+    try:
+        return await _create_from_model(session)
+    except RunExistsError as error:
+        _log.info("another learner created the run, joining it", run=settings.run, uid=error.uid)
+    return (await session.until_connected(find)).run
+
+
+def warn_of_other_plan(session: Session) -> None:
+    """Warns if this learner plans another length than the run that it joined: outer momentum follows the run's."""
+    own, runs = session.settings.policy, session.policy
+    planned = own.planned_step_count if own else 0
+    settles = runs.outer.schedule is not OuterSchedule.CONSTANT and runs.outer.momentum > 0
+    if not planned or planned == runs.planned_step_count or not settles:
+        return
+    what = "is planned for another number of steps" if runs.planned_step_count else "has no planned length"
+    _log.warning(
+        f"the run {what}; the run's value holds. To change it: "
+        f"skerry runs policy {session.settings.run} --set planned_step_count={planned}",
+        run_steps=runs.planned_step_count,
+        own_steps=planned,
+    )
+
+
+async def _create_from_model(session: Session) -> types_pb2.Run:
+    settings, parameters = session.settings, session.parameters
+    new = NewRun(
+        name=settings.run,
+        request_id=session.entropy.hex_id(),
+        plan=plan_fragments(parameters.tensors, fragment_count=settings.fragment_count),
+        dtypes=parameters.dtypes,
+        policy=settings.policy or Policy(),
+    )
+
+    def weights_of(layout: FragmentLayout) -> NDArray[np.float32]:
+        buffer = parameters.buffer(layout)
+        parameters.snapshot(layout, buffer)()
+        return parameters.to_host(buffer)
+
+    run = await create_run(session.calls, session.workers, new, weights_of, part_size_bytes=session.part_size_bytes)
+    _log.info("created the run", run=run.name, uid=run.uid, fragments=len(run.fragments))
+    return run

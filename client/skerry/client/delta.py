@@ -1,15 +1,21 @@
-"""A delta of a fragment: encoded once into parts, so that the same bytes can be sent again."""
+"""A delta of a fragment: encoded once into parts, so that the same bytes can be sent again, and pushed."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 from skerry.algorithm.rebase import FlatArray, Ledger, Trained
+from skerry.client.errors import error_of
 from skerry.client.parameters import EncodeFrames
-from skerry.client.session import Session
+from skerry.client.session import Calls, Session
 from skerry.v1 import exchange_pb2 as v1
 from skerry.wire import Encoding, FragmentLayout, cut_parts, delta_digest, part_digest
+
+# Bytes of frames in one message: what gRPC moves fastest, and well below its default limit.
+MESSAGE_SIZE_BYTES: Final = 2**20
 
 
 @dataclass(frozen=True)
@@ -108,3 +114,86 @@ def part_numel(encoding: Encoding, part_size_bytes: int) -> int:
     bits = max(encoding.codec.bits, encoding.vector_codec.bits if encoding.codec.has_blocks else 0)
     # Headers and scales come to well under an eighth more for every block size that the contract allows.
     return max(part_size_bytes * 8 * 7 // (8 * (bits + 2)), encoding.block)
+
+
+async def push(
+    calls: Calls,
+    delta: Delta,
+    *,
+    seen_position: int,
+    stored: Collection[tuple[int, int, bytes]],
+    count_bytes: Callable[[int], None],
+) -> v1.PushDeltaResponse:
+    """Sends what is not among the `stored` parts, and completes the push.
+
+    However long it takes, it goes on while messages move; a stall of `calls.stall_timeout_s` ends it.
+
+    Raises:
+        TryAgainError: TIMEOUT for a stall.
+        SkerryError: as the server answered.
+    """
+    loop = asyncio.get_running_loop()
+    is_open = True
+
+    async def requests() -> AsyncIterator[v1.PushDeltaRequest]:
+        for request in push_requests(delta, seen_position=seen_position, stored=stored):
+            if is_open:
+                guard.reschedule(loop.time() + calls.stall_timeout_s)
+            count_bytes(len(request.data))
+            yield request
+
+    try:
+        async with asyncio.timeout(calls.stall_timeout_s) as guard:
+            try:
+                return await calls.transport.push_delta(requests())
+            finally:
+                is_open = False
+    except TimeoutError as error:
+        raise error_of("TIMEOUT", f"push made no progress. delta={delta.delta_id}") from error
+
+
+async def query(calls: Calls, delta: Delta, *, seen_position: int) -> v1.QueryPushResponse:
+    """Asks which parts are durable, and what the delta's fate is at `seen_position` or later."""
+    request = v1.QueryPushRequest(
+        run=delta.header.run,
+        run_uid=delta.header.run_uid,
+        seen_position=seen_position,
+        fragment=delta.header.fragment,
+        delta_id=delta.delta_id,
+    )
+    return await calls.transport.query_push(request, timeout_s=calls.timeout_s)
+
+
+def push_requests(
+    delta: Delta, *, seen_position: int, stored: Collection[tuple[int, int, bytes]] = ()
+) -> Iterator[v1.PushDeltaRequest]:
+    """Yields the messages of a push without the parts that are durable already."""
+    header = v1.PushHeader()
+    header.CopyFrom(delta.header)
+    header.seen_position = seen_position
+    yield v1.PushDeltaRequest(header=header)
+    for part in delta.parts:
+        if (part.first, part.numel, part.digest) in stored:
+            continue
+        yield v1.PushDeltaRequest(part=v1.PartBegin(first=part.first, numel=part.numel))
+        for data in cut_messages(part.frames):
+            yield v1.PushDeltaRequest(data=data)
+        yield v1.PushDeltaRequest(part_end=v1.PartEnd(digest=part.digest))
+    yield v1.PushDeltaRequest(complete=v1.PushComplete(digest=delta.digest))
+
+
+def cut_messages(frames: Iterable[bytes], size_bytes: int = MESSAGE_SIZE_BYTES) -> Iterator[bytes]:
+    """Yields the frames' bytes in pieces of `size_bytes`, the last one shorter."""
+    waiting: list[memoryview] = []
+    waiting_size = 0
+    for frame in frames:
+        rest = memoryview(frame)
+        while waiting_size + len(rest) >= size_bytes:
+            room = size_bytes - waiting_size
+            yield b"".join((*waiting, rest[:room]))
+            rest, waiting, waiting_size = rest[room:], [], 0
+        if rest:
+            waiting.append(rest)
+            waiting_size += len(rest)
+    if waiting:
+        yield b"".join(waiting)

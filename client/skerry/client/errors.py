@@ -89,37 +89,20 @@ class RefusedError(SkerryError):
     """The request is wrong, or not allowed."""
 
 
-_CLASSES: Final[Mapping[str, type[SkerryError]]] = {
-    "STORE_UNAVAILABLE": TryAgainError,
-    "STORE_FULL": TryAgainError,
-    "DRAINING": TryAgainError,
-    "INTERNAL": TryAgainError,
-    "BAD_FRAME": TryAgainError,
-    "DIGEST_MISMATCH": TryAgainError,
-    "INCOMPLETE": TryAgainError,
-    "TOO_SLOW": TryAgainError,
-    "UNREACHABLE": TryAgainError,
-    "TIMEOUT": TryAgainError,
-    "CANCELLED": TryAgainError,
-    "UNKNOWN": TryAgainError,
-    "ABORTED": TryAgainError,
-    "RESOURCE_EXHAUSTED": TryAgainError,
-    "SESSION_UNKNOWN": AttachAgainError,
-    "BASE_STALE": WorkRefusedError,
-    "BASE_FOREIGN": WorkRefusedError,
-    "BASE_FUTURE": WorkRefusedError,
-    "BASE_REPEATED": WorkRefusedError,
-    "ID_REUSED": WorkRefusedError,
-    "NON_FINITE": PoisonedError,
-    "PLAN_EXPIRED": PlanExpiredError,
-    "CORRUPT_DOWNLOAD": CorruptDownloadError,
-    "RUN_CLOSED": RunClosedError,
-    "RUN_REPLACED": StopExchangingError,
-    "STORE_ROLLED_BACK": StopExchangingError,
-    "SESSION_FENCED": StopExchangingError,
-    "RUN_NOT_FOUND": RunNotFoundError,
-    "RUN_EXISTS": RunExistsError,
+_REASONS: Final[Mapping[type[SkerryError], str]] = {
+    TryAgainError: "STORE_UNAVAILABLE STORE_FULL DRAINING INTERNAL BAD_FRAME DIGEST_MISMATCH INCOMPLETE TOO_SLOW "
+    "UNREACHABLE TIMEOUT CANCELLED UNKNOWN ABORTED RESOURCE_EXHAUSTED",
+    AttachAgainError: "SESSION_UNKNOWN",
+    WorkRefusedError: "BASE_STALE BASE_FOREIGN BASE_FUTURE BASE_REPEATED ID_REUSED",
+    PoisonedError: "NON_FINITE",
+    PlanExpiredError: "PLAN_EXPIRED",
+    CorruptDownloadError: "CORRUPT_DOWNLOAD",
+    RunClosedError: "RUN_CLOSED",
+    StopExchangingError: "RUN_REPLACED STORE_ROLLED_BACK SESSION_FENCED",
+    RunNotFoundError: "RUN_NOT_FOUND",
+    RunExistsError: "RUN_EXISTS",
 }
+_CLASSES: Final = {reason: kind for kind, reasons in _REASONS.items() for reason in reasons.split()}
 
 
 def is_transient(error: BaseException) -> TypeGuard[TryAgainError]:
@@ -133,7 +116,8 @@ def error_of(
     *,
     retry_after_s: float | None = None,
     metadata: Mapping[str, str] | None = None,
+    unknown: type[SkerryError] = RefusedError,
 ) -> SkerryError:
-    """Returns the error for a reason, in the class for it; an unknown reason gives a RefusedError."""
-    kind = _CLASSES.get(reason, RefusedError)
+    """Returns the error for a reason, in the class for it; an unknown reason gives an error of the class `unknown`."""
+    kind = _CLASSES.get(reason, unknown)
     return kind(reason, message, retry_after_s=retry_after_s, metadata=metadata)

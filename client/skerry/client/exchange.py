@@ -19,13 +19,12 @@ from skerry.algorithm.schedule import first_contributions
 from skerry.client.adoption import pull_newest
 from skerry.client.attachment import Attachment
 from skerry.client.boundary import Boundary
+from skerry.client.creation import find_or_create, warn_of_other_plan
 from skerry.client.errors import RunClosedError, SkerryError
 from skerry.client.fragment import FragmentExchange
 from skerry.client.fragment_plan import check_same_tensors
-from skerry.client.joining import find_or_create, warn_of_other_plan
 from skerry.client.parameters import Parameters
-from skerry.client.session import ExchangeSettings, Session
-from skerry.client.stats import Stats
+from skerry.client.session import ExchangeSettings, Session, Stats
 from skerry.client.transport import Transport
 from skerry.runtime.clock import StepClock
 from skerry.runtime.identifiers import Entropy

@@ -15,8 +15,8 @@ import structlog
 from skerry.algorithm.rebase import Ledger, Trained
 from skerry.algorithm.schedule import RoundRhythm, is_due
 from skerry.client import fragment_state
-from skerry.client.adoption import adopt, pull_newest
-from skerry.client.delta import make_delta
+from skerry.client.adoption import Pulled, adopt, pull_newest
+from skerry.client.delta import make_delta, push, query
 from skerry.client.errors import (
     AttachAgainError,
     CorruptDownloadError,
@@ -30,8 +30,6 @@ from skerry.client.errors import (
     error_of,
 )
 from skerry.client.fragment_state import RETURNING, Idle, InFlight, Refused, Replacing, Sending, State
-from skerry.client.pull import Pulled
-from skerry.client.push import push, query
 from skerry.client.session import Session
 from skerry.v1 import exchange_pb2, types_pb2
 from skerry.wire import FragmentLayout, NonFiniteError
@@ -189,17 +187,15 @@ class FragmentExchange:
         if session.is_flushing:
             return not self._is_all_sent(state)
         next_step = session.trained.step_count + 1  # the weights would be copied at its end
-        return (session.policy.has_waiting_rounds and self._is_awaited(next_step)) or is_due(
+        # A round gathers deltas now, or is near and this learner slow.
+        is_awaited = self._invited_version > self._newest_version or self._rhythm.is_near(
+            next_step, inner_step_count=session.policy.inner_step_count
+        )
+        return (session.policy.has_waiting_rounds and is_awaited) or is_due(
             next_step,
             # Steps that a replacement has dropped are in no delta, and do not count.
             contributed_step=max(state.contributed_step, state.ledger.sent_until.step_count),
             inner_step_count=session.policy.inner_step_count,
-        )
-
-    def _is_awaited(self, next_step: int) -> bool:
-        """Whether a round gathers deltas now, or is near and this learner slow."""
-        return self._invited_version > self._newest_version or self._rhythm.is_near(
-            next_step, inner_step_count=self._session.policy.inner_step_count
         )
 
     async def _wait(self) -> None:
@@ -267,7 +263,7 @@ class FragmentExchange:
         """Sends the delta until it is acknowledged or refused."""
         try:
             async with self._session.transfers:
-                await self._session.calls.repeat(self._push_once)
+                await self._session.calls.retry.call(self._push_once)
         except WorkRefusedError as error:
             self._refuse(error)
             raise
@@ -291,11 +287,7 @@ class FragmentExchange:
             return  # it was acknowledged meanwhile
         self.state = fragment_state.tried(state)
         response = await push(
-            session.calls,
-            state.delta,
-            seen_position=session.position,
-            stored=stored,
-            count_bytes=session.tally.sent,
+            session.calls, state.delta, seen_position=session.position, stored=stored, count_bytes=session.tally.sent
         )
         session.saw(response.position)
         if response.state != exchange_pb2.PUSH_STATE_ACCEPTED:
@@ -372,7 +364,7 @@ class FragmentExchange:
     async def _is_merged_into(self, pulled: Pulled) -> bool:
         """Whether the delta in flight is in `pulled` or an earlier version; asks the syncer if no event has told."""
         if isinstance(self.state, InFlight) and self.state.is_pending:
-            await self._session.calls.repeat(lambda: self._ask_fate(pulled.position))
+            await self._session.calls.retry.call(lambda: self._ask_fate(pulled.position))
         state = self.state
         if not isinstance(state, InFlight):
             return False

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from skerry.client.errors import error_of
 from skerry.wire.layout import FragmentLayout, TensorSpec
-from skerry.wire.policy import MergeRule
+from skerry.wire.policy import MergeRule, Policy
 
 EMBEDDING: Final = "embedding"
 MIN_FRAGMENTS: Final = 4
@@ -28,6 +28,10 @@ class FragmentPlan:
 
     fragments: tuple[FragmentLayout, ...]
     merge_by_fragment: Mapping[str, MergeRule] = field(default_factory=dict)
+
+    def policy(self, policy: Policy) -> Policy:
+        """Returns the policy with the plan's merge rules, where it has none of its own for the fragment."""
+        return replace(policy, merge_by_fragment={**self.merge_by_fragment, **policy.merge_by_fragment})
 
 
 def plan_fragments(tensors: Iterable[TensorSpec], *, fragment_count: int | None = None) -> FragmentPlan:

@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
 from typing import Any, Final, TypeVar
 
 import grpc
 from google.rpc import error_details_pb2, status_pb2
 
-from skerry.client.errors import SkerryError, error_of
-from skerry.v1 import (
-    capabilities_pb2,
-    capabilities_pb2_grpc,
-    exchange_pb2,
-    exchange_pb2_grpc,
-    runs_pb2,
-    runs_pb2_grpc,
-)
+from skerry.client.errors import RefusedError, SkerryError, TryAgainError, error_of
+from skerry.v1 import capabilities_pb2, capabilities_pb2_grpc, exchange_pb2, exchange_pb2_grpc, runs_pb2, runs_pb2_grpc
 
 ERROR_DOMAIN: Final = "skerry"
 _DETAILS_KEY: Final = "grpc-status-details-bin"
@@ -33,10 +26,7 @@ _OPTIONS: Final[list[tuple[str, int]]] = [
     ("grpc.max_reconnect_backoff_ms", 2_000),
 ]
 # Reasons for statuses that gRPC makes itself, without details from a syncer.
-_REASONS: Final = {
-    grpc.StatusCode.UNAVAILABLE: "UNREACHABLE",
-    grpc.StatusCode.DEADLINE_EXCEEDED: "TIMEOUT",
-}
+_REASONS: Final = {grpc.StatusCode.UNAVAILABLE: "UNREACHABLE", grpc.StatusCode.DEADLINE_EXCEEDED: "TIMEOUT"}
 
 A = TypeVar("A")
 
@@ -44,7 +34,8 @@ A = TypeVar("A")
 class GrpcTransport:
     """A syncer at `target` (host:port), over two connections: one for attach and small calls, one for bulk.
 
-    Must be made and used on one event loop. Without `credentials` the connection is plain text.
+    Must be made and used on one event loop. Without `credentials` the connection is plain text. `runs` and
+    `capabilities` have the unary calls that no exchange makes; whoever calls them passes the call to `answer`.
     """
 
     def __init__(self, target: str, *, credentials: grpc.ChannelCredentials | None = None) -> None:
@@ -52,8 +43,8 @@ class GrpcTransport:
         self._bulk = _channel(target, credentials)
         self._exchange = exchange_pb2_grpc.ExchangeStub(self._control)
         self._bulk_exchange = exchange_pb2_grpc.ExchangeStub(self._bulk)
-        self._runs = runs_pb2_grpc.RunsStub(self._control)
-        self._capabilities = capabilities_pb2_grpc.CapabilitiesStub(self._control)
+        self.runs = runs_pb2_grpc.RunsStub(self._control)
+        self.capabilities = capabilities_pb2_grpc.CapabilitiesStub(self._control)
 
     def attach(
         self, requests: AsyncIterator[exchange_pb2.AttachRequest]
@@ -65,13 +56,13 @@ class GrpcTransport:
         self, requests: AsyncIterator[exchange_pb2.PushDeltaRequest]
     ) -> exchange_pb2.PushDeltaResponse:
         """Sends a push on the bulk connection."""
-        return await _answer(self._bulk_exchange.PushDelta(requests))
+        return await answer(self._bulk_exchange.PushDelta(requests), unknown=TryAgainError)
 
     async def query_push(
         self, request: exchange_pb2.QueryPushRequest, *, timeout_s: float
     ) -> exchange_pb2.QueryPushResponse:
         """Asks how far a push has come."""
-        return await _unary(self._exchange.QueryPush, request, timeout_s)
+        return await answer(self._exchange.QueryPush(request, timeout=timeout_s), unknown=TryAgainError)
 
     def pull_fragment(
         self, request: exchange_pb2.PullFragmentRequest
@@ -87,45 +78,19 @@ class GrpcTransport:
         self, request: capabilities_pb2.GetCapabilitiesRequest, *, timeout_s: float
     ) -> capabilities_pb2.GetCapabilitiesResponse:
         """Asks for the server's version, codecs and limits."""
-        return await _unary(self._capabilities.GetCapabilities, request, timeout_s)
+        return await answer(self.capabilities.GetCapabilities(request, timeout=timeout_s))
 
     async def get_run(self, request: runs_pb2.GetRunRequest, *, timeout_s: float) -> runs_pb2.GetRunResponse:
         """Asks for a run."""
-        return await _unary(self._runs.GetRun, request, timeout_s)
+        return await answer(self.runs.GetRun(request, timeout=timeout_s))
 
     async def create_run(self, request: runs_pb2.CreateRunRequest, *, timeout_s: float) -> runs_pb2.CreateRunResponse:
         """Makes a draft."""
-        return await _unary(self._runs.CreateRun, request, timeout_s)
+        return await answer(self.runs.CreateRun(request, timeout=timeout_s))
 
     async def commit_run(self, request: runs_pb2.CommitRunRequest, *, timeout_s: float) -> runs_pb2.CommitRunResponse:
         """Makes a draft the run of its name."""
-        return await _unary(self._runs.CommitRun, request, timeout_s)
-
-    async def list_runs(self, request: runs_pb2.ListRunsRequest, *, timeout_s: float) -> runs_pb2.ListRunsResponse:
-        """Asks for one page of runs."""
-        return await _unary(self._runs.ListRuns, request, timeout_s)
-
-    async def set_policy(self, request: runs_pb2.SetPolicyRequest, *, timeout_s: float) -> runs_pb2.SetPolicyResponse:
-        """Changes a policy."""
-        return await _unary(self._runs.SetPolicy, request, timeout_s)
-
-    async def list_versions(
-        self, request: runs_pb2.ListVersionsRequest, *, timeout_s: float
-    ) -> runs_pb2.ListVersionsResponse:
-        """Asks for one page of versions."""
-        return await _unary(self._runs.ListVersions, request, timeout_s)
-
-    async def roll_back(self, request: runs_pb2.RollBackRequest, *, timeout_s: float) -> runs_pb2.RollBackResponse:
-        """Gives fragments older content under new versions."""
-        return await _unary(self._runs.RollBack, request, timeout_s)
-
-    async def close_run(self, request: runs_pb2.CloseRunRequest, *, timeout_s: float) -> runs_pb2.CloseRunResponse:
-        """Ends a run."""
-        return await _unary(self._runs.CloseRun, request, timeout_s)
-
-    async def delete_run(self, request: runs_pb2.DeleteRunRequest, *, timeout_s: float) -> runs_pb2.DeleteRunResponse:
-        """Takes a run's name away."""
-        return await _unary(self._runs.DeleteRun, request, timeout_s)
+        return await answer(self.runs.CommitRun(request, timeout=timeout_s))
 
     async def close(self) -> None:
         """Closes both connections."""
@@ -139,18 +104,15 @@ def _channel(target: str, credentials: grpc.ChannelCredentials | None) -> grpc.a
     return grpc.aio.secure_channel(target, credentials, options=_OPTIONS)
 
 
-async def _unary(method: Callable[..., Awaitable[A]], request: object, timeout_s: float) -> A:
-    return await _answer(method(request, timeout=timeout_s))
-
-
-async def _answer(call: Awaitable[A]) -> A:
+async def answer(call: Awaitable[A], *, unknown: type[SkerryError] = RefusedError) -> A:
+    """Returns the answer to a unary call; raises SkerryError if it fails, as `error_from_rpc` says."""
     try:
         return await call
     except asyncio.CancelledError:
         _raise_if_call_was_cancelled()
         raise
     except grpc.aio.AioRpcError as error:
-        raise error_from_rpc(error) from error
+        raise error_from_rpc(error, unknown=unknown) from error
     except grpc.aio.UsageError as error:  # the channel was closed under the call
         raise error_of("UNREACHABLE", f"connection is closed. cause={error}") from error
 
@@ -181,8 +143,11 @@ def _raise_if_call_was_cancelled() -> None:
         raise error_of("CANCELLED", "the call was cancelled; what it was to send may have failed") from None
 
 
-def error_from_rpc(error: grpc.aio.AioRpcError) -> SkerryError:
-    """Returns the error for a failed call: by the reason in its details, or else by the gRPC status."""
+def error_from_rpc(error: grpc.aio.AioRpcError, *, unknown: type[SkerryError] = RefusedError) -> SkerryError:
+    """Returns the error for a failed call: by the reason in its details, or else by the gRPC status.
+
+    A status that tells nothing of the call, such as a proxy's UNIMPLEMENTED, gives an error of the class `unknown`.
+    """
     code = error.code()
     reason = _REASONS.get(code, code.name)
     message = error.details() or code.name.lower()
@@ -196,6 +161,7 @@ def error_from_rpc(error: grpc.aio.AioRpcError) -> SkerryError:
             info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
             if detail.Unpack(info) and info.domain == ERROR_DOMAIN:
                 reason, metadata = info.reason.removeprefix("ERROR_REASON_"), dict(info.metadata)
+                unknown = RefusedError
             elif detail.Unpack(retry):
                 retry_after_s = retry.retry_delay.ToTimedelta().total_seconds()
-    return error_of(reason, message, retry_after_s=retry_after_s, metadata=metadata)
+    return error_of(reason, message, retry_after_s=retry_after_s, metadata=metadata, unknown=unknown)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -22,6 +22,14 @@ class LoopThread:
     def start(self, coroutine: Coroutine[Any, Any, R]) -> Future[R]:
         """Starts a coroutine on the loop; its result is the future's."""
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+
+    def call(self, function: Callable[[], R]) -> R:
+        """Returns what the function returns, called on the loop."""
+
+        async def called() -> R:
+            return function()
+
+        return self.run(called())
 
     def run(self, coroutine: Coroutine[Any, Any, R]) -> R:
         """Returns the coroutine's result; an interrupt of the waiting caller cancels it."""

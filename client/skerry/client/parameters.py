@@ -3,32 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from skerry.algorithm.rebase import FlatArray
-from skerry.wire import Encoding, FragmentLayout, Hasher, TensorSpec, encode_frames
+from skerry.wire import FragmentLayout, TensorSpec, encode_frames
 
 # Prepared by a worker, called by the training thread.
 Work = Callable[[], None]
-
-
-class EncodeFrames(Protocol):
-    """`skerry.wire.encode_frames`, or its equal for arrays on a device."""
-
-    def __call__(
-        self,
-        values: Any,
-        layout: FragmentLayout,
-        encoding: Encoding,
-        *,
-        first: int = 0,
-        decoded: Any = None,
-        digest: Hasher | None = None,
-    ) -> Iterator[bytes]:
-        """Yields whole frames covering the values."""
+# `skerry.wire.encode_frames`, or its equal for arrays on a device.
+EncodeFrames: TypeAlias = Callable[..., Iterator[bytes]]
 
 
 class Parameters(Protocol):
@@ -108,44 +94,22 @@ class ArrayParameters:
 
     def snapshot(self, layout: FragmentLayout, out: NDArray[np.float32]) -> Work:
         """Returns a function that copies the weights to `out`."""
-        pieces = self._pieces(layout, out)
-
-        def work() -> None:
-            for array, piece in pieces:
-                np.copyto(piece, array, casting="same_kind")
-
-        return work
+        return self._work(layout, out, lambda array, piece: np.copyto(piece, array, casting="same_kind"))
 
     def add(self, layout: FragmentLayout, shift: NDArray[np.float32]) -> Work:
         """Returns a function that adds to the weights, in float32 if they are narrower."""
-        pieces = self._pieces(layout, shift)
-
-        def work() -> None:
-            for array, piece in pieces:
-                np.add(array, piece, out=array, casting="same_kind")
-
-        return work
+        return self._work(layout, shift, lambda array, piece: np.add(array, piece, out=array, casting="same_kind"))
 
     def load(self, layout: FragmentLayout, values: NDArray[np.float32]) -> Work:
         """Returns a function that overwrites the weights."""
-        pieces = self._pieces(layout, values)
-
-        def work() -> None:
-            for array, piece in pieces:
-                np.copyto(array, piece, casting="same_kind")
-
-        return work
+        return self._work(layout, values, lambda array, piece: np.copyto(array, piece, casting="same_kind"))
 
     def blend(self, layout: FragmentLayout, values: NDArray[np.float32], alpha: float) -> Work:
         """Returns a function that blends `values` into the weights."""
-        pieces = self._pieces(layout, values)
-
-        def work() -> None:
-            for array, piece in pieces:
-                mixed = np.float32(alpha) * array + np.float32(1 - alpha) * piece
-                np.copyto(array, mixed, casting="same_kind")
-
-        return work
+        own, others = np.float32(alpha), np.float32(1 - alpha)
+        return self._work(
+            layout, values, lambda array, piece: np.copyto(array, own * array + others * piece, casting="same_kind")
+        )
 
     def is_finite(self, layout: FragmentLayout) -> bool:
         """Whether every weight is a finite number."""
@@ -162,11 +126,20 @@ class ArrayParameters:
     def settle(self) -> None:
         """Does nothing, since NumPy queues nothing."""
 
-    def _pieces(
-        self, layout: FragmentLayout, flat: NDArray[np.float32]
-    ) -> list[tuple[NDArray[Any], NDArray[np.float32]]]:
-        """Returns each array with its piece of the flat vector, in the array's shape."""
-        return [
+    def _work(
+        self,
+        layout: FragmentLayout,
+        flat: NDArray[np.float32],
+        change: Callable[[NDArray[Any], NDArray[np.float32]], object],
+    ) -> Work:
+        """Returns a function that calls `change` with each array and its piece of `flat`, in the array's shape."""
+        pieces = [
             (self._arrays[tensor.name], flat[first : first + tensor.numel].reshape(tensor.shape))
             for tensor, first in zip(layout.tensors, layout.offsets, strict=True)
         ]
+
+        def work() -> None:
+            for array, piece in pieces:
+                change(array, piece)
+
+        return work

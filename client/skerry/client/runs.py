@@ -9,13 +9,13 @@ from typing import Any, Final, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from skerry.client.calls import Calls
 from skerry.client.creation import NewRun, create_run
 from skerry.client.errors import is_transient
 from skerry.client.fragment_plan import FragmentPlan, plan_fragments
-from skerry.client.grpc_transport import GrpcTransport
+from skerry.client.grpc_transport import GrpcTransport, answer
 from skerry.client.loop_thread import LoopThread
 from skerry.client.records import Capabilities, Event, Run, RunView, VersionRecord, record_of
+from skerry.client.session import Calls
 from skerry.runtime.identifiers import SystemEntropy, system_random
 from skerry.runtime.retry import Retry, RetrySettings
 from skerry.runtime.workers import InlineWorkers
@@ -47,7 +47,7 @@ class RunsClient:
         self._seen: dict[str, int] = {}  # position by run uid
         self._uids: dict[str, str] = {}  # newest uid seen by name
         self._thread = LoopThread("skerry-runs")
-        self._transport = self._thread.run(_connect(target))
+        self._transport = self._thread.call(lambda: GrpcTransport(target))
         retry = Retry(_RETRY, system_random(), lambda error: is_transient(error) and error.reason not in _HOPELESS)
         self._calls = Calls(self._transport, retry, timeout_s=timeout_s)
 
@@ -67,26 +67,24 @@ class RunsClient:
 
     def capabilities(self) -> Capabilities:
         """Returns the server's version, codecs and limits."""
-        request = capabilities_pb2.GetCapabilitiesRequest()
-        answer = self._call(lambda: self._transport.get_capabilities(request, timeout_s=self._timeout_s))
-        return record_of(Capabilities, answer)
+        method = self._transport.capabilities.GetCapabilities
+        return record_of(Capabilities, self._call(method, capabilities_pb2.GetCapabilitiesRequest()))
 
     def get_run(self, name: str, *, uid: str | None = None) -> RunView:
         """Returns a run and its learners; with `uid`, only if the name is still that run's."""
         request = runs_pb2.GetRunRequest(name=name, run_uid=uid or "")
         if uid is not None:
             request.seen_position = self._seen.get(uid, 0)
-        response = self._call(lambda: self._transport.get_run(request, timeout_s=self._timeout_s))
-        view = record_of(RunView, response)
-        self._saw(view.run)
-        return view
+        response = self._call(self._transport.runs.GetRun, request)
+        self._seen_run(response.run)
+        return record_of(RunView, response)
 
     def list_runs(self) -> list[Run]:
         """Returns every committed run, by name."""
         runs: list[Run] = []
         request = runs_pb2.ListRunsRequest(page_size=_PAGE_SIZE)
         while True:
-            response = self._call(lambda: self._transport.list_runs(request, timeout_s=self._timeout_s))
+            response = self._call(self._transport.runs.ListRuns, request)
             runs.extend(record_of(Run, run) for run in response.runs)
             if not response.next_page_token:
                 return runs
@@ -130,7 +128,7 @@ class RunsClient:
         request = runs_pb2.SetPolicyRequest(
             request_id=self._entropy.hex_id(), name=name, policy=_changes(base, policy), **self._known(name)
         )
-        return self._seen_run(self._call(lambda: self._transport.set_policy(request, timeout_s=self._timeout_s)).run)
+        return self._seen_run(self._call(self._transport.runs.SetPolicy, request).run)
 
     def list_versions(self, name: str, fragment: str, *, before_version: int = 0) -> Iterator[VersionRecord]:
         """Yields a fragment's versions, newest first, a page at a time as they are asked for."""
@@ -138,7 +136,7 @@ class RunsClient:
             name=name, fragment=fragment, page_size=_PAGE_SIZE, before_version=before_version, **self._known(name)
         )
         while True:
-            response = self._call(lambda: self._transport.list_versions(request, timeout_s=self._timeout_s))
+            response = self._call(self._transport.runs.ListVersions, request)
             yield from (record_of(VersionRecord, version) for version in response.versions)
             if len(response.versions) < _PAGE_SIZE or response.versions[-1].version.version == 0:
                 return
@@ -149,23 +147,22 @@ class RunsClient:
         request = runs_pb2.RollBackRequest(
             request_id=self._entropy.hex_id(), name=name, target_position=target_position, **self._known(name)
         )
-        return self._seen_run(self._call(lambda: self._transport.roll_back(request, timeout_s=self._timeout_s)).run)
+        return self._seen_run(self._call(self._transport.runs.RollBack, request).run)
 
     def close_run(self, name: str) -> Run:
         """Returns the run once it is closed and every accepted delta has its final fate."""
         request = runs_pb2.CloseRunRequest(name=name, **self._known(name))
-        return self._seen_run(self._call(lambda: self._transport.close_run(request, timeout_s=self._timeout_s)).run)
+        return self._seen_run(self._call(self._transport.runs.CloseRun, request).run)
 
     def delete_run(self, name: str, uid: str) -> None:
         """Takes the name away from the run, if it still has this uid."""
-        request = runs_pb2.DeleteRunRequest(name=name, run_uid=uid)
-        self._call(lambda: self._transport.delete_run(request, timeout_s=self._timeout_s))
+        self._call(self._transport.runs.DeleteRun, runs_pb2.DeleteRunRequest(name=name, run_uid=uid))
         self._uids.pop(name, None)
 
     def watch(self, name: str, *, after_position: int = 0) -> Iterator[RunView | Event]:
         """Yields the run as it is now, then its events; raises SkerryError when the stream breaks."""
         request = exchange_pb2.WatchRequest(run=name, after_position=after_position)
-        responses = self._thread.run(_watched(self._transport, request))
+        responses = self._thread.call(lambda: self._transport.watch(request))
         try:
             while (response := self._thread.run(_next(responses))) is not None:
                 if response.HasField("start"):
@@ -182,16 +179,14 @@ class RunsClient:
         return {} if uid is None else {"run_uid": uid, "seen_position": self._seen[uid]}
 
     def _seen_run(self, message: types_pb2.Run) -> Run:
+        """Returns the run, and remembers its uid and position."""
         run = record_of(Run, message)
-        self._saw(run)
-        return run
-
-    def _saw(self, run: Run) -> None:
         self._uids[run.name] = run.uid
         self._seen[run.uid] = max(run.position, self._seen.get(run.uid, 0))
+        return run
 
-    def _call(self, call: Callable[[], Awaitable[R]]) -> R:
-        return self._thread.run(self._calls.repeat(call))
+    def _call(self, method: Callable[..., Awaitable[R]], request: object) -> R:
+        return self._thread.run(self._calls.retry.call(lambda: answer(method(request, timeout=self._timeout_s))))
 
 
 def _changes(base: Policy | None, policy: Policy) -> types_pb2.Policy:
@@ -209,17 +204,5 @@ def _changes(base: Policy | None, policy: Policy) -> types_pb2.Policy:
     return message
 
 
-async def _connect(target: str) -> GrpcTransport:
-    return GrpcTransport(target)
-
-
-async def _watched(
-    transport: GrpcTransport, request: exchange_pb2.WatchRequest
-) -> AsyncGenerator[exchange_pb2.WatchResponse, None]:
-    return transport.watch(request)
-
-
-async def _next(
-    responses: AsyncGenerator[exchange_pb2.WatchResponse, None],
-) -> exchange_pb2.WatchResponse | None:
+async def _next(responses: AsyncGenerator[exchange_pb2.WatchResponse, None]) -> exchange_pb2.WatchResponse | None:
     return await anext(responses, None)

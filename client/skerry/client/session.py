@@ -1,22 +1,21 @@
-"""What the parts of one learner's exchange share: settings, connections, what was seen, and whether to go on."""
+"""What the parts of one learner's exchange share: settings, calls, counts, what was seen, and whether to go on."""
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import structlog
 
 from skerry.algorithm.rebase import UNTRAINED, Trained
 from skerry.client.boundary import Boundary
-from skerry.client.calls import Calls
 from skerry.client.errors import SkerryError, is_transient
 from skerry.client.parameters import Parameters
-from skerry.client.stats import Tally
 from skerry.client.transport import Transport
 from skerry.runtime.identifiers import Entropy
 from skerry.runtime.retry import Retry, RetrySettings
@@ -27,6 +26,10 @@ from skerry.wire.policy import Policy
 _log = structlog.get_logger(__name__)
 
 R = TypeVar("R")
+
+DEFAULT_PART_SIZE_BYTES: Final = 8 * 2**20
+# How many of the last merged deltas, of all fragments, staleness and waiting are averaged over.
+_RECENT: Final = 32
 
 
 class Adoption(StrEnum):
@@ -72,9 +75,87 @@ class ExchangeSettings:
             raise ValueError(f"blend_alpha must be 0 to 1. blend_alpha={self.blend_alpha}")
 
 
-DEFAULT_PART_SIZE_BYTES: Final = 8 * 2**20
-# Time between two reports even if the lease allows more, so that observers see the learner's progress.
-LONGEST_REPORT_INTERVAL_S: Final = 2.0
+@dataclass(frozen=True)
+class Calls:
+    """A transport and the rules of calling over it."""
+
+    transport: Transport
+    retry: Retry  # for idempotent calls
+    timeout_s: float = 20.0  # of a unary call
+    stall_timeout_s: float = 60.0  # of a transfer, which may take any time as long as bytes move
+
+    @property
+    def endless(self) -> Retry:
+        """The rule of `retry` without a bound on attempts."""
+        return replace(self.retry, settings=replace(self.retry.settings, attempt_count=None))
+
+
+@dataclass(frozen=True)
+class Stats:
+    """A learner's exchange at one moment. Counts only grow; they start at 0 with the process."""
+
+    step_count: int = 0
+    token_count: int = 0
+    is_attached: bool = False
+    bytes_up: int = 0  # of deltas, as frames; repeated pushes count again
+    bytes_down: int = 0  # of updates and snapshots
+    parameters_up_count: int = 0  # elements of acknowledged deltas: bytes_up * 8 over this is bits a parameter
+    parameters_down_count: int = 0  # elements of adopted fragments
+    deltas_acknowledged: int = 0
+    deltas_merged: int = 0
+    deltas_returned: int = 0  # refused or expired: their work went into a later delta
+    deltas_dropped: int = 0  # poisoned or quarantined: their work is gone
+    versions: Mapping[str, int] = field(default_factory=dict)  # adopted, by fragment
+    staleness: float = 0.0  # mean over the deltas merged last
+    waiting_s: float = 0.0  # mean from snapshot to the news of being merged, over the same
+    stall_s_last: float = 0.0  # inside the last step()
+    stall_s_max: float = 0.0
+
+
+_COUNTS: Final = tuple(
+    name for name in Stats.__annotations__ if name.startswith(("bytes_", "parameters_", "deltas_", "stall_"))
+)
+
+
+class Tally:
+    """The running counts. The event loop writes them, except the stalls, which the training thread writes."""
+
+    bytes_up = bytes_down = parameters_up_count = parameters_down_count = 0
+    deltas_acknowledged = deltas_merged = deltas_returned = deltas_dropped = 0
+    stall_s_last = stall_s_max = stall_s_since_report = 0.0
+
+    def __init__(self) -> None:
+        self._staleness: deque[int] = deque(maxlen=_RECENT)
+        self._waiting_s: deque[float] = deque(maxlen=_RECENT)
+
+    def sent(self, size_bytes: int) -> None:
+        """Counts bytes of frames that went up."""
+        self.bytes_up += size_bytes
+
+    def merged(self, staleness: int, waiting_s: float) -> None:
+        """Counts a delta that was merged."""
+        self.deltas_merged += 1
+        self._staleness.append(staleness)
+        self._waiting_s.append(waiting_s)
+
+    def stalled(self, stall_s: float) -> None:
+        """Counts the time that one step() took."""
+        self.stall_s_last = stall_s
+        self.stall_s_max = max(self.stall_s_max, stall_s)
+        self.stall_s_since_report = max(self.stall_s_since_report, stall_s)
+
+    def stats(self, **others: Any) -> Stats:
+        """Returns the counts now, with the fields that are not counted here."""
+        return Stats(
+            **others,
+            staleness=_mean(tuple(self._staleness)),
+            waiting_s=_mean(tuple(self._waiting_s)),
+            **{name: getattr(self, name) for name in _COUNTS},
+        )
+
+
+def _mean(values: tuple[float, ...]) -> float:
+    return sum(values) / len(values) if values else 0.0
 
 
 class Session:

@@ -1,7 +1,8 @@
 """The interface between the client's logic and the network: messages of `skerry.v1` in and out, errors as SkerryError.
 
 `GrpcTransport` calls a syncer over gRPC; a simulation calls servicers without sockets. Every method raises the right
-class of SkerryError and nothing else (besides CancelledError).
+class of SkerryError and nothing else (besides CancelledError). A status without a reason of Skerry may come from a
+proxy and says nothing about a push: `push_delta` and `query_push` raise TryAgainError for it.
 """
 
 from __future__ import annotations

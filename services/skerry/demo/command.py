@@ -39,7 +39,6 @@ _COMMAND_TIMEOUT_S: Final = 120.0
     "--out",
     type=click.Path(file_okay=False, path_type=Path),
     default=Path("build", "demo"),
-    show_default=True,
     help="Directory for the page, the picture, the figures, the logs and the store.",
 )
 @click.option(
@@ -49,7 +48,6 @@ _COMMAND_TIMEOUT_S: Final = 120.0
     "--budget",
     type=click.FloatRange(min=60),
     default=180.0,
-    show_default=True,
     help="Seconds that the demo should take on this machine.",
 )
 def demo(out: Path, steps: int | None, budget: float) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
 from skerry.demo.follow import MetricsFollower
@@ -20,7 +20,22 @@ MAX_STALL_MS: Final = 50.0
 
 
 @dataclass(frozen=True)
-class Evidence:
+class Measured:
+    """What is measured once, after the learners have ended."""
+
+    initial_loss: float
+    """Held-out loss of version 0 of all fragments."""
+    single_loss: float
+    """Held-out loss of the single-learner baseline, after as many tokens as the first learner had."""
+    verify_ok: bool
+    parameter_count: int
+    duration_s: float
+    core_count: int
+    load_average: float
+
+
+@dataclass(frozen=True)
+class Evidence(Measured):
     """Everything that the figures are computed from."""
 
     plan: DemoPlan
@@ -30,13 +45,6 @@ class Evidence:
     history: History
     merged: Sequence[JudgedPosition]
     """The merged model over the run; the last one is the final model."""
-    initial_loss: float
-    single_loss: float
-    verify_ok: bool
-    parameter_count: int
-    duration_s: float
-    core_count: int
-    load_average: float
 
 
 @dataclass(frozen=True)
@@ -84,15 +92,11 @@ class LearnerFigures(ExchangeFigures):
 
 
 @dataclass(frozen=True)
-class Summary(ExchangeFigures):
+class Summary(Measured, ExchangeFigures):
     """The content of `summary.json`. Times ending in `_at_s` count from the learners' first step."""
 
     merged_loss: float
     """Held-out loss of the merged model at the end of the log, in nats a byte."""
-    single_loss: float
-    """Held-out loss of the single-learner baseline, after as many tokens as the first learner had."""
-    initial_loss: float
-    """Held-out loss of version 0 of all fragments."""
     versions_committed: int
     deltas_named_unmerged: int
     """Superseded, expired or quarantined."""
@@ -123,17 +127,12 @@ class Summary(ExchangeFigures):
     closed_at_s: float
     steps_without_syncer: int
     """Inner steps that all learners took while no syncer ran."""
-    verify_ok: bool
     steps: int
     tokens_per_learner: int
     single_tokens: int
-    parameter_count: int
     fragment_count: int
     inner_step_count: int
     learners: Sequence[LearnerFigures]
-    duration_s: float
-    core_count: int
-    load_average: float
     checks: Sequence[Check] = ()
 
     @property
@@ -149,12 +148,13 @@ def summarise(evidence: Evidence) -> Summary:
     exchange = _exchange_figures(evidence, list(evidence.learners))
     lines = [line for follower in evidence.learners.values() for line in follower.lines]
     worst = max(lines, key=lambda line: line.sync_stall_ms)
+    times_s: dict[str, Any] = {f"{one}_at_s": timeline.at_s(one) for one in timeline.events if one != "started"}
     timekeeper = evidence.learners[plan.timekeeper.learner_id]
     summary = Summary(
         **exchange,
+        **{item.name: getattr(evidence, item.name) for item in fields(Measured)},
+        **times_s,
         merged_loss=evidence.merged[-1].loss,
-        single_loss=evidence.single_loss,
-        initial_loss=evidence.initial_loss,
         versions_committed=len(versions),
         deltas_named_unmerged=len(deltas) - counts[Fate.MERGED] - counts[Fate.PENDING],
         deltas_pending=counts[Fate.PENDING],
@@ -171,24 +171,13 @@ def summarise(evidence: Evidence) -> Summary:
         p99_step_stall_ms=sorted(line.sync_stall_ms for line in lines)[int(0.99 * (len(lines) - 1))],
         median_step_ms=statistics.median(line.step_time_ms for line in timekeeper.lines),
         single_median_step_ms=statistics.median(line.step_time_ms for line in evidence.single.lines),
-        learner_killed_at_s=timeline.at_s("learner_killed"),
-        learner_back_at_s=timeline.at_s("learner_back"),
-        syncer_killed_at_s=timeline.at_s("syncer_killed"),
-        syncer_back_at_s=timeline.at_s("syncer_back"),
-        ended_at_s=timeline.at_s("ended"),
-        closed_at_s=timeline.at_s("closed"),
         steps_without_syncer=_steps_without_syncer(evidence),
-        verify_ok=evidence.verify_ok,
         steps=plan.step_count,
         tokens_per_learner=max(line.tokens for line in timekeeper.lines if line.unix_s <= timeline.unix_s("ended")),
         single_tokens=evidence.single.lines[-1].tokens,
-        parameter_count=evidence.parameter_count,
         fragment_count=len(history.state.fragments),
         inner_step_count=plan.training.inner_step_count,
         learners=[_learner_figures(evidence, learner) for learner in plan.learners],
-        duration_s=evidence.duration_s,
-        core_count=evidence.core_count,
-        load_average=evidence.load_average,
     )
     return replace(summary, checks=_checks(summary))
 

@@ -45,14 +45,7 @@ class BatchSampler:
     """
 
     def __init__(
-        self,
-        tokens: TokenSpans,
-        *,
-        batch_size: int,
-        context: int,
-        vocabulary: int,
-        seed: int,
-        learner: str,
+        self, tokens: TokenSpans, *, batch_size: int, context: int, vocabulary: int, seed: int, learner: str
     ) -> None:
         """Sample from `tokens`.
 
@@ -63,11 +56,10 @@ class BatchSampler:
         # One window fewer than fits, so that every offset leaves room for them all.
         self._window_count = len(tokens) // self._window - 1
         if self._window_count < batch_size:
-            message = (
+            raise DataError(
                 f"too few tokens for one batch. tokens={len(tokens)}, batch={batch_size}, context={context}. "
                 f"use more --data, fewer shards, or a smaller --batch"
             )
-            raise DataError(message)
         self._tokens = tokens
         self._batch_size = batch_size
         self._vocabulary = vocabulary
@@ -100,12 +92,7 @@ class BatchSampler:
 
 
 def held_out_batches(
-    tokens: TokenSpans,
-    *,
-    batch_size: int,
-    context: int,
-    vocabulary: int,
-    window_count: int,
+    tokens: TokenSpans, *, batch_size: int, context: int, vocabulary: int, window_count: int
 ) -> list[Batch]:
     """Windows spread evenly over the held-out tokens; the same for every learner.
 
@@ -117,10 +104,9 @@ def held_out_batches(
     window = context + 1
     count = min(window_count, len(tokens) // window)
     if count == 0:
-        message = (
+        raise DataError(
             f"too few held-out tokens. tokens={len(tokens)}, context={context}. use more --data or a smaller --context"
         )
-        raise DataError(message)
     starts = [(len(tokens) - window) * number // max(count - 1, 1) for number in range(count)]
     windows = [tokens.slice(start, start + window) for start in starts]
     return [_as_batch(windows[first : first + batch_size], vocabulary) for first in range(0, count, batch_size)]
@@ -131,10 +117,9 @@ def _as_batch(windows: list[_Window], vocabulary: int) -> Batch:
     # Checked batch by batch: reading all of a large corpus at the start would take minutes.
     largest = int(stacked.max())
     if largest >= vocabulary:
-        message = (
+        raise DataError(
             f"the data has a token outside the model's vocabulary. token={largest}, vocabulary={vocabulary}. "
             f"raise --vocabulary"
         )
-        raise DataError(message)
     tokens = torch.from_numpy(stacked)
     return Batch(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())

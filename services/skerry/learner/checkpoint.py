@@ -30,13 +30,7 @@ class TrainingPosition:
     time_s: float = 0.0
 
 
-def save_checkpoint(
-    path: Path,
-    *,
-    model: Gpt,
-    optimizer: InnerOptimizer,
-    position: TrainingPosition,
-) -> None:
+def save_checkpoint(path: Path, *, model: Gpt, optimizer: InnerOptimizer, position: TrainingPosition) -> None:
     """Replace the checkpoint at `path` by the current state; it is durable when this returns.
 
     Raises:
@@ -77,19 +71,17 @@ def load_checkpoint(path: Path, *, model: Gpt, optimizer: InnerOptimizer) -> Tra
     content = _read(path)
     config = ModelConfig(**content["config"])
     if config != model.config:
-        message = (
+        raise CheckpointError(
             f"the checkpoint belongs to another model. path={path}, checkpoint={config}, requested={model.config}. "
             f"use another --work-dir, or the options that the checkpoint was made with"
         )
-        raise CheckpointError(message)
     try:
         optimizer.load_state_dict(content["optimizer"])
     except ValueError as error:
-        message = (
+        raise CheckpointError(
             f"the checkpoint belongs to another optimizer. path={path}, cause={error}. "
             f"use another --work-dir, or the --optimizer that the checkpoint was made with"
-        )
-        raise CheckpointError(message) from error
+        ) from error
     model.load_state_dict(content["model"])
     torch.set_rng_state(content["random_state"])
     cuda_random_state = content["cuda_random_state"]
@@ -114,11 +106,11 @@ def _read(path: Path) -> dict[str, Any]:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         cause = type(error).__name__  # torch's own advice would not help here
-        message = f"cannot read the checkpoint. path={path}, cause={cause}. remove it, or use another --work-dir"
-        raise CheckpointError(message) from error
+        raise CheckpointError(
+            f"cannot read the checkpoint. path={path}, cause={cause}. remove it, or use another --work-dir"
+        ) from error
     if not isinstance(content, dict) or content.get("format") != _FORMAT:
-        message = f"not a checkpoint of this version. path={path}. remove it, or use another --work-dir"
-        raise CheckpointError(message)
+        raise CheckpointError(f"not a checkpoint of this version. path={path}. remove it, or use another --work-dir")
     return content
 
 

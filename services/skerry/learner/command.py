@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import functools
 import gc
+import inspect
 import json
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from skerry.learner.checkpoint import TrainingPosition
     from skerry.learner.settings import LearnSettings
     from skerry.learner.training import Training
+
+S = TypeVar("S")
 
 _DATA_HELP = "Text file, token shard (*.bin, *.npy of uint16) or directory.  [default: Python's standard library]"
 _INNER_STEPS_HELP = (
@@ -50,44 +53,44 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _DIRECTORY = click.Path(file_okay=False, path_type=Path)
 _POSITIVE = click.IntRange(min=1)
 _COUNT = click.IntRange(min=0)
+_FACTOR = click.FloatRange(min=1)
+_OPTIMIZERS = click.Choice(["adamw", "muon"])
 _POSITIVE_NUMBER = click.FloatRange(min=0, min_open=True)
 
 
 @click.command("learn", epilog=_EPILOG)
 @_option("--target", default="127.0.0.1:50051", help="Address of the syncer, as host:port.")
-@_option("--run", "run_name", default="demo", help="Name of the run to join.")
+@_option("--run", default="demo", help="Name of the run to join.")
 @_option("--learner-id", default="learner-1", help="Name of this learner, unique in the run.")
 @click.option("--region", default="", help="Where this learner is; for display only.")
 @click.option("--alone", is_flag=True, help="Train without a syncer, as a baseline to compare with.")
-@_option("--create/--no-create", default=True, help="Create the run if it does not exist.")
+@_option("--create/--no-create", "may_create", default=True, help="Create the run if it does not exist.")
 @_option("--policy", "policy_path", type=_FILE, help="JSON file with the policy of a run that this learner creates.")
-@_option("--inner-steps", type=_POSITIVE, help=_INNER_STEPS_HELP)
+@_option("--inner-steps", "inner_step_count", type=_POSITIVE, help=_INNER_STEPS_HELP)
 @_option("--model", type=click.Choice(MODEL_NAMES), default="tiny", help="Size: 30 thousand to 1 billion parameters.")
 @_option("--vocabulary", type=click.IntRange(2, 65536), help="Number of distinct tokens.  [default: 256, for bytes]")
 @_option("--context", type=_POSITIVE, help="Tokens in a sequence.  [default: by --model]")
 @click.option("--untied", is_flag=True, help="Use separate matrices for the embedding and the output.")
-@_option("--data", type=click.Path(path_type=Path), help=_DATA_HELP)
+@_option("--data", "source", type=click.Path(path_type=Path), help=_DATA_HELP)
 @_option("--data-limit-mb", type=_POSITIVE_NUMBER, help="Use only this many megabytes of the data.")
 @_option("--shard", default="1/1", help="Train on the i-th of n disjoint parts of the data, written i/n.")
-@_option("--batch", type=_POSITIVE, default=8, help="Sequences in a step.")
-@_option("--steps", type=_POSITIVE, default=1000, help="Training steps to take.")
-@_option("--horizon", type=_POSITIVE, help=_HORIZON_HELP)
-@_option("--optimizer", type=click.Choice(["adamw", "muon"]), default="adamw", help="Optimizer of the training steps.")
-@_option("--learning-rate", type=_POSITIVE_NUMBER, default=3e-3, help="Peak learning rate.")
-@_option("--warmup", type=_COUNT, default=50, help="Steps until the peak learning rate.")
+@_option("--batch", "batch_size", type=_POSITIVE, default=8, help="Sequences in a step.")
+@_option("--steps", "step_count", type=_POSITIVE, default=1000, help="Training steps to take.")
+@_option("--horizon", "horizon_steps", type=_POSITIVE, help=_HORIZON_HELP)
+@_option("--optimizer", "name", type=_OPTIMIZERS, default="adamw", help="Optimizer of the training steps.")
+@_option("--learning-rate", "peak_rate", type=_POSITIVE_NUMBER, default=3e-3, help="Peak learning rate.")
+@_option("--warmup", "warmup_steps", type=_COUNT, default=50, help="Steps until the peak learning rate.")
 @_option("--weight-decay", type=click.FloatRange(min=0), default=0.1, help="Weight decay of matrices.")
 @_option("--seed", type=_COUNT, default=0, help="Seed of the initial weights and the data order.")
-@_option("--eval-every", type=_COUNT, default=50, help="Steps between evaluations; 0: none.")
-@_option("--eval-windows", type=_POSITIVE, default=64, help="Held-out sequences of an evaluation.")
+@_option("--eval-every", "evaluate_every", type=_COUNT, default=50, help="Steps between evaluations; 0: none.")
+@_option("--eval-windows", "held_out_window_count", type=_POSITIVE, default=64, help="Held-out sequences to evaluate.")
 @_option("--checkpoint-every", type=_COUNT, default=200, help="Steps between checkpoints; 0: only at the end.")
 @_option("--log-every", type=_COUNT, default=50, help="Steps between log lines; 0: none.")
-@_option("--work-dir", type=_DIRECTORY, help=_WORK_DIR_HELP)
+@_option("--work-dir", "work_directory", type=_DIRECTORY, help=_WORK_DIR_HELP)
 @_option("--device", default="auto", help="auto (CUDA if there is a GPU), cpu, cuda:1, mps.")
-@_option("--threads", type=_POSITIVE, default=1, help="CPU threads of PyTorch.")
-@_option(
-    "--slowdown", type=click.FloatRange(min=1), default=1.0, help="Sleep after each step, to be slower by a factor."
-)
-@_option("--flush-timeout", type=click.FloatRange(min=0), default=30.0, help=_FLUSH_HELP)
+@_option("--threads", "thread_count", type=_POSITIVE, default=1, help="CPU threads of PyTorch.")
+@_option("--slowdown", type=_FACTOR, default=1.0, help="Sleep after each step, to be slower by a factor.")
+@_option("--flush-timeout", "flush_timeout_s", type=click.FloatRange(min=0), default=30.0, help=_FLUSH_HELP)
 def learn(**options: Any) -> None:
     """Train a small GPT as one learner of a run.
 
@@ -101,70 +104,40 @@ def learn(**options: Any) -> None:
 
 
 def _settings(options: dict[str, Any]) -> LearnSettings:
+    from skerry.learner import settings
     from skerry.learner.corpus import ShardSelection
     from skerry.learner.model import MODEL_CONFIGS
-    from skerry.learner.settings import (
-        DataSettings,
-        InnerOptimizerName,
-        LearnSettings,
-        LoopSettings,
-        MachineSettings,
-        OptimizerSettings,
-        RunSettings,
-    )
+
+    def filled(kind: Callable[..., S], **others: Any) -> S:
+        """Returns settings of this kind: fields that are not in `others` are options of the same name."""
+        names = inspect.signature(kind).parameters.keys() & options.keys()
+        return kind(**{name: options[name] for name in names} | others)
 
     try:
         shard = ShardSelection.parse(options["shard"])
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--shard") from error
     model = MODEL_CONFIGS[options["model"]]
+    sizes = {name: options[name] for name in ("vocabulary", "context") if options[name]}
     try:
-        model = replace(
-            model,
-            vocabulary=options["vocabulary"] or model.vocabulary,
-            context=options["context"] or model.context,
-            has_tied_embedding=not options["untied"],
-        )
+        model = replace(model, **sizes, has_tied_embedding=not options["untied"])
     except ValueError as error:
         raise click.UsageError(str(error)) from error
-    learner_id: str = options["learner_id"]
     limit_mb: float | None = options["data_limit_mb"]
-    return LearnSettings(
-        learner_id=learner_id,
-        work_directory=options["work_dir"] or Path("build", "learners", learner_id),
-        seed=options["seed"],
+    name = settings.InnerOptimizerName(options["name"])
+    return filled(
+        settings.LearnSettings,
+        work_directory=options["work_directory"] or Path("build", "learners", options["learner_id"]),
         model=model,
-        data=DataSettings(
-            source=options["data"],
-            size_limit_bytes=None if limit_mb is None else int(limit_mb * 1e6),
-            shard=shard,
-            batch_size=options["batch"],
-            held_out_window_count=options["eval_windows"],
+        data=filled(
+            settings.DataSettings, shard=shard, size_limit_bytes=None if limit_mb is None else int(limit_mb * 1e6)
         ),
-        optimizer=OptimizerSettings(
-            name=InnerOptimizerName(options["optimizer"]),
-            peak_rate=options["learning_rate"],
-            warmup_steps=options["warmup"],
-            horizon_steps=options["horizon"] or options["steps"],
-            weight_decay=options["weight_decay"],
+        optimizer=filled(
+            settings.OptimizerSettings, name=name, horizon_steps=options["horizon_steps"] or options["step_count"]
         ),
-        loop=LoopSettings(
-            step_count=options["steps"],
-            evaluate_every=options["eval_every"],
-            checkpoint_every=options["checkpoint_every"],
-            log_every=options["log_every"],
-            slowdown=options["slowdown"],
-            flush_timeout_s=options["flush_timeout"],
-        ),
-        machine=MachineSettings(device=options["device"], thread_count=options["threads"]),
-        run=RunSettings(
-            target=None if options["alone"] else options["target"],
-            run=options["run_name"],
-            region=options["region"],
-            may_create=options["create"],
-            policy_path=options["policy_path"],
-            inner_step_count=options["inner_steps"],
-        ),
+        loop=filled(settings.LoopSettings),
+        machine=filled(settings.MachineSettings),
+        run=filled(settings.RunSettings, target=None if options["alone"] else options["target"]),
     )
 
 

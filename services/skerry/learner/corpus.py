@@ -48,8 +48,7 @@ class ShardSelection:
             ValueError: `index` is not from 1 to `count`.
         """
         if not 1 <= self.index <= self.count:
-            message = f"a shard is i/n with i from 1 to n. shard={self.index}/{self.count}"
-            raise ValueError(message)
+            raise ValueError(f"a shard is i/n with i from 1 to n. shard={self.index}/{self.count}")
 
     @classmethod
     def parse(cls, text: str) -> ShardSelection:
@@ -60,8 +59,7 @@ class ShardSelection:
         """
         index, slash, count = text.partition("/")
         if not (slash and index.isdecimal() and count.isdecimal()):
-            message = f"a shard is written i/n, such as 2/3. shard={text!r}"
-            raise ValueError(message)
+            raise ValueError(f"a shard is written i/n, such as 2/3. shard={text!r}")
         return cls(int(index), int(count))
 
 
@@ -89,8 +87,7 @@ class TokenSpans:
     def slice(self, start: int, stop: int) -> NDArray[np.int64]:
         """A copy of tokens `start` to `stop`, across documents; shape (stop - start,)."""
         if not 0 <= start <= stop <= len(self):
-            message = f"tokens outside the sequence. start={start}, stop={stop}, length={len(self)}"
-            raise ValueError(message)
+            raise ValueError(f"tokens outside the sequence. start={start}, stop={stop}, length={len(self)}")
         pieces: list[NDArray[np.int64]] = []
         number = int(np.searchsorted(self._ends, start, side="right"))
         while start < stop:
@@ -136,8 +133,7 @@ def load_corpus(source: Path | None, *, shard: ShardSelection, size_limit_bytes:
     named = "Python's standard library" if source is None else str(source)
     train, held_out = _split(documents)
     if not (len(train) and len(held_out)):
-        message = f"no tokens to train on in {named}. pass --data a file or directory with text, *.bin or *.npy"
-        raise DataError(message)
+        raise DataError(f"no tokens to train on in {named}. pass --data a file or directory with text, *.bin or *.npy")
     return Corpus(train.part(shard.index, shard.count), held_out, f"{named}, shard {shard.index}/{shard.count}")
 
 
@@ -186,8 +182,7 @@ def _documents(source: Path) -> Iterator[tuple[str, Tokens]]:
         yield from _file_documents(source, source.name)
         return
     if not source.is_dir():
-        message = f"no such file or directory: {source}. pass --data text or token shards, or leave it out"
-        raise DataError(message)
+        raise DataError(f"no such file or directory: {source}. pass --data text or token shards, or leave it out")
     paths = sorted(path for path in source.rglob("*") if path.is_file() and not path.name.startswith("."))
     shards = [path for path in paths if path.suffix in {".bin", ".npy"}]
     for path in shards or paths:
@@ -207,8 +202,7 @@ def _text_documents(path: Path, name: str) -> Iterator[tuple[str, Tokens]]:
     try:
         content = np.frombuffer(path.read_bytes(), dtype=np.uint8)
     except OSError as error:
-        message = f"cannot read data. path={path}, cause={error.strerror}"
-        raise DataError(message) from error
+        raise DataError(f"cannot read data. path={path}, cause={error.strerror}") from error
     for start in range(0, content.size, _DOCUMENT_BYTES):
         yield f"{name}#{start}", content[start : start + _DOCUMENT_BYTES]
 
@@ -221,12 +215,10 @@ def _mapped_tokens(path: Path) -> Tokens:
             return np.memmap(path, dtype="<u2", mode="r")
         tokens: Tokens = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError) as error:
-        message = f"cannot read a token shard. path={path}, cause={error}. write it again as uint16"
-        raise DataError(message) from error
+        raise DataError(f"cannot read a token shard. path={path}, cause={error}. write it again as uint16") from error
     if tokens.ndim != 1 or tokens.dtype not in (np.dtype("<u2"), np.dtype("u1")):
-        message = (
+        raise DataError(
             f"a token shard must be one-dimensional uint16 or uint8. "
             f"path={path}, dtype={tokens.dtype}, shape={tokens.shape}"
         )
-        raise DataError(message)
     return tokens

@@ -19,6 +19,7 @@ def choose_device(name: str) -> torch.device:
         device = torch.device(name)
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        message = f"no such device. device={name}, cause={str(error).splitlines()[0]}. pass another --device, or auto"
-        raise DeviceError(message) from error
+        raise DeviceError(
+            f"no such device. device={name}, cause={str(error).splitlines()[0]}. pass another --device, or auto"
+        ) from error
     return device

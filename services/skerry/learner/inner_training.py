@@ -65,10 +65,7 @@ def make_optimizer(model: Gpt, settings: OptimizerSettings) -> InnerOptimizer:
         matrices = [parameter for name, parameter in named if parameter.ndim > 1 and not name.startswith("blocks.")]
         muon = [
             torch.optim.Muon(
-                hidden,
-                lr=settings.peak_rate,
-                weight_decay=settings.weight_decay,
-                adjust_lr_fn="match_rms_adamw",
+                hidden, lr=settings.peak_rate, weight_decay=settings.weight_decay, adjust_lr_fn="match_rms_adamw"
             )
         ]
     groups = [

@@ -121,13 +121,11 @@ def parse_metrics_line(text: str | bytes) -> MetricsLine:
     """
     value: Any = json.loads(text)
     if not isinstance(value, dict):
-        message = f"a metrics line must be a JSON object. line={text!r:.80}"
-        raise ValueError(message)  # noqa: TRY004 - the file's content is wrong, not a type in the program
+        raise ValueError(f"a metrics line must be a JSON object. line={text!r:.80}")  # noqa: TRY004 - the file's content is wrong, not a type in the program
     try:
         return MetricsLine(**{name: item for name, item in value.items() if name in _FIELD_NAMES})
     except TypeError as error:
-        message = f"a metrics line lacks fields. line={text!r:.80}"
-        raise ValueError(message) from error
+        raise ValueError(f"a metrics line lacks fields. line={text!r:.80}") from error
 
 
 def read_metrics(path: Path) -> Iterator[MetricsLine]:

@@ -37,11 +37,11 @@ class ModelConfig:
             ValueError: a size is below 1, or the width of a head is not an even integer.
         """
         if min(self.layer_count, self.width, self.head_count, self.context, self.vocabulary) < 1:
-            message = f"every size of a model must be at least 1. config={self}"
-            raise ValueError(message)
+            raise ValueError(f"every size of a model must be at least 1. config={self}")
         if self.width % (2 * self.head_count):
-            message = f"width must be a multiple of twice head_count. width={self.width}, head_count={self.head_count}"
-            raise ValueError(message)
+            raise ValueError(
+                f"width must be a multiple of twice head_count. width={self.width}, head_count={self.head_count}"
+            )
 
 
 MODEL_CONFIGS: Final[Mapping[str, ModelConfig]] = MappingProxyType(
@@ -53,7 +53,7 @@ MODEL_CONFIGS: Final[Mapping[str, ModelConfig]] = MappingProxyType(
         "base": ModelConfig(layer_count=12, width=768, head_count=12, context=1024),
         "medium": ModelConfig(layer_count=24, width=1024, head_count=16, context=1024),
         "large": ModelConfig(layer_count=20, width=2048, head_count=16, context=2048),
-    },
+    }
 )
 """The named sizes: about 30k, 0.47M, 4.8M, 25M, 85M, 303M and 1.0B parameters with a vocabulary of bytes."""
 
@@ -81,8 +81,9 @@ class Gpt(nn.Module):
         """Logits of shape (batch, length, vocabulary) for token ids of shape (batch, length), int64."""
         length = tokens.shape[1]
         if length > self.config.context:
-            message = f"a sequence is longer than the model's context. length={length}, context={self.config.context}"
-            raise ValueError(message)
+            raise ValueError(
+                f"a sequence is longer than the model's context. length={length}, context={self.config.context}"
+            )
         cosine = cast("Tensor", self.rotary_cosine)[:length]  # (length, head width / 2)
         sine = cast("Tensor", self.rotary_sine)[:length]  # (length, head width / 2)
         hidden = self.embedding(tokens)  # (batch, length, width)

@@ -61,8 +61,7 @@ class LoopSettings:
             ValueError: `slowdown` is below 1.
         """
         if self.slowdown < 1:
-            message = f"slowdown must be at least 1. slowdown={self.slowdown}"
-            raise ValueError(message)
+            raise ValueError(f"slowdown must be at least 1. slowdown={self.slowdown}")
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Final, Protocol
 
 import structlog
 import torch
@@ -22,6 +22,11 @@ from skerry.learner.settings import LearnSettings
 from skerry.runtime.clock import ThreadClock
 
 _log = structlog.get_logger(__name__)
+
+# Fields that a metrics line takes from the client's Stats, under the same names.
+_EXCHANGE_FIELDS: Final = (
+    "is_attached", "staleness", "bytes_up", "bytes_down", "deltas_acknowledged", "deltas_merged"
+)  # fmt: skip
 
 
 class AttachedLearner(Protocol):
@@ -66,17 +71,6 @@ class Training:
     held_out: list[Batch]
     position: TrainingPosition
     attempt: int
-
-
-@dataclass(frozen=True)
-class StepTiming:
-    """Where one step's time went, in seconds."""
-
-    compute_s: float
-    slowdown_s: float
-    stall_s: float = 0.0
-    stall_cpu_s: float = 0.0
-    stall_queued_s: float = 0.0
 
 
 def prepare(settings: LearnSettings, device: torch.device) -> Training:
@@ -152,10 +146,9 @@ def train(
         loop.end()
     if not is_saved:
         path = training.settings.checkpoint_path
-        message = (
+        raise CheckpointError(
             f"trained to the end, but cannot write the checkpoint. path={path}. free space or pass another --work-dir"
         )
-        raise CheckpointError(message)
     return loop.position
 
 
@@ -235,14 +228,15 @@ class _Loop:
         begun_s, begun_cpu_s, begun_queued_s = clock.monotonic_s(), clock.thread_cpu_s(), clock.thread_queued_s()
         if learner is not None:
             learner.step(token_count, loss)
-        timing = StepTiming(
-            compute_s,
-            slowdown_s,
-            stall_s=clock.monotonic_s() - begun_s,
-            stall_cpu_s=clock.thread_cpu_s() - begun_cpu_s,
-            stall_queued_s=clock.thread_queued_s() - begun_queued_s,
+        self._report(
+            loss,
+            rate,
+            step_time_ms=compute_s * 1e3,
+            slowdown_ms=slowdown_s * 1e3,
+            sync_stall_ms=(clock.monotonic_s() - begun_s) * 1e3,
+            sync_cpu_ms=(clock.thread_cpu_s() - begun_cpu_s) * 1e3,
+            sync_queued_ms=(clock.thread_queued_s() - begun_queued_s) * 1e3,
         )
-        self._report(loss, rate, timing)
 
     def _train_on(self, batch: Batch, rate: float) -> tuple[float, int]:
         training = self._training
@@ -257,7 +251,8 @@ class _Loop:
             _log.warning("gradient is not finite, step skipped", step=self.position.step, norm=float(norm))
         return float(loss), batch.token_count
 
-    def _report(self, loss: float, rate: float, timing: StepTiming) -> None:
+    def _report(self, loss: float, rate: float, **times_ms: Any) -> None:
+        """Writes the step's metrics line; `times_ms` are fields of the line."""
         settings, step = self._training.settings, self.position.step
         every = settings.loop.evaluate_every
         is_due = bool(every) and (step % every == 0 or step == settings.loop.step_count)
@@ -270,12 +265,8 @@ class _Loop:
             tokens=self.position.tokens,
             loss=loss,
             learning_rate=rate,
-            step_time_ms=timing.compute_s * 1e3,
-            slowdown_ms=timing.slowdown_s * 1e3,
-            sync_stall_ms=timing.stall_s * 1e3,
-            sync_cpu_ms=timing.stall_cpu_s * 1e3,
-            sync_queued_ms=timing.stall_queued_s * 1e3,
             val_loss=evaluate(self._training.model, self._training.held_out) if is_due else None,
+            **times_ms,
         )
         line = self._with_exchange(line)
         self._write(line)
@@ -308,13 +299,8 @@ class _Loop:
         return replace(
             line,
             run_progress=self._learner.progress,
-            is_attached=stats.is_attached,
-            staleness=stats.staleness,
-            bytes_up=stats.bytes_up,
-            bytes_down=stats.bytes_down,
             parameters_up=stats.parameters_up_count,
             parameters_down=stats.parameters_down_count,
-            deltas_acknowledged=stats.deltas_acknowledged,
-            deltas_merged=stats.deltas_merged,
             versions=dict(stats.versions),
+            **{name: getattr(stats, name) for name in _EXCHANGE_FIELDS},
         )

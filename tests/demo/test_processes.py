@@ -61,9 +61,9 @@ def test_a_failure_comes_with_the_end_of_its_log(nursery: Nursery) -> None:
 
 
 def test_output_is_what_the_command_wrote(nursery: Nursery) -> None:
-    assert "skerry learn" in nursery.output("help", ["learn", "--help"], timeout_s=60)
+    assert "skerry learn" in nursery.output("help", ["learn", "--help"])
     with pytest.raises(ChildError, match=r"(?s)wrong ended with status 2.*No such option"):
-        nursery.output("wrong", ["learn", "--nonsense"], timeout_s=60)
+        nursery.output("wrong", ["learn", "--nonsense"])
 
 
 def test_a_follower_reads_whole_lines_as_they_come(tmp_path: Path) -> None:

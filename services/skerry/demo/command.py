@@ -31,7 +31,6 @@ Examples:
   skerry demo --out /tmp/demo --steps 400
 """
 _JUDGED_POSITIONS: Final = 16
-_COMMAND_TIMEOUT_S: Final = 120.0
 
 
 @click.command("demo", epilog=_EPILOG)
@@ -116,12 +115,8 @@ def _gather(scenario: Scenario, nursery: Nursery, judge: Judge, begun_s: float) 
 
     plan = scenario.plan
     history = asyncio.run(_read_history(plan))
-    verified = nursery.output(
-        "verify",
-        ["verify", "--store", plan.store_url, "--run", plan.run, "--json"],
-        accepted=(0, 1),
-        timeout_s=_COMMAND_TIMEOUT_S,
-    )
+    arguments = ["verify", "--store", plan.store_url, "--run", plan.run, "--json"]
+    verified = nursery.output("verify", arguments, accepted=(0, 1))
     (plan.directory / "verify.json").write_text(verified)
     return Evidence(
         plan=plan,
@@ -155,7 +150,7 @@ def _exported_loss(plan: DemoPlan, nursery: Nursery, judge: Judge, position: int
     path = plan.directory / "exports" / f"{position}.safetensors"
     path.parent.mkdir(exist_ok=True)
     arguments = ["--store", plan.store_url, "--run", plan.run, "--position", str(position), "--out", str(path)]
-    nursery.output("export", ["export", *arguments], timeout_s=_COMMAND_TIMEOUT_S)
+    nursery.output("export", ["export", *arguments])
     return judge.loss_of_export(path)
 
 

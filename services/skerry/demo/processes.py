@@ -12,6 +12,7 @@ from typing import Final, Self
 
 _LOG_TAIL_LINES: Final = 15
 _END_TIMEOUT_S: Final = 10.0
+_OUTPUT_TIMEOUT_S: Final = 120.0
 
 
 class ChildError(Exception):
@@ -97,11 +98,11 @@ class Nursery:
         self._children.append(child)
         return child
 
-    def output(self, name: str, arguments: Sequence[str], *, accepted: Sequence[int] = (0,), timeout_s: float) -> str:
+    def output(self, name: str, arguments: Sequence[str], *, accepted: Sequence[int] = (0,)) -> str:
         """Run `skerry ARGUMENTS` and return its standard output.
 
         Raises:
-            ChildError: its exit status is not accepted, or it did not end within `timeout_s`.
+            ChildError: its exit status is not accepted, or it did not end in time.
         """
         try:
             finished = subprocess.run(
@@ -110,12 +111,12 @@ class Nursery:
                 capture_output=True,
                 env=self._environment,
                 cwd=self._directory,
-                timeout=timeout_s,
+                timeout=_OUTPUT_TIMEOUT_S,
                 check=False,
                 text=True,
             )
         except subprocess.TimeoutExpired:
-            raise ChildError(f"{name} did not end within {timeout_s:.0f} s") from None
+            raise ChildError(f"{name} did not end within {_OUTPUT_TIMEOUT_S:.0f} s") from None
         if finished.returncode not in accepted:
             tail = "\n".join(finished.stderr.splitlines()[-_LOG_TAIL_LINES:])
             raise ChildError(f"{name} ended with status {finished.returncode}\n{tail}")

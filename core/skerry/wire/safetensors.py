@@ -79,7 +79,8 @@ def tensor_bytes(values: NDArray[np.float32], dtype: str = "float32") -> Iterato
             yield to_bfloat16(piece).tobytes()
         else:
             with np.errstate(over="ignore"):  # what float16 can't hold becomes infinite
-                yield piece.astype(np.dtype(dtype).newbyteorder("<"), copy=False).tobytes()
+                data = piece.astype(np.dtype(dtype).newbyteorder("<"), copy=False).tobytes()
+            yield data  # outside of the context, which a generator may leave on another thread than it entered
 
 
 class _Place(NamedTuple):

@@ -77,12 +77,12 @@ CONSTANT = OuterOptimizer(schedule=OuterSchedule.CONSTANT)
     [
         ({"planned_step_count": 5000}, {}, []),
         ({"planned_step_count": 5000}, {"planned_step_count": 5000}, []),
-        ({"planned_step_count": 5000}, {"planned_step_count": 600}, ["is planned for another number of steps"]),
+        ({"planned_step_count": 5000}, {"planned_step_count": 600}, []),
         ({}, {"planned_step_count": 600}, ["has no planned length"]),
         ({"policy": Policy(outer=CONSTANT)}, {"planned_step_count": 600}, []),
     ],
 )
-def test_who_joins_a_run_of_another_planned_length_is_warned(
+def test_a_learner_that_plans_a_length_is_warned_of_a_run_that_has_none(
     target: str, monkeypatch: pytest.MonkeyPatch, first: dict[str, Any], second: dict[str, Any], said: list[str]
 ) -> None:
     warned: list[str] = []

@@ -139,20 +139,20 @@ async def find_or_create(session: Session) -> types_pb2.Run:
     return (await session.until_connected(find)).run
 
 
-def warn_of_other_plan(session: Session) -> None:
-    """Warns if this learner plans another length than the run that it joined: outer momentum follows the run's."""
+def warn_of_missing_plan(session: Session) -> None:
+    """Warns if this learner plans a length and the run that it joined has none, so that momentum never settles.
+
+    Two lengths may differ: learners of different speed take different numbers of steps in one run.
+    """
     own, runs = session.settings.policy, session.policy
     planned = own.planned_step_count if own else 0
     settles = runs.outer.schedule is not OuterSchedule.CONSTANT and runs.outer.momentum > 0
-    if not planned or planned == runs.planned_step_count or not settles:
-        return
-    what = "is planned for another number of steps" if runs.planned_step_count else "has no planned length"
-    _log.warning(
-        f"the run {what}; the run's value holds. To change it: "
-        f"skerry runs policy {session.settings.run} --set planned_step_count={planned}",
-        run_steps=runs.planned_step_count,
-        own_steps=planned,
-    )
+    if planned and not runs.planned_step_count and settles:
+        _log.warning(
+            "the run has no planned length, so its outer momentum will not settle. To plan one: "
+            f"skerry runs policy {session.settings.run} --set planned_step_count={planned}",
+            own_steps=planned,
+        )
 
 
 async def _create_from_model(session: Session) -> types_pb2.Run:

@@ -19,7 +19,7 @@ from skerry.algorithm.schedule import first_contributions
 from skerry.client.adoption import pull_newest
 from skerry.client.attachment import Attachment
 from skerry.client.boundary import Boundary
-from skerry.client.creation import find_or_create, warn_of_other_plan
+from skerry.client.creation import find_or_create, warn_of_missing_plan
 from skerry.client.errors import RunClosedError, SkerryError
 from skerry.client.fragment import FragmentExchange
 from skerry.client.fragment_plan import check_same_tensors
@@ -169,7 +169,7 @@ class ExchangeLoop:
         session.run_uid = run.uid
         session.saw(run.position)
         session.policy = policy_from_message(run.policy, Policy())
-        warn_of_other_plan(session)
+        warn_of_missing_plan(session)
         self._layouts, _ = layouts_from_messages(run.tensors, run.fragments)
         check_same_tensors(session.parameters.tensors, self._layouts)
         await self._load_newest()

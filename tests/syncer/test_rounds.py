@@ -96,23 +96,32 @@ def test_a_fast_learner_of_small_batches_makes_nobody_else_slow() -> None:
     assert not RoundEngine().decide(world.state, view("big", "fast"), 0.0).items
 
 
-def test_a_newcomer_is_waited_for_once_a_delta_of_it_was_merged() -> None:
+def test_a_newcomer_is_waited_for_until_two_rounds_have_closed_without_it() -> None:
     world = RoundWorld("eu", "us")
     world.accept("eu")
     assert not RoundEngine().decide(world.state, view("eu", "us"), 0.0).items  # the first round waits for all
     world.accept("us")
     world.close_and_commit(closed(world, "eu", "us"))
     world.append(SessionItem("new", "session-new", "here"))
+    waits = []
+    for _ in range(4):
+        world.accept("eu")
+        world.accept("us")
+        waits.append(not RoundEngine().decide(world.state, view("eu", "us", "new"), 0.0).items)
+        world.close_and_commit(closed(world, "eu", "us", "new"))
+    assert waits == [True, True, False, False]
+
+
+@pytest.mark.parametrize(("steps", "weight"), [(0, 0.0), (12, 0.25), (24, 1.0), (48, 1.0)])
+def test_a_newcomer_counts_with_what_its_reported_steps_would_bring(steps: int, weight: float) -> None:
+    world = RoundWorld("eu", "new")
     world.accept("eu")
-    world.accept("us")
-    (item,) = RoundEngine().decide(world.state, view("eu", "us", "new"), 0.0).items
-    world.close_and_commit(item)
-    for learner in ("eu", "us", "new"):
-        world.accept(learner)
-    world.close_and_commit(closed(world, "eu", "us", "new"))
-    world.accept("eu")
-    world.accept("us")
-    assert not RoundEngine().decide(world.state, view("eu", "us", "new"), 0.0).items
+    seen = MembershipView({"eu": LearnerView(True, 24, 0.1), "new": LearnerView(True, steps, 0.1)}, 1000.0)
+    engine = RoundEngine()
+    engine.decide(world.state, seen, 0.0)
+    (item,) = engine.decide(world.state, seen, 1e6).items
+    assert isinstance(item, ClosedItem)
+    assert item.participation == pytest.approx(1 / (1 + weight))
 
 
 def test_while_the_view_is_young_the_first_learner_back_is_not_everybody() -> None:

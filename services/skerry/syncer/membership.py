@@ -70,17 +70,20 @@ def weigh(delta: DeltaState, fragment: FragmentState, policy: Policy) -> Member:
 
 
 def expected_learners(state: RunState, fragment: FragmentState, view: MembershipView) -> set[str]:
-    """Returns whom a round of `fragment` waits for: before the first close everybody, then recent contributors.
+    """Returns whom a round of `fragment` waits for.
 
-    A learner whose last delta held few tokens is not waited for. It contributes early, so its delta is mostly there in
-    time, and it brings less than it costs everybody to have the answer later.
+    Before the first close that is everybody; then who contributed to the last two closes, or attached since the first
+    of them. A learner whose last delta held few tokens is not waited for. It contributes early, so its delta is mostly
+    there in time, and it brings less than it costs everybody to have the answer later.
     """
     present = _present_learners(state, fragment, view)
     if not fragment.contributors:
         return present
     recent = set[str]().union(*fragment.contributors)
+    attached = {name for name in present if state.learners[name].attached_at > fragment.close_positions[0]}
     largest = max((weight for name, weight in fragment.weights.items() if name in present), default=0.0)
-    return {name for name in present & recent if fragment.weights.get(name, largest) >= _SMALL_SHARE * largest}
+    expected = present & (recent | attached)
+    return {name for name in expected if fragment.weights.get(name, largest) >= _SMALL_SHARE * largest}
 
 
 def closed_round(
@@ -139,8 +142,8 @@ def _participation(
 ) -> float:
     """Returns rho of a round of that length.
 
-    A learner of which nothing was merged yet counts for the others' mean in the run's first H steps, so that the first
-    to arrive is not taken for everybody. Later it counts for nothing, so that a learner that joins damps nobody.
+    An absent learner counts with what it brought last; before its first delta, with what the steps that it reports
+    would bring, at the contributors' weight for a round.
     """
     contributed, brought_by = [], set()
     for member in members:
@@ -149,14 +152,15 @@ def _participation(
         damping = member.weight / weight if weight else 0.0
         contributed.append(Contribution(share_of_length(weight, item.step_count, length), damping))
         brought_by.add(item.learner)
-    is_early = fragment.newest.step_count < state.policy.inner_step_count
-    newcomer = sum(delta.weight for delta in contributed) / len(brought_by) if is_early else 0.0
-    absent = [
-        share_of_length(fragment.weights[name], fragment.step_counts[name], length)
-        if name in fragment.weights
-        else newcomer
-        for name in sorted(_working_learners(state, fragment, view) - brought_by)
-    ]
+    mean = sum(delta.weight for delta in contributed) / len(brought_by)
+    absent = []
+    for name in sorted(_working_learners(state, fragment, view) - brought_by):
+        if name in fragment.weights:
+            weight, step_count = fragment.weights[name], fragment.step_counts[name]
+        else:
+            step_count = view.learners[name].step_count if name in view.learners else 0
+            weight = mean * min(1.0, step_count / length)
+        absent.append(share_of_length(weight, step_count, length))
     return participation(contributed, absent)
 
 

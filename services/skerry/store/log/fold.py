@@ -137,6 +137,7 @@ def _admit_closed(state: RunState, item: ClosedItem) -> list[DeltaState]:
     fragment.next_attempt = item.attempt + 1
     if is_new_round:
         fragment.closing_policy = state.policy
+        fragment.close_positions.append(state.position)
         fragment.contributors.append(frozenset(state.deltas[m.delta].item.learner for m in item.members))
     return decided
 

@@ -105,6 +105,7 @@ class FragmentState:
     last_close_position: int = 0
     next_attempt: int = 0  # of the next close; above 0 after a round of this version whose every delta was unreadable
     contributors: deque[frozenset[str]] = field(default_factory=lambda: deque(maxlen=REMEMBERED_CLOSES))
+    close_positions: deque[int] = field(default_factory=lambda: deque(maxlen=REMEMBERED_CLOSES))  # of the same closes
     contributed_at: dict[str, float] = field(default_factory=dict)  # by learner: step_count of its last merge's version
     worked_until: dict[str, float] = field(default_factory=dict)  # by learner: as far as that delta's own steps reach
     squared_norms: dict[str, deque[float]] = field(default_factory=dict)  # by learner: |v|^2 / steps^2, merged

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from benchmarks import schedule
 from benchmarks.quality.__main__ import COMMITTED
 from benchmarks.quality.cases import TABLE, jobs_of
 from benchmarks.quality.jobs import Outcomes
@@ -22,3 +23,8 @@ def test_the_page_shows_every_bound_as_it_was_measured() -> None:
     page = (Path(__file__).parents[2] / "docs" / "learning.md").read_text().splitlines()
     bounded = [line for case in TABLE for line in lines_of(case, outcomes) if line.bound is not None]
     assert not [line.to_markdown() for line in bounded if line.to_markdown() not in page]
+
+
+def test_the_page_shows_the_schedule_that_the_defaults_give() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "learning.md").read_text().splitlines()
+    assert not [row for row in schedule.rows() if row not in page]

@@ -32,7 +32,6 @@ def _encoding(codec: str) -> dict[str, Any]:
     return {"codec": codec, "block": 128, "vector_codec": "bfloat16", "compressor": "zstd"}
 
 
-_ALL: Final = tuple(range(30))
 _MOST: Final = tuple(range(20))
 _MANY: Final = tuple(range(10))
 _HALF: Final = tuple(range(5))
@@ -226,7 +225,7 @@ _ONE_SLOW: Final = {
         "without it",
         0.5,
         None,
-        _ALL,
+        _MANY,
     )
     for times in (3, 10, 50)
 }

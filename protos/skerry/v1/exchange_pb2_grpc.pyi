@@ -107,7 +107,7 @@ class ExchangeStub:
       differently MUST take a new delta_id, or send all parts in the call that completes.
     - INCOMPLETE: parts are missing or were collected meanwhile, or nothing came for 60 s. Ask QueryPush.
     - BASE_FUTURE: base_version does not exist yet.
-    - BASE_STALE: base_version is more than max_staleness versions old, or a roll-back abandoned it.
+    - BASE_STALE: base_version is more than the allowed rounds old, or a roll-back abandoned it.
     - BASE_FOREIGN: base_digest is not that version's.
     - BASE_REPEATED: the session has a delta of the fragment from that base that is pending or merged; or the fragment
       has its initial weights.
@@ -209,7 +209,7 @@ class ExchangeAsyncStub(ExchangeStub):
       differently MUST take a new delta_id, or send all parts in the call that completes.
     - INCOMPLETE: parts are missing or were collected meanwhile, or nothing came for 60 s. Ask QueryPush.
     - BASE_FUTURE: base_version does not exist yet.
-    - BASE_STALE: base_version is more than max_staleness versions old, or a roll-back abandoned it.
+    - BASE_STALE: base_version is more than the allowed rounds old, or a roll-back abandoned it.
     - BASE_FOREIGN: base_digest is not that version's.
     - BASE_REPEATED: the session has a delta of the fragment from that base that is pending or merged; or the fragment
       has its initial weights.
@@ -320,7 +320,7 @@ class ExchangeServicer(metaclass=_abc_1.ABCMeta):
           differently MUST take a new delta_id, or send all parts in the call that completes.
         - INCOMPLETE: parts are missing or were collected meanwhile, or nothing came for 60 s. Ask QueryPush.
         - BASE_FUTURE: base_version does not exist yet.
-        - BASE_STALE: base_version is more than max_staleness versions old, or a roll-back abandoned it.
+        - BASE_STALE: base_version is more than the allowed rounds old, or a roll-back abandoned it.
         - BASE_FOREIGN: base_digest is not that version's.
         - BASE_REPEATED: the session has a delta of the fragment from that base that is pending or merged; or the fragment
           has its initial weights.

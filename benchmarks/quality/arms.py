@@ -71,6 +71,7 @@ class Islands:
     fragment_count: int | None = None  # None: as many as the client plans
     optimizer: str = "adamw"
     judged_on: tuple[str, ...] = (PYTHON,)
+    shard_count: int | None = None  # parts that the data are cut into, of which each has one; None: as many as islands
 
     @property
     def policy_values(self) -> dict[str, Any]:
@@ -102,6 +103,8 @@ class Job:
         arm = dataclasses.asdict(self.arm)
         if isinstance(self.arm, DataParallel) and self.arm.batch_size == BATCH_SIZE:
             del arm["batch_size"]  # earlier names did not have it
+        if isinstance(self.arm, Islands) and self.arm.shard_count is None:
+            del arm["shard_count"]  # nor this
         content += [type(self.arm).__name__, arm, self.seed]
         if isinstance(self.arm, Islands):
             content.append(_ISLANDS_EPOCH)

@@ -36,6 +36,7 @@ _MOST: Final = tuple(range(20))
 _MANY: Final = tuple(range(10))
 _HALF: Final = tuple(range(5))
 _SOME: Final = (0, 1, 2)
+_THIRTY: Final = tuple(range(30))
 
 
 @dataclass(frozen=True)
@@ -221,11 +222,11 @@ _ONE_SLOW: Final = {
     times: Comparison(
         f"a learner {times} times slower added to two",
         speeds(1, 1, 1 / times),
-        speeds(1, 1),
-        "without it",
+        speeds(1, 1, shard_count=3),
+        "without it, same data",
         0.5,
         None,
-        _MANY,
+        _THIRTY,
     )
     for times in (3, 10, 50)
 }
@@ -236,7 +237,13 @@ _COMPARISONS: Final = (
     _LATE_LONG,
     Comparison("every learner merged alone", merged_alone(), default(4), "joint rounds", 4.0, None, _MANY),
     Comparison(
-        "speeds 1, 1, 1/2, 1/3", speeds(1, 1, 1 / 2, 1 / 3), speeds(1, 1), "without the slow ones", 0.5, None, _MANY
+        "speeds 1, 1, 1/2, 1/3",
+        speeds(1, 1, 1 / 2, 1 / 3),
+        speeds(1, 1, shard_count=4),
+        "without the slow ones, same data",
+        0.5,
+        None,
+        _MANY,
     ),
     *_ONE_SLOW.values(),
     Comparison(
@@ -268,14 +275,15 @@ def mixed(*made: Island, step_count: int = STEPS) -> Islands:
 
 
 def _mix(case: str, *groups: tuple[int, Island]) -> Iterable[Comparison]:
-    """Yields a mix of groups of equal learners against each group, and each learner, by itself for the same time."""
+    """Yields a mix of groups of equal learners against each group on as much data, and each learner, by itself."""
     subject = mixed(*(island for count, island in groups for _ in range(count)))
     for count, island in groups:
         steps, name = round(STEPS * island.speed), f"batch {island.batch_size}, speed {island.speed:.2g}"
         lone = replace(alone(steps), batch_size=island.batch_size)
         yield Comparison(case, subject, lone, f"one of {name}", 1.0, None, _MANY)
         if count > 1:
-            group = islands(count, steps, ISLANDS_RATE, islands=(replace(island, speed=1.0),) * count)
+            equal = (replace(island, speed=1.0),) * count
+            group = islands(count, steps, ISLANDS_RATE, islands=equal, shard_count=len(subject.islands))
             yield Comparison(case, subject, group, f"the {count} of {name}", 1.0, None, _MANY)
 
 

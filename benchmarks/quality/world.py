@@ -105,7 +105,8 @@ class _World:
         replica.boot()
         self.processes += replica.processes
         learners = [
-            _Learner(self, index, island, count=len(self.arm.islands)) for index, island in enumerate(self.arm.islands)
+            _Learner(self, index, island, count=self.arm.shard_count or len(self.arm.islands))
+            for index, island in enumerate(self.arm.islands)
         ]
         await learners[0].create()
         assert replica.host is not None

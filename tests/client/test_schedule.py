@@ -9,11 +9,11 @@ from skerry.algorithm.schedule import RoundRhythm, first_contributions, is_due
 H = 24
 
 
-def rhythm_of(*opened_steps: int) -> RoundRhythm:
-    """Returns the rhythm of a learner that had taken so many steps when each round opened."""
+def rhythm_of(*opened_steps: int, round_steps: float = H) -> RoundRhythm:
+    """Returns the rhythm of a learner that had taken so many steps when each round opened, by which the run moved on."""
     rhythm = RoundRhythm()
-    for step_count in opened_steps:
-        rhythm.opened(step_count)
+    for number, step_count in enumerate(opened_steps):
+        rhythm.opened(step_count, number * round_steps, inner_step_count=H)
     return rhythm
 
 
@@ -45,8 +45,21 @@ def test_a_learner_that_opens_rounds_itself_is_never_early(opened: tuple[int, ..
     assert not any(rhythm.is_near(step, inner_step_count=H) for step in range(200))
 
 
+def test_a_learner_is_not_slow_because_rounds_are_short() -> None:
+    """A peer's late deltas open rounds of their own; who answers them early must not make the next one early too."""
+    rhythm = rhythm_of(0, 12, 24, 36, round_steps=H / 2)
+    assert not any(rhythm.is_near(step, inner_step_count=H) for step in range(36, 80))
+
+
+def test_a_run_that_stood_still_or_went_back_says_nothing_of_the_pace() -> None:
+    rhythm = rhythm_of(0, 8, 16)
+    rhythm.opened(30, 2 * H, inner_step_count=H)  # the round was void
+    rhythm.opened(31, 0.0, inner_step_count=H)  # the run was rolled back
+    assert rhythm.interval == 8.0
+
+
 def test_a_learner_left_alone_goes_back_to_h_steps() -> None:
     rhythm = rhythm_of(0, 4, 8)
     for number in range(1, 4):  # nobody else opens rounds any more: each opens H steps after an early delta
-        rhythm.opened(8 + number * (H + 4))
+        rhythm.opened(8 + number * (H + 4), (2 + number) * H, inner_step_count=H)
     assert not rhythm.is_near(8 + 4 * (H + 4), inner_step_count=H)

@@ -198,7 +198,7 @@ class Attachment:
         match event.WhichOneof("kind"):
             case "round_opened":
                 if (fragment := self._fragments.get(event.round_opened.fragment)) is not None:
-                    fragment.on_round_opened(event.round_opened.version)
+                    fragment.on_round_opened(event.round_opened.version, self._run_step_count or 0.0)
             case "delta_accepted":
                 self._on_fate(event.delta_accepted)
             case "version_committed":

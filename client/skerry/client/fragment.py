@@ -88,11 +88,12 @@ class FragmentExchange:
             self._newest_version = version
             self._wake.set()
 
-    def on_round_opened(self, version: int) -> None:
-        """Takes note that the round that makes `version` gathers deltas."""
+    def on_round_opened(self, version: int, run_step_count: float) -> None:
+        """Takes note that the round that makes `version` gathers deltas, and of the run's progress."""
         if version > self._invited_version:
             self._invited_version = version
-            self._rhythm.opened(self._session.trained.step_count)
+            step_count, full = self._session.trained.step_count, self._session.policy.inner_step_count
+            self._rhythm.opened(step_count, run_step_count, inner_step_count=full)
             self._wake.set()
 
     def on_fate(self, fate: types_pb2.DeltaFate) -> None:

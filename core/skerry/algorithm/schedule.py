@@ -1,17 +1,18 @@
 """When a learner sends a delta of a fragment: by its own inner steps, never by the clock.
 
-With t the learner's steps, c its steps at the last accepted delta, o its steps when the last round opened, and r the
-moving average of its steps between two openings,
+With t the learner's steps, c its steps at the last accepted delta, o its steps and S_o the run's when the last round
+opened, and r the moving average of the steps that it takes while the run goes on by a round of H,
 
     c_p = floor(p H / P)                               (1)  at the start, for fragment p of P
     t - c >= H                                         (2)  a delta is due
-    r <- r + 0.3 (t - o - r)                           (3)  when a round opens
+    r <- r + 0.3 (H (t - o) / (S - S_o) - r)           (3)  when a round opens and the run stands at S
     r < 0.75 H  and  r - 1 <= t - o <= 2 max(r, 1)     (4)  the next round is near
 
-(4) is for slow learners. In their own steps rounds come more often than every H, so (2) would make them late: they are
-in the middle of a long step when a round opens, and the others wait for their delta or close the round without it.
-They send just before the round instead. A delta of fewer than H steps opens no round, so being early costs only the
-work of the steps that follow.
+(4) is for slow learners. In their own steps the run goes on by H more often than every H, so (2) would make them late:
+they are in the middle of a long step when a round opens, and the others wait for their delta or close the round without
+it. They send just before the round instead. A delta of fewer than H steps opens no round, so being early costs only the
+work of the steps that follow. It is the run's steps that tell who is slow: rounds may open more often than that because
+somebody's deltas come late, and then they are short.
 
 Source: Decoupled DiLoCo (arXiv 2604.21428) for H and for spreading the fragments over it; (3) and (4) are Skerry's.
 """
@@ -21,9 +22,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-# Of H. A learner for which rounds come faster than this never opens one.
+# Of H. A learner for which the run goes on faster than this never opens a round.
 _SLOW_SHARE: Final = 0.75
-# Weight of a new interval between rounds in its moving average.
+# Weight of what the last round took in the moving average.
 _RHYTHM_FACTOR: Final = 0.3
 # Own steps by which a slow learner is early.
 _LEAD_STEPS: Final = 1.0
@@ -47,14 +48,16 @@ class RoundRhythm:
     """When a fragment's rounds open, in the learner's own steps."""
 
     opened_step: int | None = None  # o
+    run_step: float = 0.0  # S_o
     interval: float | None = None  # r
 
-    def opened(self, step_count: int) -> None:
-        """Takes note that a round opened when the learner had taken `step_count` steps, equation (3)."""
-        if self.opened_step is not None:
-            taken = step_count - self.opened_step
+    def opened(self, step_count: int, run_step_count: float, *, inner_step_count: int) -> None:
+        """Takes note that a round opened at these steps of the learner and of the run, equation (3)."""
+        run_steps = run_step_count - self.run_step
+        if self.opened_step is not None and run_steps > 0:
+            taken = inner_step_count * (step_count - self.opened_step) / run_steps
             self.interval = taken if self.interval is None else self.interval + _RHYTHM_FACTOR * (taken - self.interval)
-        self.opened_step = step_count
+        self.opened_step, self.run_step = step_count, run_step_count
 
     def is_near(self, step_count: int, *, inner_step_count: int) -> bool:
         """Whether the next round is near, equation (4)."""

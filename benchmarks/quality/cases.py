@@ -172,7 +172,7 @@ _RUSHES: Final = {"quorum_count": 1, "grace_factor": 0.0}
 
 def speeds(*speed: float, jitter: float = 0.0, absent: tuple[tuple[float, float], ...] = (), **settings: Any) -> Arm:
     """Islands of these speeds, all stopped by the same clock; the last is `absent`, dead, at times."""
-    made = tuple(Island(speed=one, jitter=jitter) for one in speed)
+    made = tuple(Island(speed=float(one), jitter=jitter) for one in speed)
     made = (*made[:-1], replace(made[-1], absent=absent))
     return islands(len(made), STEPS, ISLANDS_RATE, islands=made, is_wall_clock=True, **settings)
 
@@ -212,6 +212,24 @@ _LATE, _LATE_LONG = (
     for count in (STEPS, 1500)
 )
 
+_ONE_LATE: Final = default(3, islands=(Island(extra_delay=14.0), Island(), Island()))
+_VERY_LATE: Final = (
+    *(
+        Comparison(
+            f"answer adopted {delay:g} steps late, 600 steps",
+            default(4, delay=delay),
+            alone(),
+            "a learner alone",
+            0.0,
+            None,
+            _MANY,
+        )
+        for delay in (16.0, 24.0)
+    ),
+    Comparison("one of three learners 14 steps late", _ONE_LATE, alone(), "a learner alone", 0.0, None, _MANY),
+    Comparison("one of three learners 14 steps late", _ONE_LATE, default(3), "three in time", 3.0, None, _MANY),
+)
+
 
 def merged_alone(**policy: Any) -> Islands:
     """Four equal islands whose clocks are shifted at random, and whose rounds wait for nobody."""
@@ -235,6 +253,7 @@ _COMPARISONS: Final = (
     _FOUR_BITS,
     _LATE,
     _LATE_LONG,
+    *_VERY_LATE,
     Comparison("every learner merged alone", merged_alone(), default(4), "joint rounds", 4.0, None, _MANY),
     Comparison(
         "speeds 1, 1, 1/2, 1/3",

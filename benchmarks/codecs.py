@@ -20,17 +20,8 @@ import zstandard
 from numpy.typing import NDArray
 
 from benchmarks.report import Row, measured, write_rows
-from skerry.wire import (
-    Codec,
-    Compressor,
-    Encoding,
-    FragmentLayout,
-    TensorSpec,
-    decode_frames,
-    encode_frames,
-    parse_frames,
-    raw_bytes,
-)
+from skerry.wire import Codec, Compressor, Encoding, FragmentLayout, TensorSpec
+from skerry.wire.frames import decode_frames, encode_frames, parse_frames, raw_bytes
 
 COLUMNS: Final = 4096
 SEED: Final = 20260

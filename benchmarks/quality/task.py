@@ -26,7 +26,6 @@ BATCH_SIZE: Final = 8
 HELD_OUT_WINDOWS: Final = 3200
 WARMUP_STEPS: Final = 50
 _EVALUATION_BATCH: Final = 64
-_VOCABULARY: Final = MODEL.vocabulary
 
 PYTHON: Final = "python"
 """The standard library's source text: what everybody trains and is judged on unless an arm says otherwise."""
@@ -75,14 +74,7 @@ def sampler(
 ) -> BatchSampler:
     """The batches of the learner that trains on part `shard` (from 1) of `shard_count`."""
     tokens = _corpus(data).train.part(shard, shard_count)
-    return BatchSampler(
-        tokens,
-        batch_size=batch_size,
-        context=MODEL.context,
-        vocabulary=_VOCABULARY,
-        seed=seed,
-        learner=f"learner-{shard}",
-    )
+    return BatchSampler(tokens, MODEL, batch_size=batch_size, seed=seed, learner=f"learner-{shard}")
 
 
 def joined(batches: list[Batch]) -> Batch:
@@ -99,10 +91,4 @@ def _corpus(data: str) -> Corpus:
 
 @lru_cache
 def _held_out(data: str) -> list[Batch]:
-    return held_out_batches(
-        _corpus(data).held_out,
-        batch_size=_EVALUATION_BATCH,
-        context=MODEL.context,
-        vocabulary=_VOCABULARY,
-        window_count=HELD_OUT_WINDOWS,
-    )
+    return held_out_batches(_corpus(data).held_out, MODEL, batch_size=_EVALUATION_BATCH, window_count=HELD_OUT_WINDOWS)

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from skerry.algorithm.rebase import UNTRAINED, Ledger, Trained
 from skerry.client.parameters import ArrayParameters
-from skerry.wire import Codec, Encoding, FragmentLayout, TensorSpec, decode_frames, encode_frames
+from skerry.wire import Codec, Encoding, FragmentLayout, TensorSpec
+from skerry.wire.frames import decode_frames, encode_frames
 
 Values = NDArray[np.float32]
 LAYOUT = FragmentLayout("f", (TensorSpec("w", (4, 8)), TensorSpec("b", (3,))))

@@ -15,7 +15,8 @@ from torch._C._distributed_c10d import HashStore
 from skerry.client import ArrayLearner, Learner, Policy
 from skerry.client.parameters import ArrayParameters
 from skerry.client.torch_parameters import TorchParameters
-from skerry.wire import Codec, Encoding, FragmentLayout, encode_frames
+from skerry.wire import Codec, Encoding, FragmentLayout
+from skerry.wire.frames import encode_frames
 from skerry.wire.torch_codecs import encode_frames_torch
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -9,19 +11,15 @@ import torch
 from skerry.learner.batches import BatchSampler, held_out_batches
 from skerry.learner.corpus import TokenSpans
 from skerry.learner.errors import DataError
+from skerry.learner.model import MODEL_CONFIGS
 
+_MODEL = replace(MODEL_CONFIGS["nano"], context=9, vocabulary=1000)
 _TOKENS = TokenSpans([np.arange(1000, dtype=np.uint16)])
 
 
 def _sampler(*, seed: int = 0, learner: str = "a", batch_size: int = 4, vocabulary: int = 1000) -> BatchSampler:
-    return BatchSampler(
-        _TOKENS,
-        batch_size=batch_size,
-        context=9,
-        vocabulary=vocabulary,
-        seed=seed,
-        learner=learner,
-    )
+    model = replace(_MODEL, vocabulary=vocabulary)
+    return BatchSampler(_TOKENS, model, batch_size=batch_size, seed=seed, learner=learner)
 
 
 def test_targets_are_the_tokens_that_follow() -> None:
@@ -60,7 +58,7 @@ def test_another_epoch_has_another_order() -> None:
 
 
 def test_held_out_windows_are_spread_over_the_whole_and_never_change() -> None:
-    batches = held_out_batches(_TOKENS, batch_size=4, context=9, vocabulary=1000, window_count=6)
+    batches = held_out_batches(_TOKENS, _MODEL, batch_size=4, window_count=6)
     assert [len(batch.tokens) for batch in batches] == [4, 2]
     assert int(batches[0].tokens[0, 0]) == 0
     assert int(batches[-1].targets[-1, -1]) == 999
@@ -70,7 +68,7 @@ def test_too_little_data_says_what_would_help() -> None:
     with pytest.raises(DataError, match="use more --data, fewer shards, or a smaller --batch"):
         _sampler(batch_size=100)
     with pytest.raises(DataError, match="too few held-out tokens"):
-        held_out_batches(TokenSpans([]), batch_size=4, context=9, vocabulary=1000, window_count=6)
+        held_out_batches(TokenSpans([]), _MODEL, batch_size=4, window_count=6)
 
 
 def test_a_token_outside_the_vocabulary_says_what_would_help() -> None:

@@ -23,7 +23,7 @@ from google.protobuf.message import Message
 
 from skerry.v1 import exchange_pb2 as exchange
 from skerry.v1 import types_pb2 as types
-from skerry.wire import delta_digest, tree_digest
+from skerry.wire.digests import delta_digest, tree_digest
 from tests.wire.make_vectors import patterns, tensors_json
 from tests.wire.session_objects import (
     LAYOUT,

@@ -21,19 +21,9 @@ import numpy as np
 import zstandard
 from numpy.typing import NDArray
 
-from skerry.wire import (
-    Codec,
-    Compressor,
-    Encoding,
-    FragmentLayout,
-    TensorSpec,
-    delta_digest,
-    encode_frames,
-    parse_frames,
-    part_digest,
-    raw_bytes,
-    tree_digest,
-)
+from skerry.wire import Codec, Compressor, Encoding, FragmentLayout, TensorSpec
+from skerry.wire.digests import delta_digest, part_digest, tree_digest
+from skerry.wire.frames import encode_frames, parse_frames, raw_bytes
 
 DIRECTORY = Path(__file__).parent / "vectors"
 Json = dict[str, Any]

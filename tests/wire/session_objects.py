@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from skerry.wire import Codec, Compressor, Encoding, FragmentLayout, TensorSpec, encode_frames, part_digest
+from skerry.wire import Codec, Compressor, Encoding, FragmentLayout, TensorSpec
+from skerry.wire.digests import part_digest
+from skerry.wire.frames import encode_frames
 
 Float32s = NDArray[np.float32]
 Json = dict[str, Any]

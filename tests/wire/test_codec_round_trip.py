@@ -11,23 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from skerry.wire import (
-    MAX_FRAME_NUMEL,
-    Codec,
-    Compressor,
-    Encoding,
-    FragmentLayout,
-    NonFiniteError,
-    TensorSpec,
-    cut_parts,
-    decode_frame,
-    decode_frames,
-    encode_frames,
-    parse_frames,
-    part_digest,
-    raw_bytes,
-)
-from skerry.wire.frames import parse_header
+from skerry.wire import Codec, Compressor, Encoding, FragmentLayout, NonFiniteError, TensorSpec
+from skerry.wire.codecs import MAX_FRAME_NUMEL, cut_parts
+from skerry.wire.digests import part_digest
+from skerry.wire.frames import decode_frame, decode_frames, encode_frames, parse_frames, parse_header, raw_bytes
 from tests.wire import slow_codec
 from tests.wire.wire_strategies import LARGEST, bits, block_encodings, encodings, fragments
 

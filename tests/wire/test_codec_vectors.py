@@ -11,22 +11,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from skerry.wire import (
-    Codec,
-    Compressor,
-    Encoding,
-    FragmentLayout,
-    FrameError,
-    TensorSpec,
-    decode_frame,
-    decode_frames,
-    delta_digest,
-    encode_frames,
-    parse_frames,
-    part_digest,
-    raw_bytes,
-    tree_digest,
-)
+from skerry.wire import Codec, Compressor, Encoding, FragmentLayout, TensorSpec
+from skerry.wire.digests import delta_digest, part_digest, tree_digest
+from skerry.wire.errors import FrameError
+from skerry.wire.frames import decode_frame, decode_frames, encode_frames, parse_frames, raw_bytes
 from tests.wire import make_vectors, slow_codec
 
 

@@ -7,18 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skerry.wire import (
-    HEADER_SIZE,
-    Codec,
-    Compressor,
-    Encoding,
-    FragmentLayout,
-    FrameError,
-    FrameReader,
-    TensorSpec,
-    WireReason,
-    encode_frames,
-)
+from skerry.wire import Codec, Compressor, Encoding, FragmentLayout, TensorSpec
+from skerry.wire.errors import FrameError, WireReason
+from skerry.wire.frames import HEADER_SIZE, FrameReader, encode_frames
 
 # One tensor a codec change: many small frames.
 LAYOUT = FragmentLayout("f", tuple(TensorSpec(f"t{n}", (8, 4) if n % 2 else (5,)) for n in range(8)))

@@ -14,22 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from skerry.wire import (
-    MAX_FRAME_NUMEL,
-    Codec,
-    Compressor,
-    Encoding,
-    FragmentLayout,
-    Frame,
-    FrameError,
-    TensorSpec,
-    WireReason,
-    decode_frame,
-    decode_frames,
-    encode_frames,
-    parse_frames,
-    raw_bytes,
-)
+from skerry.wire import Codec, Compressor, Encoding, FragmentLayout, TensorSpec
+from skerry.wire.codecs import MAX_FRAME_NUMEL
+from skerry.wire.errors import FrameError, WireReason
+from skerry.wire.frames import Frame, decode_frame, decode_frames, encode_frames, parse_frames, raw_bytes
 from tests.wire.wire_strategies import bits, encodings, fragments
 
 Fragment = tuple[FragmentLayout, NDArray[np.float32]]

@@ -11,7 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from skerry.wire import Codec, Encoding, FragmentLayout, NonFiniteError, TensorSpec, encode_frames, part_digest
+from skerry.wire import Codec, Encoding, FragmentLayout, NonFiniteError, TensorSpec
+from skerry.wire.digests import part_digest
+from skerry.wire.frames import encode_frames
 from tests.wire.wire_strategies import bits, encodings, fragments
 
 torch = pytest.importorskip("torch", reason="torch is not installed: only learners need it")

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from skerry.wire import delta_digest, part_digest, tree_digest, tree_leaves, tree_root
-from skerry.wire.digests import LEAF_NUMEL
+from skerry.wire.digests import LEAF_NUMEL, delta_digest, part_digest, tree_digest, tree_leaves, tree_root
 
 
 def test_a_parts_digest_is_sha256_of_its_raw_bytes_in_order() -> None:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -62,11 +60,8 @@ class CommandGroup(click.Group):
         """Returns the command that `args` name, with defaults from the settings file."""
         name, command, rest = super().resolve_command(ctx, args)
         if name is not None and command is not None:
-            ctx.default_map = {name: settings.defaults(self._file(ctx), self, ctx, name)}
+            ctx.default_map = {name: settings.defaults(settings.read_file(ctx.params.get("config")), self, ctx, name)}
         return name, command, rest
-
-    def _file(self, ctx: click.Context) -> Mapping[str, Any]:
-        return settings.read_file(ctx.params.get("config"))
 
 
 def _entry_points() -> dict[str, importlib.metadata.EntryPoint]:

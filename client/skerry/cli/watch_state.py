@@ -137,14 +137,11 @@ class WatchState:
 
     def _update_learner(self, status: LearnerStatus, now_s: float) -> bool:
         """Applies a learner's status; returns whether it came, left or began a new session."""
-        known = self.learners.get(status.learner_id)
-        if known is None:
-            self.learners[status.learner_id] = view = LearnerView(status)
-            view.update(status, now_s)
-            return True
-        before = known.status
-        known.update(status, now_s)
-        return (before.is_live, before.session_id) != (status.is_live, status.session_id)
+        is_new = status.learner_id not in self.learners
+        view = self.learners.setdefault(status.learner_id, LearnerView(status))
+        before = view.status
+        view.update(status, now_s)
+        return is_new or (before.is_live, before.session_id) != (status.is_live, status.session_id)
 
     def _apply_event(self, event: Event, now_s: float) -> EventLine | None:
         text: str | None = None

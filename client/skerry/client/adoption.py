@@ -21,7 +21,10 @@ from skerry.client.errors import CorruptDownloadError, PlanExpiredError, TryAgai
 from skerry.client.parameters import Work
 from skerry.client.session import Adoption, Session
 from skerry.v1 import exchange_pb2 as v1
-from skerry.wire import FragmentLayout, FrameReader, TensorFileReader, WireError, tree_digest
+from skerry.wire import FragmentLayout, WireError
+from skerry.wire.digests import tree_digest
+from skerry.wire.frames import FrameReader
+from skerry.wire.safetensors import TensorFileReader
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ import os
 from collections.abc import Mapping
 from concurrent.futures import Future, wait
 from dataclasses import replace
-from types import TracebackType
 from typing import Any, Final, Self
 
 import structlog
@@ -111,10 +110,8 @@ class ArrayLearner:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if error is None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
             self.flush(_EXIT_FLUSH_TIMEOUT_S)
         self.close()
 

@@ -20,7 +20,8 @@ from skerry.client.fragment_plan import FragmentPlan, plan_fragments
 from skerry.client.session import DEFAULT_PART_SIZE_BYTES, Calls, Session
 from skerry.runtime.workers import Workers
 from skerry.v1 import exchange_pb2, runs_pb2, types_pb2
-from skerry.wire import Codec, Compressor, Encoding, FragmentLayout, NonFiniteError, encode_frames
+from skerry.wire import Codec, Compressor, Encoding, FragmentLayout, NonFiniteError
+from skerry.wire.frames import encode_frames
 from skerry.wire.messages import layouts_to_messages, policy_to_message
 from skerry.wire.policy import OuterSchedule, Policy
 

@@ -12,7 +12,9 @@ from skerry.client.errors import error_of
 from skerry.client.parameters import EncodeFrames
 from skerry.client.session import Calls, Session
 from skerry.v1 import exchange_pb2 as v1
-from skerry.wire import Encoding, FragmentLayout, cut_parts, delta_digest, part_digest
+from skerry.wire import Encoding, FragmentLayout
+from skerry.wire.codecs import cut_parts
+from skerry.wire.digests import delta_digest, part_digest
 
 # Bytes of frames in one message: what gRPC moves fastest, and well below its default limit.
 MESSAGE_SIZE_BYTES: Final = 2**20

@@ -9,11 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from skerry.algorithm.rebase import FlatArray
-from skerry.wire import FragmentLayout, TensorSpec, encode_frames
+from skerry.wire import FragmentLayout, TensorSpec
+from skerry.wire.frames import encode_frames
 
 # Prepared by a worker, called by the training thread.
 Work = Callable[[], None]
-# `skerry.wire.encode_frames`, or its equal for arrays on a device.
+# `skerry.wire.frames.encode_frames`, or its equal for arrays on a device.
 EncodeFrames: TypeAlias = Callable[..., Iterator[bytes]]
 
 

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from skerry.algorithm.rebase import FlatArray
 from skerry.client.parameters import EncodeFrames, Work
-from skerry.wire import FragmentLayout, TensorSpec, encode_frames
+from skerry.wire import FragmentLayout, TensorSpec
+from skerry.wire.frames import encode_frames
 from skerry.wire.torch_codecs import encode_frames_torch
 
 # Modules that wrap a model in their attribute `module`.

@@ -10,11 +10,15 @@ from typing import Final, Protocol
 _SCHEDULING: Final = Path("/proc/thread-self/schedstat")
 
 
-class Clock(Protocol):
-    """Time as an event loop's tasks see it. Simulations pass one of their own."""
+class StepClock(Protocol):
+    """What measuring a training step needs of a clock."""
 
     def monotonic_s(self) -> float:
         """Returns seconds that never go back; only differences on one machine mean something."""
+
+
+class Clock(StepClock, Protocol):
+    """Time as an event loop's tasks see it. Simulations pass one of their own."""
 
     def unix_s(self) -> float:
         """Returns seconds since 1970 by the machine's calendar clock: for people, never for decisions."""
@@ -23,18 +27,8 @@ class Clock(Protocol):
         """Returns after `duration_s` seconds of this clock."""
 
 
-class StepClock(Protocol):
-    """What measuring a training step needs of a clock."""
-
-    def monotonic_s(self) -> float:
-        """Returns seconds that never go back."""
-
-
-class ThreadClock(Protocol):
+class ThreadClock(StepClock, Protocol):
     """Time as a training thread sees it."""
-
-    def monotonic_s(self) -> float:
-        """Returns seconds that never go back."""
 
     def unix_s(self) -> float:
         """Returns seconds since 1970 by the machine's calendar clock: for people, never for decisions."""

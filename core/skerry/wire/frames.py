@@ -35,8 +35,6 @@ from skerry.wire.quantise import LARGEST_FLOAT32, LARGEST_SCALED, Blocks, Quanti
 
 HEADER_SIZE: Final = 32
 MAGIC: Final = b"SKF1"
-MAX_FRAME_BYTES: Final = HEADER_SIZE + 5 * MAX_FRAME_NUMEL
-"""A code and a scale for every element, as blocks of one element have."""
 _HEADER: Final = struct.Struct("<4sBBHQIII")  # the CRC-32 follows
 _CRC: Final = struct.Struct("<I")
 _LARGEST_ELEMENT: Final = 2**63 - 1
@@ -54,7 +52,7 @@ class Frame:
     """First element, in the fragment."""
     numel: int
     raw_size: int
-    """Declared bytes once decompressed, at most MAX_FRAME_BYTES."""
+    """Declared bytes once decompressed, at most 5 an element: a code, and a scale where a block has one element."""
     payload: bytes | memoryview
 
 
@@ -171,7 +169,7 @@ class FrameHeader(NamedTuple):
 
     @property
     def frame_size(self) -> int:
-        """Bytes of the whole frame, at most MAX_FRAME_BYTES."""
+        """Bytes of the whole frame, at most those of the header and 5 an element."""
         return HEADER_SIZE + self.payload_size
 
 

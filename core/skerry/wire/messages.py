@@ -30,13 +30,13 @@ _CODECS: Final[Mapping[v1.Codec.ValueType, Codec]] = {
     v1.CODEC_INT4: Codec.INT4,
     v1.CODEC_E3M0: Codec.E3M0,
 }
-_CODEC_MESSAGES: Final = {codec: number for number, codec in _CODECS.items()}
+CODEC_MESSAGES: Final = {codec: number for number, codec in _CODECS.items()}
 _COMPRESSORS: Final[Mapping[v1.Compressor.ValueType, Compressor]] = {
     v1.COMPRESSOR_UNSPECIFIED: Compressor.NONE,
     v1.COMPRESSOR_NONE: Compressor.NONE,
     v1.COMPRESSOR_ZSTD: Compressor.ZSTD,
 }
-_COMPRESSOR_MESSAGES: Final = {Compressor.NONE: v1.COMPRESSOR_NONE, Compressor.ZSTD: v1.COMPRESSOR_ZSTD}
+COMPRESSOR_MESSAGES: Final = {Compressor.NONE: v1.COMPRESSOR_NONE, Compressor.ZSTD: v1.COMPRESSOR_ZSTD}
 _MERGE_RULES: Final[Mapping[v1.MergeRule.ValueType, MergeRule]] = {
     v1.MERGE_RULE_MEAN: MergeRule.MEAN,
     v1.MERGE_RULE_RDA: MergeRule.RDA,
@@ -58,46 +58,14 @@ _PLAIN_FIELDS: Final = tuple(
 )
 
 
-def codec_to_message(codec: Codec) -> v1.Codec.ValueType:
-    """Returns the codec's value in the contract."""
-    return _CODEC_MESSAGES[codec]
-
-
-def codec_from_message(value: v1.Codec.ValueType) -> Codec:
-    """Returns the codec.
-
-    Raises:
-        ValueError: unspecified, or not known here.
-    """
-    if value not in _CODECS:
-        raise ValueError(f"codec is not offered. value={value}, known={[codec.value for codec in _CODECS.values()]}")
-    return _CODECS[value]
-
-
-def compressor_to_message(compressor: Compressor) -> v1.Compressor.ValueType:
-    """Returns the compressor's value in the contract."""
-    return _COMPRESSOR_MESSAGES[compressor]
-
-
-def compressor_from_message(value: v1.Compressor.ValueType) -> Compressor:
-    """Returns the compressor; unspecified means none.
-
-    Raises:
-        ValueError: not known here.
-    """
-    if value not in _COMPRESSORS:
-        raise ValueError(f"compressor is not offered. value={value}")
-    return _COMPRESSORS[value]
-
-
 def encoding_to_message(encoding: Encoding) -> v1.Encoding:
     """Returns the encoding as a message; the compressor's level is left out, because only the sender needs it."""
     has_blocks = encoding.codec.has_blocks
     return v1.Encoding(
-        codec=codec_to_message(encoding.codec),
+        codec=CODEC_MESSAGES[encoding.codec],
         block=encoding.block if has_blocks else 0,
-        vector_codec=codec_to_message(encoding.vector_codec if has_blocks else encoding.codec),
-        compressor=compressor_to_message(encoding.compressor),
+        vector_codec=CODEC_MESSAGES[encoding.vector_codec if has_blocks else encoding.codec],
+        compressor=COMPRESSOR_MESSAGES[encoding.compressor],
     )
 
 
@@ -107,15 +75,15 @@ def encoding_from_message(message: v1.Encoding) -> Encoding:
     Raises:
         ValueError: a codec or compressor that is not known, or a block size out of its range.
     """
-    codec = codec_from_message(message.codec)
-    vector_codec = codec if message.vector_codec == v1.CODEC_UNSPECIFIED else codec_from_message(message.vector_codec)
+    codec = _known(_CODECS, message.codec, "codec")
+    vector_codec = _known(_CODECS, message.vector_codec or message.codec, "codec")
     if codec.has_blocks and not MIN_BLOCK <= message.block <= MAX_BLOCK:
         raise ValueError(f"block size is out of range. low={MIN_BLOCK}, high={MAX_BLOCK}, actual={message.block}")
     return Encoding(
         codec=codec,
         block=message.block if codec.has_blocks else DEFAULT_BLOCK,
         vector_codec=vector_codec,
-        compressor=compressor_from_message(message.compressor),
+        compressor=_known(_COMPRESSORS, message.compressor, "compressor"),
     )
 
 
@@ -190,7 +158,7 @@ def _merge_rules(
 
 def _known(known: Mapping[Any, V], value: int, what: str) -> V:
     if value not in known:
-        raise ValueError(f"{what} is not known. value={value}")
+        raise ValueError(f"{what} is not offered. value={value}, known={sorted(set(map(str, known.values())))}")
     return known[value]
 
 

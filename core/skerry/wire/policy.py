@@ -172,8 +172,5 @@ def encoding_from_json(values: Mapping[str, Any]) -> Encoding:
     Raises:
         ValueError: an unknown codec or compressor.
     """
-    given = dict(values)
-    given["codec"] = Codec(given["codec"])
-    given["vector_codec"] = Codec(given["vector_codec"])
-    given["compressor"] = Compressor(given["compressor"])
-    return Encoding(**given)
+    kinds = {"codec": Codec, "vector_codec": Codec, "compressor": Compressor}
+    return Encoding(**{**values, **{name: kind(values[name]) for name, kind in kinds.items()}})

@@ -41,9 +41,8 @@ class Judge:
         self._corpus = load_corpus(None, shard=ShardSelection())
         self._windows = held_out_batches(
             self._corpus.held_out,
+            self._config,
             batch_size=training.batch_size,
-            context=self._config.context,
-            vocabulary=self._config.vocabulary,
             window_count=training.evaluation_window_count,
         )
         self._model = Gpt(self._config)
@@ -68,9 +67,8 @@ class Judge:
         model = Gpt(self._config)
         sampler = BatchSampler(
             self._corpus.train,
+            self._config,
             batch_size=self._training.batch_size,
-            context=self._config.context,
-            vocabulary=self._config.vocabulary,
             seed=self._training.seed,
             learner="calibration",
         )

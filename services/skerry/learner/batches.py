@@ -13,6 +13,7 @@ from torch import Tensor
 
 from skerry.learner.corpus import TokenSpans
 from skerry.learner.errors import DataError
+from skerry.learner.model import ModelConfig
 
 _Window: TypeAlias = NDArray[np.int64]  # (context + 1,)
 
@@ -44,25 +45,23 @@ class BatchSampler:
     both drawn from (seed, learner, epoch) alone.
     """
 
-    def __init__(
-        self, tokens: TokenSpans, *, batch_size: int, context: int, vocabulary: int, seed: int, learner: str
-    ) -> None:
-        """Sample from `tokens`.
+    def __init__(self, tokens: TokenSpans, model: ModelConfig, *, batch_size: int, seed: int, learner: str) -> None:
+        """Sample from `tokens` for a model of this shape.
 
         Raises:
             DataError: there are too few tokens for one batch.
         """
-        self._window = context + 1
+        self._window = model.context + 1
         # One window fewer than fits, so that every offset leaves room for them all.
         self._window_count = len(tokens) // self._window - 1
         if self._window_count < batch_size:
             raise DataError(
-                f"too few tokens for one batch. tokens={len(tokens)}, batch={batch_size}, context={context}. "
+                f"too few tokens for one batch. tokens={len(tokens)}, batch={batch_size}, context={model.context}. "
                 f"use more --data, fewer shards, or a smaller --batch"
             )
         self._tokens = tokens
         self._batch_size = batch_size
-        self._vocabulary = vocabulary
+        self._vocabulary = model.vocabulary
         self._entropy = (seed, zlib.crc32(learner.encode()))
         self._epoch = -1
         self._offset = 0
@@ -91,25 +90,24 @@ class BatchSampler:
         return np.random.Generator(np.random.Philox(np.random.SeedSequence((*self._entropy, epoch, stream))))
 
 
-def held_out_batches(
-    tokens: TokenSpans, *, batch_size: int, context: int, vocabulary: int, window_count: int
-) -> list[Batch]:
-    """Windows spread evenly over the held-out tokens; the same for every learner.
+def held_out_batches(tokens: TokenSpans, model: ModelConfig, *, batch_size: int, window_count: int) -> list[Batch]:
+    """Windows for a model of this shape, spread evenly over the held-out tokens; the same for every learner.
 
     There are `window_count` windows, or as many as fit without overlap. The last batch may be smaller.
 
     Raises:
         DataError: there are fewer tokens than one window, or a token is outside the vocabulary.
     """
-    window = context + 1
+    window = model.context + 1
     count = min(window_count, len(tokens) // window)
     if count == 0:
         raise DataError(
-            f"too few held-out tokens. tokens={len(tokens)}, context={context}. use more --data or a smaller --context"
+            f"too few held-out tokens. tokens={len(tokens)}, context={model.context}. "
+            "use more --data or a smaller --context"
         )
     starts = [(len(tokens) - window) * number // max(count - 1, 1) for number in range(count)]
     windows = [tokens.slice(start, start + window) for start in starts]
-    return [_as_batch(windows[first : first + batch_size], vocabulary) for first in range(0, count, batch_size)]
+    return [_as_batch(windows[first : first + batch_size], model.vocabulary) for first in range(0, count, batch_size)]
 
 
 def _as_batch(windows: list[_Window], vocabulary: int) -> Batch:

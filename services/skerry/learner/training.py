@@ -82,21 +82,11 @@ def prepare(settings: LearnSettings, device: torch.device) -> Training:
     """
     data = settings.data
     corpus = load_corpus(data.source, shard=data.shard, size_limit_bytes=data.size_limit_bytes)
-    context = settings.model.context
     sampler = BatchSampler(
-        corpus.train,
-        batch_size=data.batch_size,
-        context=context,
-        vocabulary=settings.model.vocabulary,
-        seed=settings.seed,
-        learner=settings.learner_id,
+        corpus.train, settings.model, batch_size=data.batch_size, seed=settings.seed, learner=settings.learner_id
     )
     held_out = held_out_batches(
-        corpus.held_out,
-        batch_size=data.batch_size,
-        context=context,
-        vocabulary=settings.model.vocabulary,
-        window_count=data.held_out_window_count,
+        corpus.held_out, settings.model, batch_size=data.batch_size, window_count=data.held_out_window_count
     )
     torch.manual_seed(settings.seed)
     model = Gpt(settings.model).to(device)

@@ -7,8 +7,8 @@ from typing import Any, Final
 from skerry.syncer.lifecycle import MAX_FRAGMENT_NUMEL
 from skerry.syncer.push import MAX_PART_BYTES, SUGGESTED_PART_BYTES
 from skerry.v1 import capabilities_pb2, capabilities_pb2_grpc
-from skerry.wire.codecs import MAX_FRAME_NUMEL, Codec, Compressor
-from skerry.wire.messages import codec_to_message, compressor_to_message
+from skerry.wire.codecs import MAX_FRAME_NUMEL
+from skerry.wire.messages import CODEC_MESSAGES, COMPRESSOR_MESSAGES
 
 API_VERSION: Final = "1.0"
 # The default limit of every gRPC implementation.
@@ -29,8 +29,8 @@ class CapabilitiesServicer(capabilities_pb2_grpc.CapabilitiesServicer):
         return capabilities_pb2.GetCapabilitiesResponse(
             api_version=API_VERSION,
             server_version=self._server_version,
-            codecs=map(codec_to_message, Codec),
-            compressors=[compressor_to_message(one) for one in (Compressor.NONE, Compressor.ZSTD)],
+            codecs=CODEC_MESSAGES.values(),
+            compressors=COMPRESSOR_MESSAGES.values(),
             max_message_size_bytes=MAX_MESSAGE_BYTES,
             max_frame_numel=MAX_FRAME_NUMEL,
             max_fragment_numel=MAX_FRAGMENT_NUMEL,

@@ -9,14 +9,14 @@ from typing import Any, Final
 from skerry.store.errors import ObjectMissingError
 from skerry.store.log.entries import AcceptedItem, SessionItem
 from skerry.store.log.fold import apply_entry
-from skerry.store.log.state import RunState
+from skerry.store.log.state import FragmentState, RunState
 from skerry.syncer.errors import SyncerError, bad_request
 from skerry.syncer.events import EventStream, duration_message, events_of, fate_message, learner_message, running
 from skerry.syncer.host import RunHost
 from skerry.syncer.pull import PullPlan, Resume, plan_pull, resume_plan
 from skerry.syncer.push import Push, begin_push
 from skerry.syncer.replica import RunReplica
-from skerry.syncer.services.translate import plan_message, report_from_message, run_message
+from skerry.syncer.services.translate import fragment_of, plan_message, report_from_message, run_message
 from skerry.v1 import exchange_pb2 as v1
 from skerry.v1 import exchange_pb2_grpc
 from skerry.v1.types_pb2 import Event
@@ -86,8 +86,7 @@ class ExchangeServicer(exchange_pb2_grpc.ExchangeServicer):
         check_id(request.run_uid, "run uid")
         check_id(request.delta_id, "delta id")
         replica = await self._host.open(request.run, request.run_uid, seen_position=request.seen_position)
-        if request.fragment not in replica.state.fragments:
-            raise _no_fragment(request.fragment)
+        fragment_of(replica.state, request.fragment)  # refused if the run has none of that name
         if request.delta_id not in replica.state.deltas:
             await replica.log.tail()
         delta = replica.state.deltas.get(request.delta_id)
@@ -110,10 +109,8 @@ class ExchangeServicer(exchange_pb2_grpc.ExchangeServicer):
     ) -> AsyncIterator[v1.PullFragmentResponse]:
         """Sends a plan and then the bytes of its objects."""
         replica = await self._host.open(request.run, request.run_uid, seen_position=request.seen_position)
-        if request.fragment not in replica.state.fragments:
-            raise _no_fragment(request.fragment)
-        plan, resume = await _plan(replica, request)
-        fragment = replica.state.fragments[request.fragment]
+        fragment = fragment_of(replica.state, request.fragment)
+        plan, resume = await _plan(replica, fragment, request)
         yield v1.PullFragmentResponse(plan=plan_message(fragment, plan, replica.state.position))
         for index in range(resume.object_index, len(plan.objects)):
             offset = resume.offset if index == resume.object_index else 0
@@ -259,11 +256,9 @@ def _header(message: v1.PushHeader) -> AcceptedItem:
     )
 
 
-def _no_fragment(name: str) -> SyncerError:
-    return SyncerError("FRAGMENT_NOT_FOUND", f"no such fragment in the run. fragment={name[:80]!r}")
-
-
-async def _plan(replica: RunReplica, request: v1.PullFragmentRequest) -> tuple[PullPlan, Resume]:
+async def _plan(
+    replica: RunReplica, fragment: FragmentState, request: v1.PullFragmentRequest
+) -> tuple[PullPlan, Resume]:
     """Returns the plan and where in it to begin; looks at the log's end before it says that there is none."""
     for name, version, least in (
         ("from_version", request.from_version, -1),
@@ -271,7 +266,6 @@ async def _plan(replica: RunReplica, request: v1.PullFragmentRequest) -> tuple[P
     ):
         if version < least:
             raise bad_request(f"{name} must be at least {least}. {name}={version}")
-    fragment = replica.state.fragments[request.fragment]
     target = fragment.version if request.is_newest and not request.HasField("resume") else request.target_version
     if max(target, request.from_version) not in fragment.versions:
         await replica.log.tail()

@@ -25,42 +25,19 @@ _LOG: Final = structlog.get_logger(__name__)
 DOMAIN: Final = "skerry"
 _OWN_METHODS: Final = "/skerry.v1."
 
-# The comment of each value of `skerry.v1.ErrorReason` names its code.
-_CODES: Final[Mapping[str, int]] = {
-    **dict.fromkeys(
-        (
-            "BAD_REQUEST",
-            "BAD_NAME",
-            "SHAPE_MISMATCH",
-            "NON_FINITE",
-            "BAD_FRAME",
-            "DIGEST_MISMATCH",
-            "OUT_OF_RANGE",
-            "ENCODING_UNSUPPORTED",
-        ),
-        code_pb2.INVALID_ARGUMENT,
-    ),
-    **dict.fromkeys(("RUN_NOT_FOUND", "FRAGMENT_NOT_FOUND", "VERSION_NOT_FOUND"), code_pb2.NOT_FOUND),
-    **dict.fromkeys(
-        (
-            "RUN_REPLACED",
-            "RUN_CLOSED",
-            "RUN_DRAFT",
-            "SESSION_FENCED",
-            "SESSION_UNKNOWN",
-            "INCOMPLETE",
-            "BASE_FUTURE",
-            "BASE_STALE",
-            "BASE_FOREIGN",
-            "PLAN_EXPIRED",
-        ),
-        code_pb2.FAILED_PRECONDITION,
-    ),
-    **dict.fromkeys(("RUN_EXISTS", "BASE_REPEATED", "ID_REUSED"), code_pb2.ALREADY_EXISTS),
-    **dict.fromkeys(("STORE_UNAVAILABLE", "DRAINING"), code_pb2.UNAVAILABLE),
-    **dict.fromkeys(("STORE_FULL", "TOO_LARGE", "TOO_SLOW"), code_pb2.RESOURCE_EXHAUSTED),
-    "STORE_ROLLED_BACK": code_pb2.DATA_LOSS,
+# The reasons of each code, as the comments of `skerry.v1.ErrorReason` have them.
+_REASONS: Final[Mapping[int, str]] = {
+    code_pb2.INVALID_ARGUMENT: "BAD_REQUEST BAD_NAME SHAPE_MISMATCH NON_FINITE BAD_FRAME DIGEST_MISMATCH OUT_OF_RANGE "
+    "ENCODING_UNSUPPORTED",
+    code_pb2.NOT_FOUND: "RUN_NOT_FOUND FRAGMENT_NOT_FOUND VERSION_NOT_FOUND",
+    code_pb2.FAILED_PRECONDITION: "RUN_REPLACED RUN_CLOSED RUN_DRAFT SESSION_FENCED SESSION_UNKNOWN INCOMPLETE "
+    "BASE_FUTURE BASE_STALE BASE_FOREIGN PLAN_EXPIRED",
+    code_pb2.ALREADY_EXISTS: "RUN_EXISTS BASE_REPEATED ID_REUSED",
+    code_pb2.UNAVAILABLE: "STORE_UNAVAILABLE DRAINING",
+    code_pb2.RESOURCE_EXHAUSTED: "STORE_FULL TOO_LARGE TOO_SLOW",
+    code_pb2.DATA_LOSS: "STORE_ROLLED_BACK",
 }
+_CODES: Final = {reason: code for code, reasons in _REASONS.items() for reason in reasons.split()}
 
 
 def status_of(error: Exception) -> status_pb2.Status:

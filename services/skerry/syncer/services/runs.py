@@ -13,7 +13,7 @@ from skerry.syncer.events import learner_message
 from skerry.syncer.host import RunHost
 from skerry.syncer.lifecycle import NewRun, close_run, commit_run, create_run, delete_run, roll_back, set_policy
 from skerry.syncer.replica import RunReplica
-from skerry.syncer.services.translate import run_message, version_record
+from skerry.syncer.services.translate import fragment_of, run_message, version_record
 from skerry.v1 import runs_pb2, runs_pb2_grpc, types_pb2
 from skerry.wire.layout import BadNameError, check_name
 from skerry.wire.messages import layouts_from_messages, policy_from_message
@@ -102,9 +102,7 @@ class RunsServicer(runs_pb2_grpc.RunsServicer):
         """Lists versions of a fragment, newest first."""
         count = _page_size(request.page_size)
         replica = await self._replica(request)
-        fragment = replica.state.fragments.get(request.fragment)
-        if fragment is None:
-            raise SyncerError("FRAGMENT_NOT_FOUND", f"no such fragment. fragment={request.fragment[:80]!r}")
+        fragment = fragment_of(replica.state, request.fragment)
         before = request.before_version or fragment.version + 1
         numbers = range(min(before - 1, fragment.version), -1, -1)[:count]
         versions: list[runs_pb2.VersionRecord] = []

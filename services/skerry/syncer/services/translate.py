@@ -8,7 +8,7 @@ from typing import Final
 from google.protobuf.duration_pb2 import Duration
 
 from skerry.store.log.state import FragmentState, RunState, VersionState
-from skerry.syncer.errors import bad_request
+from skerry.syncer.errors import SyncerError, bad_request
 from skerry.syncer.events import STATUSES, fate_message, version_message
 from skerry.syncer.membership import LearnerReport
 from skerry.syncer.pull import ObjectKind, PullPlan
@@ -43,6 +43,17 @@ def run_message(state: RunState) -> types_pb2.Run:
     )
     message.created_at.FromMilliseconds(round(spec.created_at_unix_s * 1000))
     return message
+
+
+def fragment_of(state: RunState, name: str) -> FragmentState:
+    """Returns the fragment that a request names.
+
+    Raises:
+        SyncerError: FRAGMENT_NOT_FOUND.
+    """
+    if name not in state.fragments:
+        raise SyncerError("FRAGMENT_NOT_FOUND", f"no such fragment in the run. fragment={name[:80]!r}")
+    return state.fragments[name]
 
 
 def report_from_message(message: types_pb2.LearnerReport, fragments: Container[str]) -> LearnerReport:

@@ -108,7 +108,7 @@ class RoundingAccount(Account):
     element_type = np.float16
 
 
-_SETTINGS = settings(max_examples=40, stateful_step_count=30, deadline=None)
+_SETTINGS = settings(max_examples=40, stateful_step_count=30)
 TestLedger = Account.TestCase
 TestLedger.settings = _SETTINGS
 TestLedgerOfRoundingWeights = RoundingAccount.TestCase

@@ -10,7 +10,7 @@ H = 24
 
 
 def rhythm_of(*opened_steps: int, round_steps: float = H) -> RoundRhythm:
-    """Returns the rhythm of a learner that had taken so many steps when each round opened, by which the run moved on."""
+    """Returns the rhythm of a learner that had taken so many steps at each opening; rounds took `round_steps`."""
     rhythm = RoundRhythm()
     for number, step_count in enumerate(opened_steps):
         rhythm.opened(step_count, number * round_steps, inner_step_count=H)

@@ -31,7 +31,7 @@ async def reason(data: bytes, first: int, numel: int) -> WireReason:
     return raised.value.reason
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(size=st.integers(1000, 3_000_000))
 async def test_batches_cover_the_range_however_the_stream_is_cut(size: int) -> None:
     batches = [batch async for batch in frame_batches(pieces(b"".join(FRAMES), size), 0, LAYOUT.numel)]

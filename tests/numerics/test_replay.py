@@ -46,7 +46,7 @@ async def trained(round_count: int, *, seed: int = 0, policy: Policy | None = No
     return driver
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     seed=st.integers(0, 1000),
     rule=st.sampled_from(MergeRule),
@@ -63,7 +63,7 @@ async def test_replay_gives_weights_momentum_and_residual_bit_for_bit(
     assert_same_bits(again, driver.state)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(seed=st.integers(0, 1000), rule=st.sampled_from(MergeRule), codec=st.sampled_from(Codec))
 async def test_the_arithmetic_is_the_formulas_of_the_specification_bit_for_bit(
     seed: int, rule: MergeRule, codec: Codec
@@ -99,7 +99,7 @@ async def test_the_arithmetic_is_the_formulas_of_the_specification_bit_for_bit(
     assert driver.state.momentum.tobytes() == buf.tobytes()
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(seed=st.integers(0, 1000), codec=st.sampled_from(Codec))
 async def test_following_the_updates_gives_the_syncers_weights_bit_for_bit(seed: int, codec: Codec) -> None:
     driver = await trained(5, seed=seed, policy=Policy(update_encoding=Encoding(codec, block=8)))

@@ -178,7 +178,6 @@ class LogMachine(RuleBasedStateMachine):
 LogMachine.TestCase.settings = settings(
     max_examples=150,
     stateful_step_count=50,
-    deadline=None,
     derandomize=True,
     database=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],

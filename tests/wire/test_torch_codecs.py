@@ -36,7 +36,7 @@ def assert_same(values: NDArray[np.float32], layout: FragmentLayout, encoding: E
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(fragment=fragments(), encoding=encodings)
 def test_frames_are_those_of_numpy(device: str, fragment: Fragment, encoding: Encoding) -> None:
     layout, values = fragment
@@ -57,7 +57,7 @@ def test_frames_of_large_tensors_are_those_of_numpy(device: str, codec: Codec, b
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("codec", [Codec.INT8, Codec.INT4, Codec.E3M0])
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=30)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
 @given(largest=st.integers(0x00800000, 0x7F000000))
 def test_every_scale_divides_as_numpy_divides(device: str, codec: Codec, largest: int) -> None:
     """A scale or quotient off by one unit in the last place shows where quotients lie close to a tie."""

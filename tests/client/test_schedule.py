@@ -51,11 +51,18 @@ def test_a_learner_is_not_slow_because_rounds_are_short() -> None:
     assert not any(rhythm.is_near(step, inner_step_count=H) for step in range(36, 80))
 
 
-def test_a_run_that_stood_still_or_went_back_says_nothing_of_the_pace() -> None:
+def test_a_run_that_went_back_says_nothing_of_the_pace() -> None:
     rhythm = rhythm_of(0, 8, 16)
-    rhythm.opened(30, 2 * H, inner_step_count=H)  # the round was void
-    rhythm.opened(31, 0.0, inner_step_count=H)  # the run was rolled back
+    rhythm.opened(31, 0.0, inner_step_count=H)
     assert rhythm.interval == 8.0
+
+
+def test_a_round_that_opens_while_the_run_stands_still_does_not_change_the_pace() -> None:
+    """It was void, or the version of the round before is not reported yet."""
+    rhythm = RoundRhythm()
+    for step_count, run_step_count in ((24, 0), (48, 24), (72, 24), (96, 72), (120, 72), (144, 120)):
+        rhythm.opened(step_count, run_step_count, inner_step_count=H)
+    assert rhythm.interval == H
 
 
 def test_a_learner_left_alone_goes_back_to_h_steps() -> None:

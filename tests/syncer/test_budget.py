@@ -4,21 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
 
 from skerry.store.objects.opening import open_objects
 from skerry.syncer.host import HostSettings
-from skerry.syncer.parts import ByteBudget
+from skerry.syncer.parts import ByteBudget, Grant
 from skerry.syncer.server import ServerSettings, serving
 from skerry.v1 import exchange_pb2 as exchange
 from tests.syncer.raw_learner import FLOAT32, RawLearner, connected, create_run, pull
 
 
+@contextmanager
+def granted(budget: ByteBudget) -> Iterator[Grant]:
+    """Yields a grant that is released at the end, as a push does with its own."""
+    grant = budget.grant()
+    try:
+        yield grant
+    finally:
+        grant.release()
+
+
 async def test_grants_within_the_budget_do_not_wait() -> None:
     budget = ByteBudget(100)
-    with budget.grant() as one, budget.grant() as two:
+    with granted(budget) as one, granted(budget) as two:
         await one.take(60)
         await two.take(40)
         assert budget.used_bytes == 100
@@ -41,7 +53,7 @@ async def test_parts_that_each_hold_half_do_not_wait_for_one_another() -> None:
     budget = ByteBudget(100)
 
     async def part() -> None:
-        with budget.grant() as grant:
+        with granted(budget) as grant:
             for _ in range(8):
                 await grant.take(10)
                 await asyncio.sleep(0)
@@ -57,10 +69,10 @@ async def test_who_gives_up_waiting_holds_nothing() -> None:
 
     async def hasty() -> None:
         async with asyncio.timeout(0.01):
-            with budget.grant() as grant:
+            with granted(budget) as grant:
                 await grant.take(1)
 
-    with budget.grant() as first:
+    with granted(budget) as first:
         await first.take(100)
         with pytest.raises(TimeoutError):
             await hasty()

@@ -1,6 +1,7 @@
 """From the deltas of a round to one outer gradient.
 
-For member m of weight w_m, with delta v_m of s_m steps, in a round of length L (`rounds`), and each tensor t,
+For member m of damped weight w_m (w f of `rounds`), with delta v_m of s_m steps, in a round of length L (`rounds`), and
+each tensor t,
 
     r_m   = min(1, L / s_m) H / L                          (1)  what takes v_m to a round of H steps
     p_m   = w_m min(1, s_m / L) / sum(w min(1, s / L))     (2)  its share: short deltas don't shorten the step
@@ -63,7 +64,7 @@ class Round:
     """What the log says of a round's deltas."""
 
     rule: MergeRule
-    weights: NDArray[np.float64]  # (members,) w, at least 0
+    weights: NDArray[np.float64]  # (members,) w, damped, at least 0
     norms: NDArray[np.float64]  # (members, tensors) |v_mt|
     step_counts: NDArray[np.float64]  # (members,) s
     length: float  # L

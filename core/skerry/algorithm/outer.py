@@ -7,13 +7,14 @@ delta of H steps, t = min(T, 1), and S the inner steps of the run that are behin
     mu    = min(mu_max, n / (n + 3)) min(1, (planned - S) / E),   n = 1 + S' / 24           (1)  momentum
     buf   <- mu^t buf + (1 - mu^t) / (1 - mu) d                                                (2)  its buffer
     Theta <- Theta - lr ((T + t l mu) d + t mu (1 - l (1 - mu)) buf)                           (3)  the step
-    lr    = lr_max g,   g = 0.6875 for RDA of two deltas and more, else 1                      (4)  its rate
+    l     = min(1, 1.5 - t) for leading-nesterov, 0 for nesterov                               (4)  the lead
+    lr    = lr_max g,   g = 0.6875 for RDA of two deltas and more, else 1                      (5)  its rate
 
 S' counts from where the fragment's momentum began: the run's start, or its last roll-back. The last factor of (1) is
-never negative, and 1 where no length is planned; it falls over the last E = min(8 H, planned / 8) steps. l is the lead;
-with l = 0, (2) and (3) at T = 1 are SGD with Nesterov momentum. Momentum runs in rounds and not in merges, so learners
-that are merged one by one build up the momentum of one joint round together. A merge of more than one round (after an
-outage) moves d by T, and momentum by one round.
+never negative, and 1 where no length is planned; it falls over the last E = min(8 H, planned / 8) steps. With l = 0,
+(2) and (3) at T = 1 are SGD with Nesterov momentum. Momentum runs in rounds and not in merges, so learners that are
+merged one by one build up the momentum of one joint round together. A merge of more than one round (after an outage)
+moves d by T, and momentum by one round.
 
 g makes RDA go about as far as the mean: the mean direction of a round's deltas is about 0.6875 long, and RDA makes up
 for that. A single delta is its own direction. A constant schedule has g = 1.
@@ -41,9 +42,8 @@ _STEPS_PER_NUMBER: Final = 24.0
 # Momentum falls to 0 over so many rounds before the planned end, or over this share of a run that is shorter.
 _SETTLING_ROUNDS: Final = 8.0
 _SETTLING_SHARE: Final = 0.125
-
-
-# Length of the mean direction of a round's deltas: with four learners 0.85 at first, 0.69 after 250 steps, 0.62 at 600.
+# Length of the mean direction of a round's deltas, measured in the middle of runs of four learners: 0.85 at first, 0.69
+# after 250 steps, 0.62 at 600.
 _RDA_SHARE: Final = 0.6875
 
 
@@ -84,13 +84,13 @@ def momentum_at(
 
 
 def learning_rate_at(outer: OuterOptimizer, rule: MergeRule, *, delta_count: int) -> float:
-    """Returns lr of equation (4) for a round of so many deltas; a constant schedule returns its rate as it is."""
+    """Returns lr of equation (5) for a round of so many deltas; a constant schedule returns its rate as it is."""
     is_longer = rule is MergeRule.RDA and delta_count > 1 and outer.schedule is not OuterSchedule.CONSTANT
     return outer.learning_rate * (_RDA_SHARE if is_longer else 1.0)
 
 
 def outer_step(name: OuterName, learning_rate: float, momentum: float, *, round_count: float) -> OuterStep:
-    """Returns equations (2) and (3) as scalars, for a merge of T = `round_count` rounds, above 0."""
+    """Returns equations (2) to (4) as scalars, for a merge of T = `round_count` rounds, above 0."""
     carried_count = min(round_count, 1.0)
     decay = momentum**carried_count
     gain = (1 - decay) / (1 - momentum)

@@ -16,7 +16,7 @@ u is never stored: (2) gives it. So what the quantiser drops stays in u (error f
 is refused or expires returns to u when q is forgotten, and (3) and (4) leave u as it is.
 
 In float32 the rounding of (3) and (4) becomes part of u. A model that holds bfloat16 or float16 rounds much more, and
-that rounding is no work. There A is replaced in (1) to (4) by a base B, which takes the rounding in:
+that rounding must not be sent as work. There A is replaced in (1) to (4) by a base B, which takes the rounding in:
 
     B' = B + (theta' - theta)                           (5)  in place of (3)
     B' = B + (theta' - theta) - q                       (6)  in place of (4)

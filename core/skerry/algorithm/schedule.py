@@ -1,11 +1,11 @@
 """When a learner sends a delta of a fragment: by its own inner steps, never by the clock.
 
-With t the learner's steps, c its steps at the last accepted delta, o its steps and S_o the run's when the last round
-opened, and r the moving average of the steps that it takes while the run goes on by a round of H,
+With t the learner's steps, c its steps at the last accepted delta, o those at which the last round opened, S the run's
+steps, and r the moving average of the steps that the learner takes while the run goes on by a round of H,
 
     c_p = floor(p H / P)                               (1)  at the start, for fragment p of P
     t - c >= H                                         (2)  a delta is due
-    r <- r + 0.3 (H (t - o) / (S - S_o) - r)           (3)  when a round opens and the run stands at S
+    r <- r + 0.3 (H (t - t') / (S - S') - r)           (3)  when a round opens, S' at t' being the last measurement
     r < 0.75 H  and  r - 1 <= t - o <= 2 max(r, 1)     (4)  the next round is near
 
 (4) is for slow learners. In their own steps the run goes on by H more often than every H, so (2) would make them late:
@@ -45,19 +45,23 @@ def is_due(step_count: int, *, contributed_step: int, inner_step_count: int) -> 
 
 @dataclass
 class RoundRhythm:
-    """When a fragment's rounds open, in the learner's own steps."""
+    """How many steps a learner takes while the run goes on by H, and when the last round of a fragment opened."""
 
     opened_step: int | None = None  # o
-    run_step: float = 0.0  # S_o
     interval: float | None = None  # r
+    # t and S when r was last measured: S is the mean over fragments as last reported, and stands still at times.
+    measured_step: int | None = None
+    measured_run_step: float = 0.0
 
     def opened(self, step_count: int, run_step_count: float, *, inner_step_count: int) -> None:
         """Takes note that a round opened at these steps of the learner and of the run, equation (3)."""
-        run_steps = run_step_count - self.run_step
-        if self.opened_step is not None and run_steps > 0:
-            taken = inner_step_count * (step_count - self.opened_step) / run_steps
+        self.opened_step = step_count
+        run_steps = run_step_count - self.measured_run_step
+        if self.measured_step is not None and run_steps > 0:
+            taken = inner_step_count * (step_count - self.measured_step) / run_steps
             self.interval = taken if self.interval is None else self.interval + _RHYTHM_FACTOR * (taken - self.interval)
-        self.opened_step, self.run_step = step_count, run_step_count
+        if self.measured_step is None or run_steps != 0:
+            self.measured_step, self.measured_run_step = step_count, run_step_count
 
     def is_near(self, step_count: int, *, inner_step_count: int) -> bool:
         """Whether the next round is near, equation (4)."""

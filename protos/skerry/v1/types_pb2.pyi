@@ -8,7 +8,7 @@ Words used throughout
   fragment  a named, ordered set of tensors, seen as one flat float32 vector of `numel` elements.
   version   0, 1, 2 ... of one fragment; 0 is the initial weights.
   learner   a process, or a cluster, that trains by itself and exchanges deltas.
-  session   one attachment of a learner; the newest session of a learner id fences the older ones.
+  session   one process of a learner, across its re-attachments; the newest of a learner id fences the older ones.
   delta     the weights that adoption loaded into a learner's model minus its weights now, for one fragment.
   update    what takes version v-1 of a fragment to v: Theta_v = Theta_(v-1) - decode(update).
   position  a number in the run's log; the log holds every decision, so a position is a consistent cut of the run.
@@ -114,8 +114,9 @@ class _MergeRuleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_MergeRule.V
     """
 
 class MergeRule(_MergeRule, metaclass=_MergeRuleEnumTypeWrapper):
-    """How the deltas of a round become one outer gradient. A delta of s steps times min(1, L / s) * H / L is v, where L is
-    the round's length (VersionCommitted.run_step_count); w is its weight.
+    """How the deltas of a round become one outer gradient. L is the round's length (VersionCommitted.run_step_count). For a
+    delta of s steps, v is the delta times min(1, L / s) * H / L, and w its weight (Policy.weight_cap,
+    Policy.staleness_exponent) times min(1, s / L).
     """
 
 MERGE_RULE_UNSPECIFIED: MergeRule.ValueType  # 0
@@ -144,10 +145,10 @@ class _OuterScheduleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_OuterSc
     """
 
 class OuterSchedule(_OuterSchedule, metaclass=_OuterScheduleEnumTypeWrapper):
-    """How outer learning rate and momentum follow n = 1 + s / 24, where s is the run's inner steps that are behind the
-    fragment since its momentum began. Unless the schedule is constant, momentum is then multiplied by
-    min(1, max(0, planned_step_count - S) / (8 H)) where the policy plans a length, S being the inner steps since the
-    run began.
+    """How outer momentum follows n = 1 + S' / 24, where S' is the run's inner steps that are behind the fragment since its
+    momentum began. Unless the schedule is constant, momentum is then multiplied by
+    min(1, max(0, planned_step_count - S) / E), E = min(8 H, planned_step_count / 8), where the policy plans a length; S
+    is the run's inner steps since it began.
     """
 
 OUTER_SCHEDULE_UNSPECIFIED: OuterSchedule.ValueType  # 0
@@ -547,7 +548,7 @@ class OuterOptimizer(_message.Message):
     momentum: _builtins.float
     """Outer momentum, 0 to below 1."""
     schedule: Global___OuterSchedule.ValueType
-    """How both follow the rounds."""
+    """How outer momentum follows the run's progress."""
     def __init__(
         self,
         *,
@@ -617,7 +618,7 @@ class Policy(_message.Message):
     merge: Global___MergeRule.ValueType
     """Merge rule of fragments that `merge_by_fragment` does not name. Default RDA."""
     staleness_exponent: _builtins.float
-    """a: a delta's weight is multiplied by (1 + s)^-a, where s is the number of rounds that its fragment went on since
+    """a: a delta's weight is multiplied by (1 + k)^-a, where k is the number of rounds that its fragment went on since
     the delta's base: rho times length of each, summed, over H, to the nearest whole number. Default 0.5.
     """
     max_staleness: _builtins.int
@@ -632,8 +633,9 @@ class Policy(_message.Message):
     """A snapshot is written when the updates since the last weigh this many times one snapshot. Default 1."""
     planned_step_count: _builtins.int
     """Inner steps of the run, as VersionCommitted.run_step_count counts its progress, after which it is meant to end; 0
-    to 10^12. Over the last eight rounds before it outer momentum falls linearly to 0, unless its schedule is constant.
-    It ends nothing: a run that goes on goes on without momentum. 0 (default): not known.
+    to 10^12. Over the last eight rounds before it, or over the last eighth of a shorter run, outer momentum falls
+    linearly to 0, unless its schedule is constant. It ends nothing: a run that goes on goes on without momentum. 0
+    (default): not known.
     """
     @_builtins.property
     def outer(self) -> Global___OuterOptimizer:

@@ -8,7 +8,7 @@ Words used throughout
   fragment  a named, ordered set of tensors, seen as one flat float32 vector of `numel` elements.
   version   0, 1, 2 ... of one fragment; 0 is the initial weights.
   learner   a process, or a cluster, that trains by itself and exchanges deltas.
-  session   one attachment of a learner; the newest session of a learner id fences the older ones.
+  session   one process of a learner, across its re-attachments; the newest of a learner id fences the older ones.
   delta     the weights that adoption loaded into a learner's model minus its weights now, for one fragment.
   update    what takes version v-1 of a fragment to v: Theta_v = Theta_(v-1) - decode(update).
   position  a number in the run's log; the log holds every decision, so a position is a consistent cut of the run.

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Self
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -88,7 +88,7 @@ class ByteBudget:
         self._waiting: dict[asyncio.Event, None] = {}
 
     def grant(self) -> Grant:
-        """Returns an empty grant, to be entered while a part is held."""
+        """Returns an empty grant, to be released when its part is done with."""
         return Grant(self)
 
     async def _take(self, holder: Grant, size_bytes: int) -> None:
@@ -127,9 +127,3 @@ class Grant:
         """Returns all bytes to the budget."""
         size_bytes, self._size_bytes = self._size_bytes, 0
         self._budget._give_back(self, size_bytes)  # noqa: SLF001 - Grant and ByteBudget are one unit
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.release()

@@ -8,8 +8,8 @@ it took the delta (so that a late, short delta whose learner is alone now can't 
 
     at once        when every expected learner is in it: live leases, and the contributors of the last closes until
                    they leave or miss two;
-    after a grace  from the moment that K learners are in it: min(gamma * slack, about one step of the slowest
-                   that is waited for and the usual lateness), slack = tau * xi_step - (xi_quorum + xi_sync);
+    after a grace  from the moment that K learners are in it: min(gamma * slack, 1.5 steps of the slowest that
+                   is waited for plus twice the mean lateness), slack = tau * xi_step - (xi_quorum + xi_sync);
                    negative: at once.
 
 While a replica's view of the leases is younger than a term, it can't know who is missing, and only quorum and grace

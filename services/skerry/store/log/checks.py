@@ -168,7 +168,8 @@ def check_base(state: RunState, fragment: FragmentState, version: int, digest: s
 def check_repeated_base(state: RunState, session: str, fragment: str, base_version: int) -> Rejection | None:
     """At most one delta of a session from one base version is pending or merged.
 
-    An expired or quarantined delta does not count. Otherwise a fragment would stop if every learner lost its delta.
+    A delta that is expired, superseded or quarantined does not count. Otherwise a fragment would stop if every learner
+    lost its delta.
     """
     other = state.bases.get((session, fragment, base_version))
     if other is None or state.deltas[other].fate not in (Fate.PENDING, Fate.MERGED):

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import assert_never
 
-from skerry.algorithm.rounds import delta_weight
+from skerry.algorithm.rounds import delta_weight, share_of_length
 from skerry.store.errors import LogCorruptError
 from skerry.store.log.checks import check_item
 from skerry.store.log.entries import (
@@ -147,7 +147,8 @@ def _admit_committed(state: RunState, item: CommittedItem) -> list[DeltaState]:
     close = fragment.closing
     assert close is not None  # `check` admitted the item
     before = fragment.versions[item.version - 1].step_count
-    step_count = before + close.participation * state.closed_length(fragment, close)
+    length = state.closed_length(fragment, close)
+    step_count = before + close.participation * length
     fragment.closing = None
     fragment.version, fragment.next_attempt = item.version, 0
     fragment.versions[item.version] = VersionState(
@@ -157,13 +158,13 @@ def _admit_committed(state: RunState, item: CommittedItem) -> list[DeltaState]:
         step_count=step_count,
         commit=CommitRecord(close, item),
     )
-    total = sum(member.weight for member in close.members)
     policy = fragment.closing_policy or state.policy
-    merged = []
-    for member in close.members:
-        delta = state.deltas[member.delta]
+    merged = [state.deltas[member.delta] for member in close.members]
+    weights = [share_of_length(m.weight, d.item.step_count, length) for m, d in zip(close.members, merged, strict=True)]
+    total = sum(weights)
+    for delta, weight in zip(merged, weights, strict=True):
         delta.fate, delta.version = Fate.MERGED, item.version
-        delta.weight_share = member.weight / total if total > 0 else 0.0
+        delta.weight_share = weight / total if total > 0 else 0.0
         history = fragment.squared_norms.setdefault(delta.item.learner, deque(maxlen=NORM_HISTORY))
         history.append(delta.squared_norm_a_step)
         fragment.step_counts[delta.item.learner] = delta.item.step_count
@@ -177,7 +178,6 @@ def _admit_committed(state: RunState, item: CommittedItem) -> list[DeltaState]:
         # How far the delta's own steps reach. Its merge may be much later, if the delta arrived late.
         reached = fragment.versions[delta.item.base_version].step_count + delta.item.step_count
         fragment.worked_until[delta.item.learner] = min(fragment.newest.step_count, reached)
-        merged.append(delta)
     return merged
 
 

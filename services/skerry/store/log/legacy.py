@@ -1,8 +1,7 @@
 """What entries of format 1 and 2 leave to the reader, and later ones say themselves.
 
 A close did not name its round's length. It followed from the deltas: the longest one's steps up to H, or the shortest
-one's after an outage of all. And a base was too old by versions, where it is by rounds
-now.
+one's after an outage of all. And a base was too old by versions, where it is by rounds now.
 """
 
 from __future__ import annotations

@@ -9,17 +9,17 @@ can't be read, the outcome is unknown, and the caller hears nothing until it is 
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass
 from typing import Final
 
 from skerry.runtime.clock import Clock
 from skerry.runtime.identifiers import Entropy
+from skerry.runtime.retry import RetrySettings
 from skerry.store.errors import ObjectMissingError, OutcomeUnknownError, StoreError, StoreFullError
 from skerry.store.objects.interface import Objects
 
-_FIRST_PAUSE_S: Final = 0.05
-_LONGEST_PAUSE_S: Final = 2.0
-_JITTER_STEPS: Final = 2**16
+_PAUSES: Final = RetrySettings(attempt_count=None, first_wait_s=0.05, longest_wait_s=2.0)
 
 
 @dataclass(frozen=True)
@@ -62,11 +62,5 @@ class Creator:
                 failure = error
             if self.clock.monotonic_s() - started >= self.patience_s:
                 raise OutcomeUnknownError(f"store does not say whether a write landed. name={name}") from failure
-            await self._pause(attempt)
             attempt += 1
-
-    async def _pause(self, attempt: int) -> None:
-        """Sleeps before attempt number `attempt` + 1: exponential, bounded, with jitter."""
-        longest = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(attempt, 16))
-        share = int(self.entropy.hex_id(), 16) % _JITTER_STEPS / _JITTER_STEPS
-        await self.clock.sleep(longest * (0.5 + 0.5 * share))
+            await self.clock.sleep(_PAUSES.wait_s(attempt, None, random.Random(self.entropy.hex_id())))

@@ -26,6 +26,7 @@ class DataParallel:
     peak_rate: float
     optimizer: str = "adamw"
     batch_size: int = BATCH_SIZE
+    shard_count: int | None = None  # parts that the data are cut into, of which each has one; None: as many as learners
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ class Job:
         arm = dataclasses.asdict(self.arm)
         if isinstance(self.arm, DataParallel) and self.arm.batch_size == BATCH_SIZE:
             del arm["batch_size"]  # earlier names did not have it
-        if isinstance(self.arm, Islands) and self.arm.shard_count is None:
+        if arm.get("shard_count", 0) is None:
             del arm["shard_count"]  # nor this
         content += [type(self.arm).__name__, arm, self.seed]
         if isinstance(self.arm, Islands):

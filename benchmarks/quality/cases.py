@@ -292,11 +292,11 @@ def mixed(*made: Island, step_count: int = STEPS) -> Islands:
 
 
 def _mix(case: str, *groups: tuple[int, Island]) -> Iterable[Comparison]:
-    """Yields a mix of groups of equal learners against each group on as much data, and each learner, by itself."""
+    """Yields a mix of groups of equal learners against each group and learner by itself, on its part of the data."""
     subject = mixed(*(island for count, island in groups for _ in range(count)))
     for count, island in groups:
         steps, name = round(STEPS * island.speed), f"batch {island.batch_size}, speed {island.speed:.2g}"
-        lone = replace(alone(steps), batch_size=island.batch_size)
+        lone = replace(alone(steps), batch_size=island.batch_size, shard_count=len(subject.islands))
         yield Comparison(case, subject, lone, f"one of {name}", 1.0, None, _MANY)
         if count > 1:
             equal = (replace(island, speed=1.0),) * count

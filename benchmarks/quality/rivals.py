@@ -13,8 +13,8 @@ def train_data_parallel(arm: DataParallel, seed: int) -> Outcome:
     """Trains one model on all learners' batches at once."""
     inner = task.Inner(arm.peak_rate, arm.step_count, InnerOptimizerName(arm.optimizer))
     training = task.InnerTraining(inner, seed=seed)
-    count = arm.learner_count
-    samplers = [task.sampler(shard, count, seed=seed, batch_size=arm.batch_size) for shard in range(1, count + 1)]
+    parts, batch_size = arm.shard_count or arm.learner_count, arm.batch_size
+    samplers = [task.sampler(n, parts, seed=seed, batch_size=batch_size) for n in range(1, arm.learner_count + 1)]
     for step in range(arm.step_count):
         training.step(task.joined([sampler.batch(step) for sampler in samplers]), step)
     return Outcome({task.PYTHON: training.judge()}, (arm.step_count,))

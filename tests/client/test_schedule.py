@@ -11,7 +11,8 @@ H = 24
 
 def rhythm_of(*opened_steps: int, round_steps: float = H) -> RoundRhythm:
     """Returns the rhythm of a learner that had taken so many steps at each opening; rounds took `round_steps`."""
-    rhythm = RoundRhythm()
+    first = opened_steps[0] if opened_steps else 0
+    rhythm = RoundRhythm(first, 0.0)
     for number, step_count in enumerate(opened_steps):
         rhythm.opened(step_count, number * round_steps, inner_step_count=H)
     return rhythm
@@ -59,10 +60,20 @@ def test_a_run_that_went_back_says_nothing_of_the_pace() -> None:
 
 def test_a_round_that_opens_while_the_run_stands_still_does_not_change_the_pace() -> None:
     """It was void, or the version of the round before is not reported yet."""
-    rhythm = RoundRhythm()
+    rhythm = RoundRhythm(24, 0.0)
     for step_count, run_step_count in ((24, 0), (48, 24), (72, 24), (96, 72), (120, 72), (144, 120)):
         rhythm.opened(step_count, run_step_count, inner_step_count=H)
     assert rhythm.interval == H
+
+
+def test_first_deltas_of_more_than_h_steps_make_nobody_slow() -> None:
+    """A run of four fragments begins with deltas of H to nearly 2 H steps: it goes on by 1.4 H in its second round."""
+    for first, run_step_counts in ((24, (0, 33, 57, 81)), (42, (24, 48, 72, 96))):
+        rhythm = RoundRhythm(0, 0.0)
+        for number, run_step_count in enumerate(run_step_counts):
+            step_count = first + number * H
+            rhythm.opened(step_count, run_step_count, inner_step_count=H)
+            assert not any(rhythm.is_near(step, inner_step_count=H) for step in range(step_count, step_count + 2 * H))
 
 
 def test_a_learner_left_alone_goes_back_to_h_steps() -> None:

@@ -185,6 +185,8 @@ class Attachment:
         session.policy = policy_from_message(attached.run.policy, session.policy)
         self._lease_term_s = attached.lease_term.ToTimedelta().total_seconds() or session.policy.lease_term_s
         self._on_progress(attached.run_step_count)
+        for fragment in self._fragments.values():
+            fragment.on_attached(attached.run_step_count)
         self._on_versions(attached.run.versions)
         self._on_status(attached.run.status)
         for fate in attached.pending:
@@ -198,7 +200,8 @@ class Attachment:
         match event.WhichOneof("kind"):
             case "round_opened":
                 if (fragment := self._fragments.get(event.round_opened.fragment)) is not None:
-                    fragment.on_round_opened(event.round_opened.version, self._run_step_count or 0.0)
+                    assert self._run_step_count is not None, "an event before the first attachment"
+                    fragment.on_round_opened(event.round_opened.version, self._run_step_count)
             case "delta_accepted":
                 self._on_fate(event.delta_accepted)
             case "version_committed":

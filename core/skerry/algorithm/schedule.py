@@ -47,20 +47,20 @@ def is_due(step_count: int, *, contributed_step: int, inner_step_count: int) -> 
 class RoundRhythm:
     """How many steps a learner takes while the run goes on by H, and when the last round of a fragment opened."""
 
+    # t' and S', at first those at which the learner joined; S is the mean over fragments, as last reported.
+    measured_step: int
+    measured_run_step: float
     opened_step: int | None = None  # o
     interval: float | None = None  # r
-    # t and S when r was last measured: S is the mean over fragments as last reported, and stands still at times.
-    measured_step: int | None = None
-    measured_run_step: float = 0.0
 
     def opened(self, step_count: int, run_step_count: float, *, inner_step_count: int) -> None:
         """Takes note that a round opened at these steps of the learner and of the run, equation (3)."""
         self.opened_step = step_count
         run_steps = run_step_count - self.measured_run_step
-        if self.measured_step is not None and run_steps > 0:
+        if run_steps > 0:
             taken = inner_step_count * (step_count - self.measured_step) / run_steps
             self.interval = taken if self.interval is None else self.interval + _RHYTHM_FACTOR * (taken - self.interval)
-        if self.measured_step is None or run_steps != 0:
+        if run_steps != 0:  # it stands still where a round was void or its version is not reported yet
             self.measured_step, self.measured_run_step = step_count, run_step_count
 
     def is_near(self, step_count: int, *, inner_step_count: int) -> bool:

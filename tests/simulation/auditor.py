@@ -162,11 +162,13 @@ class _Audit:
 
     def _steps_are_merged_once(self) -> Iterator[Finding]:
         for (session, fragment), history in self.histories.items():
+            headers = self.by_session[session].headers if session in self.by_session else {}
             until = 0
             for delta in history:
                 if delta.fate is not Fate.MERGED:
                     continue
-                first, last = delta.item.last_step - delta.item.step_count, delta.item.last_step
+                sent = headers.get(delta.item.delta, delta.item)  # by the learner's own account, where there is one
+                first, last = sent.last_step - sent.step_count, sent.last_step
                 if first < until:
                     yield Finding(
                         "every inner step is merged at most once",

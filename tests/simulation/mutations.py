@@ -17,8 +17,10 @@ from weakref import WeakKeyDictionary
 import pytest
 
 from skerry.algorithm.rebase import Ledger
+from skerry.client.errors import RefusedError, SkerryError, TryAgainError
 from skerry.client.fragment import FragmentExchange
 from skerry.client.fragment_state import Idle, Sending
+from skerry.client.grpc_transport import error_from_rpc
 from skerry.store.errors import StoreError
 from skerry.store.log import checks, fold
 from skerry.store.log.entries import AcceptedItem, ClosedItem, Item, RunStatus
@@ -28,6 +30,7 @@ from skerry.store.objects.put_if_absent import Creator
 from skerry.syncer.push import Push
 from skerry.syncer.rounds import Decisions, RoundEngine
 from skerry.v1 import exchange_pb2, types_pb2
+from tests.simulation import network
 from tests.simulation.auditor import Finding
 from tests.simulation.judgement import judge
 from tests.simulation.sim_transport import SimTransport
@@ -54,6 +57,15 @@ def _resends_with_a_new_id(patch: pytest.MonkeyPatch) -> None:
         await push_once(self)
 
     patch.setattr(FragmentExchange, "_push_once", renamed)
+
+
+def _takes_any_refusal_for_the_syncers(patch: pytest.MonkeyPatch) -> None:
+    """Whoever refuses a push, the client takes the delta for one that is never accepted, and sends its work again."""
+
+    def from_anybody(error: Any, *, unknown: type[SkerryError]) -> SkerryError:
+        return error_from_rpc(error, unknown=RefusedError if unknown is TryAgainError else unknown)
+
+    patch.setattr(network, "error_from_rpc", from_anybody)
 
 
 def _accepts_a_repeated_base(patch: pytest.MonkeyPatch) -> None:
@@ -229,6 +241,13 @@ MUTATIONS: Final = (
     Mutation(
         "accepts a repeated base", _accepts_a_repeated_base, "network", 0, "every inner step is merged at most once"
     ),
+    Mutation(
+        "takes any refusal",
+        _takes_any_refusal_for_the_syncers,
+        "proxies",
+        0,
+        "every inner step is merged at most once",
+    ),
     Mutation("checks no session", _checks_no_session, "sleepers", 1, "no delta of a fenced session is accepted"),
     Mutation(
         "acknowledges early", _acknowledges_before_the_append, "alone", 0, "every acknowledged delta was in the log"
@@ -245,7 +264,7 @@ MUTATIONS: Final = (
     Mutation("keeps frozen deltas", _keeps_frozen_deltas_pending, "calm", 0, "every accepted delta has one fate"),
 )
 # Those whose histories are short enough for every test run; a campaign's `--mutations` goes through all.
-QUICK_COUNT: Final = 7
+QUICK_COUNT: Final = 8
 
 
 def findings_of(mutation: Mutation, *, seed_count: int = 8) -> Iterator[Finding]:

@@ -262,20 +262,8 @@ class FragmentExchange:
 
     async def _push(self) -> None:
         """Sends the delta until it is acknowledged or refused."""
-        try:
-            async with self._session.transfers:
-                await self._session.calls.retry.call(self._push_once)
-        except WorkRefusedError as error:
-            self._refuse(error)
-            raise
-        except (TryAgainError, RefusedError) as error:
-            state = self.state
-            if isinstance(state, Sending) and error.reason in _BYTES_AT_FAULT:
-                self.state = state = fragment_state.damaged(state)
-            is_hopeless = isinstance(state, Sending) and state.damage_count >= _MAX_DAMAGE
-            if isinstance(error, RefusedError) or is_hopeless:
-                self._refuse(error)
-            raise
+        async with self._session.transfers:
+            await self._session.calls.retry.call(self._push_once)
 
     async def _push_once(self) -> None:
         session, state = self._session, self.state
@@ -287,9 +275,17 @@ class FragmentExchange:
         if not isinstance(state, Sending):
             return  # it was acknowledged meanwhile
         self.state = fragment_state.tried(state)
-        response = await push(
-            session.calls, state.delta, seen_position=session.position, stored=stored, count_bytes=session.tally.sent
-        )
+        try:
+            response = await push(
+                session.calls,
+                state.delta,
+                seen_position=session.position,
+                stored=stored,
+                count_bytes=session.tally.sent,
+            )
+        except SkerryError as error:
+            self._on_push_failed(error)
+            raise
         session.saw(response.position)
         if response.state != exchange_pb2.PUSH_STATE_ACCEPTED:
             raise error_of("INCOMPLETE", f"push was not accepted. delta={state.delta.delta_id}")
@@ -305,11 +301,18 @@ class FragmentExchange:
             self.on_fate(response.fate)
         return response
 
-    def _refuse(self, error: SkerryError) -> None:
-        """The delta was never accepted: its work is sent again, from a base that the server knows."""
+    def _on_push_failed(self, error: SkerryError) -> None:
+        """Returns the work if the syncer said of this very delta that it is never accepted; else the bytes are kept."""
         state = self.state
         if not isinstance(state, Sending):
-            return
+            return  # an event acknowledged it meanwhile
+        if error.reason in _BYTES_AT_FAULT:
+            self.state = state = fragment_state.damaged(state)
+        if isinstance(error, WorkRefusedError | RefusedError) or state.damage_count >= _MAX_DAMAGE:
+            self._refuse(state, error)
+
+    def _refuse(self, state: Sending, error: SkerryError) -> None:
+        """The delta was never accepted: its work is sent again, from a base that the server knows."""
         _log.warning("delta was refused, its work will be sent again", **self._facts(error))
         self.state = fragment_state.refused(state, is_base_used=error.reason == "BASE_REPEATED")
         self._session.tally.deltas_returned += 1

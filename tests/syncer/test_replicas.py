@@ -217,3 +217,25 @@ async def test_three_processes_killed_in_turn_lose_nothing_and_merge_nothing_twi
     acknowledged = set().union(*(one.acknowledged for one in persistent))
     counts = check_fates(state, acknowledged)
     assert counts[Fate.MERGED] > len(acknowledged) // 2
+
+
+async def test_changes_of_the_policy_by_two_replicas_are_all_kept(replicas: list[Stubs]) -> None:
+    run, _ = await create_run(replicas[0])
+    source = random.Random(0)
+
+    async def change(stubs: Stubs, policy: types.Policy) -> int:
+        request_id = f"{source.getrandbits(128):032x}"
+        request = runs.SetPolicyRequest(name=run.name, run_uid=run.uid, request_id=request_id, policy=policy)
+        return (await stubs.runs.SetPolicy(request)).run.position
+
+    for value in range(20, 40):
+        positions = await asyncio.gather(
+            change(replicas[0], types.Policy(inner_step_count=value)),
+            change(replicas[1], types.Policy(max_staleness=value)),
+            change(replicas[1], types.Policy(quorum_count=value)),
+            change(replicas[2], types.Policy(grace_factor=value / 64)),
+        )
+        request = runs.GetRunRequest(name=run.name, seen_position=max(positions))
+        policy = (await replicas[0].runs.GetRun(request)).run.policy
+        kept = (policy.inner_step_count, policy.max_staleness, policy.quorum_count, policy.grace_factor)
+        assert kept == (value, value, value, value / 64)

@@ -57,13 +57,25 @@ class AppendTooLargeError(ValueError):
     """The items are too large for one entry, whatever else waits; nothing was written."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Waiter:
     """An append whose caller waits for the outcome."""
 
     items: tuple[Item, ...]
     size_bytes: int
     answer: asyncio.Future[tuple[Outcome, ...]]
+    make: Callable[[RunState], Item] | None = None  # makes `items` anew from the state that the entry follows
+
+    def remake(self, state: RunState) -> bool:
+        """Makes the items for an entry that follows `state`; returns false if they can't be made any more."""
+        if self.make is None:
+            return True
+        try:
+            self.items = (self.make(state),)
+        except Exception as error:  # noqa: BLE001 - the caller's own, who gets it
+            self.answer.set_exception(error)
+            return False
+        return True
 
 
 @dataclass(frozen=True)
@@ -139,14 +151,30 @@ class RunLog:
             AppendTooLargeError: the items are too large for one entry.
             ValueError: an item is malformed.
         """
-        self._raise_failure()
         if not items:
             return ()
+        return await self._append(tuple(items))
+
+    async def append_made(self, make: Callable[[RunState], Item]) -> Outcome:
+        """Appends the item that `make` returns for the state that its entry follows: nothing comes between the two.
+
+        `make` may be called several times. It must not wait; what it raises is raised here.
+
+        Raises:
+            StoreError: as for `append`.
+        """
+        (outcome,) = await self._append((make(self.state),), make)
+        return outcome
+
+    async def _append(
+        self, items: tuple[Item, ...], make: Callable[[RunState], Item] | None = None
+    ) -> tuple[Outcome, ...]:
+        self._raise_failure()
         size = sum(len(canonical_json(item_to_json(item))) for item in items)
         if size > MAX_APPEND_BYTES:
             raise AppendTooLargeError(f"append is too large for one entry. size_bytes={size}, limit={MAX_APPEND_BYTES}")
         loop = asyncio.get_running_loop()
-        waiter = _Waiter(tuple(items), size, loop.create_future())
+        waiter = _Waiter(items, size, loop.create_future(), make)
         self._waiting.append(waiter)
         if self._writing is None or self._writing.done():
             self._writing = loop.create_task(self._write_waiting(), name=f"log-writer {self.spec.name}")
@@ -243,6 +271,8 @@ class RunLog:
         group: list[_Waiter] = []
         size = 0
         while self._waiting and (not group or size + self._waiting[0].size_bytes <= GROUP_BYTES):
+            if group and self._waiting[0].make is not None:
+                break  # its item follows the state, so its entry has nothing before it
             waiter = self._waiting.popleft()
             if not waiter.answer.done():  # cancelled ones are taken back
                 group.append(waiter)
@@ -273,6 +303,9 @@ class RunLog:
     async def _write(self, group: list[_Waiter]) -> list[_Waiter]:
         """Puts the group under the next number. Returns the appends that need another number because a writer won."""
         await self._check_anchor()
+        group = [waiter for waiter in group if not waiter.answer.done() and waiter.remake(self.state)]
+        if not group:
+            return []
         entry = Entry(
             position=self.state.position + 1,
             run_uid=self.spec.uid,

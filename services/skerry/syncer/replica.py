@@ -20,7 +20,17 @@ from skerry.runtime.clock import Clock
 from skerry.runtime.workers import Workers
 from skerry.store.errors import LogCorruptError, StoreError
 from skerry.store.log.checks import check_item
-from skerry.store.log.entries import INITIAL_BASE, Decided, Entry, Fate, Item, LeftItem, RunStatus, SessionItem
+from skerry.store.log.entries import (
+    INITIAL_BASE,
+    ClosedItem,
+    Decided,
+    Entry,
+    Fate,
+    Item,
+    LeftItem,
+    RunStatus,
+    SessionItem,
+)
 from skerry.store.log.run_log import RunLog
 from skerry.store.log.state import Outcome, RunState
 from skerry.store.versions.replay import UnreadableDeltaError
@@ -283,10 +293,16 @@ class RunReplica:
     async def _propose(self, items: tuple[Item, ...]) -> bool:
         """Appends decisions to the log; returns false if the log did not move, so that deciding again is pointless."""
         before = self.state.position
-        if await self._done(self.log.append(items), "decision could not be written"):
+        if await self._done(self._append(items), "decision could not be written"):
             return self.state.position != before
         await self._clock.sleep(self._settings.retry_s)
         return True
+
+    async def _append(self, items: tuple[Item, ...]) -> None:
+        """Appends decisions; of several replicas' closes of one round, the one that the log admits says who merges."""
+        for outcome in await self.log.append(items):
+            if outcome.rejection is None and isinstance(outcome.item, ClosedItem):
+                self._engine.adopt_close(outcome.item)
 
     async def _advise(self) -> None:
         """Shares leases with other replicas, three times a term."""
@@ -350,7 +366,6 @@ class RunReplica:
             attempt=key.attempt + 1,
             decided=(Decided(error.delta, Fate.QUARANTINED, "its stored parts can't be read"),),
         )
-        self._engine.adopt_close(item)
         if not await self._propose((item,)):
             await self._clock.sleep(self._settings.retry_s)
 

@@ -151,6 +151,17 @@ async def test_a_page_of_a_proxy_returns_no_work(target: str, status: int, monke
     await direct.close()
 
 
+async def test_a_learner_whose_run_was_closed_knows_its_last_fates_though_no_event_told_them(target: str) -> None:
+    async with training(target, Faults(attach_cuts=[0] * 10_000)) as world:
+        await world.train_until(lambda: world.exchange.stats.deltas_acknowledged >= 3)
+        await answer(world.transport.runs.CloseRun(runs_pb2.CloseRunRequest(name="fit"), timeout=20))
+        await world.train_until(lambda: world.exchange.is_closed and world.exchange.is_flushed)
+        await world.train_until(lambda: not world.exchange.stats.is_attached)
+        assert world.exchange.failure is None
+        stats = world.exchange.stats
+        assert stats.deltas_merged + stats.deltas_returned == stats.deltas_acknowledged
+
+
 async def test_a_push_that_was_cut_sends_the_same_delta_from_its_last_whole_part(target: str) -> None:
     faults = Faults()
     async with training(target, faults) as world:

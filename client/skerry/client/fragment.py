@@ -125,8 +125,10 @@ class FragmentExchange:
 
     @property
     def is_flushed(self) -> bool:
-        """Whether every step is in an acknowledged delta."""
+        """Whether every step is in an acknowledged delta; in a closed run, whether the last delta's fate is known."""
         state = self.state
+        if self._session.is_closed:
+            return not (isinstance(state, Sending) or (isinstance(state, InFlight) and state.is_pending))
         return not isinstance(state, Sending) and self._is_all_sent(state)
 
     def _is_all_sent(self, state: State) -> bool:
@@ -200,10 +202,12 @@ class FragmentExchange:
         )
 
     async def _wait(self) -> None:
-        """Waits for an event; with a delta in flight for a lease term only, since a broken stream may have lost it."""
+        """Waits for an event; with a delta in flight for a while only, since a broken stream may have lost its fate."""
         if self._session.is_flushing:
             self._session.boundary.wake()  # so that `serve` looks whether the flush is done
-        timeout_s = self._session.policy.lease_term_s if isinstance(self.state, InFlight) else None
+        session = self._session
+        patience_s = session.settings.retry.longest_wait_s if session.is_closed else session.policy.lease_term_s
+        timeout_s = patience_s if isinstance(self.state, InFlight) else None
         try:
             async with asyncio.timeout(timeout_s):
                 await self._wake.wait()

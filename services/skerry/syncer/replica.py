@@ -30,6 +30,7 @@ from skerry.store.log.entries import (
     LeftItem,
     RunStatus,
     SessionItem,
+    StatusItem,
 )
 from skerry.store.log.run_log import RunLog
 from skerry.store.log.state import Outcome, RunState
@@ -154,6 +155,8 @@ class RunReplica:
         with self.followers.following(learner, session) as stream:
             if self.state.learners[learner].session != session:  # fenced since its own entry was folded
                 stream.end(_fenced(learner))
+            if self.state.status is RunStatus.CLOSED:  # likewise
+                stream.end(_run_closed())
             self._send_learner(learner)
             yield stream
 
@@ -214,12 +217,19 @@ class RunReplica:
                 item = outcome.item
                 self.followers.end(_fenced(item.learner), learner=item.learner, but_session=item.session)
                 self.membership.forget_others(self.state)
+            if outcome.rejection is None and isinstance(outcome.item, StatusItem):
+                self._end_attached()
             for delta in outcome.decided:
                 if delta.fate is not Fate.MERGED:  # its round may be void; the next one is announced again
                     self._announced.pop(delta.item.fragment, None)
         self._decide_now.set()
         self._tail_now.set()
         self._wake_waiting()
+
+    def _end_attached(self) -> None:
+        """Ends the learners' streams once the run is closed, after the events that tell them the last fates."""
+        if self.state.status is RunStatus.CLOSED:
+            self.followers.end_learners(_run_closed())
 
     def _wake_waiting(self) -> None:
         for news in self._waiting:
@@ -387,6 +397,10 @@ class RunReplica:
 
 def _fenced(learner: str) -> SyncerError:
     return SyncerError("SESSION_FENCED", f"a newer session of this learner attached. learner={learner}")
+
+
+def _run_closed() -> SyncerError:
+    return SyncerError("RUN_CLOSED", "the run is closed; every delta has its fate")
 
 
 async def _wait(event: asyncio.Event, timeout_s: float | None) -> None:

@@ -20,18 +20,7 @@ from skerry.runtime.clock import Clock
 from skerry.runtime.workers import Workers
 from skerry.store.errors import LogCorruptError, StoreError
 from skerry.store.log.checks import check_item
-from skerry.store.log.entries import (
-    INITIAL_BASE,
-    ClosedItem,
-    Decided,
-    Entry,
-    Fate,
-    Item,
-    LeftItem,
-    RunStatus,
-    SessionItem,
-    StatusItem,
-)
+from skerry.store.log.entries import INITIAL_BASE, Decided, Entry, Fate, Item, LeftItem, RunStatus, SessionItem
 from skerry.store.log.run_log import RunLog
 from skerry.store.log.state import Outcome, RunState
 from skerry.store.versions.replay import UnreadableDeltaError
@@ -155,8 +144,7 @@ class RunReplica:
         with self.followers.following(learner, session) as stream:
             if self.state.learners[learner].session != session:  # fenced since its own entry was folded
                 stream.end(_fenced(learner))
-            if self.state.status is RunStatus.CLOSED:  # likewise
-                stream.end(_run_closed())
+            self._end_if_closed()  # likewise
             self._send_learner(learner)
             yield stream
 
@@ -217,19 +205,18 @@ class RunReplica:
                 item = outcome.item
                 self.followers.end(_fenced(item.learner), learner=item.learner, but_session=item.session)
                 self.membership.forget_others(self.state)
-            if outcome.rejection is None and isinstance(outcome.item, StatusItem):
-                self._end_attached()
             for delta in outcome.decided:
                 if delta.fate is not Fate.MERGED:  # its round may be void; the next one is announced again
                     self._announced.pop(delta.item.fragment, None)
+        self._end_if_closed()
         self._decide_now.set()
         self._tail_now.set()
         self._wake_waiting()
 
-    def _end_attached(self) -> None:
+    def _end_if_closed(self) -> None:
         """Ends the learners' streams once the run is closed, after the events that tell them the last fates."""
         if self.state.status is RunStatus.CLOSED:
-            self.followers.end_learners(_run_closed())
+            self.followers.end_learners(SyncerError("RUN_CLOSED", "the run is closed; every delta has its fate"))
 
     def _wake_waiting(self) -> None:
         for news in self._waiting:
@@ -310,9 +297,7 @@ class RunReplica:
 
     async def _append(self, items: tuple[Item, ...]) -> None:
         """Appends decisions; of several replicas' closes of one round, the one that the log admits says who merges."""
-        for outcome in await self.log.append(items):
-            if outcome.rejection is None and isinstance(outcome.item, ClosedItem):
-                self._engine.adopt_close(outcome.item)
+        self._engine.appended(await self.log.append(items))
 
     async def _advise(self) -> None:
         """Shares leases with other replicas, three times a term."""
@@ -397,10 +382,6 @@ class RunReplica:
 
 def _fenced(learner: str) -> SyncerError:
     return SyncerError("SESSION_FENCED", f"a newer session of this learner attached. learner={learner}")
-
-
-def _run_closed() -> SyncerError:
-    return SyncerError("RUN_CLOSED", "the run is closed; every delta has its fate")
 
 
 async def _wait(event: asyncio.Event, timeout_s: float | None) -> None:

@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from skerry.store.log.entries import ClosedItem, Decided, Fate, FateItem, Item, RunStatus, StatusItem
-from skerry.store.log.state import DeltaState, FragmentState, RunState
+from skerry.store.log.state import DeltaState, FragmentState, Outcome, RunState
 from skerry.syncer.membership import MembershipView, closed_round, expected_learners, weigh
 from skerry.wire.policy import Policy
 
@@ -134,6 +134,12 @@ class RoundEngine:
         timing = self._timings.get(key.fragment)
         if timing is not None and timing.closing_key == key:
             timing.closing_seen_at_s = now_s
+
+    def appended(self, outcomes: Iterable[Outcome]) -> None:
+        """Says what became of items that this replica appended."""
+        for outcome in outcomes:
+            if outcome.rejection is None and isinstance(outcome.item, ClosedItem):
+                self.adopt_close(outcome.item)
 
     def adopt_close(self, item: ClosedItem) -> None:
         """Says that the log admitted `item` from this replica, which so merges the set without waiting for a term."""

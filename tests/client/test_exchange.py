@@ -15,8 +15,9 @@ import pytest
 from grpc.aio import Metadata
 
 from skerry.client import MergeRule, OuterOptimizer, OuterSchedule, RetrySettings
+from skerry.client.errors import error_of
 from skerry.client.exchange import ExchangeLoop
-from skerry.client.grpc_transport import answer
+from skerry.client.grpc_transport import GrpcTransport, answer
 from skerry.client.parameters import ArrayParameters
 from skerry.client.session import ExchangeSettings
 from skerry.runtime.clock import SystemClock
@@ -25,6 +26,7 @@ from skerry.runtime.workers import InlineWorkers
 from skerry.v1 import runs_pb2
 from skerry.wire import Codec, Encoding
 from tests.client.faulty_transport import Faults, FaultyTransport
+from tests.client.http_proxy import HttpProxy
 from tests.client.quadratic import QUICK, Quadratic
 
 SETTINGS = ExchangeSettings(
@@ -125,6 +127,39 @@ async def test_a_status_of_a_proxy_says_nothing_about_a_push(
         assert world.exchange.stats.deltas_returned == 0
         merged = await world.merged_delta_ids()
         assert len(merged) == len(set(merged))
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 429, 502, 503])
+async def test_a_page_of_a_proxy_returns_no_work(target: str, status: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    proxy, direct = HttpProxy(target), GrpcTransport(target)
+    async with proxy.listening(), training(f"127.0.0.1:{proxy.port}", Faults()) as world:
+        await world.train_until(lambda: world.exchange.stats.deltas_acknowledged >= 3)
+        push = world.transport.push_delta
+
+        async def unanswered(requests: Any) -> Any:
+            monkeypatch.setattr(world.transport, "push_delta", push)
+            proxy.answer(status)  # before the effect, so that no event acknowledges the delta
+            await direct.push_delta(requests)
+            raise error_of("UNREACHABLE", "answer was lost")
+
+        monkeypatch.setattr(world.transport, "push_delta", unanswered)
+        await world.train_until(lambda: proxy.answered_count >= 5)
+        proxy.answer(None)
+        await world.train_until(lambda: world.exchange.stats.deltas_merged >= 12)
+        assert world.exchange.stats.deltas_returned == 0
+        assert await world.merged_delta_ids()
+    await direct.close()
+
+
+async def test_a_learner_whose_run_was_closed_knows_its_last_fates_though_no_event_told_them(target: str) -> None:
+    async with training(target, Faults(attach_cuts=[0] * 10_000)) as world:
+        await world.train_until(lambda: world.exchange.stats.deltas_acknowledged >= 3)
+        await answer(world.transport.runs.CloseRun(runs_pb2.CloseRunRequest(name="fit"), timeout=20))
+        await world.train_until(lambda: world.exchange.is_closed and world.exchange.is_flushed)
+        await world.train_until(lambda: not world.exchange.stats.is_attached)
+        assert world.exchange.failure is None
+        stats = world.exchange.stats
+        assert stats.deltas_merged + stats.deltas_returned == stats.deltas_acknowledged
 
 
 async def test_a_push_that_was_cut_sends_the_same_delta_from_its_last_whole_part(target: str) -> None:

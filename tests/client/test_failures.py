@@ -64,14 +64,27 @@ def test_every_reason_says_what_to_do(reason: str, kind: type[SkerryError]) -> N
 
 
 def test_details_of_others_are_not_taken_for_ours() -> None:
-    info = error_details_pb2.ErrorInfo(domain="elsewhere", reason="RUN_CLOSED")
-    assert error_from_rpc(rpc_error(grpc.StatusCode.UNAVAILABLE, info)).reason == "UNREACHABLE"
+    for domain in ("elsewhere", "SKERRY", "skerry.example", ""):
+        info = error_details_pb2.ErrorInfo(domain=domain, reason="RUN_CLOSED")
+        assert error_from_rpc(rpc_error(grpc.StatusCode.UNAVAILABLE, info)).reason == "UNREACHABLE"
+
+
+@pytest.mark.parametrize("code", [code for code in grpc.StatusCode if code is not grpc.StatusCode.OK])
+def test_no_status_without_a_reason_refuses_a_push(code: grpc.StatusCode) -> None:
+    foreign = error_details_pb2.ErrorInfo(domain="elsewhere", reason="BASE_STALE")
+    for error in (rpc_error(code), rpc_error(code, foreign)):
+        assert type(error_from_rpc(error, unknown=TryAgainError)) is TryAgainError
+
+
+def test_a_reason_of_a_later_version_does_not_refuse_a_push() -> None:
+    info = error_details_pb2.ErrorInfo(domain="skerry", reason="TOO_MANY_MOONS")
+    error = error_from_rpc(rpc_error(grpc.StatusCode.FAILED_PRECONDITION, info), unknown=TryAgainError)
+    assert type(error) is TryAgainError
+    assert error.reason == "TOO_MANY_MOONS"
 
 
 def test_a_status_without_a_reason_is_a_refusal_except_of_a_push() -> None:
-    error = rpc_error(grpc.StatusCode.UNIMPLEMENTED)
-    assert type(error_from_rpc(error)) is RefusedError
-    assert type(error_from_rpc(error, unknown=TryAgainError)) is TryAgainError
+    assert type(error_from_rpc(rpc_error(grpc.StatusCode.UNIMPLEMENTED))) is RefusedError
     info = error_details_pb2.ErrorInfo(domain="skerry", reason="BAD_REQUEST")
     refusal = rpc_error(grpc.StatusCode.INVALID_ARGUMENT, info)
     assert type(error_from_rpc(refusal, unknown=TryAgainError)) is RefusedError

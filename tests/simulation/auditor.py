@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -16,7 +17,17 @@ from numpy.typing import NDArray
 
 from skerry.client.session import Adoption
 from skerry.runtime.workers import InlineWorkers
-from skerry.store.log.entries import INITIAL_BASE, AcceptedItem, Entry, Fate, Item, RunStatus, SessionItem, entry_name
+from skerry.store.log.entries import (
+    INITIAL_BASE,
+    AcceptedItem,
+    Entry,
+    Fate,
+    Item,
+    PolicyItem,
+    RunStatus,
+    SessionItem,
+    entry_name,
+)
 from skerry.store.log.fold import apply_entry
 from skerry.store.log.run_log import RunLog
 from skerry.store.log.state import DeltaState, RunState
@@ -26,6 +37,7 @@ from skerry.store.versions.scratch import Scratch
 from skerry.v1 import types_pb2
 from skerry.wire.codecs import Codec
 from skerry.wire.frames import decode_frames
+from skerry.wire.messages import policy_from_message
 from tests.simulation.evidence import Evidence, state_digest
 from tests.simulation.observer import open_run
 from tests.simulation.sim_transport import LearnerRecord
@@ -83,6 +95,7 @@ class _Audit:
         self.admitted = admitted  # every item that the fold admitted, in log order
         self.log = log
         self.state = log.state
+        self.sessions = {item.session for item in admitted if isinstance(item, SessionItem)}  # that ever took over
         self.by_session = {record.session: record for record in evidence.records if record.session}
         # The deltas of each session's fragment, in the order in which they were accepted.
         self.histories: dict[tuple[str, str], list[DeltaState]] = defaultdict(list)
@@ -100,6 +113,7 @@ class _Audit:
             *self._steps_are_merged_once(),
             *self._every_delta_has_its_fate(),
             *self._versions_are_continuous(),
+            *self._policy_changes_are_kept(),
             *self._replicas_agree(),
             *self._followers_have_the_weights(),
             *self._learners_are_well(),
@@ -162,11 +176,13 @@ class _Audit:
 
     def _steps_are_merged_once(self) -> Iterator[Finding]:
         for (session, fragment), history in self.histories.items():
+            headers = self.by_session[session].headers if session in self.by_session else {}
             until = 0
             for delta in history:
                 if delta.fate is not Fate.MERGED:
                     continue
-                first, last = delta.item.last_step - delta.item.step_count, delta.item.last_step
+                sent = headers.get(delta.item.delta, delta.item)  # by the learner's own account, where there is one
+                first, last = sent.last_step - sent.step_count, sent.last_step
                 if first < until:
                     yield Finding(
                         "every inner step is merged at most once",
@@ -197,6 +213,13 @@ class _Audit:
             if sorted(fragment.versions) != list(range(fragment.version + 1)):
                 yield Finding("versions are continuous", f"{name} has {sorted(fragment.versions)}")
 
+    def _policy_changes_are_kept(self) -> Iterator[Finding]:
+        changes = [item for item in self.admitted if isinstance(item, PolicyItem)]
+        for before, change in pairwise(changes):
+            asked = self.evidence.policy_changes.get(change.request_id)
+            if asked is not None and change.policy != policy_from_message(asked, before.policy):
+                yield Finding("a change of the policy changes nothing else", f"request {change.request_id} did")
+
     def _replicas_agree(self) -> Iterator[Finding]:
         own = state_digest(self.state)
         for replica, digest in self.evidence.state_digests:
@@ -224,7 +247,7 @@ class _Audit:
         """Whether a learner had to stop."""
         if reason == "RUN_CLOSED":
             return self.evidence.plan.mix.closes_under_fire
-        return reason == "SESSION_FENCED" and record.may_be_fenced
+        return reason == "SESSION_FENCED" and record.may_be_fenced and record.session in self.sessions
 
     def _nothing_is_lost(self) -> Iterator[Finding]:
         """Finds work of learners that flushed and left that is not merged, and whose fate the log does not explain."""

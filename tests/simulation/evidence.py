@@ -15,6 +15,7 @@ import msgspec
 from skerry.store.errors import StoreError
 from skerry.store.log.state import RunState
 from skerry.syncer.errors import SyncerError
+from skerry.v1 import types_pb2
 from skerry.wire.digests import tree_digest
 from tests.doubles.dict_objects import DictObjects
 from tests.simulation.learner_process import RUN
@@ -50,6 +51,7 @@ class Evidence:
     adopted: tuple[Adopted, ...]
     records: tuple[LearnerRecord, ...]
     state_digests: tuple[tuple[str, str], ...]  # (replica, digest of what it folded)
+    policy_changes: Mapping[str, types_pb2.Policy]  # by request id: the fields that an operator changed
     complaints: tuple[str, ...]
     call_count: int
     virtual_s: float
@@ -71,6 +73,7 @@ async def gather(world: World) -> Evidence:
         adopted=tuple(_adopted(world)),
         records=tuple(record for learner in world.learners for record in learner.records),
         state_digests=digests,
+        policy_changes=dict(world.operator.policy_changes),
         complaints=tuple(complaints),
         call_count=world.network.call_count,
         virtual_s=asyncio.get_running_loop().time(),

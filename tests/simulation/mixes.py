@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 from skerry.client.session import Adoption
@@ -16,6 +17,7 @@ _BAD_STORE: Final = StoreFaults(
 _BAD_NETWORK: Final = NetworkFaults(
     latency_s=(0.01, 0.3), resend=0.01, cut=0.003, lost_answer=0.03, repeat=0.05, wander=0.4
 )
+_FOREIGN: Final = 0.02
 _EVERYTHING: Final = (
     ("kill_replica", 1.5),
     ("kill_replica_at_operation", 3.0),
@@ -37,6 +39,7 @@ MIXES: Final[dict[str, Mix]] = {
     for mix in (
         Mix("calm", delta_codec=Codec.FLOAT32),
         Mix("network", network=_BAD_NETWORK, kinds=(("partition", 3.0), ("half_open", 2.0))),
+        Mix("proxies", network=replace(_BAD_NETWORK, lost_answer=0.1, foreign=_FOREIGN), kinds=(("partition", 2.0),)),
         Mix("store", store=_BAD_STORE, kinds=(("store_outage", 2.0),), delta_codec=Codec.FLOAT32),
         Mix(
             "replicas",
@@ -56,7 +59,7 @@ MIXES: Final[dict[str, Mix]] = {
             quorum_count=2,
         ),
         Mix("sleepers", kinds=(("replace_learner", 12.0), ("stop_learner", 4.0), ("stop_replica", 4.0))),
-        Mix("everything", kinds=_EVERYTHING, store=_BAD_STORE, network=_BAD_NETWORK),
+        Mix("everything", kinds=_EVERYTHING, store=_BAD_STORE, network=replace(_BAD_NETWORK, foreign=_FOREIGN)),
         Mix(
             "everything-float32",
             kinds=_EVERYTHING,

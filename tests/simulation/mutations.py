@@ -14,20 +14,25 @@ from dataclasses import dataclass
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
+import msgspec
 import pytest
 
 from skerry.algorithm.rebase import Ledger
+from skerry.client.errors import RefusedError, SkerryError, TryAgainError
 from skerry.client.fragment import FragmentExchange
 from skerry.client.fragment_state import Idle, Sending
+from skerry.client.grpc_transport import error_from_rpc
 from skerry.store.errors import StoreError
 from skerry.store.log import checks, fold
-from skerry.store.log.entries import AcceptedItem, ClosedItem, Item, RunStatus
+from skerry.store.log.entries import AcceptedItem, ClosedItem, Item, RunStatus, SessionItem
 from skerry.store.log.run_log import RunLog
 from skerry.store.log.state import DeltaState, Outcome, Rejection, RunState
 from skerry.store.objects.put_if_absent import Creator
 from skerry.syncer.push import Push
+from skerry.syncer.replica import RunReplica
 from skerry.syncer.rounds import Decisions, RoundEngine
 from skerry.v1 import exchange_pb2, types_pb2
+from tests.simulation import network
 from tests.simulation.auditor import Finding
 from tests.simulation.judgement import judge
 from tests.simulation.sim_transport import SimTransport
@@ -54,6 +59,15 @@ def _resends_with_a_new_id(patch: pytest.MonkeyPatch) -> None:
         await push_once(self)
 
     patch.setattr(FragmentExchange, "_push_once", renamed)
+
+
+def _takes_any_refusal_for_the_syncers(patch: pytest.MonkeyPatch) -> None:
+    """Whoever refuses a push, the client takes the delta for one that is never accepted, and sends its work again."""
+
+    def from_anybody(error: Any, *, unknown: type[SkerryError]) -> SkerryError:
+        return error_from_rpc(error, unknown=RefusedError if unknown is TryAgainError else unknown)
+
+    patch.setattr(network, "error_from_rpc", from_anybody)
 
 
 def _accepts_a_repeated_base(patch: pytest.MonkeyPatch) -> None:
@@ -189,6 +203,26 @@ def _leaves_others_merges(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(RoundEngine, "decide", decide_own)
 
 
+def _changes_an_old_policy(patch: pytest.MonkeyPatch) -> None:
+    """A change of the policy is made from what the replica has folded, whatever comes before its entry."""
+
+    async def append_at_once(self: RunLog, make: Callable[[RunState], Item]) -> Outcome:
+        (outcome,) = await self.append([make(self.state)])
+        return outcome
+
+    patch.setattr(RunLog, "append_made", append_at_once)
+
+
+def _fences_new_sessions(patch: pytest.MonkeyPatch) -> None:
+    """A session that never was can't take over a learner that has one."""
+    attach = RunReplica.attach
+
+    async def attach_late(self: RunReplica, item: SessionItem) -> None:
+        await attach(self, msgspec.structs.replace(item, seen_position=1))
+
+    patch.setattr(RunReplica, "attach", attach_late)
+
+
 def _keeps_frozen_deltas_pending(patch: pytest.MonkeyPatch) -> None:
     """A close leaves its members in the gathering round, so that the next takes them again."""
 
@@ -229,6 +263,13 @@ MUTATIONS: Final = (
     Mutation(
         "accepts a repeated base", _accepts_a_repeated_base, "network", 0, "every inner step is merged at most once"
     ),
+    Mutation(
+        "takes any refusal",
+        _takes_any_refusal_for_the_syncers,
+        "proxies",
+        0,
+        "every inner step is merged at most once",
+    ),
     Mutation("checks no session", _checks_no_session, "sleepers", 1, "no delta of a fenced session is accepted"),
     Mutation(
         "acknowledges early", _acknowledges_before_the_append, "alone", 0, "every acknowledged delta was in the log"
@@ -242,10 +283,12 @@ MUTATIONS: Final = (
     ),
     Mutation("never takes its turn", _never_takes_its_turn, "calm", 1, "all work is merged"),
     Mutation("leaves others' merges", _leaves_others_merges, "replicas", 0, "every fragment moves once nothing fails"),
+    Mutation("changes an old policy", _changes_an_old_policy, "roll-backs", 0, "a change of the policy"),
+    Mutation("fences new sessions", _fences_new_sessions, "learners", 0, "no learner is stopped without cause"),
     Mutation("keeps frozen deltas", _keeps_frozen_deltas_pending, "calm", 0, "every accepted delta has one fate"),
 )
 # Those whose histories are short enough for every test run; a campaign's `--mutations` goes through all.
-QUICK_COUNT: Final = 7
+QUICK_COUNT: Final = 8
 
 
 def findings_of(mutation: Mutation, *, seed_count: int = 8) -> Iterator[Finding]:

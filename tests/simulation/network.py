@@ -1,5 +1,7 @@
 """The network between learners and replicas: calls of `skerry.v1` over links that delay, block, cut and repeat.
 
+At any message something on the way may end the call with a status of its own, and the replica may have done its work.
+
 A call is two pipes, one each way. Within a call messages keep their order, as in an HTTP/2 stream; between calls
 nothing is ordered. A lost packet is a delay or a broken call, never a missing message in the middle. A call breaks by a
 reset, or when a ping stays unanswered; until then a half-open link looks fine from both ends.
@@ -18,10 +20,11 @@ import grpc
 from google.rpc import code_pb2, status_pb2
 from grpc_status import rpc_status
 
-from skerry.client.errors import SkerryError, error_of
+from skerry.client.errors import RefusedError, SkerryError, error_of
 from skerry.client.grpc_transport import error_from_rpc
 from skerry.syncer.services.interceptor import status_of
 from tests.simulation.processes import OUTSIDE, Process
+from tests.simulation.proxies import foreign_status
 
 # As the client's and server's keepalive settings make it: a ping after 30 s, given up after 20 s more.
 KEEPALIVE_S: Final = 50.0
@@ -45,6 +48,7 @@ class NetworkFaults:
     repeat: float = 0.0  # per call: a proxy repeats it later
     repeat_after_s: tuple[float, float] = (0.0, 40.0)
     wander: float = 0.1  # per call: another replica than the call before
+    foreign: float = 0.0  # something between the two ends the call by itself here, with a status of its own
 
 
 CALM_NETWORK: Final = NetworkFaults()
@@ -166,6 +170,7 @@ class Call:
     recorded: list[Any] | None = None  # requests, where the call will be repeated
     server_task: asyncio.Task[Any] | None = None
     is_served: bool = False
+    is_ended_foreign: bool = False  # the client has got, or will get, a status that is not the replica's
     is_over: bool = False
 
     # The client's side.
@@ -178,16 +183,18 @@ class Call:
             self.break_off()
             return
         self.up.send(_copied(message))
+        if self.network.draws(self.network.faults.foreign):
+            self.end_foreign()
 
     def half_close(self) -> None:
         """Says that no more requests come."""
         self.up.send(_End(None))
 
-    async def receive(self) -> Any:
+    async def receive(self, *, unknown: type[SkerryError] = RefusedError) -> Any:
         """Returns the next response, or None at the end.
 
         Raises:
-            SkerryError: the call failed.
+            SkerryError: the call failed; of the class `unknown` where the status says nothing of the call.
         """
         item = await self.down.take()
         if isinstance(item, _Broken):
@@ -196,7 +203,7 @@ class Call:
             self.network.forget(self)
             if item.status is None:
                 return None
-            raise _error_of(item.status)
+            raise _error_of(item.status, unknown)
         return item
 
     def cancel(self) -> None:
@@ -217,6 +224,11 @@ class Call:
     def respond(self, message: Any, *, is_last: bool = False) -> None:
         """Sends a response message; the last one of a call may get lost with the connection."""
         faults = self.network.faults
+        if self.is_ended_foreign:
+            return
+        if self.network.draws(faults.foreign):
+            self.end_foreign()
+            return
         if self.network.draws(faults.cut + (faults.lost_answer if is_last else 0.0)):
             self.break_off()
             return
@@ -224,6 +236,8 @@ class Call:
 
     def finish(self, error: Exception | None) -> None:
         """Ends the call from the server's side."""
+        if self.is_ended_foreign:
+            return
         status = None if error is None else status_of(error)
         if status is not None and status.code == code_pb2.INTERNAL:
             self.network.defects.append(f"a call failed by a defect. method={self.method}, cause={error!r}")
@@ -239,6 +253,15 @@ class Call:
         self.up.is_cut = self.down.is_cut = True
         self.network.later(lambda: self.down.put(_Broken()))
         self.network.later(self._cancel_server)
+
+    def end_foreign(self) -> None:
+        """Has a proxy, a firewall or gRPC itself answer in the replica's place, which may hear of it much later."""
+        if self.up.is_cut or self.is_ended_foreign:
+            return
+        self.is_ended_foreign = True
+        end, served_s = self.network.foreign_end(self.method)
+        self.down.send(end)
+        asyncio.get_running_loop().call_later(served_s, self._cancel_server, context=OUTSIDE)
 
     def fall_silent(self) -> None:
         """Drops everything in both directions without telling either end: a half-open connection."""
@@ -305,6 +328,10 @@ class Network:
         faults = self.faults
         again_s = self._random.uniform(*faults.resend_s) if self.draws(faults.resend) else 0.0
         return self._random.uniform(*faults.latency_s) + again_s
+
+    def foreign_end(self, method: str) -> tuple[_End, float]:
+        """Returns how a call ends that is answered in the replica's place, and how long the replica goes on with it."""
+        return _End(foreign_status(method, self._random)), self._random.uniform(0.0, _REPEATED_CALL_S)
 
     def later(self, happen: Callable[[], None]) -> None:
         """Has something happen after one message's time."""
@@ -409,8 +436,9 @@ def _copied(message: Any) -> Any:
     return type(message).FromString(message.SerializeToString())
 
 
-def _error_of(status: status_pb2.Status) -> SkerryError:
+def _error_of(status: status_pb2.Status, unknown: type[SkerryError]) -> SkerryError:
     """Packs a status into trailing metadata and unpacks it again, as gRPC does."""
     packed = rpc_status.to_status(status)
     trailing = grpc.aio.Metadata(*packed.trailing_metadata)
-    return error_from_rpc(grpc.aio.AioRpcError(packed.code, grpc.aio.Metadata(), trailing, packed.details, None))
+    error = grpc.aio.AioRpcError(packed.code, grpc.aio.Metadata(), trailing, packed.details, None)
+    return error_from_rpc(error, unknown=unknown)

@@ -27,6 +27,7 @@ class Operator:
         """Calls over links of its own."""
         self._transport = SimTransport(network, LearnerRecord("operator", 0), count)
         self._ids = ids
+        self.policy_changes: dict[str, types_pb2.Policy] = {}  # by request id: the fields that it changes
 
     async def roll_back(self, share: float) -> None:
         """Rolls the run back to this share of its log."""
@@ -42,16 +43,21 @@ class Operator:
         await self._repeat(lambda: self._transport.roll_back(request, timeout_s=_CALL_S))
 
     async def change_policy(self, inner_step_count: int) -> None:
-        """Changes H."""
+        """Changes H, and beside it another field of the policy."""
         run = await self._repeat(self._found_run)
         if run is None:
             return
-        request = runs_pb2.SetPolicyRequest(
-            name=RUN,
-            run_uid=run.uid,
-            request_id=f"{self._ids.getrandbits(128):032x}",
-            policy=types_pb2.Policy(inner_step_count=inner_step_count),
+        changes = (
+            types_pb2.Policy(inner_step_count=inner_step_count),
+            types_pb2.Policy(grace_factor=inner_step_count / 16),
         )
+        await asyncio.gather(*(self._set_policy(run.uid, change) for change in changes))
+
+    async def _set_policy(self, run_uid: str, change: types_pb2.Policy) -> None:
+        request = runs_pb2.SetPolicyRequest(
+            name=RUN, run_uid=run_uid, request_id=f"{self._ids.getrandbits(128):032x}", policy=change
+        )
+        self.policy_changes[request.request_id] = change
         await self._repeat(lambda: self._transport.set_policy(request, timeout_s=_CALL_S))
 
     async def close_run(self, within_s: float) -> bool:

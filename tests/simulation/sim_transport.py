@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from skerry.client.errors import SkerryError, error_of
+from skerry.client.errors import RefusedError, SkerryError, TryAgainError, error_of
 from skerry.v1 import capabilities_pb2, exchange_pb2, runs_pb2, types_pb2
 from tests.simulation.network import Call, Network
 
@@ -73,7 +73,7 @@ class SimTransport:
         """Sends a push and returns its answer."""
         self._bulk = self._network.route(self._bulk)
         async with _sending(self._open("PushDelta", self._bulk), self._noting_header(requests)) as call:
-            response: exchange_pb2.PushDeltaResponse = await call.receive()
+            response: exchange_pb2.PushDeltaResponse = await call.receive(unknown=TryAgainError)
             self.note_state(response)
             return response
 
@@ -81,7 +81,9 @@ class SimTransport:
         self, request: exchange_pb2.QueryPushRequest, *, timeout_s: float
     ) -> exchange_pb2.QueryPushResponse:
         """Asks how far a push has come."""
-        response: exchange_pb2.QueryPushResponse = await self._unary("QueryPush", request, timeout_s)
+        response: exchange_pb2.QueryPushResponse = await self._unary(
+            "QueryPush", request, timeout_s, unknown=TryAgainError
+        )
         self.note_state(response)
         return response
 
@@ -142,13 +144,15 @@ class SimTransport:
     def _open(self, method: str, replica: int) -> Call:
         return self._network.call(self._record.learner, replica, method)
 
-    async def _unary(self, method: str, request: Any, timeout_s: float) -> Any:
+    async def _unary(
+        self, method: str, request: Any, timeout_s: float, *, unknown: type[SkerryError] = RefusedError
+    ) -> Any:
         self._control = self._network.route(self._control)
         call = self._open(method, self._control)
         try:
             async with asyncio.timeout(timeout_s):
                 call.send(request)
-                return await call.receive()
+                return await call.receive(unknown=unknown)
         except TimeoutError as error:
             raise error_of("TIMEOUT", f"no answer in time. method={method}") from error
         finally:

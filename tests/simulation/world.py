@@ -110,8 +110,8 @@ class World:
         self.calm_end_count = 0
         self.complaints: list[str] = []  # failures that were noticed while it ran
         self._log: RunLog | None = None
-        self._operator = Operator(self.network, self.count, random.Random(f"{seed}/operator"))
-        self._director = Director(self.replicas, self.learners, network=self.network, operator=self._operator)
+        self.operator = Operator(self.network, self.count, random.Random(f"{seed}/operator"))
+        self._director = Director(self.replicas, self.learners, network=self.network, operator=self.operator)
 
     def count(self) -> int:
         """Counts an event and returns its number."""
@@ -239,7 +239,7 @@ class World:
         return record.failure is not None and record.failure.reason == "RUN_CLOSED"
 
     async def _close_run(self) -> None:
-        if not await self._operator.close_run(END_S):
+        if not await self.operator.close_run(END_S):
             self.complaints.append("the run could not be closed in time")
 
 

@@ -4,6 +4,7 @@ The model of a disk: a file's bytes survive if the file was synced after they we
 folder was synced after the name was made. What was not synced may survive or not, so both are tried.
 """
 
+import contextlib
 import errno
 import random
 import subprocess
@@ -12,15 +13,31 @@ from pathlib import Path
 
 import pytest
 
+from skerry.runtime.clock import SystemClock
 from skerry.runtime.workers import InlineWorkers
 from skerry.store.errors import ObjectExistsError, ObjectMissingError, StoreFullError, StoreUnavailableError
+from skerry.store.log.entries import (
+    AcceptedItem,
+    ObjectRef,
+    RunSpec,
+    RunStatus,
+    SessionItem,
+    SnapshotItem,
+    StatusItem,
+)
+from skerry.store.log.run_log import RunLog
 from skerry.store.objects.interface import Objects
 from skerry.store.objects.local import TEMPORARY, FileSystem, LocalObjects
 from skerry.store.objects.opening import open_objects
+from skerry.store.store import Store
+from skerry.store.versions.blobs import StoredPart
+from skerry.wire.layout import FragmentLayout, TensorSpec
 from tests.doubles.seeded_entropy import SeededEntropy
 
 ENTRY = "runs/run/uid/log/00000000000000000001"
 CONTENT = b"an entry of the log"
+SESSION, DELTA, DIGEST = "a" * 32, "b" * 32, "0" * 64
+RUN = RunSpec("run", "c" * 32, (FragmentLayout("body", (TensorSpec("weight", (4,)),)),), {"weight": "float32"}, 0.0)
 
 
 class PowerCutError(Exception):
@@ -156,6 +173,65 @@ async def test_what_another_process_published_survives_once_it_was_met(tmp_path:
                 continue
             await reader.sync_parent(ENTRY)
             assert reader_files.survivors(unsynced_names_survive=False) == {ENTRY: CONTENT}
+
+
+def store_on(disk: CuttableFileSystem, writer: str, seed: int) -> Store:
+    """Returns what a new process has of a store on the disk."""
+    entropy = SeededEntropy(random.Random(seed))
+    objects = LocalObjects(disk.root, workers=InlineWorkers(), entropy=entropy, file_system=disk)
+    return Store(objects, clock=SystemClock(), entropy=entropy, workers=InlineWorkers(), writer=writer)
+
+
+async def opened_run(store: Store) -> RunLog:
+    """Returns a new run with a learner in it."""
+    log = await store.create_draft(RUN)
+    initial = ObjectRef("snapshots/body/0", 0, 4, 10, "0" * 64)
+    items = [SnapshotItem("body", 0, DIGEST, (initial,), ()), StatusItem(RunStatus.OPEN)]
+    await log.append([*items, SessionItem("learner", SESSION, "")])
+    return log
+
+
+async def write_part(log: RunLog) -> StoredPart:
+    return await log.blobs.write_part("body", DELTA, 0, 4, DIGEST, [1.0], [b"frames"])
+
+
+def accepted(part: StoredPart) -> AcceptedItem:
+    return AcceptedItem(
+        delta=DELTA,
+        fragment="body",
+        learner="learner",
+        session=SESSION,
+        base_version=0,
+        base_digest=DIGEST,
+        digest=DIGEST,
+        parts=(part.ref,),
+        step_count=24,
+        token_count=100,
+        last_step=24,
+        squared_norms=(1.0,),
+    )
+
+
+async def test_a_part_that_an_entry_names_survives_though_its_writer_was_killed(tmp_path: Path) -> None:
+    """A process is killed at any step of a part, and the next one accepts the delta: then the power goes."""
+    listed_count = 0
+    for kill_at in cut_points():
+        disk = CuttableFileSystem(tmp_path / str(kill_at))
+        disk.root.mkdir()
+        log = await opened_run(store_on(disk, "first", seed=0))
+        disk.cut_at = disk.step_count + kill_at
+        with contextlib.suppress(PowerCutError):
+            await write_part(log)
+        disk.cut_at = None
+        successor = await store_on(disk, "second", seed=1).open_log(RUN.name, RUN.uid)
+        listed = await successor.blobs.list_parts("body", DELTA)
+        listed_count += len(listed)
+        part = listed[0] if listed else await write_part(successor)
+        (outcome,) = await successor.append([accepted(part)])
+        assert outcome.rejection is None
+        left = disk.survivors(unsynced_names_survive=False)
+        assert f"{successor.prefix}/{part.ref.name}" in left, f"an entry names a part that is gone. killed at {kill_at}"
+    assert 0 < listed_count < 40, "some parts were listed, some were not published"
 
 
 async def test_folders_are_synced_once_and_again_when_they_were_made_anew(tmp_path: Path) -> None:

@@ -275,6 +275,7 @@ class RawLearner:
     source: random.Random
     session: str = ""
     step: int = 0
+    seen_position: int = 0  # what its next attach says
     call: Attachment | None = None
     attached: exchange.Attached | None = None
     pushed: list[exchange.PushHeader] = field(default_factory=list)
@@ -295,6 +296,7 @@ class RawLearner:
         return exchange.Hello(
             run=self.run.name,
             run_uid=self.run.uid,
+            seen_position=self.seen_position,
             learner_id=self.learner_id,
             region="here",
             session_id=self.session,

@@ -103,6 +103,38 @@ async def test_a_session_is_fenced_on_every_replica(replicas: list[Stubs]) -> No
     newer.detach()
 
 
+async def test_a_new_session_takes_over_however_old_its_checkpoint_and_a_fenced_one_never(
+    replicas: list[Stubs],
+) -> None:
+    run, _ = await create_run(replicas[0])
+    older = await _learner(replicas[0], run, "eu")
+    newer = RawLearner(replicas[1], run, "eu", random.Random("newer"))
+    newer.seen_position = 1  # a checkpoint from before the older session
+    await newer.attach()
+    assert newer.attached is not None
+    older.seen_position = newer.attached.run.position
+    with pytest.raises(Exception, match="newer session"):
+        await older.attach()
+    base = await pull(replicas[1], run, "body")
+    await newer.push(newer.header(base, "body"), _values(1))
+    newer.detach()
+
+
+async def test_attach_ends_on_every_replica_when_the_run_is_closed(replicas: list[Stubs]) -> None:
+    run, _ = await create_run(replicas[0])
+    learners = [await _learner(stubs, run, f"on-{at}") for at, stubs in enumerate(replicas)]
+    base = await pull(replicas[1], run, "body")
+    header = learners[1].header(base, "body", steps=1)
+    await learners[1].push(header, _values(1))
+    await replicas[0].runs.CloseRun(runs.CloseRunRequest(name=run.name))
+    for learner in learners:
+        committed = (await learner.event("version_committed", timeout_s=10.0)).version_committed
+        assert [one.delta_id for one in committed.merged] == [header.delta_id]
+        assert (await learner.event("status_changed")).status_changed == types.RUN_STATUS_CLOSED
+        with pytest.raises(Exception, match="run is closed"):
+            await learner.event("version_committed", timeout_s=10.0)
+
+
 async def test_parts_of_one_push_may_land_on_different_replicas(replicas: list[Stubs]) -> None:
     run, _ = await create_run(replicas[0])
     learner = await _learner(replicas[0], run, "eu")
@@ -217,3 +249,25 @@ async def test_three_processes_killed_in_turn_lose_nothing_and_merge_nothing_twi
     acknowledged = set().union(*(one.acknowledged for one in persistent))
     counts = check_fates(state, acknowledged)
     assert counts[Fate.MERGED] > len(acknowledged) // 2
+
+
+async def test_changes_of_the_policy_by_two_replicas_are_all_kept(replicas: list[Stubs]) -> None:
+    run, _ = await create_run(replicas[0])
+    source = random.Random(0)
+
+    async def change(stubs: Stubs, policy: types.Policy) -> int:
+        request_id = f"{source.getrandbits(128):032x}"
+        request = runs.SetPolicyRequest(name=run.name, run_uid=run.uid, request_id=request_id, policy=policy)
+        return (await stubs.runs.SetPolicy(request)).run.position
+
+    for value in range(20, 40):
+        positions = await asyncio.gather(
+            change(replicas[0], types.Policy(inner_step_count=value)),
+            change(replicas[1], types.Policy(max_staleness=value)),
+            change(replicas[1], types.Policy(quorum_count=value)),
+            change(replicas[2], types.Policy(grace_factor=value / 64)),
+        )
+        request = runs.GetRunRequest(name=run.name, seen_position=max(positions))
+        policy = (await replicas[0].runs.GetRun(request)).run.policy
+        kept = (policy.inner_step_count, policy.max_staleness, policy.quorum_count, policy.grace_factor)
+        assert kept == (value, value, value, value / 64)

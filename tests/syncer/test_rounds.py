@@ -278,7 +278,9 @@ def test_the_replica_that_closed_merges_at_once_and_another_after_a_term() -> No
     world.accept("eu")
     mine, other = RoundEngine(), RoundEngine()
     (item,) = mine.decide(world.state, view("eu"), 0.0).items
+    assert isinstance(item, ClosedItem)
     world.append(item)
+    mine.adopt_close(item)
     key = MergeKey("a", 1, 0)
     assert mine.decide(world.state, view("eu"), 0.0).merges == (key,)
     assert mine.decide(world.state, view("eu"), 0.0).merges == ()  # named once
@@ -288,11 +290,24 @@ def test_the_replica_that_closed_merges_at_once_and_another_after_a_term() -> No
     assert other.decide(world.state, view("eu"), 20.0).merges == (key,)
 
 
+def test_a_replica_whose_close_came_second_leaves_the_merge_to_the_first() -> None:
+    world = RoundWorld("eu")
+    world.accept("eu")
+    first, second = RoundEngine(), RoundEngine()
+    (item,) = first.decide(world.state, view("eu"), 0.0).items
+    assert second.decide(world.state, view("eu"), 0.0).items == (item,)
+    world.append(item)
+    assert second.decide(world.state, view("eu"), 0.0).merges == ()
+
+
 def test_a_failed_merge_is_due_again_after_a_term() -> None:
     world = RoundWorld("eu")
     world.accept("eu")
     engine = RoundEngine()
-    world.append(*engine.decide(world.state, view("eu"), 0.0).items)
+    (item,) = engine.decide(world.state, view("eu"), 0.0).items
+    assert isinstance(item, ClosedItem)
+    world.append(item)
+    engine.adopt_close(item)
     (key,) = engine.decide(world.state, view("eu"), 0.0).merges
     engine.merge_ended(key, 1.0)
     assert engine.decide(world.state, view("eu"), 2.0).merges == ()

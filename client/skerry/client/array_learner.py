@@ -126,7 +126,8 @@ class ArrayLearner:
     def flush(self, timeout_s: float) -> bool:
         """Sends all unsent work and returns whether it was acknowledged within the timeout.
 
-        Also true when the run is closed or this learner was stopped, so that nothing can be sent.
+        Also true when this learner was stopped, and when the run is closed and the last fates are known, so that
+        nothing can be sent.
         """
         self._thread.loop.call_soon_threadsafe(self._exchange.flush)
         try:

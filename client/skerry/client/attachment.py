@@ -60,7 +60,7 @@ class Attachment:
         except (StopExchangingError, RunNotFoundError) as error:
             session.stop(error)
         except RunClosedError:
-            session.run_closed()
+            self._on_closed()
         except SkerryError as error:  # only after `leave`
             _log.info("attach stream broke while leaving", learner=session.settings.learner_id, because=str(error))
 
@@ -240,7 +240,13 @@ class Attachment:
 
     def _on_status(self, status: types_pb2.RunStatus.ValueType) -> None:
         if status in (types_pb2.RUN_STATUS_CLOSING, types_pb2.RUN_STATUS_CLOSED):
-            self._session.run_closed()
+            self._on_closed()
+
+    def _on_closed(self) -> None:
+        """Takes note that the run is closed; fragments ask for the fates of what is in flight, if no event tells."""
+        self._session.run_closed()
+        for fragment in self._fragments.values():
+            fragment.wake()
 
 
 async def _first(*waits: Coroutine[Any, Any, Any]) -> None:

@@ -3,7 +3,7 @@
     SkerryError                   every refusal and failure; its `reason` is stable
     ├── TryAgainError             the same call may succeed later, with the same bytes: repeat it after `retry_after_s`
     ├── AttachAgainError          the syncer does not know the session: attach, then repeat the call
-    ├── WorkRefusedError          this delta will never be accepted: its work goes into the next one, from a newer base
+    ├── WorkRefusedError          this delta is never accepted: its work goes into the next one, from a newer base
     ├── PoisonedError             the weights are not finite: drop the work and replace the fragment
     ├── PlanExpiredError          the plan's objects were collected: ask for a new plan
     ├── CorruptDownloadError      bytes or weights do not have their digest: pull a snapshot
@@ -11,7 +11,7 @@
     ├── StopExchangingError       this learner must not exchange with this run any more; it may train on alone
     ├── RunNotFoundError          no run of that name: create it, or check the name
     ├── RunExistsError            the name is taken: join that run; `uid` has its uid
-    └── RefusedError              the request is wrong: change it
+    └── RefusedError              the request is wrong: change it; a delta that it sent is never accepted
 
 Reasons are those of `skerry.v1.ErrorReason` without their prefix. The client's own are UNREACHABLE, TIMEOUT, the names
 of gRPC's statuses, CORRUPT_DOWNLOAD, and BAD_ANSWER for an answer that this version can't read.
@@ -101,6 +101,8 @@ _REASONS: Final[Mapping[type[SkerryError], str]] = {
     StopExchangingError: "RUN_REPLACED STORE_ROLLED_BACK SESSION_FENCED",
     RunNotFoundError: "RUN_NOT_FOUND",
     RunExistsError: "RUN_EXISTS",
+    RefusedError: "BAD_REQUEST BAD_NAME RUN_DRAFT SHAPE_MISMATCH FRAGMENT_NOT_FOUND OUT_OF_RANGE TOO_LARGE "
+    "ENCODING_UNSUPPORTED VERSION_NOT_FOUND",
 }
 _CLASSES: Final = {reason: kind for kind, reasons in _REASONS.items() for reason in reasons.split()}
 

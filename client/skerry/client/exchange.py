@@ -139,9 +139,8 @@ class ExchangeLoop:
 
     @property
     def is_flushed(self) -> bool:
-        """Whether all work is acknowledged, or nothing can be sent any more."""
-        session = self._session
-        return session.is_over or session.is_closed or all(fragment.is_flushed for fragment in self._fragments.values())
+        """Whether all work is acknowledged, or nothing can be sent any more and the last fates are known."""
+        return self._session.is_over or all(fragment.is_flushed for fragment in self._fragments.values())
 
     # Joining.
 

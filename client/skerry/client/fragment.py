@@ -131,8 +131,10 @@ class FragmentExchange:
 
     @property
     def is_flushed(self) -> bool:
-        """Whether every step is in an acknowledged delta."""
+        """Whether every step is in an acknowledged delta; in a closed run, whether the last delta's fate is known."""
         state = self.state
+        if self._session.is_closed:
+            return not (isinstance(state, Sending) or (isinstance(state, InFlight) and state.is_pending))
         return not isinstance(state, Sending) and self._is_all_sent(state)
 
     def _is_all_sent(self, state: State) -> bool:
@@ -207,10 +209,12 @@ class FragmentExchange:
         )
 
     async def _wait(self) -> None:
-        """Waits for an event; with a delta in flight for a lease term only, since a broken stream may have lost it."""
+        """Waits for an event; with a delta in flight for a while only, since a broken stream may have lost its fate."""
         if self._session.is_flushing:
             self._session.boundary.wake()  # so that `serve` looks whether the flush is done
-        timeout_s = self._session.policy.lease_term_s if isinstance(self.state, InFlight) else None
+        session = self._session
+        patience_s = session.settings.retry.longest_wait_s if session.is_closed else session.policy.lease_term_s
+        timeout_s = patience_s if isinstance(self.state, InFlight) else None
         try:
             async with asyncio.timeout(timeout_s):
                 await self._wake.wait()
@@ -269,20 +273,8 @@ class FragmentExchange:
 
     async def _push(self) -> None:
         """Sends the delta until it is acknowledged or refused."""
-        try:
-            async with self._session.transfers:
-                await self._session.calls.retry.call(self._push_once)
-        except WorkRefusedError as error:
-            self._refuse(error)
-            raise
-        except (TryAgainError, RefusedError) as error:
-            state = self.state
-            if isinstance(state, Sending) and error.reason in _BYTES_AT_FAULT:
-                self.state = state = fragment_state.damaged(state)
-            is_hopeless = isinstance(state, Sending) and state.damage_count >= _MAX_DAMAGE
-            if isinstance(error, RefusedError) or is_hopeless:
-                self._refuse(error)
-            raise
+        async with self._session.transfers:
+            await self._session.calls.retry.call(self._push_once)
 
     async def _push_once(self) -> None:
         session, state = self._session, self.state
@@ -294,9 +286,17 @@ class FragmentExchange:
         if not isinstance(state, Sending):
             return  # it was acknowledged meanwhile
         self.state = fragment_state.tried(state)
-        response = await push(
-            session.calls, state.delta, seen_position=session.position, stored=stored, count_bytes=session.tally.sent
-        )
+        try:
+            response = await push(
+                session.calls,
+                state.delta,
+                seen_position=session.position,
+                stored=stored,
+                count_bytes=session.tally.sent,
+            )
+        except SkerryError as error:
+            self._on_push_failed(error)
+            raise
         session.saw(response.position)
         if response.state != exchange_pb2.PUSH_STATE_ACCEPTED:
             raise error_of("INCOMPLETE", f"push was not accepted. delta={state.delta.delta_id}")
@@ -312,11 +312,18 @@ class FragmentExchange:
             self.on_fate(response.fate)
         return response
 
-    def _refuse(self, error: SkerryError) -> None:
-        """The delta was never accepted: its work is sent again, from a base that the server knows."""
+    def _on_push_failed(self, error: SkerryError) -> None:
+        """Returns the work if the syncer said of this very delta that it is never accepted; else the bytes are kept."""
         state = self.state
         if not isinstance(state, Sending):
-            return
+            return  # an event acknowledged it meanwhile
+        if error.reason in _BYTES_AT_FAULT:
+            self.state = state = fragment_state.damaged(state)
+        if isinstance(error, WorkRefusedError | RefusedError) or state.damage_count >= _MAX_DAMAGE:
+            self._refuse(state, error)
+
+    def _refuse(self, state: Sending, error: SkerryError) -> None:
+        """The delta was never accepted: its work is sent again, from a base that the server knows."""
         _log.warning("delta was refused, its work will be sent again", **self._facts(error))
         self.state = fragment_state.refused(state, is_base_used=error.reason == "BASE_REPEATED")
         self._session.tally.deltas_returned += 1

@@ -27,6 +27,18 @@ _OPTIONS: Final[list[tuple[str, int]]] = [
 ]
 # Reasons for statuses that gRPC makes itself, without details from a syncer.
 _REASONS: Final = {grpc.StatusCode.UNAVAILABLE: "UNREACHABLE", grpc.StatusCode.DEADLINE_EXCEEDED: "TIMEOUT"}
+# After these statuses the same call may succeed later, whoever answered.
+_PASSING: Final = frozenset(
+    {
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.StatusCode.DEADLINE_EXCEEDED,
+        grpc.StatusCode.CANCELLED,
+        grpc.StatusCode.UNKNOWN,
+        grpc.StatusCode.ABORTED,
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+        grpc.StatusCode.INTERNAL,
+    }
+)
 
 A = TypeVar("A")
 
@@ -146,13 +158,13 @@ def _raise_if_call_was_cancelled() -> None:
 def error_from_rpc(error: grpc.aio.AioRpcError, *, unknown: type[SkerryError] = RefusedError) -> SkerryError:
     """Returns the error for a failed call: by the reason in its details, or else by the gRPC status.
 
-    A status that tells nothing of the call, such as a proxy's UNIMPLEMENTED, gives an error of the class `unknown`.
+    A status that tells nothing of the call, such as a proxy's UNIMPLEMENTED, gives an error of the class `unknown`, and
+    so does a reason that only later versions know.
     """
     code = error.code()
-    reason = _REASONS.get(code, code.name)
     message = error.details() or code.name.lower()
     retry_after_s: float | None = None
-    metadata: dict[str, str] = {}
+    own: error_details_pb2.ErrorInfo | None = None
     trailing: Any = error.trailing_metadata()  # pairs; its published type is not iterable
     for key, value in trailing or ():
         if key != _DETAILS_KEY or not isinstance(value, bytes):
@@ -160,8 +172,11 @@ def error_from_rpc(error: grpc.aio.AioRpcError, *, unknown: type[SkerryError] = 
         for detail in status_pb2.Status.FromString(value).details:
             info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
             if detail.Unpack(info) and info.domain == ERROR_DOMAIN:
-                reason, metadata = info.reason.removeprefix("ERROR_REASON_"), dict(info.metadata)
-                unknown = RefusedError
+                own = info
             elif detail.Unpack(retry):
                 retry_after_s = retry.retry_delay.ToTimedelta().total_seconds()
-    return error_of(reason, message, retry_after_s=retry_after_s, metadata=metadata, unknown=unknown)
+    if own is None:  # the names of gRPC's statuses are not looked up as reasons: OUT_OF_RANGE is both
+        kind = TryAgainError if code in _PASSING else unknown
+        return kind(_REASONS.get(code, code.name), message, retry_after_s=retry_after_s)
+    reason = own.reason.removeprefix("ERROR_REASON_")
+    return error_of(reason, message, retry_after_s=retry_after_s, metadata=dict(own.metadata), unknown=unknown)

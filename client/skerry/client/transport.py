@@ -2,7 +2,8 @@
 
 `GrpcTransport` calls a syncer over gRPC; a simulation calls servicers without sockets. Every method raises the right
 class of SkerryError and nothing else (besides CancelledError). A status without a reason of Skerry may come from a
-proxy and says nothing about a push: `push_delta` and `query_push` raise TryAgainError for it.
+proxy, and a reason may be a later version's. Both say nothing about a push: `push_delta` and `query_push` raise
+TryAgainError for them.
 """
 
 from __future__ import annotations

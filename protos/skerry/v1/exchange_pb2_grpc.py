@@ -105,17 +105,18 @@ class ExchangeServicer(object):
     def Attach(self, request_iterator, context):
         """Joins a run for as long as the stream lives. The client's first message MUST be `hello`; the server's first is
         `attached`. Then the client MUST send a report at least every third of the lease term, and the server sends events.
-        A newer session of a learner id fences the older ones. A client whose stream broke SHOULD attach again with the
-        same session id. This stream SHOULD have a connection of its own, never shared with bulk data.
+        A session id that the learner id never had takes over, whatever it has seen, and fences the older ones for good. A
+        client whose stream broke SHOULD attach again with the same session id. This stream SHOULD have a connection of its own, never shared with bulk data.
 
         The server ends the stream with OK after `leave`, or after the client has ended its side; else with an error. It
-        does not end it because a lease ran out or because the run was closed.
+        does not end it because a lease ran out. Once the run is closed it ends the stream with RUN_CLOSED, after the events
+        that tell the last fates; a client that missed some asks QueryPush.
 
         Errors:
         - SESSION_FENCED: a newer session of the learner id attached, before or during this stream.
         - SHAPE_MISMATCH: hello.tensors are given and are not the run's.
         - RUN_DRAFT: the run is not committed yet.
-        - RUN_CLOSED: the run is closing or closed.
+        - RUN_CLOSED: the run is closing or closed; or it was closed during this stream.
         - TOO_SLOW: the client left more than 1 MiB of events unread.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

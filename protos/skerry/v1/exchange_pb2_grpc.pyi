@@ -64,17 +64,18 @@ class ExchangeStub:
     Attach: _grpc.StreamStreamMultiCallable[_exchange_pb2.AttachRequest, _exchange_pb2.AttachResponse]
     """Joins a run for as long as the stream lives. The client's first message MUST be `hello`; the server's first is
     `attached`. Then the client MUST send a report at least every third of the lease term, and the server sends events.
-    A newer session of a learner id fences the older ones. A client whose stream broke SHOULD attach again with the
-    same session id. This stream SHOULD have a connection of its own, never shared with bulk data.
+    A session id that the learner id never had takes over, whatever it has seen, and fences the older ones for good. A
+    client whose stream broke SHOULD attach again with the same session id. This stream SHOULD have a connection of its own, never shared with bulk data.
 
     The server ends the stream with OK after `leave`, or after the client has ended its side; else with an error. It
-    does not end it because a lease ran out or because the run was closed.
+    does not end it because a lease ran out. Once the run is closed it ends the stream with RUN_CLOSED, after the events
+    that tell the last fates; a client that missed some asks QueryPush.
 
     Errors:
     - SESSION_FENCED: a newer session of the learner id attached, before or during this stream.
     - SHAPE_MISMATCH: hello.tensors are given and are not the run's.
     - RUN_DRAFT: the run is not committed yet.
-    - RUN_CLOSED: the run is closing or closed.
+    - RUN_CLOSED: the run is closing or closed; or it was closed during this stream.
     - TOO_SLOW: the client left more than 1 MiB of events unread.
     """
     PushDelta: _grpc.StreamUnaryMultiCallable[_exchange_pb2.PushDeltaRequest, _exchange_pb2.PushDeltaResponse]
@@ -166,17 +167,18 @@ class ExchangeAsyncStub(ExchangeStub):
     Attach: _aio.StreamStreamMultiCallable[_exchange_pb2.AttachRequest, _exchange_pb2.AttachResponse]  # type: ignore[assignment]
     """Joins a run for as long as the stream lives. The client's first message MUST be `hello`; the server's first is
     `attached`. Then the client MUST send a report at least every third of the lease term, and the server sends events.
-    A newer session of a learner id fences the older ones. A client whose stream broke SHOULD attach again with the
-    same session id. This stream SHOULD have a connection of its own, never shared with bulk data.
+    A session id that the learner id never had takes over, whatever it has seen, and fences the older ones for good. A
+    client whose stream broke SHOULD attach again with the same session id. This stream SHOULD have a connection of its own, never shared with bulk data.
 
     The server ends the stream with OK after `leave`, or after the client has ended its side; else with an error. It
-    does not end it because a lease ran out or because the run was closed.
+    does not end it because a lease ran out. Once the run is closed it ends the stream with RUN_CLOSED, after the events
+    that tell the last fates; a client that missed some asks QueryPush.
 
     Errors:
     - SESSION_FENCED: a newer session of the learner id attached, before or during this stream.
     - SHAPE_MISMATCH: hello.tensors are given and are not the run's.
     - RUN_DRAFT: the run is not committed yet.
-    - RUN_CLOSED: the run is closing or closed.
+    - RUN_CLOSED: the run is closing or closed; or it was closed during this stream.
     - TOO_SLOW: the client left more than 1 MiB of events unread.
     """
     PushDelta: _aio.StreamUnaryMultiCallable[_exchange_pb2.PushDeltaRequest, _exchange_pb2.PushDeltaResponse]  # type: ignore[assignment]
@@ -271,17 +273,18 @@ class ExchangeServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_exchange_pb2.AttachResponse], _abc.AsyncIterator[_exchange_pb2.AttachResponse]]:
         """Joins a run for as long as the stream lives. The client's first message MUST be `hello`; the server's first is
         `attached`. Then the client MUST send a report at least every third of the lease term, and the server sends events.
-        A newer session of a learner id fences the older ones. A client whose stream broke SHOULD attach again with the
-        same session id. This stream SHOULD have a connection of its own, never shared with bulk data.
+        A session id that the learner id never had takes over, whatever it has seen, and fences the older ones for good. A
+        client whose stream broke SHOULD attach again with the same session id. This stream SHOULD have a connection of its own, never shared with bulk data.
 
         The server ends the stream with OK after `leave`, or after the client has ended its side; else with an error. It
-        does not end it because a lease ran out or because the run was closed.
+        does not end it because a lease ran out. Once the run is closed it ends the stream with RUN_CLOSED, after the events
+        that tell the last fates; a client that missed some asks QueryPush.
 
         Errors:
         - SESSION_FENCED: a newer session of the learner id attached, before or during this stream.
         - SHAPE_MISMATCH: hello.tensors are given and are not the run's.
         - RUN_DRAFT: the run is not committed yet.
-        - RUN_CLOSED: the run is closing or closed.
+        - RUN_CLOSED: the run is closing or closed; or it was closed during this stream.
         - TOO_SLOW: the client left more than 1 MiB of events unread.
         """
 

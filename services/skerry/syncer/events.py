@@ -278,6 +278,12 @@ class Followers:
             if not learner or (follower.learner == learner and follower.session != but_session):
                 follower.stream.end(error)
 
+    def end_learners(self, error: Exception) -> None:
+        """Ends the streams of attached learners; observers go on."""
+        for follower in self._followers:
+            if follower.learner:
+                follower.stream.end(error)
+
     def close(self, error: Exception) -> None:
         """Ends all streams, and every stream that is opened later."""
         self._closed = error

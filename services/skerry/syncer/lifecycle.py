@@ -13,7 +13,7 @@ from msgspec import structs
 
 from skerry.store.errors import ObjectMissingError, RunExistsError, RunNotFoundError
 from skerry.store.log.entries import PolicyItem, RollbackFragment, RollbackItem, RunSpec, RunStatus, StatusItem
-from skerry.store.log.state import FragmentState, VersionState
+from skerry.store.log.state import FragmentState, RunState, VersionState
 from skerry.store.versions.replay import Replayer, snapshot_tensors
 from skerry.syncer.errors import SyncerError, bad_request, from_rejection
 from skerry.syncer.host import RunHost, replaced
@@ -129,13 +129,18 @@ async def set_policy(replica: RunReplica, request_id: str, change: Callable[[Pol
     check_id(request_id, "request id")
     if request_id in replica.state.requests:
         return
-    await replica.log.tail()  # so that fields that the request leaves out keep their newest values
-    try:
-        policy = change(replica.state.policy)
-    except ValueError as error:
-        raise bad_request(str(error)) from error
-    _check_merge_rules(policy, replica.state.fragments.keys())
-    (outcome,) = await replica.log.append([PolicyItem(request_id, policy)])
+    await replica.log.tail()
+
+    def changed(state: RunState) -> PolicyItem:
+        """Changes the newest policy, so that what other requests have changed is kept."""
+        try:
+            policy = change(state.policy)
+        except ValueError as error:
+            raise bad_request(str(error)) from error
+        _check_merge_rules(policy, state.fragments.keys())
+        return PolicyItem(request_id, policy)
+
+    outcome = await replica.log.append_made(changed)
     if outcome.rejection is not None and request_id not in replica.state.requests:
         raise from_rejection(outcome.rejection)
 

@@ -144,6 +144,7 @@ class RunReplica:
         with self.followers.following(learner, session) as stream:
             if self.state.learners[learner].session != session:  # fenced since its own entry was folded
                 stream.end(_fenced(learner))
+            self._end_if_closed()  # likewise
             self._send_learner(learner)
             yield stream
 
@@ -207,9 +208,15 @@ class RunReplica:
             for delta in outcome.decided:
                 if delta.fate is not Fate.MERGED:  # its round may be void; the next one is announced again
                     self._announced.pop(delta.item.fragment, None)
+        self._end_if_closed()
         self._decide_now.set()
         self._tail_now.set()
         self._wake_waiting()
+
+    def _end_if_closed(self) -> None:
+        """Ends the learners' streams once the run is closed, after the events that tell them the last fates."""
+        if self.state.status is RunStatus.CLOSED:
+            self.followers.end_learners(SyncerError("RUN_CLOSED", "the run is closed; every delta has its fate"))
 
     def _wake_waiting(self) -> None:
         for news in self._waiting:
@@ -283,10 +290,14 @@ class RunReplica:
     async def _propose(self, items: tuple[Item, ...]) -> bool:
         """Appends decisions to the log; returns false if the log did not move, so that deciding again is pointless."""
         before = self.state.position
-        if await self._done(self.log.append(items), "decision could not be written"):
+        if await self._done(self._append(items), "decision could not be written"):
             return self.state.position != before
         await self._clock.sleep(self._settings.retry_s)
         return True
+
+    async def _append(self, items: tuple[Item, ...]) -> None:
+        """Appends decisions; of several replicas' closes of one round, the one that the log admits says who merges."""
+        self._engine.appended(await self.log.append(items))
 
     async def _advise(self) -> None:
         """Shares leases with other replicas, three times a term."""
@@ -350,7 +361,6 @@ class RunReplica:
             attempt=key.attempt + 1,
             decided=(Decided(error.delta, Fate.QUARANTINED, "its stored parts can't be read"),),
         )
-        self._engine.adopt_close(item)
         if not await self._propose((item,)):
             await self._clock.sleep(self._settings.retry_s)
 

@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from skerry.store.log.entries import ClosedItem, Decided, Fate, FateItem, Item, RunStatus, StatusItem
-from skerry.store.log.state import DeltaState, FragmentState, RunState
+from skerry.store.log.state import DeltaState, FragmentState, Outcome, RunState
 from skerry.syncer.membership import MembershipView, closed_round, expected_learners, weigh
 from skerry.wire.policy import Policy
 
@@ -92,7 +92,7 @@ class RoundEngine:
         self._xi_quorum = _Average()
         self._xi_sync = _Average()
         self._xi_arrival = _Average()
-        self._proposed: set[MergeKey] = set()
+        self._own: set[MergeKey] = set()  # sets that an entry of this replica froze
         self._merging: set[MergeKey] = set()
 
     def decide(self, state: RunState, view: MembershipView, now_s: float, *, may_close: bool = True) -> Decisions:
@@ -130,14 +130,20 @@ class RoundEngine:
     def merge_ended(self, key: MergeKey, now_s: float) -> None:
         """Says that this replica's merge of `key` is over; without a commit it is due again a term from now."""
         self._merging.discard(key)
-        self._proposed.discard(key)
+        self._own.discard(key)
         timing = self._timings.get(key.fragment)
         if timing is not None and timing.closing_key == key:
             timing.closing_seen_at_s = now_s
 
+    def appended(self, outcomes: Iterable[Outcome]) -> None:
+        """Says what became of items that this replica appended."""
+        for outcome in outcomes:
+            if outcome.rejection is None and isinstance(outcome.item, ClosedItem):
+                self.adopt_close(outcome.item)
+
     def adopt_close(self, item: ClosedItem) -> None:
-        """Says that this replica proposed `item`, so that it merges the set without waiting for a term."""
-        self._proposed.add(MergeKey(item.fragment, item.version, item.attempt))
+        """Says that the log admitted `item` from this replica, which so merges the set without waiting for a term."""
+        self._own.add(MergeKey(item.fragment, item.version, item.attempt))
 
     def open_rounds(self, state: RunState, view: MembershipView) -> tuple[tuple[str, int], ...]:
         """Returns (fragment, version to be made) of every open round."""
@@ -196,7 +202,7 @@ class RoundEngine:
     ) -> tuple[MergeKey, float]:
         assert timing.closing_key is not None  # `_observe` has just set it
         assert timing.closing_seen_at_s is not None
-        is_own = timing.closing_key in self._proposed
+        is_own = timing.closing_key in self._own
         # Another replica merges what it closed; only if no commit comes for a term is it taken for dead.
         return timing.closing_key, now_s if is_own else timing.closing_seen_at_s + state.policy.lease_term_s
 
@@ -221,9 +227,7 @@ class RoundEngine:
         members = [weigh(delta, fragment, state.policy) for delta in fresh if delta.item.delta not in named]
         if not members or (not is_ending and not _has_quorum(fragment, state.policy, without=named)):
             return (FateItem(decided), None) if decided else (None, None)
-        item = closed_round(state, fragment, view, members, attempt=fragment.next_attempt, decided=decided)
-        self.adopt_close(item)
-        return item, None
+        return closed_round(state, fragment, view, members, attempt=fragment.next_attempt, decided=decided), None
 
     def grace_s(self, policy: Policy, view: MembershipView, expected: Collection[str]) -> float:
         """Returns the seconds that a round waits for the deltas of `expected` once its quorum is in."""

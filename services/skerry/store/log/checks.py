@@ -202,7 +202,7 @@ def check_session(state: RunState, item: SessionItem) -> Rejection | None:
     if learner is not None and learner.session == item.session and not learner.has_left:
         return Rejection("REPEATED", f"session is attached. learner={item.learner}")
     if learner is not None and item.session not in learner.sessions and 0 < item.seen_position < learner.attached_at:
-        # It asked before the live session attached and was delayed, for example in a stopped process.
+        # Only entries of earlier versions state a position. By their rule such a session asked too late.
         return Rejection("SESSION_FENCED", f"a newer session of this learner attached. learner={item.learner}")
     return None
 

@@ -80,7 +80,7 @@ class SessionItem(_Item, frozen=True, tag="session"):
     learner: str
     session: str
     region: str
-    seen_position: int = 0  # the newest position that the learner had seen when it asked to attach; 0: not stated
+    seen_position: int = 0  # what the learner had seen, in entries of earlier versions; 0: not stated, as it is now
 
 
 class LeftItem(_Item, frozen=True, tag="left"):

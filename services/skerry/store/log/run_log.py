@@ -11,7 +11,6 @@ import asyncio
 import math
 from collections import deque
 from collections.abc import AsyncIterator, Callable, MutableSequence, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from skerry.runtime.clock import Clock
@@ -24,6 +23,7 @@ from skerry.store.errors import (
     StoreError,
     StoreUnavailableError,
 )
+from skerry.store.log.appends import Sent, Waiter
 from skerry.store.log.checks import check_item
 from skerry.store.log.entries import (
     Entry,
@@ -57,24 +57,6 @@ class AppendTooLargeError(ValueError):
     """The items are too large for one entry, whatever else waits; nothing was written."""
 
 
-@dataclass(frozen=True)
-class _Waiter:
-    """An append whose caller waits for the outcome."""
-
-    items: tuple[Item, ...]
-    size_bytes: int
-    answer: asyncio.Future[tuple[Outcome, ...]]
-
-
-@dataclass(frozen=True)
-class _Sent:
-    """An entry that was sent to the store and may or may not have landed."""
-
-    position: int
-    write_id: str
-    data: bytes
-
-
 class RunLog:
     """One run's log, folded. Safe for concurrent use by tasks of one loop. A process must have one object per run.
 
@@ -102,8 +84,8 @@ class RunLog:
         self._entropy = entropy
         self._writer = writer
         self._creator = Creator(objects, clock, entropy)
-        self._waiting: deque[_Waiter] = deque()
-        self._in_doubt: _Sent | None = None
+        self._waiting: deque[Waiter] = deque()
+        self._in_doubt: Sent | None = None
         self._outcomes: tuple[Outcome, ...] | None = None  # what the fold made of the entry in doubt
         self._writing: asyncio.Task[None] | None = None
         self._subscribers: dict[object, Subscriber] = {}
@@ -139,14 +121,28 @@ class RunLog:
             AppendTooLargeError: the items are too large for one entry.
             ValueError: an item is malformed.
         """
+        return await self._append(tuple(items)) if items else ()
+
+    async def append_made(self, make: Callable[[RunState], Item]) -> Outcome:
+        """Appends the item that `make` returns for the state that its entry follows: nothing comes between the two.
+
+        `make` may be called several times. It must not wait; what it raises is raised here.
+
+        Raises:
+            StoreError: as for `append`.
+        """
+        (outcome,) = await self._append((make(self.state),), make)
+        return outcome
+
+    async def _append(
+        self, items: tuple[Item, ...], make: Callable[[RunState], Item] | None = None
+    ) -> tuple[Outcome, ...]:
         self._raise_failure()
-        if not items:
-            return ()
         size = sum(len(canonical_json(item_to_json(item))) for item in items)
         if size > MAX_APPEND_BYTES:
             raise AppendTooLargeError(f"append is too large for one entry. size_bytes={size}, limit={MAX_APPEND_BYTES}")
         loop = asyncio.get_running_loop()
-        waiter = _Waiter(tuple(items), size, loop.create_future())
+        waiter = Waiter(items, size, loop.create_future(), make)
         self._waiting.append(waiter)
         if self._writing is None or self._writing.done():
             self._writing = loop.create_task(self._write_waiting(), name=f"log-writer {self.spec.name}")
@@ -220,7 +216,7 @@ class RunLog:
 
     async def _write_waiting(self) -> None:
         """Writes groups until nothing waits, in a task of its own, so that cancelling a caller stops no other."""
-        group: list[_Waiter] = []
+        group: list[Waiter] = []
         try:
             while self._waiting:
                 try:
@@ -239,17 +235,19 @@ class RunLog:
             self._fail(self._waiting, StoreUnavailableError(f"log writer stopped. cause={error!r}"))
             raise
 
-    def _take_group(self) -> list[_Waiter]:
-        group: list[_Waiter] = []
+    def _take_group(self) -> list[Waiter]:
+        group: list[Waiter] = []
         size = 0
         while self._waiting and (not group or size + self._waiting[0].size_bytes <= GROUP_BYTES):
+            if group and self._waiting[0].make is not None:
+                break  # its item follows the state, so its entry has nothing before it
             waiter = self._waiting.popleft()
             if not waiter.answer.done():  # cancelled ones are taken back
                 group.append(waiter)
                 size += waiter.size_bytes
         return group
 
-    async def _still_wanted(self, group: list[_Waiter]) -> list[_Waiter]:
+    async def _still_wanted(self, group: list[Waiter]) -> list[Waiter]:
         """Returns the appends that would have an effect at the log's end, and answers the others."""
         if all(self._has_effect(waiter) for waiter in group):
             return group
@@ -266,13 +264,16 @@ class RunLog:
                 waiter.answer.set_result(tuple(Outcome(item, check_item(self.state, item)) for item in waiter.items))
         return wanted
 
-    def _has_effect(self, waiter: _Waiter) -> bool:
+    def _has_effect(self, waiter: Waiter) -> bool:
         # An item may only be admissible after another one of the same append, so one admissible item is enough.
         return any(check_item(self.state, item) is None for item in waiter.items)
 
-    async def _write(self, group: list[_Waiter]) -> list[_Waiter]:
+    async def _write(self, group: list[Waiter]) -> list[Waiter]:
         """Puts the group under the next number. Returns the appends that need another number because a writer won."""
         await self._check_anchor()
+        group = [waiter for waiter in group if not waiter.answer.done() and waiter.remake(self.state)]
+        if not group:
+            return []
         entry = Entry(
             position=self.state.position + 1,
             run_uid=self.spec.uid,
@@ -282,7 +283,7 @@ class RunLog:
             written_at_unix_s=self._clock.unix_s(),
             items=tuple(item for waiter in group for item in waiter.items),
         )
-        self._in_doubt = _Sent(entry.position, entry.write_id, entry.to_bytes())
+        self._in_doubt = Sent(entry.position, entry.write_id, entry.to_bytes())
         outcomes = await self._settle_doubt()
         if outcomes is None:
             await self.tail()
@@ -390,7 +391,7 @@ class RunLog:
             raise self._failure
 
     @staticmethod
-    def _fail(waiters: MutableSequence[_Waiter], error: StoreError) -> None:
+    def _fail(waiters: MutableSequence[Waiter], error: StoreError) -> None:
         """Answers all of `waiters` with the error, and takes them out."""
         for waiter in waiters:
             if not waiter.answer.done():

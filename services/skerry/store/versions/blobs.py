@@ -97,6 +97,8 @@ class Blobs:
             ref = ObjectRef(name, key[0], key[1], info.size_bytes, key[2])
             # Listing has no order. Every replica must choose the same part, so the alphabetically first name wins.
             found[key] = min(ref, found.get(key, ref), key=lambda one: one.name)
+        if found:  # their writers may have been killed before they had synced the folder
+            await self._objects.sync_parent(self._path(next(iter(found.values())).name))
         limit = asyncio.Semaphore(_READS_AT_ONCE)
 
         async def stored(ref: ObjectRef) -> StoredPart | None:

@@ -50,7 +50,7 @@ class ExchangeServicer(exchange_pb2_grpc.ExchangeServicer):
         check_id(hello.session_id, "session id")
         replica = await self._host.open(hello.run, hello.run_uid, seen_position=hello.seen_position)
         _check_tensors(replica, hello)
-        await replica.attach(SessionItem(hello.learner_id, hello.session_id, hello.region, hello.seen_position))
+        await replica.attach(SessionItem(hello.learner_id, hello.session_id, hello.region))
         with replica.attached(hello.learner_id, hello.session_id) as stream:
             open_rounds = replica.open_rounds()
             yield v1.AttachResponse(attached=_attached(replica, hello.learner_id, hello.session_id))

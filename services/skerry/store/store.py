@@ -100,6 +100,23 @@ class Store:
         await self.objects.sync_parent(spec_name)
         return await self._open(_parse_spec(spec_name, data))
 
+    async def read_log(self, name: str, uid: str) -> RunLog:
+        """Returns the run's log for reading, folded to its end or, where it is damaged, to its last good entry.
+
+        `failure` of the log says what is wrong with the entry after that one. Nothing can be appended to such a log.
+
+        Raises:
+            RunNotFoundError: as `open_log`.
+            LogCorruptError: `run.json` can't be read.
+        """
+        try:
+            return await self.open_log(name, uid)
+        except LogCorruptError:
+            log = self._logs.get((name, uid))
+            if log is None or log.failure is None:
+                raise
+            return log
+
     async def _open(self, spec: RunSpec) -> RunLog:
         key = (spec.name, spec.uid)
         found = self._logs.get(key)

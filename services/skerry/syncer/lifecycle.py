@@ -14,10 +14,10 @@ from msgspec import structs
 from skerry.store.errors import ObjectMissingError, RunExistsError, RunNotFoundError
 from skerry.store.log.entries import PolicyItem, RollbackFragment, RollbackItem, RunSpec, RunStatus, StatusItem
 from skerry.store.log.state import FragmentState, VersionState
-from skerry.store.versions.replay import Replayer, snapshot_tensors
 from skerry.syncer.errors import SyncerError, bad_request, from_rejection
 from skerry.syncer.host import RunHost, replaced
 from skerry.syncer.replica import RunReplica
+from skerry.syncer.restart import stored_again
 from skerry.wire.layout import FragmentLayout, check_id, check_name
 from skerry.wire.policy import Policy
 
@@ -208,17 +208,12 @@ def _version_at(fragment: FragmentState, position: int) -> VersionState:
 
 
 async def _prepared(replica: RunReplica, fragment: FragmentState, source: VersionState) -> RollbackFragment:
-    """Stores the content of `source` under the fragment's next version number; holds one fragment in memory."""
-    name = fragment.layout.name
     try:
-        weights = await Replayer(replica.log, name, replica.workers).weights_at(source.version)
+        return await stored_again(replica.log, fragment, source, replica.workers)
     except ObjectMissingError as error:
         raise SyncerError(
-            "VERSION_NOT_FOUND", f"content was collected. fragment={name}, version={source.version}"
+            "VERSION_NOT_FOUND", f"content was collected. fragment={fragment.layout.name}, version={source.version}"
         ) from error
-    tensors = snapshot_tensors(fragment.layout, weights)
-    ref = await replica.log.blobs.write_snapshot(name, fragment.version + 1, "weights", tensors)
-    return RollbackFragment(name, fragment.version + 1, source.version, source.digest, (ref,), ())
 
 
 async def delete_run(host: RunHost, name: str, uid: str) -> None:

@@ -275,6 +275,7 @@ class Merger:
 
         Raises:
             UnreadableDeltaError: a member can't be read.
+            UnreadableStateError: the state that the merge begins from can't be had here.
             StoreError: the store failed; nothing was committed.
         """
         async with self._locks[key.fragment]:
@@ -320,15 +321,13 @@ class Merger:
 
     async def _outer_at(self, fragment: FragmentState, version: int) -> OuterState:
         """Returns the outer state of `version`, advanced from the cache if that is in the log, else rebuilt."""
-        name = fragment.layout.name
-        replayer = Replayer(self._log, name, self._workers)
+        name, outer = fragment.layout.name, None
         cached = self._cache.pop(name, None)  # removed while it changes, so that a failure leaves no torn state behind
         if cached is not None and 0 <= cached.outer.version <= version:
             known = fragment.versions.get(cached.outer.version)
             if known is not None and known.digest == cached.digest and not known.is_abandoned:
-                await replayer.advance(cached.outer, version, self._scratch)
-                return cached.outer
-        return await replayer.rebuild(version, self._scratch)
+                outer = cached.outer
+        return await Replayer(self._log, name, self._workers).reach(version, self._scratch, cached=outer)
 
     def wants_snapshot(self, name: str) -> bool:
         """Whether the updates since the fragment's last snapshot weigh more than one, by the policy's ratio."""

@@ -23,16 +23,19 @@ from skerry.store.log.checks import check_item
 from skerry.store.log.entries import INITIAL_BASE, Decided, Entry, Fate, Item, LeftItem, RunStatus, SessionItem
 from skerry.store.log.run_log import RunLog
 from skerry.store.log.state import Outcome, RunState
-from skerry.store.versions.replay import UnreadableDeltaError
+from skerry.store.versions.replay import UnreadableDeltaError, UnreadableStateError
 from skerry.syncer.advice import AdviceBoard, share_leases
 from skerry.syncer.errors import DrainingError, SyncerError, from_rejection
 from skerry.syncer.events import EventStream, Followers, duration_message, events_of, learner_message
 from skerry.syncer.membership import LearnerRecord, LearnerReport, Membership, closed_round
 from skerry.syncer.merger import Merger
+from skerry.syncer.restart import restart
 from skerry.syncer.rounds import MergeKey, RoundEngine
 from skerry.v1.types_pb2 import Draining, Event, RoundOpened
 
 _LOG: Final = structlog.get_logger(__name__)
+# Terms for which a merge that this replica can't do is left to others; they take it over after one.
+_PATIENCE_TERMS: Final = 2
 
 
 @dataclass(frozen=True)
@@ -325,6 +328,8 @@ class RunReplica:
             await self.merger.merge(key)
         except UnreadableDeltaError as error:
             await self._close_again(key, error)
+        except UnreadableStateError as error:
+            await self._begin_anew(key, error)
         else:
             if self.merger.wants_snapshot(key.fragment):
                 await self.merger.snapshot(key.fragment)
@@ -335,10 +340,6 @@ class RunReplica:
         if closing is None:
             return
         members = tuple(member for member in closing.members if member.delta != error.delta)
-        if len(members) == len(closing.members):
-            raise LogCorruptError(
-                f"delta of an older version is lost. fragment={key.fragment}, cause={error}"
-            ) from error
         _LOG.warning("closing a round without an unreadable delta", fragment=key.fragment, cause=str(error))
         fragment = self.state.fragments[key.fragment]
         view = self.membership.view(self.state, self._clock.monotonic_s())
@@ -353,6 +354,17 @@ class RunReplica:
         self._engine.adopt_close(item)
         if not await self._propose((item,)):
             await self._clock.sleep(self._settings.retry_s)
+
+    async def _begin_anew(self, key: MergeKey, error: UnreadableStateError) -> None:
+        """Goes on without the fragment's momentum if no other replica, which may still have it, commits the set."""
+        _LOG.warning("leaving a merge to other replicas", fragment=key.fragment, cause=str(error))
+        try:
+            async with asyncio.timeout(_PATIENCE_TERMS * self.state.policy.lease_term_s):
+                await self.wait_until(lambda _: self.merger.frozen_set(key) is None)
+        except TimeoutError:
+            await restart(self.log, key.fragment, self.workers)
+        except DrainingError:
+            raise error from None
 
     def _start_seeds(self) -> None:
         """Starts to store the initial weights that were pushed to a draft, before its commit asks for them."""

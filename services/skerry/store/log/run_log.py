@@ -12,7 +12,7 @@ import math
 from collections import deque
 from collections.abc import AsyncIterator, Callable, MutableSequence, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NoReturn
 
 from skerry.runtime.clock import Clock
 from skerry.runtime.identifiers import Entropy
@@ -45,10 +45,8 @@ from skerry.store.versions.blobs import Blobs
 GROUP_BYTES: Final = 2**20
 # Larger appends are refused: readers hold a whole entry in memory.
 MAX_APPEND_BYTES: Final = 16 * 2**20
-# Entries that a reader far behind asks for at the same time.
-_READ_AHEAD: Final = 16
-# How often to check that an entry that was durable is still there.
-_ANCHOR_CHECK_S: Final = 5.0
+_READ_AHEAD: Final = 16  # entries that a reader far behind asks for at the same time
+_ANCHOR_CHECK_S: Final = 5.0  # between checks that an entry that was durable is still there
 
 Subscriber = Callable[[Entry, tuple[Outcome, ...]], None]
 
@@ -200,7 +198,7 @@ class RunLog:
         position, previous = start, None
         while stop is None or position < stop:
             width = _READ_AHEAD if stop is None else min(_READ_AHEAD, stop - position)
-            found = await self._read(position, width)
+            found, _ = await self._read(position, width)
             for data in found:
                 entry = self._parse(position, data)
                 if entry.position != position or previous not in (None, entry.previous):
@@ -312,23 +310,27 @@ class RunLog:
         width = 1
         while True:
             first = self.state.position + 1
-            found = await self._read(first, width)
+            found, has_later = await self._read(first, width)
             if found:
                 # Another writer may have just published the entry. It must be durable before anybody acts on it.
                 await self.objects.sync_parent(entry_name(self.prefix, first + len(found) - 1))
             for position, data in enumerate(found, first):
                 self._fold(position, data)
             if len(found) < width:
+                next_position = self.state.position + 1
+                if has_later and await self._read_one(next_position) is None:  # it must not be written anew
+                    self._fail_for_good(f"log entry is missing. run={self.spec.name}, position={next_position}")
                 break
             width = min(4 * width, _READ_AHEAD)
         await self._check_anchor()
 
-    async def _read(self, first: int, count: int) -> list[bytes]:
-        """Returns the bytes of the entries from `first`, at most `count`, up to the first that is missing."""
-        positions = range(first, first + count)
-        found = await asyncio.gather(*(self._read_one(position) for position in positions))
+    async def _read(self, first: int, count: int) -> tuple[list[bytes], bool]:
+        """Returns the entries' bytes from `first` up to the first that is missing, and whether a later one was seen."""
+        found = await asyncio.gather(*(self._read_one(position) for position in range(first, first + count)))
         end = found.index(None) if None in found else count
-        return [data for data in found[:end] if data is not None]
+        if 0 < end == count - 1:
+            found.append(await self._read_one(first + count))
+        return [data for data in found[:end] if data is not None], found[end + 1 :].count(None) < len(found[end + 1 :])
 
     async def _read_one(self, position: int) -> bytes | None:
         try:
@@ -378,12 +380,13 @@ class RunLog:
             except ObjectMissingError:
                 found = "missing"
         if found != digest:
-            self._failure = LogCorruptError(
-                "store lost or changed a log entry that was durable. "
-                f"run={self.spec.name}, position={position}, expected={digest}, actual={found}"
-            )
-            raise self._failure
+            facts = f"run={self.spec.name}, position={position}, expected={digest}, actual={found}"
+            self._fail_for_good(f"store lost or changed a log entry that was durable. {facts}")
         self._anchor, self._anchor_checked_at = following, now
+
+    def _fail_for_good(self, what: str) -> NoReturn:
+        self._failure = LogCorruptError(what)
+        raise self._failure
 
     def _raise_failure(self) -> None:
         if self._failure is not None:

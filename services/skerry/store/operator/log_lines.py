@@ -31,7 +31,7 @@ _SHORT: int = 8  # digits of a 32-digit id that are shown to people
 
 def entry_lines(entry: Entry, outcomes: tuple[Outcome, ...]) -> Iterator[tuple[str, str, str, str, str, str]]:
     """Yields one row an item: position, time, writer, kind, what, effect."""
-    time = dt.datetime.fromtimestamp(entry.written_at_unix_s, dt.UTC).strftime("%Y-%m-%d %H:%M:%S")
+    time = time_text(entry.written_at_unix_s)
     for outcome in outcomes:
         yield (
             str(entry.position),
@@ -41,6 +41,11 @@ def entry_lines(entry: Entry, outcomes: tuple[Outcome, ...]) -> Iterator[tuple[s
             item_text(outcome.item),
             effect_text(outcome),
         )
+
+
+def time_text(unix_s: float) -> str:
+    """Returns a time in UTC, to the second."""
+    return dt.datetime.fromtimestamp(unix_s, dt.UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def entry_json(entry: Entry, outcomes: tuple[Outcome, ...], state: RunState) -> dict[str, Any]:

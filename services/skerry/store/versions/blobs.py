@@ -150,19 +150,8 @@ class Blobs:
         Arrays may be memory-mapped; they must not change until this returns.
         """
         name = f"snapshots/{fragment}/{version}-{kind}-{self._entropy.hex_id()}"
-        header = header_bytes(
-            {tensor: ("float32", values.shape) for tensor, values in tensors.items()},
-            {"format": str(FORMAT), "fragment": fragment, "version": str(version), "kind": kind},
-        )
         numel = sum(values.size for values in tensors.values())
-
-        async def pieces() -> AsyncIterator[bytes]:
-            yield header
-            for values in tensors.values():
-                for piece in tensor_bytes(values):
-                    yield piece
-
-        return await self._write_hashed(name, pieces(), first, numel)
+        return await self._write_hashed(name, snapshot_pieces(fragment, version, kind, tensors), first, numel)
 
     async def read(self, ref: ObjectRef, *, offset: int = 0) -> AsyncIterator[bytes]:
         """Yields the bytes of an object of any kind from `offset`, in pieces of at most 1 MiB.
@@ -206,6 +195,19 @@ class Blobs:
 
     def _path(self, name: str) -> str:
         return f"{self._prefix}/{name}"
+
+
+async def snapshot_pieces(
+    fragment: str, version: int, kind: SnapshotKind, tensors: Mapping[str, NDArray[np.float32]]
+) -> AsyncIterator[bytes]:
+    """Yields the bytes of a snapshot: equal values give equal bytes."""
+    yield header_bytes(
+        {tensor: ("float32", values.shape) for tensor, values in tensors.items()},
+        {"format": str(FORMAT), "fragment": fragment, "version": str(version), "kind": kind},
+    )
+    for values in tensors.values():
+        for piece in tensor_bytes(values):
+            yield piece
 
 
 # Elements of a batch: what one worker job decodes. 4 MiB of float32, some 600 kB of int4 frames.

@@ -9,11 +9,12 @@ and the bits of these, in hex, in the log.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Container, Iterator, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
+import structlog
 
 from skerry.algorithm.step import (
     TORN,
@@ -36,7 +37,7 @@ from skerry.store.log.state import CommitRecord, VersionState
 from skerry.store.versions.blobs import frame_batches
 from skerry.store.versions.scratch import Scratch
 from skerry.wire.digests import LEAF_NUMEL, tree_leaves, tree_root
-from skerry.wire.errors import FrameError, TensorFileError
+from skerry.wire.errors import FrameError, NonFiniteError, TensorFileError
 from skerry.wire.frames import FrameBatch, decode_frames
 from skerry.wire.layout import FragmentLayout
 from skerry.wire.safetensors import TensorFileReader
@@ -52,6 +53,17 @@ class UnreadableDeltaError(StoreError):
         self.delta = delta
 
 
+class UnreadableStateError(StoreError):
+    """The outer state of a version can't be made again from what the store has."""
+
+    reason = "INCOMPLETE"
+
+
+_LOG: Final = structlog.get_logger(__name__)
+# Raised for objects that are missing or damaged. An unreachable store raises another error.
+DAMAGE: Final = (FrameError, LogCorruptError, NonFiniteError, ObjectMissingError, UnreadableDeltaError)
+
+
 class Replayed(NamedTuple):
     """The result of replaying one version. It has not been compared with the log."""
 
@@ -65,13 +77,34 @@ class Replayer:
     Every method raises ObjectMissingError where a version never was, or what it takes was collected.
     """
 
-    def __init__(self, log: RunLog, fragment: str, workers: Workers) -> None:
+    def __init__(self, log: RunLog, fragment: str, workers: Workers, *, lost: Container[str] = frozenset()) -> None:
+        """`lost` names objects that are known to be missing or damaged; they count as collected."""
+        self._lost = lost
         self._log = log
         self._layout = log.spec.fragment(fragment)
         self._workers = workers
 
+    async def reach(self, version: int, scratch: Scratch, *, cached: OuterState | None) -> OuterState:
+        """Returns the outer state of a version: `cached`, advanced in place, or where that fails one that is rebuilt.
+
+        Raises:
+            UnreadableStateError: what it takes is missing or damaged.
+        """
+        try:
+            if cached is not None:
+                await self.advance(cached, version, scratch)
+                return cached
+        except DAMAGE as error:
+            _LOG.warning("cached state is of no use", fragment=self._layout.name, version=version, cause=str(error))
+        try:
+            return await self.rebuild(version, scratch)
+        except DAMAGE as error:
+            raise UnreadableStateError(f"state can't be rebuilt. {self._where(version)}, cause={error}") from error
+
     async def rebuild(self, version: int, scratch: Scratch) -> OuterState:
         """Returns the outer state of any version whose deltas are retained, abandoned ones too.
+
+        An older snapshot is used where a nearer one is missing or damaged.
 
         Raises:
             UnreadableDeltaError: a delta that went into it can't be read.
@@ -79,9 +112,15 @@ class Replayer:
         """
         weights, momentum, residual = scratch.zeros(3, self._layout.numel)
         state = OuterState(weights, momentum, residual, TORN)
-        await self.load_snapshot(self._base(version, with_outer=True), state)
-        await self.advance(state, version, scratch)
-        return state
+        failure: StoreError | None = None
+        for base in self._bases(version, with_outer=True):
+            try:
+                await self.load_snapshot(base, state)
+                await self.advance(state, version, scratch)
+                return state
+            except (LogCorruptError, ObjectMissingError) as error:
+                failure = failure or error
+        raise failure or self._collected(version)
 
     async def advance(self, state: OuterState, version: int, scratch: Scratch) -> None:
         """Takes `state`, in place, to a later version by replaying every round between; the same version is no work.
@@ -143,10 +182,20 @@ class Replayer:
     async def weights_at(self, version: int) -> Float32s:
         """Returns the weights of any version, abandoned ones too, from the nearest snapshot and the updates after it.
 
+        An older snapshot is used where a nearer one is missing or damaged.
+
         Raises:
             LogCorruptError: the result does not have the digest that the log names.
         """
-        base = self._base(version, with_outer=False)
+        failure: StoreError | None = None
+        for base in self._bases(version, with_outer=False):
+            try:
+                return await self._weights_from(base, version)
+            except (LogCorruptError, ObjectMissingError) as error:
+                failure = failure or error
+        raise failure or self._collected(version)
+
+    async def _weights_from(self, base: VersionState, version: int) -> Float32s:
         weights = np.empty(self._layout.numel, np.float32)
         await self.read_vector(base.weights, weights)
         for following in range(base.version + 1, version + 1):
@@ -226,8 +275,8 @@ class Replayer:
                 raise LogCorruptError(f"snapshot can't be read. name={ref.name}, cause={error}") from error
 
     def has_all(self, refs: Sequence[ObjectRef]) -> bool:
-        """Whether no collection condemned any of these objects."""
-        return all(ref.name not in self._log.state.condemned for ref in refs)
+        """Whether no collection condemned any of these objects, and none is known to be lost."""
+        return all(ref.name not in self._log.state.condemned and ref.name not in self._lost for ref in refs)
 
     def _version(self, version: int) -> VersionState:
         try:
@@ -235,12 +284,18 @@ class Replayer:
         except KeyError:
             raise ObjectMissingError(f"no such version. {self._where(version)}") from None
 
-    def _base(self, version: int, *, with_outer: bool) -> VersionState:
-        """Returns the nearest version at or below `version` that has a snapshot."""
+    def _bases(self, version: int, *, with_outer: bool) -> Iterator[VersionState]:
+        """Yields the versions from whose snapshot `version` can be reached, the nearest first."""
         at = self._version(version)
-        while not (at.weights and self.has_all(at.weights) and (not with_outer or self.has_all(at.outer))):
+        while True:
+            if at.weights and self.has_all(at.weights) and (not with_outer or self.has_all(at.outer)):
+                yield at
+            if at.commit is None:  # its snapshot made it
+                return
             at = self._version(at.version - 1)
-        return at
+
+    def _collected(self, version: int) -> ObjectMissingError:
+        return ObjectMissingError(f"what the version takes was collected. {self._where(version)}")
 
     def _where(self, version: int) -> str:
         return f"fragment={self._layout.name}, version={version}"

@@ -57,7 +57,7 @@ _NEXT: Final[Mapping[str, str]] = {
     "VERSION_NOT_FOUND": "`skerry log` shows the positions, `skerry runs show` the versions",
     "STORE_UNAVAILABLE": "the syncer can't reach its store; the syncer's log says why",
     "STORE_FULL": "free some space; `skerry gc` removes objects that no version needs",
-    "STORE_ROLLED_BACK": "the store has lost acknowledged data: stop the learners, then run `skerry verify`",
+    "STORE_ROLLED_BACK": "`skerry repair` says what the store has lost, and mends what can be mended",
     "DRAINING": "the replica is shutting down; try again",
     "INTERNAL": "the syncer's log says why",
     "UNREACHABLE": "check that `skerry serve` is running there, and that --target is right",

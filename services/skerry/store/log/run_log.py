@@ -328,7 +328,7 @@ class RunLog:
         """Returns the entries' bytes from `first` up to the first that is missing, and whether a later one was seen."""
         found = await asyncio.gather(*(self._read_one(position) for position in range(first, first + count)))
         end = found.index(None) if None in found else count
-        if 0 < end == count - 1:
+        if end == count - 1 and (end or first == 1):
             found.append(await self._read_one(first + count))
         return [data for data in found[:end] if data is not None], found[end + 1 :].count(None) < len(found[end + 1 :])
 
@@ -385,8 +385,8 @@ class RunLog:
         self._anchor, self._anchor_checked_at = following, now
 
     def _fail_for_good(self, what: str) -> NoReturn:
-        self._failure = LogCorruptError(what)
-        raise self._failure
+        self._failure = failure = LogCorruptError(what)
+        raise failure
 
     def _raise_failure(self) -> None:
         if self._failure is not None:

@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -121,33 +122,26 @@ def repair(
     Exits with status 0 if nothing is damaged any more, else with 1.
     """
     from skerry.store.operator.repair import Repair
-    from skerry.store.operator.repair_log import find_log_damage, mend_log
+    from skerry.store.operator.repair_log import open_mended
     from skerry.store.versions.scratch import Scratch
 
     entropy = SystemEntropy()
 
     async def mend() -> list[Damage]:
-        found: list[Damage] = []
         with TemporaryDirectory(dir=scratch, prefix="skerry-repair-") as folder:
             async with opened_store(store_url) as (store, workers):
-                known_uid = uid or await resolved(store, run_name)
-                run_log = await store.read_log(run_name, known_uid)
-                while (log_damage := await find_log_damage(run_log, workers, gives_up=give_up)) is not None:
-                    if not yes or log_damage.damage.remedy is Remedy.NONE:
-                        found.append(log_damage.damage)
-                        break
-                    found.append(await mend_log(run_log, log_damage, entropy))
-                    run_log = await store.read_log(run_name, known_uid)
+                open_log = partial(store.read_log, run_name, uid or await resolved(store, run_name))
+                run_log, found = await open_mended(open_log, workers, entropy, acts=yes, gives_up=give_up)
+                work = Repair(
+                    run_log,
+                    workers=workers,
+                    scratch=Scratch(Path(folder)),
+                    entropy=entropy,
+                    may_append=all(damage.is_mended for damage in found),
+                    acts=yes,
+                    gives_up=give_up,
+                )
                 with shown_progress("checking", is_hidden=is_json) as progress:
-                    work = Repair(
-                        run_log,
-                        workers=workers,
-                        scratch=Scratch(Path(folder)),
-                        entropy=entropy,
-                        may_append=all(damage.is_mended for damage in found),
-                        acts=yes,
-                        gives_up=give_up,
-                    )
                     return found + await work.run(progress)
 
     found = asyncio.run(mend())

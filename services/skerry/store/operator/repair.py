@@ -159,7 +159,8 @@ class Repair:
         """Says what becomes of objects that can't be had again, and appends it to the log."""
         state = self._log.state
         open_deltas = {one.named.delta for one in lost} & _open_deltas(state)
-        found = [self._judge(one, open_deltas) for one in lost]
+        needed = state.referenced_names()
+        found = [self._judge(one, open_deltas, needed) for one in lost]
         names = tuple(one.name for one in found if one.remedy in (Remedy.QUARANTINE, Remedy.FORGET))
         if not self._acts or not names:
             return found
@@ -168,14 +169,14 @@ class Repair:
         is_done = all(outcome.rejection is None for outcome in outcomes)
         return [replace(one, is_mended=is_done and one.name in names) for one in found]
 
-    def _judge(self, one: _Lost, open_deltas: set[str]) -> Damage:
+    def _judge(self, one: _Lost, open_deltas: set[str], needed: set[str]) -> Damage:
         named, name, state = one.named, one.named.ref.name, self._log.state
         if not self._may_append:
             return Damage(name, one.problem, Remedy.NONE, "the log has to be mended first")
         if named.delta in open_deltas:
             detail = f"delta {named.delta} is quarantined, and its round goes on without it"
             return Damage(name, one.problem, Remedy.QUARANTINE, detail)
-        is_needed = name in state.referenced_names()
+        is_needed = name in needed
         is_read = not named.delta or state.deltas[named.delta].fate is Fate.MERGED
         if not is_needed and (not is_read or self._gives_up):
             return Damage(name, one.problem, Remedy.FORGET, "nobody will read it again")

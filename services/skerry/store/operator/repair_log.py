@@ -7,6 +7,7 @@ writer was cut off before it could tell anybody, and it is set aside; if it has 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Final, NamedTuple
 
@@ -29,6 +30,25 @@ class LogDamage(NamedTuple):
     restored: bytes | None = None
 
 
+async def open_mended(
+    open_log: Callable[[], Awaitable[RunLog]], workers: Workers, entropy: Entropy, *, acts: bool, gives_up: bool
+) -> tuple[RunLog, list[Damage]]:
+    """Returns the log, and its damages in order: all of them if `acts` mends them, else up to the first.
+
+    Raises:
+        StoreError: the store can't be used; repeating is safe.
+    """
+    found: list[Damage] = []
+    while True:
+        log = await open_log()
+        one = await find_log_damage(log, workers, gives_up=gives_up)
+        if one is None:
+            return log, found
+        if not acts or one.damage.remedy is Remedy.NONE:
+            return log, [*found, one.damage]
+        found.append(await _mended(log, one, entropy))
+
+
 async def find_log_damage(log: RunLog, workers: Workers, *, gives_up: bool) -> LogDamage | None:
     """Returns the first damage of the log, or None if it can be followed to its end; changes nothing.
 
@@ -39,12 +59,10 @@ async def find_log_damage(log: RunLog, workers: Workers, *, gives_up: bool) -> L
         return None
     at = log.state.position + 1
     data, following = await _stored(log, at), await _stored(log, at + 1)
-    entry = _entry(data)
+    entry, witness = _entry(data), _previous(following)
     if entry is not None and (following is None or _previous(following) == bytes_digest(data or b"")):
         # The entry is sound, and says another digest of its predecessor than that one has.
         at, data, witness = at - 1, await _stored(log, at - 1), entry.previous
-    else:
-        witness = _previous(following)
     name = entry_name("", at).removeprefix("/")
     if witness is not None:
         restored = await workers.run(with_one_bit_changed, data or b"", witness)
@@ -69,12 +87,7 @@ def _last_entry(name: str, data: bytes, *, gives_up: bool) -> Damage:
     return Damage(name, problem, Remedy.NONE, detail)
 
 
-async def mend_log(log: RunLog, found: LogDamage, entropy: Entropy) -> Damage:
-    """Does what the damage's remedy says. The log has to be opened anew after it.
-
-    Raises:
-        StoreError: the store can't be used; repeating is safe.
-    """
+async def _mended(log: RunLog, found: LogDamage, entropy: Entropy) -> Damage:
     if found.restored is not None:
         await put_back(log, found.damage.name, found.restored, entropy)
     else:

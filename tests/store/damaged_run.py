@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import random
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -80,8 +83,8 @@ class DamagedRun:
         return [path.read_bytes() for path in sorted((self.folder / "damaged").rglob("*")) if path.is_file()]
 
 
-async def _build(folder: Path, finish: str) -> DamagedRun:
-    url = f"file://{folder}/store"
+async def _train(folder: Path, finish: str) -> tuple[str, RunState]:
+    url = f"file://{folder}"
     rng = np.random.default_rng(5)
     driver = await Driver.start(LAYOUT, Policy(update_encoding=INT4), objects=open_objects(url))
     for number in range(1, 7):
@@ -96,12 +99,20 @@ async def _build(folder: Path, finish: str) -> DamagedRun:
     store = Store(driver.objects, clock=SystemClock(), entropy=entropy, workers=InlineWorkers(), writer="test")
     await store.publish(driver.log.spec.name, driver.log.spec.uid)
     await driver.log.close()
-    return DamagedRun(url, folder / "store" / driver.log.prefix, driver.log.state)
+    return driver.log.prefix, driver.log.state
+
+
+@functools.cache
+def _trained(finish: str) -> tuple[TemporaryDirectory[str], str, RunState]:
+    folder = TemporaryDirectory(prefix="skerry-test-run-")
+    return folder, *asyncio.run(_train(Path(folder.name), finish))
 
 
 def build(folder: Path, *, finish: str = "pending") -> DamagedRun:
     """Returns a run of six versions, with snapshots of 2 and 4, and three more deltas, `pending` or `frozen`."""
-    return asyncio.run(_build(folder, finish))
+    template, prefix, state = _trained(finish)
+    shutil.copytree(template.name, folder / "store")
+    return DamagedRun(f"file://{folder}/store", folder / "store" / prefix, state)
 
 
 def reopened(run: DamagedRun) -> RunState:

@@ -1,4 +1,4 @@
-"""`skerry repair` mends every damage of one object that the rest of the store allows to mend, and overwrites nothing."""
+"""`skerry repair` mends every damage that the rest of the store allows to mend, and overwrites nothing good."""
 
 from __future__ import annotations
 

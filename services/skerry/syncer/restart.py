@@ -8,6 +8,7 @@ frozen expires by name.
 from __future__ import annotations
 
 import hashlib
+from typing import Final
 
 import structlog
 
@@ -17,7 +18,7 @@ from skerry.store.log.run_log import RunLog
 from skerry.store.log.state import FragmentState, VersionState
 from skerry.store.versions.replay import DAMAGE, Replayer, UnreadableStateError, snapshot_tensors
 
-_LOG = structlog.get_logger(__name__)
+_LOG: Final = structlog.get_logger(__name__)
 
 
 async def restart(log: RunLog, name: str, workers: Workers) -> None:

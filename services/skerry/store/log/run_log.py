@@ -317,9 +317,8 @@ class RunLog:
             for position, data in enumerate(found, first):
                 self._fold(position, data)
             if len(found) < width:
-                next_position = self.state.position + 1
-                if has_later and await self._read_one(next_position) is None:  # it must not be written anew
-                    self._fail_for_good(f"log entry is missing. run={self.spec.name}, position={next_position}")
+                if has_later and await self._read_one(first + len(found)) is None:  # it must not be written anew
+                    self._fail_for_good(f"log entry is missing. run={self.spec.name}, position={first + len(found)}")
                 break
             width = min(4 * width, _READ_AHEAD)
         await self._check_anchor()

@@ -286,13 +286,13 @@ class Replayer:
 
     def _bases(self, version: int, *, with_outer: bool) -> Iterator[VersionState]:
         """Yields the versions from whose snapshot `version` can be reached, the nearest first."""
-        at = self._version(version)
-        while True:
+        at: VersionState | None = self._version(version)
+        while at is not None:
             if at.weights and self.has_all(at.weights) and (not with_outer or self.has_all(at.outer)):
                 yield at
             if at.commit is None:  # its snapshot made it
                 return
-            at = self._version(at.version - 1)
+            at = self._log.state.fragments[self._layout.name].versions.get(at.version - 1)
 
     def _collected(self, version: int) -> ObjectMissingError:
         return ObjectMissingError(f"what the version takes was collected. {self._where(version)}")

@@ -100,7 +100,7 @@ Examples:
 @click.option(
     "--scratch",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Folder for temporary files of four times the largest fragment.  [default: the system's]",
+    help="Folder for temporary files of five times the largest fragment.  [default: the system's]",
 )
 @click.option(
     "--give-up",

@@ -23,6 +23,7 @@ import pytest
 
 from skerry.store.errors import NewerFormatError
 from skerry.store.log.entries import ENTRY_FORMAT, OLDEST_LEVEL, Entry, LevelItem, entry_name
+from skerry.store.objects.opening import open_objects
 from tests.store.test_run_log import SPEC, UID, Bench, on_virtual_time
 
 ROOT = Path(__file__).parents[2]
@@ -60,6 +61,7 @@ def url() -> Iterator[str]:
     """A store in memory where the machine has such a folder, because every append is synced."""
     shared = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=shared if os.access(shared, os.W_OK) else None) as folder:
+        open_objects(f"file://{folder}/store")
         yield f"file://{folder}/store"
 
 

@@ -40,6 +40,7 @@ class RunsStub(object):
     - STORE_UNAVAILABLE: the store can't be reached.
     - STORE_FULL: the store has no space left.
     - STORE_ROLLED_BACK: the run's log is shorter than seen_position, or damaged.
+    - OBJECT_UNREADABLE: an object that the log names is lost or damaged.
     - DRAINING: the replica is going away.
     - NEWER_FORMAT: the run's format level is above what the replica's version knows.
     - INTERNAL: the server failed.
@@ -118,6 +119,7 @@ class RunsServicer(object):
     - STORE_UNAVAILABLE: the store can't be reached.
     - STORE_FULL: the store has no space left.
     - STORE_ROLLED_BACK: the run's log is shorter than seen_position, or damaged.
+    - OBJECT_UNREADABLE: an object that the log names is lost or damaged.
     - DRAINING: the replica is going away.
     - NEWER_FORMAT: the run's format level is above what the replica's version knows.
     - INTERNAL: the server failed.
@@ -329,6 +331,7 @@ class Runs(object):
     - STORE_UNAVAILABLE: the store can't be reached.
     - STORE_FULL: the store has no space left.
     - STORE_ROLLED_BACK: the run's log is shorter than seen_position, or damaged.
+    - OBJECT_UNREADABLE: an object that the log names is lost or damaged.
     - DRAINING: the replica is going away.
     - NEWER_FORMAT: the run's format level is above what the replica's version knows.
     - INTERNAL: the server failed.

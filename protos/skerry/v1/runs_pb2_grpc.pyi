@@ -47,6 +47,7 @@ class RunsStub:
     - STORE_UNAVAILABLE: the store can't be reached.
     - STORE_FULL: the store has no space left.
     - STORE_ROLLED_BACK: the run's log is shorter than seen_position, or damaged.
+    - OBJECT_UNREADABLE: an object that the log names is lost or damaged.
     - DRAINING: the replica is going away.
     - NEWER_FORMAT: the run's format level is above what the replica's version knows.
     - INTERNAL: the server failed.
@@ -163,6 +164,7 @@ class RunsAsyncStub(RunsStub):
     - STORE_UNAVAILABLE: the store can't be reached.
     - STORE_FULL: the store has no space left.
     - STORE_ROLLED_BACK: the run's log is shorter than seen_position, or damaged.
+    - OBJECT_UNREADABLE: an object that the log names is lost or damaged.
     - DRAINING: the replica is going away.
     - NEWER_FORMAT: the run's format level is above what the replica's version knows.
     - INTERNAL: the server failed.
@@ -275,6 +277,7 @@ class RunsServicer(metaclass=_abc_1.ABCMeta):
     - STORE_UNAVAILABLE: the store can't be reached.
     - STORE_FULL: the store has no space left.
     - STORE_ROLLED_BACK: the run's log is shorter than seen_position, or damaged.
+    - OBJECT_UNREADABLE: an object that the log names is lost or damaged.
     - DRAINING: the replica is going away.
     - NEWER_FORMAT: the run's format level is above what the replica's version knows.
     - INTERNAL: the server failed.

@@ -303,7 +303,7 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     Metadata `run_uid`, from CreateRun: the draft that the request_id made.
     """
     ERROR_REASON_PLAN_EXPIRED: _ErrorReason.ValueType  # 22
-    """FAILED_PRECONDITION: the plan names objects that were collected; ask for a new plan."""
+    """FAILED_PRECONDITION: the plan names objects that were collected, or can't be read; ask for a new plan."""
     ERROR_REASON_STORE_UNAVAILABLE: _ErrorReason.ValueType  # 23
     """UNAVAILABLE: the store can't be reached or its answer is unknown; retry after RetryInfo."""
     ERROR_REASON_STORE_FULL: _ErrorReason.ValueType  # 24
@@ -315,8 +315,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_ENCODING_UNSUPPORTED: _ErrorReason.ValueType  # 27
     """INVALID_ARGUMENT: the codec, compressor or block size is not offered."""
     ERROR_REASON_STORE_ROLLED_BACK: _ErrorReason.ValueType  # 28
-    """DATA_LOSS: the store holds less than the caller has seen, or its digests fail. A learner MUST stop exchanging, and
-    say so.
+    """DATA_LOSS: the run's log lost or changed entries that were durable. A learner MUST stop exchanging, and say so; it
+    MAY repeat the call every minute or less often, since `run_uid`, `seen_position` and digests make that safe.
     """
     ERROR_REASON_VERSION_NOT_FOUND: _ErrorReason.ValueType  # 29
     """NOT_FOUND: no such version or position, or its content was collected."""
@@ -328,6 +328,10 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """
     ERROR_REASON_NEWER_FORMAT: _ErrorReason.ValueType  # 32
     """UNAVAILABLE: this replica is of a version that can't read what a newer one wrote; retry elsewhere after RetryInfo."""
+    ERROR_REASON_OBJECT_UNREADABLE: _ErrorReason.ValueType  # 33
+    """UNAVAILABLE: an object that the run's log names is lost or damaged, and nothing else leads to what was asked for;
+    retry after RetryInfo, an operator may bring it back. Metadata `object`: its name, below the run's folder.
+    """
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Why a call was refused: the `reason` of the google.rpc.ErrorInfo (domain "skerry") in the status details, without the
@@ -400,7 +404,7 @@ ERROR_REASON_ID_REUSED: ErrorReason.ValueType  # 21
 Metadata `run_uid`, from CreateRun: the draft that the request_id made.
 """
 ERROR_REASON_PLAN_EXPIRED: ErrorReason.ValueType  # 22
-"""FAILED_PRECONDITION: the plan names objects that were collected; ask for a new plan."""
+"""FAILED_PRECONDITION: the plan names objects that were collected, or can't be read; ask for a new plan."""
 ERROR_REASON_STORE_UNAVAILABLE: ErrorReason.ValueType  # 23
 """UNAVAILABLE: the store can't be reached or its answer is unknown; retry after RetryInfo."""
 ERROR_REASON_STORE_FULL: ErrorReason.ValueType  # 24
@@ -412,8 +416,8 @@ ERROR_REASON_DRAINING: ErrorReason.ValueType  # 26
 ERROR_REASON_ENCODING_UNSUPPORTED: ErrorReason.ValueType  # 27
 """INVALID_ARGUMENT: the codec, compressor or block size is not offered."""
 ERROR_REASON_STORE_ROLLED_BACK: ErrorReason.ValueType  # 28
-"""DATA_LOSS: the store holds less than the caller has seen, or its digests fail. A learner MUST stop exchanging, and
-say so.
+"""DATA_LOSS: the run's log lost or changed entries that were durable. A learner MUST stop exchanging, and say so; it
+MAY repeat the call every minute or less often, since `run_uid`, `seen_position` and digests make that safe.
 """
 ERROR_REASON_VERSION_NOT_FOUND: ErrorReason.ValueType  # 29
 """NOT_FOUND: no such version or position, or its content was collected."""
@@ -425,6 +429,10 @@ after RetryInfo.
 """
 ERROR_REASON_NEWER_FORMAT: ErrorReason.ValueType  # 32
 """UNAVAILABLE: this replica is of a version that can't read what a newer one wrote; retry elsewhere after RetryInfo."""
+ERROR_REASON_OBJECT_UNREADABLE: ErrorReason.ValueType  # 33
+"""UNAVAILABLE: an object that the run's log names is lost or damaged, and nothing else leads to what was asked for;
+retry after RetryInfo, an operator may bring it back. Metadata `object`: its name, below the run's folder.
+"""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
 
 @_typing.final

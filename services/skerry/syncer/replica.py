@@ -18,7 +18,7 @@ import structlog
 
 from skerry.runtime.clock import Clock
 from skerry.runtime.workers import Workers
-from skerry.store.errors import LogCorruptError, NewerFormatError, StoreError
+from skerry.store.errors import LogCorruptError, NewerFormatError, StoreError, UnreadableObjectError
 from skerry.store.log.checks import check_item
 from skerry.store.log.entries import INITIAL_BASE, Decided, Entry, Fate, Item, LeftItem, RunStatus, SessionItem
 from skerry.store.log.run_log import RunLog
@@ -42,6 +42,7 @@ class ReplicaSettings:
     busy_poll_s: float = 0.05  # between looks for others' entries while a round is open
     idle_poll_s: float = 1.0  # at most, while none is
     retry_s: float = 0.5  # after the store failed
+    longest_retry_s: float = 4.0  # after a merge failed again and again
     stream_limit_bytes: int = 2**20  # of events that a follower has not taken
 
 
@@ -315,13 +316,15 @@ class RunReplica:
 
     async def _merge(self, key: MergeKey) -> None:
         """Merges until the set is committed, by any replica, or closed again; while draining, stops at a failure."""
+        pause_s = self._settings.retry_s
         try:
             while self.merger.frozen_set(key) is not None:
                 work = self._merge_once(key)
                 if not await self._done(work, "merge failed", fragment=key.fragment, version=key.version):
                     if self._is_draining:
                         return
-                    await self._clock.sleep(self._settings.retry_s)
+                    await self._clock.sleep(pause_s)
+                    pause_s = min(2 * pause_s, self._settings.longest_retry_s)
         finally:
             self._engine.merge_ended(key, self._clock.monotonic_s())
 
@@ -341,9 +344,9 @@ class RunReplica:
             return
         members = tuple(member for member in closing.members if member.delta != error.delta)
         if len(members) == len(closing.members):
-            raise LogCorruptError(
-                f"delta of an older version is lost. fragment={key.fragment}, cause={error}"
-            ) from error
+            # It made an older version. Another replica may know that version, or a snapshot may have taken its place.
+            await self.log.tail()
+            raise UnreadableObjectError(error.delta, f"delta of an older version. {error}") from error
         _LOG.warning("closing a round without an unreadable delta", fragment=key.fragment, cause=str(error))
         fragment = self.state.fragments[key.fragment]
         view = self.membership.view(self.state, self._clock.monotonic_s())

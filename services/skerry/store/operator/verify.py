@@ -17,7 +17,7 @@ import numpy as np
 
 from skerry.algorithm.step import TORN, Float32s, OuterState
 from skerry.runtime.workers import Workers
-from skerry.store.errors import LogCorruptError, ObjectMissingError
+from skerry.store.errors import LogCorruptError, ObjectMissingError, UnreadableObjectError
 from skerry.store.log.entries import AcceptedItem, Fate, ObjectRef, RunStatus
 from skerry.store.log.fold import apply_entry
 from skerry.store.log.run_log import RunLog
@@ -31,7 +31,7 @@ from skerry.wire.frames import parse_frames, raw_bytes
 from skerry.wire.layout import FragmentLayout
 
 # Raised for damaged or missing objects. An unreachable store raises another error, which ends the verification.
-_DAMAGE = (FrameError, LogCorruptError, NonFiniteError, ObjectMissingError, UnreadableDeltaError)
+_DAMAGE = (FrameError, NonFiniteError, ObjectMissingError, UnreadableDeltaError, UnreadableObjectError)
 
 
 @dataclass(frozen=True)
@@ -279,7 +279,7 @@ class _FragmentCheck:
             try:
                 async for batch in frame_batches(self._log.blobs.part_frames(part), part.first, part.numel):
                     await self._workers.run(_hash_raw, hasher, batch.data)
-            except (FrameError, LogCorruptError, ObjectMissingError) as error:
+            except (FrameError, ObjectMissingError, UnreadableObjectError) as error:
                 raise UnreadableDeltaError(delta.delta, error) from error
             if hasher.digest().hex() != part.digest:
                 raise _Mismatch(f"a part of delta {delta.delta} differs", part.digest, hasher.digest().hex())

@@ -47,6 +47,9 @@ Examples:
     help="Object store for all state: file://folder, s3://bucket/prefix or memory://.",
 )
 @click.option(
+    "--new-store", is_flag=True, help="Begin a store in a folder that exists and is none, such as a new volume's."
+)
+@click.option(
     "--port-file",
     type=click.Path(dir_okay=False, path_type=Path),
     help="File to write the port number to.",
@@ -71,6 +74,7 @@ def serve(
     *,
     listen: str,
     store_url: str,
+    new_store: bool,
     port_file: Path | None,
     scratch: Path | None,
     workers: int | None,
@@ -87,7 +91,7 @@ def serve(
     _check_listen(listen, is_insecure=insecure)
     _configure_logs(log_level)
     try:
-        objects = open_objects(_absolute(store_url))
+        objects = open_objects(_absolute(store_url), new=new_store)
     except StoreURLError as error:
         raise click.BadParameter(str(error), param_hint="--store") from error
     settings = ServerSettings(

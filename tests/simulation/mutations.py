@@ -25,6 +25,7 @@ from skerry.store.log.entries import AcceptedItem, ClosedItem, Item, RunStatus
 from skerry.store.log.run_log import RunLog
 from skerry.store.log.state import DeltaState, Outcome, Rejection, RunState
 from skerry.store.objects.put_if_absent import Creator
+from skerry.store.versions.blobs import Blobs
 from skerry.syncer.push import Push
 from skerry.syncer.rounds import Decisions, RoundEngine
 from skerry.v1 import exchange_pb2, types_pb2
@@ -224,6 +225,11 @@ def _after_each_admitted(patch: pytest.MonkeyPatch, change: Callable[[RunState, 
     patch.setattr(fold, "_apply_item", applied)
 
 
+def _trusts_what_it_reads(patch: pytest.MonkeyPatch) -> None:
+    """Snapshots and updates are used as they are read, whatever their digests are."""
+    patch.setattr(Blobs, "read_checked", Blobs.read)
+
+
 MUTATIONS: Final = (
     Mutation("resends with a new id", _resends_with_a_new_id, "network", 0, "every inner step is merged at most once"),
     Mutation(
@@ -242,6 +248,7 @@ MUTATIONS: Final = (
     ),
     Mutation("never takes its turn", _never_takes_its_turn, "calm", 1, "all work is merged"),
     Mutation("leaves others' merges", _leaves_others_merges, "replicas", 0, "every fragment moves once nothing fails"),
+    Mutation("trusts what it reads", _trusts_what_it_reads, "damage", 0, "verify finds nothing"),
     Mutation("keeps frozen deltas", _keeps_frozen_deltas_pending, "calm", 0, "every accepted delta has one fate"),
 )
 # Those whose histories are short enough for every test run; a campaign's `--mutations` goes through all.

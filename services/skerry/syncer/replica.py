@@ -18,18 +18,17 @@ import structlog
 
 from skerry.runtime.clock import Clock
 from skerry.runtime.workers import Workers
-from skerry.store.errors import LogCorruptError, StoreError
+from skerry.store.errors import LogCorruptError, NewerFormatError, StoreError
 from skerry.store.log.checks import check_item
 from skerry.store.log.entries import INITIAL_BASE, Decided, Entry, Fate, Item, LeftItem, RunStatus, SessionItem
 from skerry.store.log.run_log import RunLog
 from skerry.store.log.state import Outcome, RunState
-from skerry.store.versions.replay import UnreadableDeltaError, UnreadableStateError
+from skerry.store.versions.replay import DAMAGE, UnreadableDeltaError
 from skerry.syncer.advice import AdviceBoard, share_leases
 from skerry.syncer.errors import DrainingError, SyncerError, from_rejection
 from skerry.syncer.events import EventStream, Followers, duration_message, events_of, learner_message
 from skerry.syncer.membership import LearnerRecord, LearnerReport, Membership, closed_round
 from skerry.syncer.merger import Merger
-from skerry.syncer.restart import restart
 from skerry.syncer.rounds import MergeKey, RoundEngine
 from skerry.v1.types_pb2 import Draining, Event, RoundOpened
 
@@ -45,6 +44,7 @@ class ReplicaSettings:
     busy_poll_s: float = 0.05  # between looks for others' entries while a round is open
     idle_poll_s: float = 1.0  # at most, while none is
     retry_s: float = 0.5  # after the store failed
+    longest_retry_s: float = 4.0  # after a merge failed again and again
     stream_limit_bytes: int = 2**20  # of events that a follower has not taken
 
 
@@ -98,7 +98,8 @@ class RunReplica:
         """Serves until cancelled.
 
         Raises:
-            LogCorruptError: the store lost or changed what was durable; all streams were ended with that reason.
+            LogCorruptError, NewerFormatError: the log can't be followed here any more; all streams were ended with the
+                reason.
         """
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -106,8 +107,8 @@ class RunReplica:
                 tasks.create_task(self._tail(), name="tail")
                 tasks.create_task(self._decide(), name="decide")
                 tasks.create_task(self._advise(), name="advise")
-        except* LogCorruptError as errors:
-            self.followers.end(SyncerError("STORE_ROLLED_BACK", str(errors.exceptions[0])))
+        except* (LogCorruptError, NewerFormatError) as errors:
+            self.followers.end(errors.exceptions[0])
             raise
         finally:
             self._tasks = None
@@ -232,10 +233,14 @@ class RunReplica:
             self._send(round_opened=RoundOpened(fragment=fragment, version=version))
 
     async def _done(self, work: Awaitable[object], failure: str, **facts: object) -> bool:
-        """Returns true after `work`, and false after a failure of the store, which is logged; raises a corrupt log."""
+        """Returns true after `work`, and false after a failure of the store, which is logged.
+
+        Raises:
+            LogCorruptError, NewerFormatError: the log can't be followed here any more.
+        """
         try:
             await work
-        except LogCorruptError:
+        except (LogCorruptError, NewerFormatError):
             raise
         except StoreError as error:
             _LOG.warning(failure, run=self.log.spec.name, cause=str(error), **facts)
@@ -312,14 +317,17 @@ class RunReplica:
         self._decide_now.set()
 
     async def _merge(self, key: MergeKey) -> None:
-        """Merges until the set is committed, by any replica, or closed again; while draining, stops at a failure."""
+        """Merges until the set is committed, by any replica, or closed again; while draining, tries once."""
+        pause_s = self._settings.retry_s
         try:
             while self.merger.frozen_set(key) is not None:
                 work = self._merge_once(key)
-                if not await self._done(work, "merge failed", fragment=key.fragment, version=key.version):
-                    if self._is_draining:
-                        return
-                    await self._clock.sleep(self._settings.retry_s)
+                is_done = await self._done(work, "merge failed", fragment=key.fragment, version=key.version)
+                if self._is_draining:
+                    return
+                if not is_done:
+                    await self._clock.sleep(pause_s)
+                    pause_s = min(2 * pause_s, self._settings.longest_retry_s)
         finally:
             self._engine.merge_ended(key, self._clock.monotonic_s())
 
@@ -328,7 +336,7 @@ class RunReplica:
             await self.merger.merge(key)
         except UnreadableDeltaError as error:
             await self._close_again(key, error)
-        except UnreadableStateError as error:
+        except DAMAGE as error:
             await self._begin_anew(key, error)
         else:
             if self.merger.wants_snapshot(key.fragment):
@@ -340,6 +348,9 @@ class RunReplica:
         if closing is None:
             return
         members = tuple(member for member in closing.members if member.delta != error.delta)
+        if len(members) == len(closing.members):
+            await self._begin_anew(key, error)  # it made an older version
+            return
         _LOG.warning("closing a round without an unreadable delta", fragment=key.fragment, cause=str(error))
         fragment = self.state.fragments[key.fragment]
         view = self.membership.view(self.state, self._clock.monotonic_s())
@@ -355,16 +366,16 @@ class RunReplica:
         if not await self._propose((item,)):
             await self._clock.sleep(self._settings.retry_s)
 
-    async def _begin_anew(self, key: MergeKey, error: UnreadableStateError) -> None:
+    async def _begin_anew(self, key: MergeKey, error: Exception) -> None:
         """Goes on without the fragment's momentum if no other replica, which may still have it, commits the set."""
         _LOG.warning("leaving a merge to other replicas", fragment=key.fragment, cause=str(error))
         try:
             async with asyncio.timeout(_PATIENCE_TERMS * self.state.policy.lease_term_s):
                 await self.wait_until(lambda _: self.merger.frozen_set(key) is None)
-        except TimeoutError:
-            await restart(self.log, key.fragment, self.workers)
         except DrainingError:
-            raise error from None
+            return
+        except TimeoutError:
+            await self.merger.restart(key.fragment)
 
     def _start_seeds(self) -> None:
         """Starts to store the initial weights that were pushed to a draft, before its commit asks for them."""

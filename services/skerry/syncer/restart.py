@@ -8,6 +8,7 @@ frozen expires by name.
 from __future__ import annotations
 
 import hashlib
+from contextlib import suppress
 from typing import Final
 
 import structlog
@@ -16,28 +17,31 @@ from skerry.runtime.workers import Workers
 from skerry.store.log.entries import ClosedItem, Decided, Fate, RollbackFragment, RollbackItem, RunStatus
 from skerry.store.log.run_log import RunLog
 from skerry.store.log.state import FragmentState, VersionState
-from skerry.store.versions.replay import DAMAGE, Replayer, UnreadableStateError, snapshot_tensors
+from skerry.store.versions.replay import DAMAGE, Replayer, snapshot_tensors
+from skerry.store.versions.scratch import Scratch
 
 _LOG: Final = structlog.get_logger(__name__)
 
 
-async def restart(log: RunLog, name: str, workers: Workers) -> None:
+async def restart(log: RunLog, name: str, workers: Workers, scratch: Scratch) -> None:
     """Gives the fragment called `name` its next version with the newest weights; in a closing run, voids its round.
 
+    Does nothing if its state can be rebuilt by now.
+
     Raises:
-        UnreadableStateError: the weights are lost too; only a roll-back to an older version helps.
+        UnreadableObjectError: the weights are lost too; only a repair or a roll-back to an older version helps.
         StoreError: the store failed; nothing changed.
     """
     fragment = log.state.fragments[name]
     newest, closing = fragment.newest, fragment.closing
+    with suppress(*DAMAGE):
+        await Replayer(log, name, workers).rebuild(newest.version, scratch)
+        return
     if log.state.status is not RunStatus.OPEN:
         if closing is not None:
             await log.append([_void(closing)])
         return
-    try:
-        again = await stored_again(log, fragment, newest, workers)
-    except DAMAGE as error:
-        raise UnreadableStateError(f"weights can't be rebuilt. fragment={name}, cause={error}") from error
+    again = await stored_again(log, fragment, newest, workers)
     # Replicas that do the same at once make the same request.
     request_id = hashlib.sha256(f"restart {name} {newest.version}".encode()).hexdigest()[:32]
     (outcome,) = await log.append([RollbackItem(request_id, log.state.position, (again,))])
@@ -51,7 +55,8 @@ async def stored_again(
     """Stores the content of `source` under the fragment's next version number; holds one fragment in memory.
 
     Raises:
-        ObjectMissingError, LogCorruptError: the content was collected, or can't be read.
+        ObjectMissingError: the content was collected.
+        UnreadableObjectError: it is lost or damaged.
     """
     name = fragment.layout.name
     version = fragment.version + 1

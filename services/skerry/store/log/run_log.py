@@ -31,6 +31,7 @@ from skerry.store.log.entries import (
     RunSpec,
     bytes_digest,
     canonical_json,
+    entry_format,
     entry_name,
     item_to_json,
     run_prefix,
@@ -132,6 +133,7 @@ class RunLog:
             OutcomeUnknownError: the store did not answer in time; the items may take effect, now or later. They may be
                 appended again, because the fold admits each once.
             StoreUnavailableError: the store can't be read; nothing was written.
+            NewerFormatError: the log goes on in a format that this version does not know. So from every method below.
             StoreFullError: no space; the items may still take effect.
             LogCorruptError: the store lost or changed what was durable.
             AppendTooLargeError: the items are too large for one entry.
@@ -271,6 +273,7 @@ class RunLog:
     async def _write(self, group: list[_Waiter]) -> list[_Waiter]:
         """Puts the group under the next number. Returns the appends that need another number because a writer won."""
         await self._check_anchor()
+        items = tuple(item for waiter in group for item in waiter.items)
         entry = Entry(
             position=self.state.position + 1,
             run_uid=self.spec.uid,
@@ -278,7 +281,8 @@ class RunLog:
             writer=self._writer,
             write_id=self._entropy.hex_id(),
             written_at_unix_s=self._clock.unix_s(),
-            items=tuple(item for waiter in group for item in waiter.items),
+            items=items,
+            format=entry_format(self.state.level, items),
         )
         self._in_doubt = _Sent(entry.position, entry.write_id, entry.to_bytes())
         outcomes = await self._settle_doubt()
@@ -371,13 +375,8 @@ class RunLog:
             return
         position, digest = self._anchor
         following = (self.state.position, self.state.head_digest)
-        if position > self.state.position:
-            found = f"log ends at {self.state.position}"
-        else:
-            try:
-                found = bytes_digest(await self.objects.get(entry_name(self.prefix, position)))
-            except ObjectMissingError:
-                found = "missing"
+        data = await self._read_one(position) if position <= self.state.position else None
+        found = f"missing, log ends at {self.state.position}" if data is None else bytes_digest(data)
         if found != digest:
             facts = f"run={self.spec.name}, position={position}, expected={digest}, actual={found}"
             self._fail_for_good(f"store lost or changed a log entry that was durable. {facts}")

@@ -18,7 +18,7 @@ async def object_digest(log: RunLog, ref: ObjectRef, workers: Workers) -> str:
 
     Raises:
         ObjectMissingError: there is no such object.
-        FrameError, LogCorruptError: it is no part, so it has no such digest.
+        FrameError, UnreadableObjectError: it is no part, so it has no such digest.
     """
     if ref.name.startswith("deltas/"):
         hasher = part_digest()

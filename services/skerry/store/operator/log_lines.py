@@ -17,6 +17,7 @@ from skerry.store.log.entries import (
     FateItem,
     Item,
     LeftItem,
+    LevelItem,
     PolicyItem,
     RollbackItem,
     SessionItem,
@@ -105,7 +106,7 @@ def effect_text(outcome: Outcome) -> str:
     return ", ".join(f"{count} {fate}" for fate, count in sorted(counts.items()))
 
 
-def item_text(item: Item) -> str:  # noqa: PLR0911 - one return a kind of item
+def item_text(item: Item) -> str:  # noqa: C901, PLR0911, PLR0912 - one branch a kind of item
     """Returns what an item says, in a few words."""
     match item:
         case SessionItem():
@@ -136,6 +137,8 @@ def item_text(item: Item) -> str:  # noqa: PLR0911 - one return a kind of item
             return f"{len(item.names)} objects condemned"
         case StatusItem():
             return item.status
+        case LevelItem():
+            return f"format level {item.level}"
         case _:
             assert_never(item)
 

@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 from skerry.algorithm.rounds import outage_length, round_length
 from skerry.runtime.identifiers import Entropy
 from skerry.runtime.workers import Workers
-from skerry.store.errors import LogCorruptError, ObjectMissingError
+from skerry.store.errors import ObjectMissingError, UnreadableObjectError
 from skerry.store.log.entries import ClosedItem, CollectedItem, Decided, Fate, FateItem, Item, ObjectRef
 from skerry.store.log.run_log import RunLog
 from skerry.store.log.state import FragmentState, RunState, VersionState
@@ -113,13 +113,14 @@ class Repair:
             digest = await object_digest(self._log, ref, self._workers)
         except ObjectMissingError:
             return "is missing"
-        except (FrameError, LogCorruptError) as error:
+        except (FrameError, UnreadableObjectError) as error:
             return f"can't be read ({error})"
         return "" if digest == ref.digest else "has another content"
 
     async def _same_bytes(self, named: _Named) -> Pieces | None:
         """Returns the lost object's bytes, checked by its digest, or None if they can't be had."""
-        remaker = Remaker(self._log, named.fragment, self._workers, self._scratch, lost=self._lost)
+        self._log.blobs.unreadable.update(self._lost)
+        remaker = Remaker(self._log, named.fragment, self._workers, self._scratch)
         try:
             if named.delta:
                 return await self._other_write(named.ref)
@@ -153,6 +154,7 @@ class Repair:
         if self._acts:
             await put_back(self._log, name, pieces(), self._entropy)
             self._lost.discard(name)
+            self._log.blobs.unreadable.discard(name)
         return Damage(name, one.problem, Remedy.RESTORE, detail, is_mended=self._acts)
 
     async def _decide(self, lost: Sequence[_Lost]) -> list[Damage]:

@@ -16,21 +16,18 @@ import numpy as np
 
 from skerry.algorithm.step import TORN, Float32s, OuterState
 from skerry.runtime.workers import Workers
-from skerry.store.errors import LogCorruptError, ObjectMissingError
+from skerry.store.errors import LogCorruptError, ObjectMissingError, UnreadableObjectError
 from skerry.store.log.entries import AcceptedItem, Fate, ObjectRef, RunStatus
 from skerry.store.log.fold import apply_entry
 from skerry.store.log.run_log import RunLog
 from skerry.store.log.state import CommitRecord, RunState, VersionState
 from skerry.store.operator.collect import versions_since
 from skerry.store.operator.inspection import object_digest, what_is_wrong_after
-from skerry.store.versions.replay import Replayer, UnreadableDeltaError, outer_refs, weights_digest
+from skerry.store.versions.replay import DAMAGE, Replayer, UnreadableDeltaError, outer_refs, weights_digest
 from skerry.store.versions.scratch import Scratch
 from skerry.wire.digests import delta_digest
-from skerry.wire.errors import FrameError, NonFiniteError
+from skerry.wire.errors import FrameError
 from skerry.wire.layout import FragmentLayout
-
-# Raised for damaged or missing objects. An unreachable store raises another error, which ends the verification.
-_DAMAGE = (FrameError, LogCorruptError, NonFiniteError, ObjectMissingError, UnreadableDeltaError)
 
 
 @dataclass(frozen=True)
@@ -191,7 +188,7 @@ class _FragmentCheck:
                 is_checked |= await step(at)
             except _Mismatch as error:
                 problem = problem or Problem(self._layout.name, number, error.what, error.expected, error.actual)
-            except _DAMAGE as error:
+            except DAMAGE as error:
                 problem = problem or Problem(self._layout.name, number, str(error))
         self.checked_count += is_checked
         return problem
@@ -294,7 +291,7 @@ class _FragmentCheck:
         for part in delta.parts:
             try:
                 actual = await object_digest(self._log, part, self._workers)
-            except (FrameError, LogCorruptError, ObjectMissingError) as error:
+            except (FrameError, ObjectMissingError, UnreadableObjectError) as error:
                 raise UnreadableDeltaError(delta.delta, error) from error
             if actual != part.digest:
                 raise _Mismatch(f"a part of delta {delta.delta} differs", part.digest, actual)

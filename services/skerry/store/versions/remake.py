@@ -6,7 +6,7 @@ wrote them. The caller compares their digest with the log's before it stores the
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Container
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 
 from skerry.algorithm.step import PreparedSpan, Step, prepare_span, step_spans
@@ -25,13 +25,13 @@ Pieces = Callable[[], AsyncIterator[bytes]]
 class Remaker:
     """Makes objects of one fragment again. Every method raises one of `replay.DAMAGE` where that can't be done."""
 
-    def __init__(self, log: RunLog, fragment: str, workers: Workers, scratch: Scratch, *, lost: Container[str]) -> None:
-        """`lost` names every object that is missing or damaged."""
+    def __init__(self, log: RunLog, fragment: str, workers: Workers, scratch: Scratch) -> None:
+        """Takes what the objects are read and made with."""
         self._log = log
         self._layout = log.spec.fragment(fragment)
         self._workers = workers
         self._scratch = scratch
-        self._replayer = Replayer(log, fragment, workers, lost=lost)
+        self._replayer = Replayer(log, fragment, workers)
 
     async def snapshot(self, at: VersionState, ref: ObjectRef, kind: SnapshotKind) -> Pieces:
         """Returns the bytes of one object of a version's snapshot."""

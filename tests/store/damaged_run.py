@@ -105,13 +105,13 @@ async def _train(folder: Path, finish: str) -> tuple[str, RunState]:
 @functools.cache
 def _trained(finish: str) -> tuple[TemporaryDirectory[str], str, RunState]:
     folder = TemporaryDirectory(prefix="skerry-test-run-")
-    return folder, *asyncio.run(_train(Path(folder.name), finish))
+    return folder, *asyncio.run(_train(Path(folder.name) / "store", finish))
 
 
 def build(folder: Path, *, finish: str = "pending") -> DamagedRun:
     """Returns a run of six versions, with snapshots of 2 and 4, and three more deltas, `pending` or `frozen`."""
     template, prefix, state = _trained(finish)
-    shutil.copytree(template.name, folder / "store")
+    shutil.copytree(Path(template.name) / "store", folder / "store")
     return DamagedRun(f"file://{folder}/store", folder / "store" / prefix, state)
 
 

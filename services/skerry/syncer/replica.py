@@ -354,14 +354,8 @@ class RunReplica:
         _LOG.warning("closing a round without an unreadable delta", fragment=key.fragment, cause=str(error))
         fragment = self.state.fragments[key.fragment]
         view = self.membership.view(self.state, self._clock.monotonic_s())
-        item = closed_round(
-            self.state,
-            fragment,
-            view,
-            members,
-            attempt=key.attempt + 1,
-            decided=(Decided(error.delta, Fate.QUARANTINED, "its stored parts can't be read"),),
-        )
+        decided = (Decided(error.delta, Fate.QUARANTINED, "its stored parts can't be read"),)
+        item = closed_round(self.state, fragment, view, members, attempt=key.attempt + 1, decided=decided)
         self._engine.adopt_close(item)
         if not await self._propose((item,)):
             await self._clock.sleep(self._settings.retry_s)

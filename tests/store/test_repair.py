@@ -176,3 +176,15 @@ def test_an_export_after_a_collection_names_it_and_what_is_left(
     assert not out.exists()
     assert called(run, "export", "--out", str(out), "--position", str(left)) == 0
     assert len(load_file(out)) == 2
+
+
+def test_an_export_goes_around_a_damaged_snapshot(
+    run: DamagedRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole, around = tmp_path / "whole.safetensors", tmp_path / "around.safetensors"
+    assert called(run, "export", "--out", str(whole)) == 0
+    spoil(run.snapshot(4, "weights"))
+    capsys.readouterr()
+    assert called(run, "export", "--out", str(around), "--json") == 0
+    assert json.loads(capsys.readouterr().out)["versions"] == {"body": 6}, "what is logged goes elsewhere"
+    assert around.read_bytes() == whole.read_bytes()

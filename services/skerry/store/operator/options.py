@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Final, TypeVar
 
 import click
+import structlog
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -67,7 +69,8 @@ def json_option(function: Function) -> Function:
 
 @asynccontextmanager
 async def opened_store(store_url: str) -> AsyncIterator[tuple[Store, Workers]]:
-    """Opens a store, and closes everything after."""
+    """Opens a store, and closes everything after; what is logged meanwhile goes to standard error."""
+    structlog.configure(logger_factory=lambda *_: structlog.PrintLogger(sys.stderr))
     workers = ThreadWorkers(_WORKER_COUNT)
     objects = open_objects(store_url, create=False)
     store = Store(objects, clock=SystemClock(), entropy=SystemEntropy(), workers=workers, writer="command")

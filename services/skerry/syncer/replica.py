@@ -18,7 +18,7 @@ import structlog
 
 from skerry.runtime.clock import Clock
 from skerry.runtime.workers import Workers
-from skerry.store.errors import LogCorruptError, NewerFormatError, StoreError
+from skerry.store.errors import LogCorruptError, NewerFormatError, StoreError, UnreadableObjectError
 from skerry.store.log.checks import check_item
 from skerry.store.log.entries import INITIAL_BASE, Decided, Entry, Fate, Item, LeftItem, RunStatus, SessionItem
 from skerry.store.log.run_log import RunLog
@@ -33,8 +33,7 @@ from skerry.syncer.rounds import MergeKey, RoundEngine
 from skerry.v1.types_pb2 import Draining, Event, RoundOpened
 
 _LOG: Final = structlog.get_logger(__name__)
-# Terms for which a merge that this replica can't do is left to others; they take it over after one.
-_PATIENCE_TERMS: Final = 2
+_PATIENCE_TERMS: Final = 2  # lease terms for which a failing merge is tried again; other replicas try after one
 
 
 @dataclass(frozen=True)
@@ -317,40 +316,40 @@ class RunReplica:
         self._decide_now.set()
 
     async def _merge(self, key: MergeKey) -> None:
-        """Merges until the set is committed, by any replica, or closed again; while draining, tries once."""
-        pause_s = self._settings.retry_s
+        """Merges until the set is committed, by any replica, or closed again; while draining, stops at a failure."""
+        pause_s, begun_s = self._settings.retry_s, self._clock.monotonic_s()
         try:
             while self.merger.frozen_set(key) is not None:
-                work = self._merge_once(key)
-                is_done = await self._done(work, "merge failed", fragment=key.fragment, version=key.version)
-                if self._is_draining:
-                    return
-                if not is_done:
+                work = self._merge_once(key, begun_s)
+                if not await self._done(work, "merge failed", fragment=key.fragment, version=key.version):
+                    if self._is_draining:
+                        return
                     await self._clock.sleep(pause_s)
                     pause_s = min(2 * pause_s, self._settings.longest_retry_s)
         finally:
             self._engine.merge_ended(key, self._clock.monotonic_s())
 
-    async def _merge_once(self, key: MergeKey) -> None:
+    async def _merge_once(self, key: MergeKey, begun_s: float) -> None:
         try:
             await self.merger.merge(key)
-        except UnreadableDeltaError as error:
-            await self._close_again(key, error)
         except DAMAGE as error:
-            await self._begin_anew(key, error)
+            if not isinstance(error, UnreadableDeltaError) or not await self._close_again(key, error):
+                await self._begin_anew(key, error, begun_s)
         else:
             if self.merger.wants_snapshot(key.fragment):
                 await self.merger.snapshot(key.fragment)
 
-    async def _close_again(self, key: MergeKey, error: UnreadableDeltaError) -> None:
-        """Freezes the set again without the unreadable delta; a set that becomes empty makes the round void."""
+    async def _close_again(self, key: MergeKey, error: UnreadableDeltaError) -> bool:
+        """Freezes the set again without the unreadable delta, and returns whether that is one of the set.
+
+        A set that becomes empty makes the round void.
+        """
         closing = self.merger.frozen_set(key)
         if closing is None:
-            return
+            return True
         members = tuple(member for member in closing.members if member.delta != error.delta)
-        if len(members) == len(closing.members):
-            await self._begin_anew(key, error)  # it made an older version
-            return
+        if len(members) == len(closing.members):  # it made an older version
+            return False
         _LOG.warning("closing a round without an unreadable delta", fragment=key.fragment, cause=str(error))
         fragment = self.state.fragments[key.fragment]
         view = self.membership.view(self.state, self._clock.monotonic_s())
@@ -359,17 +358,17 @@ class RunReplica:
         self._engine.adopt_close(item)
         if not await self._propose((item,)):
             await self._clock.sleep(self._settings.retry_s)
+        return True
 
-    async def _begin_anew(self, key: MergeKey, error: Exception) -> None:
-        """Goes on without the fragment's momentum if no other replica, which may still have it, commits the set."""
-        _LOG.warning("leaving a merge to other replicas", fragment=key.fragment, cause=str(error))
-        try:
-            async with asyncio.timeout(_PATIENCE_TERMS * self.state.policy.lease_term_s):
-                await self.wait_until(lambda _: self.merger.frozen_set(key) is None)
-        except DrainingError:
-            return
-        except TimeoutError:
-            await self.merger.restart(key.fragment)
+    async def _begin_anew(self, key: MergeKey, error: Exception, begun_s: float) -> None:
+        """Goes on without the fragment's momentum if for some terms no replica could commit the set.
+
+        Raises:
+            UnreadableObjectError: it is too early for that, or the weights are lost too.
+        """
+        if self._clock.monotonic_s() - begun_s < _PATIENCE_TERMS * self.state.policy.lease_term_s:
+            raise UnreadableObjectError(f"state of fragment {key.fragment}", error) from error
+        await self.merger.restart(key.fragment)
 
     def _start_seeds(self) -> None:
         """Starts to store the initial weights that were pushed to a draft, before its commit asks for them."""

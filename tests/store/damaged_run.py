@@ -115,14 +115,17 @@ def build(folder: Path, *, finish: str = "pending") -> DamagedRun:
     return DamagedRun(f"file://{folder}/store", folder / "store" / prefix, state)
 
 
+def store_of(run: DamagedRun, seed: int) -> Store:
+    """Returns the run's store as a process of its own sees it."""
+    entropy = SeededEntropy(random.Random(seed))
+    return Store(open_objects(run.url), clock=SystemClock(), entropy=entropy, workers=InlineWorkers(), writer="test")
+
+
 def reopened(run: DamagedRun) -> RunState:
     """Returns the state that a writer folds, which refuses a damaged log."""
 
     async def fold() -> RunLog:
-        entropy = SeededEntropy(random.Random(2))
-        store = Store(
-            open_objects(run.url), clock=SystemClock(), entropy=entropy, workers=InlineWorkers(), writer="test"
-        )
+        store = store_of(run, 2)
         log = await store.open_log("run", "0" * 32)
         await store.close()
         return log

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from safetensors.numpy import load_file
 
+from skerry.runtime.workers import InlineWorkers
 from skerry.store.errors import ObjectMissingError
 from skerry.store.log.entries import Fate
+from skerry.store.operator.collect import Retention, collect
+from skerry.store.operator.repair import Repair
+from skerry.store.versions.scratch import Scratch
+from tests.doubles.seeded_entropy import SeededEntropy
 from tests.numerics.merge_driver import FRAGMENT
 from tests.store.damaged_run import (
     DAMAGES,
@@ -22,6 +28,7 @@ from tests.store.damaged_run import (
     reopened,
     repaired,
     spoil,
+    store_of,
 )
 
 
@@ -188,3 +195,17 @@ def test_an_export_goes_around_a_damaged_snapshot(
     assert called(run, "export", "--out", str(around), "--json") == 0
     assert json.loads(capsys.readouterr().out)["versions"] == {"body": 6}, "what is logged goes elsewhere"
     assert around.read_bytes() == whole.read_bytes()
+
+
+async def test_what_a_collection_takes_meanwhile_is_not_damaged(run: DamagedRun) -> None:
+    mine, other = store_of(run, 3), store_of(run, 4)
+    log = await mine.open_log("run", "0" * 32)
+    went = await collect(await other.open_log("run", "0" * 32), Retention(version_count=1), now_unix_s=0.0)
+    assert went.victims
+    entropy = SeededEntropy(random.Random(5))
+    work = Repair(
+        log, workers=InlineWorkers(), scratch=Scratch(None), entropy=entropy, may_append=True, acts=True, gives_up=True
+    )
+    assert await work.run() == []
+    for store in (mine, other):
+        await store.close()

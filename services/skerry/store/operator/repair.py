@@ -87,6 +87,9 @@ class Repair:
             StoreError: the store can't be used; repeating is safe.
         """
         lost = await self._find(list(_named_objects(self._log.state)), progress)
+        if self._may_append:
+            await self._log.tail()  # a collection says in the log what it takes before it deletes it
+        lost = [one for one in lost if one.named.ref.name not in self._log.state.condemned]
         self._lost = {one.named.ref.name for one in lost}
         found: list[Damage] = []
         left: list[_Lost] = []

@@ -37,7 +37,7 @@ def run(name: str, *arguments: str) -> int:
 
 
 def test_the_log_is_a_table_with_effects(store_url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    run("log", "--store", store_url, "--run", "golden", "--last", "18")
+    run("log", "--store", store_url, "--run", "golden", "--last", "19")
     shown = capsys.readouterr().out.splitlines()
     assert shown[0].split() == ["position", "time", "(UTC)", "writer", "kind", "what", "effect"]
     assert shown[1].startswith("7 ")

@@ -331,7 +331,7 @@ class RunLog:
         """Returns the entries' bytes from `first` up to the first that is missing, and whether a later one was seen."""
         found = await asyncio.gather(*(self._read_one(position) for position in range(first, first + count)))
         end = found.index(None) if None in found else count
-        if end == count - 1 and (end or first == 1):
+        if end == count - 1 and (end or not self._tails_ended):
             found.append(await self._read_one(first + count))
         return [data for data in found[:end] if data is not None], found[end + 1 :].count(None) < len(found[end + 1 :])
 

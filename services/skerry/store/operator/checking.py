@@ -6,7 +6,6 @@ import asyncio
 import dataclasses
 import json
 import sys
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -14,6 +13,7 @@ import click
 
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.identifiers import SystemEntropy
+from skerry.store.log.run_log import RunLog
 from skerry.store.operator.damage import Damage, Remedy
 from skerry.store.operator.options import (
     json_option,
@@ -23,6 +23,7 @@ from skerry.store.operator.options import (
     resolved,
     run_options,
     shown_progress,
+    store_of,
 )
 
 
@@ -130,7 +131,11 @@ def repair(
     async def mend() -> list[Damage]:
         with TemporaryDirectory(dir=scratch, prefix="skerry-repair-") as folder:
             async with opened_store(store_url) as (store, workers):
-                open_log = partial(store.read_log, run_name, uid or await resolved(store, run_name))
+                known_uid = uid or await resolved(store, run_name)
+
+                async def open_log() -> RunLog:
+                    return await store_of(store.objects, workers).read_log(run_name, known_uid)
+
                 run_log, found = await open_mended(open_log, workers, entropy, acts=yes, gives_up=give_up)
                 work = Repair(
                     run_log,

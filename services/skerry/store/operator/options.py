@@ -18,6 +18,7 @@ from skerry.runtime.identifiers import SystemEntropy
 from skerry.runtime.workers import ThreadWorkers, Workers
 from skerry.store.errors import RunNotFoundError
 from skerry.store.log.run_log import RunLog
+from skerry.store.objects.interface import Objects
 from skerry.store.objects.opening import open_objects
 from skerry.store.store import Store
 
@@ -67,13 +68,17 @@ def json_option(function: Function) -> Function:
     return click.option("--json", "is_json", is_flag=True, help="Print JSON, for scripts.")(function)
 
 
+def store_of(objects: Objects, workers: Workers) -> Store:
+    """Returns the store as a process sees it that has read nothing of it yet."""
+    return Store(objects, clock=SystemClock(), entropy=SystemEntropy(), workers=workers, writer="command")
+
+
 @asynccontextmanager
 async def opened_store(store_url: str) -> AsyncIterator[tuple[Store, Workers]]:
     """Opens a store, and closes everything after; what is logged meanwhile goes to standard error."""
     structlog.configure(logger_factory=lambda *_: structlog.PrintLogger(sys.stderr))
     workers = ThreadWorkers(_WORKER_COUNT)
-    objects = open_objects(store_url, create=False)
-    store = Store(objects, clock=SystemClock(), entropy=SystemEntropy(), workers=workers, writer="command")
+    store = store_of(open_objects(store_url, create=False), workers)
     try:
         yield store, workers
     finally:

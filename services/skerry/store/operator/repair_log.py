@@ -35,6 +35,8 @@ async def open_mended(
 ) -> tuple[RunLog, list[Damage]]:
     """Returns the log, and its damages in order: all of them if `acts` mends them, else up to the first.
 
+    `open_log` must not remember what it has read: that may have been damaged.
+
     Raises:
         StoreError: the store can't be used; repeating is safe.
     """

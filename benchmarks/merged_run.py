@@ -57,9 +57,8 @@ def layout_of(numel: int) -> FragmentLayout:
 def open_store(directory: Path, workers: Workers) -> Store:
     """Returns the store in a directory; its identifiers are seeded, so that runs of the benchmark are alike."""
     entropy = SeededEntropy(random.Random(SEED))
-    return Store(
-        open_objects(directory.as_uri()), clock=SystemClock(), entropy=entropy, workers=workers, writer="benchmark"
-    )
+    objects = open_objects(directory.as_uri(), new=True)
+    return Store(objects, clock=SystemClock(), entropy=entropy, workers=workers, writer="benchmark")
 
 
 async def prepare(directory: Path, numel: int, learner_count: int, workers: Workers) -> None:

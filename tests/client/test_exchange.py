@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from grpc.aio import Metadata
 
-from skerry.client import MergeRule, OuterOptimizer, OuterSchedule, RetrySettings
+from skerry.client import MergeRule, OuterOptimizer, OuterSchedule, RetrySettings, errors
 from skerry.client.errors import error_of
 from skerry.client.exchange import ExchangeLoop
 from skerry.client.grpc_transport import GrpcTransport, answer
@@ -206,6 +206,23 @@ async def test_an_attach_stream_that_breaks_is_opened_again_with_the_same_sessio
         )
         assert world.exchange._session.session_id == session
         assert world.exchange.failure is None
+
+
+async def test_a_learner_whose_store_lost_what_it_saw_asks_again_later_and_goes_on(
+    target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It trains on alone meanwhile, and keeps the delta that it was sending."""
+    monkeypatch.setattr(errors, "_LOST_STORE_WAIT_S", 0.2)
+    faults = Faults(attach_cuts=[2])
+    async with training(target, faults) as world:
+        await world.train_until(lambda: world.exchange.stats.deltas_merged >= 3)
+        faults.lost_store_calls = 12
+        await world.train_until(lambda: faults.lost_store_calls == 0)
+        before = world.exchange.stats.deltas_merged
+        await world.train_until(lambda: world.exchange.stats.deltas_merged >= before + 6)
+        assert world.exchange.failure is None
+        merged = await world.merged_delta_ids()
+        assert len(set(merged)) == len(merged)
 
 
 async def test_a_change_of_policy_reaches_the_learner(target: str) -> None:

@@ -18,6 +18,7 @@ from skerry.client import (
     RunExistsError,
     SkerryError,
     StopExchangingError,
+    StoreLostError,
     TryAgainError,
     WorkRefusedError,
 )
@@ -51,7 +52,9 @@ def test_the_reason_decides_the_class_and_the_server_says_when_to_retry() -> Non
     ("reason", "kind"),
     [
         ("SESSION_FENCED", StopExchangingError),
-        ("STORE_ROLLED_BACK", StopExchangingError),
+        ("STORE_ROLLED_BACK", StoreLostError),
+        ("NEWER_FORMAT", TryAgainError),
+        ("OBJECT_UNREADABLE", TryAgainError),
         ("BASE_STALE", WorkRefusedError),
         ("RUN_EXISTS", RunExistsError),
         ("DRAINING", TryAgainError),

@@ -28,6 +28,7 @@ ACTS = {
     "snapshot": errors.CorruptDownloadError,
     "close": errors.RunClosedError,
     "stop": errors.StopExchangingError,
+    "wait": errors.StoreLostError,
     "create": errors.RunNotFoundError,
     "join": errors.RunExistsError,
     "correct": errors.RefusedError,

@@ -96,7 +96,11 @@ def walk() -> dict[str, str]:
     threading.setprofile(recorder)
     sys.setprofile(recorder)
     try:
-        with tempfile.TemporaryDirectory() as folder, _quiet_logs(), _syncer(Path(folder).as_uri()) as target:
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            _quiet_logs(),
+            _syncer((Path(folder) / "store").as_uri()) as target,
+        ):
             _train(target, recorder)
     finally:
         sys.setprofile(None)

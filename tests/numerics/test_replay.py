@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from skerry.algorithm.step import TORN, OuterState
 from skerry.runtime.workers import ThreadWorkers
-from skerry.store.errors import LogCorruptError, ObjectMissingError
+from skerry.store.errors import ObjectMissingError, UnreadableObjectError
 from skerry.store.log.entries import CollectedItem, RollbackFragment, RollbackItem, float32_from_hex
 from skerry.store.versions.replay import Replayer
 from skerry.store.versions.scratch import Scratch
@@ -211,12 +211,12 @@ async def test_a_damaged_update_or_snapshot_is_told_apart_from_a_missing_version
     commit = fragment.versions[1].commit
     assert commit is not None
     await driver.damage(commit.commit.update[0].name)
-    with pytest.raises(LogCorruptError):
+    with pytest.raises(UnreadableObjectError):
         await Replayer(driver.log, FRAGMENT, driver.workers).weights_at(2)
     await driver.damage(fragment.versions[0].weights[0].name)
     weights, momentum, residual = NO_FILES.zeros(3, LAYOUT.numel)
     state = OuterState(weights, momentum, residual, 0)
-    with pytest.raises(LogCorruptError):
+    with pytest.raises(UnreadableObjectError):
         await Replayer(driver.log, FRAGMENT, driver.workers).load_snapshot(fragment.versions[0], state)
     assert state.version == TORN
 

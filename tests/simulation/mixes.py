@@ -76,6 +76,12 @@ MIXES: Final[dict[str, Mix]] = {
         ),
         Mix("poison", kinds=(("poison", 4.0), ("kill_learner", 1.0)), delta_codec=Codec.INT8),
         Mix("alone", kinds=(*_EVERYTHING, ("poison", 1.5)), network=_BAD_NETWORK, step_s=(0.5,)),
+        Mix(
+            "damage",
+            store=StoreFaults(damaged=0.1),
+            kinds=(("kill_replica", 3.0), ("kill_replica_at_operation", 4.0), ("kill_all", 1.0), ("stop_replica", 2.0)),
+            snapshot_ratio=0.3,
+        ),
         Mix("replacing", kinds=_EVERYTHING, network=_BAD_NETWORK, adoption=Adoption.REPLACE),
     )
 }

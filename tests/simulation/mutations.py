@@ -28,6 +28,7 @@ from skerry.store.log.entries import AcceptedItem, ClosedItem, Item, RunStatus, 
 from skerry.store.log.run_log import RunLog
 from skerry.store.log.state import DeltaState, Outcome, Rejection, RunState
 from skerry.store.objects.put_if_absent import Creator
+from skerry.store.versions.blobs import Blobs
 from skerry.syncer.push import Push
 from skerry.syncer.replica import RunReplica
 from skerry.syncer.rounds import Decisions, RoundEngine
@@ -258,6 +259,11 @@ def _after_each_admitted(patch: pytest.MonkeyPatch, change: Callable[[RunState, 
     patch.setattr(fold, "_apply_item", applied)
 
 
+def _trusts_what_it_reads(patch: pytest.MonkeyPatch) -> None:
+    """Snapshots and updates are used as they are read, whatever their digests are."""
+    patch.setattr(Blobs, "read_checked", Blobs.read)
+
+
 MUTATIONS: Final = (
     Mutation("resends with a new id", _resends_with_a_new_id, "network", 0, "every inner step is merged at most once"),
     Mutation(
@@ -285,6 +291,7 @@ MUTATIONS: Final = (
     Mutation("leaves others' merges", _leaves_others_merges, "replicas", 0, "every fragment moves once nothing fails"),
     Mutation("changes an old policy", _changes_an_old_policy, "roll-backs", 0, "a change of the policy"),
     Mutation("fences new sessions", _fences_new_sessions, "learners", 0, "no learner is stopped without cause"),
+    Mutation("trusts what it reads", _trusts_what_it_reads, "damage", 0, "verify finds nothing"),
     Mutation("keeps frozen deltas", _keeps_frozen_deltas_pending, "calm", 0, "every accepted delta has one fate"),
 )
 # Those whose histories are short enough for every test run; a campaign's `--mutations` goes through all.

@@ -33,6 +33,7 @@ class StoreFaults:
     late: float = 0.0
     says_exists: float = 0.0  # of failed creates: the error says "exists", whatever happened
     says_full: float = 0.0  # of failed changes: the error says "full"
+    damaged: float = 0.0  # of reads of snapshots and updates: a bit is turned, or the end is missing
     slow: float = 0.0
     latency_s: tuple[float, float] = (0.001, 0.02)  # each way
     slow_s: tuple[float, float] = (0.5, 8.0)
@@ -115,10 +116,21 @@ class StoreLink:
     async def stream(self, name: str, *, offset: int = 0) -> AsyncIterator[bytes]:
         """Yields the object's bytes, cut in two."""
         data = await self._call("stream", name, lambda: self._store.objects.get(name, offset=offset))
+        data = self._damaged(name, data)
         middle = len(data) // 2
         if middle:
             yield data[:middle]
         yield data[middle:]
+
+    def _damaged(self, name: str, data: bytes) -> bytes:
+        """Returns the bytes as they are read; no draw is made where nothing is ever damaged."""
+        is_blob = "/snapshots/" in name or "/updates/" in name
+        if not self.faults.damaged or not is_blob or self._random.random() >= self.faults.damaged:
+            return data
+        if self._random.random() < 0.5:
+            return data[: len(data) // 2]
+        at = self._random.randrange(len(data))
+        return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
 
     async def folders(self, prefix: str) -> list[str]:
         """Returns the folders directly below `prefix`."""

@@ -186,8 +186,8 @@ async def opened_run(store: Store) -> RunLog:
     """Returns a new run with a learner in it."""
     log = await store.create_draft(RUN)
     initial = ObjectRef("snapshots/body/0", 0, 4, 10, "0" * 64)
-    items = [SnapshotItem("body", 0, DIGEST, (initial,), ()), StatusItem(RunStatus.OPEN)]
-    await log.append([*items, SessionItem("learner", SESSION, "")])
+    snapshot = SnapshotItem("body", 0, DIGEST, (initial,), ())
+    await log.append([snapshot, StatusItem(RunStatus.OPEN), SessionItem("learner", SESSION, "")])
     return log
 
 

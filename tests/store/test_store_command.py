@@ -37,7 +37,7 @@ def run(name: str, *arguments: str) -> int:
 
 
 def test_the_log_is_a_table_with_effects(store_url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    run("log", "--store", store_url, "--run", "golden", "--last", "18")
+    run("log", "--store", store_url, "--run", "golden", "--last", "19")
     shown = capsys.readouterr().out.splitlines()
     assert shown[0].split() == ["position", "time", "(UTC)", "writer", "kind", "what", "effect"]
     assert shown[1].startswith("7 ")
@@ -82,6 +82,7 @@ def test_the_log_as_json_says_what_the_fold_decided_of_every_item_and_delta(
             [accepted("e", session="m0-s2", base=1)],
         )
     )
+    capsys.readouterr()
     run("log", "--store", store_url, "--run", "run", "--json")
     entries = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     items = [(item["kind"], item["is_admitted"], item["rejection"]) for item in entries[3]["items"]]

@@ -64,3 +64,44 @@ async def test_a_server_that_is_not_there_is_unavailable() -> None:
     objects = open_objects("s3://bucket/x", options=options)
     with pytest.raises(StoreUnavailableError):
         await objects.get("a")
+
+
+def test_a_folder_that_is_not_there_becomes_a_store_and_stays_one(tmp_path: Path) -> None:
+    for _ in range(2):
+        open_objects(f"file://{tmp_path}/store")
+        assert (tmp_path / "store" / "skerry.store").read_bytes() == b'{"format":1}'
+
+
+@pytest.mark.parametrize("create", [False, True])
+def test_a_folder_that_is_no_store_may_be_where_a_volume_should_be(tmp_path: Path, create: bool) -> None:
+    (tmp_path / "lost+found").mkdir()
+    with pytest.raises(StoreURLError, match=r"volume mounted.*--new-store"):
+        open_objects(f"file://{tmp_path}", create=create)
+    assert not (tmp_path / "skerry.store").exists()
+
+
+def test_a_store_is_begun_in_a_folder_only_when_that_is_asked_for(tmp_path: Path) -> None:
+    open_objects(f"file://{tmp_path}", new=True)
+    open_objects(f"file://{tmp_path}")
+
+
+def test_a_store_of_an_older_version_gets_its_marker_by_whoever_may_write(tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    open_objects(f"file://{tmp_path}", create=False)
+    assert not (tmp_path / "skerry.store").exists()
+    open_objects(f"file://{tmp_path}")
+    assert (tmp_path / "skerry.store").exists()
+
+
+async def test_while_its_marker_is_missing_a_store_says_nothing_and_takes_nothing(tmp_path: Path) -> None:
+    objects = open_objects(f"file://{tmp_path}/store")
+    await objects.create("runs/a", b"a")
+    (tmp_path / "store").rename(tmp_path / "away")
+    (tmp_path / "store").mkdir()
+    with pytest.raises(StoreUnavailableError, match="volume mounted"):
+        await objects.get("runs/a")
+    with pytest.raises(StoreUnavailableError, match="volume mounted"):
+        await objects.create("runs/b", b"b")
+    with pytest.raises(StoreUnavailableError, match="volume mounted"):
+        await objects.folders("runs")
+    assert not list((tmp_path / "store").iterdir())

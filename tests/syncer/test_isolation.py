@@ -266,6 +266,38 @@ async def test_a_store_that_is_away_for_a_while_is_unavailable_and_no_run_is_los
         await learner.event("version_committed")
 
 
+def _unmount(root: Path, away: Path) -> None:
+    root.rename(away)
+    root.mkdir()
+
+
+def _mount_again(root: Path, away: Path) -> None:
+    root.rmdir()  # fails if anything was written into it
+    away.rename(root)
+
+
+async def test_a_store_whose_volume_is_not_mounted_is_unavailable_and_nothing_is_lost(store_url: str) -> None:
+    """The mount point is an empty folder, in which nothing may be begun."""
+    root = Path(urlsplit(store_url).path)
+    away = root.with_name("away")
+    async with serving(open_objects(store_url), LOCAL) as server, connected(server.port) as stubs:
+        run, _ = await create_run(stubs)
+        learner = RawLearner(stubs, run, "eu", random.Random(1))
+        await learner.attach()
+        base = await pull(stubs, run, "body")
+        await asyncio.to_thread(_unmount, root, away)
+        header = learner.header(base, "body")
+        with refused("STORE_UNAVAILABLE", grpc.StatusCode.UNAVAILABLE):
+            await learner.push(header, _values(1))
+        await asyncio.sleep(0.3)
+        for request in (runs.GetRunRequest(name="demo"), runs.GetRunRequest(name="other")):
+            with refused("STORE_UNAVAILABLE", grpc.StatusCode.UNAVAILABLE):
+                await stubs.runs.GetRun(request)
+        await asyncio.to_thread(_mount_again, root, away)
+        await learner.push(header, _values(1))
+        await learner.event("version_committed")
+
+
 async def test_a_run_that_was_damaged_and_repaired_is_served_again(store_url: str) -> None:
     async with serving(open_objects(store_url), LOCAL) as server, connected(server.port) as stubs:
         run, _ = await create_run(stubs)

@@ -99,3 +99,69 @@ async def test_the_others_of_a_set_are_merged_without_the_unreadable_delta(
     await lossy_stubs.runs.CloseRun(runs.CloseRunRequest(name="demo"))
     counts = check_fates(await final_state(store_url, "demo", run.uid), {one.delta_id for one in headers})
     assert (counts[Fate.QUARANTINED], counts[Fate.MERGED]) == (1, 1 + len(run.fragments))
+
+
+@contextlib.asynccontextmanager
+async def _served(store_url: str, loss: Loss) -> AsyncIterator[Stubs]:
+    """Serves the store from a process without memory."""
+    objects = FaultyObjects(open_objects(store_url), loss, clock=SystemClock(), late=LateWrites())
+    async with serving(objects, LOCAL) as server, connected(server.port) as stubs:
+        yield stubs
+
+
+async def test_a_cold_replica_goes_on_without_a_delta_of_the_past(store_url: str, loss: Loss) -> None:
+    lost = waiting = ""
+    async with _served(store_url, loss) as stubs:
+        run, _ = await create_run(stubs)
+        learner = RawLearner(stubs, run, "eu", random.Random("eu"))
+        await learner.attach()
+        header = learner.header(await pull(stubs, run, "body"), "body")
+        lost = header.delta_id
+        await learner.push(header, _values(1))
+        await learner.event("version_committed")
+    loss.deltas.add(lost)
+    async with _served(store_url, loss) as stubs:
+        learner = RawLearner(stubs, run, "us", random.Random("us"))
+        await learner.attach()
+        base = await pull(stubs, run, "body")
+        header = learner.header(base, "body")
+        waiting = header.delta_id
+        await learner.push(header, _values(2))
+        await learner.event("rolled_back")
+        again = await pull(stubs, run, "body")
+        assert (base.version, again.version) == (1, 2)
+        assert again.values.tobytes() == base.values.tobytes(), "the weights are known by the updates"
+        header = learner.header(again, "body")
+        await learner.push(header, _values(3))
+        committed = (await learner.event("version_committed")).version_committed
+        assert [one.delta_id for one in committed.merged] == [header.delta_id]
+        assert committed.version.version == 3
+        await stubs.runs.CloseRun(runs.CloseRunRequest(name="demo"))
+    counts = check_fates(await final_state(store_url, "demo", run.uid), {lost, waiting, header.delta_id})
+    assert counts[Fate.EXPIRED] == 1, "what waited for the lost state expired by name"
+
+
+async def test_a_closing_run_whose_state_is_lost_ends_with_a_fate_for_each_delta(store_url: str, loss: Loss) -> None:
+    slow = types.Policy()
+    slow.CopyFrom(QUICK)
+    slow.quorum_count = 2  # one delta waits until the run is closed
+    async with _served(store_url, loss) as stubs:
+        run, _ = await create_run(stubs, policy=slow)
+        learners = [RawLearner(stubs, run, name, random.Random(name)) for name in ("eu", "us")]
+        base = await pull(stubs, run, "body")
+        headers = []
+        for at, learner in enumerate(learners):
+            await learner.attach()
+            headers.append(learner.header(base, "body"))
+            await learner.push(headers[-1], _values(at))
+        await learners[0].event("version_committed")
+    loss.deltas.add(headers[0].delta_id)
+    async with _served(store_url, loss) as stubs:
+        learner = RawLearner(stubs, run, "asia", random.Random("asia"))
+        await learner.attach()
+        header = learner.header(await pull(stubs, run, "body"), "body")
+        await learner.push(header, _values(9))
+        await stubs.runs.CloseRun(runs.CloseRunRequest(name="demo"))
+    deltas = {one.delta_id for one in (*headers, header)}
+    counts = check_fates(await final_state(store_url, "demo", run.uid), deltas)
+    assert counts[Fate.EXPIRED] == 1

@@ -20,6 +20,7 @@ from skerry.client.errors import (
     RunNotFoundError,
     SkerryError,
     StopExchangingError,
+    StoreLostError,
     TryAgainError,
     WorkRefusedError,
 )
@@ -55,6 +56,7 @@ __all__ = [
     "SkerryError",
     "Stats",
     "StopExchangingError",
+    "StoreLostError",
     "TryAgainError",
     "WorkRefusedError",
     "plan_fragments",

@@ -11,7 +11,14 @@ from typing import Any, Final
 
 import structlog
 
-from skerry.client.errors import RunClosedError, RunNotFoundError, SkerryError, StopExchangingError, error_of
+from skerry.client.errors import (
+    RunClosedError,
+    RunNotFoundError,
+    SkerryError,
+    StopExchangingError,
+    StoreLostError,
+    error_of,
+)
 from skerry.client.fragment import FragmentExchange
 from skerry.client.session import Session
 from skerry.v1 import exchange_pb2, types_pb2
@@ -71,9 +78,13 @@ class Attachment:
     def _note_failure(self, attempt: int, error: BaseException) -> None:
         assert isinstance(error, SkerryError)
         self._failure = error
-        if attempt == 1:
-            _log.warning(
-                "attach stream broke, training goes on",
+        is_lost = isinstance(error, StoreLostError)
+        if attempt == 1 or is_lost:
+            log = _log.error if is_lost else _log.warning
+            log(
+                "the store lost what was seen, training goes on alone"
+                if is_lost
+                else "attach stream broke, training goes on",
                 run=self._session.settings.run,
                 learner=self._session.settings.learner_id,
                 reason=error.reason,

@@ -9,6 +9,7 @@
     ├── CorruptDownloadError      bytes or weights do not have their digest: pull a snapshot
     ├── RunClosedError            the run takes no more deltas: train on alone, or stop
     ├── StopExchangingError       this learner must not exchange with this run any more; it may train on alone
+    ├── StoreLostError            the run's log lost what it had: exchange nothing, say so, and ask again now and then
     ├── RunNotFoundError          no run of that name: create it, or check the name
     ├── RunExistsError            the name is taken: join that run; `uid` has its uid
     └── RefusedError              the request is wrong: change it; a delta that it sent is never accepted
@@ -20,7 +21,10 @@ of gRPC's statuses, CORRUPT_DOWNLOAD, and BAD_ANSWER for an answer that this ver
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final, TypeGuard
+from typing import Any, Final, TypeGuard
+
+# Between two looks whether a log that lost entries has them again.
+_LOST_STORE_WAIT_S: Final = 60.0
 
 
 class SkerryError(Exception):
@@ -72,6 +76,17 @@ class StopExchangingError(SkerryError):
     """This session, or this run, is over for this learner."""
 
 
+class StoreLostError(SkerryError):
+    """The run's log does not have what this learner has seen of it.
+
+    To ask again is safe, because every call names the run's uid, the position seen and the digest of its base; but
+    pauses are long, because a person has to bring the log back.
+    """
+
+    def __init__(self, reason: str, message: str, **details: Any) -> None:
+        super().__init__(reason, message, **{**details, "retry_after_s": _LOST_STORE_WAIT_S})
+
+
 class RunNotFoundError(SkerryError):
     """No run of that name."""
 
@@ -91,14 +106,15 @@ class RefusedError(SkerryError):
 
 _REASONS: Final[Mapping[type[SkerryError], str]] = {
     TryAgainError: "STORE_UNAVAILABLE STORE_FULL DRAINING INTERNAL BAD_FRAME DIGEST_MISMATCH INCOMPLETE TOO_SLOW "
-    "UNREACHABLE TIMEOUT CANCELLED UNKNOWN ABORTED RESOURCE_EXHAUSTED",
+    "NEWER_FORMAT OBJECT_UNREADABLE UNREACHABLE TIMEOUT CANCELLED UNKNOWN ABORTED RESOURCE_EXHAUSTED",
     AttachAgainError: "SESSION_UNKNOWN",
     WorkRefusedError: "BASE_STALE BASE_FOREIGN BASE_FUTURE BASE_REPEATED ID_REUSED",
     PoisonedError: "NON_FINITE",
     PlanExpiredError: "PLAN_EXPIRED",
     CorruptDownloadError: "CORRUPT_DOWNLOAD",
     RunClosedError: "RUN_CLOSED",
-    StopExchangingError: "RUN_REPLACED STORE_ROLLED_BACK SESSION_FENCED",
+    StopExchangingError: "RUN_REPLACED SESSION_FENCED",
+    StoreLostError: "STORE_ROLLED_BACK",
     RunNotFoundError: "RUN_NOT_FOUND",
     RunExistsError: "RUN_EXISTS",
     RefusedError: "BAD_REQUEST BAD_NAME RUN_DRAFT SHAPE_MISMATCH FRAGMENT_NOT_FOUND OUT_OF_RANGE TOO_LARGE "

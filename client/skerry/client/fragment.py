@@ -25,6 +25,7 @@ from skerry.client.errors import (
     RefusedError,
     RunClosedError,
     SkerryError,
+    StoreLostError,
     TryAgainError,
     WorkRefusedError,
     error_of,
@@ -46,6 +47,7 @@ _REPEATED: Final = (
     CorruptDownloadError,
     PlanExpiredError,
     RefusedError,
+    StoreLostError,
     TryAgainError,
     WorkRefusedError,
 )
@@ -229,7 +231,7 @@ class FragmentExchange:
     def _note_failure(self, attempt: int, error: BaseException) -> None:
         """Takes note of a failure before the pause that follows it."""
         self._pulls_whole |= isinstance(error, CorruptDownloadError)
-        is_defect = isinstance(error, RefusedError)
+        is_defect = isinstance(error, RefusedError | StoreLostError)
         if (attempt == 1 or is_defect) and not isinstance(error, WorkRefusedError):
             log = _log.error if is_defect else _log.warning
             log("exchange of a fragment failed, will try again", **self._facts(error))

@@ -43,7 +43,9 @@ class ExchangeStub(object):
     - STORE_UNAVAILABLE: the store can't be reached.
     - STORE_FULL: the store has no space left.
     - STORE_ROLLED_BACK: the run's log is shorter than seen_position, or damaged.
+    - OBJECT_UNREADABLE: an object that the log names is lost or damaged.
     - DRAINING: the replica is going away. Attach and Watch also end with it.
+    - NEWER_FORMAT: the run's format level is above what the replica's version knows. Attach and Watch also end with it.
     - INTERNAL: the server failed.
     """
 
@@ -98,7 +100,9 @@ class ExchangeServicer(object):
     - STORE_UNAVAILABLE: the store can't be reached.
     - STORE_FULL: the store has no space left.
     - STORE_ROLLED_BACK: the run's log is shorter than seen_position, or damaged.
+    - OBJECT_UNREADABLE: an object that the log names is lost or damaged.
     - DRAINING: the replica is going away. Attach and Watch also end with it.
+    - NEWER_FORMAT: the run's format level is above what the replica's version knows. Attach and Watch also end with it.
     - INTERNAL: the server failed.
     """
 
@@ -254,7 +258,9 @@ class Exchange(object):
     - STORE_UNAVAILABLE: the store can't be reached.
     - STORE_FULL: the store has no space left.
     - STORE_ROLLED_BACK: the run's log is shorter than seen_position, or damaged.
+    - OBJECT_UNREADABLE: an object that the log names is lost or damaged.
     - DRAINING: the replica is going away. Attach and Watch also end with it.
+    - NEWER_FORMAT: the run's format level is above what the replica's version knows. Attach and Watch also end with it.
     - INTERNAL: the server failed.
     """
 

@@ -53,7 +53,9 @@ class ExchangeStub:
     - STORE_UNAVAILABLE: the store can't be reached.
     - STORE_FULL: the store has no space left.
     - STORE_ROLLED_BACK: the run's log is shorter than seen_position, or damaged.
+    - OBJECT_UNREADABLE: an object that the log names is lost or damaged.
     - DRAINING: the replica is going away. Attach and Watch also end with it.
+    - NEWER_FORMAT: the run's format level is above what the replica's version knows. Attach and Watch also end with it.
     - INTERNAL: the server failed.
     """
 
@@ -159,7 +161,9 @@ class ExchangeAsyncStub(ExchangeStub):
     - STORE_UNAVAILABLE: the store can't be reached.
     - STORE_FULL: the store has no space left.
     - STORE_ROLLED_BACK: the run's log is shorter than seen_position, or damaged.
+    - OBJECT_UNREADABLE: an object that the log names is lost or damaged.
     - DRAINING: the replica is going away. Attach and Watch also end with it.
+    - NEWER_FORMAT: the run's format level is above what the replica's version knows. Attach and Watch also end with it.
     - INTERNAL: the server failed.
     """
 
@@ -261,7 +265,9 @@ class ExchangeServicer(metaclass=_abc_1.ABCMeta):
     - STORE_UNAVAILABLE: the store can't be reached.
     - STORE_FULL: the store has no space left.
     - STORE_ROLLED_BACK: the run's log is shorter than seen_position, or damaged.
+    - OBJECT_UNREADABLE: an object that the log names is lost or damaged.
     - DRAINING: the replica is going away. Attach and Watch also end with it.
+    - NEWER_FORMAT: the run's format level is above what the replica's version knows. Attach and Watch also end with it.
     - INTERNAL: the server failed.
     """
 

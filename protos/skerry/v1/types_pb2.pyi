@@ -304,7 +304,7 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     Metadata `run_uid`, from CreateRun: the draft that the request_id made.
     """
     ERROR_REASON_PLAN_EXPIRED: _ErrorReason.ValueType  # 22
-    """FAILED_PRECONDITION: the plan names objects that were collected; ask for a new plan."""
+    """FAILED_PRECONDITION: the plan names objects that were collected, or can't be read; ask for a new plan."""
     ERROR_REASON_STORE_UNAVAILABLE: _ErrorReason.ValueType  # 23
     """UNAVAILABLE: the store can't be reached or its answer is unknown; retry after RetryInfo."""
     ERROR_REASON_STORE_FULL: _ErrorReason.ValueType  # 24
@@ -316,8 +316,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_ENCODING_UNSUPPORTED: _ErrorReason.ValueType  # 27
     """INVALID_ARGUMENT: the codec, compressor or block size is not offered."""
     ERROR_REASON_STORE_ROLLED_BACK: _ErrorReason.ValueType  # 28
-    """DATA_LOSS: the store holds less than the caller has seen, or its digests fail. A learner MUST stop exchanging, and
-    say so.
+    """DATA_LOSS: the run's log lost or changed entries that were durable. A learner MUST stop exchanging, and say so; it
+    MAY repeat the call every minute or less often, since `run_uid`, `seen_position` and digests make that safe.
     """
     ERROR_REASON_VERSION_NOT_FOUND: _ErrorReason.ValueType  # 29
     """NOT_FOUND: no such version or position, or its content was collected."""
@@ -326,6 +326,12 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_TOO_SLOW: _ErrorReason.ValueType  # 31
     """RESOURCE_EXHAUSTED: the caller takes events more slowly than they happen; follow again from the last position seen,
     after RetryInfo.
+    """
+    ERROR_REASON_NEWER_FORMAT: _ErrorReason.ValueType  # 32
+    """UNAVAILABLE: this replica is of a version that can't read what a newer one wrote; retry elsewhere after RetryInfo."""
+    ERROR_REASON_OBJECT_UNREADABLE: _ErrorReason.ValueType  # 33
+    """UNAVAILABLE: an object that the run's log names is lost or damaged, and nothing else leads to what was asked for;
+    retry after RetryInfo, an operator may bring it back. Metadata `object`: its name, below the run's folder.
     """
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
@@ -399,7 +405,7 @@ ERROR_REASON_ID_REUSED: ErrorReason.ValueType  # 21
 Metadata `run_uid`, from CreateRun: the draft that the request_id made.
 """
 ERROR_REASON_PLAN_EXPIRED: ErrorReason.ValueType  # 22
-"""FAILED_PRECONDITION: the plan names objects that were collected; ask for a new plan."""
+"""FAILED_PRECONDITION: the plan names objects that were collected, or can't be read; ask for a new plan."""
 ERROR_REASON_STORE_UNAVAILABLE: ErrorReason.ValueType  # 23
 """UNAVAILABLE: the store can't be reached or its answer is unknown; retry after RetryInfo."""
 ERROR_REASON_STORE_FULL: ErrorReason.ValueType  # 24
@@ -411,8 +417,8 @@ ERROR_REASON_DRAINING: ErrorReason.ValueType  # 26
 ERROR_REASON_ENCODING_UNSUPPORTED: ErrorReason.ValueType  # 27
 """INVALID_ARGUMENT: the codec, compressor or block size is not offered."""
 ERROR_REASON_STORE_ROLLED_BACK: ErrorReason.ValueType  # 28
-"""DATA_LOSS: the store holds less than the caller has seen, or its digests fail. A learner MUST stop exchanging, and
-say so.
+"""DATA_LOSS: the run's log lost or changed entries that were durable. A learner MUST stop exchanging, and say so; it
+MAY repeat the call every minute or less often, since `run_uid`, `seen_position` and digests make that safe.
 """
 ERROR_REASON_VERSION_NOT_FOUND: ErrorReason.ValueType  # 29
 """NOT_FOUND: no such version or position, or its content was collected."""
@@ -421,6 +427,12 @@ ERROR_REASON_INTERNAL: ErrorReason.ValueType  # 30
 ERROR_REASON_TOO_SLOW: ErrorReason.ValueType  # 31
 """RESOURCE_EXHAUSTED: the caller takes events more slowly than they happen; follow again from the last position seen,
 after RetryInfo.
+"""
+ERROR_REASON_NEWER_FORMAT: ErrorReason.ValueType  # 32
+"""UNAVAILABLE: this replica is of a version that can't read what a newer one wrote; retry elsewhere after RetryInfo."""
+ERROR_REASON_OBJECT_UNREADABLE: ErrorReason.ValueType  # 33
+"""UNAVAILABLE: an object that the run's log names is lost or damaged, and nothing else leads to what was asked for;
+retry after RetryInfo, an operator may bring it back. Metadata `object`: its name, below the run's folder.
 """
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
 
@@ -769,6 +781,7 @@ class Run(_message.Message):
     VERSIONS_FIELD_NUMBER: _builtins.int
     POSITION_FIELD_NUMBER: _builtins.int
     CREATED_AT_FIELD_NUMBER: _builtins.int
+    FORMAT_LEVEL_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Its name."""
     uid: _builtins.str
@@ -777,6 +790,8 @@ class Run(_message.Message):
     """Its life."""
     position: _builtins.int
     """Log position that this answer reflects."""
+    format_level: _builtins.int
+    """The format level of its log: replicas of versions that know only lower ones can't serve it. See Runs.UpgradeRun."""
     @_builtins.property
     def tensors(self) -> _containers.RepeatedCompositeFieldContainer[Global___Tensor]:
         """Its tensors."""
@@ -811,10 +826,11 @@ class Run(_message.Message):
         versions: _abc.Iterable[Global___FragmentVersion] | None = ...,
         position: _builtins.int = ...,
         created_at: _timestamp_pb2.Timestamp | None = ...,
+        format_level: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["created_at", b"created_at", "policy", b"policy"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["created_at", b"created_at", "fragments", b"fragments", "name", b"name", "policy", b"policy", "position", b"position", "status", b"status", "tensors", b"tensors", "uid", b"uid", "versions", b"versions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["created_at", b"created_at", "format_level", b"format_level", "fragments", b"fragments", "name", b"name", "policy", b"policy", "position", b"position", "status", b"status", "tensors", b"tensors", "uid", b"uid", "versions", b"versions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -140,7 +140,7 @@ def _gather(scenario: Scenario, nursery: Nursery, judge: Judge, begun_s: float) 
 
 async def _read_history(plan: DemoPlan) -> History:
     from skerry.demo.history import read_history
-    from skerry.store.operator.command import opened_log
+    from skerry.store.operator.options import opened_log
 
     async with opened_log(plan.store_url, plan.run, None) as (log, _):
         return await read_history(log)

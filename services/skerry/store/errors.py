@@ -10,6 +10,8 @@ StoreError
 |-- DraftConflictError       the run uid is taken by another spec                                     ID_REUSED
 |-- RunNotFoundError         no run of that name                                                      RUN_NOT_FOUND
 |-- RunExistsError           the name is taken                                                        RUN_EXISTS
+|-- UnreadableObjectError    a blob is lost or damaged: go around it, or wait for a repair            OBJECT_UNREADABLE
+|-- NewerFormatError         a newer version wrote it: another replica can read it                   NEWER_FORMAT
 `-- LogCorruptError          the store lost or changed what was durable: stop and tell a person       STORE_ROLLED_BACK
 """
 
@@ -76,6 +78,25 @@ class RunExistsError(StoreError):
     def __init__(self, message: str, *, uid: str) -> None:
         super().__init__(message)
         self.uid = uid
+
+
+class UnreadableObjectError(StoreError):
+    """A blob that the log names is lost or damaged, or a version made of such blobs; `name` says which.
+
+    The log itself is sound, so whoever meets it goes on, with other blobs if there are some that lead to the same.
+    """
+
+    reason = "OBJECT_UNREADABLE"
+
+    def __init__(self, name: str, cause: object) -> None:
+        super().__init__(f"object can't be read. name={name}, cause={cause}")
+        self.name = name
+
+
+class NewerFormatError(StoreError):
+    """An object is of a format that this version does not know; programs that do can go on with the run."""
+
+    reason = "NEWER_FORMAT"
 
 
 class LogCorruptError(StoreError):

@@ -19,6 +19,7 @@ from skerry.runtime.workers import Workers
 from skerry.store.errors import (
     DraftConflictError,
     LogCorruptError,
+    NewerFormatError,
     ObjectMissingError,
     RunExistsError,
     RunNotFoundError,
@@ -99,6 +100,23 @@ class Store:
             raise RunNotFoundError(f"run does not exist. run={name}, uid={uid}") from None
         await self.objects.sync_parent(spec_name)
         return await self._open(_parse_spec(spec_name, data))
+
+    async def read_log(self, name: str, uid: str) -> RunLog:
+        """Returns the run's log for reading, folded to its end or, where it is damaged, to its last good entry.
+
+        `failure` of the log says what is wrong with the entry after that one. Nothing can be appended to such a log.
+
+        Raises:
+            RunNotFoundError: as `open_log`.
+            LogCorruptError: `run.json` can't be read.
+        """
+        try:
+            return await self.open_log(name, uid)
+        except LogCorruptError:
+            log = self._logs.get((name, uid))
+            if log is None or log.failure is None:
+                raise
+            return log
 
     async def _open(self, spec: RunSpec) -> RunLog:
         key = (spec.name, spec.uid)
@@ -197,7 +215,7 @@ class Store:
             async with limit:
                 try:
                     history = await self.name_history(name)
-                except (BadNameError, LogCorruptError) as error:
+                except (BadNameError, LogCorruptError, NewerFormatError) as error:
                     _LOG.warning("run is left out of a listing", run=name, cause=str(error))
                     return None
                 return history[-1] if history else None

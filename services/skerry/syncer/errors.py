@@ -18,7 +18,7 @@ from skerry.wire.errors import WireError, WireReason
 RETRY_ELSEWHERE_S: Final = 0.5
 # Before a call that failed because the store could not be reached is tried again.
 RETRY_STORE_S: Final = 1.0
-# Before a call that failed because the store is full is tried again: an operator has to free space.
+# Before a call is tried again that waits for an operator: to free space, or to bring an object back.
 RETRY_FULL_S: Final = 30.0
 
 

@@ -12,12 +12,22 @@ import structlog
 from msgspec import structs
 
 from skerry.store.errors import ObjectMissingError, RunExistsError, RunNotFoundError
-from skerry.store.log.entries import PolicyItem, RollbackFragment, RollbackItem, RunSpec, RunStatus, StatusItem
+from skerry.store.log.entries import (
+    ENTRY_FORMAT,
+    Item,
+    LevelItem,
+    PolicyItem,
+    RollbackFragment,
+    RollbackItem,
+    RunSpec,
+    RunStatus,
+    StatusItem,
+)
 from skerry.store.log.state import FragmentState, RunState, VersionState
-from skerry.store.versions.replay import Replayer, snapshot_tensors
 from skerry.syncer.errors import SyncerError, bad_request, from_rejection
 from skerry.syncer.host import RunHost, replaced
 from skerry.syncer.replica import RunReplica
+from skerry.syncer.restart import stored_again
 from skerry.wire.layout import FragmentLayout, check_id, check_name
 from skerry.wire.policy import Policy
 
@@ -71,7 +81,10 @@ async def create_run(host: RunHost, new: NewRun) -> RunReplica:
     if (spec.fragments, dict(spec.dtypes)) != (new.fragments, dict(new.dtypes)):
         raise SyncerError("ID_REUSED", "request id was used for another run", metadata={"run_uid": uid})
     if new.request_id not in replica.state.requests:
-        await replica.log.append([PolicyItem(new.request_id, new.policy)])
+        first: list[Item] = [PolicyItem(new.request_id, new.policy)]
+        if host.settings.new_run_level > replica.state.level:
+            first.insert(0, LevelItem(host.settings.new_run_level))
+        await replica.log.append(first)
     return replica
 
 
@@ -145,6 +158,21 @@ async def set_policy(replica: RunReplica, request_id: str, change: Callable[[Pol
         raise from_rejection(outcome.rejection)
 
 
+async def upgrade_run(replica: RunReplica, level: int) -> None:
+    """Raises the run's format level to `level`, or to the newest that this version knows if that is 0.
+
+    Raises:
+        SyncerError: BAD_REQUEST: this version does not know the level, or the run has a higher one.
+    """
+    wanted = level or ENTRY_FORMAT
+    if wanted > ENTRY_FORMAT:
+        raise bad_request(f"format level is not known to this version. level={wanted}, newest={ENTRY_FORMAT}")
+    if wanted > replica.state.level:
+        await replica.log.append([LevelItem(wanted)])
+    if level and level < replica.state.level:
+        raise bad_request(f"a format level can't be lowered. level={replica.state.level}, asked={level}")
+
+
 async def close_run(replica: RunReplica) -> None:
     """Ends the run, and returns when every accepted delta has its fate.
 
@@ -213,17 +241,12 @@ def _version_at(fragment: FragmentState, position: int) -> VersionState:
 
 
 async def _prepared(replica: RunReplica, fragment: FragmentState, source: VersionState) -> RollbackFragment:
-    """Stores the content of `source` under the fragment's next version number; holds one fragment in memory."""
-    name = fragment.layout.name
     try:
-        weights = await Replayer(replica.log, name, replica.workers).weights_at(source.version)
+        return await stored_again(replica.log, fragment, source, replica.workers)
     except ObjectMissingError as error:
         raise SyncerError(
-            "VERSION_NOT_FOUND", f"content was collected. fragment={name}, version={source.version}"
+            "VERSION_NOT_FOUND", f"content was collected. fragment={fragment.layout.name}, version={source.version}"
         ) from error
-    tensors = snapshot_tensors(fragment.layout, weights)
-    ref = await replica.log.blobs.write_snapshot(name, fragment.version + 1, "weights", tensors)
-    return RollbackFragment(name, fragment.version + 1, source.version, source.digest, (ref,), ())
 
 
 async def delete_run(host: RunHost, name: str, uid: str) -> None:

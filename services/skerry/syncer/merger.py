@@ -43,7 +43,7 @@ from skerry.algorithm.step import (
 )
 from skerry.runtime.clock import Clock
 from skerry.runtime.workers import Workers, run_jobs
-from skerry.store.errors import LogCorruptError, StoreUnavailableError
+from skerry.store.errors import StoreUnavailableError, UnreadableObjectError
 from skerry.store.log.entries import (
     INITIAL_BASE,
     AcceptedItem,
@@ -53,10 +53,9 @@ from skerry.store.log.entries import (
     SnapshotItem,
 )
 from skerry.store.log.run_log import RunLog
-from skerry.store.log.state import FragmentState, RunState
+from skerry.store.log.state import RunState
 from skerry.store.versions.blobs import SnapshotKind, frame_batches
 from skerry.store.versions.replay import (
-    Replayer,
     UnreadableDeltaError,
     accumulate_deltas,
     scalars_to_record,
@@ -64,6 +63,8 @@ from skerry.store.versions.replay import (
     weights_digest,
 )
 from skerry.store.versions.scratch import Scratch
+from skerry.syncer.outer_states import OuterStates
+from skerry.syncer.restart import restart
 from skerry.syncer.rounds import MergeKey
 from skerry.wire.errors import FrameError, NonFiniteError
 from skerry.wire.frames import decode_frames
@@ -243,14 +244,6 @@ _FLOAT32_BYTES: Final = 4
 _SNAPSHOT_KINDS: Final[tuple[SnapshotKind, ...]] = ("weights", "momentum", "residual")
 
 
-@dataclass
-class _Cached:
-    """A fragment's outer state and the digest that the log has for its version."""
-
-    outer: OuterState
-    digest: str
-
-
 class Merger:
     """Merges the rounds of one run on one replica, one round of a fragment at a time."""
 
@@ -260,7 +253,7 @@ class Merger:
         self._clock = clock
         self._workers = workers
         self._scratch = scratch
-        self._cache: dict[str, _Cached] = {}
+        self._states = OuterStates(log, workers, scratch)
         # By fragment: one task at a time uses its outer state.
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
@@ -286,8 +279,7 @@ class Merger:
         if closing is None:
             return
         started_s = self._clock.monotonic_s()
-        outer = await self._outer_at(fragment, key.version - 1)
-        self._cache[key.fragment] = _Cached(outer, fragment.versions[key.version - 1].digest)
+        outer = await self._states.at(fragment, key.version - 1)
         result = await merge_round(
             self._log, key.fragment, closing, outer, workers=self._workers, scratch=self._scratch
         )
@@ -296,9 +288,9 @@ class Merger:
         if newest is None or newest.commit is None or not result.is_same_version_as(newest.commit.commit):
             _LOG.info("merge was not used", fragment=key.fragment, version=key.version, attempt=key.attempt)
             return
-        del self._cache[key.fragment]  # if `adopt` fails, the state is torn
+        self._states.drop(key.fragment)  # if `adopt` fails, the state is torn
         await result.adopt(workers=self._workers)
-        self._cache[key.fragment] = _Cached(outer, result.commit.digest)
+        await self._states.keep(key.fragment, outer, result.commit.digest)
         _LOG.info(
             "version committed",
             run=self._log.spec.name,
@@ -318,17 +310,14 @@ class Merger:
                 _LOG.warning("commit is not known to be durable yet", fragment=key.fragment, cause=str(error))
                 await self._clock.sleep(_RETRY_S)
 
-    async def _outer_at(self, fragment: FragmentState, version: int) -> OuterState:
-        """Returns the outer state of `version`, advanced from the cache if that is in the log, else rebuilt."""
-        name = fragment.layout.name
-        replayer = Replayer(self._log, name, self._workers)
-        cached = self._cache.pop(name, None)  # removed while it changes, so that a failure leaves no torn state behind
-        if cached is not None and 0 <= cached.outer.version <= version:
-            known = fragment.versions.get(cached.outer.version)
-            if known is not None and known.digest == cached.digest and not known.is_abandoned:
-                await replayer.advance(cached.outer, version, self._scratch)
-                return cached.outer
-        return await replayer.rebuild(version, self._scratch)
+    async def restart(self, name: str) -> None:
+        """Has a fragment go on without momentum, if its state can't be rebuilt (`skerry.syncer.restart`).
+
+        Raises:
+            StoreError: the store failed, or the weights are lost too.
+        """
+        async with self._locks[name]:
+            await restart(self._log, name, self._workers, self._scratch)
 
     def wants_snapshot(self, name: str) -> bool:
         """Whether the updates since the fragment's last snapshot weigh more than one, by the policy's ratio."""
@@ -354,15 +343,15 @@ class Merger:
 
     async def _snapshot(self, name: str) -> None:
         fragment = self._log.state.fragments[name]
-        cached = self._cache.get(name)
-        if cached is None or cached.outer.version != fragment.version or cached.digest != fragment.newest.digest:
+        outer = self._states.newest(fragment)
+        if outer is None:
             return
-        outer = cached.outer
+        digest = fragment.newest.digest
         weights, momentum, residual = [
             await self._log.blobs.write_snapshot(name, outer.version, kind, snapshot_tensors(fragment.layout, values))
             for kind, values in zip(_SNAPSHOT_KINDS, (outer.weights, outer.momentum, outer.residual), strict=True)
         ]
-        item = SnapshotItem(name, outer.version, cached.digest, (weights,), (momentum, residual))
+        item = SnapshotItem(name, outer.version, digest, (weights,), (momentum, residual))
         await self._log.append([item])
         _LOG.info("snapshot stored", run=self._log.spec.name, fragment=name, version=outer.version)
 
@@ -373,7 +362,7 @@ class Merger:
 
         Raises:
             StoreError: the store failed; the fragment has no version yet.
-            LogCorruptError: the stored push is not what was accepted.
+            UnreadableObjectError: the stored push is not what was accepted.
         """
         async with self._locks[name]:
             await self._seed(name)
@@ -392,7 +381,7 @@ class Merger:
                     out = weights[batch.first : batch.first + batch.numel]
                     await self._workers.run(partial(decode_frames, batch.data, layout, out, first=batch.first))
         except FrameError as error:
-            raise LogCorruptError(f"initial weights can't be read. fragment={name}, cause={error}") from error
+            raise UnreadableObjectError(source.parts[0].name, f"initial weights. fragment={name}, {error}") from error
         digest = await weights_digest(weights, workers=self._workers)
         ref = await self._log.blobs.write_snapshot(name, 0, "weights", snapshot_tensors(layout, weights))
         await self._log.append([SnapshotItem(name, 0, digest, (ref,), ())])

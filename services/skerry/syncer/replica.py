@@ -18,12 +18,12 @@ import structlog
 
 from skerry.runtime.clock import Clock
 from skerry.runtime.workers import Workers
-from skerry.store.errors import LogCorruptError, StoreError
+from skerry.store.errors import LogCorruptError, NewerFormatError, StoreError, UnreadableObjectError
 from skerry.store.log.checks import check_item
 from skerry.store.log.entries import INITIAL_BASE, Decided, Entry, Fate, Item, LeftItem, RunStatus, SessionItem
 from skerry.store.log.run_log import RunLog
 from skerry.store.log.state import Outcome, RunState
-from skerry.store.versions.replay import UnreadableDeltaError
+from skerry.store.versions.replay import DAMAGE, UnreadableDeltaError
 from skerry.syncer.advice import AdviceBoard, share_leases
 from skerry.syncer.errors import DrainingError, SyncerError, from_rejection
 from skerry.syncer.events import EventStream, Followers, duration_message, events_of, learner_message
@@ -33,6 +33,7 @@ from skerry.syncer.rounds import MergeKey, RoundEngine
 from skerry.v1.types_pb2 import Draining, Event, RoundOpened
 
 _LOG: Final = structlog.get_logger(__name__)
+_PATIENCE_TERMS: Final = 2  # lease terms for which a failing merge is tried again; other replicas try after one
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,7 @@ class ReplicaSettings:
     busy_poll_s: float = 0.05  # between looks for others' entries while a round is open
     idle_poll_s: float = 1.0  # at most, while none is
     retry_s: float = 0.5  # after the store failed
+    longest_retry_s: float = 4.0  # after a merge failed again and again
     stream_limit_bytes: int = 2**20  # of events that a follower has not taken
 
 
@@ -95,7 +97,8 @@ class RunReplica:
         """Serves until cancelled.
 
         Raises:
-            LogCorruptError: the store lost or changed what was durable; all streams were ended with that reason.
+            LogCorruptError, NewerFormatError: the log can't be followed here any more; all streams were ended with the
+                reason.
         """
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -103,8 +106,8 @@ class RunReplica:
                 tasks.create_task(self._tail(), name="tail")
                 tasks.create_task(self._decide(), name="decide")
                 tasks.create_task(self._advise(), name="advise")
-        except* LogCorruptError as errors:
-            self.followers.end(SyncerError("STORE_ROLLED_BACK", str(errors.exceptions[0])))
+        except* (LogCorruptError, NewerFormatError) as errors:
+            self.followers.end(errors.exceptions[0])
             raise
         finally:
             self._tasks = None
@@ -236,10 +239,14 @@ class RunReplica:
             self._send(round_opened=RoundOpened(fragment=fragment, version=version))
 
     async def _done(self, work: Awaitable[object], failure: str, **facts: object) -> bool:
-        """Returns true after `work`, and false after a failure of the store, which is logged; raises a corrupt log."""
+        """Returns true after `work`, and false after a failure of the store, which is logged.
+
+        Raises:
+            LogCorruptError, NewerFormatError: the log can't be followed here any more.
+        """
         try:
             await work
-        except LogCorruptError:
+        except (LogCorruptError, NewerFormatError):
             raise
         except StoreError as error:
             _LOG.warning(failure, run=self.log.spec.name, cause=str(error), **facts)
@@ -321,48 +328,57 @@ class RunReplica:
 
     async def _merge(self, key: MergeKey) -> None:
         """Merges until the set is committed, by any replica, or closed again; while draining, stops at a failure."""
+        pause_s, begun_s = self._settings.retry_s, self._clock.monotonic_s()
         try:
             while self.merger.frozen_set(key) is not None:
-                work = self._merge_once(key)
+                work = self._merge_once(key, begun_s)
                 if not await self._done(work, "merge failed", fragment=key.fragment, version=key.version):
                     if self._is_draining:
                         return
-                    await self._clock.sleep(self._settings.retry_s)
+                    await self._clock.sleep(pause_s)
+                    pause_s = min(2 * pause_s, self._settings.longest_retry_s)
         finally:
             self._engine.merge_ended(key, self._clock.monotonic_s())
 
-    async def _merge_once(self, key: MergeKey) -> None:
+    async def _merge_once(self, key: MergeKey, begun_s: float) -> None:
         try:
             await self.merger.merge(key)
-        except UnreadableDeltaError as error:
-            await self._close_again(key, error)
+        except DAMAGE as error:
+            if not isinstance(error, UnreadableDeltaError) or not await self._close_again(key, error):
+                await self._begin_anew(key, error, begun_s)
         else:
             if self.merger.wants_snapshot(key.fragment):
                 await self.merger.snapshot(key.fragment)
 
-    async def _close_again(self, key: MergeKey, error: UnreadableDeltaError) -> None:
-        """Freezes the set again without the unreadable delta; a set that becomes empty makes the round void."""
+    async def _close_again(self, key: MergeKey, error: UnreadableDeltaError) -> bool:
+        """Freezes the set again without the unreadable delta, and returns whether that is one of the set.
+
+        A set that becomes empty makes the round void.
+        """
         closing = self.merger.frozen_set(key)
         if closing is None:
-            return
+            return True
         members = tuple(member for member in closing.members if member.delta != error.delta)
-        if len(members) == len(closing.members):
-            raise LogCorruptError(
-                f"delta of an older version is lost. fragment={key.fragment}, cause={error}"
-            ) from error
+        if len(members) == len(closing.members):  # it made an older version
+            return False
         _LOG.warning("closing a round without an unreadable delta", fragment=key.fragment, cause=str(error))
         fragment = self.state.fragments[key.fragment]
         view = self.membership.view(self.state, self._clock.monotonic_s())
-        item = closed_round(
-            self.state,
-            fragment,
-            view,
-            members,
-            attempt=key.attempt + 1,
-            decided=(Decided(error.delta, Fate.QUARANTINED, "its stored parts can't be read"),),
-        )
+        decided = (Decided(error.delta, Fate.QUARANTINED, "its stored parts can't be read"),)
+        item = closed_round(self.state, fragment, view, members, attempt=key.attempt + 1, decided=decided)
         if not await self._propose((item,)):
             await self._clock.sleep(self._settings.retry_s)
+        return True
+
+    async def _begin_anew(self, key: MergeKey, error: Exception, begun_s: float) -> None:
+        """Goes on without the fragment's momentum if for some terms no replica could commit the set.
+
+        Raises:
+            UnreadableObjectError: it is too early for that, or the weights are lost too.
+        """
+        if self._clock.monotonic_s() - begun_s < _PATIENCE_TERMS * self.state.policy.lease_term_s:
+            raise UnreadableObjectError(f"state of fragment {key.fragment}", error) from error
+        await self.merger.restart(key.fragment)
 
     def _start_seeds(self) -> None:
         """Starts to store the initial weights that were pushed to a draft, before its commit asks for them."""

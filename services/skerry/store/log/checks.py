@@ -16,6 +16,7 @@ from skerry.store.log.entries import (
     FateItem,
     Item,
     LeftItem,
+    LevelItem,
     PolicyItem,
     RollbackItem,
     RunStatus,
@@ -34,7 +35,7 @@ def check_item(state: RunState, item: Item) -> Rejection | None:
     return _check_kind(state, item)
 
 
-def _check_kind(state: RunState, item: Item) -> Rejection | None:  # noqa: PLR0911 - one return a kind of item
+def _check_kind(state: RunState, item: Item) -> Rejection | None:  # noqa: C901, PLR0911, PLR0912 - one branch a kind of item
     match item:
         case AcceptedItem():
             return check_accepted(state, item)
@@ -58,6 +59,8 @@ def _check_kind(state: RunState, item: Item) -> Rejection | None:  # noqa: PLR09
             return check_collected(state, item)
         case StatusItem():
             return check_status(state, item)
+        case LevelItem():
+            return check_level(state, item)
         case _:
             assert_never(item)
 
@@ -302,4 +305,11 @@ def check_status(state: RunState, item: StatusItem) -> Rejection | None:
         return Rejection("RUN_DRAFT", "initial weights are missing")
     if item.status is RunStatus.CLOSED and any(f.closing is not None for f in state.fragments.values()):
         return Rejection("RUN_CLOSED", "a merge is under way")
+    return None
+
+
+def check_level(state: RunState, item: LevelItem) -> Rejection | None:
+    """A level can only be raised."""
+    if item.level <= state.level:
+        return Rejection("REPEATED", f"run has that format level. level={state.level}, asked={item.level}")
     return None

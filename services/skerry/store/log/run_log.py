@@ -11,7 +11,7 @@ import asyncio
 import math
 from collections import deque
 from collections.abc import AsyncIterator, Callable, MutableSequence, Sequence
-from typing import Final
+from typing import Final, NoReturn
 
 from skerry.runtime.clock import Clock
 from skerry.runtime.identifiers import Entropy
@@ -31,6 +31,7 @@ from skerry.store.log.entries import (
     RunSpec,
     bytes_digest,
     canonical_json,
+    entry_format,
     entry_name,
     item_to_json,
     run_prefix,
@@ -45,10 +46,8 @@ from skerry.store.versions.blobs import Blobs
 GROUP_BYTES: Final = 2**20
 # Larger appends are refused: readers hold a whole entry in memory.
 MAX_APPEND_BYTES: Final = 16 * 2**20
-# Entries that a reader far behind asks for at the same time.
-_READ_AHEAD: Final = 16
-# How often to check that an entry that was durable is still there.
-_ANCHOR_CHECK_S: Final = 5.0
+_READ_AHEAD: Final = 16  # entries that a reader far behind asks for at the same time
+_ANCHOR_CHECK_S: Final = 5.0  # between checks that an entry that was durable is still there
 
 Subscriber = Callable[[Entry, tuple[Outcome, ...]], None]
 
@@ -116,6 +115,7 @@ class RunLog:
             OutcomeUnknownError: the store did not answer in time; the items may take effect, now or later. They may be
                 appended again, because the fold admits each once.
             StoreUnavailableError: the store can't be read; nothing was written.
+            NewerFormatError: the log goes on in a format that this version does not know. So from every method below.
             StoreFullError: no space; the items may still take effect.
             LogCorruptError: the store lost or changed what was durable.
             AppendTooLargeError: the items are too large for one entry.
@@ -196,7 +196,7 @@ class RunLog:
         position, previous = start, None
         while stop is None or position < stop:
             width = _READ_AHEAD if stop is None else min(_READ_AHEAD, stop - position)
-            found = await self._read(position, width)
+            found, _ = await self._read(position, width)
             for data in found:
                 entry = self._parse(position, data)
                 if entry.position != position or previous not in (None, entry.previous):
@@ -274,6 +274,7 @@ class RunLog:
         group = [waiter for waiter in group if not waiter.answer.done() and waiter.remake(self.state)]
         if not group:
             return []
+        items = tuple(item for waiter in group for item in waiter.items)
         entry = Entry(
             position=self.state.position + 1,
             run_uid=self.spec.uid,
@@ -281,7 +282,8 @@ class RunLog:
             writer=self._writer,
             write_id=self._entropy.hex_id(),
             written_at_unix_s=self._clock.unix_s(),
-            items=tuple(item for waiter in group for item in waiter.items),
+            items=items,
+            format=entry_format(self.state.level, items),
         )
         self._in_doubt = Sent(entry.position, entry.write_id, entry.to_bytes())
         outcomes = await self._settle_doubt()
@@ -313,23 +315,26 @@ class RunLog:
         width = 1
         while True:
             first = self.state.position + 1
-            found = await self._read(first, width)
+            found, has_later = await self._read(first, width)
             if found:
                 # Another writer may have just published the entry. It must be durable before anybody acts on it.
                 await self.objects.sync_parent(entry_name(self.prefix, first + len(found) - 1))
             for position, data in enumerate(found, first):
                 self._fold(position, data)
             if len(found) < width:
+                if has_later and await self._read_one(first + len(found)) is None:  # it must not be written anew
+                    self._fail_for_good(f"log entry is missing. run={self.spec.name}, position={first + len(found)}")
                 break
             width = min(4 * width, _READ_AHEAD)
         await self._check_anchor()
 
-    async def _read(self, first: int, count: int) -> list[bytes]:
-        """Returns the bytes of the entries from `first`, at most `count`, up to the first that is missing."""
-        positions = range(first, first + count)
-        found = await asyncio.gather(*(self._read_one(position) for position in positions))
+    async def _read(self, first: int, count: int) -> tuple[list[bytes], bool]:
+        """Returns the entries' bytes from `first` up to the first that is missing, and whether a later one was seen."""
+        found = await asyncio.gather(*(self._read_one(position) for position in range(first, first + count)))
         end = found.index(None) if None in found else count
-        return [data for data in found[:end] if data is not None]
+        if end == count - 1 and (end or not self._tails_ended):
+            found.append(await self._read_one(first + count))
+        return [data for data in found[:end] if data is not None], found[end + 1 :].count(None) < len(found[end + 1 :])
 
     async def _read_one(self, position: int) -> bytes | None:
         try:
@@ -371,20 +376,16 @@ class RunLog:
             return
         position, digest = self._anchor
         following = (self.state.position, self.state.head_digest)
-        if position > self.state.position:
-            found = f"log ends at {self.state.position}"
-        else:
-            try:
-                found = bytes_digest(await self.objects.get(entry_name(self.prefix, position)))
-            except ObjectMissingError:
-                found = "missing"
+        data = await self._read_one(position) if position <= self.state.position else None
+        found = f"missing, log ends at {self.state.position}" if data is None else bytes_digest(data)
         if found != digest:
-            self._failure = LogCorruptError(
-                "store lost or changed a log entry that was durable. "
-                f"run={self.spec.name}, position={position}, expected={digest}, actual={found}"
-            )
-            raise self._failure
+            facts = f"run={self.spec.name}, position={position}, expected={digest}, actual={found}"
+            self._fail_for_good(f"store lost or changed a log entry that was durable. {facts}")
         self._anchor, self._anchor_checked_at = following, now
+
+    def _fail_for_good(self, what: str) -> NoReturn:
+        self._failure = failure = LogCorruptError(what)
+        raise failure
 
     def _raise_failure(self) -> None:
         if self._failure is not None:

@@ -9,8 +9,8 @@ from typing import Final
 
 from skerry.algorithm.rounds import rounds_behind
 from skerry.store.log.entries import (
-    ENTRY_FORMAT,
     INITIAL_BASE,
+    OLDEST_LEVEL,
     AcceptedItem,
     ClosedItem,
     CommittedItem,
@@ -161,7 +161,8 @@ class RunState:
         self.condemned: set[str] = set()
         self.requests: dict[str, int] = {}  # request ids of policy changes and roll-backs, with their positions
         self.bases: dict[tuple[str, str, int], str] = {}  # (session, fragment, base version) -> delta
-        self.entry_format = ENTRY_FORMAT  # of the entry that is applied; between entries of what would be appended now
+        self.level = OLDEST_LEVEL  # nothing is written to the log that needs a newer format
+        self.entry_format = self.level  # of the entry that is applied; between entries of what would be appended now
 
     @property
     def step_count(self) -> float:

@@ -22,11 +22,12 @@ from obstore.store import LocalStore
 
 from skerry.runtime.identifiers import Entropy
 from skerry.runtime.workers import Workers
-from skerry.store.errors import ObjectMissingError, StoreUnavailableError
+from skerry.store.errors import ObjectExistsError, ObjectMissingError, StoreUnavailableError
 from skerry.store.objects.buckets import ObstoreObjects, translated_errors
 from skerry.store.objects.interface import STREAM_CHUNK_BYTES, ObjectInfo, check_object_name
 
 TEMPORARY: Final = "temporary"
+MARKER: Final = "skerry.store"  # says that a folder is a store: without it, its volume is not mounted
 # A collection may remove a new folder before the file is published into it. Then the folder is made again.
 _PUBLISH_ATTEMPTS: Final = 3
 _REMEMBERED_FOLDERS: Final = 10_000  # a few MB; a folder that was forgotten is synced once more
@@ -70,9 +71,17 @@ class LocalObjects(ObstoreObjects):
     """Objects below the folder `root`, which exists."""
 
     def __init__(
-        self, root: Path, *, workers: Workers, entropy: Entropy, file_system: FileSystem | None = None
+        self,
+        root: Path,
+        *,
+        workers: Workers,
+        entropy: Entropy,
+        file_system: FileSystem | None = None,
+        is_marked: bool = False,
     ) -> None:
+        """A folder that `is_marked` is unavailable while its marker is not there."""
         super().__init__(LocalStore(root))
+        self._is_marked = is_marked
         self.root = root
         self._workers = workers
         self._entropy = entropy
@@ -102,6 +111,12 @@ class LocalObjects(ObstoreObjects):
             yield info
         if is_empty:
             await self._workers.run(self._check_root)
+
+    def mark(self) -> None:
+        """Makes the folder a store for good; blocks. Idempotent."""
+        with contextlib.suppress(ObjectExistsError):
+            self._put(MARKER, b'{"format":1}')
+        self._is_marked = True
 
     async def create(self, name: str, data: bytes) -> None:
         """Writes, syncs and publishes an object."""
@@ -157,10 +172,14 @@ class LocalObjects(ObstoreObjects):
             self._file_system.remove(draft.path)
 
     def _check_root(self) -> None:
-        """Raises if the store's folder is missing, as with an unmounted volume: that says nothing about its objects."""
+        """Raises if the store is not there, as with an unmounted volume: that says nothing about its objects."""
         if not self.root.is_dir():
             raise StoreUnavailableError(
                 f"the store's folder does not exist. folder={self.root}. Is its volume mounted?"
+            )
+        if self._is_marked and not (self.root / MARKER).exists():
+            raise StoreUnavailableError(
+                f"the store's folder has no {MARKER}. folder={self.root}. Is its volume mounted?"
             )
 
     def _begin(self, name: str) -> _Draft:

@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote, urlsplit
 
+import structlog
 from obstore import exceptions
 from obstore.store import MemoryStore, S3Store
 
 from skerry.runtime.identifiers import SystemEntropy
-from skerry.runtime.workers import ThreadWorkers
-from skerry.store.errors import StoreURLError
+from skerry.runtime.workers import ThreadWorkers, Workers
+from skerry.store.errors import StoreError, StoreURLError
 from skerry.store.objects.buckets import ObstoreObjects
 from skerry.store.objects.interface import Objects
-from skerry.store.objects.local import LocalObjects
+from skerry.store.objects.local import MARKER, LocalObjects
 
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, RetryConfig
 
+_LOG: Final = structlog.get_logger(__name__)
 _HELP: Final = "use file:///path/of/a/folder, s3://bucket/prefix or memory://"
 # Enough that one slow write does not delay other files; the threads mostly wait in write and fsync.
 _FILE_THREADS: Final = 8
@@ -30,19 +33,22 @@ _CLIENT: Final[ClientConfig] = {"timeout": "60s", "connect_timeout": "5s"}
 _RETRIES: Final[RetryConfig] = {"max_retries": 3, "retry_timeout": timedelta(seconds=30)}
 
 
-def open_objects(url: str, *, create: bool = True, options: Mapping[str, str] | None = None) -> Objects:
+def open_objects(
+    url: str, *, create: bool = True, new: bool = False, options: Mapping[str, str] | None = None
+) -> Objects:
     """Returns the object store at `url`: `file:///path`, `memory://` or `s3://bucket/prefix`.
 
     Credentials, region and endpoint of `s3://` come from `options` (obstore's names: `endpoint`, `region`,
     `access_key_id`, `secret_access_key` ...) or else the AWS_* environment. `create` makes the folder of a `file://`
-    store where it is missing.
+    store where it is missing. A folder that exists and is no store is refused, because it may be the mount point of a
+    volume that is not mounted; `new` begins a store in it.
 
     Raises:
         StoreURLError: the URL can't be used; the message says what to do.
     """
     parts = urlsplit(url)
     if parts.scheme == "file":
-        return _open_folder(url, parts.netloc, unquote(parts.path), create=create)
+        return _open_folder(_root(url, parts.netloc, unquote(parts.path)), create=create, new=new)
     if parts.scheme == "memory":
         return ObstoreObjects(MemoryStore())
     if parts.scheme == "s3":
@@ -52,21 +58,59 @@ def open_objects(url: str, *, create: bool = True, options: Mapping[str, str] | 
     raise StoreURLError(f"store URL's scheme is not known; {_HELP}. url={url!r}")
 
 
-def _open_folder(url: str, host: str, path: str, *, create: bool) -> Objects:
+def _root(url: str, host: str, path: str) -> Path:
     # file:///absolute/path, and file://relative/path, although a URL's first part is a host by the standard.
     root = Path(path) if host in ("", "localhost") else Path(f"{host}{path}").absolute()
     if root == Path(root.anchor) or (not path and not host):
         raise StoreURLError(f"file URL names no folder; file:///path/of/a/folder. url={url!r}")
+    return root
+
+
+def _open_folder(root: Path, *, create: bool, new: bool) -> Objects:
+    workers = ThreadWorkers(_FILE_THREADS, name="skerry-store")
     try:
-        if create:
-            _make_root(root)
-        if not root.is_dir():
-            raise StoreURLError(f"store's folder does not exist. path={root}")
-    except OSError as error:
-        raise StoreURLError(f"store's folder can't be used: {error.strerror}. path={root}") from error
+        if create and not root.exists():
+            _begin(root, workers)
+        is_folder = root.is_dir()
+    except (OSError, StoreError) as error:
+        cause = error.strerror if isinstance(error, OSError) else error
+        raise StoreURLError(f"store's folder can't be used: {cause}. path={root}") from error
+    if not is_folder:
+        raise StoreURLError(f"store's folder does not exist. path={root}")
     if not os.access(root, os.R_OK | os.X_OK) or (create and not os.access(root, os.W_OK)):
         raise StoreURLError(f"store's folder can't be used: permission denied. path={root}")
-    return LocalObjects(root, workers=ThreadWorkers(_FILE_THREADS, name="skerry-store"), entropy=SystemEntropy())
+    is_marked = (root / MARKER).exists()
+    if not is_marked and not new and not (root / "runs").is_dir():  # stores of older versions have runs and no marker
+        raise StoreURLError(
+            f"the folder is no store: it has no {MARKER}. path={root}. Is its volume mounted? "
+            "`skerry serve --new-store` begins a store in it."
+        )
+    objects = LocalObjects(root, workers=workers, entropy=SystemEntropy(), is_marked=is_marked)
+    if create and not is_marked:
+        try:
+            objects.mark()
+        except StoreError as error:
+            raise StoreURLError(f"store's folder can't be written. path={root}, cause={error}") from error
+    return objects
+
+
+def _begin(root: Path, workers: Workers) -> None:
+    """Makes a folder that is a store at once, because another process may begin the same one."""
+    _make_root(root.parent)
+    entropy = SystemEntropy()
+    partial = root.with_name(f".{root.name}-{entropy.hex_id()}")
+    partial.mkdir()
+    try:
+        LocalObjects(partial, workers=workers, entropy=entropy).mark()
+        partial.rename(root)
+    except OSError:
+        if not root.is_dir():
+            raise
+        return  # the other process was faster
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    _sync(root.parent)
+    _LOG.warning("a new store was begun. If there should be one, is its volume mounted?", path=str(root))
 
 
 def _make_root(root: Path) -> None:
@@ -75,7 +119,11 @@ def _make_root(root: Path) -> None:
         return
     _make_root(root.parent)
     root.mkdir(exist_ok=True)
-    descriptor = os.open(root.parent, os.O_RDONLY | os.O_DIRECTORY)
+    _sync(root.parent)
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
     finally:

@@ -69,6 +69,8 @@ class CollectionPlan:
 async def plan_collection(log: RunLog, retention: Retention, *, now_unix_s: float) -> CollectionPlan:
     """Returns what may be deleted, by the log's end and a listing of the run's objects. Changes nothing.
 
+    Of a damaged log, the good entries count.
+
     Raises:
         StoreUnavailableError: the store can't be read.
     """
@@ -78,7 +80,8 @@ async def plan_collection(log: RunLog, retention: Retention, *, now_unix_s: floa
         for folder in _BLOB_FOLDERS
         async for info in log.objects.list(f"{log.prefix}/{folder}")
     ]
-    await log.tail()
+    if log.failure is None:
+        await log.tail()
     state = log.state
     named = set(_named(state))
     kept = _kept(state, retention)
@@ -90,7 +93,7 @@ async def plan_collection(log: RunLog, retention: Retention, *, now_unix_s: floa
         elif name in named:
             if name not in kept:
                 victims.append(Victim(name, info.size_bytes, Why.UNNEEDED))
-        elif info.modified_at_unix_s < oldest_litter:
+        elif info.modified_at_unix_s < oldest_litter and log.failure is None:  # else a later entry may name it
             victims.append(Victim(name, info.size_bytes, Why.LITTER))
     gone = {victim.name for victim in victims}
     sizes = [info.size_bytes for name, info in found if name not in gone]

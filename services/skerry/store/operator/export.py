@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 from skerry.runtime.workers import Workers
 from skerry.store.errors import LogCorruptError, ObjectMissingError
-from skerry.store.log.entries import INITIAL_BASE, RunSpec
+from skerry.store.log.entries import INITIAL_BASE, ObjectRef, RunSpec
 from skerry.store.log.fold import apply_entry
 from skerry.store.log.run_log import RunLog
-from skerry.store.log.state import RunState
+from skerry.store.log.state import FragmentState, RunState, VersionState
+from skerry.store.operator.log_lines import time_text
 from skerry.store.versions.replay import Replayer
 from skerry.wire.safetensors import WRITABLE_DTYPES, header_bytes, tensor_bytes
 
 ExportDtype = Literal["original", "float32"]
+_NAMED_SPANS: Final = 8  # of positions, in a message
 
 
 async def versions_at(log: RunLog, position: int) -> dict[str, int]:
@@ -58,6 +60,7 @@ async def export_checkpoint(
         LogCorruptError: the weights do not have the digests that the log names.
     """
     versions = await versions_at(log, position)
+    await _check_not_collected(log, position, versions)
     dtypes = _written_dtypes(log.spec, dtype)
     header = header_bytes(
         {t.name: (dtypes[t.name], t.shape) for layout in log.spec.fragments for t in layout.tensors},
@@ -96,3 +99,68 @@ def _written_dtypes(spec: RunSpec, dtype: ExportDtype) -> dict[str, str]:
     if dtype == "float32":
         return dict.fromkeys(spec.dtypes, "float32")
     return {name: own if own in WRITABLE_DTYPES else "float32" for name, own in spec.dtypes.items()}
+
+
+def exportable_positions(state: RunState) -> list[range]:
+    """Returns the spans of positions at which every fragment has weights that no collection took."""
+    whole = {name: _whole_versions(state, fragment) for name, fragment in state.fragments.items()}
+    changes = sorted(
+        (version.position, name, version.version)
+        for name, fragment in state.fragments.items()
+        for version in fragment.versions.values()
+    )
+    newest: dict[str, int] = {}
+    spans: list[range] = []
+    for nth, (position, name, version) in enumerate(changes):
+        newest[name] = version
+        stop = changes[nth + 1][0] if nth + 1 < len(changes) else state.position + 1
+        if len(newest) == len(whole) and all(newest[name] in whole[name] for name in newest):
+            begin = spans.pop().start if spans and spans[-1].stop == position else position
+            spans.append(range(begin, stop))
+    return [span for span in spans if span]
+
+
+def _whole_versions(state: RunState, fragment: FragmentState) -> set[int]:
+    whole: set[int] = set()
+    for number, at in sorted(fragment.versions.items()):
+        if _has(state, at.weights) or (number - 1 in whole and _has(state, update_of(at))):
+            whole.add(number)
+    return whole
+
+
+def _has(state: RunState, refs: Sequence[ObjectRef]) -> bool:
+    return bool(refs) and state.condemned.isdisjoint(ref.name for ref in refs)
+
+
+def update_of(at: VersionState) -> tuple[ObjectRef, ...]:
+    """Returns the objects of the update that made a version; none if a snapshot made it."""
+    return () if at.commit is None else at.commit.commit.update
+
+
+async def _check_not_collected(log: RunLog, position: int, versions: dict[str, int]) -> None:
+    """Refuses versions whose objects were collected, and says which collection it was and what can be exported."""
+    state = log.state
+    for name, version in versions.items():
+        fragment = state.fragments[name]
+        if version in _whole_versions(state, fragment):
+            continue
+        at = fragment.versions[version]
+        while _has(state, update_of(at)):
+            at = fragment.versions[at.version - 1]
+        spans = exportable_positions(state)[-_NAMED_SPANS:]
+        raise ObjectMissingError(
+            f"weights at that position were collected. position={position}, fragment={name}, version={version}, "
+            f"collected_by={await _collection_of(log, {ref.name for ref in (*at.weights, *update_of(at))})}, "
+            f"positions_left={', '.join(f'{span[0]} to {span[-1]}' for span in spans) or 'none'}"
+        )
+
+
+async def _collection_of(log: RunLog, names: set[str]) -> str:
+    """Returns, in words, the entry that condemned the last of these objects."""
+    state, found = RunState(log.spec), "an entry that is not in the log any more"
+    async for entry, data in log.entries(stop=log.state.position + 1):
+        left = names - state.condemned
+        apply_entry(state, entry, data)
+        if left != names - state.condemned:
+            found = f"the entry at position {entry.position} of {time_text(entry.written_at_unix_s)}"
+    return found

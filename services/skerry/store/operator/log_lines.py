@@ -17,6 +17,7 @@ from skerry.store.log.entries import (
     FateItem,
     Item,
     LeftItem,
+    LevelItem,
     PolicyItem,
     RollbackItem,
     SessionItem,
@@ -31,7 +32,7 @@ _SHORT: int = 8  # digits of a 32-digit id that are shown to people
 
 def entry_lines(entry: Entry, outcomes: tuple[Outcome, ...]) -> Iterator[tuple[str, str, str, str, str, str]]:
     """Yields one row an item: position, time, writer, kind, what, effect."""
-    time = dt.datetime.fromtimestamp(entry.written_at_unix_s, dt.UTC).strftime("%Y-%m-%d %H:%M:%S")
+    time = time_text(entry.written_at_unix_s)
     for outcome in outcomes:
         yield (
             str(entry.position),
@@ -41,6 +42,11 @@ def entry_lines(entry: Entry, outcomes: tuple[Outcome, ...]) -> Iterator[tuple[s
             item_text(outcome.item),
             effect_text(outcome),
         )
+
+
+def time_text(unix_s: float) -> str:
+    """Returns a time in UTC, to the second."""
+    return dt.datetime.fromtimestamp(unix_s, dt.UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def entry_json(entry: Entry, outcomes: tuple[Outcome, ...], state: RunState) -> dict[str, Any]:
@@ -100,7 +106,7 @@ def effect_text(outcome: Outcome) -> str:
     return ", ".join(f"{count} {fate}" for fate, count in sorted(counts.items()))
 
 
-def item_text(item: Item) -> str:  # noqa: PLR0911 - one return a kind of item
+def item_text(item: Item) -> str:  # noqa: C901, PLR0911, PLR0912 - one branch a kind of item
     """Returns what an item says, in a few words."""
     match item:
         case SessionItem():
@@ -131,6 +137,8 @@ def item_text(item: Item) -> str:  # noqa: PLR0911 - one return a kind of item
             return f"{len(item.names)} objects condemned"
         case StatusItem():
             return item.status
+        case LevelItem():
+            return f"format level {item.level}"
         case _:
             assert_never(item)
 

@@ -8,7 +8,6 @@ checked; that is not a problem.
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,21 +16,18 @@ import numpy as np
 
 from skerry.algorithm.step import TORN, Float32s, OuterState
 from skerry.runtime.workers import Workers
-from skerry.store.errors import LogCorruptError, ObjectMissingError
+from skerry.store.errors import LogCorruptError, ObjectMissingError, UnreadableObjectError
 from skerry.store.log.entries import AcceptedItem, Fate, ObjectRef, RunStatus
 from skerry.store.log.fold import apply_entry
 from skerry.store.log.run_log import RunLog
 from skerry.store.log.state import CommitRecord, RunState, VersionState
-from skerry.store.versions.blobs import frame_batches
-from skerry.store.versions.replay import Replayer, UnreadableDeltaError, outer_refs, weights_digest
+from skerry.store.operator.collect import versions_since
+from skerry.store.operator.inspection import object_digest, what_is_wrong_after
+from skerry.store.versions.replay import DAMAGE, Replayer, UnreadableDeltaError, outer_refs, weights_digest
 from skerry.store.versions.scratch import Scratch
-from skerry.wire.digests import Hasher, delta_digest, part_digest
-from skerry.wire.errors import FrameError, NonFiniteError
-from skerry.wire.frames import parse_frames, raw_bytes
+from skerry.wire.digests import delta_digest
+from skerry.wire.errors import FrameError
 from skerry.wire.layout import FragmentLayout
-
-# Raised for damaged or missing objects. An unreachable store raises another error, which ends the verification.
-_DAMAGE = (FrameError, LogCorruptError, NonFiniteError, ObjectMissingError, UnreadableDeltaError)
 
 
 @dataclass(frozen=True)
@@ -70,9 +66,13 @@ async def verify_run(
     *,
     workers: Workers,
     scratch: Scratch,
+    since: int = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> VerifyReport:
     """Checks everything that the run's log names and that was not collected.
+
+    The whole log is checked. Of the versions, only those are that were the newest at or after position `since`, and
+    those before them down to a snapshot, from which the check begins. Of a damaged log, the good entries count.
 
     Needs scratch for six times the largest fragment. Calls `progress` with (versions done, in all).
 
@@ -80,12 +80,12 @@ async def verify_run(
         StoreUnavailableError: the store can't be read; nothing is known then.
     """
     problems = await _check_log(log)
-    names = sorted(log.state.fragments)
-    total = sum(log.state.fragments[name].version + 1 for name in names)
+    spans = {name: _versions_to_check(log.state, name, since) for name in sorted(log.state.fragments)}
+    total = sum(map(len, spans.values()))
     done = checked = replayed = 0
-    for name in names:
+    for name, versions in spans.items():
         check = _FragmentCheck(log, log.spec.fragment(name), workers, scratch)
-        for version in range(log.state.fragments[name].version + 1):
+        for version in versions:
             problem = await check.version(version)
             if problem is not None:
                 problems.append(problem)
@@ -97,8 +97,25 @@ async def verify_run(
     return VerifyReport(checked, replayed, tuple(problems))
 
 
+def _versions_to_check(state: RunState, name: str, since: int) -> range:
+    """Returns a fragment's versions from the last whole snapshot that is not after position `since`."""
+    fragment = state.fragments[name]
+    first = min(versions_since(fragment, since), default=0)
+    for at in state.chain(fragment, first):
+        first = at.version
+    return range(first, fragment.version + 1)
+
+
 async def _check_log(log: RunLog) -> list[Problem]:
-    """Folds the log again, and counts the fates that each delta gets."""
+    """Folds the log again, counts the fates that each delta gets, and looks for what is after its end."""
+    failure = await what_is_wrong_after(log)
+    problems = await _check_entries(log)
+    if failure is not None:
+        problems.append(Problem(None, None, f"log breaks off after entry {log.state.position}: {failure}"))
+    return problems
+
+
+async def _check_entries(log: RunLog) -> list[Problem]:
     state = RunState(log.spec)
     fates: Counter[str] = Counter()
     try:
@@ -171,7 +188,7 @@ class _FragmentCheck:
                 is_checked |= await step(at)
             except _Mismatch as error:
                 problem = problem or Problem(self._layout.name, number, error.what, error.expected, error.actual)
-            except _DAMAGE as error:
+            except DAMAGE as error:
                 problem = problem or Problem(self._layout.name, number, str(error))
         self.checked_count += is_checked
         return problem
@@ -265,30 +282,19 @@ class _FragmentCheck:
     async def _check_objects(self, refs: Sequence[ObjectRef]) -> None:
         """Compares whole objects' bytes with the digests that the log names."""
         for ref in refs:
-            hasher = hashlib.sha256()
-            async for piece in self._log.blobs.read(ref):
-                await self._workers.run(hasher.update, piece)
-            if hasher.hexdigest() != ref.digest:
-                raise _Mismatch(f"object {ref.name} differs", ref.digest, hasher.hexdigest())
+            actual = await object_digest(self._log, ref, self._workers)
+            if actual != ref.digest:
+                raise _Mismatch(f"object {ref.name} differs", ref.digest, actual)
 
     async def _check_delta(self, delta: AcceptedItem) -> None:
         """Compares a delta's parts, uncompressed, with the digests that it was accepted by."""
-        digests = []
         for part in delta.parts:
-            hasher = part_digest()
             try:
-                async for batch in frame_batches(self._log.blobs.part_frames(part), part.first, part.numel):
-                    await self._workers.run(_hash_raw, hasher, batch.data)
-            except (FrameError, LogCorruptError, ObjectMissingError) as error:
+                actual = await object_digest(self._log, part, self._workers)
+            except (FrameError, ObjectMissingError, UnreadableObjectError) as error:
                 raise UnreadableDeltaError(delta.delta, error) from error
-            if hasher.digest().hex() != part.digest:
-                raise _Mismatch(f"a part of delta {delta.delta} differs", part.digest, hasher.digest().hex())
-            digests.append((part.first, part.numel, hasher.digest()))
-        whole = delta_digest(digests).hex()
+            if actual != part.digest:
+                raise _Mismatch(f"a part of delta {delta.delta} differs", part.digest, actual)
+        whole = delta_digest([(part.first, part.numel, bytes.fromhex(part.digest)) for part in delta.parts]).hex()
         if whole != delta.digest:
             raise _Mismatch(f"delta {delta.delta} differs", delta.digest, whole)
-
-
-def _hash_raw(hasher: Hasher, data: bytes) -> None:
-    for frame in parse_frames(data):
-        hasher.update(raw_bytes(frame))

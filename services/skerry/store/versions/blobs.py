@@ -20,9 +20,10 @@ from numpy.typing import NDArray
 
 from skerry.runtime.identifiers import Entropy
 from skerry.runtime.workers import Workers
-from skerry.store.errors import LogCorruptError, ObjectMissingError
+from skerry.store.errors import ObjectMissingError, UnreadableObjectError
 from skerry.store.log.entries import FORMAT, ObjectRef, canonical_json
 from skerry.store.objects.interface import STREAM_CHUNK_BYTES, Objects
+from skerry.wire.digests import Hasher
 from skerry.wire.frames import FrameBatch, FrameReader
 from skerry.wire.safetensors import header_bytes, tensor_bytes
 
@@ -55,6 +56,8 @@ class Blobs:
         self._entropy = entropy
         self._workers = workers
         self._condemned = condemned
+        # Names of updates and snapshots that were lost or damaged when they were last read, so that readers go around.
+        self.unreadable: set[str] = set()
 
     async def write_part(  # noqa: PLR0917 - the order is that of the part's name, then what it holds
         self,
@@ -129,7 +132,7 @@ class Blobs:
             elif len(line) > _MAX_HEADER_BYTES:
                 break
         if not is_in_frames:
-            raise LogCorruptError(f"part has no header line. name={ref.name}")
+            raise UnreadableObjectError(ref.name, "part has no header line")
 
     async def write_update(
         self, fragment: str, version: int, frames: AsyncIterator[bytes], first: int, numel: int
@@ -152,19 +155,8 @@ class Blobs:
         Arrays may be memory-mapped; they must not change until this returns.
         """
         name = f"snapshots/{fragment}/{version}-{kind}-{self._entropy.hex_id()}"
-        header = header_bytes(
-            {tensor: ("float32", values.shape) for tensor, values in tensors.items()},
-            {"format": str(FORMAT), "fragment": fragment, "version": str(version), "kind": kind},
-        )
         numel = sum(values.size for values in tensors.values())
-
-        async def pieces() -> AsyncIterator[bytes]:
-            yield header
-            for values in tensors.values():
-                for piece in tensor_bytes(values):
-                    yield piece
-
-        return await self._write_hashed(name, pieces(), first, numel)
+        return await self._write_hashed(name, snapshot_pieces(fragment, version, kind, tensors), first, numel)
 
     async def read(self, ref: ObjectRef, *, offset: int = 0) -> AsyncIterator[bytes]:
         """Yields the bytes of an object of any kind from `offset`, in pieces of at most 1 MiB.
@@ -175,20 +167,43 @@ class Blobs:
         async for piece in self._objects.stream(self._path(ref.name), offset=offset):
             yield piece
 
+    async def read_checked(self, ref: ObjectRef) -> AsyncIterator[bytes]:
+        """Yields all bytes of an update or snapshot, in pieces of at most 1 MiB.
+
+        Raises:
+            UnreadableObjectError: it is not there, or the bytes that were yielded are not those that were written.
+        """
+        hasher, size = hashlib.sha256(), 0
+        try:
+            async for piece in self.read(ref):
+                await self._hash(hasher, piece)
+                size += len(piece)
+                yield piece
+        except ObjectMissingError as error:
+            self.unreadable.add(ref.name)
+            raise UnreadableObjectError(ref.name, error) from error
+        if (size, hasher.hexdigest()) != (ref.size_bytes, ref.digest):
+            self.unreadable.add(ref.name)
+            raise UnreadableObjectError(ref.name, f"it has other bytes. size_bytes={size}, expected={ref.size_bytes}")
+        self.unreadable.discard(ref.name)
+
     async def _write_hashed(self, name: str, pieces: AsyncIterator[bytes], first: int, numel: int) -> ObjectRef:
         hasher = hashlib.sha256()
 
         async def hashed() -> AsyncIterator[bytes]:
             async for piece in pieces:
-                # SHA-256 releases the GIL. A small piece takes less time than handing it to a thread.
-                if len(piece) < STREAM_CHUNK_BYTES // 16:
-                    hasher.update(piece)
-                else:
-                    await self._workers.run(hasher.update, piece)
+                await self._hash(hasher, piece)
                 yield piece
 
         size = await self._objects.write(self._path(name), hashed())
         return ObjectRef(name, first, numel, size, hasher.hexdigest())
+
+    async def _hash(self, hasher: Hasher, piece: bytes) -> None:
+        # SHA-256 releases the GIL. A small piece takes less time than handing it to a thread.
+        if len(piece) < STREAM_CHUNK_BYTES // 16:
+            hasher.update(piece)
+        else:
+            await self._workers.run(hasher.update, piece)
 
     async def _stored_part(self, ref: ObjectRef) -> StoredPart | None:
         """Returns the part with the norms of its header line; None if it was collected meanwhile."""
@@ -204,10 +219,23 @@ class Blobs:
             if len(head) < length:
                 break
             length *= 8
-        raise LogCorruptError(f"part has no header line. name={ref.name}")
+        raise UnreadableObjectError(ref.name, "part has no header line")
 
     def _path(self, name: str) -> str:
         return f"{self._prefix}/{name}"
+
+
+async def snapshot_pieces(
+    fragment: str, version: int, kind: SnapshotKind, tensors: Mapping[str, NDArray[np.float32]]
+) -> AsyncIterator[bytes]:
+    """Yields the bytes of a snapshot: equal values give equal bytes."""
+    yield header_bytes(
+        {tensor: ("float32", values.shape) for tensor, values in tensors.items()},
+        {"format": str(FORMAT), "fragment": fragment, "version": str(version), "kind": kind},
+    )
+    for values in tensors.values():
+        for piece in tensor_bytes(values):
+            yield piece
 
 
 # Elements of a batch: what one worker job decodes. 4 MiB of float32, some 600 kB of int4 frames.

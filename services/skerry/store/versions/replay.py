@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
+import structlog
 
 from skerry.algorithm.step import (
     TORN,
@@ -29,17 +30,19 @@ from skerry.algorithm.step import (
     subtract_update,
 )
 from skerry.runtime.workers import Workers, run_jobs
-from skerry.store.errors import LogCorruptError, ObjectMissingError, StoreError
+from skerry.store.errors import ObjectMissingError, StoreError, UnreadableObjectError
 from skerry.store.log.entries import AcceptedItem, MergeScalars, ObjectRef, float32_from_hex, float32_to_hex
 from skerry.store.log.run_log import RunLog
 from skerry.store.log.state import CommitRecord, VersionState
 from skerry.store.versions.blobs import frame_batches
 from skerry.store.versions.scratch import Scratch
 from skerry.wire.digests import LEAF_NUMEL, tree_leaves, tree_root
-from skerry.wire.errors import FrameError, TensorFileError
+from skerry.wire.errors import FrameError, NonFiniteError, TensorFileError
 from skerry.wire.frames import FrameBatch, decode_frames
 from skerry.wire.layout import FragmentLayout
 from skerry.wire.safetensors import TensorFileReader
+
+_LOG: Final = structlog.get_logger(__name__)
 
 
 class UnreadableDeltaError(StoreError):
@@ -50,6 +53,10 @@ class UnreadableDeltaError(StoreError):
     def __init__(self, delta: str, cause: Exception) -> None:
         super().__init__(f"delta can't be read. delta={delta}, cause={cause}")
         self.delta = delta
+
+
+# Raised for objects that are missing or damaged. An unreachable store raises another error.
+DAMAGE: Final = (FrameError, NonFiniteError, ObjectMissingError, UnreadableDeltaError, UnreadableObjectError)
 
 
 class Replayed(NamedTuple):
@@ -73,23 +80,32 @@ class Replayer:
     async def rebuild(self, version: int, scratch: Scratch) -> OuterState:
         """Returns the outer state of any version whose deltas are retained, abandoned ones too.
 
+        If a snapshot can't be read, or does not lead to the digest that the log names, an older one is taken.
+
         Raises:
             UnreadableDeltaError: a delta that went into it can't be read.
-            LogCorruptError: the result does not have the digest that the log names.
+            UnreadableObjectError: no snapshot that is left leads to it.
         """
         weights, momentum, residual = scratch.zeros(3, self._layout.numel)
         state = OuterState(weights, momentum, residual, TORN)
-        await self.load_snapshot(self._base(version, with_outer=True), state)
-        await self.advance(state, version, scratch)
-        return state
+        while True:
+            base = self.base(version, with_outer=True)
+            try:
+                await self.load_snapshot(base, state)
+                await self.advance(state, version, scratch)
+            except UnreadableObjectError as error:
+                self._log.blobs.unreadable.update(ref.name for ref in (*base.weights, *base.outer))
+                _LOG.warning("snapshot can't be used, looking for an older one", cause=str(error))
+            else:
+                return state
 
     async def advance(self, state: OuterState, version: int, scratch: Scratch) -> None:
         """Takes `state`, in place, to a later version by replaying every round between; the same version is no work.
 
         Raises:
             ValueError: `state` is torn, or later than `version`.
-            UnreadableDeltaError, LogCorruptError: as `rebuild`; `state` is then of the last version that was reached,
-                or torn.
+            UnreadableDeltaError: as `rebuild`; `state` is then of the last version that was reached, or torn.
+            UnreadableObjectError: a result does not have the digest that the log names; `state` is then torn.
         """
         if not 0 <= state.version <= version:
             raise ValueError(f"state can't advance. state_version={state.version}, version={version}")
@@ -143,12 +159,24 @@ class Replayer:
     async def weights_at(self, version: int) -> Float32s:
         """Returns the weights of any version, abandoned ones too, from the nearest snapshot and the updates after it.
 
+        If a snapshot can't be read, an older one is taken.
+
         Raises:
-            LogCorruptError: the result does not have the digest that the log names.
+            UnreadableObjectError: an update can't be read, or no snapshot that is left leads to the version.
         """
-        base = self._base(version, with_outer=False)
         weights = np.empty(self._layout.numel, np.float32)
-        await self.read_vector(base.weights, weights)
+        while True:
+            base = self.base(version, with_outer=False)
+            try:
+                await self.read_vector(base.weights, weights)
+            except UnreadableObjectError as error:
+                _LOG.warning("snapshot can't be used, looking for an older one", cause=str(error))
+                continue
+            await self._follow(base, version, weights)
+            return weights
+
+    async def _follow(self, base: VersionState, version: int, weights: Float32s) -> None:
+        """Takes `weights`, in place, from those of `base` to those of `version` by the updates between."""
         for following in range(base.version + 1, version + 1):
             record = self._version(following).commit
             assert record is not None  # a version without a commit has a snapshot, and would be the base
@@ -156,13 +184,12 @@ class Replayer:
         digest = await weights_digest(weights, workers=self._workers)
         if digest != self._version(version).digest:
             raise self._differs(f"weights after snapshot {base.version} differ", self._version(version), digest)
-        return weights
 
     async def apply_update(self, update: Sequence[ObjectRef], weights: Float32s) -> None:
         """Takes `weights` (numel,), in place, from one version to the next; checks frames, not the digest.
 
         Raises:
-            LogCorruptError: the update is not one of this fragment; `weights` are then of no use.
+            UnreadableObjectError: the update is not one of this fragment, or damaged; `weights` are then of no use.
         """
         await self._each_batch(update, lambda batch: subtract_update(weights, batch.data, self._layout))
 
@@ -170,7 +197,7 @@ class Replayer:
         """Writes a stored update to `out` (numel,) as every learner decodes it.
 
         Raises:
-            LogCorruptError: as `apply_update`.
+            UnreadableObjectError: as `apply_update`.
         """
 
         def decode(batch: FrameBatch) -> None:
@@ -179,22 +206,22 @@ class Replayer:
         await self._each_batch(update, decode)
 
     async def _each_batch(self, update: Sequence[ObjectRef], job: Callable[[FrameBatch], None]) -> None:
-        async def jobs() -> AsyncIterator[Callable[[], None]]:
-            for ref in update:
-                async for batch in frame_batches(self._log.blobs.read(ref), ref.first, ref.numel):
-                    yield partial(job, batch)
+        async def jobs(ref: ObjectRef) -> AsyncIterator[Callable[[], None]]:
+            async for batch in frame_batches(self._log.blobs.read_checked(ref), ref.first, ref.numel):
+                yield partial(job, batch)
 
-        try:
-            await run_jobs(self._workers, jobs())
-        except FrameError as error:
-            raise LogCorruptError(f"update can't be read. fragment={self._layout.name}, cause={error}") from error
+        for ref in update:
+            try:
+                await run_jobs(self._workers, jobs(ref))
+            except FrameError as error:
+                raise UnreadableObjectError(ref.name, error) from error
 
     async def load_snapshot(self, at: VersionState, state: OuterState) -> None:
         """Fills `state` from a version's own snapshot; absent momentum and residual are zero.
 
         Raises:
             ObjectMissingError: the version has no snapshot, or it was collected; `state` is then torn.
-            LogCorruptError: it can't be read, or its weights don't have the digest that the log names.
+            UnreadableObjectError: it can't be read, or its weights don't have the digest that the log names; likewise.
         """
         state.version = TORN
         if not at.weights:
@@ -212,18 +239,19 @@ class Replayer:
         """Fills `out` (numel,) from the objects of a snapshot, or with zeros if there are none.
 
         Raises:
-            LogCorruptError: an object does not fit the fragment.
+            UnreadableObjectError: an object can't be read, or does not fit the fragment.
         """
         if not refs:
             await self._workers.run(out.fill, 0)  # touching gigabytes for the first time takes too long for the loop
         for ref in refs:
             reader = TensorFileReader(self._layout, out, first=ref.first, numel=ref.numel)
             try:
-                async for piece in self._log.blobs.read(ref):
+                async for piece in self._log.blobs.read_checked(ref):
                     reader.feed(piece)
                 reader.finish()
             except TensorFileError as error:
-                raise LogCorruptError(f"snapshot can't be read. name={ref.name}, cause={error}") from error
+                self._log.blobs.unreadable.add(ref.name)
+                raise UnreadableObjectError(ref.name, error) from error
 
     def has_all(self, refs: Sequence[ObjectRef]) -> bool:
         """Whether no collection condemned any of these objects."""
@@ -235,19 +263,32 @@ class Replayer:
         except KeyError:
             raise ObjectMissingError(f"no such version. {self._where(version)}") from None
 
-    def _base(self, version: int, *, with_outer: bool) -> VersionState:
-        """Returns the nearest version at or below `version` that has a snapshot."""
-        at = self._version(version)
-        while not (at.weights and self.has_all(at.weights) and (not with_outer or self.has_all(at.outer))):
+    def base(self, version: int, *, with_outer: bool) -> VersionState:
+        """Returns the nearest version at or below `version` that has a snapshot which can be read.
+
+        Raises:
+            UnreadableObjectError: there is none that can be read. The next call tries all of them again.
+        """
+        at, unreadable = self._version(version), self._log.blobs.unreadable
+        skipped: set[str] = set()
+        while True:
+            refs = (*at.weights, *(at.outer if with_outer else ()))
+            if at.weights and self.has_all(refs):
+                damaged = unreadable.intersection(ref.name for ref in refs)
+                if not damaged:
+                    return at
+                skipped |= damaged
+            if skipped and at.version - 1 not in self._log.state.fragments[self._layout.name].versions:
+                unreadable -= skipped
+                raise UnreadableObjectError(min(skipped), f"no other snapshot leads there. {self._where(version)}")
             at = self._version(at.version - 1)
-        return at
 
     def _where(self, version: int) -> str:
         return f"fragment={self._layout.name}, version={version}"
 
-    def _differs(self, what: str, at: VersionState, digest: str) -> LogCorruptError:
-        facts = f"{self._where(at.version)}, expected={at.digest}, actual={digest}"
-        return LogCorruptError(f"{what} from the log. {facts}")
+    def _differs(self, what: str, at: VersionState, digest: str) -> UnreadableObjectError:
+        cause = f"{what} from the log. expected={at.digest}, actual={digest}"
+        return UnreadableObjectError(f"{self._layout.name} version {at.version}", cause)
 
 
 async def accumulate_deltas(
@@ -275,7 +316,7 @@ async def accumulate_deltas(
     for member, delta in enumerate(deltas):
         try:
             await run_jobs(workers, jobs(member, delta))
-        except (FrameError, ObjectMissingError, LogCorruptError) as error:
+        except (FrameError, ObjectMissingError, UnreadableObjectError) as error:
             raise UnreadableDeltaError(delta.delta, error) from error
 
 

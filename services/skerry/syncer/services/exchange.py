@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Any, Final
 
-from skerry.store.errors import ObjectMissingError
+from skerry.store.errors import ObjectMissingError, UnreadableObjectError
 from skerry.store.log.entries import AcceptedItem, SessionItem
 from skerry.store.log.fold import apply_entry
 from skerry.store.log.state import FragmentState, RunState
@@ -114,14 +115,17 @@ class ExchangeServicer(exchange_pb2_grpc.ExchangeServicer):
         yield v1.PullFragmentResponse(plan=plan_message(fragment, plan, replica.state.position))
         for index in range(resume.object_index, len(plan.objects)):
             offset = resume.offset if index == resume.object_index else 0
+            ref, blobs = plan.objects[index].ref, replica.log.blobs
             try:
-                async for piece in replica.log.blobs.read(plan.objects[index].ref, offset=offset):
+                async for piece in blobs.read(ref, offset=offset) if offset else blobs.read_checked(ref):
                     for start in range(0, len(piece), _MESSAGE_BYTES):
                         data = piece[start : start + _MESSAGE_BYTES]
                         yield v1.PullFragmentResponse(data=v1.PullData(object_index=index, offset=offset, data=data))
                         offset += len(data)
-            except ObjectMissingError as error:
-                raise SyncerError("PLAN_EXPIRED", "the plan's objects were collected; ask for a new plan") from error
+            except (ObjectMissingError, UnreadableObjectError) as error:
+                blobs.unreadable.add(ref.name)  # the next plan goes around it
+                await replica.log.tail()
+                raise SyncerError("PLAN_EXPIRED", f"an object of the plan can't be read; ask anew. {error}") from error
 
     async def Watch(self, request: v1.WatchRequest, context: Any) -> AsyncIterator[v1.WatchResponse]:
         """Follows a run as an observer."""
@@ -276,13 +280,30 @@ async def _plan(
             "VERSION_NOT_FOUND",
             f"from_version does not exist. from_version={request.from_version}, newest={fragment.version}",
         )
-    condemned = replica.state.condemned
     if not request.HasField("resume"):
-        plan = plan_pull(fragment, condemned, from_version=request.from_version, target_version=target)
-        return plan, Resume((), 0, 0)
+        return _new_plan(replica, fragment, request.from_version, target), Resume((), 0, 0)
     resume = Resume(tuple(request.resume.objects), request.resume.object_index, request.resume.offset)
-    plan = resume_plan(fragment, condemned, resume, from_version=request.from_version, target_version=target)
-    return plan, resume
+    gone = replica.state.condemned | replica.log.blobs.unreadable
+    return resume_plan(fragment, gone, resume, from_version=request.from_version, target_version=target), resume
+
+
+def _new_plan(replica: RunReplica, fragment: FragmentState, from_version: int, target: int) -> PullPlan:
+    """Returns a plan of objects that can be read.
+
+    Raises:
+        SyncerError: VERSION_NOT_FOUND.
+        UnreadableObjectError: there is no such plan. The next call tries all objects again.
+    """
+    condemned, unreadable = replica.state.condemned, replica.log.blobs.unreadable
+    if unreadable:
+        with suppress(SyncerError):
+            return plan_pull(fragment, condemned | unreadable, from_version=from_version, target_version=target)
+    plan = plan_pull(fragment, condemned, from_version=from_version, target_version=target)
+    damaged = unreadable.intersection(one.ref.name for one in plan.objects)
+    if damaged:
+        unreadable -= damaged
+        raise UnreadableObjectError(min(damaged), f"no other way to the version. version={target}")
+    return plan
 
 
 async def _past(replica: RunReplica, after: int, until: int) -> AsyncIterator[Event]:

@@ -1,0 +1,149 @@
+"""`skerry gc`: deletes what no kept version of a run needs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from typing import Any
+
+import click
+
+from skerry.runtime.clock import SystemClock
+from skerry.store.operator.options import (
+    json_option,
+    opened_store,
+    resolved,
+    run_options,
+    seconds,
+    shown_progress,
+    warn_of_damage,
+)
+from skerry.store.store import Store
+
+
+@click.command(
+    "gc",
+    epilog="""\b
+Examples:
+  skerry gc --store file:///var/lib/skerry --run demo
+  skerry gc --store s3://bucket/skerry --run demo --keep-versions 4 --keep-since 7d --yes
+""",
+)
+@run_options
+@click.option(
+    "--keep-versions",
+    type=click.IntRange(min=1),
+    default=8,
+    show_default=True,
+    help="How many of the newest versions of each fragment to keep, with weights, outer state and deltas.",
+)
+@click.option(
+    "--keep-since", callback=seconds, help="Also keep versions that were the newest within this time, as in 7d."
+)
+@click.option(
+    "--litter-age",
+    callback=seconds,
+    default="24h",
+    show_default=True,
+    help="Delete objects that no log entry names, and drafts that never got the name, once they are this old. It must "
+    "be longer than any push or creation takes.",
+)
+@click.option(
+    "--deleted-runs", is_flag=True, help="Also delete whole runs of that age that had the name and were deleted."
+)
+@click.option("--drop-quarantined", is_flag=True, help="Also delete quarantined deltas.")
+@click.option("--yes", is_flag=True, help="Delete. Without it, only print what would be deleted.")
+@json_option
+def gc(
+    *,
+    store_url: str,
+    run_name: str,
+    uid: str | None,
+    keep_versions: int,
+    keep_since: float | None,
+    litter_age: float,
+    drop_quarantined: bool,
+    deleted_runs: bool,
+    yes: bool,
+    is_json: bool,
+) -> None:
+    """Delete objects that no kept version of a run needs, litter, and old drafts. A dry run unless --yes is given.
+
+    A draft is a run that was created under the name and never got it; each has a full copy of the weights. With --uid
+    only that run is looked at. Where the log is damaged, a dry run goes by its good entries and exits with status 1,
+    and nothing is deleted.
+    """
+    from skerry.store.operator.collect import CollectionPlan, Retention, collect, plan_collection, position_at
+    from skerry.store.operator.drafts import NamelessRun, delete_nameless, nameless_runs
+
+    now = SystemClock().unix_s()
+    oldest = now - litter_age
+
+    async def sweep_nameless(store: Store) -> list[NamelessRun]:
+        found = await nameless_runs(store, run_name, modified_before_unix_s=oldest, includes_deleted=deleted_runs)
+        chosen = [one for one in found if uid in (None, one.uid)]
+        if not yes:
+            return chosen
+        return [one for one in chosen if await delete_nameless(store, one, modified_before_unix_s=oldest)]
+
+    async def sweep(store: Store) -> tuple[CollectionPlan, bool]:
+        open_log = store.open_log if yes else store.read_log
+        run_log = await open_log(run_name, uid or await resolved(store, run_name))
+        since = None if keep_since is None else await position_at(run_log, now - keep_since)
+        retention = Retention(keep_versions, since, litter_age, keeps_quarantined=not drop_quarantined)
+        if not yes:
+            return await plan_collection(run_log, retention, now_unix_s=now), warn_of_damage(run_log)
+        with shown_progress("deleting", is_hidden=is_json) as progress:
+            return await collect(run_log, retention, now_unix_s=now, progress=progress), False
+
+    async def sweep_all() -> tuple[CollectionPlan, bool, list[NamelessRun]]:
+        async with opened_store(store_url) as (store, _):
+            nameless = await sweep_nameless(store)
+            if nameless and (uid is not None or await _is_free(store, run_name)):
+                return CollectionPlan((), 0, 0), False, nameless
+            return *await sweep(store), nameless
+
+    plan, is_cut, nameless = asyncio.run(sweep_all())
+    _show_collection(plan, nameless, is_dry=not yes, is_json=is_json)
+    sys.exit(is_cut)
+
+
+async def _is_free(store: Store, run_name: str) -> bool:
+    history = await store.name_history(run_name)
+    return not history or history[-1] is None
+
+
+def _show_collection(plan: Any, nameless: list[Any], *, is_dry: bool, is_json: bool) -> None:
+    by_reason: dict[str, tuple[int, int]] = {}
+    for victim in plan.victims:
+        count, size = by_reason.get(victim.why, (0, 0))
+        by_reason[victim.why] = (count + 1, size + victim.size_bytes)
+    if is_json:
+        values = {
+            "is_dry_run": is_dry,
+            "objects": len(plan.victims),
+            "size_bytes": plan.size_bytes,
+            "kept_objects": plan.kept_count,
+            "kept_bytes": plan.kept_bytes,
+            "names": [victim.name for victim in plan.victims],
+            "runs": [
+                {"uid": one.uid, "kind": _kind(one), "objects": one.object_count, "size_bytes": one.size_bytes}
+                for one in nameless
+            ],
+        }
+        click.echo(json.dumps(values))
+        return
+    verb = "would delete" if is_dry else "deleted"
+    click.echo(f"{verb} {len(plan.victims)} objects, {plan.size_bytes} bytes")
+    for why, (count, size) in sorted(by_reason.items()):
+        click.echo(f"  {why}: {count} objects, {size} bytes")
+    for one in nameless:
+        click.echo(f"{verb} {_kind(one)} {one.uid}: {one.object_count} objects, {one.size_bytes} bytes")
+    click.echo(f"kept {plan.kept_count} objects, {plan.kept_bytes} bytes")
+    if is_dry and (plan.victims or nameless):
+        click.echo("nothing was deleted; repeat the command with --yes to delete")
+
+
+def _kind(run: Any) -> str:
+    return "deleted run" if run.was_named else "draft"

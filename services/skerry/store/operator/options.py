@@ -1,0 +1,124 @@
+"""What the operator's commands have in common: how they name a run of a store, open it, and report."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, Final, TypeVar
+
+import click
+import structlog
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from skerry.runtime.clock import SystemClock
+from skerry.runtime.identifiers import SystemEntropy
+from skerry.runtime.workers import ThreadWorkers, Workers
+from skerry.store.errors import RunNotFoundError
+from skerry.store.log.run_log import RunLog
+from skerry.store.objects.interface import Objects
+from skerry.store.objects.opening import open_objects
+from skerry.store.store import Store
+
+_WORKER_COUNT: Final = 2
+_UNITS_S: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def seconds(_context: click.Context, _parameter: click.Parameter, value: str | None) -> float | None:
+    """Returns the seconds of a duration that a person wrote: 90s, 15m, 12h, 7d, 2w."""
+    if value is None:
+        return None
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", value)
+    if match is None:
+        raise click.BadParameter(f"{value!r} is not a duration; write a number and s, m, h, d or w, as in 12h")
+    return float(match[1]) * _UNITS_S[match[2]]
+
+
+def position_or_seconds(context: click.Context, parameter: click.Parameter, value: str | None) -> int | float | None:
+    """Returns a log position, or as a float the seconds of a duration."""
+    return int(value) if value is not None and value.isdecimal() else seconds(context, parameter, value)
+
+
+def run_options(function: Function) -> Function:
+    """Gives a command the options that say which run of which store."""
+    for option in (
+        click.option(
+            "--uid",
+            help="The run's uid, for a draft or a deleted run.  [default: the uid of the run that has the name]",
+        ),
+        click.option("--run", "run_name", required=True, help="The run's name."),
+        click.option(
+            "--store",
+            "store_url",
+            default="file://./skerry-data",  # where `skerry serve` keeps it
+            show_default=True,
+            help="Where the run is stored: file://folder, as in file:///var/lib/skerry, or s3://bucket/prefix.",
+        ),
+    ):
+        function = option(function)
+    return function
+
+
+def json_option(function: Function) -> Function:
+    """Gives a command the flag `--json`."""
+    return click.option("--json", "is_json", is_flag=True, help="Print JSON, for scripts.")(function)
+
+
+def store_of(objects: Objects, workers: Workers) -> Store:
+    """Returns the store as a process sees it that has read nothing of it yet."""
+    return Store(objects, clock=SystemClock(), entropy=SystemEntropy(), workers=workers, writer="command")
+
+
+@asynccontextmanager
+async def opened_store(store_url: str) -> AsyncIterator[tuple[Store, Workers]]:
+    """Opens a store, and closes everything after; what is logged meanwhile goes to standard error."""
+    structlog.configure(logger_factory=lambda *_: structlog.PrintLogger(sys.stderr))
+    workers = ThreadWorkers(_WORKER_COUNT)
+    store = store_of(open_objects(store_url, create=False), workers)
+    try:
+        yield store, workers
+    finally:
+        await store.close()
+        workers.close()
+
+
+@asynccontextmanager
+async def opened_log(store_url: str, run_name: str, uid: str | None) -> AsyncIterator[tuple[RunLog, Workers]]:
+    """Opens a run's log for reading, folded to its end or its last good entry, and closes everything after."""
+    async with opened_store(store_url) as (store, workers):
+        yield await store.read_log(run_name, uid or await resolved(store, run_name)), workers
+
+
+async def resolved(store: Store, run_name: str) -> str:
+    """Returns the uid of the run that has the name.
+
+    Raises:
+        RunNotFoundError: none has; the message lists the runs that exist.
+    """
+    try:
+        return await store.resolve(run_name)
+    except RunNotFoundError as error:
+        names = [name for name, _ in await store.list_runs()]
+        raise RunNotFoundError(f"{error}, runs={names}") from None
+
+
+def warn_of_damage(log: RunLog) -> bool:
+    """Says on standard error where reading stopped because the log is damaged; returns whether it is."""
+    if log.failure is not None:
+        click.echo(f"damaged: {log.failure}", err=True)
+        click.echo(f"this goes up to position {log.state.position}; `skerry repair` says what can be done", err=True)
+    return log.failure is not None
+
+
+@contextmanager
+def shown_progress(what: str, *, is_hidden: bool) -> Iterator[Callable[[int, int], None]]:
+    """Shows a progress bar if standard error is a terminal; yields a function to call with (done, in all)."""
+    console = Console(stderr=True)
+    columns = (TextColumn(what), BarColumn(), TextColumn("{task.completed} of {task.total}"), TimeRemainingColumn())
+    with Progress(*columns, console=console, disable=is_hidden or not console.is_terminal, transient=True) as progress:
+        task = progress.add_task(what, total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)

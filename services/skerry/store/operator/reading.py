@@ -1,0 +1,159 @@
+"""`skerry log` and `skerry export`: what a run's log says, and the weights that it leads to."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from skerry.runtime.clock import SystemClock
+from skerry.store.log.fold import apply_entry
+from skerry.store.log.run_log import RunLog
+from skerry.store.log.state import RunState
+from skerry.store.operator.log_lines import entry_json, entry_lines
+from skerry.store.operator.options import json_option, opened_log, run_options, shown_progress, warn_of_damage
+
+_WIDE: Final = 160  # columns of a pipe or a file
+_FOLLOW_PAUSE_S: Final = 1.0
+
+
+@click.command(
+    "log",
+    epilog="""\b
+Examples:
+  skerry log --store file:///var/lib/skerry --run demo --last 20
+  skerry log --store s3://bucket/skerry --run demo --json --follow | jq '.fates[]'
+""",
+)
+@run_options
+@click.option("--start", type=click.IntRange(min=1), default=1, show_default=True, help="First position to show.")
+@click.option("--stop", type=click.IntRange(min=1), help="Position to stop before.  [default: the log's end]")
+@click.option("--last", type=click.IntRange(min=1), help="Show only this many entries, the newest.")
+@click.option("--follow", is_flag=True, help="Keep showing new entries until interrupted.")
+@json_option
+def log(
+    *,
+    store_url: str,
+    run_name: str,
+    uid: str | None,
+    start: int,
+    stop: int | None,
+    last: int | None,
+    follow: bool,
+    is_json: bool,
+) -> None:
+    """Show a run's log: every decision, who wrote it, and what it did.
+
+    With --json each line is one entry. Every item says whether it took effect, and if not, why. `fates` lists the
+    deltas that the entry accepted or decided, with their fate, version and reason after it, so the last line that
+    lists a delta has its fate.
+
+    Where an entry is damaged, those before it are shown, and the exit status is 1.
+    """
+    columns = ("position", "time (UTC)", "writer", "kind", "what", "effect")
+    console = Console() if sys.stdout.isatty() else Console(width=_WIDE)
+
+    async def show() -> bool:
+        async with opened_log(store_url, run_name, uid) as (run_log, _):
+            end = _end(run_log, stop)
+            first = max(start, run_log.state.position - last + 1) if last else start
+            state = RunState(run_log.spec)
+            table = Table(*columns, box=None, header_style="dim", pad_edge=False)
+            while True:
+                async for entry, data in run_log.entries(state.position + 1, end):
+                    outcomes = apply_entry(state, entry, data)
+                    if entry.position < first:
+                        continue
+                    if is_json:
+                        click.echo(json.dumps(entry_json(entry, outcomes, state)))
+                    else:
+                        for row in entry_lines(entry, outcomes):
+                            table.add_row(*row)
+                if table.row_count:
+                    console.print(table)
+                    table = Table(*columns, box=None, show_header=False, pad_edge=False)
+                if not follow or (end is not None and state.position + 1 >= end):
+                    return end != stop and warn_of_damage(run_log)
+                await SystemClock().sleep(_FOLLOW_PAUSE_S)
+
+    sys.exit(asyncio.run(show()))
+
+
+def _end(run_log: RunLog, stop: int | None) -> int | None:
+    """Returns the position to stop before: `stop`, or that of a damaged entry before it; None at the log's end."""
+    if run_log.failure is None:
+        return stop
+    damaged = run_log.state.position + 1
+    return damaged if stop is None else min(stop, damaged)
+
+
+@click.command(
+    "export",
+    epilog="""\b
+Examples:
+  skerry export --store file:///var/lib/skerry --run demo --out model.safetensors
+  skerry export --store s3://bucket/skerry --run demo --position 4711 --dtype float32 --out then.safetensors
+""",
+)
+@run_options
+@click.option(
+    "--out",
+    "out_path",
+    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    required=True,
+    help="The file to write.",
+)
+@click.option(
+    "--position",
+    type=click.IntRange(min=0),
+    help="Position in the log whose weights to write.  [default: the log's end]",
+)
+@click.option(
+    "--dtype",
+    type=click.Choice(["original", "float32"]),
+    default="original",
+    show_default=True,
+    help="Element types: the learners' own, or float32, which is exact.",
+)
+@json_option
+def export(
+    *,
+    store_url: str,
+    run_name: str,
+    uid: str | None,
+    out_path: Path,
+    position: int | None,
+    dtype: str,
+    is_json: bool,
+) -> None:
+    """Write a run's weights at any log position as one safetensors file.
+
+    Where the log is damaged, its last good entry is the default position, and the exit status is 1.
+    """
+    from skerry.store.operator.export import ExportDtype, export_checkpoint
+
+    chosen: ExportDtype = "float32" if dtype == "float32" else "original"
+
+    async def write() -> tuple[dict[str, Any], bool]:
+        async with opened_log(store_url, run_name, uid) as (run_log, workers):
+            at = run_log.state.position if position is None else position
+            with shown_progress("exporting", is_hidden=is_json) as progress:
+                versions = await export_checkpoint(
+                    run_log, out_path, position=at, dtype=chosen, workers=workers, progress=progress
+                )
+            is_cut = position is None and warn_of_damage(run_log)
+            return {"path": str(out_path), "position": at, "versions": versions}, is_cut
+
+    done, is_cut = asyncio.run(write())
+    if is_json:
+        click.echo(json.dumps(done))
+    else:
+        versions = ", ".join(f"{fragment} {version}" for fragment, version in done["versions"].items())
+        click.echo(f"wrote {out_path}: position {done['position']}, versions {versions}")
+    sys.exit(is_cut)

@@ -1,0 +1,84 @@
+"""The outer states that one replica keeps of a run: a cache, which is checked before it is used again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+
+from skerry.algorithm.step import OuterState
+from skerry.runtime.workers import Workers
+from skerry.store.errors import ObjectMissingError, UnreadableObjectError
+from skerry.store.log.run_log import RunLog
+from skerry.store.log.state import FragmentState
+from skerry.store.versions.replay import Replayer
+from skerry.store.versions.scratch import Scratch
+
+_LOG: Final = structlog.get_logger(__name__)
+
+
+@dataclass
+class _Cached:
+    """A fragment's outer state and the digest that the log has for its version."""
+
+    outer: OuterState
+    digest: str
+    checksum: tuple[int, ...]  # of the arrays, which may lie on a disk
+
+
+class OuterStates:
+    """One outer state a fragment, at most. One task at a time may use a fragment's."""
+
+    def __init__(self, log: RunLog, workers: Workers, scratch: Scratch) -> None:
+        """Starts with nothing cached."""
+        self._log = log
+        self._workers = workers
+        self._scratch = scratch
+        self._cache: dict[str, _Cached] = {}
+
+    async def at(self, fragment: FragmentState, version: int) -> OuterState:
+        """Returns the outer state of `version`, from the cache if the log has that and no snapshot is nearer."""
+        name = fragment.layout.name
+        replayer = Replayer(self._log, name, self._workers)
+        cached = self._cache.pop(name, None)  # removed while it changes, so that a failure leaves no torn state behind
+        if cached is not None and _is_usable(cached, fragment, replayer, version):
+            try:
+                if await self._workers.run(cached.outer.checksum) != cached.checksum:
+                    raise UnreadableObjectError(f"scratch of {name}", "it has other bytes than were written")
+                await replayer.advance(cached.outer, version, self._scratch)
+                await self.keep(name, cached.outer, fragment.versions[version].digest)
+            except (ObjectMissingError, UnreadableObjectError) as error:
+                _LOG.warning("cached state is dropped", fragment=name, version=version, cause=str(error))
+            else:
+                return cached.outer
+        outer = await replayer.rebuild(version, self._scratch)
+        await self.keep(name, outer, fragment.versions[version].digest)
+        return outer
+
+    async def keep(self, name: str, outer: OuterState, digest: str) -> None:
+        """Caches a fragment's outer state; `digest` is the log's for its version."""
+        self._cache[name] = _Cached(outer, digest, await self._workers.run(outer.checksum))
+
+    def drop(self, name: str) -> None:
+        """Forgets a fragment's outer state, which is about to change."""
+        del self._cache[name]
+
+    def newest(self, fragment: FragmentState) -> OuterState | None:
+        """Returns the outer state of the fragment's newest version, if that is cached."""
+        cached = self._cache.get(fragment.layout.name)
+        if cached is None or (cached.outer.version, cached.digest) != (fragment.version, fragment.newest.digest):
+            return None
+        return cached.outer
+
+
+def _is_usable(cached: _Cached, fragment: FragmentState, replayer: Replayer, version: int) -> bool:
+    """Whether a cached state leads to `version`, and no snapshot is nearer, before which deltas may be collected."""
+    known = fragment.versions.get(cached.outer.version)
+    if not 0 <= cached.outer.version <= version or known is None or known.is_abandoned:
+        return False
+    try:
+        nearest = replayer.base(version, with_outer=True).version
+    except (ObjectMissingError, UnreadableObjectError):
+        nearest = -1
+    return known.digest == cached.digest and cached.outer.version >= nearest

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -37,7 +38,7 @@ class TwoReplicas:
         folders = [folder / name for name in ("a", "b")]
         for each in folders:
             each.mkdir()
-        self.processes = [self.thread.call(lambda each=each: ServeProcess(self.store_url, each)) for each in folders]
+        self.processes = [ServeProcess(self.store_url, each) for each in folders]
         for process in self.processes:
             self.thread.run(process.start())
 
@@ -153,7 +154,7 @@ async def _ports_that_answered(transport: GrpcTransport, count: int) -> set[str]
     peers = set()
     for _ in range(count):
         replica = await transport._control.next()
-        call = replica.capabilities.GetCapabilities(ASK, timeout=5)
+        call: Any = replica.capabilities.GetCapabilities(ASK, timeout=5)
         await call
         peers.add(call.peer())
     return peers

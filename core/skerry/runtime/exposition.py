@@ -22,7 +22,7 @@ def exposed(metrics: Collector, address: str) -> Iterator[str]:
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
         raise ValueError(f"use HOST:PORT, for example 127.0.0.1:9464. address={address!r}")
-    server, thread = start_http_server(int(port), host.strip("[]"), metrics)  # type: ignore[arg-type]  # it only collects
+    server, thread = start_http_server(int(port), host.strip("[]"), metrics)
     try:
         yield f"http://{host}:{server.server_port}/metrics"
     finally:

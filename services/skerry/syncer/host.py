@@ -182,13 +182,7 @@ class RunHost:
             log,
             clock=self.clock,
             workers=self.workers,
-            merger=Merger(
-                log,
-                clock=self.clock,
-                workers=self.workers,
-                scratch=self._scratch,
-                timed=self._metrics.timed,
-            ),
+            merger=Merger(log, clock=self.clock, workers=self.workers, scratch=self._scratch),
             advice=AdviceBoard(log.objects, log.prefix, self._entropy),
             settings=self.settings.replica,
         )

@@ -20,7 +20,7 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final, Literal
+from typing import Final
 
 import numpy as np
 import structlog
@@ -241,7 +241,6 @@ _LOG: Final = structlog.get_logger(__name__)
 _RETRY_S: Final = 0.5
 _FLOAT32_BYTES: Final = 4
 _SNAPSHOT_KINDS: Final[tuple[SnapshotKind, ...]] = ("weights", "momentum", "residual")
-Timed = Callable[[str, Literal["merge", "commit"], float], None]
 
 
 @dataclass
@@ -255,15 +254,12 @@ class _Cached:
 class Merger:
     """Merges the rounds of one run on one replica, one round of a fragment at a time."""
 
-    def __init__(
-        self, log: RunLog, *, clock: Clock, workers: Workers, scratch: Scratch, timed: Timed = lambda *_: None
-    ) -> None:
-        """Starts with nothing cached; `timed` hears how long each merge and each commit took."""
+    def __init__(self, log: RunLog, *, clock: Clock, workers: Workers, scratch: Scratch) -> None:
+        """Starts with nothing cached."""
         self._log = log
         self._clock = clock
         self._workers = workers
         self._scratch = scratch
-        self._timed = timed
         self._cache: dict[str, _Cached] = {}
         # By fragment: one task at a time uses its outer state.
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
@@ -295,11 +291,7 @@ class Merger:
         result = await merge_round(
             self._log, key.fragment, closing, outer, workers=self._workers, scratch=self._scratch
         )
-        merged_s = self._clock.monotonic_s()
         await self._commit(key, result.commit)
-        run = self._log.spec.name
-        self._timed(run, "merge", merged_s - started_s)
-        self._timed(run, "commit", self._clock.monotonic_s() - merged_s)
         newest = fragment.versions.get(key.version)
         if newest is None or newest.commit is None or not result.is_same_version_as(newest.commit.commit):
             _LOG.info("merge was not used", fragment=key.fragment, version=key.version, attempt=key.attempt)
@@ -309,7 +301,7 @@ class Merger:
         self._cache[key.fragment] = _Cached(outer, result.commit.digest)
         _LOG.info(
             "version committed",
-            run=run,
+            run=self._log.spec.name,
             fragment=key.fragment,
             version=key.version,
             delta_count=len(closing.members),

@@ -12,13 +12,13 @@ from __future__ import annotations
 import asyncio
 import statistics
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Final, Literal
+from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, Info, ProcessCollector
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from skerry.runtime.clock import Clock
-from skerry.store.log.entries import AcceptedItem, CollectedItem, CommittedItem, Entry, Fate, RunStatus
+from skerry.store.log.entries import AcceptedItem, ClosedItem, CollectedItem, CommittedItem, Entry, Fate, RunStatus
 from skerry.store.log.state import DeltaState, FragmentState, Outcome, RunState
 from skerry.syncer.parts import ByteBudget
 from skerry.syncer.replica import RunReplica
@@ -80,11 +80,6 @@ class SyncerMetrics:
         """Drops all that is known of a run that this process no longer serves."""
         if self._followed.pop(replica, None) is not None:
             self._runs.forget(replica.log.spec.name)
-
-    def timed(self, run: str, step: Literal["merge", "commit"], duration_s: float) -> None:
-        """Takes note of how long a merge, or its commit, took."""
-        histogram = self._runs.merges if step == "merge" else self._runs.commits
-        histogram.labels(run).observe(duration_s)
 
     async def watch_lag(self) -> None:
         """Measures for ever how late the event loop is."""
@@ -153,10 +148,11 @@ class _RunMetrics:
             "skerry_collected_objects", "Objects that collections condemned.", ["run"], registry=registry
         )
         self.merges = Histogram(
-            "skerry_merge_duration_seconds", "Time of a merge.", ["run"], buckets=_MERGE_BUCKETS, registry=registry
-        )
-        self.commits = Histogram(
-            "skerry_commit_duration_seconds", "Time of a commit.", ["run"], buckets=_MERGE_BUCKETS, registry=registry
+            "skerry_merge_duration_seconds",
+            "Time from a round's close to its version.",
+            ["run"],
+            buckets=_MERGE_BUCKETS,
+            registry=registry,
         )
 
     def forget(self, run: str) -> None:
@@ -174,18 +170,24 @@ class _Followed:
         self._metrics = metrics
         self._clock = clock
         self._version_at_s = clock.monotonic_s()
+        self._closed_at_s: dict[str, float] = {}  # by fragment, of the rounds that are merged now
 
     def on_entry(self, _entry: Entry, outcomes: tuple[Outcome, ...]) -> None:
         """Counts what an entry's admitted items did."""
+        now_s = self._clock.monotonic_s()
         for outcome in outcomes:
             if outcome.rejection is not None:
                 continue
             match outcome.item:
                 case AcceptedItem():
                     self._metrics.accepted.labels(self.run).inc()
-                case CommittedItem():
+                case ClosedItem(fragment=fragment):
+                    self._closed_at_s[fragment] = now_s
+                case CommittedItem(fragment=fragment):
                     self._metrics.versions.labels(self.run).inc()
-                    self._version_at_s = self._clock.monotonic_s()
+                    self._version_at_s = now_s
+                    if (closed_at_s := self._closed_at_s.pop(fragment, None)) is not None:
+                        self._metrics.merges.labels(self.run).observe(now_s - closed_at_s)
                 case CollectedItem(names=names):
                     self._metrics.collected.labels(self.run).inc(len(names))
                 case _:

@@ -15,7 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health_pb2 import HealthCheckResponse
 
 
-class HealthServicer(health_pb2_grpc.HealthServicer):
+class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # its package has no types
     """Says of each service whether it serves; clients that watch hear of each change."""
 
     def __init__(self) -> None:

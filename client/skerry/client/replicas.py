@@ -3,9 +3,9 @@
 Any replica may take any call: a request carries the log position that the caller has seen, and a replica reads the log
 at least that far before it answers. So calls are spread over all replicas, and a repeated call tries another one.
 
-Each target has a gRPC channel. A channel is ready while at least one address of the target accepts connections and
-answers SERVING to `grpc.health.v1`; a server without that service counts as healthy. gRPC spreads a channel's calls
-over the addresses of a name.
+Each target has a gRPC channel, which spreads its calls over the addresses of the target's name. Of several targets,
+those are ready that accept connections and answer SERVING to `grpc.health.v1`; a server without that service counts as
+healthy. A single target is called whatever its health is, since its own refusal says more than no answer.
 """
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ import grpc
 
 from skerry.v1 import capabilities_pb2_grpc, exchange_pb2_grpc, runs_pb2_grpc
 
-_SERVICE_CONFIG: Final = json.dumps(
-    {"loadBalancingConfig": [{"round_robin": {}}], "healthCheckConfig": {"serviceName": ""}}
-)
+_BALANCED: Final = {"loadBalancingConfig": [{"round_robin": {}}]}
+_HEALTH_CHECKED: Final = {**_BALANCED, "healthCheckConfig": {"serviceName": ""}}
 _OPTIONS: Final[list[tuple[str, int | str]]] = [
     # Each channel has a connection of its own, so that reports never queue behind bulk data.
     ("grpc.use_local_subchannel_pool", 1),
@@ -33,10 +32,9 @@ _OPTIONS: Final[list[tuple[str, int | str]]] = [
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.min_reconnect_backoff_ms", 500),
     ("grpc.max_reconnect_backoff_ms", 2_000),
-    ("grpc.service_config", _SERVICE_CONFIG),
 ]
-# How long a call waits for a replica to become ready while another one may still answer.
-_CONNECT_S: Final = 5.0
+# How long a call waits for a replica to become ready: a little longer than the longest pause between two connections.
+_CONNECT_S: Final = 2.5
 # Between two looks at the channels meanwhile; looking costs microseconds.
 _LOOK_S: Final = 0.01
 
@@ -56,8 +54,13 @@ def split_targets(targets: str) -> tuple[str, ...]:
 class Replica:
     """One target: its channel, and the stubs of its services."""
 
-    def __init__(self, target: str, credentials: grpc.ChannelCredentials | None) -> None:
-        self.channel = _channel(target, credentials)
+    def __init__(self, target: str, credentials: grpc.ChannelCredentials | None, *, is_alone: bool) -> None:
+        config = json.dumps(_BALANCED if is_alone else _HEALTH_CHECKED)
+        options = [*_OPTIONS, ("grpc.service_config", config)]
+        if credentials is None:
+            self.channel = grpc.aio.insecure_channel(target, options=options)
+        else:
+            self.channel = grpc.aio.secure_channel(target, credentials, options=options)
         self.exchange = exchange_pb2_grpc.ExchangeStub(self.channel)
         self.runs = runs_pb2_grpc.RunsStub(self.channel)
         self.capabilities = capabilities_pb2_grpc.CapabilitiesStub(self.channel)
@@ -68,7 +71,7 @@ class Replicas:
 
     def __init__(self, targets: Sequence[str], credentials: grpc.ChannelCredentials | None) -> None:
         """Begins with the first target."""
-        self._replicas = deque(Replica(target, credentials) for target in targets)
+        self._replicas = deque(Replica(target, credentials, is_alone=len(targets) == 1) for target in targets)
         self._is_closed = False
 
     async def next(self) -> Replica:
@@ -83,21 +86,15 @@ class Replicas:
         return self._replicas[-1]
 
     def _has_found(self) -> bool:
-        """Moves the next ready replica to the front, and says whether waiting is over: one is ready, or all failed."""
+        """Moves the next ready replica to the front, and says whether there is one."""
         states = [replica.channel.get_state(try_to_connect=True) for replica in self._replicas]
-        if grpc.ChannelConnectivity.READY in states:
-            self._replicas.rotate(-states.index(grpc.ChannelConnectivity.READY))
-            return True
-        return all(state is grpc.ChannelConnectivity.TRANSIENT_FAILURE for state in states)
+        if grpc.ChannelConnectivity.READY not in states:
+            return False
+        self._replicas.rotate(-states.index(grpc.ChannelConnectivity.READY))
+        return True
 
     async def close(self) -> None:
         """Closes every connection; calls in flight fail."""
         self._is_closed = True
         for replica in self._replicas:
             await replica.channel.close(None)
-
-
-def _channel(target: str, credentials: grpc.ChannelCredentials | None) -> grpc.aio.Channel:
-    if credentials is None:
-        return grpc.aio.insecure_channel(target, options=_OPTIONS)
-    return grpc.aio.secure_channel(target, credentials, options=_OPTIONS)

@@ -95,13 +95,9 @@ class SyncerMetrics:
             limit, used = self._budget.limit_bytes, self._budget.used_bytes
             yield _gauge("skerry_part_budget_bytes", "Memory for parts that arrive.", [((), limit)])
             yield _gauge("skerry_part_budget_used_bytes", "Memory that parts hold now.", [((), used)])
-        runs = {followed.run: followed for followed in self._followed.values()}
+        runs = {followed.run: followed.gauges() for followed in self._followed.values()}
         for name, (documentation, labels) in _GAUGES.items():
-            samples = [
-                ((run, *more), value)
-                for run, followed in sorted(runs.items())
-                for more, value in followed.gauges().get(name, ())
-            ]
+            samples = [((run, *more), value) for run, gauges in sorted(runs.items()) for more, value in gauges[name]]
             yield _gauge(name, documentation, samples, labels=("run", *labels))
 
 

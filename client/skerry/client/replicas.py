@@ -14,14 +14,14 @@ import asyncio
 import json
 from collections import deque
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import grpc
 
 from skerry.v1 import capabilities_pb2_grpc, exchange_pb2_grpc, runs_pb2_grpc
 
-_BALANCED: Final = {"loadBalancingConfig": [{"round_robin": {}}]}
-_HEALTH_CHECKED: Final = {**_BALANCED, "healthCheckConfig": {"serviceName": ""}}
+_BALANCED: Final[dict[str, Any]] = {"loadBalancingConfig": [{"round_robin": {}}]}
+_HEALTH_CHECKED: Final[dict[str, Any]] = {**_BALANCED, "healthCheckConfig": {"serviceName": ""}}
 _OPTIONS: Final[list[tuple[str, int | str]]] = [
     # Each channel has a connection of its own, so that reports never queue behind bulk data.
     ("grpc.use_local_subchannel_pool", 1),

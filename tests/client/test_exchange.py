@@ -17,7 +17,7 @@ from grpc.aio import Metadata
 from skerry.client import MergeRule, OuterOptimizer, OuterSchedule, RetrySettings, errors
 from skerry.client.errors import error_of
 from skerry.client.exchange import ExchangeLoop
-from skerry.client.grpc_transport import GrpcTransport, answer
+from skerry.client.grpc_transport import GrpcTransport
 from skerry.client.parameters import ArrayParameters
 from skerry.client.session import ExchangeSettings
 from skerry.runtime.clock import SystemClock
@@ -62,16 +62,20 @@ class World:
 
     async def merged_delta_ids(self) -> list[str]:
         """Closes the run and returns every delta that the log has merged: as many as were acknowledged."""
-        run = (await answer(self.transport.runs.CloseRun(runs_pb2.CloseRunRequest(name="fit"), timeout=20))).run
+        close = runs_pb2.CloseRunRequest(name="fit")
+        run = (await self.transport.ask(lambda at: at.runs.CloseRun(close, timeout=20))).run
         merged = []
         for fragment in run.fragments:
-            request = runs_pb2.ListVersionsRequest(name="fit", fragment=fragment.name, page_size=1000)
-            response = await answer(self.transport.runs.ListVersions(request, timeout=20))
-            merged += [fate.delta_id for record in response.versions for fate in record.merged]
+            page = runs_pb2.ListVersionsRequest(name="fit", fragment=fragment.name, page_size=1000)
+            merged += await self._merged_into(page)
         # An answer may still be on its way; no delta may be counted that the log has not.
         await self.train_until(lambda: self.exchange.stats.deltas_acknowledged >= len(merged))
         assert self.exchange.stats.deltas_acknowledged == len(merged)
         return merged
+
+    async def _merged_into(self, page: runs_pb2.ListVersionsRequest) -> list[str]:
+        response = await self.transport.ask(lambda at: at.runs.ListVersions(page, timeout=20))
+        return [fate.delta_id for record in response.versions for fate in record.merged]
 
 
 @asynccontextmanager
@@ -119,8 +123,8 @@ async def test_a_status_of_a_proxy_says_nothing_about_a_push(
         monkeypatch.setattr(stub, method, proxied)
 
     async with training(target, Faults()) as world:
-        put_proxy_before(world.transport._bulk_exchange, "PushDelta")
-        put_proxy_before(world.transport._exchange, "QueryPush")
+        put_proxy_before(world.transport._bulk._replicas[0].exchange, "PushDelta")
+        put_proxy_before(world.transport._control._replicas[0].exchange, "QueryPush")
         await world.train_until(lambda: world.exchange.stats.deltas_merged >= 12)
         assert answered["PushDelta"] == 3
         assert is_delivered or answered["QueryPush"] == 3
@@ -154,7 +158,7 @@ async def test_a_page_of_a_proxy_returns_no_work(target: str, status: int, monke
 async def test_a_learner_whose_run_was_closed_knows_its_last_fates_though_no_event_told_them(target: str) -> None:
     async with training(target, Faults(attach_cuts=[0] * 10_000)) as world:
         await world.train_until(lambda: world.exchange.stats.deltas_acknowledged >= 3)
-        await answer(world.transport.runs.CloseRun(runs_pb2.CloseRunRequest(name="fit"), timeout=20))
+        await world.transport.ask(lambda at: at.runs.CloseRun(runs_pb2.CloseRunRequest(name="fit"), timeout=20))
         await world.train_until(lambda: world.exchange.is_closed and world.exchange.is_flushed)
         await world.train_until(lambda: not world.exchange.stats.is_attached)
         assert world.exchange.failure is None
@@ -231,7 +235,7 @@ async def test_a_change_of_policy_reaches_the_learner(target: str) -> None:
         assert policy.inner_step_count == QUICK.inner_step_count
         request = runs_pb2.SetPolicyRequest(request_id="1" * 32, name="fit")
         request.policy.inner_step_count = 9
-        await answer(world.transport.runs.SetPolicy(request, timeout=10))
+        await world.transport.ask(lambda at: at.runs.SetPolicy(request, timeout=10))
         await world.train_until(lambda: world.exchange._session.policy.inner_step_count == 9)
 
 

@@ -12,7 +12,8 @@ from tests.e2e.engine import Engine
 from tests.e2e.machine import ROOT, CommandError, find, run
 
 PROJECT = "skerry-e2e"
-SERVICES = ("syncer", "learner-us", "learner-eu", "learner-asia")
+SYNCERS = ("syncer-1", "syncer-2")
+SERVICES = (*SYNCERS, "learner-us", "learner-eu", "learner-asia")
 LEARNERS = {"learner-us": "us-1", "learner-eu": "eu-1", "learner-asia": "asia-1"}
 
 
@@ -66,11 +67,13 @@ class Composition:
 
     def show(self) -> dict[str, Any] | None:
         """Returns the run as `skerry runs show` prints it, or None if there is no run or no syncer."""
-        try:
-            shown: dict[str, Any] = json.loads(self.execute("syncer", "skerry", "runs", "show", "demo", "--json"))
-        except CommandError:
-            return None
-        return shown
+        for syncer in SYNCERS:
+            try:
+                shown: dict[str, Any] = json.loads(self.execute(syncer, "skerry", "runs", "show", "demo", "--json"))
+            except CommandError:
+                continue
+            return shown
+        return None
 
     def versions(self) -> dict[str, int]:
         """Returns the newest version of every fragment; empty if no syncer answers."""

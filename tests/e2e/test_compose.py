@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from tests.e2e.composition import LEARNERS, SERVICES, Composition
+from tests.e2e.composition import LEARNERS, SERVICES, SYNCERS, Composition
 from tests.e2e.machine import CommandError, wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1500)]
@@ -39,13 +39,14 @@ def test_three_regions_train_one_model(services: Composition) -> None:
 
 
 def test_the_health_check_tells_a_server_that_answers_from_one_that_does_not(services: Composition) -> None:
-    assert services.health("syncer") == "healthy"
+    assert services.health("syncer-1") == "healthy"
     with pytest.raises(CommandError, match="no answer"):
-        services.execute("syncer", "env", "SKERRY_LISTEN=0.0.0.0:1", "python3", "/opt/skerry/healthcheck.py")
+        services.execute("syncer-1", "env", "SKERRY_LISTEN=0.0.0.0:1", "python3", "/opt/skerry/healthcheck.py")
 
 
-def test_a_region_reaches_the_syncer_and_no_other_region(services: Composition) -> None:
-    services.execute("learner-us", "python3", "-c", _CONNECT, "syncer", "50051")
+def test_a_region_reaches_the_syncers_and_no_other_region(services: Composition) -> None:
+    for syncer in SYNCERS:
+        services.execute("learner-us", "python3", "-c", _CONNECT, syncer, "50051")
     found = services.engine.inspect(services.container("learner-eu"))["NetworkSettings"]["Networks"]
     (address,) = [network["IPAddress"] for network in found.values()]
     with pytest.raises(CommandError, match=r"refused: .*unreachable|refused: timed out"):
@@ -63,15 +64,28 @@ def test_the_others_train_on_without_a_killed_learner_and_it_comes_back(services
     wait_until(lambda: LEARNERS["learner-eu"] in services.participants(), what="the learner contributes", timeout_s=120)
 
 
-def test_a_killed_syncer_is_restarted_and_nothing_that_it_had_committed_is_lost(services: Composition) -> None:
-    before, started_at = services.versions(), services.state("syncer")["StartedAt"]
-    services.engine.kill_process_of(services.container("syncer"))
-    wait_until(lambda: services.state("syncer")["StartedAt"] != started_at, what="a restart", timeout_s=30)
-    wait_until(lambda: services.health("syncer") == "healthy", what="the syncer is healthy", timeout_s=60)
+@pytest.mark.parametrize("syncer", SYNCERS)
+def test_a_killed_syncer_is_restarted_and_nothing_that_it_had_committed_is_lost(
+    syncer: str, services: Composition
+) -> None:
+    before, started_at = services.versions(), services.state(syncer)["StartedAt"]
+    services.engine.kill_process_of(services.container(syncer))
+    wait_until(lambda: services.state(syncer)["StartedAt"] != started_at, what="a restart", timeout_s=30)
+    wait_until(lambda: services.health(syncer) == "healthy", what="the syncer is healthy", timeout_s=60)
     after = services.versions()
     assert {fragment: after[fragment] >= version for fragment, version in before.items()} == dict.fromkeys(before, True)
     wait_for_progress(services, beyond=after, count=2)
     assert all(services.state(learner)["Running"] for learner in LEARNERS), "learners outlive their syncer"
+
+
+@pytest.mark.parametrize("syncer", SYNCERS)
+def test_the_others_train_on_while_a_syncer_is_stopped(syncer: str, services: Composition) -> None:
+    services.compose("stop", syncer, timeout_s=90)
+    try:
+        wait_for_progress(services, beyond=services.versions(), count=2)
+    finally:
+        services.compose("start", syncer, timeout_s=90)
+    wait_until(lambda: services.health(syncer) == "healthy", what="the syncer is healthy", timeout_s=60)
 
 
 def test_everything_drains_when_it_is_stopped_and_the_store_holds_what_it_says(services: Composition) -> None:
@@ -80,7 +94,7 @@ def test_everything_drains_when_it_is_stopped_and_the_store_holds_what_it_says(s
     took_s = time.monotonic() - before
     assert {service: services.state(service)["ExitCode"] for service in SERVICES} == dict.fromkeys(SERVICES, 0)
     assert took_s < 60, "learners stop before the syncer, and each within its grace"
-    volumes = f"--volumes-from={services.container('syncer')}"
+    volumes = f"--volumes-from={services.container(SYNCERS[0])}"
     services.engine.docker(
         "run", "--rm", "--network=none", volumes, "skerry-syncer", "verify", "--run=demo", timeout_s=120
     )

@@ -105,7 +105,7 @@ def _is_command(definition: Definition) -> bool:
 def _contract_names() -> frozenset[str]:
     """Returns the names of the contract's methods, which servicers implement and gRPC calls."""
     contract = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "protos/skerry/v1").glob("*.proto"))
-    return frozenset(re.findall(r"^\s*rpc (\w+)", contract, re.MULTILINE))
+    return frozenset(re.findall(r"^\s*rpc (\w+)", contract, re.MULTILINE)) | {"Check", "Watch"}  # of grpc.health.v1
 
 
 @cache

@@ -13,12 +13,13 @@ from skerry.client import RunsClient
 R = TypeVar("R")
 
 DEFAULT_TARGET: Final = "127.0.0.1:50051"
+_TARGET_HELP: Final = "The syncer's address, as host:port. Replicas are separated by commas: a:443,b:443."
 
 
 def with_client(function: Callable[..., R]) -> Callable[..., R]:
     """Gives a command the options `--target` and `--timeout`, and the resulting client as its keyword `client`."""
 
-    @click.option("--target", default=DEFAULT_TARGET, help="The syncer's address, as host:port.")
+    @click.option("--target", default=DEFAULT_TARGET, help=_TARGET_HELP)
     @click.option(
         "--timeout",
         "timeout_s",
@@ -28,7 +29,11 @@ def with_client(function: Callable[..., R]) -> Callable[..., R]:
     )
     @functools.wraps(function)
     def command(*args: Any, target: str, timeout_s: float, **kwargs: Any) -> R:
-        with RunsClient(target, timeout_s=timeout_s) as client:
+        try:
+            client = RunsClient(target, timeout_s=timeout_s)
+        except ValueError as error:
+            raise click.BadParameter(str(error), param_hint="--target") from error
+        with client:
             return function(*args, client=client, **kwargs)
 
     return command

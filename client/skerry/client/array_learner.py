@@ -43,7 +43,8 @@ class ArrayLearner:
 
     Args:
         arrays: the arrays to train, by tensor name; or any `Parameters`.
-        target: the syncer, as host:port.
+        target: the syncer, as host:port; several replicas are separated by commas, and each call goes to the next
+            healthy one.
         run: the run's name.
         learner_id: this learner's name, unique in the run; a newer process with the same id takes its place.
         region: where the learner runs, shown to people.
@@ -97,7 +98,7 @@ class ArrayLearner:
         self._workers = ThreadWorkers(_worker_count())
         self._thread = LoopThread(f"skerry-{learner_id}")
         self._running: Future[None] | None = None
-        self._transport = self._thread.call(lambda: GrpcTransport(target))
+        self._transport = self._thread.call(lambda: GrpcTransport(target, jitter=system_random()))
         try:
             self._exchange = self._thread.run(_joined(self._transport, parameters, settings, workers=self._workers))
             self._running = self._thread.start(self._exchange.run())

@@ -114,6 +114,8 @@ class ExchangeLoop:
             step_count=session.trained.step_count,
             token_count=session.trained.token_count,
             is_attached=session.attached.is_set() and not session.is_over,
+            loss=session.loss,
+            step_time_s=session.step_time_s,
             versions={name: fragment.ledger.version for name, fragment in self._fragments.items()},
         )
 

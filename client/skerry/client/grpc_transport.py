@@ -1,30 +1,21 @@
-"""The client's calls over gRPC: channels, deadlines, and the translation of statuses to SkerryError."""
+"""The client's calls over gRPC: deadlines, and the translation of statuses to SkerryError."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
+import random
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import Any, Final, TypeVar
 
 import grpc
 from google.rpc import error_details_pb2, status_pb2
 
 from skerry.client.errors import RefusedError, SkerryError, TryAgainError, error_of
-from skerry.v1 import capabilities_pb2, capabilities_pb2_grpc, exchange_pb2, exchange_pb2_grpc, runs_pb2, runs_pb2_grpc
+from skerry.client.replicas import Replica, Replicas, split_targets
+from skerry.v1 import capabilities_pb2, exchange_pb2, runs_pb2
 
 ERROR_DOMAIN: Final = "skerry"
 _DETAILS_KEY: Final = "grpc-status-details-bin"
-_OPTIONS: Final[list[tuple[str, int]]] = [
-    # Each channel has a connection of its own, so that reports never queue behind bulk data.
-    ("grpc.use_local_subchannel_pool", 1),
-    # An unanswered ping reveals a half-open connection; a deadline would have to guess how long a transfer takes.
-    ("grpc.keepalive_time_ms", 30_000),
-    ("grpc.keepalive_timeout_ms", 20_000),
-    # A syncer that restarts is back within seconds; gRPC's default back-off grows to two minutes.
-    ("grpc.initial_reconnect_backoff_ms", 200),
-    ("grpc.min_reconnect_backoff_ms", 500),
-    ("grpc.max_reconnect_backoff_ms", 2_000),
-]
 # Reasons for statuses that gRPC makes itself, without details from a syncer.
 _REASONS: Final = {grpc.StatusCode.UNAVAILABLE: "UNREACHABLE", grpc.StatusCode.DEADLINE_EXCEEDED: "TIMEOUT"}
 # After these statuses the same call may succeed later, whoever answered.
@@ -44,76 +35,82 @@ A = TypeVar("A")
 
 
 class GrpcTransport:
-    """A syncer at `target` (host:port), over two connections: one for attach and small calls, one for bulk.
+    """One or more syncer replicas, with two connections to each: one for attach and small calls, one for bulk.
 
-    Must be made and used on one event loop. Without `credentials` the connection is plain text. `runs` and
-    `capabilities` have the unary calls that no exchange makes; whoever calls them passes the call to `answer`.
+    `target` is host:port, or several separated by commas; a host may have several addresses. Each call goes to the next
+    healthy replica. Must be made and used on one event loop. Without `credentials` the connections are plain text.
+
+    Raises:
+        ValueError: a target is empty.
     """
 
-    def __init__(self, target: str, *, credentials: grpc.ChannelCredentials | None = None) -> None:
-        self._control = _channel(target, credentials)
-        self._bulk = _channel(target, credentials)
-        self._exchange = exchange_pb2_grpc.ExchangeStub(self._control)
-        self._bulk_exchange = exchange_pb2_grpc.ExchangeStub(self._bulk)
-        self.runs = runs_pb2_grpc.RunsStub(self._control)
-        self.capabilities = capabilities_pb2_grpc.CapabilitiesStub(self._control)
+    def __init__(
+        self, target: str, *, credentials: grpc.ChannelCredentials | None = None, jitter: random.Random | None = None
+    ) -> None:
+        """With `jitter` the replicas are called in an order of this client's own, so that many clients spread."""
+        targets = split_targets(target)
+        if jitter is not None:
+            targets = tuple(jitter.sample(targets, len(targets)))
+        self.has_others = len(targets) > 1
+        self._control = Replicas(targets, credentials)
+        self._bulk = Replicas(targets, credentials)
 
     def attach(
         self, requests: AsyncIterator[exchange_pb2.AttachRequest]
     ) -> AsyncGenerator[exchange_pb2.AttachResponse, None]:
         """Opens the attach stream."""
-        return _stream(self._exchange.Attach(requests))
+        return _stream(self._control, lambda replica: replica.exchange.Attach(requests))
 
     async def push_delta(
         self, requests: AsyncIterator[exchange_pb2.PushDeltaRequest]
     ) -> exchange_pb2.PushDeltaResponse:
         """Sends a push on the bulk connection."""
-        return await answer(self._bulk_exchange.PushDelta(requests), unknown=TryAgainError)
+        replica = await self._bulk.next()
+        return await answer(replica.exchange.PushDelta(requests), unknown=TryAgainError)
 
     async def query_push(
         self, request: exchange_pb2.QueryPushRequest, *, timeout_s: float
     ) -> exchange_pb2.QueryPushResponse:
         """Asks how far a push has come."""
-        return await answer(self._exchange.QueryPush(request, timeout=timeout_s), unknown=TryAgainError)
+        replica = await self._control.next()
+        return await answer(replica.exchange.QueryPush(request, timeout=timeout_s), unknown=TryAgainError)
 
     def pull_fragment(
         self, request: exchange_pb2.PullFragmentRequest
     ) -> AsyncGenerator[exchange_pb2.PullFragmentResponse, None]:
         """Opens a download on the bulk connection."""
-        return _stream(self._bulk_exchange.PullFragment(request))
+        return _stream(self._bulk, lambda replica: replica.exchange.PullFragment(request))
 
     def watch(self, request: exchange_pb2.WatchRequest) -> AsyncGenerator[exchange_pb2.WatchResponse, None]:
         """Follows a run."""
-        return _stream(self._exchange.Watch(request))
+        return _stream(self._control, lambda replica: replica.exchange.Watch(request))
+
+    async def ask(self, call: Callable[[Replica], Awaitable[A]]) -> A:
+        """Returns the answer of the next replica to a unary call."""
+        return await answer(call(await self._control.next()))
 
     async def get_capabilities(
         self, request: capabilities_pb2.GetCapabilitiesRequest, *, timeout_s: float
     ) -> capabilities_pb2.GetCapabilitiesResponse:
         """Asks for the server's version, codecs and limits."""
-        return await answer(self.capabilities.GetCapabilities(request, timeout=timeout_s))
+        return await self.ask(lambda replica: replica.capabilities.GetCapabilities(request, timeout=timeout_s))
 
     async def get_run(self, request: runs_pb2.GetRunRequest, *, timeout_s: float) -> runs_pb2.GetRunResponse:
         """Asks for a run."""
-        return await answer(self.runs.GetRun(request, timeout=timeout_s))
+        return await self.ask(lambda replica: replica.runs.GetRun(request, timeout=timeout_s))
 
     async def create_run(self, request: runs_pb2.CreateRunRequest, *, timeout_s: float) -> runs_pb2.CreateRunResponse:
         """Makes a draft."""
-        return await answer(self.runs.CreateRun(request, timeout=timeout_s))
+        return await self.ask(lambda replica: replica.runs.CreateRun(request, timeout=timeout_s))
 
     async def commit_run(self, request: runs_pb2.CommitRunRequest, *, timeout_s: float) -> runs_pb2.CommitRunResponse:
         """Makes a draft the run of its name."""
-        return await answer(self.runs.CommitRun(request, timeout=timeout_s))
+        return await self.ask(lambda replica: replica.runs.CommitRun(request, timeout=timeout_s))
 
     async def close(self) -> None:
-        """Closes both connections."""
-        await self._bulk.close(None)
-        await self._control.close(None)
-
-
-def _channel(target: str, credentials: grpc.ChannelCredentials | None) -> grpc.aio.Channel:
-    if credentials is None:
-        return grpc.aio.insecure_channel(target, options=_OPTIONS)
-    return grpc.aio.secure_channel(target, credentials, options=_OPTIONS)
+        """Closes every connection."""
+        await self._bulk.close()
+        await self._control.close()
 
 
 async def answer(call: Awaitable[A], *, unknown: type[SkerryError] = RefusedError) -> A:
@@ -129,8 +126,9 @@ async def answer(call: Awaitable[A], *, unknown: type[SkerryError] = RefusedErro
         raise error_of("UNREACHABLE", f"connection is closed. cause={error}") from error
 
 
-async def _stream(call: Any) -> AsyncGenerator[Any, None]:
-    """Yields a call's answers; the call is cancelled when the iterator is closed or dropped."""
+async def _stream(replicas: Replicas, open_call: Callable[[Replica], Any]) -> AsyncGenerator[Any, None]:
+    """Yields the answers to a call of the next replica; it is cancelled when the iterator is closed or dropped."""
+    call = open_call(await replicas.next())
     try:
         async for response in call:
             yield response

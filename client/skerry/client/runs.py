@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 from skerry.client.creation import NewRun, create_run
 from skerry.client.errors import is_transient
 from skerry.client.fragment_plan import FragmentPlan, plan_fragments
-from skerry.client.grpc_transport import GrpcTransport, answer
+from skerry.client.grpc_transport import GrpcTransport
 from skerry.client.loop_thread import LoopThread
 from skerry.client.records import Capabilities, Event, Run, RunView, VersionRecord, record_of
+from skerry.client.replicas import Replica
 from skerry.client.session import Calls
 from skerry.runtime.identifiers import SystemEntropy, system_random
 from skerry.runtime.retry import Retry, RetrySettings
@@ -26,14 +27,17 @@ from skerry.wire.policy import Policy
 R = TypeVar("R")
 
 _PAGE_SIZE: Final = 100
-# A person waits for the answer: calls are repeated a few times if the server asks for it, and not at all if it does not
-# answer.
+# A person waits for the answer: calls are repeated a few times if the server asks for it, or if it is gone and there
+# are others, and not at all if nobody answers.
 _RETRY: Final = RetrySettings(attempt_count=3, longest_wait_s=2.0)
 _HOPELESS: Final = frozenset({"UNREACHABLE", "TIMEOUT"})
+_HOPELESS_WITH_OTHERS: Final = frozenset({"TIMEOUT"})
 
 
 class RunsClient:
     """Calls `skerry.v1.Runs` of the syncer at `target`, waiting at most `timeout_s` for each answer.
+
+    `target` is host:port, or several replicas separated by commas; see `skerry.client.replicas`.
 
     Synchronous, for one thread at a time; a context manager. Every method raises SkerryError if the server refuses or
     does not answer. Log positions in answers are remembered and sent along, so that no replica answers from an older
@@ -45,9 +49,11 @@ class RunsClient:
         self._entropy = SystemEntropy()
         self._seen: dict[str, int] = {}  # position by run uid
         self._uids: dict[str, str] = {}  # newest uid seen by name
+        jitter = system_random()
         self._thread = LoopThread("skerry-runs")
-        self._transport = self._thread.call(lambda: GrpcTransport(target))
-        retry = Retry(_RETRY, system_random(), lambda error: is_transient(error) and error.reason not in _HOPELESS)
+        self._transport = self._thread.call(lambda: GrpcTransport(target, jitter=jitter))
+        hopeless = _HOPELESS_WITH_OTHERS if self._transport.has_others else _HOPELESS
+        retry = Retry(_RETRY, jitter, lambda error: is_transient(error) and error.reason not in hopeless)
         self._calls = Calls(self._transport, retry, timeout_s=timeout_s)
 
     def __enter__(self) -> Self:
@@ -64,15 +70,15 @@ class RunsClient:
 
     def capabilities(self) -> Capabilities:
         """Returns the server's version, codecs and limits."""
-        method = self._transport.capabilities.GetCapabilities
-        return record_of(Capabilities, self._call(method, capabilities_pb2.GetCapabilitiesRequest()))
+        request = capabilities_pb2.GetCapabilitiesRequest()
+        return record_of(Capabilities, self._call(lambda at: at.capabilities.GetCapabilities, request))
 
     def get_run(self, name: str, *, uid: str | None = None) -> RunView:
         """Returns a run and its learners; with `uid`, only if the name is still that run's."""
         request = runs_pb2.GetRunRequest(name=name, run_uid=uid or "")
         if uid is not None:
             request.seen_position = self._seen.get(uid, 0)
-        response = self._call(self._transport.runs.GetRun, request)
+        response = self._call(lambda at: at.runs.GetRun, request)
         self._seen_run(response.run)
         return record_of(RunView, response)
 
@@ -81,7 +87,7 @@ class RunsClient:
         runs: list[Run] = []
         request = runs_pb2.ListRunsRequest(page_size=_PAGE_SIZE)
         while True:
-            response = self._call(self._transport.runs.ListRuns, request)
+            response = self._call(lambda at: at.runs.ListRuns, request)
             runs.extend(record_of(Run, run) for run in response.runs)
             if not response.next_page_token:
                 return runs
@@ -125,7 +131,7 @@ class RunsClient:
         request = runs_pb2.SetPolicyRequest(
             request_id=self._entropy.hex_id(), name=name, policy=_changes(base, policy), **self._known(name)
         )
-        return self._seen_run(self._call(self._transport.runs.SetPolicy, request).run)
+        return self._seen_run(self._call(lambda at: at.runs.SetPolicy, request).run)
 
     def list_versions(self, name: str, fragment: str, *, before_version: int = 0) -> Iterator[VersionRecord]:
         """Yields a fragment's versions, newest first, a page at a time as they are asked for."""
@@ -133,7 +139,7 @@ class RunsClient:
             name=name, fragment=fragment, page_size=_PAGE_SIZE, before_version=before_version, **self._known(name)
         )
         while True:
-            response = self._call(self._transport.runs.ListVersions, request)
+            response = self._call(lambda at: at.runs.ListVersions, request)
             yield from (record_of(VersionRecord, version) for version in response.versions)
             if len(response.versions) < _PAGE_SIZE or response.versions[-1].version.version == 0:
                 return
@@ -144,7 +150,7 @@ class RunsClient:
         request = runs_pb2.RollBackRequest(
             request_id=self._entropy.hex_id(), name=name, target_position=target_position, **self._known(name)
         )
-        return self._seen_run(self._call(self._transport.runs.RollBack, request).run)
+        return self._seen_run(self._call(lambda at: at.runs.RollBack, request).run)
 
     def upgrade_run(self, name: str, *, level: int = 0) -> Run:
         """Returns the run with a higher format level: `level`, or the newest that the syncer knows.
@@ -152,16 +158,16 @@ class RunsClient:
         Syncers of versions that don't know the level can't serve the run from here on.
         """
         request = runs_pb2.UpgradeRunRequest(name=name, format_level=level, **self._known(name))
-        return self._seen_run(self._call(self._transport.runs.UpgradeRun, request).run)
+        return self._seen_run(self._call(lambda at: at.runs.UpgradeRun, request).run)
 
     def close_run(self, name: str) -> Run:
         """Returns the run once it is closed and every accepted delta has its final fate."""
         request = runs_pb2.CloseRunRequest(name=name, **self._known(name))
-        return self._seen_run(self._call(self._transport.runs.CloseRun, request).run)
+        return self._seen_run(self._call(lambda at: at.runs.CloseRun, request).run)
 
     def delete_run(self, name: str, uid: str) -> None:
         """Takes the name away from the run, if it still has this uid."""
-        self._call(self._transport.runs.DeleteRun, runs_pb2.DeleteRunRequest(name=name, run_uid=uid))
+        self._call(lambda at: at.runs.DeleteRun, runs_pb2.DeleteRunRequest(name=name, run_uid=uid))
         self._uids.pop(name, None)
 
     def watch(self, name: str, *, after_position: int = 0) -> Iterator[RunView | Event]:
@@ -190,8 +196,10 @@ class RunsClient:
         self._seen[run.uid] = max(run.position, self._seen.get(run.uid, 0))
         return run
 
-    def _call(self, method: Callable[..., Awaitable[R]], request: object) -> R:
-        return self._thread.run(self._calls.retry.call(lambda: answer(method(request, timeout=self._timeout_s))))
+    def _call(self, method: Callable[[Replica], Callable[..., Awaitable[R]]], request: object) -> R:
+        """Returns the answer to `request` of the method that `method` takes from a replica's stubs."""
+        ask, timeout_s = self._transport.ask, self._timeout_s
+        return self._thread.run(self._calls.retry.call(lambda: ask(lambda at: method(at)(request, timeout=timeout_s))))
 
 
 def _changes(base: Policy | None, policy: Policy) -> types_pb2.Policy:

@@ -110,6 +110,8 @@ class Stats:
     waiting_s: float = 0.0  # mean from snapshot to the news of being merged, over the same
     stall_s_last: float = 0.0  # inside the last step()
     stall_s_max: float = 0.0
+    loss: float | None = None  # of the last step, as the training loop said
+    step_time_s: float | None = None  # moving average
 
 
 _COUNTS: Final = tuple(

@@ -9,7 +9,7 @@ import json
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -19,11 +19,14 @@ import click
 if TYPE_CHECKING:
     from skerry.client import Policy
     from skerry.learner.checkpoint import TrainingPosition
+    from skerry.learner.exposition import LearnerMetrics
     from skerry.learner.settings import LearnSettings
     from skerry.learner.training import Training
 
 S = TypeVar("S")
 
+_TARGET_HELP = "Address of the syncer, as host:port. Replicas are separated by commas: a:443,b:443."
+_METRICS_HELP = "Address on which Prometheus finds metrics, for example 127.0.0.1:9464.  [default: none]"
 _DATA_HELP = "Text file, token shard (*.bin, *.npy of uint16) or directory.  [default: Python's standard library]"
 _INNER_STEPS_HELP = (
     "Steps between two deltas of a fragment, in a run that this learner creates.  [default: by --policy]"
@@ -59,10 +62,11 @@ _POSITIVE_NUMBER = click.FloatRange(min=0, min_open=True)
 
 
 @click.command("learn", epilog=_EPILOG)
-@_option("--target", default="127.0.0.1:50051", help="Address of the syncer, as host:port.")
+@_option("--target", default="127.0.0.1:50051", help=_TARGET_HELP)
 @_option("--run", default="demo", help="Name of the run to join.")
 @_option("--learner-id", default="learner-1", help="Name of this learner, unique in the run.")
 @click.option("--region", default="", help="Where this learner is; for display only.")
+@click.option("--metrics", metavar="HOST:PORT", help=_METRICS_HELP)
 @click.option("--alone", is_flag=True, help="Train without a syncer, as a baseline to compare with.")
 @_option("--create/--no-create", "may_create", default=True, help="Create the run if it does not exist.")
 @_option("--policy", "policy_path", type=_FILE, help="JSON file with the policy of a run that this learner creates.")
@@ -99,7 +103,10 @@ def learn(**options: Any) -> None:
     with the same --work-dir, it resumes from the checkpoint.
     """
     settings = _settings(options)
-    position = _learn(settings)
+    metrics: str | None = options["metrics"]
+    if metrics is not None and options["alone"]:
+        raise click.UsageError("--metrics shows the exchange with a syncer, and --alone has none")
+    position = _learn(settings, metrics)
     click.echo(f"{settings.learner_id}: {position.step} steps, {position.tokens} tokens. {settings.metrics_path}")
 
 
@@ -141,7 +148,7 @@ def _settings(options: dict[str, Any]) -> LearnSettings:
     )
 
 
-def _learn(settings: LearnSettings) -> TrainingPosition:
+def _learn(settings: LearnSettings, metrics: str | None) -> TrainingPosition:
     import torch
 
     from skerry.learner.device import choose_device
@@ -158,27 +165,44 @@ def _learn(settings: LearnSettings) -> TrainingPosition:
             gc.freeze()  # scanning modules and data in every collection takes a quarter of a small model's step
             if settings.run.target is None:
                 return train(training, None, clock=SystemClock(), stop=stop)
-            return _train_attached(training, settings.run.target, stop)
+            return _train_attached(training, settings.run.target, stop, metrics)
         except LearnerInputError as error:
             raise click.ClickException(str(error)) from error
 
 
-def _train_attached(training: Training, target: str, stop: threading.Event) -> TrainingPosition:
+def _train_attached(training: Training, target: str, stop: threading.Event, metrics: str | None) -> TrainingPosition:
     from skerry.client import Learner
+    from skerry.learner.exposition import LearnerMetrics
     from skerry.learner.training import train
     from skerry.runtime.clock import SystemClock
 
     settings = training.settings
-    with Learner(
-        training.model,
-        target=target,
-        run=settings.run.run,
-        learner_id=settings.learner_id,
-        region=settings.run.region,
-        create=settings.run.may_create,
-        policy=_policy(settings),
-    ) as learner:
+    with ExitStack() as stack:
+        learner = stack.enter_context(
+            Learner(
+                training.model,
+                target=target,
+                run=settings.run.run,
+                learner_id=settings.learner_id,
+                region=settings.run.region,
+                create=settings.run.may_create,
+                policy=_policy(settings),
+            )
+        )
+        if metrics is not None:
+            _expose(stack, LearnerMetrics(learner, run=settings.run.run, learner_id=settings.learner_id), metrics)
         return train(training, learner, clock=SystemClock(), stop=stop)
+
+
+def _expose(stack: ExitStack, metrics: LearnerMetrics, address: str) -> None:
+    """Serves the metrics until the stack is left."""
+    from skerry.runtime.exposition import exposed
+
+    try:
+        url = stack.enter_context(exposed(metrics, address))
+    except (ValueError, OSError) as error:
+        raise click.BadParameter(f"can't be listened on: {error}", param_hint="--metrics") from error
+    click.echo(f"metrics at {url}")
 
 
 def _policy(settings: LearnSettings) -> Policy:

@@ -50,6 +50,11 @@ Examples:
     "--new-store", is_flag=True, help="Begin a store in a folder that exists and is none, such as a new volume's."
 )
 @click.option(
+    "--metrics",
+    metavar="HOST:PORT",
+    help="Address on which Prometheus finds metrics, for example 127.0.0.1:9464.  [default: none]",
+)
+@click.option(
     "--port-file",
     type=click.Path(dir_okay=False, path_type=Path),
     help="File to write the port number to.",
@@ -75,6 +80,7 @@ def serve(
     listen: str,
     store_url: str,
     new_store: bool,
+    metrics: str | None,
     port_file: Path | None,
     scratch: Path | None,
     workers: int | None,
@@ -88,7 +94,9 @@ def serve(
     A syncer keeps all state in the store, so any number of them may serve one store, and each may be killed at any
     moment. SIGTERM or SIGINT shuts it down after the calls in flight have ended; a second signal stops it at once.
     """
-    _check_listen(listen, is_insecure=insecure)
+    _check_listen(listen, "--listen", is_insecure=insecure)
+    if metrics is not None:
+        _check_listen(metrics, "--metrics", is_insecure=insecure)
     _configure_logs(log_level)
     try:
         objects = open_objects(_absolute(store_url), new=new_store)
@@ -96,6 +104,7 @@ def serve(
         raise click.BadParameter(str(error), param_hint="--store") from error
     settings = ServerSettings(
         listen=listen,
+        metrics=metrics,
         drain_grace_s=drain_grace,
         worker_count=workers or max(2, os.cpu_count() or 2),
         scratch_directory=_scratch_directory(scratch),
@@ -104,15 +113,13 @@ def serve(
     try:
         asyncio.run(_serve(objects, settings, store_url, port_file))
     except ListenError as error:
-        raise click.BadParameter(f"{error}. Is another syncer running there?", param_hint="--listen") from error
+        raise click.BadParameter(f"{error}. Is another syncer running there?", param_hint=error.option) from error
 
 
-def _check_listen(listen: str, *, is_insecure: bool) -> None:
+def _check_listen(listen: str, option: str, *, is_insecure: bool) -> None:
     host, colon, port = listen.rpartition(":")
     if not colon or not host or not port.isdigit():
-        raise click.BadParameter(
-            f"use HOST:PORT, for example 127.0.0.1:50051. listen={listen!r}", param_hint="--listen"
-        )
+        raise click.BadParameter(f"use HOST:PORT, for example 127.0.0.1:50051. listen={listen!r}", param_hint=option)
     if is_insecure or _is_loopback(host.strip("[]")):
         return
     raise click.UsageError(
@@ -181,6 +188,8 @@ async def _hurry(signals: asyncio.Queue[None], server: SyncerServer) -> None:
 def _announce(listen: str, server: SyncerServer, store_url: str, port_file: Path | None) -> None:
     address = f"{listen.rpartition(':')[0]}:{server.port}"
     click.echo(f"listening on {address}, store {store_url}")
+    if server.metrics_url:
+        click.echo(f"metrics at {server.metrics_url}")
     sys.stdout.flush()
     if port_file is not None:
         partial = port_file.with_name(f".{port_file.name}.partial")

@@ -24,6 +24,7 @@ from skerry.store.versions.scratch import Scratch
 from skerry.syncer.advice import AdviceBoard
 from skerry.syncer.errors import DrainingError, SyncerError
 from skerry.syncer.merger import Merger
+from skerry.syncer.metrics import SyncerMetrics
 from skerry.syncer.parts import ByteBudget
 from skerry.syncer.replica import ReplicaSettings, RunReplica
 from skerry.wire.layout import check_id, check_name
@@ -64,6 +65,7 @@ class RunHost:
         workers: Workers,
         scratch: Scratch,
         settings: HostSettings,
+        metrics: SyncerMetrics | None = None,
     ) -> None:
         """Takes the resources that the replicas share."""
         self.store = store
@@ -72,6 +74,7 @@ class RunHost:
         self.settings = settings
         self.budget = ByteBudget(settings.part_budget_bytes)
         self._entropy = entropy
+        self._metrics = metrics or SyncerMetrics(clock)
         self._scratch = scratch
         self._open: dict[str, _Open] = {}  # by uid
         self._opening: dict[str, asyncio.Lock] = {}  # by uid
@@ -186,6 +189,7 @@ class RunHost:
         )
         task = self._tasks.create_task(self._keep(replica, uid), name=f"run {name}")
         self._open[uid] = opened = _Open(replica, task, self.clock.monotonic_s())
+        self._metrics.opened(replica)
         _LOG.info("run opened", run=name, uid=uid, position=replica.state.position, status=replica.state.status.value)
         return opened
 
@@ -198,6 +202,7 @@ class RunHost:
         except Exception as error:  # noqa: BLE001 - the outermost edge of one run
             _LOG.error("run failed; the next call opens it again", run=replica.log.spec.name, uid=uid, exc_info=error)
         finally:
+            self._metrics.closed(replica)
             if uid in self._open and self._open[uid].replica is replica:
                 del self._open[uid]
                 self._opening.pop(uid, None)

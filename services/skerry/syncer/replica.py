@@ -174,6 +174,10 @@ class RunReplica:
         """Returns every learner that the log knows, as observers see it now."""
         return self.membership.records(self.state, self._clock.monotonic_s())
 
+    def open_since_s(self) -> list[float]:
+        """Returns when each open round opened, as far as this replica saw, on its monotonic clock."""
+        return self._engine.open_since_s()
+
     def open_rounds(self) -> list[Event]:
         """Returns the events of the rounds that are open now, for a learner that attaches."""
         view = self.membership.view(self.state, self._clock.monotonic_s())

@@ -145,6 +145,10 @@ class RoundEngine:
         """Says that the log admitted `item` from this replica, which so merges the set without waiting for a term."""
         self._own.add(MergeKey(item.fragment, item.version, item.attempt))
 
+    def open_since_s(self) -> list[float]:
+        """Returns when each round that is open was first seen open here, on the clock of `now_s`."""
+        return [timing.opened_at_s for timing in self._timings.values() if timing.opened_at_s is not None]
+
     def open_rounds(self, state: RunState, view: MembershipView) -> tuple[tuple[str, int], ...]:
         """Returns (fragment, version to be made) of every open round."""
         return tuple(

@@ -5,24 +5,29 @@ from __future__ import annotations
 import asyncio
 import importlib.metadata
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import grpc
 import structlog
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from skerry.runtime.clock import SystemClock
+from skerry.runtime.exposition import exposed
 from skerry.runtime.identifiers import SystemEntropy
 from skerry.runtime.workers import ThreadWorkers
 from skerry.store.objects.interface import Objects
 from skerry.store.store import Store
 from skerry.store.versions.scratch import Scratch
+from skerry.syncer.events import running
 from skerry.syncer.host import HostSettings, RunHost
+from skerry.syncer.measured_objects import MeasuredObjects
+from skerry.syncer.metrics import OnLoop, SyncerMetrics
 from skerry.syncer.services.capabilities import MAX_MESSAGE_BYTES, CapabilitiesServicer
 from skerry.syncer.services.exchange import ExchangeServicer
+from skerry.syncer.services.health import HealthServicer
 from skerry.syncer.services.interceptor import ErrorInterceptor
 from skerry.syncer.services.reflection import enable_reflection
 from skerry.syncer.services.runs import RunsServicer
@@ -57,6 +62,7 @@ class ServerSettings:
     """How one syncer process is configured."""
 
     listen: str = "127.0.0.1:50051"  # port 0: any free one
+    metrics: str | None = None  # where Prometheus asks, likewise; None: nowhere
     drain_grace_s: float = 20.0
     worker_count: int = 2
     scratch_directory: Path | None = None  # None: in memory
@@ -64,15 +70,23 @@ class ServerSettings:
 
 
 class ListenError(OSError):
-    """The syncer can't listen on the address."""
+    """The syncer can't listen on the address that `option` gives."""
+
+    def __init__(self, option: str, address: str) -> None:
+        """Takes the option as it is written on the command line."""
+        super().__init__(f"can't listen on the address. {option.removeprefix('--')}={address}")
+        self.option = option
 
 
 class SyncerServer:
     """A syncer that is listening; created by `serving`."""
 
-    def __init__(self, server: grpc.aio.Server, host: RunHost, servicer: Any, port: int) -> None:
+    def __init__(
+        self, server: grpc.aio.Server, host: RunHost, servicer: HealthServicer, port: int, metrics_url: str
+    ) -> None:
         """Takes a started server."""
         self.port = port
+        self.metrics_url = metrics_url  # empty: nowhere
         self.host = host
         self._server = server
         self._health = servicer
@@ -86,8 +100,9 @@ class SyncerServer:
         """
         started_s = self.host.clock.monotonic_s()
         _LOG.info("draining", grace_s=grace_s)
-        await self._health.enter_graceful_shutdown()
+        self._health.drain()
         await self.host.drain(grace_s)
+        self._health.end()
         left_s = max(_LEAST_STOP_S, grace_s - (self.host.clock.monotonic_s() - started_s))
         await self._server.stop(left_s)
         drain_s = round(self.host.clock.monotonic_s() - started_s, 3)
@@ -106,6 +121,8 @@ async def serving(objects: Objects, settings: ServerSettings) -> AsyncIterator[S
         ListenError: it can't listen on that address.
     """
     clock, entropy, workers = SystemClock(), SystemEntropy(), ThreadWorkers(settings.worker_count)
+    metrics = SyncerMetrics(clock)
+    objects = MeasuredObjects(objects, metrics, clock)
     store = Store(objects, clock=clock, entropy=entropy, workers=workers, writer=f"syncer-{entropy.hex_id()[:8]}")
     host = RunHost(
         store,
@@ -114,21 +131,23 @@ async def serving(objects: Objects, settings: ServerSettings) -> AsyncIterator[S
         workers=workers,
         scratch=Scratch(settings.scratch_directory),
         settings=settings.host,
+        metrics=metrics,
     )
-    server = grpc.aio.server(interceptors=[ErrorInterceptor(MAX_MESSAGE_BYTES)], options=_OPTIONS)
-    servicer = health.aio.HealthServicer()  # type: ignore[attr-defined]  # missing in its stub alone
+    metrics.begin(importlib.metadata.version("skerry"), host.budget)
+    server = grpc.aio.server(interceptors=[ErrorInterceptor(MAX_MESSAGE_BYTES, metrics)], options=_OPTIONS)
+    servicer = HealthServicer()
     _add_services(server, host, servicer)
     try:
         port = server.add_insecure_port(settings.listen)
     except RuntimeError as error:
-        raise ListenError(f"can't listen on the address. listen={settings.listen}") from error
+        raise ListenError("--listen", settings.listen) from error
     try:
-        async with host.serving():
+        async with running(metrics.watch_lag()), _exposed(metrics, settings.metrics) as metrics_url, host.serving():
             await server.start()
             for name in ("", *_SERVICES):
-                await servicer.set(name, health_pb2.HealthCheckResponse.SERVING)
+                servicer.set(name, health_pb2.HealthCheckResponse.SERVING)
             try:
-                yield SyncerServer(server, host, servicer, port)
+                yield SyncerServer(server, host, servicer, port, metrics_url)
             finally:
                 await server.stop(None)
     finally:
@@ -136,7 +155,20 @@ async def serving(objects: Objects, settings: ServerSettings) -> AsyncIterator[S
         await asyncio.to_thread(workers.close)
 
 
-def _add_services(server: grpc.aio.Server, host: RunHost, servicer: Any) -> None:
+@asynccontextmanager
+async def _exposed(metrics: SyncerMetrics, address: str | None) -> AsyncIterator[str]:
+    """Serves the metrics while the context lasts, and yields their URL; without an address it is empty."""
+    with ExitStack() as stack:
+        url = ""
+        if address is not None:
+            try:
+                url = stack.enter_context(exposed(OnLoop(metrics.registry), address))
+            except OSError as error:
+                raise ListenError("--metrics", address) from error
+        yield url
+
+
+def _add_services(server: grpc.aio.Server, host: RunHost, servicer: HealthServicer) -> None:
     runs_pb2_grpc.add_RunsServicer_to_server(RunsServicer(host), server)
     exchange_pb2_grpc.add_ExchangeServicer_to_server(ExchangeServicer(host), server)
     capabilities_pb2_grpc.add_CapabilitiesServicer_to_server(

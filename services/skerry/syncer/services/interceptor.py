@@ -25,6 +25,7 @@ from skerry.store.errors import (
     UnreadableObjectError,
 )
 from skerry.syncer.errors import RETRY_ELSEWHERE_S, RETRY_FULL_S, RETRY_STORE_S, SyncerError
+from skerry.syncer.metrics import SyncerMetrics
 from skerry.wire.layout import BadNameError
 
 _LOG: Final = structlog.get_logger(__name__)
@@ -93,9 +94,10 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
     no details.
     """
 
-    def __init__(self, limit_bytes: int) -> None:
-        """Takes the largest message that the contract allows."""
+    def __init__(self, limit_bytes: int, metrics: SyncerMetrics) -> None:
+        """Takes the largest message that the contract allows, and what counts bytes and refusals."""
         self._limit_bytes = limit_bytes
+        self._metrics = metrics
 
     async def intercept_service(
         self,
@@ -107,23 +109,44 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
         method = handler_call_details.method
         if handler is None or not method.startswith(_OWN_METHODS):
             return handler
+        name = method.removeprefix(_OWN_METHODS)
         serializers = {
-            "request_deserializer": self._bounded(handler.request_deserializer),
-            "response_serializer": handler.response_serializer,
+            "request_deserializer": self._bounded(handler.request_deserializer, name),
+            "response_serializer": self._counted(handler.response_serializer, name),
         }
-        admit = _Admitted if handler.request_streaming else _admitted
-        if handler.unary_unary is not None:
-            return grpc.unary_unary_rpc_method_handler(_answering(handler.unary_unary, method, admit), **serializers)
-        if handler.unary_stream is not None:
-            return grpc.unary_stream_rpc_method_handler(_streaming(handler.unary_stream, method, admit), **serializers)
-        if handler.stream_unary is not None:
-            return grpc.stream_unary_rpc_method_handler(_answering(handler.stream_unary, method, admit), **serializers)
-        return grpc.stream_stream_rpc_method_handler(_streaming(handler.stream_stream, method, admit), **serializers)
 
-    def _bounded(self, deserializer: Callable[[bytes], Any] | None) -> Callable[[bytes], Any]:
+        def refused(reason: str) -> None:
+            self._metrics.refusals.labels(name, reason).inc()
+
+        wrapping = (method, _Admitted if handler.request_streaming else _admitted, refused)
+        if handler.unary_unary is not None:
+            return grpc.unary_unary_rpc_method_handler(_answering(handler.unary_unary, *wrapping), **serializers)
+        if handler.unary_stream is not None:
+            return grpc.unary_stream_rpc_method_handler(_streaming(handler.unary_stream, *wrapping), **serializers)
+        if handler.stream_unary is not None:
+            return grpc.stream_unary_rpc_method_handler(_answering(handler.stream_unary, *wrapping), **serializers)
+        return grpc.stream_stream_rpc_method_handler(_streaming(handler.stream_stream, *wrapping), **serializers)
+
+    def _bounded(self, deserializer: Callable[[bytes], Any] | None, method: str) -> Callable[[bytes], Any]:
         assert deserializer is not None  # generated handlers have one
-        limit = self._limit_bytes
-        return lambda data: deserializer(data) if len(data) <= limit else _Oversized(len(data), limit)
+        limit, received = self._limit_bytes, self._metrics.received_bytes.labels(method)
+
+        def bounded(data: bytes) -> Any:
+            received.inc(len(data))
+            return deserializer(data) if len(data) <= limit else _Oversized(len(data), limit)
+
+        return bounded
+
+    def _counted(self, serializer: Callable[[Any], bytes] | None, method: str) -> Callable[[Any], bytes]:
+        assert serializer is not None  # generated handlers have one
+        sent = self._metrics.sent_bytes.labels(method)
+
+        def counted(message: Any) -> bytes:
+            data = serializer(message)
+            sent.inc(len(data))
+            return data
+
+        return counted
 
 
 @dataclass(frozen=True)
@@ -160,19 +183,23 @@ class _Admitted:
         return _admitted(await anext(self._requests))
 
 
-def _answering(behaviour: Any, method: str, admit: Callable[[Any], Any]) -> Callable[..., Awaitable[Any]]:
+def _answering(
+    behaviour: Any, method: str, admit: Callable[[Any], Any], refused: Callable[[str], None]
+) -> Callable[..., Awaitable[Any]]:
     async def answer(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
         try:
             return await behaviour(admit(request), context)
         except asyncio.CancelledError:
             raise
         except Exception as error:  # noqa: BLE001 - the outermost edge
-            await _abort(error, method, context)
+            await _abort(error, method, context, refused)
 
     return answer
 
 
-def _streaming(behaviour: Any, method: str, admit: Callable[[Any], Any]) -> Callable[..., AsyncIterator[Any]]:
+def _streaming(
+    behaviour: Any, method: str, admit: Callable[[Any], Any], refused: Callable[[str], None]
+) -> Callable[..., AsyncIterator[Any]]:
     async def stream(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
         responses = None
         try:
@@ -182,7 +209,7 @@ def _streaming(behaviour: Any, method: str, admit: Callable[[Any], Any]) -> Call
         except asyncio.CancelledError:
             raise
         except Exception as error:  # noqa: BLE001 - the outermost edge
-            await _abort(error, method, context)
+            await _abort(error, method, context, refused)
         finally:
             aclose = getattr(responses, "aclose", None)
             if aclose is not None:
@@ -191,9 +218,12 @@ def _streaming(behaviour: Any, method: str, admit: Callable[[Any], Any]) -> Call
     return stream
 
 
-async def _abort(error: Exception, method: str, context: grpc.aio.ServicerContext[Any, Any]) -> NoReturn:
+async def _abort(
+    error: Exception, method: str, context: grpc.aio.ServicerContext[Any, Any], refused: Callable[[str], None]
+) -> NoReturn:
     status = status_of(error)
     reason = _as_syncer_error(error).reason
+    refused(reason)
     if status.code in {code_pb2.INTERNAL, code_pb2.DATA_LOSS}:
         _LOG.error("call failed", method=method, reason=reason, exc_info=error)
     elif isinstance(error, StoreError):

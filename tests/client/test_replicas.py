@@ -1,0 +1,189 @@
+"""Clients of several replicas: real processes on one store, of which any may be killed."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from skerry.client import ArrayLearner, Policy, RunsClient, SkerryError
+from skerry.client.grpc_transport import GrpcTransport
+from skerry.client.loop_thread import LoopThread
+from skerry.client.replicas import split_targets
+from skerry.store.log.entries import Fate
+from skerry.v1 import capabilities_pb2
+from tests.client.quadratic import Quadratic
+from tests.syncer.audit import check_fates, final_state
+from tests.syncer.serve_process import ServeProcess
+
+# Nothing expires, so that every step ends in a merge.
+POLICY = Policy(inner_step_count=8, lease_term_s=2.0, quarantine_ratio=0.0, max_staleness=10_000)
+# Long for a client that has noticed; one that had to be told by keep-alive would need 50 s.
+FAIL_OVER_S = 5.0
+ASK = capabilities_pb2.GetCapabilitiesRequest()
+
+
+class TwoReplicas:
+    """Two `skerry serve` on one store, for callers that are not asynchronous."""
+
+    def __init__(self, folder: Path) -> None:
+        self.store_url = (folder / "store").as_uri()
+        self.thread = LoopThread("replicas")
+        folders = [folder / name for name in ("a", "b")]
+        for each in folders:
+            each.mkdir()
+        self.processes = [ServeProcess(self.store_url, each) for each in folders]
+        for process in self.processes:
+            self.thread.run(process.start())
+
+    @property
+    def target(self) -> str:
+        """Both addresses."""
+        return ",".join(f"127.0.0.1:{process.port}" for process in self.processes)
+
+    def kill(self, at: int) -> None:
+        """Kills one with SIGKILL."""
+        self.thread.run(self.processes[at].kill())
+
+    def start(self, at: int) -> None:
+        """Starts it again, on its port."""
+        self.thread.run(self.processes[at].start())
+
+    def close(self) -> None:
+        """Ends both."""
+        for process in self.processes:
+            self.thread.run(process.stop())
+        self.thread.close()
+
+
+@pytest.fixture
+def replicas(tmp_path: Path) -> Iterator[TwoReplicas]:
+    found = TwoReplicas(tmp_path)
+    try:
+        yield found
+    finally:
+        found.close()
+
+
+class Trainer:
+    """A learner that trains on a thread of its own, and notes how long it was detached at a time."""
+
+    def __init__(self, target: str, name: str, seed: int) -> None:
+        self._problem = Quadratic(seed)
+        self._stop = threading.Event()
+        self.longest_detached_s = 0.0
+        self.learner = ArrayLearner(
+            self._problem.arrays, target=target, run="fit", learner_id=name, create=True, policy=POLICY
+        )
+        self._thread = threading.Thread(target=self._train, name=name)
+        self._thread.start()
+
+    def _train(self) -> None:
+        attached_at_s = time.monotonic()
+        while not self._stop.is_set():
+            self.learner.step(tokens=8, loss=self._problem.descend())
+            now_s = time.monotonic()
+            self.longest_detached_s = max(self.longest_detached_s, now_s - attached_at_s)
+            if self.learner.stats.is_attached:
+                attached_at_s = now_s
+
+    def until_merged(self, more: int) -> None:
+        """Returns once so many more of its deltas are merged."""
+        wanted, deadline_s = self.learner.stats.deltas_merged + more, time.monotonic() + 60
+        while self.learner.stats.deltas_merged < wanted:
+            assert time.monotonic() < deadline_s, self.learner.stats
+            time.sleep(0.02)
+
+    def stop(self) -> int:
+        """Ends the training, sends what is unsent, and returns the number of steps."""
+        self._stop.set()
+        self._thread.join()
+        assert self.learner.flush(30), self.learner.stats
+        assert self.learner.failure is None
+        self.learner.close()
+        return self.learner.stats.step_count
+
+
+@pytest.mark.timeout(300)
+def test_killing_either_replica_under_load_costs_no_learner_a_step(replicas: TwoReplicas) -> None:
+    learners = {name: Trainer(replicas.target, name, seed) for seed, name in enumerate(("us", "eu", "ap", "sa"))}
+    try:
+        for each in learners.values():
+            each.until_merged(2)
+        for at in (0, 1, 0):
+            replicas.kill(at)
+            for each in learners.values():
+                each.until_merged(3)
+            replicas.start(at)
+    finally:
+        step_counts = {name: each.stop() for name, each in learners.items()}
+    with RunsClient(replicas.target) as client:
+        run = client.close_run("fit")
+    state = asyncio.run(final_state(replicas.store_url, "fit", run.uid))
+    assert check_fates(state, set())[Fate.QUARANTINED] == 0
+    # Every learner has 2 fragments; each of its steps is in one merged delta of each, and in no other.
+    merged = {name: dict.fromkeys(state.fragments, 0) for name in learners}
+    for delta in state.deltas.values():
+        if delta.fate is Fate.MERGED and delta.item.learner in merged:
+            merged[delta.item.learner][delta.item.fragment] += delta.item.step_count
+    assert merged == {name: dict.fromkeys(state.fragments, count) for name, count in step_counts.items()}
+    detached_s = {name: round(each.longest_detached_s, 3) for name, each in learners.items()}
+    print(f"longest time without an attached stream: {detached_s}")
+    assert max(detached_s.values()) < FAIL_OVER_S
+
+
+def test_a_command_does_not_notice_that_one_of_the_replicas_is_dead(replicas: TwoReplicas) -> None:
+    with RunsClient(replicas.target) as client:
+        client.create_run("fit", {"bias": np.zeros(4, np.float32)})
+        for dead in (0, 1):
+            replicas.kill(dead)
+            for _ in range(3):
+                assert [run.name for run in client.list_runs()] == ["fit"]
+            with RunsClient(replicas.target) as late:
+                assert late.get_run("fit").run.name == "fit"
+            replicas.start(dead)
+
+
+def test_calls_are_spread_over_the_healthy_replicas_and_a_draining_one_gets_none(replicas: TwoReplicas) -> None:
+    async def spread() -> None:
+        transport = GrpcTransport(replicas.target)
+        targets = dict(zip(transport._control._replicas, replicas.target.split(","), strict=True))
+
+        async def until(wanted: set[str]) -> None:
+            """Returns once exactly the wanted ones answer; no call may fail."""
+            found: set[str] = set()
+            async with asyncio.timeout(20):
+                while found != wanted:
+                    asked = [await transport._control.next() for _ in range(6)]
+                    await asyncio.gather(*(one.capabilities.GetCapabilities(ASK, timeout=5) for one in asked))
+                    found = {targets[one] for one in asked}
+
+        await until(set(targets.values()))
+        await asyncio.wrap_future(replicas.thread.start(_terminated(replicas.processes[0])))
+        await until({replicas.target.split(",")[1]})
+        await transport.close()
+
+    asyncio.run(spread())
+
+
+async def _terminated(process: ServeProcess) -> None:
+    process.terminate()
+    assert await process.exit_status() == 0
+
+
+def test_without_any_replica_the_error_names_the_trouble() -> None:
+    with RunsClient("127.0.0.1:1,127.0.0.1:2") as client, pytest.raises(SkerryError) as caught:
+        client.list_runs()
+    assert caught.value.reason == "UNREACHABLE"
+
+
+@pytest.mark.parametrize("target", ["", "a:1,", ",", "a:1,,b:2"])
+def test_an_empty_target_is_refused(target: str) -> None:
+    with pytest.raises(ValueError, match="a target is empty"):
+        split_targets(target)
+    assert split_targets(" a:1 , b:2") == ("a:1", "b:2")

@@ -30,6 +30,7 @@ def rows_of(entry_count: int, arguments: argparse.Namespace, root: Path) -> list
         fragment_count=arguments.fragments,
         learner_count=arguments.learners,
         part_count=arguments.parts,
+        has_checkpoints=not arguments.no_checkpoints,
     )
     columns = (TextColumn("writing"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, disable=not sys.stderr.isatty()) as progress:
@@ -62,6 +63,7 @@ def main() -> None:
     parser.add_argument("--learners", type=int, default=8, help="learners, each in every round")
     parser.add_argument("--parts", type=int, default=1, help="parts of each delta")
     parser.add_argument("--delay-ms", type=float, default=30.0, help="what a distant store adds to each request; 0: none")
+    parser.add_argument("--no-checkpoints", action="store_true", help="runs of the format levels that had none")
     parser.add_argument("--samples", type=int, default=3, help="measurements of each opening")
     parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()

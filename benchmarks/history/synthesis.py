@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from skerry.store.log.checkpoints import CHECKPOINT_EVERY, checkpoint_of
 from skerry.store.log.entries import (
     AcceptedItem,
     ClosedItem,
@@ -52,17 +53,24 @@ class Synthesis:
     """A run that grows by entries; `put` gets the name and the bytes of every object."""
 
     def __init__(
-        self, put: Callable[[str, bytes], None], *, fragment_count: int, learner_count: int, part_count: int = 1
+        self,
+        put: Callable[[str, bytes], None],
+        *,
+        fragment_count: int,
+        learner_count: int,
+        part_count: int = 1,
+        has_checkpoints: bool = True,
     ) -> None:
         """Writes `run.json` and the entries that open the run; each delta has `part_count` parts."""
         names = [f"fragment-{number}" for number in range(fragment_count)]
         layouts = tuple(FragmentLayout(name, (TensorSpec(f"{name}.weight", (NUMEL,)),)) for name in names)
         self.spec = RunSpec(RUN, UID, layouts, {f"{name}.weight": "float32" for name in names}, 0.0)
-        self.state = RunState(self.spec)
+        self.state = RunState(self.spec, forgets=True)
         self.log_bytes = 0
         self._put = put
         self._entropy = SeededEntropy(random.Random(SEED))
         self._part_count = part_count
+        self._has_checkpoints = has_checkpoints
         self._prefix = run_prefix(RUN, UID)
         self._sessions = {f"learner-{number}": self._entropy.hex_id() for number in range(learner_count)}
         put(entry_name(self._prefix, 0), self.spec.to_bytes())
@@ -79,6 +87,7 @@ class Synthesis:
             for name in self.state.fragments:
                 if self.state.position < position:
                     self._round(name)
+                    self._checkpoint()
             progress(self.state.position)
 
     def _round(self, name: str) -> None:
@@ -92,6 +101,12 @@ class Synthesis:
         self._append(self._commit(name, version, len(members)))
         if version % SNAPSHOT_EVERY == 0:
             self._append(self._snapshot(name, version))
+
+    def _checkpoint(self) -> None:
+        if self._has_checkpoints and self.state.position - self.state.checkpoint_at >= CHECKPOINT_EVERY:
+            item, data = checkpoint_of(self.state, self._entropy)
+            self._put(f"{self._prefix}/{item.name}", data)
+            self._append(item)
 
     def _delta(self, name: str, learner: str, session: str) -> AcceptedItem:
         base = self.state.fragments[name].newest

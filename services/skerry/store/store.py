@@ -23,6 +23,7 @@ from skerry.store.errors import (
     RunExistsError,
     RunNotFoundError,
 )
+from skerry.store.log.checkpoints import newest_state
 from skerry.store.log.entries import FORMAT, RunSpec, canonical_json, entry_name, run_prefix
 from skerry.store.log.run_log import RunLog
 from skerry.store.objects.interface import Objects
@@ -44,13 +45,18 @@ class Store:
         entropy: Entropy,
         workers: Workers,
         writer: str,
+        keeps_history: bool = False,
     ) -> None:
-        """`writer` names this replica in the entries that it writes, for people."""
+        """`writer` names this replica in the entries that it writes, for people.
+
+        With `keeps_history`, logs are folded from their first entry and forget nothing: for tools that look at the past.
+        """
         self.objects = objects
         self._clock = clock
         self._entropy = entropy
         self._workers = workers
         self._writer = writer
+        self._keeps_history = keeps_history
         self._creator = Creator(objects, clock, entropy)
         # One log per run: two would not know of each other's entries in doubt.
         self._logs: dict[tuple[str, str], RunLog] = {}
@@ -104,6 +110,9 @@ class Store:
         key = (spec.name, spec.uid)
         found = self._logs.get(key)
         if found is None or found.failure is not None:
+            state = None if self._keeps_history else await newest_state(self.objects, spec)
+            if self._logs.get(key) is not found:  # another call opened it meanwhile
+                return await self._open(spec)
             self._logs[key] = RunLog(
                 self.objects,
                 spec,
@@ -112,6 +121,7 @@ class Store:
                 workers=self._workers,
                 writer=self._writer,
                 known=None if found is None else found.known,
+                state=state,
             )
             if found is not None:
                 await found.close()  # entries that it sent are treated as another process's from now on

@@ -217,6 +217,16 @@ class StatusItem(_Item, frozen=True, tag="status"):
     status: RunStatus
 
 
+class CheckpointItem(_Item, frozen=True, tag="checkpoint"):
+    """The state of the fold at an earlier position is stored, and from here on the fold forgets what is older."""
+
+    at: int  # the position whose state the object has
+    name: str  # of the object, relative to the run's prefix
+    size_bytes: int
+    digest: str  # SHA-256 of the object, hex
+    oldest: dict[str, int]  # by fragment: the oldest version to remember
+
+
 Item = (
     SessionItem
     | LeftItem
@@ -229,6 +239,7 @@ Item = (
     | RollbackItem
     | CollectedItem
     | StatusItem
+    | CheckpointItem
 )
 
 

@@ -46,7 +46,7 @@ GROUP_BYTES: Final = 2**20
 # Larger appends are refused: readers hold a whole entry in memory.
 MAX_APPEND_BYTES: Final = 16 * 2**20
 # Entries that a reader far behind asks for at the same time.
-_READ_AHEAD: Final = 16
+_READ_AHEAD: Final = 64
 # How often to check that an entry that was durable is still there.
 _ANCHOR_CHECK_S: Final = 5.0
 
@@ -91,10 +91,14 @@ class RunLog:
         workers: Workers,
         writer: str,
         known: tuple[int, str] | None = None,
+        state: RunState | None = None,
     ) -> None:
-        """`known` is the position and digest of an entry that this process has seen: the log must still have it."""
+        """`known` is the position and digest of an entry that this process has seen: the log must still have it.
+
+        Reading begins after `state`, which the log keeps and changes; without one, at the first entry.
+        """
         self.spec = spec
-        self.state = RunState(spec)
+        self.state = state or RunState(spec)
         self.prefix = run_prefix(spec.name, spec.uid)
         self.objects = objects
         self.blobs = Blobs(objects, self.prefix, entropy=entropy, workers=workers, condemned=self.state.condemned)
@@ -110,7 +114,7 @@ class RunLog:
         self._tail_lock = asyncio.Lock()
         self._tails_begun = self._tails_ended = 0
         self._failure: LogCorruptError | None = None
-        self._anchor = known or (0, self.state.head_digest)
+        self._anchor = known or (self.state.position, self.state.head_digest)
         self._anchor_checked_at = clock.monotonic_s() if known is None else -math.inf
 
     @property

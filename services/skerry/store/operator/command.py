@@ -76,7 +76,14 @@ async def opened_store(store_url: str) -> AsyncIterator[tuple[Store, Workers]]:
     """Opens a store, and closes everything after."""
     workers = ThreadWorkers(_WORKER_COUNT)
     objects = open_objects(store_url, create=False)
-    store = Store(objects, clock=SystemClock(), entropy=SystemEntropy(), workers=workers, writer="command")
+    store = Store(
+        objects,
+        clock=SystemClock(),
+        entropy=SystemEntropy(),
+        workers=workers,
+        writer="command",
+        keeps_history=True,
+    )
     try:
         yield store, workers
     finally:

@@ -15,11 +15,13 @@ from typing import Final
 
 from skerry.store.log.checkpoints import CHECKPOINT_EVERY, checkpoint_of
 from skerry.store.log.entries import (
+    ENTRY_FORMAT,
     AcceptedItem,
     ClosedItem,
     CommittedItem,
     Entry,
     Item,
+    LevelItem,
     Member,
     MergeScalars,
     ObjectRef,
@@ -75,6 +77,7 @@ class Synthesis:
         self._sessions = {f"learner-{number}": self._entropy.hex_id() for number in range(learner_count)}
         put(entry_name(self._prefix, 0), self.spec.to_bytes())
         self._append(
+            LevelItem(ENTRY_FORMAT),
             PolicyItem(self._entropy.hex_id(), Policy()),
             *(self._snapshot(name, 0) for name in names),
             StatusItem(RunStatus.OPEN),
@@ -154,7 +157,14 @@ class Synthesis:
     def _append(self, *items: Item) -> None:
         position = self.state.position + 1
         entry = Entry(
-            position, UID, self.state.head_digest, "benchmark", self._entropy.hex_id(), 1.8e9 + position, items
+            position,
+            UID,
+            self.state.head_digest,
+            "benchmark",
+            self._entropy.hex_id(),
+            1.8e9 + position,
+            items,
+            ENTRY_FORMAT,
         )
         data = entry.to_bytes()
         for outcome in apply_entry(self.state, entry, data):

@@ -52,6 +52,7 @@ def test_the_reason_decides_the_class_and_the_server_says_when_to_retry() -> Non
     [
         ("SESSION_FENCED", StopExchangingError),
         ("STORE_ROLLED_BACK", StopExchangingError),
+        ("NEWER_FORMAT", TryAgainError),
         ("BASE_STALE", WorkRefusedError),
         ("RUN_EXISTS", RunExistsError),
         ("DRAINING", TryAgainError),

@@ -18,6 +18,7 @@ import numpy as np
 from skerry.algorithm.step import OuterState
 from skerry.runtime.workers import InlineWorkers
 from skerry.store.log.entries import (
+    ENTRY_FORMAT,
     AcceptedItem,
     CollectedItem,
     Decided,
@@ -25,6 +26,7 @@ from skerry.store.log.entries import (
     FateItem,
     Item,
     LeftItem,
+    LevelItem,
     PolicyItem,
     RollbackFragment,
     RollbackItem,
@@ -45,7 +47,7 @@ from tests.doubles.seeded_entropy import SeededEntropy
 from tests.numerics.merge_driver import FLOAT32, FRAGMENT, INT4, Driver
 
 ALL_GOLDEN = tuple(sorted((Path(__file__).parent / "golden").iterdir()))
-GOLDEN = Path(__file__).parent / "golden" / "v3"
+GOLDEN = Path(__file__).parent / "golden" / f"v{ENTRY_FORMAT}"
 LAYOUT = FragmentLayout(
     FRAGMENT,
     (
@@ -125,6 +127,7 @@ async def make(objects: DictObjects) -> dict[str, object]:
     await driver.round([await driver.push(2, delta(), encoding=FLOAT32)])
     await driver.snapshot()
     await driver.append(LeftItem("m2", "session2"))
+    await driver.append(LevelItem(ENTRY_FORMAT))
     await driver.append(FateItem((Decided((await driver.push(1, delta())).delta, Fate.QUARANTINED, "outlier"),)))
     await driver.round([await driver.push(0, delta(), encoding=INT4)])
     old = await Replayer(log, FRAGMENT, workers).rebuild(1, driver.scratch)

@@ -7,6 +7,7 @@ import pytest
 from skerry.store.errors import LogCorruptError
 from skerry.store.log.checks import check_item
 from skerry.store.log.entries import (
+    OLDEST_LEVEL,
     AcceptedItem,
     ClosedItem,
     CollectedItem,
@@ -28,6 +29,7 @@ from skerry.store.log.entries import (
     SessionItem,
     SnapshotItem,
     StatusItem,
+    entry_format,
     item_to_json,
 )
 from skerry.store.log.fold import apply_entry
@@ -55,7 +57,16 @@ class History:
 
     def add(self, *items: Item) -> tuple[Outcome, ...]:
         state = self.state
-        entry = Entry(state.position + 1, SPEC.uid, state.head_digest, "hand", f"{state.position:032x}", 0.0, items)
+        entry = Entry(
+            state.position + 1,
+            SPEC.uid,
+            state.head_digest,
+            "hand",
+            f"{state.position:032x}",
+            0.0,
+            items,
+            entry_format(state.level, items),
+        )
         return apply_entry(state, Entry.from_bytes(entry.to_bytes()), entry.to_bytes())
 
     def admit(self, item: Item) -> tuple[str, ...]:
@@ -445,7 +456,7 @@ def test_a_closing_run_merges_what_it_has_and_a_closed_one_has_decided_everythin
 
 def test_an_entry_of_another_run_position_or_chain_is_no_next_entry(history: History) -> None:
     state = history.state
-    good = Entry(state.position + 1, SPEC.uid, state.head_digest, "w", "0" * 32, 0.0, ())
+    good = Entry(state.position + 1, SPEC.uid, state.head_digest, "w", "0" * 32, 0.0, (), OLDEST_LEVEL)
     for bad in (
         msgspec.structs.replace(good, run_uid="b" * 32),
         msgspec.structs.replace(good, position=state.position),
@@ -460,7 +471,9 @@ def test_an_entry_of_another_run_position_or_chain_is_no_next_entry(history: His
 @pytest.mark.parametrize(("planned", "written"), [(0, False), (5000, True)])
 def test_a_planned_length_is_in_the_log_only_where_there_is_one(planned: int, written: bool) -> None:
     """Readers that don't know the field refuse it."""
-    entry = Entry(1, SPEC.uid, "", "w", "0" * 32, 0.0, (PolicyItem("p", Policy(planned_step_count=planned)),))
+    entry = Entry(
+        1, SPEC.uid, "", "w", "0" * 32, 0.0, (PolicyItem("p", Policy(planned_step_count=planned)),), OLDEST_LEVEL
+    )
     assert (b"planned_step_count" in entry.to_bytes()) == written
     assert Entry.from_bytes(entry.to_bytes()) == entry
 

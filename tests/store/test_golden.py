@@ -27,6 +27,9 @@ from tests.doubles.dict_objects import DictObjects
 from tests.numerics.merge_driver import Driver, layout_of
 from tests.store.make_golden import ALL_GOLDEN, GOLDEN, LAYOUT, make
 
+# By the level of the golden run: kinds of items that came later.
+NEWER_KINDS = {3: {"level", "checkpoint"}, 4: set[str]()}
+
 
 @pytest.fixture(params=ALL_GOLDEN, ids=lambda folder: folder.name)
 def golden(request: pytest.FixtureRequest) -> Path:
@@ -80,7 +83,7 @@ async def test_every_kind_of_item_is_in_the_golden_log_and_is_written_as_it_was_
     async for entry, data in log.entries():
         assert Entry.from_bytes(data).to_bytes() == data
         kinds.update(item.kind for item in entry.items)
-    assert kinds == {kind.kind for kind in get_args(Item)}
+    assert kinds == {kind.kind for kind in get_args(Item)} - NEWER_KINDS[log.state.level]
 
 
 async def test_the_recipe_still_makes_the_same_log() -> None:

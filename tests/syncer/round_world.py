@@ -41,7 +41,16 @@ class RoundWorld:
 
     def append(self, *items: Item) -> tuple[Outcome, ...]:
         """Appends one entry and returns what the fold made of it."""
-        entry = Entry(self.state.position + 1, self.spec.uid, self.state.head_digest, "test", "0" * 32, 0.0, items)
+        entry = Entry(
+            self.state.position + 1,
+            self.spec.uid,
+            self.state.head_digest,
+            "test",
+            "0" * 32,
+            0.0,
+            items,
+            self.state.level,
+        )
         return apply_entry(self.state, entry, entry.to_bytes())
 
     def accept(

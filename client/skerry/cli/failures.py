@@ -59,6 +59,7 @@ _NEXT: Final[Mapping[str, str]] = {
     "STORE_FULL": "free some space; `skerry gc` removes objects that no version needs",
     "STORE_ROLLED_BACK": "the store has lost acknowledged data: stop the learners, then run `skerry verify`",
     "DRAINING": "the replica is shutting down; try again",
+    "NEWER_FORMAT": "a newer version upgraded the run: use that version here too",
     "INTERNAL": "the syncer's log says why",
     "UNREACHABLE": "check that `skerry serve` is running there, and that --target is right",
     "TIMEOUT": "the syncer took longer than --timeout; try again, or raise --timeout",

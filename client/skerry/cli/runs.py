@@ -57,7 +57,7 @@ Examples:
 """
 )
 def runs() -> None:
-    """Create, show, change, close and delete runs."""
+    """Create, show, change, upgrade, close and delete runs."""
 
 
 @runs.command("list", epilog="\b\nExample:\n  skerry runs list --json | jq -r '.[].name'")
@@ -172,6 +172,21 @@ def close(client: RunsClient, run: str) -> Answer:
     return _summary(closed), [f"closed {closed.name} at position {closed.position}, versions {_version_range(closed)}"]
 
 
+@runs.command(epilog="\b\nExample:\n  skerry runs upgrade demo")
+@click.argument("run")
+@click.option("--level", type=click.IntRange(min=1), help="The level.  [default: the syncer's newest]")
+@_printing
+@with_client
+def upgrade(client: RunsClient, run: str, *, level: int | None) -> Answer:
+    """Raise a run's format level.
+
+    Do this when every syncer of the store has the new version: older ones can't serve the run any more. A level can't
+    be lowered.
+    """
+    upgraded = client.upgrade_run(run, level=level or 0)
+    return _summary(upgraded), [f"{upgraded.name} has format level {upgraded.format_level}"]
+
+
 @runs.command(epilog="\b\nExample:\n  skerry runs delete demo --yes")
 @click.argument("run")
 @click.option("--uid", help="Delete the run only if it has this uid, so that a repeated delete spares a newer run.")
@@ -231,7 +246,7 @@ def _assigned(assignments: Iterable[str], base: Policy) -> Policy:
 def _run_parts(run: Run) -> Iterator[RenderableType]:
     facts = f"{run.status}  {count_text(_parameter_count(run.tensors))} parameters  position {run.position}"
     yield Text.assemble((run.name, "bold"), f"  {facts}  created {_created_at(run)}")
-    yield Text(f"uid {run.uid}\n", style="dim")
+    yield Text(f"uid {run.uid}  format level {run.format_level}\n", style="dim")
     shapes = {tensor.name: tensor for tensor in run.tensors}
     newest = {version.fragment: version for version in run.versions}
     rows = table("fragment", "tensors", "elements", "version", "digest", right=("tensors", "elements", "version"))

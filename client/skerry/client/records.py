@@ -88,6 +88,7 @@ class Run:
     versions: tuple[FragmentVersion, ...] = ()
     position: int = 0
     created_at: datetime | None = None
+    format_level: int = 0
 
 
 @dataclass(frozen=True)

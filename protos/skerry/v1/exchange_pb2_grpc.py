@@ -44,6 +44,7 @@ class ExchangeStub(object):
     - STORE_FULL: the store has no space left.
     - STORE_ROLLED_BACK: the run's log is shorter than seen_position, or damaged.
     - DRAINING: the replica is going away. Attach and Watch also end with it.
+    - NEWER_FORMAT: the run's format level is above what the replica's version knows. Attach and Watch also end with it.
     - INTERNAL: the server failed.
     """
 
@@ -99,6 +100,7 @@ class ExchangeServicer(object):
     - STORE_FULL: the store has no space left.
     - STORE_ROLLED_BACK: the run's log is shorter than seen_position, or damaged.
     - DRAINING: the replica is going away. Attach and Watch also end with it.
+    - NEWER_FORMAT: the run's format level is above what the replica's version knows. Attach and Watch also end with it.
     - INTERNAL: the server failed.
     """
 
@@ -254,6 +256,7 @@ class Exchange(object):
     - STORE_FULL: the store has no space left.
     - STORE_ROLLED_BACK: the run's log is shorter than seen_position, or damaged.
     - DRAINING: the replica is going away. Attach and Watch also end with it.
+    - NEWER_FORMAT: the run's format level is above what the replica's version knows. Attach and Watch also end with it.
     - INTERNAL: the server failed.
     """
 

@@ -54,6 +54,7 @@ class ExchangeStub:
     - STORE_FULL: the store has no space left.
     - STORE_ROLLED_BACK: the run's log is shorter than seen_position, or damaged.
     - DRAINING: the replica is going away. Attach and Watch also end with it.
+    - NEWER_FORMAT: the run's format level is above what the replica's version knows. Attach and Watch also end with it.
     - INTERNAL: the server failed.
     """
 
@@ -159,6 +160,7 @@ class ExchangeAsyncStub(ExchangeStub):
     - STORE_FULL: the store has no space left.
     - STORE_ROLLED_BACK: the run's log is shorter than seen_position, or damaged.
     - DRAINING: the replica is going away. Attach and Watch also end with it.
+    - NEWER_FORMAT: the run's format level is above what the replica's version knows. Attach and Watch also end with it.
     - INTERNAL: the server failed.
     """
 
@@ -260,6 +262,7 @@ class ExchangeServicer(metaclass=_abc_1.ABCMeta):
     - STORE_FULL: the store has no space left.
     - STORE_ROLLED_BACK: the run's log is shorter than seen_position, or damaged.
     - DRAINING: the replica is going away. Attach and Watch also end with it.
+    - NEWER_FORMAT: the run's format level is above what the replica's version knows. Attach and Watch also end with it.
     - INTERNAL: the server failed.
     """
 

@@ -48,6 +48,7 @@ class RunsStub:
     - STORE_FULL: the store has no space left.
     - STORE_ROLLED_BACK: the run's log is shorter than seen_position, or damaged.
     - DRAINING: the replica is going away.
+    - NEWER_FORMAT: the run's format level is above what the replica's version knows.
     - INTERNAL: the server failed.
     """
 
@@ -118,6 +119,16 @@ class RunsStub:
     - RUN_CLOSED: the run is closing or closed.
     - VERSION_NOT_FOUND: there is no such position, a fragment had no version then, or its content was collected.
     """
+    UpgradeRun: _grpc.UnaryUnaryMultiCallable[_runs_pb2.UpgradeRunRequest, _runs_pb2.UpgradeRunResponse]
+    """Raises the run's format level, which lets replicas write what older versions can't read. While replicas of two
+    versions serve one store, a run keeps to the older one's level, and either may do anything. Once the run is raised,
+    replicas of the older version answer NEWER_FORMAT for it. A level can't be lowered. Idempotent.
+
+    Errors:
+    - BAD_REQUEST: the replica does not know the level, or the run has a higher one.
+    - RUN_NOT_FOUND: no run has that name or uid.
+    - RUN_REPLACED: run_uid is given and is not the name's.
+    """
     CloseRun: _grpc.UnaryUnaryMultiCallable[_runs_pb2.CloseRunRequest, _runs_pb2.CloseRunResponse]
     """Ends a run: no delta is accepted from here on, what is pending is merged, the rest expires. Answers when the run is
     closed. Idempotent.
@@ -153,6 +164,7 @@ class RunsAsyncStub(RunsStub):
     - STORE_FULL: the store has no space left.
     - STORE_ROLLED_BACK: the run's log is shorter than seen_position, or damaged.
     - DRAINING: the replica is going away.
+    - NEWER_FORMAT: the run's format level is above what the replica's version knows.
     - INTERNAL: the server failed.
     """
 
@@ -220,6 +232,16 @@ class RunsAsyncStub(RunsStub):
     - RUN_CLOSED: the run is closing or closed.
     - VERSION_NOT_FOUND: there is no such position, a fragment had no version then, or its content was collected.
     """
+    UpgradeRun: _aio.UnaryUnaryMultiCallable[_runs_pb2.UpgradeRunRequest, _runs_pb2.UpgradeRunResponse]  # type: ignore[assignment]
+    """Raises the run's format level, which lets replicas write what older versions can't read. While replicas of two
+    versions serve one store, a run keeps to the older one's level, and either may do anything. Once the run is raised,
+    replicas of the older version answer NEWER_FORMAT for it. A level can't be lowered. Idempotent.
+
+    Errors:
+    - BAD_REQUEST: the replica does not know the level, or the run has a higher one.
+    - RUN_NOT_FOUND: no run has that name or uid.
+    - RUN_REPLACED: run_uid is given and is not the name's.
+    """
     CloseRun: _aio.UnaryUnaryMultiCallable[_runs_pb2.CloseRunRequest, _runs_pb2.CloseRunResponse]  # type: ignore[assignment]
     """Ends a run: no delta is accepted from here on, what is pending is merged, the rest expires. Answers when the run is
     closed. Idempotent.
@@ -254,6 +276,7 @@ class RunsServicer(metaclass=_abc_1.ABCMeta):
     - STORE_FULL: the store has no space left.
     - STORE_ROLLED_BACK: the run's log is shorter than seen_position, or damaged.
     - DRAINING: the replica is going away.
+    - NEWER_FORMAT: the run's format level is above what the replica's version knows.
     - INTERNAL: the server failed.
     """
 
@@ -360,6 +383,22 @@ class RunsServicer(metaclass=_abc_1.ABCMeta):
         - RUN_DRAFT: the run is not committed yet.
         - RUN_CLOSED: the run is closing or closed.
         - VERSION_NOT_FOUND: there is no such position, a fragment had no version then, or its content was collected.
+        """
+
+    @_abc_1.abstractmethod
+    def UpgradeRun(
+        self,
+        request: _runs_pb2.UpgradeRunRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_runs_pb2.UpgradeRunResponse, _abc.Awaitable[_runs_pb2.UpgradeRunResponse]]:
+        """Raises the run's format level, which lets replicas write what older versions can't read. While replicas of two
+        versions serve one store, a run keeps to the older one's level, and either may do anything. Once the run is raised,
+        replicas of the older version answer NEWER_FORMAT for it. A level can't be lowered. Idempotent.
+
+        Errors:
+        - BAD_REQUEST: the replica does not know the level, or the run has a higher one.
+        - RUN_NOT_FOUND: no run has that name or uid.
+        - RUN_REPLACED: run_uid is given and is not the name's.
         """
 
     @_abc_1.abstractmethod

@@ -326,6 +326,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """RESOURCE_EXHAUSTED: the caller takes events more slowly than they happen; follow again from the last position seen,
     after RetryInfo.
     """
+    ERROR_REASON_NEWER_FORMAT: _ErrorReason.ValueType  # 32
+    """UNAVAILABLE: this replica is of a version that can't read what a newer one wrote; retry elsewhere after RetryInfo."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Why a call was refused: the `reason` of the google.rpc.ErrorInfo (domain "skerry") in the status details, without the
@@ -421,6 +423,8 @@ ERROR_REASON_TOO_SLOW: ErrorReason.ValueType  # 31
 """RESOURCE_EXHAUSTED: the caller takes events more slowly than they happen; follow again from the last position seen,
 after RetryInfo.
 """
+ERROR_REASON_NEWER_FORMAT: ErrorReason.ValueType  # 32
+"""UNAVAILABLE: this replica is of a version that can't read what a newer one wrote; retry elsewhere after RetryInfo."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
 
 @_typing.final
@@ -767,6 +771,7 @@ class Run(_message.Message):
     VERSIONS_FIELD_NUMBER: _builtins.int
     POSITION_FIELD_NUMBER: _builtins.int
     CREATED_AT_FIELD_NUMBER: _builtins.int
+    FORMAT_LEVEL_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Its name."""
     uid: _builtins.str
@@ -775,6 +780,8 @@ class Run(_message.Message):
     """Its life."""
     position: _builtins.int
     """Log position that this answer reflects."""
+    format_level: _builtins.int
+    """The format level of its log: replicas of versions that know only lower ones can't serve it. See Runs.UpgradeRun."""
     @_builtins.property
     def tensors(self) -> _containers.RepeatedCompositeFieldContainer[Global___Tensor]:
         """Its tensors."""
@@ -809,10 +816,11 @@ class Run(_message.Message):
         versions: _abc.Iterable[Global___FragmentVersion] | None = ...,
         position: _builtins.int = ...,
         created_at: _timestamp_pb2.Timestamp | None = ...,
+        format_level: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["created_at", b"created_at", "policy", b"policy"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["created_at", b"created_at", "fragments", b"fragments", "name", b"name", "policy", b"policy", "position", b"position", "status", b"status", "tensors", b"tensors", "uid", b"uid", "versions", b"versions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["created_at", b"created_at", "format_level", b"format_level", "fragments", b"fragments", "name", b"name", "policy", b"policy", "position", b"position", "status", b"status", "tensors", b"tensors", "uid", b"uid", "versions", b"versions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

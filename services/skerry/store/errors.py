@@ -10,6 +10,7 @@ StoreError
 |-- DraftConflictError       the run uid is taken by another spec                                     ID_REUSED
 |-- RunNotFoundError         no run of that name                                                      RUN_NOT_FOUND
 |-- RunExistsError           the name is taken                                                        RUN_EXISTS
+|-- NewerFormatError         a newer version wrote it: another replica can read it                   NEWER_FORMAT
 `-- LogCorruptError          the store lost or changed what was durable: stop and tell a person       STORE_ROLLED_BACK
 """
 
@@ -76,6 +77,12 @@ class RunExistsError(StoreError):
     def __init__(self, message: str, *, uid: str) -> None:
         super().__init__(message)
         self.uid = uid
+
+
+class NewerFormatError(StoreError):
+    """An object is of a format that this version does not know; programs that do can go on with the run."""
+
+    reason = "NEWER_FORMAT"
 
 
 class LogCorruptError(StoreError):

@@ -19,12 +19,13 @@ from skerry.runtime.workers import Workers
 from skerry.store.errors import (
     DraftConflictError,
     LogCorruptError,
+    NewerFormatError,
     ObjectMissingError,
     RunExistsError,
     RunNotFoundError,
 )
 from skerry.store.log.checkpoints import newest_state
-from skerry.store.log.entries import FORMAT, RunSpec, canonical_json, entry_name, run_prefix
+from skerry.store.log.entries import FORMAT, RunSpec, canonical_json, check_format, entry_name, run_prefix
 from skerry.store.log.run_log import RunLog
 from skerry.store.objects.interface import Objects
 from skerry.store.objects.put_if_absent import Creator
@@ -207,7 +208,7 @@ class Store:
             async with limit:
                 try:
                     history = await self.name_history(name)
-                except (BadNameError, LogCorruptError) as error:
+                except (BadNameError, LogCorruptError, NewerFormatError) as error:
                     _LOG.warning("run is left out of a listing", run=name, cause=str(error))
                     return None
                 return history[-1] if history else None
@@ -234,8 +235,7 @@ def _name_bytes(uid: str | None) -> bytes:
 def _parse_name(name: str, data: bytes) -> str | None:
     try:
         values = json.loads(data)
-        if values["format"] > FORMAT:
-            raise ValueError(f"written by a newer version. format={values['format']}")
+        check_format(values["format"], FORMAT)
         uid: str | None = values["uid"]
         return uid if uid is None else check_id(uid, "run uid")
     except (ValueError, KeyError, TypeError) as error:

@@ -16,8 +16,10 @@ import click
 import structlog
 
 from skerry.store.errors import StoreURLError
+from skerry.store.log.entries import ENTRY_FORMAT, OLDEST_LEVEL
 from skerry.store.objects.interface import Objects
 from skerry.store.objects.opening import open_objects
+from skerry.syncer.host import HostSettings
 from skerry.syncer.server import ListenError, ServerSettings, SyncerServer, serving
 
 _LOG: Final = structlog.get_logger(__name__)
@@ -56,6 +58,13 @@ Examples:
 )
 @click.option("--workers", type=click.IntRange(1, 256), help="Worker threads.  [default: one a core, at least 2]")
 @click.option("--drain-grace", type=click.FloatRange(0, 3600), default=20.0, help="Seconds that a shutdown may take.")
+@click.option(
+    "--new-run-level",
+    type=click.IntRange(OLDEST_LEVEL, ENTRY_FORMAT),
+    default=ENTRY_FORMAT,
+    show_default=True,
+    help="Format level of new runs. Below the newest, syncers of the version before can serve them too.",
+)
 @click.option("--insecure", is_flag=True, help="Allow non-loopback addresses. Traffic is not encrypted.")
 @click.option("--log-level", type=click.Choice(_LEVELS), default="info", help="Least severe level to log.")
 def serve(
@@ -66,6 +75,7 @@ def serve(
     scratch: Path | None,
     workers: int | None,
     drain_grace: float,
+    new_run_level: int,
     insecure: bool,
     log_level: str,
 ) -> None:
@@ -85,6 +95,7 @@ def serve(
         drain_grace_s=drain_grace,
         worker_count=workers or max(2, os.cpu_count() or 2),
         scratch_directory=_scratch_directory(scratch),
+        host=HostSettings(new_run_level=new_run_level),
     )
     try:
         asyncio.run(_serve(objects, settings, store_url, port_file))

@@ -18,7 +18,7 @@ from skerry.runtime.clock import Clock
 from skerry.runtime.identifiers import Entropy
 from skerry.runtime.workers import Workers
 from skerry.store.errors import RunNotFoundError, StoreError
-from skerry.store.log.entries import RunStatus
+from skerry.store.log.entries import ENTRY_FORMAT, RunStatus
 from skerry.store.store import Store
 from skerry.store.versions.scratch import Scratch
 from skerry.syncer.advice import AdviceBoard
@@ -39,6 +39,7 @@ class HostSettings:
     name_lifetime_s: float = 1.0  # for which the uid of a name is cached
     sweep_s: float = 5.0  # between checks for runs that were deleted, replaced or are idle
     idle_s: float = 60.0  # after which a run without use is closed
+    new_run_level: int = ENTRY_FORMAT  # the format level at which runs are created
     replica: ReplicaSettings = field(default_factory=ReplicaSettings)
 
 

@@ -12,7 +12,17 @@ import structlog
 from msgspec import structs
 
 from skerry.store.errors import ObjectMissingError, RunExistsError, RunNotFoundError
-from skerry.store.log.entries import PolicyItem, RollbackFragment, RollbackItem, RunSpec, RunStatus, StatusItem
+from skerry.store.log.entries import (
+    ENTRY_FORMAT,
+    Item,
+    LevelItem,
+    PolicyItem,
+    RollbackFragment,
+    RollbackItem,
+    RunSpec,
+    RunStatus,
+    StatusItem,
+)
 from skerry.store.log.state import FragmentState, VersionState
 from skerry.store.versions.replay import Replayer, snapshot_tensors
 from skerry.syncer.errors import SyncerError, bad_request, from_rejection
@@ -71,7 +81,10 @@ async def create_run(host: RunHost, new: NewRun) -> RunReplica:
     if (spec.fragments, dict(spec.dtypes)) != (new.fragments, dict(new.dtypes)):
         raise SyncerError("ID_REUSED", "request id was used for another run", metadata={"run_uid": uid})
     if new.request_id not in replica.state.requests:
-        await replica.log.append([PolicyItem(new.request_id, new.policy)])
+        first: list[Item] = [PolicyItem(new.request_id, new.policy)]
+        if host.settings.new_run_level > replica.state.level:
+            first.insert(0, LevelItem(host.settings.new_run_level))
+        await replica.log.append(first)
     return replica
 
 
@@ -138,6 +151,21 @@ async def set_policy(replica: RunReplica, request_id: str, change: Callable[[Pol
     (outcome,) = await replica.log.append([PolicyItem(request_id, policy)])
     if outcome.rejection is not None and request_id not in replica.state.requests:
         raise from_rejection(outcome.rejection)
+
+
+async def upgrade_run(replica: RunReplica, level: int) -> None:
+    """Raises the run's format level to `level`, or to the newest that this version knows if that is 0.
+
+    Raises:
+        SyncerError: BAD_REQUEST: this version does not know the level, or the run has a higher one.
+    """
+    wanted = level or ENTRY_FORMAT
+    if wanted > ENTRY_FORMAT:
+        raise bad_request(f"format level is not known to this version. level={wanted}, newest={ENTRY_FORMAT}")
+    if wanted > replica.state.level:
+        await replica.log.append([LevelItem(wanted)])
+    if level and level < replica.state.level:
+        raise bad_request(f"a format level can't be lowered. level={replica.state.level}, asked={level}")
 
 
 async def close_run(replica: RunReplica) -> None:

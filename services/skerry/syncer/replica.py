@@ -18,7 +18,7 @@ import structlog
 
 from skerry.runtime.clock import Clock
 from skerry.runtime.workers import Workers
-from skerry.store.errors import LogCorruptError, StoreError
+from skerry.store.errors import LogCorruptError, NewerFormatError, StoreError
 from skerry.store.log.checks import check_item
 from skerry.store.log.entries import INITIAL_BASE, Decided, Entry, Fate, Item, LeftItem, RunStatus, SessionItem
 from skerry.store.log.run_log import RunLog
@@ -95,7 +95,8 @@ class RunReplica:
         """Serves until cancelled.
 
         Raises:
-            LogCorruptError: the store lost or changed what was durable; all streams were ended with that reason.
+            LogCorruptError, NewerFormatError: the log can't be followed here any more; all streams were ended with the
+                reason.
         """
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -103,8 +104,8 @@ class RunReplica:
                 tasks.create_task(self._tail(), name="tail")
                 tasks.create_task(self._decide(), name="decide")
                 tasks.create_task(self._advise(), name="advise")
-        except* LogCorruptError as errors:
-            self.followers.end(SyncerError("STORE_ROLLED_BACK", str(errors.exceptions[0])))
+        except* (LogCorruptError, NewerFormatError) as errors:
+            self.followers.end(errors.exceptions[0])
             raise
         finally:
             self._tasks = None
@@ -229,10 +230,14 @@ class RunReplica:
             self._send(round_opened=RoundOpened(fragment=fragment, version=version))
 
     async def _done(self, work: Awaitable[object], failure: str, **facts: object) -> bool:
-        """Returns true after `work`, and false after a failure of the store, which is logged; raises a corrupt log."""
+        """Returns true after `work`, and false after a failure of the store, which is logged.
+
+        Raises:
+            LogCorruptError, NewerFormatError: the log can't be followed here any more.
+        """
         try:
             await work
-        except LogCorruptError:
+        except (LogCorruptError, NewerFormatError):
             raise
         except StoreError as error:
             _LOG.warning(failure, run=self.log.spec.name, cause=str(error), **facts)

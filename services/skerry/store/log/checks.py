@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import assert_never
 
 from skerry.store.log.entries import (
+    CHECKPOINTS_FORMAT,
     INITIAL_BASE,
     AcceptedItem,
     CheckpointItem,
@@ -17,6 +18,7 @@ from skerry.store.log.entries import (
     FateItem,
     Item,
     LeftItem,
+    LevelItem,
     PolicyItem,
     RollbackItem,
     RunStatus,
@@ -35,7 +37,7 @@ def check_item(state: RunState, item: Item) -> Rejection | None:
     return _check_kind(state, item)
 
 
-def _check_kind(state: RunState, item: Item) -> Rejection | None:  # noqa: PLR0911 - one return a kind of item
+def _check_kind(state: RunState, item: Item) -> Rejection | None:  # noqa: C901, PLR0911, PLR0912 - one branch a kind of item
     match item:
         case AcceptedItem():
             return check_accepted(state, item)
@@ -61,6 +63,8 @@ def _check_kind(state: RunState, item: Item) -> Rejection | None:  # noqa: PLR09
             return check_status(state, item)
         case CheckpointItem():
             return check_checkpoint(state, item)
+        case LevelItem():
+            return check_level(state, item)
         case _:
             assert_never(item)
 
@@ -152,7 +156,7 @@ def check_base(state: RunState, fragment: FragmentState, version: int, digest: s
     """A base version exists, has that digest, was not abandoned and is not too old."""
     if version > fragment.version:
         return Rejection("BASE_FUTURE", f"base version does not exist yet. base={version}, newest={fragment.version}")
-    if version < fragment.oldest:
+    if 0 <= version < fragment.oldest:
         return Rejection("BASE_STALE", f"base version is forgotten. base={version}, oldest={fragment.oldest}")
     base = fragment.versions.get(version)
     if base is None:
@@ -313,8 +317,17 @@ def check_status(state: RunState, item: StatusItem) -> Rejection | None:
 
 def check_checkpoint(state: RunState, item: CheckpointItem) -> Rejection | None:
     """A checkpoint is newer than the one before, of an earlier entry, and the run is past its draft."""
+    if state.entry_format < CHECKPOINTS_FORMAT:
+        return Rejection("BAD_REQUEST", f"the run's format level has no checkpoints. level={state.level}")
     if state.status is RunStatus.DRAFT:
         return Rejection("RUN_DRAFT", "a draft has no checkpoints")
-    if not state.checkpoint_at < item.at < state.position:
+    if not state.checkpoint_at < item.at <= state.position:
         return Rejection("REPEATED", f"not a newer checkpoint. at={item.at}, newest={state.checkpoint_at}")
+    return None
+
+
+def check_level(state: RunState, item: LevelItem) -> Rejection | None:
+    """A level can only be raised."""
+    if item.level <= state.level:
+        return Rejection("REPEATED", f"run has that format level. level={state.level}, asked={item.level}")
     return None

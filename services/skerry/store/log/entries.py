@@ -13,22 +13,24 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, ClassVar, Final
 
 import msgspec
 
+from skerry.store.errors import NewerFormatError
 from skerry.wire.codecs import Encoding
 from skerry.wire.layout import FragmentLayout, TensorSpec
 from skerry.wire.policy import Policy
 
 # Raised when an old reader could misread what it numbers; readers refuse a higher one.
 FORMAT: Final = 1  # of everything but log entries
-# Of log entries. 2 brought the momentum's decay and gain. In 3 a close names its length, and a base is too old by
-# rounds where it was by versions.
-ENTRY_FORMAT: Final = 3
+# Of log entries, the newest that this version writes; FORMAT.md, section 10, has what each of them brought.
+ENTRY_FORMAT: Final = 4
+OLDEST_LEVEL: Final = 3
+CHECKPOINTS_FORMAT: Final = 4  # the first whose entries may name checkpoints  # the oldest, and the format level of a run whose log has no level item
 INITIAL_BASE: Final = -1  # base version of the deltas that bring a draft's initial weights
 
 
@@ -227,6 +229,12 @@ class CheckpointItem(_Item, frozen=True, tag="checkpoint"):
     oldest: dict[str, int]  # by fragment: the oldest version to remember
 
 
+class LevelItem(_Item, frozen=True, tag="level"):
+    """Entries from this one on may be of this format. Programs that don't know it can't follow the run any more."""
+
+    level: int
+
+
 Item = (
     SessionItem
     | LeftItem
@@ -240,6 +248,7 @@ Item = (
     | CollectedItem
     | StatusItem
     | CheckpointItem
+    | LevelItem
 )
 
 
@@ -253,7 +262,7 @@ class Entry(msgspec.Struct, frozen=True):
     write_id: str  # random; tells one's own entry from another's when a create is read back
     written_at_unix_s: float  # the writer's clock; for people, never for decisions
     items: tuple[Item, ...]
-    format: int = ENTRY_FORMAT
+    format: int  # the run's level, after the items of this entry
 
     def to_bytes(self) -> bytes:
         """Returns the entry's canonical JSON."""
@@ -264,13 +273,17 @@ class Entry(msgspec.Struct, frozen=True):
         """Returns the entry that `to_bytes` gave.
 
         Raises:
-            ValueError: not an entry that this version reads.
+            NewerFormatError: a newer version wrote it.
+            ValueError: not an entry.
         """
         check_format(msgspec.json.decode(data, type=_Format).format, ENTRY_FORMAT)
         try:
-            return msgspec.json.decode(data, type=cls)
+            entry = msgspec.json.decode(data, type=cls)
         except (KeyError, AttributeError) as error:  # from reading a policy
             raise ValueError(f"log entry is malformed. cause={error!r}") from error
+        if entry_format(entry.format, entry.items) > entry.format:
+            raise ValueError(f"log entry raises the level above its own format. format={entry.format}")
+        return entry
 
 
 class _Format(msgspec.Struct):
@@ -303,10 +316,15 @@ def check_format(found: int, known: int) -> None:
     """Refuses an object that a newer version wrote.
 
     Raises:
-        ValueError: its format is above `known`.
+        NewerFormatError: its format is above `known`.
     """
     if found > known:
-        raise ValueError(f"written by a newer version; upgrade to read it. format={found}, known={known}")
+        raise NewerFormatError(f"written by a newer version; upgrade to read it. format={found}, known={known}")
+
+
+def entry_format(level: int, items: Iterable[Item]) -> int:
+    """Returns the format of an entry with these items in a run of that level."""
+    return max([level, *(item.level for item in items if isinstance(item, LevelItem))])
 
 
 def _to_float(value: object) -> float:
@@ -381,7 +399,8 @@ class RunSpec:
         """Returns the spec that `to_bytes` gave.
 
         Raises:
-            ValueError, KeyError, TypeError: not a `run.json` that this version reads.
+            NewerFormatError: a newer version wrote it.
+            ValueError, KeyError, TypeError: not a `run.json`.
         """
         values = json.loads(data)
         check_format(values["format"], FORMAT)

@@ -20,7 +20,6 @@ from skerry.algorithm.rounds import delta_weight
 from skerry.store.errors import LogCorruptError
 from skerry.store.log.checks import check_item
 from skerry.store.log.entries import (
-    ENTRY_FORMAT,
     INITIAL_BASE,
     AcceptedItem,
     CheckpointItem,
@@ -33,6 +32,7 @@ from skerry.store.log.entries import (
     FateItem,
     Item,
     LeftItem,
+    LevelItem,
     PolicyItem,
     RollbackItem,
     RunStatus,
@@ -70,7 +70,7 @@ def apply_entry(state: RunState, entry: Entry, data: bytes) -> tuple[Outcome, ..
     state.head_digest = bytes_digest(data)
     state.entry_format = entry.format
     outcomes = tuple(_apply_item(state, item) for item in entry.items)
-    state.entry_format = ENTRY_FORMAT
+    state.entry_format = state.level
     return outcomes
 
 
@@ -81,7 +81,7 @@ def _apply_item(state: RunState, item: Item) -> Outcome:
     return Outcome(item, None, tuple(_admit(state, item)))
 
 
-def _admit(state: RunState, item: Item) -> list[DeltaState]:
+def _admit(state: RunState, item: Item) -> list[DeltaState]:  # noqa: C901, PLR0912 - one branch a kind of item
     match item:
         case AcceptedItem():
             return _admit_accepted(state, item)
@@ -113,6 +113,8 @@ def _admit(state: RunState, item: Item) -> list[DeltaState]:
         case CheckpointItem():
             state.checkpoint_at = item.at
             forget(state, item.oldest)
+        case LevelItem():
+            state.level = item.level
         case _:
             assert_never(item)
     return []

@@ -31,6 +31,7 @@ from skerry.store.log.entries import (
     RunSpec,
     bytes_digest,
     canonical_json,
+    entry_format,
     entry_name,
     item_to_json,
     run_prefix,
@@ -45,10 +46,8 @@ from skerry.store.versions.blobs import Blobs
 GROUP_BYTES: Final = 2**20
 # Larger appends are refused: readers hold a whole entry in memory.
 MAX_APPEND_BYTES: Final = 16 * 2**20
-# Entries that a reader far behind asks for at the same time.
-_READ_AHEAD: Final = 64
-# How often to check that an entry that was durable is still there.
-_ANCHOR_CHECK_S: Final = 5.0
+_READ_AHEAD: Final = 64  # entries that a reader far behind asks for at the same time
+_ANCHOR_CHECK_S: Final = 5.0  # between checks that an entry that was durable is still there
 
 Subscriber = Callable[[Entry, tuple[Outcome, ...]], None]
 
@@ -138,6 +137,7 @@ class RunLog:
             OutcomeUnknownError: the store did not answer in time; the items may take effect, now or later. They may be
                 appended again, because the fold admits each once.
             StoreUnavailableError: the store can't be read; nothing was written.
+            NewerFormatError: the log goes on in a format that this version does not know. So from every method below.
             StoreFullError: no space; the items may still take effect.
             LogCorruptError: the store lost or changed what was durable.
             AppendTooLargeError: the items are too large for one entry.
@@ -277,6 +277,7 @@ class RunLog:
     async def _write(self, group: list[_Waiter]) -> list[_Waiter]:
         """Puts the group under the next number. Returns the appends that need another number because a writer won."""
         await self._check_anchor()
+        items = tuple(item for waiter in group for item in waiter.items)
         entry = Entry(
             position=self.state.position + 1,
             run_uid=self.spec.uid,
@@ -284,7 +285,8 @@ class RunLog:
             writer=self._writer,
             write_id=self._entropy.hex_id(),
             written_at_unix_s=self._clock.unix_s(),
-            items=tuple(item for waiter in group for item in waiter.items),
+            items=items,
+            format=entry_format(self.state.level, items),
         )
         self._in_doubt = _Sent(entry.position, entry.write_id, entry.to_bytes())
         outcomes = await self._settle_doubt()

@@ -27,11 +27,11 @@ class _SavedState(msgspec.Struct):
     """A checkpoint's JSON."""
 
     format: int
-    entry_format: int  # the newest format of entries that the writer knew
     run_uid: str
     position: int
     head_digest: str
     status: RunStatus
+    level: int
     policy: Policy
     checkpoint_at: int
     fragments: dict[str, _SavedFragment]
@@ -45,11 +45,11 @@ def state_to_bytes(state: RunState) -> bytes:
     """Returns the state; equal states give equal bytes."""
     saved = _SavedState(
         CHECKPOINT_FORMAT,
-        ENTRY_FORMAT,
         state.spec.uid,
         state.position,
         state.head_digest,
         state.status,
+        state.level,
         state.policy,
         state.checkpoint_at,
         {name: _saved(fragment) for name, fragment in state.fragments.items()},
@@ -73,13 +73,14 @@ def state_from_bytes(data: bytes, spec: RunSpec) -> RunState:
         ValueError: not a state of this run that this version reads.
     """
     saved = msgspec.json.decode(data, type=_SavedState)
-    check_format(saved.entry_format, ENTRY_FORMAT)
+    check_format(saved.level, ENTRY_FORMAT)
     if saved.format != CHECKPOINT_FORMAT or saved.run_uid != spec.uid:
         raise ValueError(f"not this run's checkpoint. format={saved.format}, run_uid={saved.run_uid}")
     state = RunState(spec, saved.policy, forgets=True)
     if saved.fragments.keys() != state.fragments.keys():
         raise ValueError("checkpoint is of other fragments")
     state.position, state.head_digest, state.status = saved.position, saved.head_digest, saved.status
+    state.level = state.entry_format = saved.level
     state.checkpoint_at, state.learners = saved.checkpoint_at, saved.learners
     state.requests = saved.requests
     state.condemned_at.update(saved.condemned_at)

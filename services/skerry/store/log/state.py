@@ -8,8 +8,8 @@ from typing import Final
 
 from skerry.algorithm.rounds import rounds_behind
 from skerry.store.log.entries import (
-    ENTRY_FORMAT,
     INITIAL_BASE,
+    OLDEST_LEVEL,
     AcceptedItem,
     ClosedItem,
     CommittedItem,
@@ -172,7 +172,8 @@ class RunState:
         self.bases: dict[tuple[str, str, int], str] = {}  # (session, fragment, base version) -> delta
         self.checkpoint_at = 0  # the position whose state the newest named checkpoint has
         self.forgets = forgets
-        self.entry_format = ENTRY_FORMAT  # of the entry that is applied; between entries of what would be appended now
+        self.level = OLDEST_LEVEL  # nothing is written to the log that needs a newer format
+        self.entry_format = self.level  # of the entry that is applied; between entries of what would be appended now
 
     @property
     def condemned(self) -> KeysView[str]:
@@ -192,8 +193,7 @@ class RunState:
         What was condemned before it is forgotten: only items on older versions could name it, and these are refused.
         """
         fragment = self.fragments.get(name.split("/", 2)[1]) if name.count("/") > 1 else None
-        oldest = None if fragment is None else fragment.remembered(fragment.oldest)
-        return 0 if oldest is None else oldest.position
+        return 0 if fragment is None or fragment.oldest == 0 else fragment.versions[fragment.oldest].position
 
     def delta(self, name: str) -> DeltaState | None:
         """Returns an accepted delta that is not forgotten, or None."""

@@ -8,6 +8,7 @@ from typing import Any, assert_never
 
 from skerry.store.log.entries import (
     AcceptedItem,
+    CheckpointItem,
     ClosedItem,
     CollectedItem,
     CommittedItem,
@@ -17,6 +18,7 @@ from skerry.store.log.entries import (
     FateItem,
     Item,
     LeftItem,
+    LevelItem,
     PolicyItem,
     RollbackItem,
     SessionItem,
@@ -100,7 +102,7 @@ def effect_text(outcome: Outcome) -> str:
     return ", ".join(f"{count} {fate}" for fate, count in sorted(counts.items()))
 
 
-def item_text(item: Item) -> str:  # noqa: PLR0911 - one return a kind of item
+def item_text(item: Item) -> str:  # noqa: C901, PLR0911, PLR0912 - one branch a kind of item
     """Returns what an item says, in a few words."""
     match item:
         case SessionItem():
@@ -131,6 +133,10 @@ def item_text(item: Item) -> str:  # noqa: PLR0911 - one return a kind of item
             return f"{len(item.names)} objects condemned"
         case StatusItem():
             return item.status
+        case CheckpointItem():
+            return f"of position {item.at}, {item.size_bytes} bytes"
+        case LevelItem():
+            return f"format level {item.level}"
         case _:
             assert_never(item)
 

@@ -17,8 +17,8 @@ from google.protobuf.duration_pb2 import Duration
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
-from skerry.store.errors import StoreError, StoreFullError, StoreUnavailableError
-from skerry.syncer.errors import RETRY_FULL_S, RETRY_STORE_S, SyncerError
+from skerry.store.errors import NewerFormatError, StoreError, StoreFullError, StoreUnavailableError
+from skerry.syncer.errors import RETRY_ELSEWHERE_S, RETRY_FULL_S, RETRY_STORE_S, SyncerError
 from skerry.wire.layout import BadNameError
 
 _LOG: Final = structlog.get_logger(__name__)
@@ -57,7 +57,7 @@ _CODES: Final[Mapping[str, int]] = {
         code_pb2.FAILED_PRECONDITION,
     ),
     **dict.fromkeys(("RUN_EXISTS", "BASE_REPEATED", "ID_REUSED"), code_pb2.ALREADY_EXISTS),
-    **dict.fromkeys(("STORE_UNAVAILABLE", "DRAINING"), code_pb2.UNAVAILABLE),
+    **dict.fromkeys(("STORE_UNAVAILABLE", "DRAINING", "NEWER_FORMAT"), code_pb2.UNAVAILABLE),
     **dict.fromkeys(("STORE_FULL", "TOO_LARGE", "TOO_SLOW"), code_pb2.RESOURCE_EXHAUSTED),
     "STORE_ROLLED_BACK": code_pb2.DATA_LOSS,
 }
@@ -85,6 +85,8 @@ def _as_syncer_error(error: Exception) -> SyncerError:
             return SyncerError(
                 error.reason, "the store is full; an operator must free space", retry_after_s=RETRY_FULL_S
             )
+        case NewerFormatError():
+            return SyncerError(error.reason, str(error), retry_after_s=RETRY_ELSEWHERE_S)
         case StoreError():
             return SyncerError(error.reason, str(error), metadata=getattr(error, "metadata", None))
         case BadNameError():

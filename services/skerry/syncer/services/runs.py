@@ -6,12 +6,21 @@ from typing import Any, Final
 
 import structlog
 
-from skerry.store.errors import LogCorruptError
+from skerry.store.errors import LogCorruptError, NewerFormatError
 from skerry.store.log.entries import RunStatus
 from skerry.syncer.errors import SyncerError, bad_request
 from skerry.syncer.events import learner_message
 from skerry.syncer.host import RunHost
-from skerry.syncer.lifecycle import NewRun, close_run, commit_run, create_run, delete_run, roll_back, set_policy
+from skerry.syncer.lifecycle import (
+    NewRun,
+    close_run,
+    commit_run,
+    create_run,
+    delete_run,
+    roll_back,
+    set_policy,
+    upgrade_run,
+)
 from skerry.syncer.replica import RunReplica
 from skerry.syncer.services.translate import run_message, version_record
 from skerry.v1 import runs_pb2, runs_pb2_grpc, types_pb2
@@ -81,7 +90,7 @@ class RunsServicer(runs_pb2_grpc.RunsServicer):
                 if error.reason not in {"RUN_NOT_FOUND", "RUN_REPLACED"}:  # deleted since it was listed
                     raise
                 continue
-            except LogCorruptError as error:  # GetRun reports it; the other runs are listed
+            except (LogCorruptError, NewerFormatError) as error:  # GetRun reports it; the other runs are listed
                 _LOG.warning("run is left out of a listing", run=name, uid=uid, cause=str(error))
                 continue
             size_bytes += run.ByteSize()
@@ -123,6 +132,12 @@ class RunsServicer(runs_pb2_grpc.RunsServicer):
         await roll_back(replica, request.request_id, request.target_position)
         return runs_pb2.RollBackResponse(run=run_message(replica.state))
 
+    async def UpgradeRun(self, request: runs_pb2.UpgradeRunRequest, context: Any) -> runs_pb2.UpgradeRunResponse:
+        """Raises the format level."""
+        replica = await self._replica(request)
+        await upgrade_run(replica, request.format_level)
+        return runs_pb2.UpgradeRunResponse(run=run_message(replica.state))
+
     async def CloseRun(self, request: runs_pb2.CloseRunRequest, context: Any) -> runs_pb2.CloseRunResponse:
         """Ends a run, and answers when it is closed."""
         replica = await self._replica(request)
@@ -141,6 +156,7 @@ class RunsServicer(runs_pb2_grpc.RunsServicer):
         | runs_pb2.SetPolicyRequest
         | runs_pb2.ListVersionsRequest
         | runs_pb2.RollBackRequest
+        | runs_pb2.UpgradeRunRequest
         | runs_pb2.CloseRunRequest,
     ) -> RunReplica:
         return await self._host.open(request.name, request.run_uid, seen_position=request.seen_position)

@@ -40,6 +40,7 @@ def run_message(state: RunState) -> types_pb2.Run:
             if (fragment := state.fragments[layout.name]).version >= 0
         ],
         position=state.position,
+        format_level=state.level,
     )
     message.created_at.FromMilliseconds(round(spec.created_at_unix_s * 1000))
     return message

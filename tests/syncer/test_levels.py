@@ -1,0 +1,72 @@
+"""Format levels as callers see them: raising one, and a replica whose version is too old for a run."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import grpc
+import pytest
+
+from skerry.store.log.entries import ENTRY_FORMAT, OLDEST_LEVEL, Entry, bytes_digest
+from skerry.store.objects.opening import open_objects
+from skerry.syncer.server import serving
+from skerry.v1 import runs_pb2 as runs
+from tests.syncer.conftest import LOCAL
+from tests.syncer.raw_learner import RawLearner, Stubs, connected, create_run, refused
+
+
+def _upgrade(level: int = 0) -> runs.UpgradeRunRequest:
+    return runs.UpgradeRunRequest(name="demo", format_level=level)
+
+
+async def test_a_new_run_has_the_newest_level(stubs: Stubs) -> None:
+    run, _ = await create_run(stubs)
+    assert run.format_level == ENTRY_FORMAT
+
+
+async def test_a_run_created_at_the_level_of_the_version_before_is_raised_once(store_url: str) -> None:
+    host = dataclasses.replace(LOCAL.host, new_run_level=OLDEST_LEVEL)
+    settings = dataclasses.replace(LOCAL, host=host)
+    async with serving(open_objects(store_url), settings) as server, connected(server.port) as stubs:
+        run, _ = await create_run(stubs)
+        assert run.format_level == OLDEST_LEVEL
+        for level in (ENTRY_FORMAT, 0):
+            raised = (await stubs.runs.UpgradeRun(_upgrade(level))).run
+            assert raised.format_level == ENTRY_FORMAT
+        assert raised.position == run.position + 1, "the second call wrote nothing"
+        for level in (OLDEST_LEVEL, ENTRY_FORMAT + 1):
+            with refused("BAD_REQUEST", grpc.StatusCode.INVALID_ARGUMENT):
+                await stubs.runs.UpgradeRun(_upgrade(level))
+
+
+async def test_a_replica_that_is_too_old_for_a_run_sends_its_learners_elsewhere(store_url: str) -> None:
+    async with serving(open_objects(store_url), LOCAL) as server, connected(server.port) as stubs:
+        run, _ = await create_run(stubs)
+        other, _ = await create_run(stubs, "other")
+        learner = RawLearner(stubs, run, "eu", random.Random(1))
+        await learner.attach()
+        folder = Path(urlsplit(store_url).path) / "runs" / "demo" / run.uid / "log"
+        newest = max(folder.iterdir())
+        position = int(newest.name) + 1
+        digest = bytes_digest(newest.read_bytes())
+        newer = Entry(position, run.uid, digest, "newer", "0" * 32, 0.0, (), ENTRY_FORMAT + 1)
+        (folder / f"{position:020}").write_bytes(newer.to_bytes())
+        with refused("NEWER_FORMAT", grpc.StatusCode.UNAVAILABLE):
+            await learner.event("version_committed")
+        for _ in range(2):
+            with refused("NEWER_FORMAT", grpc.StatusCode.UNAVAILABLE):
+                await stubs.runs.GetRun(runs.GetRunRequest(name="demo"))
+            with refused("NEWER_FORMAT", grpc.StatusCode.UNAVAILABLE):
+                await learner.attach()
+        listed = await stubs.runs.ListRuns(runs.ListRunsRequest())
+        assert [one.name for one in listed.runs] == [other.name]
+
+
+@pytest.mark.parametrize("level", [OLDEST_LEVEL - 1, ENTRY_FORMAT + 1])
+async def test_a_level_is_one_that_this_version_writes(stubs: Stubs, level: int) -> None:
+    await create_run(stubs)
+    with refused("BAD_REQUEST", grpc.StatusCode.INVALID_ARGUMENT):
+        await stubs.runs.UpgradeRun(_upgrade(level))

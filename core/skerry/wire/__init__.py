@@ -5,11 +5,10 @@ protos/FORMAT.md specifies them for other languages; test vectors are in `tests/
 
 import sys
 
-from skerry.wire.codecs import MAX_FRAME_NUMEL, Codec, Compressor, Encoding, cut_parts
+from skerry.wire.codecs import HEADER_SIZE, MAX_FRAME_NUMEL, Codec, Compressor, Encoding, cut_parts
 from skerry.wire.digests import Hasher, delta_digest, part_digest, tree_digest, tree_leaves, tree_root
 from skerry.wire.errors import FrameError, NonFiniteError, TensorFileError, WireError, WireReason
 from skerry.wire.frames import (
-    HEADER_SIZE,
     MAX_FRAME_BYTES,
     Frame,
     FrameBatch,

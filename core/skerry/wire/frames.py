@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from skerry.wire.codecs import (
     CODEC_OF_NUMBER,
     COMPRESSOR_OF_NUMBER,
+    HEADER_SIZE,
     MAX_FRAME_NUMEL,
     Codec,
     Compressor,
@@ -33,7 +34,6 @@ from skerry.wire.errors import FrameError, NonFiniteError, WireReason
 from skerry.wire.layout import FragmentLayout
 from skerry.wire.quantise import LARGEST_FLOAT32, LARGEST_SCALED, Blocks, Quantiser, blocks_of, dequantise
 
-HEADER_SIZE: Final = 32
 MAGIC: Final = b"SKF1"
 MAX_FRAME_BYTES: Final = HEADER_SIZE + 5 * MAX_FRAME_NUMEL
 """A code and a scale for every element, as blocks of one element have."""

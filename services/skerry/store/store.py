@@ -50,7 +50,7 @@ class Store:
     ) -> None:
         """`writer` names this replica in the entries that it writes, for people.
 
-        With `keeps_history`, logs are folded from their first entry and forget nothing: for tools that look at the past.
+        With `keeps_history`, logs are folded from their first entry and forget nothing: for tools that read the past.
         """
         self.objects = objects
         self._clock = clock
@@ -61,6 +61,8 @@ class Store:
         self._creator = Creator(objects, clock, entropy)
         # One log per run: two would not know of each other's entries in doubt.
         self._logs: dict[tuple[str, str], RunLog] = {}
+        # Of logs that were let go: the newest entry seen, which they must still have when they are opened again.
+        self._known: dict[tuple[str, str], tuple[int, str]] = {}
 
     async def create_draft(self, spec: RunSpec) -> RunLog:
         """Creates a run without a name and returns its log; the same spec again returns the same run.
@@ -121,7 +123,7 @@ class Store:
                 entropy=self._entropy,
                 workers=self._workers,
                 writer=self._writer,
-                known=None if found is None else found.known,
+                known=self._known.get(key) if found is None else found.known,
                 state=state,
             )
             if found is not None:
@@ -129,6 +131,13 @@ class Store:
         log = self._logs[key]
         await log.tail()
         return log
+
+    def release(self, log: RunLog) -> None:
+        """Lets go of a log that nobody uses; the next call of `open_log` reads it anew."""
+        key = (log.spec.name, log.spec.uid)
+        if self._logs.get(key) is log:
+            del self._logs[key]
+            self._known[key] = log.known
 
     async def publish(self, name: str, uid: str) -> None:
         """Gives the run its name. Idempotent.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -19,6 +19,7 @@ import structlog
 from skerry.runtime.clock import Clock
 from skerry.runtime.workers import Workers
 from skerry.store.errors import LogCorruptError, NewerFormatError, StoreError
+from skerry.store.log.checkpoints import CHECKPOINT_EVERY, is_due, write_checkpoint
 from skerry.store.log.checks import check_item
 from skerry.store.log.entries import INITIAL_BASE, Decided, Entry, Fate, Item, LeftItem, RunStatus, SessionItem
 from skerry.store.log.run_log import RunLog
@@ -29,19 +30,24 @@ from skerry.syncer.errors import DrainingError, SyncerError, from_rejection
 from skerry.syncer.events import EventStream, Followers, duration_message, events_of, learner_message
 from skerry.syncer.membership import LearnerRecord, LearnerReport, Membership, closed_round
 from skerry.syncer.merger import Merger
+from skerry.syncer.pace import Pace, wait
 from skerry.syncer.rounds import MergeKey, RoundEngine
 from skerry.v1.types_pb2 import Draining, Event, RoundOpened
 
 _LOG: Final = structlog.get_logger(__name__)
+_CHECKPOINT_LOOK_S: Final = 5.0  # between looks whether a log checkpoint is due, which cost nothing
 
 
 @dataclass(frozen=True)
 class ReplicaSettings:
     """How one replica spends its time and memory on a run."""
 
-    busy_poll_s: float = 0.05  # between looks for others' entries while a round is open
-    idle_poll_s: float = 1.0  # at most, while none is
+    busy_poll_s: float = 0.05  # between looks for others' entries, at least
+    waiting_poll_s: float = 2.0  # at most, while a round is open
+    idle_poll_s: float = 30.0  # at most, while none is
+    idle_advice_s: float = 120.0  # between two times that leases are shared, at most
     retry_s: float = 0.5  # after the store failed
+    checkpoint_every: int = CHECKPOINT_EVERY  # entries of the log
     stream_limit_bytes: int = 2**20  # of events that a follower has not taken
 
 
@@ -72,6 +78,8 @@ class RunReplica:
         self._live: set[str] = set()  # learners whose lease was live at the last decision
         self._decide_now = asyncio.Event()
         self._tail_now = asyncio.Event()
+        self._advise_now = asyncio.Event()
+        self.pace = Pace(clock)
         self._waiting: dict[asyncio.Event, None] = {}  # set at every entry, one for each `wait_until`
         self._has_open_round = False
         self._is_draining = False
@@ -91,6 +99,12 @@ class RunReplica:
         """Whether the replica may be closed and opened again later: no follower, no merge and no open round."""
         return not (self.followers or self._waiting or self._merges or self._is_busy())
 
+    def wake(self) -> None:
+        """Says that a call came: after a quiet time the log is looked at, and leases are shared, at once."""
+        if self.pace.touch():
+            self._tail_now.set()
+            self._advise_now.set()
+
     async def run(self) -> None:
         """Serves until cancelled.
 
@@ -104,6 +118,7 @@ class RunReplica:
                 tasks.create_task(self._tail(), name="tail")
                 tasks.create_task(self._decide(), name="decide")
                 tasks.create_task(self._advise(), name="advise")
+                tasks.create_task(self._keep_checkpoints(), name="checkpoints")
         except* (LogCorruptError, NewerFormatError) as errors:
             self.followers.end(errors.exceptions[0])
             raise
@@ -208,6 +223,7 @@ class RunReplica:
             for delta in outcome.decided:
                 if delta.fate is not Fate.MERGED:  # its round may be void; the next one is announced again
                     self._announced.pop(delta.item.fragment, None)
+        self.pace.touch()
         self._decide_now.set()
         self._tail_now.set()
         self._wake_waiting()
@@ -245,18 +261,13 @@ class RunReplica:
         return True
 
     async def _tail(self) -> None:
-        """Folds others' entries: at once after an own append, often while a round is open, less and less when idle."""
-        poll_s = self._settings.busy_poll_s
+        """Folds others' entries: at once after an own append, and less and less often while nothing happens."""
         while True:
             self._tail_now.clear()
-            before = self.state.position
-            if not await self._done(self.log.tail(), "log could not be read"):
-                poll_s = self._settings.retry_s
-            elif self.state.position == before and not self._is_busy():
-                poll_s = min(2 * poll_s, self._settings.idle_poll_s)
-            else:
-                poll_s = self._settings.busy_poll_s
-            await _wait(self._tail_now, poll_s)
+            is_read = await self._done(self.log.tail(), "log could not be read")
+            longest_s = self._settings.waiting_poll_s if self._is_busy() else self._settings.idle_poll_s
+            pause_s = self.pace.pause_s(self._settings.busy_poll_s, longest_s)
+            await wait(self._tail_now, pause_s if is_read else self._settings.retry_s)
 
     def _is_busy(self) -> bool:
         return self._has_open_round or any(fragment.closing for fragment in self.state.fragments.values())
@@ -283,7 +294,7 @@ class RunReplica:
                 continue
             wakes = (decisions.wake_at_s, self.membership.next_change_s(self.state, now_s))
             wake_at_s = min((at_s for at_s in wakes if at_s is not None), default=None)
-            await _wait(self._decide_now, None if wake_at_s is None else max(0.0, wake_at_s - now_s))
+            await wait(self._decide_now, None if wake_at_s is None else max(0.0, wake_at_s - now_s))
 
     async def _propose(self, items: tuple[Item, ...]) -> bool:
         """Appends decisions to the log; returns false if the log did not move, so that deciding again is pointless."""
@@ -294,10 +305,19 @@ class RunReplica:
         return True
 
     async def _advise(self) -> None:
-        """Shares leases with other replicas, three times a term."""
+        """Shares leases with other replicas, three times a term, and less often while nothing happens."""
         while True:
+            self._advise_now.clear()
             await self._done(self._share_leases(), "leases could not be shared")
-            await self._clock.sleep(self.state.policy.lease_term_s / 3)
+            pause_s = self.pace.pause_s(self.state.policy.lease_term_s / 3, self._settings.idle_advice_s)
+            await wait(self._advise_now, pause_s)
+
+    async def _keep_checkpoints(self) -> None:
+        """Stores a log checkpoint whenever one is due."""
+        while True:
+            if is_due(self.state, self._settings.checkpoint_every) and not self._is_draining:
+                await self._done(write_checkpoint(self.log), "checkpoint could not be stored")
+            await self._clock.sleep(_CHECKPOINT_LOOK_S)
 
     async def _share_leases(self) -> None:
         if await share_leases(self._advice, self.membership, self._clock.monotonic_s()):
@@ -377,10 +397,3 @@ class RunReplica:
 
 def _fenced(learner: str) -> SyncerError:
     return SyncerError("SESSION_FENCED", f"a newer session of this learner attached. learner={learner}")
-
-
-async def _wait(event: asyncio.Event, timeout_s: float | None) -> None:
-    """Returns when the event is set, or after `timeout_s`."""
-    with suppress(TimeoutError):
-        async with asyncio.timeout(timeout_s):
-            await event.wait()

@@ -18,9 +18,19 @@ from typing import Final
 import structlog
 
 from skerry.runtime.identifiers import Entropy
-from skerry.store.errors import ObjectMissingError
-from skerry.store.log.entries import CheckpointItem, Entry, RunSpec, bytes_digest, entry_name, run_prefix
+from skerry.store.errors import ObjectMissingError, StoreError
+from skerry.store.log.entries import (
+    CHECKPOINTS_FORMAT,
+    CheckpointItem,
+    Entry,
+    RunSpec,
+    RunStatus,
+    bytes_digest,
+    entry_name,
+    run_prefix,
+)
 from skerry.store.log.horizon import oldest_versions
+from skerry.store.log.run_log import RunLog
 from skerry.store.log.saved import state_from_bytes, state_to_bytes
 from skerry.store.log.state import RunState
 from skerry.store.objects.interface import Objects
@@ -28,11 +38,11 @@ from skerry.store.objects.interface import Objects
 _LOG: Final = structlog.get_logger(__name__)
 # Entries between two checkpoints: folding as many takes less than reading a checkpoint of a run that is large.
 CHECKPOINT_EVERY: Final = 1024
-# Entries after a checkpoint's position among which its name is looked for. A writer that is slower than that tries anew.
+# Entries after a checkpoint's position among which its name is looked for. A slower writer's is not used.
 _NAMED_WITHIN: Final = 512
 _READ_AT_ONCE: Final = 64
 # Checkpoints that stay, the newest ones: more than one, because the newest may be damaged.
-_KEPT: Final = 4
+KEPT_CHECKPOINTS: Final = 4
 _FOLDER: Final = "checkpoints"
 _NAME: Final = re.compile(r"(\d{20})-[0-9a-f]{32}")
 
@@ -61,16 +71,34 @@ def checkpoint_of(state: RunState, entropy: Entropy) -> tuple[CheckpointItem, by
     return CheckpointItem(state.position, name, len(data), bytes_digest(data), oldest_versions(state)), data
 
 
-async def remove_old_checkpoints(objects: Objects, spec: RunSpec) -> None:
-    """Deletes all checkpoints but the newest ones; a reader that meets one that is gone takes another.
+def is_due(state: RunState, every: int = CHECKPOINT_EVERY) -> bool:
+    """Whether the log has grown by `every` entries since its newest checkpoint."""
+    is_allowed = state.level >= CHECKPOINTS_FORMAT and state.status is not RunStatus.DRAFT
+    return is_allowed and state.position - state.checkpoint_at >= every
+
+
+async def write_checkpoint(log: RunLog) -> None:
+    """Stores the state of the log as it is now, names it by an entry, and deletes old checkpoints.
+
+    Of several replicas that do this at the same time one succeeds; the others take theirs away.
 
     Raises:
-        StoreUnavailableError: the store can't be used.
+        StoreError: the store failed.
     """
-    prefix = run_prefix(spec.name, spec.uid)
-    names = [name async for name, _ in _found(objects, prefix)]
-    if names[_KEPT:]:
-        await objects.delete([f"{prefix}/{name}" for name in names[_KEPT:]])
+    item, data = checkpoint_of(log.state, log.entropy)
+    path = f"{log.prefix}/{item.name}"
+    await log.objects.write(path, data)
+    try:
+        (outcome,) = await log.append([item])
+    except StoreError:  # an entry that names it may land all the same; nobody needs it
+        await log.objects.delete([path])
+        raise
+    if outcome.rejection is not None:
+        await log.objects.delete([path])
+        return
+    names = [name async for name, _ in _found(log.objects, log.prefix)]
+    if names[KEPT_CHECKPOINTS:]:
+        await log.objects.delete([f"{log.prefix}/{name}" for name in names[KEPT_CHECKPOINTS:]])
 
 
 async def _found(objects: Objects, prefix: str) -> AsyncIterator[tuple[str, int]]:
@@ -83,13 +111,12 @@ async def _found(objects: Objects, prefix: str) -> AsyncIterator[tuple[str, int]
 
 async def _load(objects: Objects, spec: RunSpec, name: str, position: int) -> RunState:
     prefix = run_prefix(spec.name, spec.uid)
-    entry, item = await asyncio.gather(
-        objects.get(entry_name(prefix, position)), _naming_item(objects, prefix, name, position)
-    )
+    item = await _naming_item(objects, prefix, name, position)
     data = await objects.get(f"{prefix}/{name}")
     if bytes_digest(data) != item.digest:
         raise ValueError(f"checkpoint is damaged. size_bytes={len(data)}, expected_size_bytes={item.size_bytes}")
     state = state_from_bytes(data, spec)
+    entry = await objects.get(entry_name(prefix, position))
     if (state.position, state.head_digest) != (position, bytes_digest(entry)):
         raise ValueError(f"checkpoint is of another log. position={state.position}")
     return state

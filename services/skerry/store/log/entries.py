@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -25,12 +24,11 @@ from skerry.wire.codecs import Encoding
 from skerry.wire.layout import FragmentLayout, TensorSpec
 from skerry.wire.policy import Policy
 
-# Raised when an old reader could misread what it numbers; readers refuse a higher one.
-FORMAT: Final = 1  # of everything but log entries
+FORMAT: Final = 1  # of everything but log entries; raised when an old reader could misread them
 # Of log entries, the newest that this version writes; FORMAT.md, section 10, has what each of them brought.
 ENTRY_FORMAT: Final = 4
-OLDEST_LEVEL: Final = 3
-CHECKPOINTS_FORMAT: Final = 4  # the first whose entries may name checkpoints  # the oldest, and the format level of a run whose log has no level item
+OLDEST_LEVEL: Final = 3  # the oldest, and the format level of a run whose log has no level item
+CHECKPOINTS_FORMAT: Final = 4  # the first whose entries may name checkpoints
 INITIAL_BASE: Final = -1  # base version of the deltas that bring a draft's initial weights
 
 
@@ -220,13 +218,13 @@ class StatusItem(_Item, frozen=True, tag="status"):
 
 
 class CheckpointItem(_Item, frozen=True, tag="checkpoint"):
-    """The state of the fold at an earlier position is stored, and from here on the fold forgets what is older."""
+    """The object `name` has the state of the fold after entry `at`; versions below `oldest` may be forgotten."""
 
-    at: int  # the position whose state the object has
-    name: str  # of the object, relative to the run's prefix
+    at: int
+    name: str
     size_bytes: int
     digest: str  # SHA-256 of the object, hex
-    oldest: dict[str, int]  # by fragment: the oldest version to remember
+    oldest: dict[str, int]  # by fragment
 
 
 class LevelItem(_Item, frozen=True, tag="level"):
@@ -300,16 +298,6 @@ def canonical_json(value: Any) -> bytes:
 def bytes_digest(data: bytes) -> str:
     """Returns the SHA-256 of `data` in hex."""
     return hashlib.sha256(data).hexdigest()
-
-
-def float32_to_hex(value: float) -> str:
-    """Returns the bits of `value` as float32, 8 hex digits, most significant first."""
-    return struct.pack(">f", value).hex()
-
-
-def float32_from_hex(digits: str) -> float:
-    """Returns the float32 with these bits, exactly."""
-    return float(struct.unpack(">f", bytes.fromhex(digits))[0])
 
 
 def check_format(found: int, known: int) -> None:

@@ -64,7 +64,7 @@ def _lowest_needed(state: RunState, fragment: FragmentState, version: int) -> in
     frozen = () if fragment.closing is None else fragment.closing.members
     unmerged = [*fragment.pending.values(), *(state.deltas[member.delta] for member in frozen)]
     at = min([version, fragment.version, *(delta.item.base_version for delta in unmerged)])
-    return min((one.version for one in state.chain(fragment, at)), default=fragment.oldest)
+    return min((one.version for one in state.chain(fragment, at, fragment.oldest)), default=fragment.oldest)
 
 
 def _drop(state: RunState) -> None:

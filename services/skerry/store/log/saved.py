@@ -11,8 +11,8 @@ from typing import Any, Final, get_type_hints
 
 import msgspec
 
-from skerry.store.log.entries import ENTRY_FORMAT, RunSpec, RunStatus, check_format
-from skerry.store.log.state import DeltaState, Fate, FragmentState, LearnerState, RunState, VersionState
+from skerry.store.log.entries import ENTRY_FORMAT, Fate, RunSpec, RunStatus, check_format
+from skerry.store.log.state import DeltaState, FragmentState, LearnerState, RunState, VersionState
 from skerry.wire.policy import Policy
 
 # Raised when the fields change so that older bytes can't be read any more: the log is then folded instead.

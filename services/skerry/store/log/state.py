@@ -251,19 +251,23 @@ class RunState:
             if fragment.closing is not None:
                 for member in fragment.closing.members:
                     names.update(part.name for part in self.deltas[member.delta].item.parts)
-            for version in self.chain(fragment, fragment.version):
+            for version in self.chain(fragment, fragment.version, fragment.oldest):
                 refs = (*version.weights, *version.outer) or self.round_refs(version)
                 names.update(ref.name for ref in refs)
         return names
 
-    def chain(self, fragment: FragmentState, newest: int) -> Iterator[VersionState]:
-        """Yields the versions that rebuilding `newest` takes: itself, and those before it down to a snapshot."""
-        at = fragment.remembered(newest)
-        while at is not None:
+    def chain(self, fragment: FragmentState, newest: int, lowest: int) -> Iterator[VersionState]:
+        """Yields the versions that rebuilding `newest` takes: itself, and those before it down to a snapshot.
+
+        None is below `lowest`: the oldest that is remembered for what the fold decides, 0 for all that is known.
+        """
+        for number in range(newest, lowest - 1, -1):
+            at = fragment.versions.get(number)
+            if at is None:
+                return
             yield at
             if at.weights and self.condemned.isdisjoint(ref.name for ref in (*at.weights, *at.outer)):
                 return
-            at = fragment.remembered(at.version - 1)
 
     def round_refs(self, version: VersionState) -> Iterator[ObjectRef]:
         """Yields the objects of the round that made a version: its update, and the deltas that went into it."""

@@ -29,8 +29,6 @@ from skerry.store.operator.log_lines import entry_json, entry_lines
 from skerry.store.store import Store
 
 _WIDE: Final = 160  # columns of a pipe or a file
-_FOLLOW_PAUSE_S: Final = 1.0
-_WORKER_COUNT: Final = 2
 _UNITS_S: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -74,15 +72,10 @@ def json_option(function: Function) -> Function:
 @asynccontextmanager
 async def opened_store(store_url: str) -> AsyncIterator[tuple[Store, Workers]]:
     """Opens a store, and closes everything after."""
-    workers = ThreadWorkers(_WORKER_COUNT)
+    workers = ThreadWorkers(2)
     objects = open_objects(store_url, create=False)
     store = Store(
-        objects,
-        clock=SystemClock(),
-        entropy=SystemEntropy(),
-        workers=workers,
-        writer="command",
-        keeps_history=True,
+        objects, clock=SystemClock(), entropy=SystemEntropy(), workers=workers, writer="command", keeps_history=True
     )
     try:
         yield store, workers
@@ -170,7 +163,7 @@ def log(
                     table = Table(*columns, box=None, show_header=False, pad_edge=False)
                 if not follow or (stop is not None and state.position + 1 >= stop):
                     return
-                await SystemClock().sleep(_FOLLOW_PAUSE_S)
+                await SystemClock().sleep(1.0)
 
     asyncio.run(show())
 

@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator
 from typing import Any, Final
 
 from skerry.store.errors import ObjectMissingError
+from skerry.store.log.checkpoints import newest_state
 from skerry.store.log.entries import AcceptedItem, SessionItem
 from skerry.store.log.fold import apply_entry
-from skerry.store.log.state import RunState
 from skerry.syncer.errors import SyncerError, bad_request
 from skerry.syncer.events import EventStream, duration_message, events_of, fate_message, learner_message, running
 from skerry.syncer.host import RunHost
@@ -292,9 +292,9 @@ async def _plan(replica: RunReplica, request: v1.PullFragmentRequest) -> tuple[P
 
 
 async def _past(replica: RunReplica, after: int, until: int) -> AsyncIterator[Event]:
-    """Yields the events of entries `after + 1` to `until`, by folding the log again from its start."""
-    state = RunState(replica.log.spec)
-    async for entry, data in replica.log.entries(1, until + 1):
+    """Yields the events of entries `after + 1` to `until`, by folding the log again from the checkpoint before."""
+    state = await newest_state(replica.log.objects, replica.log.spec, at_most=after)
+    async for entry, data in replica.log.entries(state.position + 1, until + 1):
         outcomes = apply_entry(state, entry, data)
         if entry.position > after:
             for event in events_of(state, entry, outcomes):

@@ -82,6 +82,7 @@ class LogWorld:
         self.told = Answer()
         self.sessions: dict[str, str] = {}
         self.seen: dict[str, bytes] = {}
+        self.begun: list[AcceptedItem] = []
         self.accepted: Counter[str] = Counter()  # at the end: how often each delta was accepted
         uid = self.entropy.hex_id()
         layouts = tuple(FragmentLayout(name, (TensorSpec(f"{name}.weight", (4,)),)) for name in FRAGMENTS)
@@ -149,11 +150,20 @@ class LogWorld:
 
     async def push(self, log: RunLog, learner: str, fragment: str, age: int = 0) -> tuple[Outcome, ...]:
         """Stores a part and has its delta, from a base that is `age` versions old, accepted."""
+        return await log.append([await self.stored_push(log, learner, fragment, age)])
+
+    async def begin_push(self, log: RunLog, learner: str, fragment: str, age: int) -> tuple[Outcome, ...]:
+        """Stores a part of a delta that is accepted later, maybe by another replica, or never."""
+        self.begun.append(await self.stored_push(log, learner, fragment, age))
+        return ()
+
+    async def stored_push(self, log: RunLog, learner: str, fragment: str, age: int) -> AcceptedItem:
+        """Stores a part, and returns the item that has its delta accepted."""
         state = log.state.fragments[fragment]
         delta = self.entropy.hex_id()
         base = state.remembered(state.version - age) or state.newest
         stored = await log.blobs.write_part(fragment, delta, 0, 4, "0" * 64, [1.0], [b"frames"])
-        item = AcceptedItem(
+        return AcceptedItem(
             delta=delta,
             fragment=fragment,
             learner=learner,
@@ -167,7 +177,6 @@ class LogWorld:
             last_step=24,
             squared_norms=(1.0,),
         )
-        return await log.append([item])
 
     def commit_item(self, log: RunLog, fragment: str) -> CommittedItem | None:
         """Returns what a merge of the frozen round would append."""
@@ -203,7 +212,7 @@ class LogWorld:
                 self.shared.objects[names[-1 - which]] = (flipped, modified)
 
     def unnamed_parts(self, log: RunLog) -> tuple[str, ...]:
-        """Returns the parts that no delta names that `log` knows: of pushes under way, of refused and forgotten ones."""
+        """Returns the parts that no delta names that `log` knows: of pushes under way, refused or forgotten."""
         stored = {name.removeprefix(f"{self.prefix}/") for name in self.shared.objects if "/deltas/" in name}
         named = {part.name for delta in log.state.deltas.values() for part in delta.item.parts}
         return tuple(sorted(stored - named - log.state.condemned))
@@ -294,8 +303,8 @@ class LogWorld:
                 if isinstance(item, CollectedItem):
                     condemned.update(item.names)
             fates.update(one.item.delta for outcome in outcomes for one in outcome.decided)
-        for log in (log, *(replica.log for replica in self.replicas if replica.log is not None)):
-            assert state_to_bytes(log.state) == state_to_bytes(forgetful), "all replicas fold the same"
+        for one in (log, *(replica.log for replica in self.replicas if replica.log is not None)):
+            assert state_to_bytes(one.state) == state_to_bytes(forgetful), "all replicas fold the same"
         await reader.store.close()
         return state, admitted, fates
 

@@ -74,6 +74,28 @@ class LogMachine(RuleBasedStateMachine):
         self.world.start(self.replica(who), lambda log: self.world.push(log, learner, fragment, age))
         self.world.advance(pause_s)
 
+    @rule(who=WHO, learner=LEARNER, fragment=FRAGMENT, age=st.sampled_from([0, 0, 1]))
+    def begin_a_push(self, who: int, learner: str, fragment: str, age: int) -> None:
+        self.world.start(self.replica(who), lambda log: self.world.begin_push(log, learner, fragment, age))
+        self.world.advance(0.001)
+
+    @rule(who=WHO, which=st.integers(0, 3), pause_s=PAUSE)
+    def finish_a_push(self, who: int, which: int, pause_s: float) -> None:
+        if 0 <= which < len(self.world.begun):
+            item = self.world.begun.pop(which)
+            self.append(who, lambda _: item, pause_s)
+
+    @rule(who=WHO, other=WHO, learner=LEARNER, fragment=FRAGMENT, keep=st.sampled_from([0, 3]))
+    def finish_a_push_after_its_part_was_collected(
+        self, who: int, other: int, learner: str, fragment: str, keep: int
+    ) -> None:
+        """What a slow push stored is condemned as litter, and a checkpoint lets the fold forget what is old."""
+        self.tail(other)
+        self.begin_a_push(who, learner, fragment, 0)
+        self.collect_litter(other, 0.3)
+        self.checkpoint(other, keep, 0.3)
+        self.finish_a_push(who, len(self.world.begun) - 1, 0.3)
+
     @rule(who=WHO, which=st.integers(0, 30), pause_s=PAUSE)
     def repeat_an_acknowledged_push(self, who: int, which: int, pause_s: float) -> None:
         pushes = [item for item in self.world.told.items if isinstance(item, AcceptedItem)]

@@ -10,6 +10,7 @@ takes when every request takes that much longer, as in a distant bucket.
 from __future__ import annotations
 
 import argparse
+import statistics
 import sys
 import tempfile
 import time
@@ -17,7 +18,7 @@ from pathlib import Path
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from benchmarks.history.opening import child, open_elsewhere
+from benchmarks.history.opening import child, open_elsewhere, resident_bytes
 from benchmarks.history.synthesis import Synthesis, folder_writer
 from benchmarks.report import Row, measured, write_rows
 
@@ -31,21 +32,31 @@ def rows_of(entry_count: int, arguments: argparse.Namespace, root: Path) -> list
         learner_count=arguments.learners,
         part_count=arguments.parts,
         has_checkpoints=not arguments.no_checkpoints,
+        remove=lambda name: (root / name).unlink(),
     )
     columns = (TextColumn("writing"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, disable=not sys.stderr.isatty()) as progress:
         task = progress.add_task("writing", total=entry_count)
-        synthesis.grow(entry_count, lambda position: progress.update(task, completed=position))
+        held: list[tuple[int, float]] = []
+
+        def note(position: int) -> None:
+            progress.update(task, completed=position)
+            held.append((position, resident_bytes()))
+
+        synthesis.grow(entry_count, note)
     case = f"{synthesis.state.position:,} entries"
     rows = [
         measured(case, "written in", [time.perf_counter() - started], "s"),
         measured(case, "log", [synthesis.log_bytes / 1e6], "MB"),
+        measured(case, "memory that the fold gains a million entries", [_slope(held)], "MB"),
     ]
     near = [open_elsewhere(root, delay_s=0.0) for _ in range(arguments.samples)]
     rows += [
         measured(case, "opened in", [one["seconds"] for one in near], "s", limit=2.0),
         measured(case, "opened in, CPU", [one["cpu_seconds"] for one in near], "s"),
-        measured(case, "memory of the run", [(one["resident_bytes"] - one["before_bytes"]) / 1e6 for one in near], "MB"),
+        measured(
+            case, "memory of the run", [(one["resident_bytes"] - one["before_bytes"]) / 1e6 for one in near], "MB"
+        ),
         measured(case, "memory of the process", [one["peak_bytes"] / 1e6 for one in near], "MB", limit=150.0),
     ]
     if arguments.delay_ms:
@@ -55,6 +66,13 @@ def rows_of(entry_count: int, arguments: argparse.Namespace, root: Path) -> list
     return rows
 
 
+def _slope(held: list[tuple[int, float]]) -> float:
+    """Returns MB a million entries over the second half of the log, when every version has been forgotten often."""
+    late = held[len(held) // 2 :]
+    positions, sizes = [float(position) for position, _ in late], [size for _, size in late]
+    return statistics.linear_regression(positions, sizes).slope
+
+
 def main() -> None:
     """Measure, print and write the rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -62,7 +80,9 @@ def main() -> None:
     parser.add_argument("--fragments", type=int, default=24, help="fragments of the run")
     parser.add_argument("--learners", type=int, default=8, help="learners, each in every round")
     parser.add_argument("--parts", type=int, default=1, help="parts of each delta")
-    parser.add_argument("--delay-ms", type=float, default=30.0, help="what a distant store adds to each request; 0: none")
+    parser.add_argument(
+        "--delay-ms", type=float, default=30.0, help="what a distant store adds to each request; 0: none"
+    )
     parser.add_argument("--no-checkpoints", action="store_true", help="runs of the format levels that had none")
     parser.add_argument("--samples", type=int, default=3, help="measurements of each opening")
     parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)

@@ -34,7 +34,7 @@ async def open_here(root: Path, *, delay_s: float) -> dict[str, float]:
         objects = DelayedObjects(objects, delay_s)
     workers = ThreadWorkers(2)
     store = Store(objects, clock=SystemClock(), entropy=SystemEntropy(), workers=workers, writer="benchmark")
-    before = _resident_bytes()
+    before = resident_bytes()
     started, started_cpu = time.perf_counter(), time.process_time()
     log = await store.open_log(RUN, UID)
     found = {
@@ -42,7 +42,7 @@ async def open_here(root: Path, *, delay_s: float) -> dict[str, float]:
         "cpu_seconds": time.process_time() - started_cpu,
         "position": float(log.state.position),
         "before_bytes": before,
-        "resident_bytes": _resident_bytes(),
+        "resident_bytes": resident_bytes(),
         "peak_bytes": float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024),
     }
     await store.close()
@@ -55,7 +55,8 @@ def child(root: Path, delay_s: float) -> None:
     sys.stdout.write(json.dumps(asyncio.run(open_here(root, delay_s=delay_s))))
 
 
-def _resident_bytes() -> float:
+def resident_bytes() -> float:
+    """Returns what this process has in memory."""
     for line in Path("/proc/self/status").read_text().splitlines():
         name, _, value = line.partition(":")
         if name == "VmRSS":

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from skerry.store.log.checkpoints import CHECKPOINT_EVERY, checkpoint_of
+from skerry.store.log.checkpoints import CHECKPOINT_EVERY, KEPT_CHECKPOINTS, checkpoint_of
 from skerry.store.log.entries import (
     ENTRY_FORMAT,
     AcceptedItem,
@@ -62,8 +62,12 @@ class Synthesis:
         learner_count: int,
         part_count: int = 1,
         has_checkpoints: bool = True,
+        remove: Callable[[str], object] = lambda _: None,
     ) -> None:
-        """Writes `run.json` and the entries that open the run; each delta has `part_count` parts."""
+        """Writes `run.json` and the entries that open the run; each delta has `part_count` parts.
+
+        `remove` gets the names of checkpoints that are older than those which a replica keeps.
+        """
         names = [f"fragment-{number}" for number in range(fragment_count)]
         layouts = tuple(FragmentLayout(name, (TensorSpec(f"{name}.weight", (NUMEL,)),)) for name in names)
         self.spec = RunSpec(RUN, UID, layouts, {f"{name}.weight": "float32" for name in names}, 0.0)
@@ -73,6 +77,8 @@ class Synthesis:
         self._entropy = SeededEntropy(random.Random(SEED))
         self._part_count = part_count
         self._has_checkpoints = has_checkpoints
+        self._checkpoints: list[str] = []
+        self._remove = remove
         self._prefix = run_prefix(RUN, UID)
         self._sessions = {f"learner-{number}": self._entropy.hex_id() for number in range(learner_count)}
         put(entry_name(self._prefix, 0), self.spec.to_bytes())
@@ -110,14 +116,23 @@ class Synthesis:
             item, data = checkpoint_of(self.state, self._entropy)
             self._put(f"{self._prefix}/{item.name}", data)
             self._append(item)
+            self._checkpoints.append(f"{self._prefix}/{item.name}")
+            for name in self._checkpoints[:-KEPT_CHECKPOINTS]:
+                self._remove(name)
+            del self._checkpoints[:-KEPT_CHECKPOINTS]
 
     def _delta(self, name: str, learner: str, session: str) -> AcceptedItem:
         base = self.state.fragments[name].newest
         delta = self._entropy.hex_id()
         numel = NUMEL // self._part_count
         parts = tuple(
-            ObjectRef(f"deltas/{name}/{delta}/{at * numel}-{numel}-{digest}-{self._entropy.hex_id()}",
-                      at * numel, numel, numel // 2, digest)
+            ObjectRef(
+                f"deltas/{name}/{delta}/{at * numel}-{numel}-{digest}-{self._entropy.hex_id()}",
+                at * numel,
+                numel,
+                numel // 2,
+                digest,
+            )
             for at in range(self._part_count)
             for digest in [self._digest()]
         )

@@ -29,9 +29,10 @@ from skerry.syncer.errors import DrainingError, SyncerError, fenced, from_reject
 from skerry.syncer.events import EventStream, Followers, duration_message, events_of, learner_message
 from skerry.syncer.membership import LearnerRecord, LearnerReport, Membership
 from skerry.syncer.merger import Merger
-from skerry.syncer.pace import Pace, ReplicaSettings, wait
+from skerry.syncer.pace import Pace, wait
 from skerry.syncer.restart import closed_without
 from skerry.syncer.rounds import MergeKey, RoundEngine
+from skerry.syncer.settings import ReplicaSettings
 from skerry.v1.types_pb2 import Draining, Event, RoundOpened
 
 _LOG: Final = structlog.get_logger(__name__)

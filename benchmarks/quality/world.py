@@ -34,7 +34,7 @@ from skerry.store.log.state import RunState
 from skerry.store.versions.replay import Replayer
 from skerry.store.versions.scratch import Scratch
 from skerry.syncer.host import HostSettings
-from skerry.syncer.replica import ReplicaSettings
+from skerry.syncer.settings import ReplicaSettings
 from skerry.v1 import capabilities_pb2, exchange_pb2, runs_pb2
 from skerry.wire.layout import FragmentLayout
 from skerry.wire.policy import Policy

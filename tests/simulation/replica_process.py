@@ -11,10 +11,10 @@ from skerry.runtime.workers import InlineWorkers
 from skerry.store.store import Store
 from skerry.store.versions.scratch import Scratch
 from skerry.syncer.host import HostSettings, RunHost
-from skerry.syncer.replica import ReplicaSettings
 from skerry.syncer.services.capabilities import CapabilitiesServicer
 from skerry.syncer.services.exchange import ExchangeServicer
 from skerry.syncer.services.runs import RunsServicer
+from skerry.syncer.settings import ReplicaSettings
 from tests.doubles.seeded_entropy import SeededEntropy
 from tests.simulation.network import Endpoint, Method, Network
 from tests.simulation.processes import OUTSIDE, Process

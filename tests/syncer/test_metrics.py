@@ -202,7 +202,7 @@ def test_a_wrong_address_for_metrics_is_refused(command: Any, options: Iterable[
 def test_a_taken_port_for_metrics_is_said_under_its_option(tmp_path: Path) -> None:
     with exposed(LearnerMetrics(Resting(), run="fit", learner_id="us"), "127.0.0.1:0") as url:
         address = url.removeprefix("http://").removesuffix("/metrics")
-        options = ["--listen", "127.0.0.1:0", "--metrics", address, "--store", tmp_path.as_uri()]
+        options = ["--listen", "127.0.0.1:0", "--metrics", address, "--store", (tmp_path / "store").as_uri()]
         result = CliRunner().invoke(serve, options)
     assert result.exit_code == 2
     assert "--metrics" in result.output

@@ -26,7 +26,8 @@ from skerry.syncer.errors import DrainingError, SyncerError
 from skerry.syncer.merger import Merger
 from skerry.syncer.metrics import SyncerMetrics
 from skerry.syncer.parts import ByteBudget
-from skerry.syncer.replica import ReplicaSettings, RunReplica
+from skerry.syncer.replica import RunReplica
+from skerry.syncer.settings import ReplicaSettings
 from skerry.wire.layout import check_id, check_name
 
 _LOG: Final = structlog.get_logger(__name__)

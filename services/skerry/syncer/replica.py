@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from typing import Any, Final
 
 import structlog
@@ -30,21 +29,11 @@ from skerry.syncer.events import EventStream, Followers, duration_message, event
 from skerry.syncer.membership import LearnerRecord, LearnerReport, Membership, closed_round
 from skerry.syncer.merger import Merger
 from skerry.syncer.rounds import MergeKey, RoundEngine
+from skerry.syncer.settings import ReplicaSettings
 from skerry.v1.types_pb2 import Draining, Event, RoundOpened
 
 _LOG: Final = structlog.get_logger(__name__)
 _PATIENCE_TERMS: Final = 2  # lease terms for which a failing merge is tried again; other replicas try after one
-
-
-@dataclass(frozen=True)
-class ReplicaSettings:
-    """How one replica spends its time and memory on a run."""
-
-    busy_poll_s: float = 0.05  # between looks for others' entries while a round is open
-    idle_poll_s: float = 1.0  # at most, while none is
-    retry_s: float = 0.5  # after the store failed
-    longest_retry_s: float = 4.0  # after a merge failed again and again
-    stream_limit_bytes: int = 2**20  # of events that a follower has not taken
 
 
 class RunReplica:

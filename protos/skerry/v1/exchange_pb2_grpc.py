@@ -110,11 +110,12 @@ class ExchangeServicer(object):
         """Joins a run for as long as the stream lives. The client's first message MUST be `hello`; the server's first is
         `attached`. Then the client MUST send a report at least every third of the lease term, and the server sends events.
         A session id that the learner id never had takes over, whatever it has seen, and fences the older ones for good. A
-        client whose stream broke SHOULD attach again with the same session id. This stream SHOULD have a connection of its own, never shared with bulk data.
+        client whose stream broke SHOULD attach again with the same session id. This stream SHOULD have a connection of its
+        own, never shared with bulk data.
 
         The server ends the stream with OK after `leave`, or after the client has ended its side; else with an error. It
-        does not end it because a lease ran out. Once the run is closed it ends the stream with RUN_CLOSED, after the events
-        that tell the last fates; a client that missed some asks QueryPush.
+        does not end it because a lease ran out. Once the run is closed it ends the stream with RUN_CLOSED, after the
+        events that tell the last fates; a client that missed some asks QueryPush.
 
         Errors:
         - SESSION_FENCED: a newer session of the learner id attached, before or during this stream.

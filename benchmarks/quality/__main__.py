@@ -63,8 +63,8 @@ def main(*, short: bool, more: bool, tune: bool, committed: bool, markdown: bool
     from benchmarks.quality.picture import draw  # here: matplotlib is slow to load
 
     for path in draw(cases, outcomes, DIRECTORY):
-        click.echo(f"picture: {path}")
-    click.echo(f"rows: {DIRECTORY / 'quality.json'}")
+        click.echo(f"picture: {path}", err=True)
+    click.echo(f"rows: {DIRECTORY / 'quality.json'}", err=True)
 
 
 def _print(lines: list[Line]) -> None:

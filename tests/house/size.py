@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from tests.house.product import SourceFile, product_files, walk_functions
 
-# Lines of product code in all. The goal is 13,700; the number falls as the tree does.
+# Lines of product code in all. What is added is paid for by what it does; everything else only makes it smaller.
 LINE_BUDGET: Final = 15_300
 FILE_LIMIT: Final = 400
 FUNCTION_LIMIT: Final = 50

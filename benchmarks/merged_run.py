@@ -39,7 +39,7 @@ from tests.doubles.seeded_entropy import SeededEntropy
 FRAGMENT: Final = "fragment"
 UID: Final = "0" * 32
 COLUMNS: Final = 4096
-PART_NUMEL: Final = 2**22
+PART_SIZE_BYTES: Final = 4 * 2**20
 SEED: Final = 20260
 DELTA_ENCODING: Final = Encoding(Codec.INT4)
 
@@ -95,7 +95,7 @@ async def _push(
     """Stores one delta, named like its learner; `values` are overwritten with what it decodes to."""
     refs: list[ObjectRef] = []
     norms = np.zeros(len(layout.tensors))
-    for first, numel in cut_parts(layout, DELTA_ENCODING, PART_NUMEL):
+    for first, numel in cut_parts(layout, DELTA_ENCODING, PART_SIZE_BYTES):
         piece, hasher = values[first : first + numel], part_digest()
         frames = list(encode_frames(piece, layout, DELTA_ENCODING, first=first, decoded=piece, digest=hasher))
         part_norms = per_tensor_squared_norms(piece, layout, first)

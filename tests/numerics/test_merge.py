@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from skerry.store.log.entries import PolicyItem, float32_from_hex
-from skerry.store.versions.replay import UnreadableDeltaError
+from skerry.store.log.entries import PolicyItem
+from skerry.store.versions.replay import UnreadableDeltaError, float32_from_hex
 from skerry.wire.digests import tree_digest
 from skerry.wire.policy import OFFERED_OUTER_NAMES, MergeRule, OuterName, OuterOptimizer, OuterSchedule, Policy
 from tests.numerics.merge_driver import FLOAT32, FRAGMENT, INT4, Driver, layout_of

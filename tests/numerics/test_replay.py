@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from skerry.algorithm.step import TORN, OuterState
 from skerry.runtime.workers import ThreadWorkers
 from skerry.store.errors import ObjectMissingError, UnreadableObjectError
-from skerry.store.log.entries import CollectedItem, RollbackFragment, RollbackItem, float32_from_hex
-from skerry.store.versions.replay import Replayer
+from skerry.store.log.entries import CollectedItem, RollbackFragment, RollbackItem
+from skerry.store.versions.replay import Replayer, float32_from_hex
 from skerry.store.versions.scratch import Scratch
 from skerry.wire.codecs import Codec, Encoding
 from skerry.wire.digests import tree_digest

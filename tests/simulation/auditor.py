@@ -74,11 +74,11 @@ async def audit(evidence: Evidence) -> list[Finding]:
         log = await open_run(evidence.objects)
     except Exception as error:  # noqa: BLE001 - any failure to read the log is a finding
         return [*findings, Finding("the log can be read", repr(error))]
-    replayed, entries, admitted = RunState(log.spec), [], []
+    replayed, entries, admitted = RunState(log.spec, forgets=True), [], []
     async for entry, data in log.entries():
         entries.append(entry)
         admitted += [one.item for one in apply_entry(replayed, entry, data) if one.rejection is None]
-    audit_of = _Audit(evidence, log, entries, admitted)
+    audit_of = _Audit(evidence, log, entries, admitted, replayed)
     findings += audit_of.findings()
     findings += [finding async for finding in audit_of.contents()]
     report = await verify_run(log, workers=InlineWorkers(), scratch=Scratch(None))
@@ -89,12 +89,15 @@ async def audit(evidence: Evidence) -> list[Finding]:
 class _Audit:
     """One run's rules."""
 
-    def __init__(self, evidence: Evidence, log: RunLog, entries: list[Entry], admitted: list[Item]) -> None:
+    def __init__(
+        self, evidence: Evidence, log: RunLog, entries: list[Entry], admitted: list[Item], replayed: RunState
+    ) -> None:
         self.evidence = evidence
         self.entries = entries
         self.admitted = admitted  # every item that the fold admitted, in log order
         self.log = log
-        self.state = log.state
+        self.state = log.state  # with the whole history
+        self.replayed = replayed  # what a replica makes of all entries, which forgets what is old
         self.sessions = {item.session for item in admitted if isinstance(item, SessionItem)}  # that ever took over
         self.by_session = {record.session: record for record in evidence.records if record.session}
         # The deltas of each session's fragment, in the order in which they were accepted.
@@ -221,7 +224,7 @@ class _Audit:
                 yield Finding("a change of the policy changes nothing else", f"request {change.request_id} did")
 
     def _replicas_agree(self) -> Iterator[Finding]:
-        own = state_digest(self.state)
+        own = state_digest(self.replayed)
         for replica, digest in self.evidence.state_digests:
             if digest != own:
                 yield Finding("all replicas fold to the same state", f"{replica} has {digest}, the log makes {own}")

@@ -26,5 +26,6 @@ async def open_run(objects: Objects) -> RunLog:
         entropy=SeededEntropy(random.Random(0)),
         workers=InlineWorkers(),
         writer="observer",
+        keeps_history=True,
     )
     return await store.open_log(RUN, await store.resolve(RUN))

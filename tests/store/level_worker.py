@@ -259,11 +259,16 @@ def plain(state: RunState) -> object:
             (
                 one.next_attempt,
                 [sorted(who) for who in one.contributors],
-                one.close_positions,
+                list(one.close_positions),
                 one.contributed_at,
                 one.worked_until,
             ),
-            (one.squared_norms, one.weights, one.step_counts, list(one.pending)),
+            (
+                {learner: list(norms) for learner, norms in one.squared_norms.items()},
+                one.weights,
+                one.step_counts,
+                list(one.pending),
+            ),
             [(v.version, v.digest, v.step_count, v.weights, v.is_abandoned) for v in one.versions.values()],
         )
         for name, one in state.fragments.items()

@@ -9,17 +9,23 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+import msgspec
+
 from skerry.runtime.workers import InlineWorkers
 from skerry.store.errors import StoreError
+from skerry.store.log.checkpoints import checkpoint_of
 from skerry.store.log.entries import (
+    ENTRY_FORMAT,
     AcceptedItem,
     CollectedItem,
     CommittedItem,
     Fate,
     Item,
+    LevelItem,
     MergeScalars,
     ObjectRef,
     PolicyItem,
+    RollbackItem,
     RunSpec,
     RunStatus,
     SessionItem,
@@ -28,6 +34,7 @@ from skerry.store.log.entries import (
 )
 from skerry.store.log.fold import apply_entry
 from skerry.store.log.run_log import RunLog
+from skerry.store.log.saved import state_to_bytes
 from skerry.store.log.state import Outcome, RunState
 from skerry.store.store import Store
 from skerry.wire.codecs import Codec, Encoding
@@ -75,6 +82,8 @@ class LogWorld:
         self.told = Answer()
         self.sessions: dict[str, str] = {}
         self.seen: dict[str, bytes] = {}
+        self.begun: list[AcceptedItem] = []
+        self.accepted: Counter[str] = Counter()  # at the end: how often each delta was accepted
         uid = self.entropy.hex_id()
         layouts = tuple(FragmentLayout(name, (TensorSpec(f"{name}.weight", (4,)),)) for name in FRAGMENTS)
         self.spec = RunSpec("run", uid, layouts, {f"{name}.weight": "float32" for name in FRAGMENTS}, 0.0)
@@ -107,7 +116,7 @@ class LogWorld:
         items += [SnapshotItem(name, 0, f"{name}-0", (self.ref(f"snapshots/{name}/0"),), ()) for name in FRAGMENTS]
         self.sessions = {learner: self.entropy.hex_id() for learner in LEARNERS}
         sessions = [SessionItem(learner, session, "") for learner, session in self.sessions.items()]
-        await log.append([*items, StatusItem(RunStatus.OPEN), *sessions])
+        await log.append([LevelItem(ENTRY_FORMAT), *items, StatusItem(RunStatus.OPEN), *sessions])
         self.replicas[0].log = log
         for replica in self.replicas[1:]:
             replica.log = await replica.store.open_log("run", self.spec.uid)
@@ -139,13 +148,22 @@ class LogWorld:
                 self.told.items.append(outcome.item)
                 self.told.fates.update({one.item.delta: (one.fate, one.version) for one in outcome.decided})
 
-    async def push(self, log: RunLog, learner: str, fragment: str) -> tuple[Outcome, ...]:
-        """Stores a part and has its delta accepted."""
+    async def push(self, log: RunLog, learner: str, fragment: str, age: int = 0) -> tuple[Outcome, ...]:
+        """Stores a part and has its delta, from a base that is `age` versions old, accepted."""
+        return await log.append([await self.stored_push(log, learner, fragment, age)])
+
+    async def begin_push(self, log: RunLog, learner: str, fragment: str, age: int) -> tuple[Outcome, ...]:
+        """Stores a part of a delta that is accepted later, maybe by another replica, or never."""
+        self.begun.append(await self.stored_push(log, learner, fragment, age))
+        return ()
+
+    async def stored_push(self, log: RunLog, learner: str, fragment: str, age: int) -> AcceptedItem:
+        """Stores a part, and returns the item that has its delta accepted."""
         state = log.state.fragments[fragment]
         delta = self.entropy.hex_id()
-        base = state.newest
+        base = state.remembered(state.version - age) or state.newest
         stored = await log.blobs.write_part(fragment, delta, 0, 4, "0" * 64, [1.0], [b"frames"])
-        item = AcceptedItem(
+        return AcceptedItem(
             delta=delta,
             fragment=fragment,
             learner=learner,
@@ -159,7 +177,6 @@ class LogWorld:
             last_step=24,
             squared_norms=(1.0,),
         )
-        return await log.append([item])
 
     def commit_item(self, log: RunLog, fragment: str) -> CommittedItem | None:
         """Returns what a merge of the frozen round would append."""
@@ -176,6 +193,29 @@ class LogWorld:
             self.entropy.hex_id() * 2,
             scalars,
         )
+
+    async def checkpoint(self, replica: Replica, log: RunLog, keep: int) -> tuple[Outcome, ...]:
+        """Stores the state and names it; of each fragment at least `keep` older versions are remembered."""
+        item, data = checkpoint_of(log.state, self.entropy)
+        oldest = {name: max(one.oldest, one.version - keep) for name, one in log.state.fragments.items()}
+        await replica.objects.write(f"{self.prefix}/{item.name}", data)
+        return await log.append([msgspec.structs.replace(item, oldest=oldest)])
+
+    def damage_checkpoint(self, which: int, *, is_lost: bool) -> None:
+        """Takes a checkpoint away, or changes a byte of it; the log must not need it."""
+        names = sorted(name for name in self.shared.objects if "/checkpoints/" in name)
+        if which < len(names):
+            data, modified = self.shared.objects.pop(names[-1 - which])
+            if not is_lost:
+                middle = len(data) // 2
+                flipped = data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
+                self.shared.objects[names[-1 - which]] = (flipped, modified)
+
+    def unnamed_parts(self, log: RunLog) -> tuple[str, ...]:
+        """Returns the parts that no delta names that `log` knows: of pushes under way, refused or forgotten."""
+        stored = {name.removeprefix(f"{self.prefix}/") for name in self.shared.objects if "/deltas/" in name}
+        named = {part.name for delta in log.state.deltas.values() for part in delta.item.parts}
+        return tuple(sorted(stored - named - log.state.condemned))
 
     def crash(self, replica: Replica) -> None:
         """Ends a process at once and starts it anew, without memory; its late writes are still on their way."""
@@ -212,9 +252,7 @@ class LogWorld:
         self.run(self._settle())
         self.check_entries_stay()
         state, admitted, fates = self.run(self._fold_anew())
-        for replica in self.replicas:
-            assert replica.log is not None
-            assert replica.log.state.head_digest == state.head_digest, "all replicas fold the same"
+        assert max(self.accepted.values(), default=1) == 1, "a delta is accepted once, however late it is repeated"
         for item in self.told.items:
             # Condemning twice what may be condemned is no harm; everything else takes effect once.
             count = min(1, admitted[repr(item)]) if isinstance(item, CollectedItem) else admitted[repr(item)]
@@ -248,15 +286,25 @@ class LogWorld:
         """Returns the fold by a reader that met no faults, how often each item took effect, and fates by delta."""
         reader = self.new_replica("reader")
         log = await reader.store.open_log("run", self.spec.uid)
-        state = RunState(self.spec)
+        state, forgetful = RunState(self.spec), RunState(self.spec, forgets=True)
         admitted: Counter[str] = Counter()
         fates: Counter[str] = Counter()
+        condemned: set[str] = set()
+        self.accepted = Counter()
         async for entry, data in log.entries():
-            for outcome in apply_entry(state, entry, data):
-                if outcome.rejection is None:
-                    admitted[repr(outcome.item)] += 1
-                    fates.update(one.item.delta for one in outcome.decided)
-        assert state.head_digest == log.state.head_digest
+            outcomes = apply_entry(state, entry, data)
+            twins = apply_entry(forgetful, entry, data)
+            assert [one.rejection for one in outcomes] == [one.rejection for one in twins], "forgetting decides nothing"
+            for item in (outcome.item for outcome in outcomes if outcome.rejection is None):
+                admitted[repr(item)] += 1
+                assert condemned.isdisjoint(names_in(item)), "what names a condemned object has no effect"
+                if isinstance(item, AcceptedItem):
+                    self.accepted[item.delta] += 1
+                if isinstance(item, CollectedItem):
+                    condemned.update(item.names)
+            fates.update(one.item.delta for outcome in outcomes for one in outcome.decided)
+        for one in (log, *(replica.log for replica in self.replicas if replica.log is not None)):
+            assert state_to_bytes(one.state) == state_to_bytes(forgetful), "all replicas fold the same"
         await reader.store.close()
         return state, admitted, fates
 
@@ -265,3 +313,19 @@ class LogWorld:
         for replica in self.replicas:
             self.run(self._bury(replica))
         self.loop.close()
+
+
+def names_in(item: Item) -> set[str]:
+    """Returns the objects that an item gives to deltas and versions."""
+    match item:
+        case AcceptedItem():
+            refs = item.parts
+        case CommittedItem():
+            refs = item.update
+        case SnapshotItem():
+            refs = (*item.weights, *item.outer)
+        case RollbackItem():
+            refs = tuple(ref for one in item.fragments for ref in (*one.weights, *one.outer))
+        case _:
+            refs = ()
+    return {ref.name for ref in refs}

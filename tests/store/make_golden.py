@@ -17,6 +17,7 @@ import numpy as np
 
 from skerry.algorithm.step import OuterState
 from skerry.runtime.workers import InlineWorkers
+from skerry.store.log.checkpoints import write_checkpoint
 from skerry.store.log.entries import (
     ENTRY_FORMAT,
     AcceptedItem,
@@ -138,6 +139,7 @@ async def make(objects: DictObjects) -> dict[str, object]:
     await driver.append(RollbackItem(entropy.hex_id(), 8, (rolled_back,)))
     await driver.append(CollectedItem(tuple(part.name for part in early.parts)))
     await objects.delete([f"{log.prefix}/{part.name}" for part in early.parts])
+    await write_checkpoint(log)
     await driver.round([await driver.push(1, delta())])
     await driver.append(StatusItem(RunStatus.CLOSING), StatusItem(RunStatus.CLOSED))
     fragment = log.state.fragments[FRAGMENT]

@@ -125,3 +125,29 @@ def test_version_0_has_the_tree_digest_of_its_snapshot(run_folder: Path) -> None
     leaf = hashlib.sha256(values).digest()
     root = hashlib.sha256(b"skerry.tree.v1\0" + (len(values) // 4).to_bytes(8, "little") + leaf)
     assert item["digest"] == root.hexdigest()
+
+
+def test_a_checkpoint_is_the_state_after_its_entry(run_folder: Path) -> None:
+    log = [(data, entry) for data, entry in entries(run_folder)]
+    ((position, item),) = [
+        (entry["position"], item) for _, entry in log for item in entry["items"] if item["kind"] == "checkpoint"
+    ]
+    assert re.fullmatch(rf"checkpoints/{item['at']:020}-{ID}", item["name"])
+    assert item["at"] < position <= item["at"] + 512
+    data = (run_folder / item["name"]).read_bytes()
+    assert (len(data), sha256(data)) == (item["size_bytes"], item["digest"])
+    state = json.loads(data)
+    assert (state["format"], state["run_uid"], state["position"]) == (1, run_folder.name, item["at"])
+    assert state["head_digest"] == sha256(log[item["at"] - 1][0])
+    before = [one for _, entry in log[: item["at"]] for one in entry["items"]]
+    assert [delta["item"] for delta in state["deltas"]] == [one for one in before if one["kind"] == "accepted"]
+    assert state["learners"].keys() == {one["learner"] for one in before if one["kind"] == "session"}
+    assert state["condemned_at"].keys() == {name for one in before for name in one.get("names", ())}
+    body = state["fragments"]["body"]
+    assert [version["version"] for version in body["versions"]] == list(range(body["version"] + 1))
+    assert item["oldest"] == {"body": 0}
+    documented = set(
+        re.findall(r"`(\w+)`", (Path(__file__).parents[2] / "services/skerry/store/FORMAT.md").read_text())
+    )
+    written = {*state, *body, *body["versions"][0], *state["deltas"][0], *state["learners"]["m0"]}
+    assert written <= documented, "FORMAT.md names every field"

@@ -8,6 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from skerry.store.errors import ObjectExistsError, StoreFullError, StoreUnavailableError
 from skerry.store.log.entries import (
+    AcceptedItem,
     ClosedItem,
     CollectedItem,
     Decided,
@@ -18,6 +19,7 @@ from skerry.store.log.entries import (
     RollbackFragment,
     RollbackItem,
     SessionItem,
+    SnapshotItem,
 )
 from skerry.store.log.run_log import RunLog
 from skerry.store.log.state import Outcome
@@ -67,10 +69,65 @@ class LogMachine(RuleBasedStateMachine):
         self.world.sessions[learner] = session
         self.append(who, lambda _: SessionItem(learner, session, ""), pause_s)
 
-    @rule(who=WHO, learner=LEARNER, fragment=FRAGMENT, pause_s=PAUSE)
-    def push(self, who: int, learner: str, fragment: str, pause_s: float) -> None:
-        self.world.start(self.replica(who), lambda log: self.world.push(log, learner, fragment))
+    @rule(who=WHO, learner=LEARNER, fragment=FRAGMENT, pause_s=PAUSE, age=st.sampled_from([0, 0, 1, 3]))
+    def push(self, who: int, learner: str, fragment: str, pause_s: float, age: int = 0) -> None:
+        self.world.start(self.replica(who), lambda log: self.world.push(log, learner, fragment, age))
         self.world.advance(pause_s)
+
+    @rule(who=WHO, learner=LEARNER, fragment=FRAGMENT, age=st.sampled_from([0, 0, 1]))
+    def begin_a_push(self, who: int, learner: str, fragment: str, age: int) -> None:
+        self.world.start(self.replica(who), lambda log: self.world.begin_push(log, learner, fragment, age))
+        self.world.advance(0.001)
+
+    @rule(who=WHO, which=st.integers(0, 3), pause_s=PAUSE)
+    def finish_a_push(self, who: int, which: int, pause_s: float) -> None:
+        if 0 <= which < len(self.world.begun):
+            item = self.world.begun.pop(which)
+            self.append(who, lambda _: item, pause_s)
+
+    @rule(who=WHO, other=WHO, learner=LEARNER, fragment=FRAGMENT, keep=st.sampled_from([0, 3]))
+    def finish_a_push_after_its_part_was_collected(
+        self, who: int, other: int, learner: str, fragment: str, keep: int
+    ) -> None:
+        """What a slow push stored is condemned as litter, and a checkpoint lets the fold forget what is old."""
+        self.tail(other)
+        self.begin_a_push(who, learner, fragment, 0)
+        self.collect_litter(other, 0.3)
+        self.checkpoint(other, keep, 0.3)
+        self.finish_a_push(who, len(self.world.begun) - 1, 0.3)
+
+    @rule(who=WHO, which=st.integers(0, 30), pause_s=PAUSE)
+    def repeat_an_acknowledged_push(self, who: int, which: int, pause_s: float) -> None:
+        pushes = [item for item in self.world.told.items if isinstance(item, AcceptedItem)]
+        if which < len(pushes):
+            self.append(who, lambda _: pushes[which], pause_s)
+
+    @rule(who=WHO, keep=st.sampled_from([0, 0, 1, 3]), pause_s=PAUSE)
+    def checkpoint(self, who: int, keep: int, pause_s: float) -> None:
+        replica = self.replica(who)
+        self.world.start(replica, lambda log: self.world.checkpoint(replica, log, keep))
+        self.world.advance(pause_s)
+
+    @rule(which=st.integers(0, 2), is_lost=st.booleans())
+    def damage_a_checkpoint(self, which: int, is_lost: bool) -> None:
+        self.world.damage_checkpoint(which, is_lost=is_lost)
+
+    @rule(who=WHO, fragment=FRAGMENT, pause_s=PAUSE)
+    def snapshot(self, who: int, fragment: str, pause_s: float) -> None:
+        def item(log: RunLog) -> SnapshotItem:
+            newest = log.state.fragments[fragment].newest
+            ref = self.world.ref(f"snapshots/{fragment}/{newest.version}-weights")
+            return SnapshotItem(fragment, newest.version, newest.digest, (ref,), ())
+
+        self.append(who, item, pause_s)
+
+    @rule(who=WHO, pause_s=PAUSE)
+    def collect_litter(self, who: int, pause_s: float) -> None:
+        def item(log: RunLog) -> CollectedItem | None:
+            names = self.world.unnamed_parts(log)
+            return CollectedItem(names) if names else None
+
+        self.append(who, item, pause_s)
 
     @rule(who=WHO, fragment=FRAGMENT, expired=st.integers(0, 1), is_again=st.booleans(), pause_s=PAUSE)
     def close(self, who: int, fragment: str, expired: int, is_again: bool, pause_s: float) -> None:
@@ -123,7 +180,8 @@ class LogMachine(RuleBasedStateMachine):
         def item(log: RunLog) -> RollbackItem:
             state = log.state.fragments[fragment]
             weights = (self.world.ref(f"snapshots/{fragment}/{state.version + 1}-weights"),)
-            one = RollbackFragment(fragment, state.version + 1, 0, state.versions[0].digest, weights, ())
+            source = state.versions[state.oldest]
+            one = RollbackFragment(fragment, state.version + 1, source.version, source.digest, weights, ())
             return RollbackItem(self.world.entropy.hex_id(), 1, (one,))
 
         self.append(who, item, pause_s)
@@ -133,7 +191,9 @@ class LogMachine(RuleBasedStateMachine):
         def item(log: RunLog) -> CollectedItem | None:
             needed = log.state.referenced_names()
             parts = [part.name for delta in log.state.deltas.values() for part in delta.item.parts]
-            names = [name for name in parts if name not in needed | log.state.condemned]
+            versions = [version for one in log.state.fragments.values() for version in one.versions.values()]
+            snapshots = [ref.name for version in versions for ref in version.weights]
+            names = [name for name in [*parts, *snapshots] if name not in needed | log.state.condemned]
             return CollectedItem(tuple(names)) if names else None
 
         self.append(who, item, pause_s)

@@ -16,7 +16,12 @@ from skerry.store.versions.scratch import Scratch
 async def final_state(store_url: str, name: str, uid: str) -> RunState:
     """Returns the fold of the log, after checking that merging each version again gives the same digest."""
     store = Store(
-        open_objects(store_url), clock=SystemClock(), entropy=SystemEntropy(), workers=InlineWorkers(), writer="audit"
+        open_objects(store_url),
+        clock=SystemClock(),
+        entropy=SystemEntropy(),
+        workers=InlineWorkers(),
+        writer="audit",
+        keeps_history=True,
     )
     log = await store.open_log(name, uid)
     for fragment in log.state.fragments.values():

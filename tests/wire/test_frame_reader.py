@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skerry.wire import Codec, Compressor, Encoding, FragmentLayout, TensorSpec
+from skerry.wire.codecs import HEADER_SIZE
 from skerry.wire.errors import FrameError, WireReason
-from skerry.wire.frames import HEADER_SIZE, FrameReader, encode_frames
+from skerry.wire.frames import FrameReader, encode_frames
 
 # One tensor a codec change: many small frames.
 LAYOUT = FragmentLayout("f", tuple(TensorSpec(f"t{n}", (8, 4) if n % 2 else (5,)) for n in range(8)))

@@ -98,7 +98,7 @@ def encode_parts(
         NonFiniteError: a value that can't be encoded.
     """
     parts = []
-    for first, numel in cut_parts(layout, encoding, part_numel(encoding, part_size_bytes)):
+    for first, numel in cut_parts(layout, encoding, part_size_bytes):
         digest = part_digest()
         piece = values[first : first + numel]
         frames = tuple(encode(piece, layout, encoding, first=first, decoded=piece, digest=digest))
@@ -109,13 +109,6 @@ def encode_parts(
 def digest_of(parts: tuple[Part, ...]) -> bytes:
     """Returns the digest of a delta with these parts."""
     return delta_digest([(part.first, part.numel, part.digest) for part in parts])
-
-
-def part_numel(encoding: Encoding, part_size_bytes: int) -> int:
-    """Returns how many elements surely fit a part, scales and headers of the smallest blocks included."""
-    bits = max(encoding.codec.bits, encoding.vector_codec.bits if encoding.codec.has_blocks else 0)
-    # Headers and scales come to well under an eighth more for every block size that the contract allows.
-    return max(part_size_bytes * 8 * 7 // (8 * (bits + 2)), encoding.block)
 
 
 async def push(

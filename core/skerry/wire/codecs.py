@@ -16,6 +16,7 @@ import zstandard
 from skerry.wire.errors import FrameError, WireReason
 from skerry.wire.layout import FragmentLayout, TensorSpec
 
+HEADER_SIZE: Final = 32  # bytes of a frame's header
 MAX_FRAME_NUMEL: Final = 2**18
 """A frame's float32 input is at most 1 MiB: it stays in a core's cache, and a receiver can allocate it unchecked."""
 MAX_BLOCK: Final = 2**16 - 1
@@ -200,16 +201,37 @@ def _whole(codec: Codec, encoding: Encoding, start: int, stop: int) -> Cut:
     return Cut(codec, encoding.block if codec.has_blocks else 0, start, stop - start)
 
 
-def cut_parts(layout: FragmentLayout, encoding: Encoding, part_numel: int) -> Iterator[tuple[int, int]]:
-    """Yield `(first, numel)` of parts that cover the fragment, each of at most `part_numel` elements.
+def cut_parts(layout: FragmentLayout, encoding: Encoding, part_size_bytes: int) -> Iterator[tuple[int, int]]:
+    """Yield `(first, numel)` of parts that cover the fragment, as large as surely fit `part_size_bytes` of frames.
 
-    Raises:
-        ValueError: a part could not hold one block.
+    A part holds one block at least, whatever its size.
     """
-    if part_numel < encoding.block:
-        raise ValueError(f"a part must hold a block. part_numel={part_numel}, block={encoding.block}")
     first = 0
     while first < layout.numel:
-        stop = layout.boundary_at_or_before(first + part_numel, encoding.block)
+        stop = _fitting(layout, encoding, first, part_size_bytes)
         yield first, stop - first
         first = stop
+
+
+def _fitting(layout: FragmentLayout, encoding: Encoding, first: int, size_bytes: int) -> int:
+    """Return where a part from `first` on ends, if nothing compresses and each tensor begins a frame.
+
+    Frames that span tensors are cut a little earlier than those of one tensor; two headers are spared for that.
+    """
+    stop, room = first, size_bytes - 2 * HEADER_SIZE
+    for index, low, high in layout.ranges(first, layout.numel - first):
+        codec = encoding.codec_for(layout.tensors[index])
+        grain = encoding.block if codec.has_blocks else 1
+        frame_numel = MAX_FRAME_NUMEL - MAX_FRAME_NUMEL % grain
+        frame_bytes = HEADER_SIZE + codec.raw_size(frame_numel, frame_numel // grain)
+        frame_count, left = divmod(max(0, room), frame_bytes)
+        most = codec.raw_size(grain, 1)
+        numel = frame_count * frame_numel + max(0, left - HEADER_SIZE) // most * grain
+        if stop == first:
+            numel = max(numel, grain)
+        if low + numel < high:
+            return low + numel
+        stop = high
+        full, rest = divmod(high - low, frame_numel)
+        room -= full * frame_bytes + (HEADER_SIZE + codec.raw_size(rest, -(-rest // grain)) if rest else 0)
+    return stop

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from skerry.wire.codecs import (
     CODEC_OF_NUMBER,
     COMPRESSOR_OF_NUMBER,
+    HEADER_SIZE,
     MAX_FRAME_NUMEL,
     Codec,
     Compressor,
@@ -33,7 +34,6 @@ from skerry.wire.errors import FrameError, NonFiniteError, WireReason
 from skerry.wire.layout import FragmentLayout
 from skerry.wire.quantise import LARGEST_FLOAT32, LARGEST_SCALED, Blocks, Quantiser, blocks_of, dequantise
 
-HEADER_SIZE: Final = 32
 MAGIC: Final = b"SKF1"
 _HEADER: Final = struct.Struct("<4sBBHQIII")  # the CRC-32 follows
 _CRC: Final = struct.Struct("<I")

@@ -158,7 +158,8 @@ class ExchangeServicer(object):
         differently MUST take a new delta_id, or send all parts in the call that completes.
         - INCOMPLETE: parts are missing or were collected meanwhile, or nothing came for 60 s. Ask QueryPush.
         - BASE_FUTURE: base_version does not exist yet.
-        - BASE_STALE: base_version is more than the allowed rounds old, or a roll-back abandoned it.
+        - BASE_STALE: base_version is more than the allowed rounds old, a roll-back abandoned it, or it is so old that the
+        run has forgotten it.
         - BASE_FOREIGN: base_digest is not that version's.
         - BASE_REPEATED: the session has a delta of the fragment from that base that is pending or merged; or the fragment
         has its initial weights.
@@ -170,7 +171,8 @@ class ExchangeServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def QueryPush(self, request, context):
-        """Says which parts of a push are durable and what its fate is.
+        """Says which parts of a push are durable and what its fate is. A run always remembers the last accepted delta of each
+        learner and fragment; older ones may be forgotten some rounds after they got their fate.
 
         Errors:
         - FRAGMENT_NOT_FOUND: the run has no such fragment.

@@ -111,7 +111,8 @@ class ExchangeStub:
       differently MUST take a new delta_id, or send all parts in the call that completes.
     - INCOMPLETE: parts are missing or were collected meanwhile, or nothing came for 60 s. Ask QueryPush.
     - BASE_FUTURE: base_version does not exist yet.
-    - BASE_STALE: base_version is more than the allowed rounds old, or a roll-back abandoned it.
+    - BASE_STALE: base_version is more than the allowed rounds old, a roll-back abandoned it, or it is so old that the
+      run has forgotten it.
     - BASE_FOREIGN: base_digest is not that version's.
     - BASE_REPEATED: the session has a delta of the fragment from that base that is pending or merged; or the fragment
       has its initial weights.
@@ -119,7 +120,8 @@ class ExchangeStub:
     - TOO_LARGE: a part has more bytes than max_part_size_bytes, or the delta has more parts than a log entry holds.
     """
     QueryPush: _grpc.UnaryUnaryMultiCallable[_exchange_pb2.QueryPushRequest, _exchange_pb2.QueryPushResponse]
-    """Says which parts of a push are durable and what its fate is.
+    """Says which parts of a push are durable and what its fate is. A run always remembers the last accepted delta of each
+    learner and fragment; older ones may be forgotten some rounds after they got their fate.
 
     Errors:
     - FRAGMENT_NOT_FOUND: the run has no such fragment.
@@ -217,7 +219,8 @@ class ExchangeAsyncStub(ExchangeStub):
       differently MUST take a new delta_id, or send all parts in the call that completes.
     - INCOMPLETE: parts are missing or were collected meanwhile, or nothing came for 60 s. Ask QueryPush.
     - BASE_FUTURE: base_version does not exist yet.
-    - BASE_STALE: base_version is more than the allowed rounds old, or a roll-back abandoned it.
+    - BASE_STALE: base_version is more than the allowed rounds old, a roll-back abandoned it, or it is so old that the
+      run has forgotten it.
     - BASE_FOREIGN: base_digest is not that version's.
     - BASE_REPEATED: the session has a delta of the fragment from that base that is pending or merged; or the fragment
       has its initial weights.
@@ -225,7 +228,8 @@ class ExchangeAsyncStub(ExchangeStub):
     - TOO_LARGE: a part has more bytes than max_part_size_bytes, or the delta has more parts than a log entry holds.
     """
     QueryPush: _aio.UnaryUnaryMultiCallable[_exchange_pb2.QueryPushRequest, _exchange_pb2.QueryPushResponse]  # type: ignore[assignment]
-    """Says which parts of a push are durable and what its fate is.
+    """Says which parts of a push are durable and what its fate is. A run always remembers the last accepted delta of each
+    learner and fragment; older ones may be forgotten some rounds after they got their fate.
 
     Errors:
     - FRAGMENT_NOT_FOUND: the run has no such fragment.
@@ -332,7 +336,8 @@ class ExchangeServicer(metaclass=_abc_1.ABCMeta):
           differently MUST take a new delta_id, or send all parts in the call that completes.
         - INCOMPLETE: parts are missing or were collected meanwhile, or nothing came for 60 s. Ask QueryPush.
         - BASE_FUTURE: base_version does not exist yet.
-        - BASE_STALE: base_version is more than the allowed rounds old, or a roll-back abandoned it.
+        - BASE_STALE: base_version is more than the allowed rounds old, a roll-back abandoned it, or it is so old that the
+          run has forgotten it.
         - BASE_FOREIGN: base_digest is not that version's.
         - BASE_REPEATED: the session has a delta of the fragment from that base that is pending or merged; or the fragment
           has its initial weights.
@@ -346,7 +351,8 @@ class ExchangeServicer(metaclass=_abc_1.ABCMeta):
         request: _exchange_pb2.QueryPushRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_exchange_pb2.QueryPushResponse, _abc.Awaitable[_exchange_pb2.QueryPushResponse]]:
-        """Says which parts of a push are durable and what its fate is.
+        """Says which parts of a push are durable and what its fate is. A run always remembers the last accepted delta of each
+        learner and fragment; older ones may be forgotten some rounds after they got their fate.
 
         Errors:
         - FRAGMENT_NOT_FOUND: the run has no such fragment.

@@ -189,7 +189,7 @@ class RunsServicer(object):
 
     def ListVersions(self, request, context):
         """Lists versions of a fragment, newest first, with the deltas that were merged into each. An answer may hold fewer
-        than were asked for, so as to fit a message; version 0 is the last.
+        than were asked for, so as to fit a message. The last version is 0, or the oldest that the run remembers.
 
         Errors:
         - RUN_NOT_FOUND: no run has that name or uid.
@@ -210,7 +210,8 @@ class RunsServicer(object):
         - RUN_REPLACED: run_uid is given and is not the name's.
         - RUN_DRAFT: the run is not committed yet.
         - RUN_CLOSED: the run is closing or closed.
-        - VERSION_NOT_FOUND: there is no such position, a fragment had no version then, or its content was collected.
+        - VERSION_NOT_FOUND: there is no such position, a fragment had no version then, or that version was
+        collected or is forgotten.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

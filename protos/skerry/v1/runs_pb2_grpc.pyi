@@ -101,7 +101,7 @@ class RunsStub:
     """
     ListVersions: _grpc.UnaryUnaryMultiCallable[_runs_pb2.ListVersionsRequest, _runs_pb2.ListVersionsResponse]
     """Lists versions of a fragment, newest first, with the deltas that were merged into each. An answer may hold fewer
-    than were asked for, so as to fit a message; version 0 is the last.
+    than were asked for, so as to fit a message. The last version is 0, or the oldest that the run remembers.
 
     Errors:
     - RUN_NOT_FOUND: no run has that name or uid.
@@ -118,7 +118,8 @@ class RunsStub:
     - RUN_REPLACED: run_uid is given and is not the name's.
     - RUN_DRAFT: the run is not committed yet.
     - RUN_CLOSED: the run is closing or closed.
-    - VERSION_NOT_FOUND: there is no such position, a fragment had no version then, or its content was collected.
+    - VERSION_NOT_FOUND: there is no such position, a fragment had no version then, or that version was
+      collected or is forgotten.
     """
     UpgradeRun: _grpc.UnaryUnaryMultiCallable[_runs_pb2.UpgradeRunRequest, _runs_pb2.UpgradeRunResponse]
     """Raises the run's format level, which lets replicas write what older versions can't read. While replicas of two
@@ -215,7 +216,7 @@ class RunsAsyncStub(RunsStub):
     """
     ListVersions: _aio.UnaryUnaryMultiCallable[_runs_pb2.ListVersionsRequest, _runs_pb2.ListVersionsResponse]  # type: ignore[assignment]
     """Lists versions of a fragment, newest first, with the deltas that were merged into each. An answer may hold fewer
-    than were asked for, so as to fit a message; version 0 is the last.
+    than were asked for, so as to fit a message. The last version is 0, or the oldest that the run remembers.
 
     Errors:
     - RUN_NOT_FOUND: no run has that name or uid.
@@ -232,7 +233,8 @@ class RunsAsyncStub(RunsStub):
     - RUN_REPLACED: run_uid is given and is not the name's.
     - RUN_DRAFT: the run is not committed yet.
     - RUN_CLOSED: the run is closing or closed.
-    - VERSION_NOT_FOUND: there is no such position, a fragment had no version then, or its content was collected.
+    - VERSION_NOT_FOUND: there is no such position, a fragment had no version then, or that version was
+      collected or is forgotten.
     """
     UpgradeRun: _aio.UnaryUnaryMultiCallable[_runs_pb2.UpgradeRunRequest, _runs_pb2.UpgradeRunResponse]  # type: ignore[assignment]
     """Raises the run's format level, which lets replicas write what older versions can't read. While replicas of two
@@ -362,7 +364,7 @@ class RunsServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_runs_pb2.ListVersionsResponse, _abc.Awaitable[_runs_pb2.ListVersionsResponse]]:
         """Lists versions of a fragment, newest first, with the deltas that were merged into each. An answer may hold fewer
-        than were asked for, so as to fit a message; version 0 is the last.
+        than were asked for, so as to fit a message. The last version is 0, or the oldest that the run remembers.
 
         Errors:
         - RUN_NOT_FOUND: no run has that name or uid.
@@ -385,7 +387,8 @@ class RunsServicer(metaclass=_abc_1.ABCMeta):
         - RUN_REPLACED: run_uid is given and is not the name's.
         - RUN_DRAFT: the run is not committed yet.
         - RUN_CLOSED: the run is closing or closed.
-        - VERSION_NOT_FOUND: there is no such position, a fragment had no version then, or its content was collected.
+        - VERSION_NOT_FOUND: there is no such position, a fragment had no version then, or that version was
+          collected or is forgotten.
         """
 
     @_abc_1.abstractmethod

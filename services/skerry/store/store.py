@@ -24,6 +24,7 @@ from skerry.store.errors import (
     RunExistsError,
     RunNotFoundError,
 )
+from skerry.store.log.checkpoints import newest_state
 from skerry.store.log.entries import FORMAT, RunSpec, canonical_json, check_format, entry_name, run_prefix
 from skerry.store.log.run_log import RunLog
 from skerry.store.objects.interface import Objects
@@ -45,16 +46,23 @@ class Store:
         entropy: Entropy,
         workers: Workers,
         writer: str,
+        keeps_history: bool = False,
     ) -> None:
-        """`writer` names this replica in the entries that it writes, for people."""
+        """`writer` names this replica in the entries that it writes, for people.
+
+        With `keeps_history`, logs are folded from their first entry and forget nothing: for tools that read the past.
+        """
         self.objects = objects
         self._clock = clock
         self._entropy = entropy
         self._workers = workers
         self._writer = writer
+        self._keeps_history = keeps_history
         self._creator = Creator(objects, clock, entropy)
         # One log per run: two would not know of each other's entries in doubt.
         self._logs: dict[tuple[str, str], RunLog] = {}
+        # Of logs that were let go: the newest entry seen, which they must still have when they are opened again.
+        self._known: dict[tuple[str, str], tuple[int, str]] = {}
 
     async def create_draft(self, spec: RunSpec) -> RunLog:
         """Creates a run without a name and returns its log; the same spec again returns the same run.
@@ -122,6 +130,9 @@ class Store:
         key = (spec.name, spec.uid)
         found = self._logs.get(key)
         if found is None or found.failure is not None:
+            state = None if self._keeps_history else await newest_state(self.objects, spec)
+            if self._logs.get(key) is not found:  # another call opened it meanwhile
+                return await self._open(spec)
             self._logs[key] = RunLog(
                 self.objects,
                 spec,
@@ -129,13 +140,21 @@ class Store:
                 entropy=self._entropy,
                 workers=self._workers,
                 writer=self._writer,
-                known=None if found is None else found.known,
+                known=self._known.get(key) if found is None else found.known,
+                state=state,
             )
             if found is not None:
                 await found.close()  # entries that it sent are treated as another process's from now on
         log = self._logs[key]
         await log.tail()
         return log
+
+    def release(self, log: RunLog) -> None:
+        """Lets go of a log that nobody uses; the next call of `open_log` reads it anew."""
+        key = (log.spec.name, log.spec.uid)
+        if self._logs.get(key) is log:
+            del self._logs[key]
+            self._known[key] = log.known
 
     async def publish(self, name: str, uid: str) -> None:
         """Gives the run its name. Idempotent.

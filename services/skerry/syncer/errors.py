@@ -65,3 +65,8 @@ def from_wire(error: WireError) -> SyncerError:
     """Returns the error for frames that can't be decoded: NON_FINITE, OUT_OF_RANGE, or BAD_FRAME for all else."""
     reason = _REASON_OF_WIRE.get(error.reason, "BAD_FRAME")
     return SyncerError(reason, str(error), metadata={"wire_reason": error.reason.value})
+
+
+def fenced(learner: str) -> SyncerError:
+    """Returns the error for a session whose learner has a newer one."""
+    return SyncerError("SESSION_FENCED", f"a newer session of this learner attached. learner={learner}")

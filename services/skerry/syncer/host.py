@@ -40,6 +40,7 @@ class HostSettings:
     part_budget_bytes: int = 256 * 2**20  # of pushed parts in memory
     name_lifetime_s: float = 1.0  # for which the uid of a name is cached
     sweep_s: float = 5.0  # between checks for runs that were deleted, replaced or are idle
+    idle_sweep_s: float = 60.0  # at most, between two of a run in which nothing happens
     idle_s: float = 60.0  # after which a run without use is closed
     new_run_level: int = ENTRY_FORMAT  # the format level at which runs are created
     replica: ReplicaSettings = field(default_factory=ReplicaSettings)
@@ -52,6 +53,7 @@ class _Open:
     replica: RunReplica
     task: asyncio.Task[None]
     used_at_s: float
+    named_at_s: float  # when its name was last checked
 
 
 class RunHost:
@@ -172,6 +174,7 @@ class RunHost:
         if found.replica.log.spec.name != name:
             raise _not_found(name) if named is None else replaced(name, uid, named)
         found.used_at_s = self.clock.monotonic_s()
+        found.replica.wake()
         return found.replica
 
     async def _start(self, name: str, uid: str) -> _Open:
@@ -189,7 +192,8 @@ class RunHost:
             settings=self.settings.replica,
         )
         task = self._tasks.create_task(self._keep(replica, uid), name=f"run {name}")
-        self._open[uid] = opened = _Open(replica, task, self.clock.monotonic_s())
+        now_s = self.clock.monotonic_s()
+        self._open[uid] = opened = _Open(replica, task, now_s, now_s)
         self._metrics.opened(replica)
         _LOG.info("run opened", run=name, uid=uid, position=replica.state.position, status=replica.state.status.value)
         return opened
@@ -222,25 +226,34 @@ class RunHost:
                 _LOG.warning("run could not be opened", run=name, uid=uid, cause=str(error))
 
     async def _sweep(self) -> None:
-        """Ends the streams of runs that lost their name, and closes idle runs."""
+        """Closes idle runs and those that lost their name, and ends the streams of the latter."""
         while True:
             await self.clock.sleep(self.settings.sweep_s)
-            for uid, one in list(self._open.items()):
-                name = one.replica.log.spec.name
-                if one.replica.is_idle:
-                    if self.clock.monotonic_s() - one.used_at_s > self.settings.idle_s:
-                        one.task.cancel()
-                    continue
-                if one.replica.state.status is RunStatus.DRAFT:
-                    continue
-                try:
-                    named = await self._uid_of(name)
-                except StoreError:  # the replica's tailing loop logs it
-                    continue
-                if named is None:
-                    one.replica.followers.end(_not_found(name))
-                elif named != uid:
-                    one.replica.followers.end(replaced(name, uid, named))
+            for one in list(self._open.values()):
+                if not one.replica.is_idle:
+                    await self._check_name(one)
+                elif self.clock.monotonic_s() - one.used_at_s > self.settings.idle_s:
+                    self._close(one)
+
+    async def _check_name(self, one: _Open) -> None:
+        spec, now_s = one.replica.log.spec, self.clock.monotonic_s()
+        pause_s = one.replica.pace.pause_s(self.settings.sweep_s, self.settings.idle_sweep_s)
+        if one.replica.state.status is RunStatus.DRAFT or now_s - one.named_at_s < pause_s:
+            return
+        one.named_at_s = now_s
+        try:
+            named = await self._uid_of(spec.name)
+        except StoreError:  # the replica's tailing loop logs it
+            return
+        if named != spec.uid:
+            one.replica.followers.end(_not_found(spec.name) if named is None else replaced(spec.name, spec.uid, named))
+            if now_s - one.used_at_s > self.settings.idle_s:  # whatever its rounds still wait for
+                self._close(one)
+
+    def _close(self, one: _Open) -> None:
+        """Ends the replica and lets go of its log; the next call opens both again."""
+        one.task.cancel()
+        self.store.release(one.replica.log)
 
 
 def _not_found(name: str) -> SyncerError:

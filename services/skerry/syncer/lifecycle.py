@@ -80,7 +80,7 @@ async def create_run(host: RunHost, new: NewRun) -> RunReplica:
     spec = replica.log.spec
     if (spec.fragments, dict(spec.dtypes)) != (new.fragments, dict(new.dtypes)):
         raise SyncerError("ID_REUSED", "request id was used for another run", metadata={"run_uid": uid})
-    if new.request_id not in replica.state.requests:
+    if replica.state.status is RunStatus.DRAFT and new.request_id not in replica.state.requests:
         first: list[Item] = [PolicyItem(new.request_id, new.policy)]
         if host.settings.new_run_level > replica.state.level:
             first.insert(0, LevelItem(host.settings.new_run_level))
@@ -235,7 +235,8 @@ def _version_at(fragment: FragmentState, position: int) -> VersionState:
     if not versions:
         raise SyncerError(
             "VERSION_NOT_FOUND",
-            f"fragment had no version at that position. fragment={fragment.layout.name}, position={position}",
+            "fragment had no version at that position, or it is forgotten. "
+            f"fragment={fragment.layout.name}, position={position}, oldest={fragment.oldest}",
         )
     return max(versions, key=lambda version: version.version)
 

@@ -73,13 +73,14 @@ class SyncerMetrics:
 
     def opened(self, replica: RunReplica) -> None:
         """Follows a run that this process serves from now on."""
-        self._followed[replica] = followed = _Followed(replica, self._runs, self._clock)
-        replica.log.subscribe(followed.on_entry)
+        self._followed[replica] = _Followed(replica, self._runs, self._clock)
 
     def closed(self, replica: RunReplica) -> None:
         """Drops all that is known of a run that this process no longer serves."""
-        if self._followed.pop(replica, None) is not None:
-            self._runs.forget(replica.log.spec.name)
+        followed = self._followed.pop(replica, None)
+        if followed is not None:
+            followed.unsubscribe()
+            self._runs.forget(followed.run)
 
     async def watch_lag(self) -> None:
         """Measures for ever how late the event loop is."""
@@ -167,6 +168,7 @@ class _Followed:
         self._clock = clock
         self._version_at_s = clock.monotonic_s()
         self._closed_at_s: dict[str, float] = {}  # by fragment, of the rounds that are merged now
+        self.unsubscribe = replica.log.subscribe(self.on_entry)
 
     def on_entry(self, _entry: Entry, outcomes: tuple[Outcome, ...]) -> None:
         """Counts what an entry's admitted items did."""

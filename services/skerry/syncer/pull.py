@@ -7,6 +7,7 @@ replica, until a collection deletes them.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -54,7 +55,7 @@ class Resume:
     offset: int
 
 
-def plan_pull(fragment: FragmentState, gone: set[str], *, from_version: int, target_version: int) -> PullPlan:
+def plan_pull(fragment: FragmentState, gone: AbstractSet[str], *, from_version: int, target_version: int) -> PullPlan:
     """Returns the plan with the fewest bytes from `from_version` (-1: none) to `target_version`.
 
     No updates lead on from a version that a roll-back abandoned; a caller that has one gets a snapshot. Objects whose
@@ -84,7 +85,9 @@ def plan_pull(fragment: FragmentState, gone: set[str], *, from_version: int, tar
     return min(plans, key=lambda plan: plan.size_bytes)  # of equal sizes the first: updates
 
 
-def _from_updates(fragment: FragmentState, gone: set[str], from_version: int, target: VersionState) -> PullPlan | None:
+def _from_updates(
+    fragment: FragmentState, gone: AbstractSet[str], from_version: int, target: VersionState
+) -> PullPlan | None:
     objects: list[PlanObject] = []
     version = target
     while version.version > max(from_version, 0):
@@ -92,11 +95,14 @@ def _from_updates(fragment: FragmentState, gone: set[str], from_version: int, ta
         if step is None:
             return None
         objects[:0] = step
-        version = fragment.versions[version.version - 1]
+        before = fragment.versions.get(version.version - 1)
+        if before is None:
+            return None
+        version = before
     return PullPlan(from_version, target, tuple(objects)) if version.version == from_version else None
 
 
-def _from_snapshot(fragment: FragmentState, gone: set[str], target: VersionState) -> PullPlan | None:
+def _from_snapshot(fragment: FragmentState, gone: AbstractSet[str], target: VersionState) -> PullPlan | None:
     objects: list[PlanObject] = []
     version = target
     while not version.weights or not gone.isdisjoint(ref.name for ref in version.weights):
@@ -104,12 +110,15 @@ def _from_snapshot(fragment: FragmentState, gone: set[str], target: VersionState
         if step is None:
             return None
         objects[:0] = step
-        version = fragment.versions[version.version - 1]
+        before = fragment.versions.get(version.version - 1)
+        if before is None:
+            return None
+        version = before
     snapshot = [PlanObject(ref, ObjectKind.SNAPSHOT, version.version) for ref in version.weights]
     return PullPlan(-1, target, (*snapshot, *objects))
 
 
-def _update_of(version: VersionState, gone: set[str]) -> list[PlanObject] | None:
+def _update_of(version: VersionState, gone: AbstractSet[str]) -> list[PlanObject] | None:
     """Returns the objects of the update that made `version`; None if it has none, or they were collected."""
     if version.commit is None:
         return None
@@ -120,7 +129,7 @@ def _update_of(version: VersionState, gone: set[str]) -> list[PlanObject] | None
 
 
 def resume_plan(
-    fragment: FragmentState, gone: set[str], resume: Resume, *, from_version: int, target_version: int
+    fragment: FragmentState, gone: AbstractSet[str], resume: Resume, *, from_version: int, target_version: int
 ) -> PullPlan:
     """Returns the earlier plan whose objects `resume` names.
 

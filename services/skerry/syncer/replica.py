@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any, Final
 
 import structlog
@@ -18,22 +18,26 @@ import structlog
 from skerry.runtime.clock import Clock
 from skerry.runtime.workers import Workers
 from skerry.store.errors import LogCorruptError, NewerFormatError, StoreError, UnreadableObjectError
+from skerry.store.log.checkpoints import is_due, write_checkpoint
 from skerry.store.log.checks import check_item
-from skerry.store.log.entries import INITIAL_BASE, Decided, Entry, Fate, Item, LeftItem, RunStatus, SessionItem
+from skerry.store.log.entries import INITIAL_BASE, Entry, Fate, Item, LeftItem, RunStatus, SessionItem
 from skerry.store.log.run_log import RunLog
 from skerry.store.log.state import Outcome, RunState
 from skerry.store.versions.replay import DAMAGE, UnreadableDeltaError
 from skerry.syncer.advice import AdviceBoard, share_leases
-from skerry.syncer.errors import DrainingError, SyncerError, from_rejection
+from skerry.syncer.errors import DrainingError, SyncerError, fenced, from_rejection
 from skerry.syncer.events import EventStream, Followers, duration_message, events_of, learner_message
-from skerry.syncer.membership import LearnerRecord, LearnerReport, Membership, closed_round
+from skerry.syncer.membership import LearnerRecord, LearnerReport, Membership
 from skerry.syncer.merger import Merger
+from skerry.syncer.pace import Pace, wait
+from skerry.syncer.restart import closed_without
 from skerry.syncer.rounds import MergeKey, RoundEngine
 from skerry.syncer.settings import ReplicaSettings
 from skerry.v1.types_pb2 import Draining, Event, RoundOpened
 
 _LOG: Final = structlog.get_logger(__name__)
 _PATIENCE_TERMS: Final = 2  # lease terms for which a failing merge is tried again; other replicas try after one
+_CHECKPOINT_LOOK_S: Final = 5.0  # between looks whether a log checkpoint is due, which cost nothing
 
 
 class RunReplica:
@@ -63,12 +67,14 @@ class RunReplica:
         self._live: set[str] = set()  # learners whose lease was live at the last decision
         self._decide_now = asyncio.Event()
         self._tail_now = asyncio.Event()
+        self._advise_now = asyncio.Event()
+        self.pace = Pace(clock)
         self._waiting: dict[asyncio.Event, None] = {}  # set at every entry, one for each `wait_until`
         self._has_open_round = False
         self._is_draining = False
         self._has_ended = False
         self._tasks: asyncio.TaskGroup | None = None
-        self._merges: dict[asyncio.Task[None], None] = {}
+        self._merges: dict[asyncio.Task[Any], None] = {}
         self._seeded: set[str] = set()  # fragments whose initial weights this replica began to store
         self._unsubscribe = log.subscribe(self._on_entry)
 
@@ -81,6 +87,12 @@ class RunReplica:
     def is_idle(self) -> bool:
         """Whether the replica may be closed and opened again later: no follower, no merge and no open round."""
         return not (self.followers or self._waiting or self._merges or self._is_busy())
+
+    def wake(self) -> None:
+        """Says that a call came: after a quiet time the log is looked at, and leases are shared, at once."""
+        if self.pace.touch():
+            self._tail_now.set()
+            self._advise_now.set()
 
     async def run(self) -> None:
         """Serves until cancelled.
@@ -95,6 +107,7 @@ class RunReplica:
                 tasks.create_task(self._tail(), name="tail")
                 tasks.create_task(self._decide(), name="decide")
                 tasks.create_task(self._advise(), name="advise")
+                tasks.create_task(self._keep_checkpoints(), name="checkpoints")
         except* (LogCorruptError, NewerFormatError) as errors:
             self.followers.end(errors.exceptions[0])
             raise
@@ -135,7 +148,7 @@ class RunReplica:
         """Yields the stream of an attached learner's events, for as long as the context lasts."""
         with self.followers.following(learner, session) as stream:
             if self.state.learners[learner].session != session:  # fenced since its own entry was folded
-                stream.end(_fenced(learner))
+                stream.end(fenced(learner))
             self._end_if_closed()  # likewise
             self._send_learner(learner)
             yield stream
@@ -199,12 +212,13 @@ class RunReplica:
         for outcome in outcomes:
             if outcome.rejection is None and isinstance(outcome.item, SessionItem):
                 item = outcome.item
-                self.followers.end(_fenced(item.learner), learner=item.learner, but_session=item.session)
+                self.followers.end(fenced(item.learner), learner=item.learner, but_session=item.session)
                 self.membership.forget_others(self.state)
             for delta in outcome.decided:
                 if delta.fate is not Fate.MERGED:  # its round may be void; the next one is announced again
                     self._announced.pop(delta.item.fragment, None)
         self._end_if_closed()
+        self.pace.touch()
         self._decide_now.set()
         self._tail_now.set()
         self._wake_waiting()
@@ -247,18 +261,13 @@ class RunReplica:
         return True
 
     async def _tail(self) -> None:
-        """Folds others' entries: at once after an own append, often while a round is open, less and less when idle."""
-        poll_s = self._settings.busy_poll_s
+        """Folds others' entries: at once after an own append, and less and less often while nothing happens."""
         while True:
             self._tail_now.clear()
-            before = self.state.position
-            if not await self._done(self.log.tail(), "log could not be read"):
-                poll_s = self._settings.retry_s
-            elif self.state.position == before and not self._is_busy():
-                poll_s = min(2 * poll_s, self._settings.idle_poll_s)
-            else:
-                poll_s = self._settings.busy_poll_s
-            await _wait(self._tail_now, poll_s)
+            is_read = await self._done(self.log.tail(), "log could not be read")
+            longest_s = self._settings.waiting_poll_s if self._is_busy() else self._settings.idle_poll_s
+            pause_s = self.pace.pause_s(self._settings.busy_poll_s, longest_s)
+            await wait(self._tail_now, pause_s if is_read else self._settings.retry_s)
 
     def _is_busy(self) -> bool:
         return self._has_open_round or any(fragment.closing for fragment in self.state.fragments.values())
@@ -285,7 +294,7 @@ class RunReplica:
                 continue
             wakes = (decisions.wake_at_s, self.membership.next_change_s(self.state, now_s))
             wake_at_s = min((at_s for at_s in wakes if at_s is not None), default=None)
-            await _wait(self._decide_now, None if wake_at_s is None else max(0.0, wake_at_s - now_s))
+            await wait(self._decide_now, None if wake_at_s is None else max(0.0, wake_at_s - now_s))
 
     async def _propose(self, items: tuple[Item, ...]) -> bool:
         """Appends decisions to the log; returns false if the log did not move, so that deciding again is pointless."""
@@ -300,22 +309,31 @@ class RunReplica:
         self._engine.appended(await self.log.append(items))
 
     async def _advise(self) -> None:
-        """Shares leases with other replicas, three times a term."""
+        """Shares leases with other replicas, three times a term, and less often while nothing happens."""
         while True:
+            self._advise_now.clear()
             await self._done(self._share_leases(), "leases could not be shared")
-            await self._clock.sleep(self.state.policy.lease_term_s / 3)
+            pause_s = self.pace.pause_s(self.state.policy.lease_term_s / 3, self._settings.idle_advice_s)
+            await wait(self._advise_now, pause_s)
+
+    async def _keep_checkpoints(self) -> None:
+        """Stores a log checkpoint whenever one is due."""
+        while True:
+            if is_due(self.state, self._settings.checkpoint_every) and not self._is_draining:
+                await self._done(write_checkpoint(self.log), "checkpoint could not be stored")
+            await self._clock.sleep(_CHECKPOINT_LOOK_S)
 
     async def _share_leases(self) -> None:
         if await share_leases(self._advice, self.membership, self._clock.monotonic_s()):
             self._decide_now.set()
 
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+    def _start(self, work: Coroutine[Any, Any, object]) -> None:
         assert self._tasks is not None  # called inside `run` only
         task = self._tasks.create_task(work)
         self._merges[task] = None
         task.add_done_callback(self._end)
 
-    def _end(self, task: asyncio.Task[None]) -> None:
+    def _end(self, task: asyncio.Task[Any]) -> None:
         del self._merges[task]
         self._decide_now.set()
 
@@ -351,14 +369,11 @@ class RunReplica:
         closing = self.merger.frozen_set(key)
         if closing is None:
             return True
-        members = tuple(member for member in closing.members if member.delta != error.delta)
-        if len(members) == len(closing.members):  # it made an older version
+        view = self.membership.view(self.state, self._clock.monotonic_s())
+        item = closed_without(self.state, view, closing, error.delta)
+        if item is None:  # it made an older version
             return False
         _LOG.warning("closing a round without an unreadable delta", fragment=key.fragment, cause=str(error))
-        fragment = self.state.fragments[key.fragment]
-        view = self.membership.view(self.state, self._clock.monotonic_s())
-        decided = (Decided(error.delta, Fate.QUARANTINED, "its stored parts can't be read"),)
-        item = closed_round(self.state, fragment, view, members, attempt=key.attempt + 1, decided=decided)
         if not await self._propose((item,)):
             await self._clock.sleep(self._settings.retry_s)
         return True
@@ -380,21 +395,5 @@ class RunReplica:
         for name, fragment in sorted(self.state.fragments.items()):
             if fragment.version == INITIAL_BASE and fragment.pending and name not in self._seeded:
                 self._seeded.add(name)
-                self._start(self._seed(name))
-
-    async def _seed(self, fragment: str) -> None:
-        try:
-            await self.merger.seed(fragment)
-        except StoreError as error:  # the draft's commit tries again and reports it
-            _LOG.warning("initial weights could not be stored", fragment=fragment, cause=str(error))
-
-
-def _fenced(learner: str) -> SyncerError:
-    return SyncerError("SESSION_FENCED", f"a newer session of this learner attached. learner={learner}")
-
-
-async def _wait(event: asyncio.Event, timeout_s: float | None) -> None:
-    """Returns when the event is set, or after `timeout_s`."""
-    with suppress(TimeoutError):
-        async with asyncio.timeout(timeout_s):
-            await event.wait()
+                # After a failure the draft's commit tries again and reports it.
+                self._start(self._done(self.merger.seed(name), "initial weights could not be stored", fragment=name))

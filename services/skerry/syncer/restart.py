@@ -1,8 +1,9 @@
-"""What becomes of a fragment whose outer state nobody can rebuild, because a delta or a snapshot of the past is lost.
+"""What becomes of a round with an unreadable delta, and of a fragment whose outer state nobody can rebuild.
 
-The weights are still known by the updates. The fragment gets its next version, with the same weights and without
-momentum and residual, by the same item as a roll-back; so every replica begins anew from one state. What is pending or
-frozen expires by name.
+The round is closed again without the delta. The state is lost with a delta or a snapshot of the past, but the weights
+are still known by the updates. The fragment gets its next version, with the same weights and without momentum and
+residual, by the same item as a roll-back; so every replica begins anew from one state. What is pending or frozen
+expires by name.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ import structlog
 from skerry.runtime.workers import Workers
 from skerry.store.log.entries import ClosedItem, Decided, Fate, RollbackFragment, RollbackItem, RunStatus
 from skerry.store.log.run_log import RunLog
-from skerry.store.log.state import FragmentState, VersionState
+from skerry.store.log.state import FragmentState, RunState, VersionState
 from skerry.store.versions.replay import DAMAGE, Replayer, snapshot_tensors
 from skerry.store.versions.scratch import Scratch
+from skerry.syncer.membership import MembershipView, closed_round
 
 _LOG: Final = structlog.get_logger(__name__)
 
@@ -63,6 +65,16 @@ async def stored_again(
     weights = await Replayer(log, name, workers).weights_at(source.version)
     ref = await log.blobs.write_snapshot(name, version, "weights", snapshot_tensors(fragment.layout, weights))
     return RollbackFragment(name, version, source.version, source.digest, (ref,), ())
+
+
+def closed_without(state: RunState, view: MembershipView, closing: ClosedItem, delta: str) -> ClosedItem | None:
+    """Returns the item that freezes a set again without an unreadable delta; None if that is not one of the set."""
+    members = tuple(member for member in closing.members if member.delta != delta)
+    if len(members) == len(closing.members):
+        return None
+    decided = (Decided(delta, Fate.QUARANTINED, "its stored parts can't be read"),)
+    fragment = state.fragments[closing.fragment]
+    return closed_round(state, fragment, view, members, attempt=closing.attempt + 1, decided=decided)
 
 
 def _void(closing: ClosedItem) -> ClosedItem:

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from skerry.store.log.checkpoints import CHECKPOINT_EVERY
+
 
 @dataclass(frozen=True)
 class ReplicaSettings:
     """How one replica spends its time and memory on a run."""
 
-    busy_poll_s: float = 0.05  # between looks for others' entries while a round is open
-    idle_poll_s: float = 1.0  # at most, while none is
+    busy_poll_s: float = 0.05  # between looks for others' entries, at least
+    waiting_poll_s: float = 2.0  # at most, while a round is open
+    idle_poll_s: float = 30.0  # at most, while none is
+    idle_advice_s: float = 120.0  # between two times that leases are shared, at most
     retry_s: float = 0.5  # after the store failed
     longest_retry_s: float = 4.0  # after a merge failed again and again
+    checkpoint_every: int = CHECKPOINT_EVERY  # entries of the log
     stream_limit_bytes: int = 2**20  # of events that a follower has not taken

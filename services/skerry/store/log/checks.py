@@ -6,8 +6,10 @@ from collections.abc import Iterable, Sequence
 from typing import assert_never
 
 from skerry.store.log.entries import (
+    CHECKPOINTS_FORMAT,
     INITIAL_BASE,
     AcceptedItem,
+    CheckpointItem,
     ClosedItem,
     CollectedItem,
     CommittedItem,
@@ -59,6 +61,8 @@ def _check_kind(state: RunState, item: Item) -> Rejection | None:  # noqa: C901,
             return check_collected(state, item)
         case StatusItem():
             return check_status(state, item)
+        case CheckpointItem():
+            return check_checkpoint(state, item)
         case LevelItem():
             return check_level(state, item)
         case _:
@@ -72,6 +76,8 @@ def named_fragments(item: Item) -> tuple[str, ...]:
             return (item.fragment,)
         case RollbackItem():
             return tuple(one.fragment for one in item.fragments)
+        case CheckpointItem():
+            return tuple(item.oldest)
         case _:
             return ()
 
@@ -89,7 +95,7 @@ def check_committed(state: RunState, item: CommittedItem) -> Rejection | None:
     closing = state.fragments[item.fragment].closing
     if closing is None or (closing.version, closing.attempt) != (item.version, item.attempt):
         return Rejection("VERSION_NOT_FOUND", f"no such round waits for a merge. version={item.version}")
-    if any(ref.name in state.condemned for ref in item.update):
+    if state.are_condemned(item.update):
         return Rejection("INCOMPLETE", "the update's objects were collected; write them anew")
     return None
 
@@ -113,11 +119,11 @@ def check_collected(state: RunState, item: CollectedItem) -> Rejection | None:
 
 def check_accepted(state: RunState, item: AcceptedItem) -> Rejection | None:
     """A delta is accepted once, from a base that exists, in its learner's live session."""
-    known = state.deltas.get(item.delta)
+    known = state.delta(item.delta)
     if known is not None:
         same = (known.item.digest, known.item.fragment) == (item.digest, item.fragment)
         return Rejection("REPEATED" if same else "ID_REUSED", f"delta id was accepted before. delta={item.delta}")
-    if any(part.name in state.condemned for part in item.parts):
+    if state.are_condemned(item.parts):
         return Rejection("INCOMPLETE", "parts were collected meanwhile; send them again")
     return check_push(state, item)
 
@@ -150,6 +156,8 @@ def check_base(state: RunState, fragment: FragmentState, version: int, digest: s
     """A base version exists, has that digest, was not abandoned and is not too old."""
     if version > fragment.version:
         return Rejection("BASE_FUTURE", f"base version does not exist yet. base={version}, newest={fragment.version}")
+    if 0 <= version < fragment.oldest:
+        return Rejection("BASE_STALE", f"base version is forgotten. base={version}, oldest={fragment.oldest}")
     base = fragment.versions.get(version)
     if base is None:
         return Rejection("BASE_FOREIGN", f"base version never existed. base={version}")
@@ -183,7 +191,7 @@ def check_repeated_base(state: RunState, session: str, fragment: str, base_versi
 
 def check_push(state: RunState, item: AcceptedItem) -> Rejection | None:
     """Returns why a push would be refused before its parts are known, or None; an accepted delta is not refused."""
-    if item.delta in state.deltas:
+    if state.delta(item.delta) is not None:
         return None
     if item.base_version == INITIAL_BASE:
         return check_initial(state, item.session, item.fragment)
@@ -259,11 +267,11 @@ def are_final(decided: Sequence[Decided]) -> bool:
 def check_snapshot(state: RunState, item: SnapshotItem) -> Rejection | None:
     """A version has at most one snapshot; version 0 of a draft exists by it."""
     fragment = state.fragments[item.fragment]
-    if any(ref.name in state.condemned for ref in (*item.weights, *item.outer)):
+    if state.are_condemned((*item.weights, *item.outer)):
         return Rejection("INCOMPLETE", "the snapshot's objects were collected")
     if item.version == 0 and fragment.version == INITIAL_BASE:
         return None if state.status is RunStatus.DRAFT else Rejection("RUN_EXISTS", "run has its initial weights")
-    version = fragment.versions.get(item.version)
+    version = fragment.remembered(item.version)
     if version is None or version.digest != item.digest or version.is_abandoned or version.weights:
         return Rejection("VERSION_NOT_FOUND", f"no version wants this snapshot. version={item.version}")
     return None
@@ -279,12 +287,12 @@ def check_rollback(state: RunState, item: RollbackItem) -> Rejection | None:
         return Rejection("BAD_REQUEST", "a fragment is rolled back twice")
     for one in item.fragments:
         fragment = state.fragments[one.fragment]
-        source = fragment.versions.get(one.source_version)
+        source = fragment.remembered(one.source_version)
         if one.version != fragment.version + 1 or source is None or source.digest != one.digest:
             return Rejection(
                 "VERSION_NOT_FOUND", f"fragment has a newer version, or another source. fragment={one.fragment}"
             )
-        if any(ref.name in state.condemned for ref in (*one.weights, *one.outer)):
+        if state.are_condemned((*one.weights, *one.outer)):
             return Rejection("INCOMPLETE", "the roll-back's objects were collected")
     return None
 
@@ -305,6 +313,17 @@ def check_status(state: RunState, item: StatusItem) -> Rejection | None:
         return Rejection("RUN_DRAFT", "initial weights are missing")
     if item.status is RunStatus.CLOSED and any(f.closing is not None for f in state.fragments.values()):
         return Rejection("RUN_CLOSED", "a merge is under way")
+    return None
+
+
+def check_checkpoint(state: RunState, item: CheckpointItem) -> Rejection | None:
+    """A checkpoint is newer than the one before, of an earlier entry, and the run is past its draft."""
+    if state.entry_format < CHECKPOINTS_FORMAT:
+        return Rejection("BAD_REQUEST", f"the run's format level has no checkpoints. level={state.level}")
+    if state.status is RunStatus.DRAFT:
+        return Rejection("RUN_DRAFT", "a draft has no checkpoints")
+    if not state.checkpoint_at < item.at <= state.position:
+        return Rejection("REPEATED", f"not a newer checkpoint. at={item.at}, newest={state.checkpoint_at}")
     return None
 
 

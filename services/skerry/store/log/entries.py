@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -25,11 +24,11 @@ from skerry.wire.codecs import Encoding
 from skerry.wire.layout import FragmentLayout, TensorSpec
 from skerry.wire.policy import Policy
 
-# Raised when an old reader could misread what it numbers; readers refuse a higher one.
-FORMAT: Final = 1  # of everything but log entries
+FORMAT: Final = 1  # of everything but log entries; raised when an old reader could misread them
 # Of log entries, the newest that this version writes; FORMAT.md, section 10, has what each of them brought.
 ENTRY_FORMAT: Final = 4
 OLDEST_LEVEL: Final = 3  # the oldest, and the format level of a run whose log has no level item
+CHECKPOINTS_FORMAT: Final = 4  # the first whose entries may name checkpoints
 INITIAL_BASE: Final = -1  # base version of the deltas that bring a draft's initial weights
 
 
@@ -218,6 +217,16 @@ class StatusItem(_Item, frozen=True, tag="status"):
     status: RunStatus
 
 
+class CheckpointItem(_Item, frozen=True, tag="checkpoint"):
+    """The object `name` has the state of the fold after entry `at`; versions below `oldest` may be forgotten."""
+
+    at: int
+    name: str
+    size_bytes: int
+    digest: str  # SHA-256 of the object, hex
+    oldest: dict[str, int]  # by fragment
+
+
 class LevelItem(_Item, frozen=True, tag="level"):
     """Entries from this one on may be of this format. Programs that don't know it can't follow the run any more."""
 
@@ -236,6 +245,7 @@ Item = (
     | RollbackItem
     | CollectedItem
     | StatusItem
+    | CheckpointItem
     | LevelItem
 )
 
@@ -288,16 +298,6 @@ def canonical_json(value: Any) -> bytes:
 def bytes_digest(data: bytes) -> str:
     """Returns the SHA-256 of `data` in hex."""
     return hashlib.sha256(data).hexdigest()
-
-
-def float32_to_hex(value: float) -> str:
-    """Returns the bits of `value` as float32, 8 hex digits, most significant first."""
-    return struct.pack(">f", value).hex()
-
-
-def float32_from_hex(digits: str) -> float:
-    """Returns the float32 with these bits, exactly."""
-    return float(struct.unpack(">f", bytes.fromhex(digits))[0])
 
 
 def check_format(found: int, known: int) -> None:

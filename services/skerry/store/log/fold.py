@@ -13,7 +13,6 @@ whether they took effect.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable
 from typing import assert_never
 
@@ -23,6 +22,7 @@ from skerry.store.log.checks import check_item
 from skerry.store.log.entries import (
     INITIAL_BASE,
     AcceptedItem,
+    CheckpointItem,
     ClosedItem,
     CollectedItem,
     CommittedItem,
@@ -41,7 +41,17 @@ from skerry.store.log.entries import (
     StatusItem,
     bytes_digest,
 )
-from skerry.store.log.state import NORM_HISTORY, CommitRecord, DeltaState, LearnerState, Outcome, RunState, VersionState
+from skerry.store.log.horizon import forget
+from skerry.store.log.state import (
+    NORM_HISTORY,
+    REMEMBERED_CLOSES,
+    CommitRecord,
+    DeltaState,
+    LearnerState,
+    Outcome,
+    RunState,
+    VersionState,
+)
 
 
 def apply_entry(state: RunState, entry: Entry, data: bytes) -> tuple[Outcome, ...]:
@@ -78,7 +88,8 @@ def _admit(state: RunState, item: Item) -> list[DeltaState]:  # noqa: C901, PLR0
         case SessionItem():
             learner = state.learners.setdefault(item.learner, LearnerState(item.learner, item.region, item.session))
             learner.region, learner.session, learner.has_left = item.region, item.session, False
-            learner.sessions.add(item.session)
+            if item.session not in learner.sessions:
+                learner.sessions.append(item.session)
             learner.attached_at, learner.attached_at_step = state.position, state.step_count
         case LeftItem():
             state.learners[item.learner].has_left = True
@@ -96,9 +107,12 @@ def _admit(state: RunState, item: Item) -> list[DeltaState]:  # noqa: C901, PLR0
         case RollbackItem():
             return _admit_rollback(state, item)
         case CollectedItem():
-            state.condemned.update(item.names)
+            state.condemned_at.update(dict.fromkeys(item.names, state.position))
         case StatusItem():
             return _admit_status(state, item)
+        case CheckpointItem():
+            state.checkpoint_at = item.at
+            forget(state, item.oldest)
         case LevelItem():
             state.level = item.level
         case _:
@@ -121,6 +135,7 @@ def _admit_accepted(state: RunState, item: AcceptedItem) -> list[DeltaState]:
     learner = state.learners.get(item.learner)
     if learner is not None:
         learner.step_count += item.step_count
+        learner.last_deltas[item.fragment] = item.delta
     return decided
 
 
@@ -139,8 +154,9 @@ def _admit_closed(state: RunState, item: ClosedItem) -> list[DeltaState]:
     fragment.next_attempt = item.attempt + 1
     if is_new_round:
         fragment.closing_policy = state.policy
-        fragment.close_positions.append(state.position)
-        fragment.contributors.append(frozenset(state.deltas[m.delta].item.learner for m in item.members))
+        contributors = frozenset(state.deltas[m.delta].item.learner for m in item.members)
+        fragment.close_positions = (*fragment.close_positions, state.position)[-REMEMBERED_CLOSES:]
+        fragment.contributors = (*fragment.contributors, contributors)[-REMEMBERED_CLOSES:]
     return decided
 
 
@@ -167,8 +183,8 @@ def _admit_committed(state: RunState, item: CommittedItem) -> list[DeltaState]:
     for delta, weight in zip(merged, weights, strict=True):
         delta.fate, delta.version = Fate.MERGED, item.version
         delta.weight_share = weight / total if total > 0 else 0.0
-        history = fragment.squared_norms.setdefault(delta.item.learner, deque(maxlen=NORM_HISTORY))
-        history.append(delta.squared_norm_a_step)
+        norms = (*fragment.squared_norms.get(delta.item.learner, ()), delta.squared_norm_a_step)
+        fragment.squared_norms[delta.item.learner] = norms[-NORM_HISTORY:]
         fragment.step_counts[delta.item.learner] = delta.item.step_count
         fragment.weights[delta.item.learner] = delta_weight(
             delta.item.token_count,

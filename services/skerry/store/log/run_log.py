@@ -42,11 +42,9 @@ from skerry.store.objects.interface import Objects
 from skerry.store.objects.put_if_absent import Creator
 from skerry.store.versions.blobs import Blobs
 
-# A group takes no more appends beyond this size, so that no entry takes long to read. A single append may be larger.
-GROUP_BYTES: Final = 2**20
-# Larger appends are refused: readers hold a whole entry in memory.
-MAX_APPEND_BYTES: Final = 16 * 2**20
-_READ_AHEAD: Final = 16  # entries that a reader far behind asks for at the same time
+GROUP_BYTES: Final = 2**20  # of appends in one entry, so that none takes long to read; a single one may be larger
+MAX_APPEND_BYTES: Final = 16 * 2**20  # larger ones are refused: readers hold a whole entry in memory
+_READ_AHEAD: Final = 64  # entries that a reader far behind asks for at the same time
 _ANCHOR_CHECK_S: Final = 5.0  # between checks that an entry that was durable is still there
 
 Subscriber = Callable[[Entry, tuple[Outcome, ...]], None]
@@ -72,15 +70,16 @@ class RunLog:
         workers: Workers,
         writer: str,
         known: tuple[int, str] | None = None,
+        state: RunState | None = None,
     ) -> None:
-        """`known` is the position and digest of an entry that this process has seen: the log must still have it."""
+        """Reads on from `state`. The log must still have `known`, the position and digest of an entry seen before."""
         self.spec = spec
-        self.state = RunState(spec)
+        self.state = state or RunState(spec)
         self.prefix = run_prefix(spec.name, spec.uid)
         self.objects = objects
+        self.entropy = entropy
         self.blobs = Blobs(objects, self.prefix, entropy=entropy, workers=workers, condemned=self.state.condemned)
         self._clock = clock
-        self._entropy = entropy
         self._writer = writer
         self._creator = Creator(objects, clock, entropy)
         self._waiting: deque[Waiter] = deque()
@@ -91,7 +90,7 @@ class RunLog:
         self._tail_lock = asyncio.Lock()
         self._tails_begun = self._tails_ended = 0
         self._failure: LogCorruptError | None = None
-        self._anchor = known or (0, self.state.head_digest)
+        self._anchor = known or (self.state.position, self.state.head_digest)
         self._anchor_checked_at = clock.monotonic_s() if known is None else -math.inf
 
     @property
@@ -280,7 +279,7 @@ class RunLog:
             run_uid=self.spec.uid,
             previous=self.state.head_digest,
             writer=self._writer,
-            write_id=self._entropy.hex_id(),
+            write_id=self.entropy.hex_id(),
             written_at_unix_s=self._clock.unix_s(),
             items=items,
             format=entry_format(self.state.level, items),

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, KeysView
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -97,6 +96,7 @@ class FragmentState:
 
     layout: FragmentLayout
     version: int = INITIAL_BASE  # the newest; INITIAL_BASE in a draft before its weights came
+    oldest: int = 0  # versions below it are forgotten
     momentum_from: float = 0.0  # step count at which the outer momentum began: 0, or the last roll-back's
     versions: dict[int, VersionState] = field(default_factory=dict)
     pending: dict[str, DeltaState] = field(default_factory=dict)  # accepted, in no frozen set, in log order
@@ -104,11 +104,11 @@ class FragmentState:
     closing_policy: Policy | None = None  # the policy at that set's first close: its merge obeys this one
     last_close_position: int = 0
     next_attempt: int = 0  # of the next close; above 0 after a round of this version whose every delta was unreadable
-    contributors: deque[frozenset[str]] = field(default_factory=lambda: deque(maxlen=REMEMBERED_CLOSES))
-    close_positions: deque[int] = field(default_factory=lambda: deque(maxlen=REMEMBERED_CLOSES))  # of the same closes
+    contributors: tuple[frozenset[str], ...] = ()  # of the last closes, `REMEMBERED_CLOSES` at most
+    close_positions: tuple[int, ...] = ()  # of the same closes
     contributed_at: dict[str, float] = field(default_factory=dict)  # by learner: step_count of its last merge's version
     worked_until: dict[str, float] = field(default_factory=dict)  # by learner: as far as that delta's own steps reach
-    squared_norms: dict[str, deque[float]] = field(default_factory=dict)  # by learner: |v|^2 / steps^2, merged
+    squared_norms: dict[str, tuple[float, ...]] = field(default_factory=dict)  # by learner: |v|^2 / steps^2, merged
     weights: dict[str, float] = field(default_factory=dict)  # by learner: w of its last merged delta, undamped
     step_counts: dict[str, int] = field(default_factory=dict)  # by learner: steps of that delta
 
@@ -116,6 +116,10 @@ class FragmentState:
     def newest(self) -> VersionState:
         """The newest version's state; raises KeyError in a draft without weights."""
         return self.versions[self.version]
+
+    def remembered(self, version: int) -> VersionState | None:
+        """Returns a version that exists and is not forgotten, or None."""
+        return self.versions.get(version) if version >= self.oldest else None
 
     def rounds_behind(self, base_version: int, inner_step_count: int) -> int:
         """Returns by how many rounds of H steps the run went on since a version; 0 where it was rolled back."""
@@ -138,18 +142,23 @@ class LearnerState:
     learner: str
     region: str
     session: str
-    sessions: set[str] = field(default_factory=set)  # every session it ever had: a fenced one is never live again
+    sessions: list[str] = field(default_factory=list)  # that it ever had, in order: a fenced one is never live again
     has_left: bool = False
     step_count: int = 0  # inner steps in its accepted deltas
     attached_at: int = 0  # position of its newest session
     attached_at_step: float = 0.0  # the run's progress then
+    last_deltas: dict[str, str] = field(default_factory=dict)  # by fragment: its last accepted delta
 
 
 class RunState:
     """A run after the entries that were applied to it. Mutable; only the fold changes it."""
 
-    def __init__(self, spec: RunSpec, policy: Policy | None = None) -> None:
-        """Starts before the first entry, as a draft."""
+    def __init__(self, spec: RunSpec, policy: Policy | None = None, *, forgets: bool = False) -> None:
+        """Starts before the first entry, as a draft.
+
+        With `forgets`, what the fold may forget is dropped from memory. Without, it stays there for tools that read
+        the whole history; the fold decides the same either way.
+        """
         self.spec = spec
         self.policy = policy or Policy()
         self.status = RunStatus.DRAFT
@@ -158,11 +167,53 @@ class RunState:
         self.fragments = {layout.name: FragmentState(layout) for layout in spec.fragments}
         self.deltas: dict[str, DeltaState] = {}
         self.learners: dict[str, LearnerState] = {}
-        self.condemned: set[str] = set()
+        self.condemned_at: dict[str, int] = {}  # names of objects, with the positions at which they were condemned
         self.requests: dict[str, int] = {}  # request ids of policy changes and roll-backs, with their positions
         self.bases: dict[tuple[str, str, int], str] = {}  # (session, fragment, base version) -> delta
+        self.checkpoint_at = 0  # the position whose state the newest named checkpoint has
+        self.forgets = forgets
         self.level = OLDEST_LEVEL  # nothing is written to the log that needs a newer format
         self.entry_format = self.level  # of the entry that is applied; between entries of what would be appended now
+
+    @property
+    def condemned(self) -> KeysView[str]:
+        """The names of condemned objects; a view that follows the fold."""
+        return self.condemned_at.keys()
+
+    def are_condemned(self, refs: Iterable[ObjectRef]) -> bool:
+        """Whether any of these objects was condemned, and that is not forgotten."""
+        return any(
+            name in self.condemned_at and self.condemned_at[name] >= self.horizon(name)
+            for name in (ref.name for ref in refs)
+        )
+
+    def horizon(self, name: str) -> int:
+        """Returns the position of the oldest remembered version of the fragment that an object is of.
+
+        What was condemned before it is forgotten: only items on older versions could name it, and these are refused.
+        """
+        fragment = self.fragments.get(name.split("/", 2)[1]) if name.count("/") > 1 else None
+        return 0 if fragment is None or fragment.oldest == 0 else fragment.versions[fragment.oldest].position
+
+    def delta(self, name: str) -> DeltaState | None:
+        """Returns an accepted delta that is not forgotten, or None."""
+        found = self.deltas.get(name)
+        return None if found is None or self.is_forgotten(found) else found
+
+    def is_forgotten(self, delta: DeltaState) -> bool:
+        """Whether a delta is behind the horizon, and not its learner's last one of the fragment.
+
+        The learner may not know the fate of its last one yet.
+        """
+        learner = self.learners.get(delta.item.learner)
+        is_last = learner is not None and learner.last_deltas.get(delta.item.fragment) == delta.item.delta
+        return self.is_behind(delta) and not is_last
+
+    def is_behind(self, delta: DeltaState) -> bool:
+        """Whether a delta has its fate, and the versions that it came from and went into are forgotten."""
+        oldest = self.fragments[delta.item.fragment].oldest
+        is_needed = delta.item.base_version >= oldest or (delta.fate is Fate.MERGED and delta.version >= oldest)
+        return oldest > 0 and delta.fate is not Fate.PENDING and not is_needed
 
     @property
     def step_count(self) -> float:
@@ -200,19 +251,23 @@ class RunState:
             if fragment.closing is not None:
                 for member in fragment.closing.members:
                     names.update(part.name for part in self.deltas[member.delta].item.parts)
-            for version in self.chain(fragment, fragment.version):
+            for version in self.chain(fragment, fragment.version, fragment.oldest):
                 refs = (*version.weights, *version.outer) or self.round_refs(version)
                 names.update(ref.name for ref in refs)
         return names
 
-    def chain(self, fragment: FragmentState, newest: int) -> Iterator[VersionState]:
-        """Yields the versions that rebuilding `newest` takes: itself, and those before it down to a snapshot."""
-        at = fragment.versions.get(newest)
-        while at is not None:
+    def chain(self, fragment: FragmentState, newest: int, lowest: int) -> Iterator[VersionState]:
+        """Yields the versions that rebuilding `newest` takes: itself, and those before it down to a snapshot.
+
+        None is below `lowest`: the oldest that is remembered for what the fold decides, 0 for all that is known.
+        """
+        for number in range(newest, lowest - 1, -1):
+            at = fragment.versions.get(number)
+            if at is None:
+                return
             yield at
             if at.weights and self.condemned.isdisjoint(ref.name for ref in (*at.weights, *at.outer)):
                 return
-            at = fragment.versions.get(at.version - 1)
 
     def round_refs(self, version: VersionState) -> Iterator[ObjectRef]:
         """Yields the objects of the round that made a version: its update, and the deltas that went into it."""

@@ -188,7 +188,7 @@ def _names_to_rebuild(state: RunState, fragment: FragmentState, versions: Iterab
     """Yields what it takes to rebuild these versions: for each the nearest snapshot and the rounds after it."""
     seen: set[int] = set()
     for newest in sorted(versions, reverse=True):
-        for version in state.chain(fragment, newest):
+        for version in state.chain(fragment, newest, 0):
             if version.version in seen:
                 break
             seen.add(version.version)

@@ -157,10 +157,7 @@ async def _check_not_collected(log: RunLog, position: int, versions: dict[str, i
 
 async def _collection_of(log: RunLog, names: set[str]) -> str:
     """Returns, in words, the entry that condemned the last of these objects."""
-    state, found = RunState(log.spec), "an entry that is not in the log any more"
-    async for entry, data in log.entries(stop=log.state.position + 1):
-        left = names - state.condemned
-        apply_entry(state, entry, data)
-        if left != names - state.condemned:
-            found = f"the entry at position {entry.position} of {time_text(entry.written_at_unix_s)}"
-    return found
+    position = max(at for name, at in log.state.condemned_at.items() if name in names)
+    async for entry, _ in log.entries(position, position + 1):
+        return f"the entry at position {position} of {time_text(entry.written_at_unix_s)}"
+    return "an entry that is not in the log any more"

@@ -8,6 +8,7 @@ from typing import Any, assert_never
 
 from skerry.store.log.entries import (
     AcceptedItem,
+    CheckpointItem,
     ClosedItem,
     CollectedItem,
     CommittedItem,
@@ -137,6 +138,8 @@ def item_text(item: Item) -> str:  # noqa: C901, PLR0911, PLR0912 - one branch a
             return f"{len(item.names)} objects condemned"
         case StatusItem():
             return item.status
+        case CheckpointItem():
+            return f"of position {item.at}, {item.size_bytes} bytes"
         case LevelItem():
             return f"format level {item.level}"
         case _:

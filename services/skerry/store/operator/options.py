@@ -69,8 +69,10 @@ def json_option(function: Function) -> Function:
 
 
 def store_of(objects: Objects, workers: Workers) -> Store:
-    """Returns the store as a process sees it that has read nothing of it yet."""
-    return Store(objects, clock=SystemClock(), entropy=SystemEntropy(), workers=workers, writer="command")
+    """Returns the store as a process sees it that has read nothing of it yet; its logs keep all of their history."""
+    return Store(
+        objects, clock=SystemClock(), entropy=SystemEntropy(), workers=workers, writer="command", keeps_history=True
+    )
 
 
 @asynccontextmanager

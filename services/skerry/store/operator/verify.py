@@ -101,7 +101,7 @@ def _versions_to_check(state: RunState, name: str, since: int) -> range:
     """Returns a fragment's versions from the last whole snapshot that is not after position `since`."""
     fragment = state.fragments[name]
     first = min(versions_since(fragment, since), default=0)
-    for at in state.chain(fragment, first):
+    for at in state.chain(fragment, first, 0):
         first = at.version
     return range(first, fragment.version + 1)
 

@@ -9,6 +9,7 @@ and the bits of these, in hex, in the log.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from typing import Final, NamedTuple
@@ -31,7 +32,7 @@ from skerry.algorithm.step import (
 )
 from skerry.runtime.workers import Workers, run_jobs
 from skerry.store.errors import ObjectMissingError, StoreError, UnreadableObjectError
-from skerry.store.log.entries import AcceptedItem, MergeScalars, ObjectRef, float32_from_hex, float32_to_hex
+from skerry.store.log.entries import AcceptedItem, MergeScalars, ObjectRef
 from skerry.store.log.run_log import RunLog
 from skerry.store.log.state import CommitRecord, VersionState
 from skerry.store.versions.blobs import frame_batches
@@ -373,3 +374,13 @@ def scalars_to_record(scalars: Scalars) -> MergeScalars:
         float32_to_hex(float(scalars.decay)),
         float32_to_hex(float(scalars.gain)),
     )
+
+
+def float32_to_hex(value: float) -> str:
+    """Returns the bits of `value` as float32, 8 hex digits, most significant first."""
+    return struct.pack(">f", value).hex()
+
+
+def float32_from_hex(digits: str) -> float:
+    """Returns the float32 with these bits, exactly."""
+    return float(struct.unpack(">f", bytes.fromhex(digits))[0])

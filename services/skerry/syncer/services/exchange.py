@@ -8,9 +8,10 @@ from contextlib import suppress
 from typing import Any, Final
 
 from skerry.store.errors import ObjectMissingError, UnreadableObjectError
+from skerry.store.log.checkpoints import newest_state
 from skerry.store.log.entries import AcceptedItem, SessionItem
 from skerry.store.log.fold import apply_entry
-from skerry.store.log.state import FragmentState, RunState
+from skerry.store.log.state import FragmentState
 from skerry.syncer.errors import SyncerError, bad_request
 from skerry.syncer.events import EventStream, duration_message, events_of, fate_message, learner_message, running
 from skerry.syncer.host import RunHost
@@ -307,9 +308,9 @@ def _new_plan(replica: RunReplica, fragment: FragmentState, from_version: int, t
 
 
 async def _past(replica: RunReplica, after: int, until: int) -> AsyncIterator[Event]:
-    """Yields the events of entries `after + 1` to `until`, by folding the log again from its start."""
-    state = RunState(replica.log.spec)
-    async for entry, data in replica.log.entries(1, until + 1):
+    """Yields the events of entries `after + 1` to `until`, by folding the log again from the checkpoint before."""
+    state = await newest_state(replica.log.objects, replica.log.spec, at_most=after)
+    async for entry, data in replica.log.entries(state.position + 1, until + 1):
         outcomes = apply_entry(state, entry, data)
         if entry.position > after:
             for event in events_of(state, entry, outcomes):

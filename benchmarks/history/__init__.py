@@ -1,0 +1,1 @@
+"""What a run of many entries costs to open and to hold."""

@@ -1,0 +1,43 @@
+"""How often a replica looks at the store: the longer nothing happens in a run, the less often.
+
+What is looked at after a sixteenth of the quiet time is seen that much late at most, and costs little: a run in which
+nothing happens for a day is looked at some hundred times in its first hour, and then as rarely as the settings allow.
+`docs/design/0008-what-requests-cost.md` has the arithmetic.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import Final
+
+from skerry.runtime.clock import Clock
+
+_SHARE: Final = 16
+
+
+class Pace:
+    """The quiet time of one run on one replica."""
+
+    def __init__(self, clock: Clock) -> None:
+        """Begins as if something had just happened."""
+        self._clock = clock
+        self._active_at_s = clock.monotonic_s()
+
+    def touch(self) -> bool:
+        """Says that something happened; returns whether the run had been quiet, so that waiting loops should wake."""
+        now_s = self._clock.monotonic_s()
+        was_quiet = now_s - self._active_at_s > _SHARE
+        self._active_at_s = now_s
+        return was_quiet
+
+    def pause_s(self, least_s: float, most_s: float) -> float:
+        """Returns how long to wait before the next look, `least_s` to `most_s`."""
+        return max(least_s, min(most_s, (self._clock.monotonic_s() - self._active_at_s) / _SHARE))
+
+
+async def wait(event: asyncio.Event, timeout_s: float | None) -> None:
+    """Returns when the event is set, or after `timeout_s`."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            await event.wait()

@@ -305,7 +305,7 @@ async def test_a_merge_leaves_the_state_alone_until_it_is_adopted() -> None:
         assert old.tobytes() == new.tobytes()
     assert driver.state.version == 1
     await driver.append(result.commit)
-    await result.adopt(workers=driver.workers)
+    await result.adopt(driver.state, workers=driver.workers)
     assert driver.state.version == 2
     assert tree_digest(driver.state.weights).hex() == result.commit.digest
 

@@ -35,7 +35,8 @@ _LOG: Final = structlog.get_logger(__name__)
 # Limits of one run: far above what is trained today, far below what the process that folds it could not hold.
 MAX_TENSOR_COUNT: Final = 100_000
 MAX_FRAGMENT_COUNT: Final = 4_096
-MAX_FRAGMENT_NUMEL: Final = 2**40
+# In parts of the suggested size a delta of so many elements still fits one log entry.
+MAX_FRAGMENT_NUMEL: Final = 2**35
 # A roll-back that loses the race against a commit is appended again. Commits are seconds apart.
 _ROLLBACK_ATTEMPTS: Final = 8
 

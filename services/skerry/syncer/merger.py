@@ -66,7 +66,7 @@ from skerry.store.versions.replay import (
 from skerry.store.versions.scratch import Scratch
 from skerry.syncer.outer_states import OuterStates
 from skerry.syncer.restart import restart
-from skerry.syncer.rounds import MergeKey
+from skerry.syncer.rounds import MergeKey, most_members
 from skerry.wire.errors import FrameError, NonFiniteError
 from skerry.wire.frames import decode_frames
 from skerry.wire.layout import FragmentLayout
@@ -127,6 +127,8 @@ async def merge_round(
         raise ValueError(f"state is of another version. expected={closing.version - 1}, actual={state.version}")
     layout = log.spec.fragment(fragment)
     deltas = [log.state.deltas[member.delta].item for member in closing.members]
+    if len(deltas) > most_members(layout):  # an earlier version froze it
+        raise UnreadableDeltaError(deltas[-1].delta, ValueError("its set is too large for one commit"))
     policy = log.state.fragments[fragment].closing_policy or log.state.policy
     # Before anything is awaited: another replica's commit of this version would change what is known of the fragment.
     merged = _round(log.state, closing, policy)

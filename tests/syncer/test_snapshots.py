@@ -4,33 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
 
 import numpy as np
 import pytest
 
 from skerry.syncer.server import serving
 from skerry.v1 import runs_pb2 as runs
-from tests.doubles.dict_objects import DictObjects
+from tests.doubles.stuck_objects import StuckObjects
 from tests.syncer.conftest import LOCAL
 from tests.syncer.raw_learner import RawLearner, Stubs, connected, create_run, layout, pull, snapshot_policy
-
-
-class StuckObjects(DictObjects):
-    """A store in which writes of the objects whose names contain `stuck` hang until `go` is set."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stuck = "nothing hangs yet"
-        self.go = asyncio.Event()
-        self.hung: list[str] = []
-
-    async def write(self, name: str, chunks: bytes | AsyncIterator[bytes]) -> int:
-        """Puts a blob, reading it only when it is written."""
-        if self.stuck in name:
-            self.hung.append(name)
-            await self.go.wait()
-        return await super().write(name, chunks)
 
 
 async def _version(stubs: Stubs, learner: RawLearner, seed: int) -> int:

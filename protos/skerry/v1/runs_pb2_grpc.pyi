@@ -113,6 +113,11 @@ class RunsStub:
     reused. Pending deltas expire, and a push from an abandoned version is refused with BASE_STALE. Idempotent by
     request_id.
 
+    The content is stored anew first, which takes minutes for a large run and goes on while no call waits for it. With
+    with_progress the call is answered within seconds: while the answer has progress, nothing is rolled back yet, and
+    the caller SHOULD send the same request again. It MAY do so on any replica, which goes on where another one stopped,
+    and MAY stop at any time: then the run stays as it is.
+
     Errors:
     - RUN_NOT_FOUND: no run has that name or uid.
     - RUN_REPLACED: run_uid is given and is not the name's.
@@ -227,6 +232,11 @@ class RunsAsyncStub(RunsStub):
     """Gives every fragment its next version, with the content it had at an earlier log position. Numbers are never
     reused. Pending deltas expire, and a push from an abandoned version is refused with BASE_STALE. Idempotent by
     request_id.
+
+    The content is stored anew first, which takes minutes for a large run and goes on while no call waits for it. With
+    with_progress the call is answered within seconds: while the answer has progress, nothing is rolled back yet, and
+    the caller SHOULD send the same request again. It MAY do so on any replica, which goes on where another one stopped,
+    and MAY stop at any time: then the run stays as it is.
 
     Errors:
     - RUN_NOT_FOUND: no run has that name or uid.
@@ -381,6 +391,11 @@ class RunsServicer(metaclass=_abc_1.ABCMeta):
         """Gives every fragment its next version, with the content it had at an earlier log position. Numbers are never
         reused. Pending deltas expire, and a push from an abandoned version is refused with BASE_STALE. Idempotent by
         request_id.
+
+        The content is stored anew first, which takes minutes for a large run and goes on while no call waits for it. With
+        with_progress the call is answered within seconds: while the answer has progress, nothing is rolled back yet, and
+        the caller SHOULD send the same request again. It MAY do so on any replica, which goes on where another one stopped,
+        and MAY stop at any time: then the run stays as it is.
 
         Errors:
         - RUN_NOT_FOUND: no run has that name or uid.

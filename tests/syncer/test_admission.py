@@ -53,7 +53,7 @@ class Outcome:
 
 
 def crowd(links: Sequence[float], *, budget_bytes: int, late: int = 0, late_s: float = 0.0) -> Outcome:
-    """Has one learner push a delta over each of `links`, in bits a second; the last `late` of them begin `late_s` later.
+    """Has one learner push a delta over each of `links`, in bits a second; the last `late` begin `late_s` later.
 
     The memory is taken by then.
     """
@@ -96,7 +96,9 @@ async def _crowd(links: Sequence[float], delays_s: Sequence[float], budget_bytes
         return Outcome(took_s, bits / (clock.monotonic_s() - began_s), host.budget.peak_bytes)
 
 
-async def _sent(messages: Sequence[exchange.PushDeltaRequest], bits_per_s: float) -> AsyncIterator[exchange.PushDeltaRequest]:
+async def _sent(
+    messages: Sequence[exchange.PushDeltaRequest], bits_per_s: float
+) -> AsyncIterator[exchange.PushDeltaRequest]:
     """Yields messages as a link brings them; one that is not read holds up the next (HTTP/2 back-pressure)."""
     for message in messages:
         await asyncio.sleep(8 * len(message.data) / bits_per_s)

@@ -6,7 +6,6 @@ import asyncio
 import random
 
 import numpy as np
-import pytest
 
 from skerry.runtime.clock import SystemClock
 from skerry.store.objects.opening import open_objects

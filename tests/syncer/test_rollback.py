@@ -92,7 +92,9 @@ async def test_another_replica_goes_on_where_a_killed_one_stopped(objects: Stuck
         answers = await asyncio.gather(*(_rolled_back(stubs, run) for _ in range(2)))
         assert {tuple(_versions(answer.run)) for answer in answers} == {(2, 1)}
         assert [name for name in objects.objects if "/snapshots/body/" in name] == stored
-        assert np.array_equal((await pull(stubs, run, "body")).values, (await pull(stubs, run, "body", target=0)).values)
+        assert np.array_equal(
+            (await pull(stubs, run, "body")).values, (await pull(stubs, run, "body", target=0)).values
+        )
 
 
 async def test_two_replicas_that_roll_back_by_one_request_do_it_once(objects: StuckObjects) -> None:

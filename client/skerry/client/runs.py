@@ -145,9 +145,7 @@ class RunsClient:
                 return
             request.before_version = response.versions[-1].version.version
 
-    def roll_back(
-        self, name: str, target_position: int, *, progress: Callable[[int, int], None] | None = None
-    ) -> Run:
+    def roll_back(self, name: str, target_position: int, *, progress: Callable[[int, int], None] | None = None) -> Run:
         """Returns the run after every fragment got the content that it had at `target_position`.
 
         However long it takes, `progress` is called every few seconds with (fragments stored, in all). If it raises, or

@@ -79,10 +79,11 @@ class OuterStates:
         """Returns a state that is not cached, for its user to change: a copy of it while somebody reads it."""
         if self._reading.get(name) is not outer:
             return outer
-        arrays = self._scratch.zeros(3, len(outer.weights))
-        for copy, array in zip(arrays, (outer.weights, outer.momentum, outer.residual), strict=True):
-            await self._workers.run(np.copyto, copy, array)
-        return OuterState(*arrays, outer.version)
+        weights, momentum, residual = self._scratch.zeros(3, len(outer.weights))
+        await self._workers.run(np.copyto, weights, outer.weights)
+        await self._workers.run(np.copyto, momentum, outer.momentum)
+        await self._workers.run(np.copyto, residual, outer.residual)
+        return OuterState(weights, momentum, residual, outer.version)
 
     @contextmanager
     def reading(self, fragment: FragmentState) -> Iterator[OuterState | None]:

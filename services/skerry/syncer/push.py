@@ -92,7 +92,9 @@ class Push:
                 f"part is outside the fragment. first={first}, numel={numel}, fragment_numel={self._layout.numel}",
             )
         if not 0 <= size_bytes <= MAX_PART_BYTES:
-            raise SyncerError("TOO_LARGE", f"part's size is out of range. size_bytes={size_bytes}, limit={MAX_PART_BYTES}")
+            raise SyncerError(
+                "TOO_LARGE", f"part's size is out of range. size_bytes={size_bytes}, limit={MAX_PART_BYTES}"
+            )
         most_bytes = size_bytes or min(MAX_PART_BYTES, numel * _MOST_BYTES_AN_ELEMENT)
         codecs = _WEIGHT_CODECS if self._header.base_version == INITIAL_BASE else _DELTA_CODECS
         self._arriving = _Arriving(

@@ -168,7 +168,7 @@ def test_weights_on_a_gpu_give_the_same_frames() -> None:
     for parameters, encode in ((host, encode_frames), (device, encode_frames_torch)):
         buffer = parameters.buffer(layout)
         parameters.snapshot(layout, buffer)()
-        parameters.settle()
+        parameters.synchronize()
         assert parameters.encode is encode
         frames.append(list(parameters.encode(buffer, layout, encoding, decoded=buffer)))
     assert frames[0] == frames[1]

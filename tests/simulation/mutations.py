@@ -129,7 +129,7 @@ def _acknowledges_before_the_append(patch: pytest.MonkeyPatch) -> None:
 def _takes_an_error_for_failure(patch: pytest.MonkeyPatch) -> None:
     """A create that says it failed is taken at its word and never read back: the number is tried with other bytes."""
 
-    async def settle(self: Creator, name: str, data: bytes) -> bytes:
+    async def create_or_read(self: Creator, name: str, data: bytes) -> bytes:
         try:
             await self.objects.create(name, data)
         except StoreError:
@@ -139,7 +139,7 @@ def _takes_an_error_for_failure(patch: pytest.MonkeyPatch) -> None:
                 return data
         return data
 
-    patch.setattr(Creator, "settle", settle)
+    patch.setattr(Creator, "create_or_read", create_or_read)
 
 
 def _says_accepted_for_stored_parts(patch: pytest.MonkeyPatch) -> None:

@@ -179,7 +179,7 @@ class StoreLink:
                 failure = error
             if dies:
                 self._die()
-            loop.call_later(answer_s, _settle, answer, result, failure, context=OUTSIDE)
+            loop.call_later(answer_s, _set_answer, answer, result, failure, context=OUTSIDE)
 
         loop.call_later(request_s, arrive, context=OUTSIDE)
         return await answer
@@ -221,7 +221,7 @@ class StoreLink:
         asyncio.get_running_loop().call_soon(self.on_kill, context=OUTSIDE)
 
 
-def _settle(answer: asyncio.Future[Any], result: Any, failure: StoreError | None) -> None:
+def _set_answer(answer: asyncio.Future[Any], result: Any, failure: StoreError | None) -> None:
     if answer.done():
         return
     if failure is None:

@@ -18,8 +18,9 @@ from skerry.client.errors import RefusedError, SkerryError, TryAgainError, error
 from skerry.v1 import capabilities_pb2, exchange_pb2, runs_pb2, types_pb2
 from tests.simulation.network import Call, Network
 
-# Small enough that a delta of the simulation's model travels in several parts.
-_PART_SIZE_BYTES: Final = 24
+# Small enough that a delta of the simulation's model travels in several parts: two blocks of int4, or six numbers of
+# float32, and the headers that a part spares room for.
+_PART_SIZE_BYTES: Final = 120
 
 
 @dataclass(eq=False)

@@ -249,7 +249,7 @@ class LogWorld:
             replica.faults.clear()
         self.advance(600)
         self.run(self.late.land())
-        self.run(self._settle())
+        self.run(self._come_to_rest())
         self.check_entries_stay()
         state, admitted, fates = self.run(self._fold_anew())
         assert max(self.accepted.values(), default=1) == 1, "a delta is accepted once, however late it is repeated"
@@ -272,7 +272,7 @@ class LogWorld:
         """The run's folder."""
         return f"runs/run/{self.spec.uid}"
 
-    async def _settle(self) -> None:
+    async def _come_to_rest(self) -> None:
         for replica in self.replicas:
             await asyncio.gather(*replica.tasks)
             assert replica.log is not None

@@ -97,10 +97,9 @@ class CuttableFileSystem(FileSystem):
         }
 
 
-def opened(root: Path, file_system: FileSystem, seed: int = 0) -> LocalObjects:
-    return LocalObjects(
-        root, workers=InlineWorkers(), entropy=SeededEntropy(random.Random(seed)), file_system=file_system
-    )
+def opened(root: Path, file_system: FileSystem, seed: int = 0, *, is_marked: bool = False) -> LocalObjects:
+    entropy = SeededEntropy(random.Random(seed))
+    return LocalObjects(root, workers=InlineWorkers(), entropy=entropy, file_system=file_system, is_marked=is_marked)
 
 
 def files_below(root: Path) -> list[Path]:
@@ -270,6 +269,28 @@ async def test_a_disk_that_fails_leaves_nothing_and_says_what_is_wrong(
     with pytest.raises(error, match=ENTRY):
         await opened(tmp_path, file_system).create(ENTRY, CONTENT)
     assert files_below(tmp_path) == []
+
+
+class UnmountedFileSystem(FileSystem):
+    """A volume that is unmounted while an object is being written."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def sync_file(self, descriptor: int, path: Path) -> None:
+        self._root.rename(self._root.with_name("away"))
+        self._root.mkdir()
+        super().sync_file(descriptor, path)
+
+
+async def test_a_volume_that_is_unmounted_during_a_write_leaves_its_mount_point_empty(tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    root.mkdir()
+    opened(root, FileSystem()).mark()
+    objects = opened(root, UnmountedFileSystem(root), is_marked=True)
+    with pytest.raises(StoreUnavailableError, match="volume mounted"):
+        await objects.create(ENTRY, CONTENT)
+    assert list(root.iterdir()) == []
 
 
 @pytest.fixture

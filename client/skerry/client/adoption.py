@@ -248,7 +248,7 @@ async def adopt(
 
     def prepare() -> Work:
         shift = ledger.shift(on_device, is_merged=is_merged)
-        session.parameters.settle()
+        session.parameters.synchronize()
         return session.parameters.add(layout, shift)
 
     add = await session.workers.run(prepare)

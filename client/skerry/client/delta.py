@@ -77,7 +77,7 @@ def make_delta(
         token_count=trained.token_count - ledger.sent_until.token_count,
         last_step=trained.step_count,
     )
-    session.parameters.settle()
+    session.parameters.synchronize()
     unsent = ledger.unsent(weights)
     parts = encode_parts(
         session.parameters.encode, unsent, layout, session.policy.delta_encoding, session.part_size_bytes

@@ -64,7 +64,7 @@ class Parameters(Protocol):
     def to_host(self, values: FlatArray) -> NDArray[np.float32]:
         """Returns the values on the host."""
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         """Waits, in a worker, until the parameters' device has done what any thread has queued."""
 
 
@@ -124,7 +124,7 @@ class ArrayParameters:
         """Returns `values`."""
         return values
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         """Does nothing, since NumPy queues nothing."""
 
     def _work(

@@ -112,7 +112,7 @@ class TorchParameters:
         """Returns the values on the host."""
         return values if self._is_on_host else values.cpu().numpy()  # type: ignore[no-any-return]
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         """Waits for the GPU, so that a worker's stream sees what the training thread's has done, and the reverse."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)

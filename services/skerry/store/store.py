@@ -76,7 +76,7 @@ class Store:
         check_name(spec.name, "run")
         check_id(spec.uid, "run uid")
         name = entry_name(run_prefix(spec.name, spec.uid), 0)
-        found = _parse_spec(name, await self._creator.settle(name, spec.to_bytes()))
+        found = _parse_spec(name, await self._creator.create_or_read(name, spec.to_bytes()))
         if dataclasses.replace(found, created_at_unix_s=spec.created_at_unix_s) != spec:
             raise DraftConflictError(
                 f"run was created with other tensors or fragments. run={spec.name}, uid={spec.uid}"
@@ -175,7 +175,7 @@ class Store:
         while current is None:
             number += 1
             # Equal bytes mean the same thing whoever wrote them, so they need no write id.
-            current = _parse_name(name, await self._creator.settle(_name_path(name, number), _name_bytes(uid)))
+            current = _parse_name(name, await self._creator.create_or_read(_name_path(name, number), _name_bytes(uid)))
         if current != uid:
             raise RunExistsError(f"another run has that name. run={name}, uid={current}", uid=current)
 
@@ -190,7 +190,7 @@ class Store:
         number, current = len(history), history[-1] if history else None
         while current == uid:
             number += 1
-            current = _parse_name(name, await self._creator.settle(_name_path(name, number), _name_bytes(None)))
+            current = _parse_name(name, await self._creator.create_or_read(_name_path(name, number), _name_bytes(None)))
         if current is not None:
             raise RunNotFoundError(f"another run has that name. run={name}, uid={current}")
 

@@ -53,7 +53,7 @@ class MembershipView:
     learners: Mapping[str, LearnerView]
     age_s: float  # how long this replica has been watching the leases
 
-    def is_settled(self, policy: Policy) -> bool:
+    def is_mature(self, policy: Policy) -> bool:
         """Whether the view is old enough that an absent learner is known to be absent."""
         return self.age_s >= policy.lease_term_s
 

@@ -225,7 +225,7 @@ class RoundEngine:
                 return None, None
             contributors = {delta.item.learner for delta in fragment.pending.values()}
             expected = expected_learners(state, fragment, view)
-            is_complete = view.is_settled(state.policy) and expected <= contributors
+            is_complete = view.is_mature(state.policy) and expected <= contributors
             deadline_s = timing.quorum_at_s + self.grace_s(state.policy, view, expected)
             if not is_complete and now_s < deadline_s:
                 return None, deadline_s

@@ -220,7 +220,7 @@ class RunLog:
             while self._waiting:
                 try:
                     self._raise_failure()
-                    await self._settle_doubt()
+                    await self._resolve_doubt()
                     group = await self._still_wanted(self._take_group())
                     while group:
                         group = await self._write(group)
@@ -285,7 +285,7 @@ class RunLog:
             format=entry_format(self.state.level, items),
         )
         self._in_doubt = Sent(entry.position, entry.write_id, entry.to_bytes())
-        outcomes = await self._settle_doubt()
+        outcomes = await self._resolve_doubt()
         if outcomes is None:
             await self.tail()
             return await self._still_wanted([waiter for waiter in group if not waiter.answer.done()])
@@ -296,14 +296,14 @@ class RunLog:
                 waiter.answer.set_result(own)
         return []
 
-    async def _settle_doubt(self) -> tuple[Outcome, ...] | None:
+    async def _resolve_doubt(self) -> tuple[Outcome, ...] | None:
         """Finds out whether the entry that was sent landed; returns its outcomes, or None if another writer won."""
         sent = self._in_doubt
         if sent is None:
             return None
         if self.state.position < sent.position:
             # If this raises, the entry stays in doubt, and the same bytes are put again before anything else.
-            data = await self._creator.settle(entry_name(self.prefix, sent.position), sent.data)
+            data = await self._creator.create_or_read(entry_name(self.prefix, sent.position), sent.data)
             self._fold(sent.position, data)
         outcomes = self._outcomes
         self._in_doubt = self._outcomes = None

@@ -221,6 +221,7 @@ class LocalObjects(ObstoreObjects):
         if known is not None and known == _inode(folder):
             return
         self._make_durable(folder.parent)
+        self._check_root()  # the volume may be gone since the draft was begun
         self._file_system.make_folder(folder)
         self._file_system.sync_folder(folder.parent)
         if len(self._durable) >= _REMEMBERED_FOLDERS:

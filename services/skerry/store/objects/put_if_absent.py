@@ -33,7 +33,7 @@ class Creator:
     # shorter than the timeout of a push that waits for it.
     patience_s: float = 20.0
 
-    async def settle(self, name: str, data: bytes) -> bytes:
+    async def create_or_read(self, name: str, data: bytes) -> bytes:
         """Returns the bytes that `name` has from now on, durable: `data`, or what another writer put there first.
 
         `data` must differ from every other writer's, unless equal bytes mean the same thing whoever wrote them.

@@ -115,8 +115,8 @@ class RunsStub:
 
     The content is stored anew first, which takes minutes for a large run and goes on while no call waits for it. With
     with_progress the call is answered within seconds: while the answer has progress, nothing is rolled back yet, and
-    the caller SHOULD send the same request again. It MAY do so on any replica, which goes on where another one stopped,
-    and MAY stop at any time: then the run stays as it is.
+    the caller SHOULD send the same request again. It MAY do so on any replica, which goes on where another one
+    stopped, and MAY stop at any time: then the run stays as it is.
 
     Errors:
     - RUN_NOT_FOUND: no run has that name or uid.
@@ -235,8 +235,8 @@ class RunsAsyncStub(RunsStub):
 
     The content is stored anew first, which takes minutes for a large run and goes on while no call waits for it. With
     with_progress the call is answered within seconds: while the answer has progress, nothing is rolled back yet, and
-    the caller SHOULD send the same request again. It MAY do so on any replica, which goes on where another one stopped,
-    and MAY stop at any time: then the run stays as it is.
+    the caller SHOULD send the same request again. It MAY do so on any replica, which goes on where another one
+    stopped, and MAY stop at any time: then the run stays as it is.
 
     Errors:
     - RUN_NOT_FOUND: no run has that name or uid.
@@ -394,8 +394,8 @@ class RunsServicer(metaclass=_abc_1.ABCMeta):
 
         The content is stored anew first, which takes minutes for a large run and goes on while no call waits for it. With
         with_progress the call is answered within seconds: while the answer has progress, nothing is rolled back yet, and
-        the caller SHOULD send the same request again. It MAY do so on any replica, which goes on where another one stopped,
-        and MAY stop at any time: then the run stays as it is.
+        the caller SHOULD send the same request again. It MAY do so on any replica, which goes on where another one
+        stopped, and MAY stop at any time: then the run stays as it is.
 
         Errors:
         - RUN_NOT_FOUND: no run has that name or uid.

@@ -58,7 +58,7 @@ async def speed_rows(directory: Path, arguments: argparse.Namespace) -> list[Row
         start = time.perf_counter()
         result = await merge_round(log, FRAGMENT, closing, state, workers=workers, scratch=scratch)
         merged = time.perf_counter()
-        await result.adopt(workers=workers)
+        await result.adopt(state, workers=workers)
         adopted = time.perf_counter()
         if sample:  # the first one warms up
             found["memcpy"].append(copying)
@@ -133,7 +133,7 @@ async def _merge(log: RunLog, state: OuterState, workers: ThreadWorkers, scratch
     assert closing is not None  # `prepare` closed it
     result = await merge_round(log, FRAGMENT, closing, state, workers=workers, scratch=scratch)
     await log.append([result.commit])
-    await result.adopt(workers=workers)
+    await result.adopt(state, workers=workers)
 
 
 def _status_bytes(field: str) -> float:

@@ -40,6 +40,7 @@ class Script:
     learners: list[v1.LearnerStatus] = field(default_factory=list)
     watches: list[Sequence[WatchStep] | Refusal] = field(default_factory=list)
     asked: list[Any] = field(default_factory=list)
+    progress: list[runs_pb2.RollBackProgress] = field(default_factory=list)  # of a roll-back, before it is done
 
     def run(self, name: str, context: grpc.ServicerContext) -> v1.Run:
         """Returns a run, or ends the call as the contract says."""
@@ -91,6 +92,8 @@ class ScriptedRuns(runs_pb2_grpc.RunsServicer):
     def RollBack(self, request: runs_pb2.RollBackRequest, context: grpc.ServicerContext) -> runs_pb2.RollBackResponse:
         self._script.asked.append(request)
         run = self._script.run(request.name, context)
+        if self._script.progress and request.with_progress:
+            return runs_pb2.RollBackResponse(run=run, progress=self._script.progress.pop(0))
         run.position += 1
         return runs_pb2.RollBackResponse(run=run)
 

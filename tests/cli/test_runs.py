@@ -127,3 +127,11 @@ def test_rollback_names_the_position(script: Script, capsys: pytest.CaptureFixtu
     (request,) = [asked for asked in script.asked if isinstance(asked, runs_pb2.RollBackRequest)]
     assert request.target_position == 5
     assert "back to position 5: now position 10" in capsys.readouterr().out
+
+
+def test_rollback_asks_again_until_it_is_done(script: Script, capsys: pytest.CaptureFixture[str]) -> None:
+    script.progress = [runs_pb2.RollBackProgress(stored_count=stored, fragment_count=3) for stored in (0, 2)]
+    assert skerry("rollback", "demo", "--to", "5") == 0
+    asked = [one.request_id for one in script.asked if isinstance(one, runs_pb2.RollBackRequest)]
+    assert (len(asked), len(set(asked))) == (3, 1)
+    assert "back to position 5" in capsys.readouterr().out

@@ -173,7 +173,7 @@ class Driver:
         result = await self.merge(await self.close(deltas, weights=weights, participation=participation))
         item = result.commit
         await self.append(item)
-        await result.adopt(workers=self.workers)
+        await result.adopt(self.state, workers=self.workers)
         return item
 
     async def damage(self, name: str) -> None:

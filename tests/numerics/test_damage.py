@@ -128,8 +128,8 @@ async def test_a_bit_that_turned_in_scratch_reaches_no_version(array: str) -> No
         await merger.merge(MergeKey(FRAGMENT, closing.version, closing.attempt))
         version = driver.log.state.fragments[FRAGMENT].version
         driver.state = await Replayer(driver.log, FRAGMENT, driver.workers).rebuild(version, NO_FILES)
-        kept = merger._states.newest(driver.log.state.fragments[FRAGMENT])
-        assert kept is not None
-        assert_same_bits(kept, driver.state)
-        getattr(kept, array).view(np.uint32)[3] ^= 2**20
+        with merger._states.reading(driver.log.state.fragments[FRAGMENT]) as kept:
+            assert kept is not None
+            assert_same_bits(kept, driver.state)
+            getattr(kept, array).view(np.uint32)[3] ^= 2**20
     assert driver.state.version == 3

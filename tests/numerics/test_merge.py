@@ -11,6 +11,7 @@ from msgspec import structs
 
 from skerry.store.log.entries import PolicyItem
 from skerry.store.versions.replay import UnreadableDeltaError, float32_from_hex
+from skerry.syncer import rounds
 from skerry.wire.digests import tree_digest
 from skerry.wire.policy import OFFERED_OUTER_NAMES, MergeRule, OuterName, OuterOptimizer, OuterSchedule, Policy
 from tests.numerics.merge_driver import FLOAT32, FRAGMENT, INT4, Driver, layout_of
@@ -294,6 +295,19 @@ async def test_what_an_update_drops_stays_as_residual_and_enters_the_next() -> N
     assert driver.state.weights.tolist() == [-14, -1, -2, 3]
 
 
+async def test_a_set_that_an_earlier_version_froze_too_large_is_to_be_closed_again_without_its_last_delta(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    driver = await Driver.start(layout_of((3, 5)), Policy(update_encoding=INT4))
+    rng = np.random.default_rng(1)
+    deltas = [await driver.push(learner, rng.normal(size=15)) for learner in range(3)]
+    closing = await driver.close(deltas)
+    monkeypatch.setattr(rounds, "_SCALARS_BYTES", 3 * 11)  # of one tensor: two members and their scale
+    with pytest.raises(UnreadableDeltaError, match="too large for one commit") as raised:
+        await driver.merge(closing)
+    assert raised.value.delta == deltas[-1].delta
+
+
 async def test_a_merge_leaves_the_state_alone_until_it_is_adopted() -> None:
     driver = await Driver.start(layout_of((3, 5)), Policy(update_encoding=INT4))
     rng = np.random.default_rng(1)
@@ -305,7 +319,7 @@ async def test_a_merge_leaves_the_state_alone_until_it_is_adopted() -> None:
         assert old.tobytes() == new.tobytes()
     assert driver.state.version == 1
     await driver.append(result.commit)
-    await result.adopt(workers=driver.workers)
+    await result.adopt(driver.state, workers=driver.workers)
     assert driver.state.version == 2
     assert tree_digest(driver.state.weights).hex() == result.commit.digest
 

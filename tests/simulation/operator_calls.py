@@ -39,8 +39,11 @@ class Operator:
             run_uid=run.uid,
             request_id=f"{self._ids.getrandbits(128):032x}",
             target_position=max(1, int(run.position * share)),
+            with_progress=True,
         )
-        await self._repeat(lambda: self._transport.roll_back(request, timeout_s=_CALL_S))
+        while (answer := await self._repeat(lambda: self._transport.roll_back(request, timeout_s=_CALL_S))) is not None:
+            if not answer.HasField("progress"):
+                return
 
     async def change_policy(self, inner_step_count: int) -> None:
         """Changes H, and beside it another field of the policy."""

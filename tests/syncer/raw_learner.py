@@ -38,6 +38,13 @@ QUICK = types.Policy(inner_step_count=4, grace_factor=0.0, quorum_count=1)
 QUICK.lease_term.FromMilliseconds(300)
 
 
+def snapshot_policy(snapshot_ratio: float) -> types.Policy:
+    policy = types.Policy()
+    policy.CopyFrom(QUICK)
+    policy.snapshot_ratio = snapshot_ratio
+    return policy
+
+
 def hex_id(source: random.Random) -> str:
     return f"{source.getrandbits(128):032x}"
 

@@ -27,11 +27,11 @@ SETTLED_S = 1000.0
 
 
 class RoundWorld:
-    """One fragment `a` of four elements, some learners, and their accepted deltas."""
+    """One fragment `a` of tensors of four elements, some learners, and their accepted deltas."""
 
-    def __init__(self, *learners: str, policy: Policy | None = None) -> None:
-        layout = FragmentLayout("a", (TensorSpec("w", (2, 2)),))
-        self.spec = RunSpec("run", "0" * 32, (layout,), {"w": "float32"}, 0.0)
+    def __init__(self, *learners: str, policy: Policy | None = None, tensor_count: int = 1) -> None:
+        layout = FragmentLayout("a", tuple(TensorSpec(f"w{at}", (2, 2)) for at in range(tensor_count)))
+        self.spec = RunSpec("run", "0" * 32, (layout,), {t.name: "float32" for t in layout.tensors}, 0.0)
         self.state = RunState(self.spec)
         self.delta_count = 0
         self.append(PolicyItem("f" * 32, policy or Policy()))
@@ -80,21 +80,27 @@ class RoundWorld:
             step_count=steps,
             token_count=steps * 100 if tokens is None else tokens,
             last_step=last_step,
-            squared_norms=(norm * norm,),
+            squared_norms=(norm * norm, *self._zeros()),
         )
         (outcome,) = self.append(item)
         assert outcome.rejection is None, outcome.rejection
         return delta
 
-    def commit(self) -> None:
-        """Commits the frozen set as a merge would."""
+    def _zeros(self) -> tuple[float, ...]:
+        return (0.0,) * (len(self.spec.fragments[0].tensors) - 1)
+
+    def commit(self, update: tuple[ObjectRef, ...] = ()) -> CommittedItem:
+        """Commits the frozen set as a merge would, and returns the item."""
         close = self.state.fragments["a"].closing
         assert close is not None
-        scalars = MergeScalars("00000000", "00000000", ("00000000",), tuple(("00000000",) for _ in close.members))
+        row = ("00000000",) * len(self.spec.fragments[0].tensors)
+        scalars = MergeScalars("00000000", "00000000", row, (row,) * len(close.members))
         encoding = self.state.policy.update_encoding
         digest = f"digest-{close.version}"
-        (outcome,) = self.append(CommittedItem("a", close.version, close.attempt, (), encoding, digest, scalars))
+        item = CommittedItem("a", close.version, close.attempt, update, encoding, digest, scalars)
+        (outcome,) = self.append(item)
         assert outcome.rejection is None, outcome.rejection
+        return item
 
     def close_and_commit(self, item: Item) -> ClosedItem:
         """Appends the engine's close and its commit."""

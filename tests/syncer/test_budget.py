@@ -4,44 +4,36 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import numpy as np
-import pytest
 
+from skerry.runtime.clock import SystemClock
 from skerry.store.objects.opening import open_objects
 from skerry.syncer.host import HostSettings
-from skerry.syncer.parts import ByteBudget, Grant
+from skerry.syncer.parts import ByteBudget
 from skerry.syncer.server import ServerSettings, serving
 from skerry.v1 import exchange_pb2 as exchange
+from tests.simulation.virtual_time import VirtualClock, run_virtual
 from tests.syncer.raw_learner import FLOAT32, RawLearner, connected, create_run, pull
 
 
-@contextmanager
-def granted(budget: ByteBudget) -> Iterator[Grant]:
-    """Yields a grant that is released at the end, as a push does with its own."""
-    grant = budget.grant()
-    try:
-        yield grant
-    finally:
-        grant.release()
+def _budget(limit_bytes: int = 100) -> ByteBudget:
+    return ByteBudget(limit_bytes, SystemClock())
 
 
-async def test_grants_within_the_budget_do_not_wait() -> None:
-    budget = ByteBudget(100)
-    with granted(budget) as one, granted(budget) as two:
-        await one.take(60)
-        await two.take(40)
-        assert budget.used_bytes == 100
-    assert budget.used_bytes == 0
+async def test_parts_within_the_budget_do_not_wait() -> None:
+    budget = _budget()
+    one, two = await budget.reserve("a", 60), await budget.reserve("b", 40)
+    assert budget.used_bytes == 100
+    one.release()
+    two.release()
+    assert (budget.used_bytes, budget.peak_bytes) == (0, 100)
 
 
-async def test_what_is_over_the_budget_waits_until_something_is_given_back() -> None:
-    budget = ByteBudget(100)
-    first, second = budget.grant(), budget.grant()
-    await first.take(80)
-    waiting = asyncio.create_task(second.take(40))
+async def test_a_part_that_does_not_fit_waits_until_it_does() -> None:
+    budget = _budget()
+    first = await budget.reserve("a", 80)
+    waiting = asyncio.create_task(budget.reserve("b", 40))
     await asyncio.wait([waiting], timeout=0.01)
     assert not waiting.done()
     first.release()
@@ -49,35 +41,53 @@ async def test_what_is_over_the_budget_waits_until_something_is_given_back() -> 
     assert budget.used_bytes == 40
 
 
-async def test_parts_that_each_hold_half_do_not_wait_for_one_another() -> None:
-    budget = ByteBudget(100)
+async def test_a_part_that_is_larger_than_the_budget_is_let_in_alone() -> None:
+    budget = _budget()
+    first = await budget.reserve("a", 10)
+    waiting = asyncio.create_task(budget.reserve("b", 300))
+    behind = asyncio.create_task(budget.reserve("c", 10))
+    await asyncio.wait([waiting, behind], timeout=0.01)
+    assert not waiting.done()
+    assert not behind.done(), "smaller parts must not overtake it for ever"
+    first.release()
+    large = await waiting
+    assert not behind.done()
+    large.release()
+    await behind
 
-    async def part() -> None:
-        with granted(budget) as grant:
-            for _ in range(8):
-                await grant.take(10)
-                await asyncio.sleep(0)
 
-    async with asyncio.timeout(5):
-        await asyncio.gather(*(part() for _ in range(20)))
-    assert budget.used_bytes == 0
-    assert budget.peak_bytes <= 100 + 80, "the budget and one part"
+async def test_who_gives_up_waiting_holds_nothing_and_holds_up_nobody() -> None:
+    budget = _budget()
+    first = await budget.reserve("a", 50)
+    hasty = asyncio.create_task(budget.reserve("b", 60))
+    patient = asyncio.create_task(budget.reserve("c", 50))
+    await asyncio.wait([hasty, patient], timeout=0.01)
+    hasty.cancel()
+    await patient
+    assert budget.used_bytes == 100
+    granted = asyncio.create_task(budget.reserve("d", 50))
+    await asyncio.sleep(0)
+    first.release()  # grants it, in the moment in which it is cancelled
+    granted.cancel()
+    await asyncio.wait([granted])
+    assert budget.used_bytes == 50
 
 
-async def test_who_gives_up_waiting_holds_nothing() -> None:
-    budget = ByteBudget(100)
+def test_a_sender_that_held_memory_for_longer_comes_after_one_that_held_it_for_less() -> None:
+    async def main() -> list[str]:
+        budget, order = ByteBudget(100, VirtualClock()), list[str]()
 
-    async def hasty() -> None:
-        async with asyncio.timeout(0.01):
-            with granted(budget) as grant:
-                await grant.take(1)
+        async def part(sender: str, at_s: float, held_s: float) -> None:
+            await asyncio.sleep(at_s)
+            reserved = await budget.reserve(sender, 100)
+            order.append(sender)
+            await asyncio.sleep(held_s)
+            reserved.release()
 
-    with granted(budget) as first:
-        await first.take(100)
-        with pytest.raises(TimeoutError):
-            await hasty()
-        assert budget.used_bytes == 100
-    assert budget.used_bytes == 0
+        await asyncio.gather(part("slow", 0, 10), part("other", 1, 5), part("slow", 11, 10), part("fast", 12, 1))
+        return order
+
+    assert run_virtual(main) == ["slow", "other", "fast", "slow"]
 
 
 async def test_pushes_that_share_a_small_budget_are_all_accepted(store_url: str) -> None:
@@ -96,6 +106,5 @@ async def test_pushes_that_share_a_small_budget_are_all_accepted(store_url: str)
 
         answers = await asyncio.gather(*(push(f"learner-{at}") for at in range(12)))
         assert {answer.state for answer in answers} == {exchange.PUSH_STATE_ACCEPTED}
-        part_bytes = 2 * 4 * base.values.size  # float32, and the copy that is joined
-        assert server.host.budget.peak_bytes <= 2_000 + part_bytes + 1_000
+        assert server.host.budget.peak_bytes == 64 * base.values.size, "one part of a size that was not stated"
         assert server.host.budget.used_bytes == 0

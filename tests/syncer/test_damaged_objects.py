@@ -16,14 +16,17 @@ from skerry.syncer.server import serving
 from skerry.v1 import runs_pb2 as runs
 from skerry.v1 import types_pb2 as types
 from tests.syncer.conftest import LOCAL
-from tests.syncer.raw_learner import QUICK, Float32s, RawLearner, Stubs, connected, create_run, layout, pull, refused
-
-
-def _policy(snapshot_ratio: float) -> types.Policy:
-    policy = types.Policy()
-    policy.CopyFrom(QUICK)
-    policy.snapshot_ratio = snapshot_ratio
-    return policy
+from tests.syncer.raw_learner import (
+    Float32s,
+    RawLearner,
+    Stubs,
+    connected,
+    create_run,
+    layout,
+    pull,
+    refused,
+    snapshot_policy,
+)
 
 
 def _values(seed: int) -> Float32s:
@@ -65,7 +68,7 @@ def _harm(path: Path, how: str) -> bytes:
 
 @pytest.mark.parametrize("how", ["flipped", "short", "lost"])
 async def test_a_pull_goes_around_a_damaged_snapshot(store_url: str, stubs: Stubs, how: str) -> None:
-    run, _ = await create_run(stubs, policy=_policy(1e-9))
+    run, _ = await create_run(stubs, policy=snapshot_policy(1e-9))
     await _trained(stubs, run, 2)
     await _until_snapshots(stubs, 2)
     (weights,) = _folder(store_url, run, "snapshots").glob("2-weights-*")
@@ -94,7 +97,7 @@ async def test_a_version_to_which_nothing_leads_is_said_to_be_unreadable_until_i
 
 async def test_a_replica_that_can_not_rebuild_a_version_keeps_its_streams_and_tries_again(store_url: str) -> None:
     async with serving(open_objects(store_url), LOCAL) as server, connected(server.port) as stubs:
-        run, _ = await create_run(stubs, policy=_policy(1e6))
+        run, _ = await create_run(stubs, policy=snapshot_policy(1e6))
         await _trained(stubs, run, 2)
         base = await pull(stubs, run, "body")
     files = [path for path in sorted(_folder(store_url, run, "snapshots").rglob("*")) if path.is_file()]

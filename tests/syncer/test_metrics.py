@@ -74,7 +74,7 @@ class Resting:
 
 def test_the_document_names_every_metric_and_no_other() -> None:
     metrics = SyncerMetrics(SystemClock())
-    metrics.begin("1", ByteBudget(1))
+    metrics.begin("1", ByteBudget(1, SystemClock()))
     found = registered(metrics.registry) | registered(LearnerMetrics(Resting(), run="fit", learner_id="us"))
     assert found == {name: kind for name, (kind, _) in documented().items()}
 

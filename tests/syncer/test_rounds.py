@@ -5,17 +5,26 @@ from __future__ import annotations
 import pytest
 
 from skerry.store.log.entries import (
+    AcceptedItem,
     ClosedItem,
     Decided,
     Fate,
     FateItem,
+    Item,
     LeftItem,
+    ObjectRef,
     PolicyItem,
     RunStatus,
     SessionItem,
     StatusItem,
+    canonical_json,
+    item_to_json,
 )
+from skerry.store.log.run_log import MAX_APPEND_BYTES
+from skerry.syncer.lifecycle import MAX_FRAGMENT_NUMEL, MAX_TENSOR_COUNT
 from skerry.syncer.membership import LearnerView, MembershipView
+from skerry.syncer.merger import UPDATE_OBJECT_SPANS
+from skerry.syncer.push import SUGGESTED_PART_BYTES
 from skerry.syncer.rounds import MergeKey, RoundEngine
 from skerry.wire.policy import Policy
 from tests.syncer.round_world import RoundWorld, view
@@ -143,6 +152,40 @@ def test_a_round_whose_deltas_were_given_up_leaves_the_next_its_grace() -> None:
     assert engine.decide(world.state, view("eu", "us"), 5.0).items == ()
     world.accept("us")
     assert engine.decide(world.state, view("eu", "us"), 10.0).items == ()
+
+
+def test_a_set_whose_commit_would_not_fit_one_entry_is_merged_in_several_rounds() -> None:
+    learners = [f"l{at:02}" for at in range(16)]
+    world = RoundWorld(*learners, tensor_count=MAX_TENSOR_COUNT)
+    waiting = [world.accept(name) for name in learners]
+    update = _refs("updates/a/1-" + "0" * 32, MAX_FRAGMENT_NUMEL, UPDATE_OBJECT_SPANS * 2**20)
+    engine, merged = RoundEngine(), list[str]()
+    for at in range(4):  # the second round waits for its grace, since not all are in it
+        for item in engine.decide(world.state, view(*learners), 1000.0 * at).items:
+            assert isinstance(item, ClosedItem)
+            world.append(item)
+            assert _size_bytes(world.commit(update)) <= MAX_APPEND_BYTES
+            merged += [member.delta for member in item.members]
+    assert merged == waiting
+
+
+def test_the_largest_fragment_fits_one_entry_in_parts_of_the_suggested_size() -> None:
+    name = "f" * 64
+    parts = _refs(
+        f"deltas/{name}/{'0' * 32}/{2**35}-{2**20}-{'0' * 64}-{'0' * 32}", MAX_FRAGMENT_NUMEL, SUGGESTED_PART_BYTES // 4
+    )
+    norms = (1.2345678901234567e-100,) * MAX_TENSOR_COUNT
+    ids = ("0" * 32, name, name, "0" * 32)
+    item = AcceptedItem(*ids, 2**31, "0" * 64, "0" * 64, parts, 2**31, 2**52, 2**31, norms)
+    assert _size_bytes(item) <= MAX_APPEND_BYTES
+
+
+def _refs(name: str, numel: int, each: int) -> tuple[ObjectRef, ...]:
+    return tuple(ObjectRef(name, first, each, 4 * each, "0" * 64) for first in range(0, numel, each))
+
+
+def _size_bytes(item: Item) -> int:
+    return len(canonical_json(item_to_json(item)))
 
 
 def test_a_contributor_is_expected_until_it_has_missed_two_rounds() -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Final, TypeVar
 
 import click
 from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
 R = TypeVar("R")
@@ -32,6 +34,16 @@ def table(*columns: str, right: tuple[str, ...] = ()) -> Table:
     for column in columns:
         made.add_column(column, justify="right" if column in right else "left", no_wrap=True)
     return made
+
+
+@contextmanager
+def shown_progress(what: str) -> Iterator[Callable[[int, int], None]]:
+    """Shows a progress bar if standard error is a terminal; yields a function to call with (done, in all)."""
+    shown = Console(stderr=True)
+    columns = (TextColumn(what), BarColumn(), TextColumn("{task.completed} of {task.total}"))
+    with Progress(*columns, console=shown, disable=not shown.is_terminal, transient=True) as progress:
+        task = progress.add_task(what, total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)
 
 
 def size_text(size_bytes: float) -> str:

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from skerry.cli import plain, policy_text
 from skerry.cli.connection import with_client, with_run
-from skerry.cli.console import as_json, console, count_text, size_text, table
+from skerry.cli.console import as_json, console, count_text, shown_progress, size_text, table
 from skerry.cli.watch_state import learner_state
 from skerry.cli.weights import read_weights
 from skerry.client import RunsClient
@@ -221,8 +221,11 @@ def rollback(client: RunsClient, *, run: str, position: int) -> Answer:
 
     Version numbers continue and are never reused; learners adopt the new versions and train on. Deltas that are
     pending, or that are based on abandoned versions, expire.
+
+    A large run takes minutes. Until they are over nothing changes, and the command may be interrupted.
     """
-    rolled = client.roll_back(run, position)
+    with shown_progress("storing fragments") as progress:
+        rolled = client.roll_back(run, position, progress=progress)
     now = f"now position {rolled.position}, versions {_version_range(rolled)}"
     return _summary(rolled), [f"rolled {rolled.name} back to position {position}: {now}"]
 

@@ -170,7 +170,8 @@ def push_requests(
     for part in delta.parts:
         if (part.first, part.numel, part.digest) in stored:
             continue
-        yield v1.PushDeltaRequest(part=v1.PartBegin(first=part.first, numel=part.numel))
+        size_bytes = sum(map(len, part.frames))
+        yield v1.PushDeltaRequest(part=v1.PartBegin(first=part.first, numel=part.numel, size_bytes=size_bytes))
         for data in cut_messages(part.frames):
             yield v1.PushDeltaRequest(data=data)
         yield v1.PushDeltaRequest(part_end=v1.PartEnd(digest=part.digest))

@@ -145,12 +145,26 @@ class RunsClient:
                 return
             request.before_version = response.versions[-1].version.version
 
-    def roll_back(self, name: str, target_position: int) -> Run:
-        """Returns the run after every fragment got the content that it had at `target_position`."""
+    def roll_back(self, name: str, target_position: int, *, progress: Callable[[int, int], None] | None = None) -> Run:
+        """Returns the run after every fragment got the content that it had at `target_position`.
+
+        However long it takes, `progress` is called every few seconds with (fragments stored, in all). If it raises, or
+        this process ends, the run stays as it is.
+        """
         request = runs_pb2.RollBackRequest(
-            request_id=self._entropy.hex_id(), name=name, target_position=target_position, **self._known(name)
+            request_id=self._entropy.hex_id(),
+            name=name,
+            target_position=target_position,
+            with_progress=True,
+            **self._known(name),
         )
-        return self._seen_run(self._call(lambda at: at.runs.RollBack, request).run)
+        while True:
+            response = self._call(lambda at: at.runs.RollBack, request)
+            run = self._seen_run(response.run)
+            if not response.HasField("progress"):
+                return run
+            if progress is not None:
+                progress(response.progress.stored_count, response.progress.fragment_count)
 
     def upgrade_run(self, name: str, *, level: int = 0) -> Run:
         """Returns the run with a higher format level: `level`, or the newest that the syncer knows.

@@ -387,19 +387,26 @@ class PartBegin(_message.Message):
 
     FIRST_FIELD_NUMBER: _builtins.int
     NUMEL_FIELD_NUMBER: _builtins.int
+    SIZE_BYTES_FIELD_NUMBER: _builtins.int
     first: _builtins.int
     """First element."""
     numel: _builtins.int
     """Number of elements, at least 1. A part starts and ends where frames may (protos/FORMAT.md, section 2)."""
+    size_bytes: _builtins.int
+    """Bytes of its frames: those of its `data` messages, summed; more are refused with TOO_LARGE. The replica does not
+    read on until it has memory for so many. 0: not stated; it then reserves for the most that `numel` elements take,
+    which makes pushes wait for longer where many share a replica.
+    """
     def __init__(
         self,
         *,
         first: _builtins.int = ...,
         numel: _builtins.int = ...,
+        size_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["first", b"first", "numel", b"numel"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first", b"first", "numel", b"numel", "size_bytes", b"size_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

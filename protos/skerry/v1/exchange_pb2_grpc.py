@@ -164,7 +164,8 @@ class ExchangeServicer(object):
         - BASE_REPEATED: the session has a delta of the fragment from that base that is pending or merged; or the fragment
         has its initial weights.
         - ID_REUSED: the delta_id was used for other bytes or another fragment.
-        - TOO_LARGE: a part has more bytes than max_part_size_bytes, or the delta has more parts than a log entry holds.
+        - TOO_LARGE: a part has more bytes than it stated or than max_part_size_bytes, or the delta has more parts than a
+        log entry holds.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

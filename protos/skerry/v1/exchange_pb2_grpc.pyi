@@ -117,7 +117,8 @@ class ExchangeStub:
     - BASE_REPEATED: the session has a delta of the fragment from that base that is pending or merged; or the fragment
       has its initial weights.
     - ID_REUSED: the delta_id was used for other bytes or another fragment.
-    - TOO_LARGE: a part has more bytes than max_part_size_bytes, or the delta has more parts than a log entry holds.
+    - TOO_LARGE: a part has more bytes than it stated or than max_part_size_bytes, or the delta has more parts than a
+      log entry holds.
     """
     QueryPush: _grpc.UnaryUnaryMultiCallable[_exchange_pb2.QueryPushRequest, _exchange_pb2.QueryPushResponse]
     """Says which parts of a push are durable and what its fate is. A run always remembers the last accepted delta of each
@@ -225,7 +226,8 @@ class ExchangeAsyncStub(ExchangeStub):
     - BASE_REPEATED: the session has a delta of the fragment from that base that is pending or merged; or the fragment
       has its initial weights.
     - ID_REUSED: the delta_id was used for other bytes or another fragment.
-    - TOO_LARGE: a part has more bytes than max_part_size_bytes, or the delta has more parts than a log entry holds.
+    - TOO_LARGE: a part has more bytes than it stated or than max_part_size_bytes, or the delta has more parts than a
+      log entry holds.
     """
     QueryPush: _aio.UnaryUnaryMultiCallable[_exchange_pb2.QueryPushRequest, _exchange_pb2.QueryPushResponse]  # type: ignore[assignment]
     """Says which parts of a push are durable and what its fate is. A run always remembers the last accepted delta of each
@@ -342,7 +344,8 @@ class ExchangeServicer(metaclass=_abc_1.ABCMeta):
         - BASE_REPEATED: the session has a delta of the fragment from that base that is pending or merged; or the fragment
           has its initial weights.
         - ID_REUSED: the delta_id was used for other bytes or another fragment.
-        - TOO_LARGE: a part has more bytes than max_part_size_bytes, or the delta has more parts than a log entry holds.
+        - TOO_LARGE: a part has more bytes than it stated or than max_part_size_bytes, or the delta has more parts than a
+          log entry holds.
         """
 
     @_abc_1.abstractmethod

@@ -456,6 +456,7 @@ class RollBackRequest(_message.Message):
     RUN_UID_FIELD_NUMBER: _builtins.int
     SEEN_POSITION_FIELD_NUMBER: _builtins.int
     TARGET_POSITION_FIELD_NUMBER: _builtins.int
+    WITH_PROGRESS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """128 random bits."""
     name: _builtins.str
@@ -466,6 +467,8 @@ class RollBackRequest(_message.Message):
     """Highest position seen."""
     target_position: _builtins.int
     """The log position whose content every fragment gets; 1 up to the newest."""
+    with_progress: _builtins.bool
+    """Whether an answer may say that the roll-back is under way. If not, the answer comes when it is done."""
     def __init__(
         self,
         *,
@@ -474,10 +477,11 @@ class RollBackRequest(_message.Message):
         run_uid: _builtins.str = ...,
         seen_position: _builtins.int = ...,
         target_position: _builtins.int = ...,
+        with_progress: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "request_id", b"request_id", "run_uid", b"run_uid", "seen_position", b"seen_position", "target_position", b"target_position"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "request_id", b"request_id", "run_uid", b"run_uid", "seen_position", b"seen_position", "target_position", b"target_position", "with_progress", b"with_progress"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -490,22 +494,54 @@ class RollBackResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     RUN_FIELD_NUMBER: _builtins.int
+    PROGRESS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def run(self) -> _types_pb2.Run:
-        """The run with its new versions."""
+        """The run with its new versions; if there is progress, as it was."""
+
+    @_builtins.property
+    def progress(self) -> Global___RollBackProgress:
+        """Set while the roll-back is under way, and only if with_progress was asked for."""
 
     def __init__(
         self,
         *,
         run: _types_pb2.Run | None = ...,
+        progress: Global___RollBackProgress | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["run", b"run"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["progress", b"progress", "run", b"run"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["run", b"run"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["progress", b"progress", "run", b"run"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RollBackResponse: _TypeAlias = RollBackResponse  # noqa: Y015
+
+@_typing.final
+class RollBackProgress(_message.Message):
+    """How far a roll-back is."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STORED_COUNT_FIELD_NUMBER: _builtins.int
+    FRAGMENT_COUNT_FIELD_NUMBER: _builtins.int
+    stored_count: _builtins.int
+    """Fragments whose content is stored."""
+    fragment_count: _builtins.int
+    """Fragments of the run."""
+    def __init__(
+        self,
+        *,
+        stored_count: _builtins.int = ...,
+        fragment_count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fragment_count", b"fragment_count", "stored_count", b"stored_count"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RollBackProgress: _TypeAlias = RollBackProgress  # noqa: Y015
 
 @_typing.final
 class UpgradeRunRequest(_message.Message):

@@ -131,7 +131,7 @@ class RunsServicer(object):
         Errors:
         - RUN_EXISTS: another run has the name.
         - SHAPE_MISMATCH: a tensor's name or shape is not legal, or the plan is not a partition of the tensors.
-        - TOO_LARGE: the request has more than 3 MiB, 100,000 tensors or 4,096 fragments, or a fragment more than 2^40
+        - TOO_LARGE: the request has more than 3 MiB, 100,000 tensors or 4,096 fragments, or a fragment more than 2^35
         elements.
         - ID_REUSED: request_id made a draft of other tensors or fragments.
         """
@@ -204,6 +204,11 @@ class RunsServicer(object):
         """Gives every fragment its next version, with the content it had at an earlier log position. Numbers are never
         reused. Pending deltas expire, and a push from an abandoned version is refused with BASE_STALE. Idempotent by
         request_id.
+
+        The content is stored anew first, which takes minutes for a large run and goes on while no call waits for it. With
+        with_progress the call is answered within seconds: while the answer has progress, nothing is rolled back yet, and
+        the caller SHOULD send the same request again. It MAY do so on any replica, which goes on where another one
+        stopped, and MAY stop at any time: then the run stays as it is.
 
         Errors:
         - RUN_NOT_FOUND: no run has that name or uid.

@@ -63,7 +63,7 @@ class RunsStub:
     Errors:
     - RUN_EXISTS: another run has the name.
     - SHAPE_MISMATCH: a tensor's name or shape is not legal, or the plan is not a partition of the tensors.
-    - TOO_LARGE: the request has more than 3 MiB, 100,000 tensors or 4,096 fragments, or a fragment more than 2^40
+    - TOO_LARGE: the request has more than 3 MiB, 100,000 tensors or 4,096 fragments, or a fragment more than 2^35
       elements.
     - ID_REUSED: request_id made a draft of other tensors or fragments.
     """
@@ -112,6 +112,11 @@ class RunsStub:
     """Gives every fragment its next version, with the content it had at an earlier log position. Numbers are never
     reused. Pending deltas expire, and a push from an abandoned version is refused with BASE_STALE. Idempotent by
     request_id.
+
+    The content is stored anew first, which takes minutes for a large run and goes on while no call waits for it. With
+    with_progress the call is answered within seconds: while the answer has progress, nothing is rolled back yet, and
+    the caller SHOULD send the same request again. It MAY do so on any replica, which goes on where another one
+    stopped, and MAY stop at any time: then the run stays as it is.
 
     Errors:
     - RUN_NOT_FOUND: no run has that name or uid.
@@ -178,7 +183,7 @@ class RunsAsyncStub(RunsStub):
     Errors:
     - RUN_EXISTS: another run has the name.
     - SHAPE_MISMATCH: a tensor's name or shape is not legal, or the plan is not a partition of the tensors.
-    - TOO_LARGE: the request has more than 3 MiB, 100,000 tensors or 4,096 fragments, or a fragment more than 2^40
+    - TOO_LARGE: the request has more than 3 MiB, 100,000 tensors or 4,096 fragments, or a fragment more than 2^35
       elements.
     - ID_REUSED: request_id made a draft of other tensors or fragments.
     """
@@ -227,6 +232,11 @@ class RunsAsyncStub(RunsStub):
     """Gives every fragment its next version, with the content it had at an earlier log position. Numbers are never
     reused. Pending deltas expire, and a push from an abandoned version is refused with BASE_STALE. Idempotent by
     request_id.
+
+    The content is stored anew first, which takes minutes for a large run and goes on while no call waits for it. With
+    with_progress the call is answered within seconds: while the answer has progress, nothing is rolled back yet, and
+    the caller SHOULD send the same request again. It MAY do so on any replica, which goes on where another one
+    stopped, and MAY stop at any time: then the run stays as it is.
 
     Errors:
     - RUN_NOT_FOUND: no run has that name or uid.
@@ -296,7 +306,7 @@ class RunsServicer(metaclass=_abc_1.ABCMeta):
         Errors:
         - RUN_EXISTS: another run has the name.
         - SHAPE_MISMATCH: a tensor's name or shape is not legal, or the plan is not a partition of the tensors.
-        - TOO_LARGE: the request has more than 3 MiB, 100,000 tensors or 4,096 fragments, or a fragment more than 2^40
+        - TOO_LARGE: the request has more than 3 MiB, 100,000 tensors or 4,096 fragments, or a fragment more than 2^35
           elements.
         - ID_REUSED: request_id made a draft of other tensors or fragments.
         """
@@ -381,6 +391,11 @@ class RunsServicer(metaclass=_abc_1.ABCMeta):
         """Gives every fragment its next version, with the content it had at an earlier log position. Numbers are never
         reused. Pending deltas expire, and a push from an abandoned version is refused with BASE_STALE. Idempotent by
         request_id.
+
+        The content is stored anew first, which takes minutes for a large run and goes on while no call waits for it. With
+        with_progress the call is answered within seconds: while the answer has progress, nothing is rolled back yet, and
+        the caller SHOULD send the same request again. It MAY do so on any replica, which goes on where another one
+        stopped, and MAY stop at any time: then the run stays as it is.
 
         Errors:
         - RUN_NOT_FOUND: no run has that name or uid.

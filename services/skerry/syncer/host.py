@@ -37,7 +37,7 @@ _LOG: Final = structlog.get_logger(__name__)
 class HostSettings:
     """How one process spends its time and memory on all its runs."""
 
-    part_budget_bytes: int = 256 * 2**20  # of pushed parts in memory
+    part_budget_bytes: int = 2**30  # of pushed parts in memory: 256 of the suggested size at the same time
     name_lifetime_s: float = 1.0  # for which the uid of a name is cached
     sweep_s: float = 5.0  # between checks for runs that were deleted, replaced or are idle
     idle_sweep_s: float = 60.0  # at most, between two of a run in which nothing happens
@@ -75,7 +75,7 @@ class RunHost:
         self.clock = clock
         self.workers = workers
         self.settings = settings
-        self.budget = ByteBudget(settings.part_budget_bytes)
+        self.budget = ByteBudget(settings.part_budget_bytes, clock)
         self._entropy = entropy
         self._metrics = metrics or SyncerMetrics(clock)
         self._scratch = scratch

@@ -1,4 +1,4 @@
-"""The life of a run: create, commit, set policy, roll back, close, delete. Every step is idempotent."""
+"""The life of a run: create, commit, set policy, close, delete. Every step is idempotent."""
 
 from __future__ import annotations
 
@@ -9,25 +9,21 @@ from dataclasses import dataclass
 from typing import Final
 
 import structlog
-from msgspec import structs
 
-from skerry.store.errors import ObjectMissingError, RunExistsError, RunNotFoundError
+from skerry.store.errors import RunExistsError, RunNotFoundError
 from skerry.store.log.entries import (
     ENTRY_FORMAT,
     Item,
     LevelItem,
     PolicyItem,
-    RollbackFragment,
-    RollbackItem,
     RunSpec,
     RunStatus,
     StatusItem,
 )
-from skerry.store.log.state import FragmentState, RunState, VersionState
+from skerry.store.log.state import RunState
 from skerry.syncer.errors import SyncerError, bad_request, from_rejection
 from skerry.syncer.host import RunHost, replaced
 from skerry.syncer.replica import RunReplica
-from skerry.syncer.restart import stored_again
 from skerry.wire.layout import FragmentLayout, check_id, check_name
 from skerry.wire.policy import Policy
 
@@ -35,9 +31,8 @@ _LOG: Final = structlog.get_logger(__name__)
 # Limits of one run: far above what is trained today, far below what the process that folds it could not hold.
 MAX_TENSOR_COUNT: Final = 100_000
 MAX_FRAGMENT_COUNT: Final = 4_096
-MAX_FRAGMENT_NUMEL: Final = 2**40
-# A roll-back that loses the race against a commit is appended again. Commits are seconds apart.
-_ROLLBACK_ATTEMPTS: Final = 8
+# In parts of the suggested size a delta of so many elements still fits one log entry.
+MAX_FRAGMENT_NUMEL: Final = 2**35
 
 
 @dataclass(frozen=True)
@@ -187,67 +182,6 @@ async def close_run(replica: RunReplica) -> None:
     if state.status is RunStatus.OPEN:
         await replica.log.append([StatusItem(RunStatus.CLOSING)])
     await replica.wait_until(lambda state: state.status is RunStatus.CLOSED)
-
-
-async def roll_back(replica: RunReplica, request_id: str, target_position: int) -> None:
-    """Gives every fragment its next version, with the content that it had at `target_position`.
-
-    Raises:
-        SyncerError: VERSION_NOT_FOUND: no such position, or the content was collected; RUN_CLOSED, RUN_DRAFT.
-    """
-    check_id(request_id, "request id")
-    if request_id in replica.state.requests:
-        return
-    await replica.log.tail()
-    _check_rollback(replica, target_position)
-    prepared = [
-        await _prepared(replica, fragment, _version_at(fragment, target_position))
-        for _, fragment in sorted(replica.state.fragments.items())
-    ]
-    for _ in range(_ROLLBACK_ATTEMPTS):
-        fragments = tuple(
-            structs.replace(one, version=replica.state.fragments[one.fragment].version + 1) for one in prepared
-        )
-        (outcome,) = await replica.log.append([RollbackItem(request_id, target_position, fragments)])
-        if request_id in replica.state.requests:
-            _LOG.info("run rolled back", run=replica.log.spec.name, target_position=target_position)
-            return
-        if outcome.rejection is not None and outcome.rejection.reason != "VERSION_NOT_FOUND":
-            raise from_rejection(outcome.rejection)
-    raise SyncerError(
-        "STORE_UNAVAILABLE", "a version was committed before each attempt to roll back; retry", retry_after_s=1.0
-    )
-
-
-def _check_rollback(replica: RunReplica, target_position: int) -> None:
-    status = replica.state.status
-    if status is not RunStatus.OPEN:
-        reason = "RUN_DRAFT" if status is RunStatus.DRAFT else "RUN_CLOSED"
-        raise SyncerError(reason, f"only an open run can be rolled back. status={status.value}")
-    if not 1 <= target_position <= replica.state.position:
-        raise SyncerError(
-            "VERSION_NOT_FOUND", f"no such position. target={target_position}, newest={replica.state.position}"
-        )
-
-
-def _version_at(fragment: FragmentState, position: int) -> VersionState:
-    versions = [version for version in fragment.versions.values() if version.position <= position]
-    if not versions:
-        raise SyncerError(
-            "VERSION_NOT_FOUND",
-            "fragment had no version at that position, or it is forgotten. "
-            f"fragment={fragment.layout.name}, position={position}, oldest={fragment.oldest}",
-        )
-    return max(versions, key=lambda version: version.version)
-
-
-async def _prepared(replica: RunReplica, fragment: FragmentState, source: VersionState) -> RollbackFragment:
-    try:
-        return await stored_again(replica.log, fragment, source, replica.workers)
-    except ObjectMissingError as error:
-        raise SyncerError(
-            "VERSION_NOT_FOUND", f"content was collected. fragment={fragment.layout.name}, version={source.version}"
-        ) from error
 
 
 async def delete_run(host: RunHost, name: str, uid: str) -> None:

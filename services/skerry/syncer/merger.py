@@ -5,7 +5,8 @@
       -> adopt()       once the log has the commit, takes the outer state to the new version in place
 
 Until `adopt` the outer state is untouched, so a merge that fails, or that another replica won, costs nothing but its
-own work. At most the state (3 arrays), the sum (1) and the encoded update are held, however many learners there are.
+own work. At most the state (3 arrays), the sum (1) and the encoded update are held, however many learners there are;
+and the state before (3), if a snapshot of it is still being written.
 The arithmetic is in `skerry.algorithm` and runs on worker threads.
 
 The outer state of each fragment (weights, momentum, residual) is cached in scratch between merges. The cache is used
@@ -18,7 +19,7 @@ import asyncio
 import math
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
 
@@ -65,7 +66,7 @@ from skerry.store.versions.replay import (
 from skerry.store.versions.scratch import Scratch
 from skerry.syncer.outer_states import OuterStates
 from skerry.syncer.restart import restart
-from skerry.syncer.rounds import MergeKey
+from skerry.syncer.rounds import MergeKey, most_members
 from skerry.wire.errors import FrameError, NonFiniteError
 from skerry.wire.frames import decode_frames
 from skerry.wire.layout import FragmentLayout
@@ -87,21 +88,21 @@ class MergeResult:
         """Whether `other`, maybe another replica's, names this arithmetic: only then may this merge be adopted."""
         return structs.replace(other, update=()) == structs.replace(self.commit, update=())
 
-    async def adopt(self, *, workers: Workers) -> None:
-        """Takes the outer state that the merge began from to the new version, in place. To be called once.
+    async def adopt(self, state: OuterState, *, workers: Workers) -> None:
+        """Takes the outer state that the merge began from, or a copy of it, to the new version. To be called once.
 
-        Nobody else may read or write the state meanwhile. If it fails, or is cancelled, the state is torn and has to be
+        Nobody else may read or write `state` meanwhile. If it fails, or is cancelled, the state is torn and has to be
         rebuilt (`skerry.store.versions.replay.Replayer`).
         """
-        step = self._step
-        step.state.version = TORN
+        step = replace(self._step, state=state)
+        state.version = TORN
 
         async def jobs() -> AsyncIterator[Callable[[], None]]:
             for span, prepared in zip(step_spans(step.layout, step.encoding), self._prepared, strict=True):
                 yield partial(adopt_span, step, span, prepared.frames)
 
         await run_jobs(workers, jobs())
-        step.state.version = self.commit.version
+        state.version = self.commit.version
         self._prepared.clear()
 
 
@@ -126,6 +127,8 @@ async def merge_round(
         raise ValueError(f"state is of another version. expected={closing.version - 1}, actual={state.version}")
     layout = log.spec.fragment(fragment)
     deltas = [log.state.deltas[member.delta].item for member in closing.members]
+    if len(deltas) > most_members(layout):  # an earlier version froze it
+        raise UnreadableDeltaError(deltas[-1].delta, ValueError("its set is too large for one commit"))
     policy = log.state.fragments[fragment].closing_policy or log.state.policy
     # Before anything is awaited: another replica's commit of this version would change what is known of the fragment.
     merged = _round(log.state, closing, policy)
@@ -289,7 +292,8 @@ class Merger:
             _LOG.info("merge was not used", fragment=key.fragment, version=key.version, attempt=key.attempt)
             return
         self._states.drop(key.fragment)  # if `adopt` fails, the state is torn
-        await result.adopt(workers=self._workers)
+        outer = await self._states.writable(key.fragment, outer)
+        await result.adopt(outer, workers=self._workers)
         await self._states.keep(key.fragment, outer, result.commit.digest)
         _LOG.info(
             "version committed",
@@ -335,25 +339,22 @@ class Merger:
     async def snapshot(self, name: str) -> None:
         """Stores weights and outer state of the fragment's newest version, if they are in this replica's cache.
 
+        No merge waits for it. Does nothing while an earlier snapshot of the fragment is being stored.
+
         Raises:
             StoreError: the store failed; the log names no snapshot.
         """
-        async with self._locks[name]:
-            await self._snapshot(name)
-
-    async def _snapshot(self, name: str) -> None:
         fragment = self._log.state.fragments[name]
-        outer = self._states.newest(fragment)
-        if outer is None:
-            return
-        digest = fragment.newest.digest
-        weights, momentum, residual = [
-            await self._log.blobs.write_snapshot(name, outer.version, kind, snapshot_tensors(fragment.layout, values))
-            for kind, values in zip(_SNAPSHOT_KINDS, (outer.weights, outer.momentum, outer.residual), strict=True)
-        ]
-        item = SnapshotItem(name, outer.version, digest, (weights,), (momentum, residual))
-        await self._log.append([item])
-        _LOG.info("snapshot stored", run=self._log.spec.name, fragment=name, version=outer.version)
+        with self._states.reading(fragment) as outer:
+            if outer is None:
+                return
+            version, digest = outer.version, fragment.newest.digest
+            weights, momentum, residual = [
+                await self._log.blobs.write_snapshot(name, version, kind, snapshot_tensors(fragment.layout, values))
+                for kind, values in zip(_SNAPSHOT_KINDS, (outer.weights, outer.momentum, outer.residual), strict=True)
+            ]
+        await self._log.append([SnapshotItem(name, version, digest, (weights,), (momentum, residual))])
+        _LOG.info("snapshot stored", run=self._log.spec.name, fragment=name, version=version)
 
     async def seed(self, name: str) -> None:
         """Makes version 0 of a draft's fragment from its first accepted push of initial weights, if there is one.

@@ -1,10 +1,17 @@
-"""The outer states that one replica keeps of a run: a cache, which is checked before it is used again."""
+"""The outer states that one replica keeps of a run: a cache, which is checked before it is used again.
+
+A snapshot may be reading a fragment's state when the next version is due. That version is then written to a copy, so
+that no merge waits for a slow store.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
 import structlog
 
 from skerry.algorithm.step import OuterState
@@ -28,7 +35,7 @@ class _Cached:
 
 
 class OuterStates:
-    """One outer state a fragment, at most. One task at a time may use a fragment's."""
+    """One outer state a fragment, at most. One task at a time may use a fragment's; one more may read it."""
 
     def __init__(self, log: RunLog, workers: Workers, scratch: Scratch) -> None:
         """Starts with nothing cached."""
@@ -36,6 +43,7 @@ class OuterStates:
         self._workers = workers
         self._scratch = scratch
         self._cache: dict[str, _Cached] = {}
+        self._reading: dict[str, OuterState] = {}  # by fragment: what a snapshot is made of
 
     async def at(self, fragment: FragmentState, version: int) -> OuterState:
         """Returns the outer state of `version`, from the cache if the log has that and no snapshot is nearer."""
@@ -46,12 +54,15 @@ class OuterStates:
             try:
                 if await self._workers.run(cached.outer.checksum) != cached.checksum:
                     raise UnreadableObjectError(f"scratch of {name}", "it has other bytes than were written")
-                await replayer.advance(cached.outer, version, self._scratch)
-                await self.keep(name, cached.outer, fragment.versions[version].digest)
+                outer = cached.outer
+                if outer.version < version:
+                    outer = await self.writable(name, outer)
+                    await replayer.advance(outer, version, self._scratch)
+                await self.keep(name, outer, fragment.versions[version].digest)
             except (ObjectMissingError, UnreadableObjectError) as error:
                 _LOG.warning("cached state is dropped", fragment=name, version=version, cause=str(error))
             else:
-                return cached.outer
+                return outer
         outer = await replayer.rebuild(version, self._scratch)
         await self.keep(name, outer, fragment.versions[version].digest)
         return outer
@@ -64,12 +75,33 @@ class OuterStates:
         """Forgets a fragment's outer state, which is about to change."""
         del self._cache[name]
 
-    def newest(self, fragment: FragmentState) -> OuterState | None:
-        """Returns the outer state of the fragment's newest version, if that is cached."""
-        cached = self._cache.get(fragment.layout.name)
-        if cached is None or (cached.outer.version, cached.digest) != (fragment.version, fragment.newest.digest):
-            return None
-        return cached.outer
+    async def writable(self, name: str, outer: OuterState) -> OuterState:
+        """Returns a state that is not cached, for its user to change: a copy of it while somebody reads it."""
+        if self._reading.get(name) is not outer:
+            return outer
+        weights, momentum, residual = self._scratch.zeros(3, len(outer.weights))
+        await self._workers.run(np.copyto, weights, outer.weights)
+        await self._workers.run(np.copyto, momentum, outer.momentum)
+        await self._workers.run(np.copyto, residual, outer.residual)
+        return OuterState(weights, momentum, residual, outer.version)
+
+    @contextmanager
+    def reading(self, fragment: FragmentState) -> Iterator[OuterState | None]:
+        """Yields the outer state of the fragment's newest version, which does not change while the context lasts.
+
+        Yields None if that is not cached, or if somebody reads a state of the fragment already.
+        """
+        name = fragment.layout.name
+        cached = self._cache.get(name)
+        newest = (fragment.version, fragment.newest.digest)
+        if name in self._reading or cached is None or (cached.outer.version, cached.digest) != newest:
+            yield None
+            return
+        self._reading[name] = cached.outer
+        try:
+            yield cached.outer
+        finally:
+            del self._reading[name]
 
 
 def _is_usable(cached: _Cached, fragment: FragmentState, replayer: Replayer, version: int) -> bool:

@@ -1,14 +1,21 @@
 """Parts of deltas while they arrive: their memory is bounded, and each frame is decoded before its part is stored.
 
-One bound, in bytes, holds for the parts of all pushes of a process. When the budget is exhausted, the stream is not
-read until memory is free (HTTP/2 back-pressure). A part is held whole until it is durable, so pushes that each hold
-half a part could deadlock. Therefore the oldest holder is granted its bytes even beyond the budget: it holds at most
-one part and then releases everything. Memory is bounded by the budget plus one part, and every push makes progress.
+One bound, in bytes, holds for the parts of all pushes of a process. A part is held whole until it is durable, so its
+memory is reserved whole before its first byte is read; until then its stream is not read (HTTP/2 back-pressure). So no
+push stops halfway for want of memory, and those that were admitted fill their links.
+
+A slow sender holds its bytes for longer than a fast one, so what senders share is bytes times seconds. While memory is
+scarce, the next part is that of the sender that has held the least since it became scarce. So a fast sender waits for
+the next part to be done with, however many slow ones there are. Nobody waits for ever, for a push has one part at a
+time, and what it holds counts.
 """
 
 from __future__ import annotations
 
 import asyncio
+import heapq
+import itertools
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -17,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from skerry.algorithm.merge import per_tensor_squared_norms
+from skerry.runtime.clock import Clock
 from skerry.syncer.errors import SyncerError, from_wire
 from skerry.wire.codecs import MAX_FRAME_NUMEL, Codec
 from skerry.wire.digests import part_digest
@@ -77,53 +85,67 @@ class PartChecker:
 
 
 class ByteBudget:
-    """Grants bytes to parts, the oldest first; for the tasks of one loop."""
+    """Reserves memory for whole parts, in fair shares of bytes times seconds; for the tasks of one loop."""
 
-    def __init__(self, limit_bytes: int) -> None:
-        """Grants up to `limit_bytes`, plus one part."""
+    def __init__(self, limit_bytes: int, clock: Clock) -> None:
+        """Reserves up to `limit_bytes` at a time; a larger part is let in alone."""
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
         self.peak_bytes = 0
-        self._holders: dict[Grant, None] = {}  # in the order in which they first asked
-        self._waiting: dict[asyncio.Event, None] = {}
+        self._clock = clock
+        self._order = itertools.count()
+        self._held: defaultdict[str, float] = defaultdict(float)  # by sender: bytes times seconds, since some waited
+        self._waiting: list[tuple[float, int, int, asyncio.Event]] = []  # heap: held before, order, bytes, to grant
 
-    def grant(self) -> Grant:
-        """Returns an empty grant, to be released when its part is done with."""
-        return Grant(self)
+    async def reserve(self, sender: str, size_bytes: int) -> Reservation:
+        """Returns when `sender` may hold `size_bytes`, which the caller releases in any case."""
+        await self._turn(sender, size_bytes)
+        return Reservation(self, sender, size_bytes, self._clock.monotonic_s())
 
-    async def _take(self, holder: Grant, size_bytes: int) -> None:
-        self._holders.setdefault(holder)
-        while self.used_bytes + size_bytes > self.limit_bytes and next(iter(self._holders)) is not holder:
-            freed = asyncio.Event()
-            self._waiting[freed] = None
-            try:
-                await freed.wait()
-            finally:
-                del self._waiting[freed]
-        self.used_bytes += size_bytes
-        self.peak_bytes = max(self.peak_bytes, self.used_bytes)
+    def _give_back(self, one: Reservation) -> None:
+        self.used_bytes -= one.size_bytes
+        self._held[one.sender] += one.size_bytes * (self._clock.monotonic_s() - one.granted_at_s)
+        if not self._waiting:
+            self._held.clear()
+        self._grant()
 
-    def _give_back(self, holder: Grant, size_bytes: int) -> None:
-        self._holders.pop(holder, None)
-        self.used_bytes -= size_bytes
-        for freed in self._waiting:
-            freed.set()
+    async def _turn(self, sender: str, size_bytes: int) -> None:
+        granted = asyncio.Event()
+        one = (self._held[sender], next(self._order), size_bytes, granted)
+        heapq.heappush(self._waiting, one)
+        self._grant()
+        try:
+            await granted.wait()
+        except asyncio.CancelledError:
+            if granted.is_set():
+                self.used_bytes -= size_bytes
+            else:
+                self._waiting.remove(one)
+                heapq.heapify(self._waiting)
+            self._grant()
+            raise
+
+    def _grant(self) -> None:
+        """Grants what fits, in order; a part that does not fit keeps the others waiting."""
+        while self._waiting:
+            _, _, size_bytes, granted = self._waiting[0]
+            if self.used_bytes and self.used_bytes + size_bytes > self.limit_bytes:
+                return
+            heapq.heappop(self._waiting)
+            self.used_bytes += size_bytes
+            self.peak_bytes = max(self.peak_bytes, self.used_bytes)
+            granted.set()
 
 
-class Grant:
-    """The bytes that one part holds of the budget."""
+@dataclass(frozen=True)
+class Reservation:
+    """The bytes that one part may hold."""
 
-    def __init__(self, budget: ByteBudget) -> None:
-        """Starts empty."""
-        self._budget = budget
-        self._size_bytes = 0
-
-    async def take(self, size_bytes: int) -> None:
-        """Returns when `size_bytes` more may be held."""
-        await self._budget._take(self, size_bytes)  # noqa: SLF001 - Grant and ByteBudget are one unit
-        self._size_bytes += size_bytes
+    budget: ByteBudget
+    sender: str
+    size_bytes: int
+    granted_at_s: float
 
     def release(self) -> None:
-        """Returns all bytes to the budget."""
-        size_bytes, self._size_bytes = self._size_bytes, 0
-        self._budget._give_back(self, size_bytes)  # noqa: SLF001 - Grant and ByteBudget are one unit
+        """Returns the bytes to the budget. To be called once."""
+        self.budget._give_back(self)  # noqa: SLF001 - Reservation and ByteBudget are one unit

@@ -1,12 +1,13 @@
 """Receives pushed deltas: bytes become checked, durable parts, and the parts an accepted delta in the log.
 
-Only the part that is arriving is held in memory, within the process's byte budget. When the budget is exhausted, the
-stream is not read until memory is free. A refused push leaves nothing behind but parts that no log entry names.
+Only the part that is arriving is held in memory, within the process's byte budget. Its stream is not read until there
+is room for all of it. A refused push leaves nothing behind but parts that no log entry names.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
@@ -20,7 +21,7 @@ from skerry.store.log.state import DeltaState
 from skerry.store.versions.blobs import StoredPart
 from skerry.syncer.errors import SyncerError, bad_request, from_rejection, from_wire
 from skerry.syncer.lifecycle import uid_of_draft
-from skerry.syncer.parts import INLINE_CHECK_BYTES, ByteBudget, Grant, PartChecker
+from skerry.syncer.parts import INLINE_CHECK_BYTES, ByteBudget, PartChecker, Reservation
 from skerry.syncer.replica import RunReplica
 from skerry.wire.codecs import Codec
 from skerry.wire.digests import DIGEST_SIZE, delta_digest
@@ -31,8 +32,8 @@ from skerry.wire.layout import check_id, check_name
 # The most that an interrupted push has to send again, and a small share of a process's budget.
 SUGGESTED_PART_BYTES: Final = 4 * 2**20
 MAX_PART_BYTES: Final = 32 * 2**20
-# A part's bytes are in memory twice while they are joined into one object.
-_COPIES: Final = 2
+# The most that frames of one element each take, for clients that do not say how large a part is.
+_MOST_BYTES_AN_ELEMENT: Final = 64
 _DELTA_CODECS: Final = frozenset(Codec)
 _WEIGHT_CODECS: Final = frozenset({Codec.FLOAT32})  # version 0 is exact
 # Larger than any valid header's, and small enough that one delta can't outweigh all others.
@@ -49,8 +50,8 @@ class _Arriving:
     numel: int
     checker: PartChecker
     reader: FrameReader
-    grant: Grant
-    frames: list[bytes]
+    reservation: Reservation
+    frames: deque[bytes]
     size_bytes: int = 0
 
 
@@ -74,14 +75,14 @@ class Push:
     def abandon(self) -> None:
         """Releases the memory of the part that is arriving; stored parts stay."""
         if self._arriving is not None:
-            self._arriving.grant.release()
+            self._arriving.reservation.release()
             self._arriving = None
 
-    async def begin_part(self, first: int, numel: int) -> None:
-        """Begins the part `[first, first + numel)`.
+    async def begin_part(self, first: int, numel: int, size_bytes: int) -> None:
+        """Begins the part `[first, first + numel)` of `size_bytes`, 0 if not stated; waits for memory for all of it.
 
         Raises:
-            SyncerError: OUT_OF_RANGE; BAD_REQUEST: the part before has no end.
+            SyncerError: OUT_OF_RANGE; TOO_LARGE; BAD_REQUEST: the part before has no end.
         """
         if self._arriving is not None:
             raise bad_request("a part began before the one before it ended")
@@ -90,18 +91,24 @@ class Push:
                 "OUT_OF_RANGE",
                 f"part is outside the fragment. first={first}, numel={numel}, fragment_numel={self._layout.numel}",
             )
+        if not 0 <= size_bytes <= MAX_PART_BYTES:
+            raise SyncerError(
+                "TOO_LARGE", f"part's size is out of range. size_bytes={size_bytes}, limit={MAX_PART_BYTES}"
+            )
+        most_bytes = size_bytes or min(MAX_PART_BYTES, numel * _MOST_BYTES_AN_ELEMENT)
         codecs = _WEIGHT_CODECS if self._header.base_version == INITIAL_BASE else _DELTA_CODECS
         self._arriving = _Arriving(
             first,
             numel,
             PartChecker(self._layout, numel, codecs=codecs),
             FrameReader(first, numel),
-            self._budget.grant(),
-            [],
+            # The bytes of a delta that is known are ignored.
+            await self._budget.reserve(self._header.session, most_bytes if self.known is None else 0),
+            deque(),
         )
 
     async def feed(self, data: bytes) -> None:
-        """Takes bytes of the part's frames, cut anywhere; waits while the byte budget is exhausted.
+        """Takes bytes of the part's frames, cut anywhere.
 
         Raises:
             SyncerError: BAD_FRAME, NON_FINITE, OUT_OF_RANGE, ENCODING_UNSUPPORTED, TOO_LARGE.
@@ -112,19 +119,18 @@ class Push:
         if self.known is not None:
             return
         part.size_bytes += len(data)
-        if part.size_bytes > MAX_PART_BYTES:
-            raise SyncerError("TOO_LARGE", f"part has too many bytes. limit={MAX_PART_BYTES}")
-        await part.grant.take(_COPIES * len(data))
+        if part.size_bytes > part.reservation.size_bytes:
+            raise SyncerError("TOO_LARGE", f"part has too many bytes. limit={part.reservation.size_bytes}")
         try:
             batches = part.reader.feed(data)
         except FrameError as error:
             raise from_wire(error) from error
-        frames = [batch.data for batch in batches]
-        if sum(map(len, frames)) < INLINE_CHECK_BYTES:
+        frames = b"".join(batch.data for batch in batches)
+        if len(frames) < INLINE_CHECK_BYTES:
             part.checker.check(batches)
         else:
             await self._replica.workers.run(part.checker.check, batches)
-        part.frames += frames
+        part.frames.append(frames)
 
     async def end_part(self, digest: bytes) -> None:
         """Makes the part durable.
@@ -158,7 +164,7 @@ class Push:
             part.numel,
             digest.hex(),
             summary.squared_norms,
-            part.frames,
+            _drained(part.frames),
         )
 
     async def complete(self, digest: bytes) -> DeltaState:
@@ -219,6 +225,12 @@ class Push:
             raise from_rejection(
                 outcome.rejection, **_other_delta(self._replica, self._header, outcome.rejection.reason)
             )
+
+
+def _drained(frames: deque[bytes]) -> Iterator[bytes]:
+    """Yields what it takes out, so that nothing is in memory twice while it is joined into an object."""
+    while frames:
+        yield frames.popleft()
 
 
 def _covers(parts: dict[tuple[int, int], StoredPart], numel: int) -> bool:

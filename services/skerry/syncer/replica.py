@@ -31,6 +31,7 @@ from skerry.syncer.membership import LearnerRecord, LearnerReport, Membership
 from skerry.syncer.merger import Merger
 from skerry.syncer.pace import Pace, wait
 from skerry.syncer.restart import closed_without
+from skerry.syncer.rollback import RollBacks
 from skerry.syncer.rounds import MergeKey, RoundEngine
 from skerry.syncer.settings import ReplicaSettings
 from skerry.v1.types_pb2 import Draining, Event, RoundOpened
@@ -75,6 +76,7 @@ class RunReplica:
         self._has_ended = False
         self._tasks: asyncio.TaskGroup | None = None
         self._merges: dict[asyncio.Task[Any], None] = {}
+        self.roll_backs = RollBacks(log, workers, self._start, is_draining=lambda: self._is_draining)
         self._seeded: set[str] = set()  # fragments whose initial weights this replica began to store
         self._unsubscribe = log.subscribe(self._on_entry)
 
@@ -136,8 +138,7 @@ class RunReplica:
         """
         rejection = check_item(self.state, item)
         if rejection is None or rejection.reason != "REPEATED":
-            (outcome,) = await self.log.append([item])
-            rejection = outcome.rejection
+            rejection = (await self.log.append([item]))[0].rejection
         if rejection is not None and rejection.reason != "REPEATED":
             raise from_rejection(rejection)
         self.membership.renew(item.learner, item.session, self._clock.monotonic_s())

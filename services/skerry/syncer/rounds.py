@@ -28,14 +28,19 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from skerry.store.log.entries import ClosedItem, Decided, Fate, FateItem, Item, RunStatus, StatusItem
+from skerry.store.log.run_log import MAX_APPEND_BYTES
 from skerry.store.log.state import DeltaState, FragmentState, Outcome, RunState
 from skerry.syncer.membership import MembershipView, closed_round, expected_learners, weigh
+from skerry.wire.layout import FragmentLayout
 from skerry.wire.policy import Policy
 
 # Weight of a new observation in the moving averages: five rounds back counts a third.
 EMA_FACTOR: Final = 0.2
 # Step time assumed before any learner has reported one.
 UNKNOWN_STEP_S: Final = 0.5
+# Of one commit, which has to fit one log entry: all but what names the update, and a number in quotes with its comma.
+_SCALARS_BYTES: Final = MAX_APPEND_BYTES * 3 // 4
+_SCALAR_BYTES: Final = 11
 # The grace window covers the step that a learner is in when it hears of the round, and half of one for its encoding.
 GRACE_STEPS: Final = 1.5
 
@@ -229,6 +234,7 @@ class RoundEngine:
         decided = (*expired, *_outliers(fresh, fragment, state.policy))
         named = {one.delta for one in decided}
         members = [weigh(delta, fragment, state.policy) for delta in fresh if delta.item.delta not in named]
+        members = members[: most_members(fragment.layout)]  # the others are in the next round
         if not members or (not is_ending and not _has_quorum(fragment, state.policy, without=named)):
             return (FateItem(decided), None) if decided else (None, None)
         return closed_round(state, fragment, view, members, attempt=fragment.next_attempt, decided=decided), None
@@ -245,6 +251,11 @@ class RoundEngine:
     def _interval_s(self, policy: Policy, view: MembershipView) -> float:
         steps_s = [v.step_time_s for v in view.learners.values() if v.is_live and v.step_time_s is not None]
         return policy.inner_step_count * (statistics.median(steps_s) if steps_s else UNKNOWN_STEP_S)
+
+
+def most_members(layout: FragmentLayout) -> int:
+    """Returns how many deltas one round takes: its commit names a scalar for each of them and each tensor."""
+    return max(1, _SCALARS_BYTES // (_SCALAR_BYTES * len(layout.tensors)) - 1)
 
 
 def is_open(fragment: FragmentState, policy: Policy, view: MembershipView) -> bool:

@@ -51,9 +51,9 @@ class ObstoreObjects:
             head += chunk
             if len(head) > _PIECE_BYTES:
                 return await self._put_pieces(name, head, chunks)
-        return await self._put_whole(name, bytes(head))
+        return await self._put_whole(name, head)
 
-    async def _put_whole(self, name: str, data: bytes) -> int:
+    async def _put_whole(self, name: str, data: bytes | bytearray) -> int:
         with translated_errors("write", name):
             await obstore.put_async(self.store, name, data, use_multipart=False)
         return len(data)

@@ -19,7 +19,7 @@ from skerry.store.objects.local import TEMPORARY
 
 # Names in one entry, of about 150 bytes each: far below the size at which groups are split.
 _NAMES_AN_ENTRY: Final = 1000
-_BLOB_FOLDERS: Final = ("deltas", "snapshots", "updates")
+_BLOB_FOLDERS: Final = ("deltas", "rollbacks", "snapshots", "updates")
 # How often a plan is made anew because the log moved on.
 _ATTEMPTS: Final = 4
 

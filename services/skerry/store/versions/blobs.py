@@ -11,7 +11,7 @@ import asyncio
 import hashlib
 import json
 import re
-from collections.abc import AsyncIterator, Container, Mapping, Sequence
+from collections.abc import AsyncIterator, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -67,9 +67,9 @@ class Blobs:
         numel: int,
         digest: str,
         squared_norms: Sequence[float],
-        frames: Sequence[bytes],
+        frames: Iterable[bytes],
     ) -> StoredPart:
-        """Stores the frames that cover `numel` elements from `first`. The returned part is durable.
+        """Stores the frames that cover `numel` elements from `first`, cut anywhere. The returned part is durable.
 
         `digest` is the SHA-256 of the frames' uncompressed bytes, hex, which the caller has checked.
         """
@@ -83,10 +83,15 @@ class Blobs:
             "digest": digest,
             "squared_norms": norms,
         }
-        data = b"".join((canonical_json(header), b"\n", *frames))
+
+        async def pieces() -> AsyncIterator[bytes]:
+            yield canonical_json(header) + b"\n"
+            for piece in frames:
+                yield piece
+
         name = f"deltas/{fragment}/{delta}/{first}-{numel}-{digest}-{self._entropy.hex_id()}"
-        await self._objects.write(self._path(name), data)
-        return StoredPart(ObjectRef(name, first, numel, len(data), digest), norms)
+        size_bytes = await self._objects.write(self._path(name), pieces())
+        return StoredPart(ObjectRef(name, first, numel, size_bytes, digest), norms)
 
     async def list_parts(self, fragment: str, delta: str) -> list[StoredPart]:
         """Returns the durable parts of a delta in element order, one per range and digest, without condemned ones."""

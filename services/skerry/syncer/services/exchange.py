@@ -229,7 +229,7 @@ async def _take(push: Push, request: v1.PushDeltaRequest) -> None:
         case "data":
             await push.feed(request.data)
         case "part":
-            await push.begin_part(request.part.first, request.part.numel)
+            await push.begin_part(request.part.first, request.part.numel, request.part.size_bytes)
         case "part_end":
             await push.end_part(request.part_end.digest)
         case kind:

@@ -17,7 +17,6 @@ from skerry.syncer.lifecycle import (
     commit_run,
     create_run,
     delete_run,
-    roll_back,
     set_policy,
     upgrade_run,
 )
@@ -125,10 +124,15 @@ class RunsServicer(runs_pb2_grpc.RunsServicer):
         return runs_pb2.ListVersionsResponse(versions=versions, position=replica.state.position)
 
     async def RollBack(self, request: runs_pb2.RollBackRequest, context: Any) -> runs_pb2.RollBackResponse:
-        """Gives every fragment its next version with older content."""
+        """Gives every fragment its next version with older content, or says how far that is."""
         replica = await self._replica(request)
-        await roll_back(replica, request.request_id, request.target_position)
-        return runs_pb2.RollBackResponse(run=run_message(replica.state))
+        progress = await replica.roll_backs.roll_back(
+            request.request_id, request.target_position, with_progress=request.with_progress
+        )
+        answer = runs_pb2.RollBackResponse(run=run_message(replica.state))
+        if progress is not None:
+            answer.progress.stored_count, answer.progress.fragment_count = progress
+        return answer
 
     async def UpgradeRun(self, request: runs_pb2.UpgradeRunRequest, context: Any) -> runs_pb2.UpgradeRunResponse:
         """Raises the format level."""

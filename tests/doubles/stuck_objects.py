@@ -1,0 +1,25 @@
+"""Objects of which some writes hang, as with a store that is slow or half dead."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from tests.doubles.dict_objects import DictObjects
+
+
+class StuckObjects(DictObjects):
+    """A store in which writes of the objects whose names contain `stuck` hang until `go` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stuck = "nothing hangs yet"
+        self.go = asyncio.Event()
+        self.hung: list[str] = []
+
+    async def write(self, name: str, chunks: bytes | AsyncIterator[bytes]) -> int:
+        """Puts a blob, reading it only when it is written."""
+        if self.stuck in name:
+            self.hung.append(name)
+            await self.go.wait()
+        return await super().write(name, chunks)

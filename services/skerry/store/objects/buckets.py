@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import re
 from collections import deque
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Final
@@ -13,7 +14,13 @@ import obstore
 from obstore import exceptions
 from obstore.store import ObjectStore
 
-from skerry.store.errors import ObjectExistsError, ObjectMissingError, StoreFullError, StoreUnavailableError
+from skerry.store.errors import (
+    ObjectExistsError,
+    ObjectMissingError,
+    StoreFullError,
+    StoreRefusedError,
+    StoreUnavailableError,
+)
 from skerry.store.objects.interface import STREAM_CHUNK_BYTES, ObjectInfo, check_object_name, folder_of
 
 # Blobs up to this size go up in one request. S3 allows 10,000 pieces an object, so pieces of 16 MiB reach 156 GiB.
@@ -25,6 +32,8 @@ RANGE_BYTES: Final = 16 * 2**20
 _RANGES_AHEAD: Final = 4  # of one reader, in flight or read
 _ALL_RANGES_AHEAD: Final = 8  # of all readers together: 128 MiB of memory
 _END_SIGNS: Final = ("416 Range Not Satisfiable", "Invalid range", "range was invalid")  # of a range behind the end
+_ERROR_CODE: Final = re.compile(r"<Code>(\w+)</Code>")  # in an S3 server's answer
+_NO_CREDENTIALS: Final = "http://169.254.169.254/"  # where obstore asks a cloud machine for its role when it has none
 _FULL_SIGNS: Final = ("No space left", "Disk quota exceeded", "507 Insufficient Storage", "QuotaExceeded")
 
 
@@ -176,13 +185,23 @@ def translated_errors(operation: str, name: str) -> Iterator[None]:
         yield
     except FileNotFoundError as error:
         if "NoSuchBucket" in str(error):  # a missing bucket must not pass for an empty one
-            raise StoreUnavailableError(f"bucket does not exist. operation={operation}, name={name}") from error
+            raise StoreRefusedError(f"bucket does not exist. operation={operation}, name={name}") from error
         raise ObjectMissingError(f"object is missing. name={name}") from error
     except (exceptions.AlreadyExistsError, exceptions.PreconditionError, FileExistsError) as error:
         raise ObjectExistsError(f"object exists. name={name}") from error
     except (exceptions.BaseError, OSError) as error:
         # obstore adds its own source code after the first line; the file system's errors have only one line.
-        cause = str(error).partition("\n")[0]
-        kind = StoreFullError if any(sign in str(error) for sign in _FULL_SIGNS) else StoreUnavailableError
-        what = "store has no space left" if kind is StoreFullError else "store can't be used"
-        raise kind(f"{what}. operation={operation}, name={name}, cause={cause}") from error
+        cause, code = str(error).partition("\n")[0], _ERROR_CODE.search(str(error))
+        kind, what = _kind_of(error)
+        facts = f"operation={operation}, name={name}, cause={cause}{f', code={code[1]}' if code else ''}"
+        raise kind(f"{what}. {facts}") from error
+
+
+def _kind_of(error: Exception) -> tuple[type[StoreFullError | StoreUnavailableError], str]:
+    if any(sign in str(error) for sign in _FULL_SIGNS):
+        return StoreFullError, "store has no space left"
+    if _NO_CREDENTIALS in str(error):
+        return StoreRefusedError, "there are no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+    if isinstance(error, exceptions.PermissionDeniedError | exceptions.UnauthenticatedError):
+        return StoreRefusedError, "store refuses the credentials, or does not let them do this"
+    return StoreUnavailableError, "store can't be used"

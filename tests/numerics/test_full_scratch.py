@@ -43,9 +43,7 @@ async def drivers() -> list[Driver]:
 
 async def test_merges_go_on_when_scratch_is_full(small_scratch: Scratch) -> None:
     runs = await drivers()
-    mergers = [
-        Merger(run.log, clock=SystemClock(), workers=run.workers, scratch=small_scratch) for run in runs
-    ]
+    mergers = [Merger(run.log, clock=SystemClock(), workers=run.workers, scratch=small_scratch) for run in runs]
     for version in (1, 2):
         for run, merger in zip(runs, mergers, strict=True):
             delta = await run.push(0, np.full(LAYOUT.numel, 0.5, np.float32))

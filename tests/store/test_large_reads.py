@@ -6,7 +6,8 @@ import asyncio
 import hashlib
 import os
 import random
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import AsyncExitStack, aclosing
 
 import pytest
 
@@ -91,13 +92,14 @@ async def test_a_read_that_is_cut_every_few_bytes_ends(relay: S3Relay, s3_option
 
 async def test_what_many_readers_read_ahead_is_bounded(relay: S3Relay, s3_options: dict[str, str]) -> None:
     blobs, ref = await written(bucket(relay, s3_options), data_of(4 * RANGE))
-    readers = [blobs.read(ref) for _ in range(6)]
-    for reader in readers:
-        await anext(reader)
-    await asyncio.sleep(1.0)
-    assert len(readers) < len(relay.reads("updates/a")) <= len(readers) + 8
-    for reader in readers:
-        await reader.aclose()
+    async with AsyncExitStack() as stack:
+        readers = [blobs.read(ref) for _ in range(6)]
+        for reader in readers:
+            assert isinstance(reader, AsyncGenerator)
+            await stack.enter_async_context(aclosing(reader))
+            await anext(reader)
+        await asyncio.sleep(1.0)
+        assert len(readers) < len(relay.reads("updates/a")) <= len(readers) + 8
 
 
 class CutObjects(DictObjects):

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from click import Command
 from click.testing import CliRunner
 from moto import settings as moto_settings
 from structlog.testing import capture_logs
@@ -65,7 +66,7 @@ async def test_a_syncer_refuses_a_server_that_creates_a_name_twice(url: str, rel
 
 @pytest.mark.parametrize("command", [gc, repair])
 def test_commands_that_write_refuse_it_too_and_those_that_read_do_not_ask(
-    command: Callable[[], None], url: str, relay: S3Relay
+    command: Command, url: str, relay: S3Relay
 ) -> None:
     relay.ignores_conditions = True
     words = ["--store", url, "--run", "none"]

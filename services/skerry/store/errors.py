@@ -2,7 +2,7 @@
 
 StoreError
 |-- StoreUnavailableError    the store can't be reached: retry later                                  STORE_UNAVAILABLE
-|   |-- StoreRefusedError    credentials, rights or bucket are wrong: a person must correct them          STORE_UNAVAILABLE
+|   |-- StoreRefusedError    wrong credentials, rights or bucket: a person must correct them        STORE_UNAVAILABLE
 |   `-- OutcomeUnknownError  a write may or may not take effect: repeat it with the same ids          STORE_UNAVAILABLE
 |-- StoreFullError           no space: an operator must make room                                     STORE_FULL
 |-- StoreURLError            the URL can't be used: correct it                                        BAD_REQUEST

@@ -18,7 +18,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from skerry.runtime.clock import Clock, SystemClock
 from skerry.runtime.exposition import exposed
-from skerry.runtime.identifiers import SystemEntropy
+from skerry.runtime.identifiers import Entropy, SystemEntropy
 from skerry.runtime.retry import RetrySettings
 from skerry.runtime.workers import ThreadWorkers
 from skerry.store.errors import StoreRefusedError, StoreUnavailableError

@@ -105,7 +105,7 @@ class ObstoreObjects:
     async def stream(self, name: str, *, offset: int = 0) -> AsyncIterator[bytes]:
         """Yields the object's bytes from `offset`. What follows the range that is being yielded is read meanwhile."""
         check_object_name(name)
-        ahead: deque[asyncio.Task[bytes]] = deque()  # the range that is being yielded too, if it was read ahead
+        ahead: deque[asyncio.Task[obstore.Bytes]] = deque()  # the range that is being yielded too, if it was read ahead
         size = following = offset + 1
         try:
             for start in itertools.count(offset, self._range_bytes):
@@ -122,7 +122,7 @@ class ObstoreObjects:
                     size, following = found.meta["size"], start + self._range_bytes
                     pieces = _cut(name, found.stream(min_chunk_size=STREAM_CHUNK_BYTES).__aiter__())
                 while following < size and len(ahead) < _RANGES_AHEAD and self._ahead_count < _ALL_RANGES_AHEAD:
-                    ahead.append(asyncio.create_task(self.get(name, offset=following, length=self._range_bytes)))
+                    ahead.append(asyncio.create_task(self._whole(name, following)))
                     following += self._range_bytes
                     self._ahead_count += 1
                 async for piece in pieces:
@@ -135,6 +135,11 @@ class ObstoreObjects:
             for task in ahead:
                 task.cancel()
             await asyncio.gather(*ahead, return_exceptions=True)
+
+    async def _whole(self, name: str, start: int) -> obstore.Bytes:
+        with translated_errors("stream", name):
+            found = await self._range(name, start, self._range_bytes)
+            return await found.bytes_async() if found is not None else obstore.Bytes()
 
     async def folders(self, prefix: str) -> list[str]:
         """Returns the folders directly below `prefix`."""
@@ -162,11 +167,11 @@ class ObstoreObjects:
         """Does nothing: an object that such a store shows is durable."""
 
 
-async def _only(data: bytes) -> AsyncIterator[bytes]:
+async def _only(data: obstore.Bytes) -> AsyncIterator[obstore.Bytes]:
     yield data
 
 
-async def _cut(name: str, source: AsyncIterator[obstore.Bytes | bytes]) -> AsyncIterator[bytes]:
+async def _cut(name: str, source: AsyncIterator[obstore.Bytes]) -> AsyncIterator[bytes]:
     """Yields what `source` does in pieces of at most `STREAM_CHUNK_BYTES`."""
     while True:
         with translated_errors("stream", name):

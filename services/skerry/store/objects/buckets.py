@@ -171,7 +171,7 @@ async def _only(data: obstore.Bytes) -> AsyncIterator[obstore.Bytes]:
     yield data
 
 
-async def _cut(name: str, source: AsyncIterator[obstore.Bytes]) -> AsyncIterator[bytes]:
+async def _cut(name: str, source: AsyncIterator[obstore.Bytes | bytes]) -> AsyncIterator[bytes]:
     """Yields what `source` does in pieces of at most `STREAM_CHUNK_BYTES`."""
     while True:
         with translated_errors("stream", name):

@@ -12,10 +12,12 @@ from pathlib import Path
 
 import boto3
 import pytest
+from click.testing import CliRunner
 
 from skerry.store.errors import ObjectExistsError
 from skerry.store.log.entries import Fate
 from skerry.store.objects.opening import open_objects
+from skerry.syncer.command import serve
 from tests.e2e.ceph import CephGateway
 from tests.syncer.audit import check_fates, final_state
 from tests.syncer.serve_process import ServeProcess, serve_process
@@ -89,6 +91,15 @@ async def test_of_many_writers_of_one_number_the_gateway_lets_one_win(store_url:
         )
         assert [type(answer) for answer in answers].count(ObjectExistsError) == len(objects) - 1, answers
         assert await objects[0].get(name) == b"%d" % answers.index(None)
+
+
+def test_a_syncer_whose_secret_is_wrong_ends_with_what_the_gateway_said(
+    store_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
+    result = CliRunner().invoke(serve, ["--listen", "127.0.0.1:0", "--store", store_url])
+    assert result.exit_code == 2
+    assert "SignatureDoesNotMatch" in result.output
 
 
 async def test_a_syncer_on_ceph_is_killed_again_and_again_and_no_delta_is_lost_or_merged_twice(

@@ -78,7 +78,7 @@ MIXES: Final[dict[str, Mix]] = {
         Mix("alone", kinds=(*_EVERYTHING, ("poison", 1.5)), network=_BAD_NETWORK, step_s=(0.5,)),
         Mix(
             "damage",
-            store=StoreFaults(damaged=0.1),
+            store=StoreFaults(damaged=0.1, cut=0.1),
             kinds=(("kill_replica", 3.0), ("kill_replica_at_operation", 4.0), ("kill_all", 1.0), ("stop_replica", 2.0)),
             snapshot_ratio=0.3,
         ),

@@ -34,6 +34,7 @@ class StoreFaults:
     says_exists: float = 0.0  # of failed creates: the error says "exists", whatever happened
     says_full: float = 0.0  # of failed changes: the error says "full"
     damaged: float = 0.0  # of reads of snapshots and updates: a bit is turned, or the end is missing
+    cut: float = 0.0  # of streams: they end with an error before their last byte
     slow: float = 0.0
     latency_s: tuple[float, float] = (0.001, 0.02)  # each way
     slow_s: tuple[float, float] = (0.5, 8.0)
@@ -114,12 +115,15 @@ class StoreLink:
         return await self._call("write", name, lambda: self._store.objects.write(name, data))
 
     async def stream(self, name: str, *, offset: int = 0) -> AsyncIterator[bytes]:
-        """Yields the object's bytes, cut in two."""
+        """Yields the object's bytes, cut in two; where the stream itself is cut, an error comes after a part."""
         data = await self._call("stream", name, lambda: self._store.objects.get(name, offset=offset))
         data = self._damaged(name, data)
-        middle = len(data) // 2
+        is_cut = bool(self.faults.cut) and len(data) > 1 and self._random.random() < self.faults.cut
+        middle = self._random.randrange(1, len(data)) if is_cut else len(data) // 2
         if middle:
             yield data[:middle]
+        if is_cut:
+            raise StoreUnavailableError(f"fault was injected. operation=stream, name={name}")
         yield data[middle:]
 
     def _damaged(self, name: str, data: bytes) -> bytes:

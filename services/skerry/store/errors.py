@@ -2,6 +2,7 @@
 
 StoreError
 |-- StoreUnavailableError    the store can't be reached: retry later                                  STORE_UNAVAILABLE
+|   |-- StoreRefusedError    wrong credentials, rights or bucket: a person must correct them        STORE_UNAVAILABLE
 |   `-- OutcomeUnknownError  a write may or may not take effect: repeat it with the same ids          STORE_UNAVAILABLE
 |-- StoreFullError           no space: an operator must make room                                     STORE_FULL
 |-- StoreURLError            the URL can't be used: correct it                                        BAD_REQUEST
@@ -30,6 +31,10 @@ class StoreUnavailableError(StoreError):
     """The store can't be reached or refuses; the same call may succeed later."""
 
     reason = "STORE_UNAVAILABLE"
+
+
+class StoreRefusedError(StoreUnavailableError):
+    """The store answers, and refuses this process; the same call succeeds once a person has corrected something."""
 
 
 class OutcomeUnknownError(StoreUnavailableError):

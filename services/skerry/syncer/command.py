@@ -15,7 +15,7 @@ from typing import Final
 import click
 import structlog
 
-from skerry.store.errors import StoreURLError
+from skerry.store.errors import StoreRefusedError, StoreURLError
 from skerry.store.log.entries import ENTRY_FORMAT, OLDEST_LEVEL
 from skerry.store.objects.interface import Objects
 from skerry.store.objects.opening import open_objects
@@ -112,6 +112,8 @@ def serve(
     )
     try:
         asyncio.run(_serve(objects, settings, store_url, port_file))
+    except (StoreRefusedError, StoreURLError) as error:
+        raise click.BadParameter(str(error), param_hint="--store") from error
     except ListenError as error:
         raise click.BadParameter(f"{error}. Is another syncer running there?", param_hint=error.option) from error
 
@@ -167,10 +169,9 @@ def _configure_logs(level: str) -> None:
 
 async def _serve(objects: Objects, settings: ServerSettings, store_url: str, port_file: Path | None) -> None:
     signals: asyncio.Queue[None] = asyncio.Queue()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, signals.put_nowait, None)
-    async with serving(objects, settings) as server:
+    async with serving(objects, settings) as server:  # until it listens, a signal ends the process
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, signals.put_nowait, None)
         _announce(settings.listen, server, store_url, port_file)
         await signals.get()
         async with asyncio.TaskGroup() as tasks:

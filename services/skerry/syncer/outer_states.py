@@ -29,9 +29,13 @@ _LOG: Final = structlog.get_logger(__name__)
 class _Cached:
     """A fragment's outer state and the digest that the log has for its version."""
 
-    outer: OuterState
+    outer: OuterState | None  # None: scratch had no space for it any more
     digest: str
     checksum: tuple[int, ...]  # of the arrays, which may lie on a disk
+
+    def let_go(self) -> None:
+        """Drops the state."""
+        self.outer = None
 
 
 class OuterStates:
@@ -50,11 +54,11 @@ class OuterStates:
         name = fragment.layout.name
         replayer = Replayer(self._log, name, self._workers)
         cached = self._cache.pop(name, None)  # removed while it changes, so that a failure leaves no torn state behind
-        if cached is not None and _is_usable(cached, fragment, replayer, version):
+        outer = cached.outer if cached is not None else None
+        if cached is not None and outer is not None and _is_usable(outer, cached.digest, fragment, replayer, version):
             try:
-                if await self._workers.run(cached.outer.checksum) != cached.checksum:
+                if await self._workers.run(outer.checksum) != cached.checksum:
                     raise UnreadableObjectError(f"scratch of {name}", "it has other bytes than were written")
-                outer = cached.outer
                 if outer.version < version:
                     outer = await self.writable(name, outer)
                     await replayer.advance(outer, version, self._scratch)
@@ -63,13 +67,15 @@ class OuterStates:
                 _LOG.warning("cached state is dropped", fragment=name, version=version, cause=str(error))
             else:
                 return outer
+        cached = outer = None  # so that what they hold of scratch is free
         outer = await replayer.rebuild(version, self._scratch)
         await self.keep(name, outer, fragment.versions[version].digest)
         return outer
 
     async def keep(self, name: str, outer: OuterState, digest: str) -> None:
-        """Caches a fragment's outer state; `digest` is the log's for its version."""
-        self._cache[name] = _Cached(outer, digest, await self._workers.run(outer.checksum))
+        """Caches a fragment's outer state while there is space; `digest` is the log's for its version."""
+        self._cache[name] = cached = _Cached(outer, digest, await self._workers.run(outer.checksum))
+        self._scratch.may_drop(cached)
 
     def drop(self, name: str) -> None:
         """Forgets a fragment's outer state, which is about to change."""
@@ -94,23 +100,24 @@ class OuterStates:
         name = fragment.layout.name
         cached = self._cache.get(name)
         newest = (fragment.version, fragment.newest.digest)
-        if name in self._reading or cached is None or (cached.outer.version, cached.digest) != newest:
+        outer = cached.outer if cached is not None else None
+        if name in self._reading or cached is None or outer is None or (outer.version, cached.digest) != newest:
             yield None
             return
-        self._reading[name] = cached.outer
+        self._reading[name] = outer
         try:
-            yield cached.outer
+            yield outer
         finally:
             del self._reading[name]
 
 
-def _is_usable(cached: _Cached, fragment: FragmentState, replayer: Replayer, version: int) -> bool:
+def _is_usable(outer: OuterState, digest: str, fragment: FragmentState, replayer: Replayer, version: int) -> bool:
     """Whether a cached state leads to `version`, and no snapshot is nearer, before which deltas may be collected."""
-    known = fragment.versions.get(cached.outer.version)
-    if not 0 <= cached.outer.version <= version or known is None or known.is_abandoned:
+    known = fragment.versions.get(outer.version)
+    if not 0 <= outer.version <= version or known is None or known.is_abandoned:
         return False
     try:
         nearest = replayer.base(version, with_outer=True).version
     except (ObjectMissingError, UnreadableObjectError):
         nearest = -1
-    return known.digest == cached.digest and cached.outer.version >= nearest
+    return known.digest == digest and outer.version >= nearest

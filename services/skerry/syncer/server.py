@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import importlib.metadata
+import itertools
+import random
 from collections.abc import AsyncIterator, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -14,11 +16,14 @@ import grpc
 import structlog
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from skerry.runtime.clock import SystemClock
+from skerry.runtime.clock import Clock, SystemClock
 from skerry.runtime.exposition import exposed
-from skerry.runtime.identifiers import SystemEntropy
+from skerry.runtime.identifiers import Entropy, SystemEntropy
+from skerry.runtime.retry import RetrySettings
 from skerry.runtime.workers import ThreadWorkers
+from skerry.store.errors import StoreRefusedError, StoreUnavailableError
 from skerry.store.objects.interface import Objects
+from skerry.store.objects.put_if_absent import check_put_if_absent
 from skerry.store.store import Store
 from skerry.store.versions.scratch import Scratch
 from skerry.syncer.events import running
@@ -36,6 +41,7 @@ from skerry.v1 import capabilities_pb2, capabilities_pb2_grpc, exchange_pb2, exc
 _LOG: Final = structlog.get_logger(__name__)
 # Time that calls in flight have at least to end, however much of the grace the merges used.
 _LEAST_STOP_S: Final = 0.2
+_STORE_RETRIES: Final = RetrySettings(attempt_count=None, first_wait_s=0.5, longest_wait_s=10.0)
 
 _OPTIONS: Final[Sequence[tuple[str, int]]] = (
     # Above the contract's limit, which the interceptor checks: what gRPC refuses by itself has no details.
@@ -117,10 +123,15 @@ class SyncerServer:
 async def serving(objects: Objects, settings: ServerSettings) -> AsyncIterator[SyncerServer]:
     """Yields a syncer that listens on `settings.listen`, and stops it at the end of the context.
 
+    It does not listen before the store has answered.
+
     Raises:
         ListenError: it can't listen on that address.
+        StoreRefusedError: the store refuses the credentials, or has no such bucket.
+        StoreURLError: no syncer can work with such a store.
     """
     clock, entropy, workers = SystemClock(), SystemEntropy(), ThreadWorkers(settings.worker_count)
+    await _wait_for(objects, clock, entropy)
     metrics = SyncerMetrics(clock)
     objects = MeasuredObjects(objects, metrics, clock)
     store = Store(objects, clock=clock, entropy=entropy, workers=workers, writer=f"syncer-{entropy.hex_id()[:8]}")
@@ -153,6 +164,20 @@ async def serving(objects: Objects, settings: ServerSettings) -> AsyncIterator[S
     finally:
         await store.close()
         await asyncio.to_thread(workers.close)
+
+
+async def _wait_for(objects: Objects, clock: Clock, entropy: Entropy) -> None:
+    """Returns when the store has proved fit for use; says what is wrong while it can't be reached."""
+    for attempt in itertools.count(1):
+        try:
+            await check_put_if_absent(objects, entropy)
+        except StoreRefusedError:
+            raise
+        except StoreUnavailableError as error:
+            _LOG.warning("not listening yet: the store does not answer", attempt=attempt, cause=str(error))
+            await clock.sleep(_STORE_RETRIES.wait_s(attempt, error, random.Random(entropy.hex_id())))
+        else:
+            return
 
 
 @asynccontextmanager

@@ -112,7 +112,7 @@ async def _found(objects: Objects, prefix: str) -> AsyncIterator[tuple[str, int]
 async def _load(objects: Objects, spec: RunSpec, name: str, position: int) -> RunState:
     prefix = run_prefix(spec.name, spec.uid)
     item = await _naming_item(objects, prefix, name, position)
-    data = await objects.get(f"{prefix}/{name}")
+    data = b"".join([piece async for piece in objects.stream(f"{prefix}/{name}")])
     if bytes_digest(data) != item.digest:
         raise ValueError(f"checkpoint is damaged. size_bytes={len(data)}, expected_size_bytes={item.size_bytes}")
     state = state_from_bytes(data, spec)

@@ -55,7 +55,10 @@ class Objects(Protocol):
         """
 
     def stream(self, name: str, *, offset: int = 0) -> AsyncIterator[bytes]:
-        """Yields the object's bytes from `offset` in pieces of about 1 MiB.
+        """Yields the object's bytes from `offset` in pieces of at most 1 MiB.
+
+        No request of it takes long, however large the object is. An error may come between two pieces; the same call
+        with a later offset goes on from there.
 
         Raises:
             ObjectMissingError: there is no such object.

@@ -9,6 +9,7 @@ can't be read, the outcome is unknown, and the caller hears nothing until it is 
 
 from __future__ import annotations
 
+import contextlib
 import random
 from dataclasses import dataclass
 from typing import Final
@@ -16,8 +17,16 @@ from typing import Final
 from skerry.runtime.clock import Clock
 from skerry.runtime.identifiers import Entropy
 from skerry.runtime.retry import RetrySettings
-from skerry.store.errors import ObjectMissingError, OutcomeUnknownError, StoreError, StoreFullError
+from skerry.store.errors import (
+    ObjectExistsError,
+    ObjectMissingError,
+    OutcomeUnknownError,
+    StoreError,
+    StoreFullError,
+    StoreURLError,
+)
 from skerry.store.objects.interface import Objects
+from skerry.store.objects.local import TEMPORARY
 
 _PAUSES: Final = RetrySettings(attempt_count=None, first_wait_s=0.05, longest_wait_s=2.0)
 
@@ -64,3 +73,28 @@ class Creator:
                 raise OutcomeUnknownError(f"store does not say whether a write landed. name={name}") from failure
             attempt += 1
             await self.clock.sleep(_PAUSES.wait_s(attempt, None, random.Random(self.entropy.hex_id())))
+
+
+async def check_put_if_absent(objects: Objects, entropy: Entropy) -> None:
+    """Returns if the store refuses to create a name twice, or is full. To be called before anything is written.
+
+    On a store that lets it be, two writers would both believe that they had written an entry of the log. What is left
+    of a check that was cut off is litter, which `skerry gc` deletes.
+
+    Raises:
+        StoreURLError: it creates a name twice.
+        StoreUnavailableError: it does not say.
+    """
+    name = f"{TEMPORARY}/probe-{entropy.hex_id()}"
+    try:
+        for data in (b"first", b"second"):
+            await objects.create(name, data)
+    except (ObjectExistsError, StoreFullError):
+        return
+    finally:
+        with contextlib.suppress(StoreError):
+            await objects.delete([name])
+    raise StoreURLError(
+        "the store let one object be created twice, so acknowledged work would be lost. Use an S3 server that honours "
+        "`If-None-Match: *`, and see that no proxy on the way drops the header"
+    )

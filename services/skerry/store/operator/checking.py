@@ -130,7 +130,7 @@ def repair(
 
     async def mend() -> list[Damage]:
         with TemporaryDirectory(dir=scratch, prefix="skerry-repair-") as folder:
-            async with opened_store(store_url) as (store, workers):
+            async with opened_store(store_url, writes=yes) as (store, workers):
                 known_uid = uid or await resolved(store, run_name)
 
                 async def open_log() -> RunLog:

@@ -98,7 +98,7 @@ def gc(
             return await collect(run_log, retention, now_unix_s=now, progress=progress), False
 
     async def sweep_all() -> tuple[CollectionPlan, bool, list[NamelessRun]]:
-        async with opened_store(store_url) as (store, _):
+        async with opened_store(store_url, writes=yes) as (store, _):
             nameless = await sweep_nameless(store)
             if nameless and (uid is not None or await _is_free(store, run_name)):
                 return CollectionPlan((), 0, 0), False, nameless

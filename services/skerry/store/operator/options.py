@@ -20,6 +20,7 @@ from skerry.store.errors import RunNotFoundError
 from skerry.store.log.run_log import RunLog
 from skerry.store.objects.interface import Objects
 from skerry.store.objects.opening import open_objects
+from skerry.store.objects.put_if_absent import check_put_if_absent
 from skerry.store.store import Store
 
 _WORKER_COUNT: Final = 2
@@ -76,11 +77,18 @@ def store_of(objects: Objects, workers: Workers) -> Store:
 
 
 @asynccontextmanager
-async def opened_store(store_url: str) -> AsyncIterator[tuple[Store, Workers]]:
-    """Opens a store, and closes everything after; what is logged meanwhile goes to standard error."""
+async def opened_store(store_url: str, *, writes: bool = False) -> AsyncIterator[tuple[Store, Workers]]:
+    """Opens a store, and closes everything after; what is logged meanwhile goes to standard error.
+
+    Raises:
+        StoreURLError: it can't be used, or for a caller that `writes` not safely.
+    """
     structlog.configure(logger_factory=lambda *_: structlog.PrintLogger(sys.stderr))
+    objects = open_objects(store_url, create=False)
+    if writes:
+        await check_put_if_absent(objects, SystemEntropy())
     workers = ThreadWorkers(_WORKER_COUNT)
-    store = store_of(open_objects(store_url, create=False), workers)
+    store = store_of(objects, workers)
     try:
         yield store, workers
     finally:

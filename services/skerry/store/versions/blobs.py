@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import random
 import re
 from collections.abc import AsyncIterator, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,9 +19,11 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from skerry.runtime.clock import Clock
 from skerry.runtime.identifiers import Entropy
+from skerry.runtime.retry import RetrySettings
 from skerry.runtime.workers import Workers
-from skerry.store.errors import ObjectMissingError, UnreadableObjectError
+from skerry.store.errors import ObjectMissingError, StoreUnavailableError, UnreadableObjectError
 from skerry.store.log.entries import FORMAT, ObjectRef, canonical_json
 from skerry.store.objects.interface import STREAM_CHUNK_BYTES, Objects
 from skerry.wire.digests import Hasher
@@ -33,6 +36,8 @@ SnapshotKind = Literal["weights", "momentum", "residual"]
 _HEADER_READ_BYTES: Final = 2**14
 _MAX_HEADER_BYTES: Final = 2**26
 _READS_AT_ONCE: Final = 16
+# A read that broke off waits some 15 s for the store, as long as its restart takes. Then whoever reads decides.
+_RESUMED: Final = RetrySettings(attempt_count=6, first_wait_s=0.5, longest_wait_s=8.0)
 _PART: Final = re.compile(r"(\d{1,19})-(\d{1,19})-([0-9a-f]{64})-[0-9a-f]{32}")
 
 
@@ -48,11 +53,19 @@ class Blobs:
     """Writes and reads the blobs of one run."""
 
     def __init__(
-        self, objects: Objects, prefix: str, *, entropy: Entropy, workers: Workers, condemned: Container[str]
+        self,
+        objects: Objects,
+        prefix: str,
+        clock: Clock,
+        entropy: Entropy,
+        *,
+        workers: Workers,
+        condemned: Container[str],
     ) -> None:
         """Never reuses a part whose name is in `condemned`, which the owner keeps up to date."""
         self._objects = objects
         self._prefix = prefix
+        self._clock = clock
         self._entropy = entropy
         self._workers = workers
         self._condemned = condemned
@@ -124,7 +137,7 @@ class Blobs:
         """
         head = b""
         is_in_frames = False
-        async for piece in self._objects.stream(self._path(ref.name)):
+        async for piece in self.read(ref):
             if is_in_frames:
                 yield piece
                 continue
@@ -166,11 +179,24 @@ class Blobs:
     async def read(self, ref: ObjectRef, *, offset: int = 0) -> AsyncIterator[bytes]:
         """Yields the bytes of an object of any kind from `offset`, in pieces of at most 1 MiB.
 
+        A read that has begun and breaks off goes on where it stopped.
+
         Raises:
             ObjectMissingError: the object was collected.
         """
-        async for piece in self._objects.stream(self._path(ref.name), offset=offset):
-            yield piece
+        start, failure_count = offset, 0
+        while True:
+            try:
+                async for piece in self._objects.stream(self._path(ref.name), offset=offset):
+                    offset, failure_count = offset + len(piece), 0
+                    yield piece
+                return
+            except StoreUnavailableError as error:
+                failure_count += 1
+                if offset == start or failure_count == _RESUMED.attempt_count:
+                    raise
+                jitter = random.Random(self._entropy.hex_id())
+                await self._clock.sleep(_RESUMED.wait_s(failure_count, error, jitter))
 
     async def read_checked(self, ref: ObjectRef) -> AsyncIterator[bytes]:
         """Yields all bytes of an update or snapshot, in pieces of at most 1 MiB.

@@ -1,19 +1,22 @@
 """Disposable float32 arrays as large as a fragment, in memory-mapped files that end with the process.
 
 Outer state may exceed a host's memory, so it lies in files that the kernel pages in and out. The files have no names,
-so a crash leaves none behind.
+so a crash leaves none behind. Where the disk has no space for another, the caches that were used least recently go.
 """
 
 from __future__ import annotations
 
 import errno
+import itertools
 import mmap
 import os
 import tempfile
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
+from weakref import WeakValueDictionary
 
 import numpy as np
+import structlog
 from numpy.typing import NDArray
 
 from skerry.store.errors import StoreFullError
@@ -22,12 +25,28 @@ from skerry.store.errors import StoreFullError
 SMALLEST_FILE_BYTES: Final = 2**20
 
 
+_LOG: Final = structlog.get_logger(__name__)
+
+
+class Cached(Protocol):
+    """Arrays that somebody keeps for later and can make again."""
+
+    def let_go(self) -> None:
+        """Drops the arrays."""
+
+
 class Scratch:
     """Gives zeroed arrays, in files of one directory or, without one, in memory."""
 
     def __init__(self, directory: Path | None) -> None:
         """Takes an existing directory, best on a local disk; None keeps everything in memory."""
         self._directory = directory
+        self._cached: WeakValueDictionary[int, Cached] = WeakValueDictionary()  # the least recently used first
+        self._use_count = itertools.count()
+
+    def may_drop(self, cached: Cached) -> None:
+        """Has `cached` let go when space is needed, after all that were named earlier and still exist."""
+        self._cached[next(self._use_count)] = cached
 
     def zeros(self, count: int, numel: int) -> tuple[NDArray[np.float32], ...]:
         """Returns `count` arrays of shape (numel,), all in one file, which ends with the last of them.
@@ -35,13 +54,25 @@ class Scratch:
         The disk blocks are reserved here, because a process dies when a mapped file runs out of disk later.
 
         Raises:
-            StoreFullError: the directory has no space for them.
+            StoreFullError: the directory has no space for them, with every cache gone.
         """
         stride_bytes = -(-numel * 4 // mmap.PAGESIZE) * mmap.PAGESIZE
         if self._directory is None or count * stride_bytes < SMALLEST_FILE_BYTES:
             return tuple(np.zeros(numel, np.float32) for _ in range(count))
-        mapped = _map_unnamed_file(self._directory, count * stride_bytes)
+        mapped = self._mapped(self._directory, count * stride_bytes)
         return tuple(np.frombuffer(mapped, np.float32, numel, offset=nth * stride_bytes) for nth in range(count))
+
+    def _mapped(self, directory: Path, size_bytes: int) -> mmap.mmap:
+        while True:
+            try:
+                return _map_unnamed_file(directory, size_bytes)
+            except StoreFullError as error:
+                oldest = next(iter(self._cached.items()), None)
+                if oldest is None:
+                    raise
+                _LOG.warning("scratch is full, a cached fragment goes and will be rebuilt", cause=str(error))
+                self._cached.pop(oldest[0], None)
+                oldest[1].let_go()
 
 
 def _map_unnamed_file(directory: Path, size_bytes: int) -> mmap.mmap:

@@ -135,7 +135,7 @@ class LearnerProcess:
         seed = f"{self._seed}/{record.incarnation}/{attempt}"
         arrays = {name: np.zeros(shape, np.float32) for name, shape in SHAPES.items()}
         exchange = ExchangeLoop(
-            SimTransport(self._network, record, self._count),
+            SimTransport(self._network, record, self._count, codec=self._policy.delta_encoding.codec),
             ArrayParameters(arrays),
             ExchangeSettings(
                 run=RUN,

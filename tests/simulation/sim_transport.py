@@ -16,10 +16,13 @@ from numpy.typing import NDArray
 
 from skerry.client.errors import RefusedError, SkerryError, TryAgainError, error_of
 from skerry.v1 import capabilities_pb2, exchange_pb2, runs_pb2, types_pb2
+from skerry.wire.codecs import Codec
 from tests.simulation.network import Call, Network
 
-# Small enough that a delta of the simulation's model travels in several parts.
+# So small that a part holds one block, and a delta of the simulation's model travels in several.
 _PART_SIZE_BYTES: Final = 24
+# As many elements of a codec without blocks, which are not compressed: a block's, and the headers that are spared.
+_EXACT_PART_SIZE_BYTES: Final = 160
 
 
 @dataclass(eq=False)
@@ -49,11 +52,14 @@ class LearnerRecord:
 class SimTransport:
     """One learner process's calls."""
 
-    def __init__(self, network: Network, record: LearnerRecord, count: Callable[[], int]) -> None:
-        """Writes into `record` what it hears; `count` counts the world's events."""
+    def __init__(
+        self, network: Network, record: LearnerRecord, count: Callable[[], int], *, codec: Codec = Codec.INT4
+    ) -> None:
+        """Writes into `record` what it hears; `count` counts the world's events, `codec` is that of its deltas."""
         self._network = network
         self._record = record
         self._count = count
+        self._codec = codec
         self._control: int | None = None  # the replica that each connection leads to
         self._bulk: int | None = None
 
@@ -105,7 +111,7 @@ class SimTransport:
     ) -> capabilities_pb2.GetCapabilitiesResponse:
         """Asks what the server speaks, and pretends that it wants small parts."""
         answer: capabilities_pb2.GetCapabilitiesResponse = await self._unary("GetCapabilities", request, timeout_s)
-        answer.suggested_part_size_bytes = _PART_SIZE_BYTES
+        answer.suggested_part_size_bytes = _PART_SIZE_BYTES if self._codec.has_blocks else _EXACT_PART_SIZE_BYTES
         return answer
 
     async def get_run(self, request: runs_pb2.GetRunRequest, *, timeout_s: float) -> runs_pb2.GetRunResponse:

@@ -28,6 +28,7 @@ class Process:
         self.is_stopped = False
         self.is_running = True  # whether it gets time: alive and not stopped
         self.stop_count = 0
+        self._is_buried = False
         self._loop = asyncio.get_running_loop()
         self._held: list[asyncio.Handle] = []
         self._tasks: list[asyncio.Task[Any]] = []
@@ -49,12 +50,13 @@ class Process:
         self._release()
 
     def kill(self) -> None:
-        """Ends it at once, as SIGKILL does."""
-        self.is_alive = self.is_running = False
+        """Ends it at once, as SIGKILL does; a history's end is not disturbed any more."""
+        if not self._is_buried:
+            self.is_alive = self.is_running = False
 
     def bury(self) -> None:
         """Lets the tasks of a dead process end after a history, so that nothing is left pending."""
-        self.is_alive, self.is_stopped, self.is_running = True, False, True
+        self.is_alive, self.is_stopped, self.is_running, self._is_buried = True, False, True, True
         self._release()
 
     def hold(self, handle: asyncio.Handle) -> None:

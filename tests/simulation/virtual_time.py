@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+from collections import deque
 from collections.abc import Callable, Coroutine
 from contextvars import Context, ContextVar, copy_context
 from typing import Any, Final, Protocol, TypeVar
@@ -37,6 +38,10 @@ class _Handle(asyncio.TimerHandle):
     """A callback and the gate that it passes; without what asyncio keeps for debugging."""
 
     __slots__ = ("gate",)
+    _loop: VirtualTimeLoop
+    _when: float
+    _callback: Any
+    _args: Any
 
     def __init__(self, callback: Any, args: Any, context: Context) -> None:
         self._callback = callback
@@ -65,6 +70,11 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     It is asyncio's loop, in the same order, without what no simulation has: sockets, threads and debugging.
     """
 
+    _ready: deque[_Handle]
+    _scheduled: list[tuple[float, _Handle]]
+    _stopping: bool
+    _timer_cancelled_count: int
+
     def __init__(self) -> None:
         super().__init__()
         self._now_s = 0.0
@@ -82,7 +92,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         self._ready.append(handle)
         return handle
 
-    call_soon_threadsafe = call_soon
+    call_soon_threadsafe = call_soon  # type: ignore[assignment]  # as above
 
     def call_later(  # type: ignore[override]  # typeshed ties the arguments to the callback's
         self, delay: float, callback: Any, *args: Any, context: Context | None = None
@@ -129,7 +139,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
     def _without_cancelled(self) -> list[tuple[float, _Handle]]:
         """Returns the timers that are set, the next one first and not cancelled."""
-        scheduled: list[tuple[float, _Handle]] = self._scheduled
+        scheduled = self._scheduled
         if len(scheduled) > _WORTH_SORTING and self._timer_cancelled_count > len(scheduled) / 2:
             self._scheduled = scheduled = [timer for timer in scheduled if not timer[1]._cancelled]
             heapq.heapify(scheduled)

@@ -57,9 +57,9 @@ class DictObjects:
     async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
         """Yields every object below `prefix`."""
         folder = folder_of(prefix)
-        for name, (data, modified) in sorted(self.objects.items()):
-            if name.startswith(folder):
-                yield ObjectInfo(name, len(data), modified)
+        for name in sorted(name for name in self.objects if name.startswith(folder)):
+            data, modified = self.objects[name]
+            yield ObjectInfo(name, len(data), modified)
 
     async def delete(self, names: Sequence[str]) -> None:
         """Deletes these objects."""

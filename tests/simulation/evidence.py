@@ -55,6 +55,7 @@ class Evidence:
     complaints: tuple[str, ...]
     call_count: int
     virtual_s: float
+    callback_count: int = 0  # that the event loop ran
 
 
 async def gather(world: World) -> Evidence:

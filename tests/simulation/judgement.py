@@ -26,6 +26,7 @@ class Verdict:
     version_count: int
     accepted_count: int
     virtual_s: float
+    callback_count: int  # of the event loop, for the whole history
     wall_s: float
 
     @property
@@ -56,6 +57,7 @@ def judge(mix: str, seed: int) -> Verdict:
         version_count=kinds.count("committed"),
         accepted_count=kinds.count("accepted"),
         virtual_s=evidence.virtual_s,
+        callback_count=evidence.callback_count,
         wall_s=time.perf_counter() - started_s,
     )
 

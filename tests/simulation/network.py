@@ -107,7 +107,7 @@ class _Pipe:
         self._network = network
         self._link = link
         self._arrived: deque[Any] = deque()
-        self._waiting: asyncio.Future[None] | None = None
+        self._waiting: list[asyncio.Future[None]] = []
         self._last_s = 0.0
         self._under_way = 0
 
@@ -147,14 +147,15 @@ class _Pipe:
             self._link.pass_on(lambda: None if self.is_cut else self.put(item))
 
     async def _wait(self) -> None:
-        if self._waiting is None:
-            self._waiting = asyncio.get_running_loop().create_future()
-        await asyncio.shield(self._waiting)
+        news = asyncio.get_running_loop().create_future()
+        self._waiting.append(news)
+        await news
 
     def _wake(self) -> None:
-        waiting, self._waiting = self._waiting, None
-        if waiting is not None:
-            waiting.set_result(None)
+        waiting, self._waiting = self._waiting, []
+        for news in waiting:
+            if not news.done():
+                news.set_result(None)
 
 
 @dataclass(eq=False)

@@ -8,13 +8,12 @@ due; one that was killed never runs again, not even a `finally`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from contextvars import Context, ContextVar, copy_context
+from collections.abc import Coroutine
+from contextvars import Context, copy_context
 from typing import Any, Final
 
-from tests.simulation.virtual_time import VirtualTimeLoop
+from tests.simulation.virtual_time import GATE, VirtualTimeLoop
 
-_CURRENT: Final[ContextVar[Process | None]] = ContextVar("process", default=None)
 # The context of everything that belongs to no process: the network, the store, the disturbances.
 OUTSIDE: Final = Context()
 
@@ -27,17 +26,14 @@ class Process:
         self.name = name
         self.is_alive = True
         self.is_stopped = False
+        self.is_running = True  # whether it gets time: alive and not stopped
         self.stop_count = 0
+        self._is_buried = False
         self._loop = asyncio.get_running_loop()
         self._held: list[asyncio.Handle] = []
         self._tasks: list[asyncio.Task[Any]] = []
         self._context = OUTSIDE.copy()
-        self._context.run(_CURRENT.set, self)
-
-    @property
-    def is_running(self) -> bool:
-        """Whether it gets time."""
-        return self.is_alive and not self.is_stopped
+        self._context.run(GATE.set, self)
 
     def start(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Starts a task in this process."""
@@ -45,21 +41,22 @@ class Process:
 
     def stop(self) -> None:
         """Takes all time from it, as SIGSTOP does."""
-        self.is_stopped = True
+        self.is_stopped, self.is_running = True, False
         self.stop_count += 1
 
     def go_on(self) -> None:
         """Gives it time again; callbacks that came due meanwhile run first."""
-        self.is_stopped = False
+        self.is_stopped, self.is_running = False, self.is_alive
         self._release()
 
     def kill(self) -> None:
-        """Ends it at once, as SIGKILL does."""
-        self.is_alive = False
+        """Ends it at once, as SIGKILL does; a history's end is not disturbed any more."""
+        if not self._is_buried:
+            self.is_alive = self.is_running = False
 
     def bury(self) -> None:
         """Lets the tasks of a dead process end after a history, so that nothing is left pending."""
-        self.is_alive, self.is_stopped = True, False
+        self.is_alive, self.is_stopped, self.is_running, self._is_buried = True, False, True, True
         self._release()
 
     def hold(self, handle: asyncio.Handle) -> None:
@@ -77,24 +74,6 @@ class Process:
         self._loop._ready.extend(held)  # type: ignore[attr-defined]
 
 
-class _Gate:
-    """A callback that runs only while its process does."""
-
-    __slots__ = ("args", "callback", "handle", "process")
-
-    def __init__(self, process: Process, callback: Callable[..., object], args: tuple[Any, ...]) -> None:
-        self.process = process
-        self.callback = callback
-        self.args = args
-        self.handle: asyncio.Handle
-
-    def __call__(self) -> None:
-        if self.process.is_running:
-            self.callback(*self.args)
-        else:
-            self.process.hold(self.handle)
-
-
 class ProcessLoop(VirtualTimeLoop):
     """A virtual-time loop that knows processes."""
 
@@ -102,38 +81,13 @@ class ProcessLoop(VirtualTimeLoop):
         super().__init__()
         self.set_task_factory(_owned_task)
 
-    def call_soon(  # type: ignore[override]  # typeshed ties the arguments to the callback's
-        self, callback: Any, *args: Any, context: Context | None = None
-    ) -> asyncio.Handle:
-        """Runs the callback next, or when its process goes on."""
-        context = copy_context() if context is None else context
-        process = context.get(_CURRENT)
-        if process is None:
-            return super().call_soon(callback, *args, context=context)
-        gate = _Gate(process, callback, args)
-        gate.handle = super().call_soon(gate, context=context)
-        return gate.handle
-
-    def call_at(  # type: ignore[override]  # typeshed ties the arguments to the callback's
-        self, when: float, callback: Any, *args: Any, context: Context | None = None
-    ) -> asyncio.TimerHandle:
-        """Runs the callback at `when`, or when its process goes on after that."""
-        context = copy_context() if context is None else context
-        process = context.get(_CURRENT)
-        if process is None:
-            return super().call_at(when, callback, *args, context=context)
-        gate = _Gate(process, callback, args)
-        handle = super().call_at(when, gate, context=context)
-        gate.handle = handle
-        return handle
-
 
 def _owned_task(
     loop: asyncio.AbstractEventLoop, coroutine: Any, *, context: Context | None = None
 ) -> asyncio.Task[Any]:
     context = copy_context() if context is None else context
     task: asyncio.Task[Any] = asyncio.Task(coroutine, loop=loop, context=context)
-    process = context.get(_CURRENT)
-    if process is not None:
+    process = context.get(GATE)
+    if isinstance(process, Process):
         process.own(task)
     return task

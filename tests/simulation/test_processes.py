@@ -81,6 +81,30 @@ def test_a_killed_process_runs_nothing_not_even_a_finally() -> None:
     _run(main())
 
 
+def test_a_buried_process_can_not_be_killed_again_so_its_tasks_end() -> None:
+    async def main() -> None:
+        process = Process("doomed")
+        link = StoreLink(SharedStore(lambda: 0), process, StoreFaults(), random.Random(0))
+        link.kill_after(1, before=True)
+
+        async def work() -> None:
+            try:
+                await asyncio.sleep(5)
+            finally:
+                await link.create("name", b"data")
+
+        task = process.start(work())
+        await asyncio.sleep(1)
+        process.kill()
+        process.bury()
+        task.cancel()
+        await asyncio.sleep(1)
+        task.cancel()
+        await asyncio.wait([task])
+
+    _run(main())
+
+
 def test_a_write_lands_though_its_writer_was_killed_when_it_was_sent() -> None:
     async def main() -> None:
         store = SharedStore(lambda: 0)

@@ -13,7 +13,7 @@ import random
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import structlog
 
@@ -257,7 +257,8 @@ def live(seed: int, mix: Mix) -> Evidence:
             return evidence
 
         evidence = runner.run(main())
-    return replace(evidence, complaints=(*evidence.complaints, *failures))
+        callback_count = cast("ProcessLoop", runner.get_loop()).callback_count
+    return replace(evidence, complaints=(*evidence.complaints, *failures), callback_count=callback_count)
 
 
 @contextmanager

@@ -71,6 +71,8 @@ def _assign(values: dict[str, Any], name: str, text: str) -> None:
         values[field] = {**values[field], rest: _parsed(name, values["merge"], text)}
     elif isinstance(part, dict) and rest in part:
         part[rest] = _parsed(name, part[rest], text)
+    elif isinstance(part, tuple):
+        raise ValueError(f"use `skerry runs pin`. name={name}")
     elif field not in values or isinstance(part, dict):
         raise ValueError(f"policy has no such field. name={name!r}, known={', '.join(part or values)}")
     elif rest:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -37,12 +38,15 @@ class Clock:
     now_s: float = 1.7e9
 
     def unix_s(self) -> float:
+        """Returns the time."""
         return self.now_s
 
     def monotonic_s(self) -> float:
+        """Returns the time."""
         return self.now_s
 
     async def sleep(self, duration_s: float) -> None:
+        """Moves it on."""
         self.now_s += duration_s
 
 
@@ -54,15 +58,18 @@ class CountedObjects(DictObjects):
         self.written: Counter[str] = Counter()
 
     async def create(self, name: str, data: bytes) -> None:
+        """Puts an object, and counts it."""
         await super().create(name, data)
         self.written[kind(name)] += len(data)
 
-    async def write(self, name: str, chunks: object) -> int:
-        size = await super().write(name, chunks)  # type: ignore[arg-type]  # bytes, or pieces of them
+    async def write(self, name: str, chunks: bytes | AsyncIterator[bytes]) -> int:
+        """Puts a blob, and counts it."""
+        size = await super().write(name, chunks)
         self.written[kind(name)] += size
         return size
 
     def kept(self) -> Counter[str]:
+        """Returns the bytes that are there."""
         counts: Counter[str] = Counter()
         for name, (data, _) in self.objects.items():
             counts[kind(name)] += len(data)
@@ -70,6 +77,7 @@ class CountedObjects(DictObjects):
 
 
 def kind(name: str) -> str:
+    """Returns the folder of a run that an object is in."""
     return (name.split("/") + [""] * 4)[3]
 
 

@@ -296,8 +296,8 @@ class LogWorld:
             outcomes = apply_entry(state, entry, data)
             twins = apply_entry(forgetful, entry, data)
             assert [one.rejection for one in outcomes] == [one.rejection for one in twins], "forgetting decides nothing"
-            for one in (state, forgetful):
-                gone = [at for at in one.policy.pinned_positions if not has_weights_at(one, at)]
+            for folded in (state, forgetful):
+                gone = [at for at in folded.policy.pinned_positions if not has_weights_at(folded, at)]
                 assert gone == [], "what is pinned stays"
             for name, fragment in state.fragments.items():
                 assert fragment.known().keys() == forgetful.fragments[name].known().keys()

@@ -210,7 +210,9 @@ class LogMachine(RuleBasedStateMachine):
         unpinned=st.integers(0, 2),
         pause_s=PAUSE,
     )
-    def keep(self, who: int, count: int, hours: float, back: int | None, unpinned: int, pause_s: float) -> None:
+    def keep(  # noqa: PLR0917 - the rule's own arguments
+        self, who: int, count: int, hours: float, back: int | None, unpinned: int, pause_s: float
+    ) -> None:
         """Changes what collections keep; pins a position, which may be gone, and takes pins away."""
 
         def item(log: RunLog) -> PolicyItem:

@@ -253,6 +253,7 @@ Item = (
 
 class Entry(msgspec.Struct, frozen=True):
     """One object of the run log."""
+
     position: int  # its number in the log, from 1
     run_uid: str
     previous: str  # SHA-256 of the predecessor's bytes, hex; of `run.json` for the first

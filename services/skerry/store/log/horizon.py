@@ -81,7 +81,9 @@ def _drop(state: RunState) -> None:
         fragment.versions = fragment.known()
         for number in fragment.kept:
             fragment.versions[number].commit = _without_round(fragment.versions[number])
-            names.update(ref.name for ref in (*fragment.versions[number].weights_refs, *fragment.versions[number].outer))
+            names.update(
+                ref.name for ref in (*fragment.versions[number].weights_refs, *fragment.versions[number].outer)
+            )
     for name, delta in list(state.deltas.items()):
         if state.is_forgotten(delta):
             del state.deltas[name]

@@ -93,7 +93,8 @@ def pinned_names(state: RunState) -> set[str]:
     """Returns the names of the objects that no collection may take because of pins."""
     return {
         ref.name
-        for fragment in state.fragments.values() if state.policy.pinned_positions
+        for fragment in state.fragments.values()
+        if state.policy.pinned_positions
         for version in weights_kept(state, fragment, state.position).values()
         for ref in version.weights_refs
     }

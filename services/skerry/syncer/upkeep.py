@@ -35,7 +35,7 @@ async def keep_small(
             looked_at_s = now_s
             if is_full or retention.is_due(log.state):
                 await attempt(_collect(log, clock, is_full=is_full), "collection failed")
-        await clock.sleep(_LOOK_S)
+        await clock.sleep(min(_LOOK_S, settings.collection_look_s))
 
 
 def _collects(log: RunLog) -> bool:

@@ -654,8 +654,8 @@ class Policy(_message.Message):
     (default): not known.
     """
     kept_version_count: _builtins.int
-    """What collections keep, from format level 4 on. Of each fragment this many of the newest versions stay whole, so that
-    they can be replayed: weights, outer state and the deltas that went into them. 1 to 10^6; default 8.
+    """What collections keep, from format level 4 on. Of each fragment this many of the newest versions stay whole, so
+    that they can be replayed: weights, outer state and the deltas that went into them. 1 to 10^6; default 8.
     """
     kept_hours: _builtins.float
     """The weights of every version stay that was a fragment's newest within this many hours before the run's newest

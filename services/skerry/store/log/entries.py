@@ -27,7 +27,7 @@ from skerry.wire.policy import Policy
 FORMAT: Final = 1  # of everything but log entries; raised when an old reader could misread them
 ENTRY_FORMAT: Final = 4  # of log entries, the newest that this version writes: FORMAT.md, section 10
 OLDEST_LEVEL: Final = 3  # the oldest, and the format level of a run whose log has no level item
-CHECKPOINTS_FORMAT: Final = 4  # the first whose entries may name checkpoints
+CHECKPOINTS_FORMAT: Final = 4  # the first with checkpoints and retention
 INITIAL_BASE: Final = -1  # base version of the deltas that bring a draft's initial weights
 
 
@@ -224,7 +224,7 @@ class CheckpointItem(_Item, frozen=True, tag="checkpoint"):
     size_bytes: int
     digest: str  # SHA-256 of the object, hex
     oldest: dict[str, int]  # by fragment
-    kept_since: int | None = None  # of older ones the weights stay of those that were the newest at or after it
+    kept_since: int | None = None  # weights of older ones stay that were the newest at or after it
     kept: tuple[int, ...] = ()  # or at one of these positions
 
 
@@ -357,10 +357,7 @@ class RunSpec:
         Raises:
             KeyError: there is none.
         """
-        for layout in self.fragments:
-            if layout.name == name:
-                return layout
-        raise KeyError(name)
+        return {layout.name: layout for layout in self.fragments}[name]
 
     def to_bytes(self) -> bytes:
         """Returns `run.json`."""

@@ -98,6 +98,13 @@ def test_policy_changes_only_what_is_set(script: Script, capsys: pytest.CaptureF
     assert shown["outer"] == {"name": "nesterov", "learning_rate": 0.4, "momentum": 0.9, "schedule": "constant"}
 
 
+def test_a_pin_changes_nothing_else(script: Script) -> None:
+    assert skerry("runs", "pin", "demo", "--position", "3", "--json") == 0
+    (request,) = [asked for asked in script.asked if isinstance(asked, runs_pb2.SetPolicyRequest)]
+    assert list(request.policy.pinned_positions) == [3]
+    assert [field.name for field, _ in request.policy.ListFields()] == ["pinned_positions"]
+
+
 def test_a_wrong_policy_field_asks_nothing_of_the_server(script: Script, capsys: pytest.CaptureFixture[str]) -> None:
     assert skerry("runs", "policy", "demo", "--set", "speed=9") == failures.ExitStatus.USAGE
     assert "known=inner_step_count" in capsys.readouterr().err

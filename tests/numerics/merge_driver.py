@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from skerry.algorithm.merge import per_tensor_squared_norms
 from skerry.algorithm.rounds import outage_length, round_length
 from skerry.algorithm.step import OuterState
-from skerry.runtime.clock import SystemClock
+from skerry.runtime.clock import Clock, SystemClock
 from skerry.runtime.workers import InlineWorkers, Workers
 from skerry.store.log.entries import (
     AcceptedItem,
@@ -76,6 +76,7 @@ class Driver:
         weights: Float32s | None = None,
         objects: Objects | None = None,
         workers: Workers | None = None,
+        clock: Clock | None = None,
     ) -> Driver:
         """Creates the run, opens it with version 0, and attaches learners `m0` to `m9`."""
         objects = objects or DictObjects()
@@ -83,7 +84,7 @@ class Driver:
         spec = RunSpec("run", "0" * 32, (layout,), {tensor.name: "float32" for tensor in layout.tensors}, 0.0)
         entropy = SeededEntropy(random.Random(0))
         await objects.create("runs/run/" + spec.uid + "/run.json", spec.to_bytes())
-        log = RunLog(objects, spec, clock=SystemClock(), entropy=entropy, workers=workers, writer="test")
+        log = RunLog(objects, spec, clock=clock or SystemClock(), entropy=entropy, workers=workers, writer="test")
         zeros = np.zeros(layout.numel, np.float32) if weights is None else weights
         ref = await log.blobs.write_snapshot(FRAGMENT, 0, "weights", snapshot_tensors(layout, zeros))
         self = cls(log, layout, objects, workers, Scratch(None), OuterState(zeros, zeros, zeros, 0))

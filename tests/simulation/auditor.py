@@ -32,12 +32,13 @@ from skerry.store.log.fold import apply_entry
 from skerry.store.log.run_log import RunLog
 from skerry.store.log.state import DeltaState, RunState
 from skerry.store.operator.verify import verify_run
-from skerry.store.versions.blobs import frame_batches
+from skerry.store.versions.blobs import Blobs, frame_batches
 from skerry.store.versions.scratch import Scratch
 from skerry.v1 import types_pb2
 from skerry.wire.codecs import Codec
 from skerry.wire.frames import decode_frames
 from skerry.wire.messages import policy_from_message
+from tests.simulation.collected import Collections, with_deleted
 from tests.simulation.evidence import Evidence, state_digest
 from tests.simulation.observer import open_run
 from tests.simulation.sim_transport import LearnerRecord
@@ -74,10 +75,17 @@ async def audit(evidence: Evidence) -> list[Finding]:
         log = await open_run(evidence.objects)
     except Exception as error:  # noqa: BLE001 - any failure to read the log is a finding
         return [*findings, Finding("the log can be read", repr(error))]
-    replayed, entries, admitted = RunState(log.spec, forgets=True), [], []
+    replayed, whole, collections = RunState(log.spec, forgets=True), RunState(log.spec), Collections(evidence, log)
+    entries, admitted = [], []
     async for entry, data in log.entries():
         entries.append(entry)
-        admitted += [one.item for one in apply_entry(replayed, entry, data) if one.rejection is None]
+        apply_entry(whole, entry, data)
+        items = [one.item for one in apply_entry(replayed, entry, data) if one.rejection is None]
+        admitted += items
+        rule = "no collection takes what a replica that catches up needs"
+        findings += [Finding(rule, detail) for item in items for detail in collections.admitted(whole, item)]
+    findings += [Finding("what is deleted was condemned before", name) for name in collections.deletions()]
+    findings += [Finding("what the policy keeps is there", detail) async for detail in collections.losses()]
     audit_of = _Audit(evidence, log, entries, admitted, replayed)
     findings += audit_of.findings()
     findings += [finding async for finding in audit_of.contents()]
@@ -96,6 +104,9 @@ class _Audit:
         self.entries = entries
         self.admitted = admitted  # every item that the fold admitted, in log order
         self.log = log
+        self.blobs = Blobs(
+            with_deleted(evidence), log.prefix, entropy=log.entropy, workers=InlineWorkers(), condemned=()
+        )
         self.state = log.state  # with the whole history
         self.replayed = replayed  # what a replica makes of all entries, which forgets what is old
         self.sessions = {item.session for item in admitted if isinstance(item, SessionItem)}  # that ever took over
@@ -362,7 +373,7 @@ class _Audit:
         layout = self.log.spec.fragment(delta.item.fragment)
         values = np.empty(layout.numel, np.float32)
         for part in delta.item.parts:
-            pieces = self.log.blobs.part_frames(part)
+            pieces = self.blobs.part_frames(part)
             async for batch in frame_batches(pieces, part.first, part.numel):
                 out = values[batch.first : batch.first + batch.numel]
                 decode_frames(batch.data, layout, out, first=batch.first)

@@ -142,6 +142,7 @@ class Mix:
     snapshot_ratio: float = 1.0
     closes_under_fire: bool = False
     step_s: tuple[float, ...] = STEP_S
+    kept_version_count: int | None = None  # None: nothing is collected, unless the store says that it is full
 
 
 REPLICA_COUNT: Final = 3

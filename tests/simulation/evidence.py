@@ -45,6 +45,7 @@ class Evidence:
     plan: Plan
     objects: DictObjects
     landed: Mapping[str, int]  # log entry -> count of events when it landed
+    deleted: Mapping[str, tuple[bytes, int]]  # objects -> their bytes, and the count of events when they were deleted
     calm_begin_count: int | None  # count of events when the faults ended; None where there was no calm
     calm_end_count: int
     calm_s: float  # allowed for it
@@ -68,6 +69,7 @@ async def gather(world: World) -> Evidence:
         plan=world.plan,
         objects=objects,
         landed=dict(world.store.landed),
+        deleted=dict(world.store.deleted),
         calm_begin_count=world.calm_begin_count,
         calm_end_count=world.calm_end_count,
         calm_s=world.calm_s,

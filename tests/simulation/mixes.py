@@ -82,6 +82,18 @@ MIXES: Final[dict[str, Mix]] = {
             kinds=(("kill_replica", 3.0), ("kill_replica_at_operation", 4.0), ("kill_all", 1.0), ("stop_replica", 2.0)),
             snapshot_ratio=0.3,
         ),
+        Mix(
+            "retention",
+            kinds=(
+                ("kill_replica", 3.0),
+                ("kill_replica_at_operation", 8.0),
+                ("kill_all", 1.0),
+                ("stop_replica", 3.0),
+                ("roll_back", 1.0),
+            ),
+            snapshot_ratio=1.0,
+            kept_version_count=2,
+        ),
         Mix("replacing", kinds=_EVERYTHING, network=_BAD_NETWORK, adoption=Adoption.REPLACE),
     )
 }

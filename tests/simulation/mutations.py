@@ -26,7 +26,7 @@ from skerry.store.errors import StoreError
 from skerry.store.log import checks, fold
 from skerry.store.log.entries import AcceptedItem, ClosedItem, Item, RunStatus, SessionItem
 from skerry.store.log.run_log import RunLog
-from skerry.store.log.state import DeltaState, Outcome, Rejection, RunState
+from skerry.store.log.state import DeltaState, FragmentState, Outcome, Rejection, RunState, VersionState
 from skerry.store.objects.put_if_absent import Creator
 from skerry.store.versions.blobs import Blobs
 from skerry.syncer.push import Push
@@ -264,7 +264,23 @@ def _trusts_what_it_reads(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Blobs, "read_checked", Blobs.read)
 
 
+def _collects_what_leads_to_the_newest(patch: pytest.MonkeyPatch) -> None:
+    """A collection takes the newest version for all that there is to know, and not what rebuilding it begins from."""
+
+    def newest(self: RunState, fragment: FragmentState, newest: int, lowest: int) -> Iterator[VersionState]:
+        yield fragment.versions[newest]
+
+    patch.setattr(RunState, "chain", newest)
+
+
 MUTATIONS: Final = (
+    Mutation(
+        "collects what catching up takes",
+        _collects_what_leads_to_the_newest,
+        "retention",
+        0,
+        "no collection takes what a replica that catches up needs",
+    ),
     Mutation("resends with a new id", _resends_with_a_new_id, "network", 0, "every inner step is merged at most once"),
     Mutation(
         "accepts a repeated base", _accepts_a_repeated_base, "network", 0, "every inner step is merged at most once"
@@ -295,7 +311,7 @@ MUTATIONS: Final = (
     Mutation("keeps frozen deltas", _keeps_frozen_deltas_pending, "calm", 0, "every accepted delta has one fate"),
 )
 # Those whose histories are short enough for every test run; a campaign's `--mutations` goes through all.
-QUICK_COUNT: Final = 8
+QUICK_COUNT: Final = 9
 
 
 def findings_of(mutation: Mutation, *, seed_count: int = 8) -> Iterator[Finding]:

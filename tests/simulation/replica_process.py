@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Final
 
 from skerry.runtime.workers import InlineWorkers
@@ -128,9 +130,10 @@ class ReplicaProcess:
         self._network.lose(self.index, with_reset=with_reset)
 
 
-def default_settings() -> HostSettings:
+def replica_settings(*, collects: bool) -> HostSettings:
     """Returns the settings of replicas in a simulation."""
-    return _SETTINGS
+    look_s = 7.0 if collects else math.inf
+    return replace(_SETTINGS, replica=replace(_SETTINGS.replica, collection_look_s=look_s))
 
 
 def _methods(host: RunHost) -> dict[str, Method]:

@@ -51,6 +51,7 @@ class SharedStore:
         """Takes the world's count of events, which orders landings and acknowledgements."""
         self.objects = DictObjects()
         self.landed: dict[str, int] = {}  # log entry -> count of events when it landed
+        self.deleted: dict[str, tuple[bytes, int]] = {}  # objects, with the count of events when they were deleted
         self._count = count
 
     def perform(self, operation: str, name: str, act: Callable[[], Awaitable[R]]) -> R:
@@ -59,6 +60,9 @@ class SharedStore:
         Raises:
             StoreError: the operation's own answer.
         """
+        if operation == "delete":
+            there = [one for one in name.split(",") if one in self.objects.objects]
+            self.deleted |= {one: (self.objects.objects[one][0], self._count()) for one in there}
         result = _driven(act())
         if operation == "create" and "/log/" in name:
             self.landed[name] = self._count()

@@ -32,7 +32,7 @@ from tests.simulation.network import CALM_NETWORK, KEEPALIVE_S, Endpoint, Networ
 from tests.simulation.observer import open_run
 from tests.simulation.operator_calls import Operator
 from tests.simulation.processes import Process, ProcessLoop
-from tests.simulation.replica_process import ReplicaProcess, default_settings
+from tests.simulation.replica_process import ReplicaProcess, replica_settings
 from tests.simulation.shared_store import SharedStore
 from tests.simulation.sim_transport import LearnerRecord
 
@@ -68,6 +68,8 @@ def plan(seed: int, mix: Mix) -> Plan:
         max_staleness=source.choice((6, 10)),
         snapshot_ratio=mix.snapshot_ratio,
     )
+    if mix.kept_version_count is not None:
+        policy = replace(policy, kept_version_count=mix.kept_version_count, kept_hours=0, kept_day_count=1)
     return Plan(seed, mix, draw(mix, source, FIRE_S), policy)
 
 
@@ -89,7 +91,7 @@ class World:
                 self.store,
                 plan.mix.store,
                 seed=f"{seed}/replica-{index}",
-                settings=default_settings(),
+                settings=replica_settings(collects=plan.mix.kept_version_count is not None),
             )
             for index in range(what.REPLICA_COUNT)
         ]

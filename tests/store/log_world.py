@@ -33,6 +33,7 @@ from skerry.store.log.entries import (
     StatusItem,
 )
 from skerry.store.log.fold import apply_entry
+from skerry.store.log.retention import has_weights_at
 from skerry.store.log.run_log import RunLog
 from skerry.store.log.saved import state_to_bytes
 from skerry.store.log.state import Outcome, RunState
@@ -295,6 +296,11 @@ class LogWorld:
             outcomes = apply_entry(state, entry, data)
             twins = apply_entry(forgetful, entry, data)
             assert [one.rejection for one in outcomes] == [one.rejection for one in twins], "forgetting decides nothing"
+            for folded in (state, forgetful):
+                gone = [at for at in folded.policy.pinned_positions if not has_weights_at(folded, at)]
+                assert gone == [], "what is pinned stays"
+            for name, fragment in state.fragments.items():
+                assert fragment.known().keys() == forgetful.fragments[name].known().keys()
             for item in (outcome.item for outcome in outcomes if outcome.rejection is None):
                 admitted[repr(item)] += 1
                 assert condemned.isdisjoint(names_in(item)), "what names a condemned object has no effect"

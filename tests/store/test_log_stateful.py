@@ -1,5 +1,6 @@
 """Replicas of one run do anything in any order while their store fails in every way; the log stays the truth."""
 
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import HealthCheck, settings
@@ -16,11 +17,13 @@ from skerry.store.log.entries import (
     FateItem,
     Item,
     Member,
+    PolicyItem,
     RollbackFragment,
     RollbackItem,
     SessionItem,
     SnapshotItem,
 )
+from skerry.store.log.retention import Retention, kept_names, named_refs, pinned_names
 from skerry.store.log.run_log import RunLog
 from skerry.store.log.state import Outcome
 from tests.doubles.faulty_objects import Effect, Fault
@@ -180,21 +183,61 @@ class LogMachine(RuleBasedStateMachine):
         def item(log: RunLog) -> RollbackItem:
             state = log.state.fragments[fragment]
             weights = (self.world.ref(f"snapshots/{fragment}/{state.version + 1}-weights"),)
-            source = state.versions[state.oldest]
+            known = state.known()  # those of which only the weights are kept among them
+            source = known[min(known)]
             one = RollbackFragment(fragment, state.version + 1, source.version, source.digest, weights, ())
             return RollbackItem(self.world.entropy.hex_id(), 1, (one,))
 
         self.append(who, item, pause_s)
 
-    @rule(who=WHO, pause_s=PAUSE)
-    def collect(self, who: int, pause_s: float) -> None:
+    @rule(who=WHO, is_greedy=st.booleans(), pause_s=PAUSE)
+    def collect(self, who: int, is_greedy: bool, pause_s: float) -> None:
         def item(log: RunLog) -> CollectedItem | None:
-            needed = log.state.referenced_names()
+            needed = log.state.referenced_names() | (set() if is_greedy else pinned_names(log.state))
             parts = [part.name for delta in log.state.deltas.values() for part in delta.item.parts]
             versions = [version for one in log.state.fragments.values() for version in one.versions.values()]
             snapshots = [ref.name for version in versions for ref in version.weights]
             names = [name for name in [*parts, *snapshots] if name not in needed | log.state.condemned]
             return CollectedItem(tuple(names)) if names else None
+
+        self.append(who, item, pause_s)
+
+    @rule(
+        who=WHO,
+        count=st.integers(1, 3),
+        hours=st.sampled_from([0.0, 0.0, 0.001, 0.01]),
+        back=st.none() | st.integers(0, 20),
+        unpinned=st.integers(0, 2),
+        pause_s=PAUSE,
+    )
+    def keep(  # noqa: PLR0917 - the rule's own arguments
+        self, who: int, count: int, hours: float, back: int | None, unpinned: int, pause_s: float
+    ) -> None:
+        """Changes what collections keep; pins a position, which may be gone, and takes pins away."""
+
+        def item(log: RunLog) -> PolicyItem:
+            before = log.state.policy
+            pins = {*before.pinned_positions[unpinned:], *([] if back is None else [log.state.position - back])}
+            kept = replace(before, kept_version_count=count, kept_hours=hours, pinned_positions=tuple(sorted(pins)))
+            return PolicyItem(self.world.entropy.hex_id(), kept)
+
+        self.append(who, item, pause_s)
+
+    @rule(who=WHO, other=WHO, fragment=FRAGMENT)
+    def collect_what_leads_to_a_pin(self, who: int, other: int, fragment: str) -> None:
+        """The weights at a pin are those of an older version by then, and nothing else needs them."""
+        self.keep(who, 1, 0.0, 0, 0, 0.3)
+        self.race_through_a_round(who, other, fragment, [])
+        self.snapshot(other, fragment, 0.3)
+        self.collect(other, True, 0.3)
+        self.checkpoint(who, 0, 0.3)
+
+    @rule(who=WHO, pause_s=PAUSE)
+    def collect_by_policy(self, who: int, pause_s: float) -> None:
+        def item(log: RunLog) -> CollectedItem | None:
+            kept = kept_names(log.state, Retention.of(log.state.policy))
+            names = {ref.name for ref in named_refs(log.state)} - kept - log.state.condemned
+            return CollectedItem(tuple(sorted(names))) if names else None
 
         self.append(who, item, pause_s)
 

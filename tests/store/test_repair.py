@@ -13,7 +13,8 @@ from safetensors.numpy import load_file
 from skerry.runtime.workers import InlineWorkers
 from skerry.store.errors import ObjectMissingError
 from skerry.store.log.entries import Fate
-from skerry.store.operator.collect import Retention, collect
+from skerry.store.log.retention import Retention
+from skerry.store.operator.collect import collect
 from skerry.store.operator.repair import Repair
 from skerry.store.versions.scratch import Scratch
 from tests.doubles.seeded_entropy import SeededEntropy
@@ -173,7 +174,7 @@ def test_verify_since_begins_at_the_snapshot_before(run: DamagedRun, capsys: pyt
 def test_an_export_after_a_collection_names_it_and_what_is_left(
     run: DamagedRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert called(run, "gc", "--keep-versions", "2", "--yes", "--json") == 0
+    assert called(run, "gc", "--keep-versions", "2", "--keep-since", "0s", "--yes", "--json") == 0
     assert json.loads(capsys.readouterr().out)["objects"]
     out, left = tmp_path / "out.safetensors", run.version(4).position
     with pytest.raises(ObjectMissingError) as refused:

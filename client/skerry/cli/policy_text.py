@@ -33,7 +33,8 @@ def apply(assignments: Iterable[str], policy: Policy) -> Policy:
     made = policy_from_message(policy_to_message(wanted, has_derived=False), policy)
     if made.outer != wanted.outer:
         raise ValueError(f"outer schedule is retired. value={wanted.outer.schedule}, use={made.outer.schedule}")
-    return made
+    lists: dict[str, Any] = {name: value for name, value in vars(wanted).items() if isinstance(value, tuple)}
+    return dataclasses.replace(made, **lists)  # the contract adds to them
 
 
 def rows(policy: Policy) -> Iterator[tuple[str, str]]:
@@ -57,6 +58,8 @@ def _flatten(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, str]
     for name, value in values.items():
         if isinstance(value, dict):
             yield from _flatten(value, f"{prefix}{name}.")
+        elif isinstance(value, tuple):
+            yield f"{prefix}{name}", ",".join(map(str, value))
         else:
             yield f"{prefix}{name}", f"{value:g}" if isinstance(value, float) else str(value)
 
@@ -71,6 +74,8 @@ def _assign(values: dict[str, Any], name: str, text: str) -> None:
         values[field] = {**values[field], rest: _parsed(name, values["merge"], text)}
     elif isinstance(part, dict) and rest in part:
         part[rest] = _parsed(name, part[rest], text)
+    elif isinstance(part, tuple):
+        values[field] = tuple(_parsed(name, 0, one) for one in text.split(",") if one)
     elif field not in values or isinstance(part, dict):
         raise ValueError(f"policy has no such field. name={name!r}, known={', '.join(part or values)}")
     elif rest:

@@ -6,6 +6,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -162,6 +163,22 @@ def policy(client: RunsClient, run: str, *, assignments: tuple[str, ...]) -> Ans
     return plain.to_json(current.policy), [_policy(current.policy)]
 
 
+@runs.command(epilog="\b\nExamples:\n  skerry runs pin demo\n  skerry runs pin demo --position 4711 --remove")
+@click.argument("run")
+@click.option("--position", type=click.IntRange(min=1), help="A log position.  [default: the newest]")
+@click.option("--remove", is_flag=True, help="Let collections take the weights of the position again.")
+@_printing
+@with_client
+def pin(client: RunsClient, run: str, *, position: int | None, remove: bool) -> Answer:
+    """Keep the weights that a run has at a log position for ever, for roll-backs and exports."""
+    current = client.get_run(run).run
+    at = {position or current.position}
+    pins = set(current.policy.pinned_positions)
+    wanted = replace(current.policy, pinned_positions=tuple(sorted(pins - at if remove else pins | at)))
+    pinned = client.set_policy(run, wanted, base=current.policy).policy.pinned_positions
+    return list(pinned), [f"pinned positions: {', '.join(map(str, pinned)) or 'none'}"]
+
+
 @runs.command(epilog="\b\nExample:\n  skerry runs close demo && skerry export --run demo --out demo.safetensors")
 @click.argument("run")
 @_printing
@@ -181,7 +198,7 @@ def upgrade(client: RunsClient, run: str, *, level: int | None) -> Answer:
     """Raise a run's format level.
 
     Do this when every syncer of the store has the new version: older ones can't serve the run any more. A level can't
-    be lowered.
+    be lowered. From level 4 on, syncers delete what the run's policy does not keep: see `skerry runs policy`.
     """
     upgraded = client.upgrade_run(run, level=level or 0)
     return _summary(upgraded), [f"{upgraded.name} has format level {upgraded.format_level}"]
@@ -292,7 +309,7 @@ def _origin(record: VersionRecord) -> str:
     if record.source_version >= 0:
         return f"roll-back to version {record.source_version}"
     if not record.merged:
-        return "initial weights"
+        return "forgotten" if record.version.version else "initial weights"
     return ", ".join(
         f"{delta.learner_id} {delta.weight_share:.0%}" + (f" (stale by {delta.staleness})" if delta.staleness else "")
         for delta in record.merged

@@ -225,6 +225,8 @@ def _changes(base: Policy | None, policy: Policy) -> types_pb2.Policy:
     for field, value in old.ListFields():
         if getattr(message, field.name) == value:
             message.ClearField(field.name)  # type: ignore[arg-type]  # the name of any field
+    pins, old_pins = set(policy.pinned_positions), set(base.pinned_positions)
+    message.pinned_positions[:] = [*sorted(pins - old_pins), *(-at for at in sorted(old_pins - pins))]
     for fragment in old.merge_by_fragment:
         if fragment not in policy.merge_by_fragment:
             message.merge_by_fragment[fragment] = types_pb2.MERGE_RULE_UNSPECIFIED  # takes the rule away

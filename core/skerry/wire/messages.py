@@ -103,6 +103,7 @@ def policy_to_message(policy: Policy, *, has_derived: bool = True) -> v1.Policy:
         merge_by_fragment={name: _MERGE_RULE_MESSAGES[rule] for name, rule in policy.merge_by_fragment.items()},
         delta_encoding=encoding_to_message(policy.delta_encoding),
         update_encoding=encoding_to_message(policy.update_encoding),
+        pinned_positions=policy.pinned_positions,
     )
     for name in _PLAIN_FIELDS:
         if (value := getattr(policy, name)) is not None:
@@ -116,7 +117,8 @@ def policy_to_message(policy: Policy, *, has_derived: bool = True) -> v1.Policy:
 def policy_from_message(message: v1.Policy, base: Policy) -> Policy:
     """Returns `base` with what the message sets: scalars and inner messages as a whole, merge rules by fragment.
 
-    A merge rule of a fragment that is unspecified takes that fragment's rule away.
+    A merge rule of a fragment that is unspecified takes that fragment's rule away, and the negative of a position its
+    pin.
 
     Raises:
         ValueError: a value that is out of its range or not known.
@@ -134,6 +136,9 @@ def policy_from_message(message: v1.Policy, base: Policy) -> Policy:
         changes["merge"] = _known(_MERGE_RULES, message.merge, "merge rule")
     if message.merge_by_fragment:
         changes["merge_by_fragment"] = _merge_rules(message.merge_by_fragment, base.merge_by_fragment)
+    if message.pinned_positions:
+        pins = {*base.pinned_positions, *(at for at in message.pinned_positions if at > 0)}
+        changes["pinned_positions"] = tuple(sorted(pins - {-at for at in message.pinned_positions}))
     if message.HasField("delta_encoding"):
         changes["delta_encoding"] = encoding_from_message(message.delta_encoding)
     if message.HasField("update_encoding"):

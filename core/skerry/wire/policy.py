@@ -95,6 +95,10 @@ class Policy:
     lease_term_s: float = _ranged(15.0, 0.1, 86_400)
     snapshot_ratio: float = _ranged(1.0, 0, 1e6)
     planned_step_count: int = _ranged(0, 0, 10**12)
+    kept_version_count: int = _ranged(8, 1, 1_000_000)
+    kept_hours: float = _ranged(1.0, 0, 1_000_000)
+    kept_day_count: int = _ranged(30, 0, 100_000)
+    pinned_positions: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         """Checks every range.
@@ -113,6 +117,11 @@ class Policy:
         return self.inner_step_count // 2 if self.delay_step_count is None else self.delay_step_count
 
     @property
+    def states_retention(self) -> bool:
+        """Whether a field says what collections keep, which programs of older formats don't know."""
+        return not _RETENTION.isdisjoint(self.to_json())
+
+    @property
     def has_waiting_rounds(self) -> bool:
         """Whether a round waits for others, so that to answer its opening is of use; else an answer comes too late."""
         return self.quorum_count > 1 or self.grace_factor > 0
@@ -122,11 +131,12 @@ class Policy:
         return self.merge_by_fragment.get(fragment, self.merge)
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the policy as JSON values: every field, but a planned length only where there is one."""
-        values = dataclasses.asdict(self)
-        if not self.planned_step_count:
-            del values["planned_step_count"]  # so that programs that don't know it read such a run
-        return values
+        """Returns the policy as JSON values: every field, but the newest ones only where they are not at their default.
+
+        So programs that don't know these fields read such a run.
+        """
+        newest = {entry.name: entry.default for entry in dataclasses.fields(self) if entry.name in _NEWEST}
+        return {name: value for name, value in dataclasses.asdict(self).items() if newest.get(name, ...) != value}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
@@ -144,6 +154,8 @@ class Policy:
             outer["name"] = OuterName(outer.get("name", OuterOptimizer.name))
             outer["schedule"] = OuterSchedule(outer.get("schedule", OuterOptimizer.schedule))
             given["outer"] = OuterOptimizer(**outer)
+        if "pinned_positions" in given:
+            given["pinned_positions"] = tuple(given["pinned_positions"])
         if "merge" in given:
             given["merge"] = MergeRule(given["merge"])
         if "merge_by_fragment" in given:
@@ -152,6 +164,10 @@ class Policy:
             if name in given:
                 given[name] = encoding_from_json(given[name])
         return cls(**given)
+
+
+_RETENTION: Final = frozenset({"kept_version_count", "kept_hours", "kept_day_count", "pinned_positions"})
+_NEWEST: Final = _RETENTION | {"planned_step_count"}
 
 
 def outer_name(name: str) -> OuterName:

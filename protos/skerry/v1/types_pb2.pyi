@@ -619,6 +619,10 @@ class Policy(_message.Message):
     LEASE_TERM_FIELD_NUMBER: _builtins.int
     SNAPSHOT_RATIO_FIELD_NUMBER: _builtins.int
     PLANNED_STEP_COUNT_FIELD_NUMBER: _builtins.int
+    KEPT_VERSION_COUNT_FIELD_NUMBER: _builtins.int
+    KEPT_HOURS_FIELD_NUMBER: _builtins.int
+    KEPT_DAY_COUNT_FIELD_NUMBER: _builtins.int
+    PINNED_POSITIONS_FIELD_NUMBER: _builtins.int
     inner_step_count: _builtins.int
     """H: inner steps between two contributions of a learner to one fragment; 1 to 1,000,000. Default 24."""
     delay_step_count: _builtins.int
@@ -649,6 +653,18 @@ class Policy(_message.Message):
     linearly to 0, unless its schedule is constant. It ends nothing: a run that goes on goes on without momentum. 0
     (default): not known.
     """
+    kept_version_count: _builtins.int
+    """What collections keep, from format level 4 on. Of each fragment this many of the newest versions stay whole, so
+    that they can be replayed: weights, outer state and the deltas that went into them. 1 to 10^6; default 8.
+    """
+    kept_hours: _builtins.float
+    """The weights of every version stay that was a fragment's newest within this many hours before the run's newest
+    version, by the clocks of the syncers that wrote them; 0 to 10^6. Default 1.
+    """
+    kept_day_count: _builtins.int
+    """And beyond these the weights of the last version of each day (UTC) with a version, for this many days; 0 to 10^5.
+    Default 30.
+    """
     @_builtins.property
     def outer(self) -> Global___OuterOptimizer:
         """The outer optimizer. Default: leading-nesterov, 0.8, 0.8, warm-up."""
@@ -669,6 +685,13 @@ class Policy(_message.Message):
     def lease_term(self) -> _duration_pb2.Duration:
         """Time after its last report at which a learner is no longer expected. Default 15 s."""
 
+    @_builtins.property
+    def pinned_positions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Log positions of which the weights of every fragment stay for ever, for roll-backs and exports. In SetPolicy each
+        is added to those that there are, and the negative of a position takes its pin away; VERSION_NOT_FOUND if the
+        weights of the position are not there any more.
+        """
+
     def __init__(
         self,
         *,
@@ -688,10 +711,14 @@ class Policy(_message.Message):
         lease_term: _duration_pb2.Duration | None = ...,
         snapshot_ratio: _builtins.float | None = ...,
         planned_step_count: _builtins.int | None = ...,
+        kept_version_count: _builtins.int | None = ...,
+        kept_hours: _builtins.float | None = ...,
+        kept_day_count: _builtins.int | None = ...,
+        pinned_positions: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_delay_step_count", b"_delay_step_count", "_grace_factor", b"_grace_factor", "_inner_step_count", b"_inner_step_count", "_max_staleness", b"_max_staleness", "_planned_step_count", b"_planned_step_count", "_quarantine_ratio", b"_quarantine_ratio", "_quorum_count", b"_quorum_count", "_snapshot_ratio", b"_snapshot_ratio", "_staleness_exponent", b"_staleness_exponent", "_weight_cap", b"_weight_cap", "delay_step_count", b"delay_step_count", "delta_encoding", b"delta_encoding", "grace_factor", b"grace_factor", "inner_step_count", b"inner_step_count", "lease_term", b"lease_term", "max_staleness", b"max_staleness", "outer", b"outer", "planned_step_count", b"planned_step_count", "quarantine_ratio", b"quarantine_ratio", "quorum_count", b"quorum_count", "snapshot_ratio", b"snapshot_ratio", "staleness_exponent", b"staleness_exponent", "update_encoding", b"update_encoding", "weight_cap", b"weight_cap"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_delay_step_count", b"_delay_step_count", "_grace_factor", b"_grace_factor", "_inner_step_count", b"_inner_step_count", "_kept_day_count", b"_kept_day_count", "_kept_hours", b"_kept_hours", "_kept_version_count", b"_kept_version_count", "_max_staleness", b"_max_staleness", "_planned_step_count", b"_planned_step_count", "_quarantine_ratio", b"_quarantine_ratio", "_quorum_count", b"_quorum_count", "_snapshot_ratio", b"_snapshot_ratio", "_staleness_exponent", b"_staleness_exponent", "_weight_cap", b"_weight_cap", "delay_step_count", b"delay_step_count", "delta_encoding", b"delta_encoding", "grace_factor", b"grace_factor", "inner_step_count", b"inner_step_count", "kept_day_count", b"kept_day_count", "kept_hours", b"kept_hours", "kept_version_count", b"kept_version_count", "lease_term", b"lease_term", "max_staleness", b"max_staleness", "outer", b"outer", "planned_step_count", b"planned_step_count", "quarantine_ratio", b"quarantine_ratio", "quorum_count", b"quorum_count", "snapshot_ratio", b"snapshot_ratio", "staleness_exponent", b"staleness_exponent", "update_encoding", b"update_encoding", "weight_cap", b"weight_cap"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_delay_step_count", b"_delay_step_count", "_grace_factor", b"_grace_factor", "_inner_step_count", b"_inner_step_count", "_max_staleness", b"_max_staleness", "_planned_step_count", b"_planned_step_count", "_quarantine_ratio", b"_quarantine_ratio", "_quorum_count", b"_quorum_count", "_snapshot_ratio", b"_snapshot_ratio", "_staleness_exponent", b"_staleness_exponent", "_weight_cap", b"_weight_cap", "delay_step_count", b"delay_step_count", "delta_encoding", b"delta_encoding", "grace_factor", b"grace_factor", "inner_step_count", b"inner_step_count", "lease_term", b"lease_term", "max_staleness", b"max_staleness", "merge", b"merge", "merge_by_fragment", b"merge_by_fragment", "outer", b"outer", "planned_step_count", b"planned_step_count", "quarantine_ratio", b"quarantine_ratio", "quorum_count", b"quorum_count", "snapshot_ratio", b"snapshot_ratio", "staleness_exponent", b"staleness_exponent", "update_encoding", b"update_encoding", "weight_cap", b"weight_cap"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_delay_step_count", b"_delay_step_count", "_grace_factor", b"_grace_factor", "_inner_step_count", b"_inner_step_count", "_kept_day_count", b"_kept_day_count", "_kept_hours", b"_kept_hours", "_kept_version_count", b"_kept_version_count", "_max_staleness", b"_max_staleness", "_planned_step_count", b"_planned_step_count", "_quarantine_ratio", b"_quarantine_ratio", "_quorum_count", b"_quorum_count", "_snapshot_ratio", b"_snapshot_ratio", "_staleness_exponent", b"_staleness_exponent", "_weight_cap", b"_weight_cap", "delay_step_count", b"delay_step_count", "delta_encoding", b"delta_encoding", "grace_factor", b"grace_factor", "inner_step_count", b"inner_step_count", "kept_day_count", b"kept_day_count", "kept_hours", b"kept_hours", "kept_version_count", b"kept_version_count", "lease_term", b"lease_term", "max_staleness", b"max_staleness", "merge", b"merge", "merge_by_fragment", b"merge_by_fragment", "outer", b"outer", "pinned_positions", b"pinned_positions", "planned_step_count", b"planned_step_count", "quarantine_ratio", b"quarantine_ratio", "quorum_count", b"quorum_count", "snapshot_ratio", b"snapshot_ratio", "staleness_exponent", b"staleness_exponent", "update_encoding", b"update_encoding", "weight_cap", b"weight_cap"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__delay_step_count: _TypeAlias = _typing.Literal["delay_step_count"]  # noqa: Y015
     _WhichOneofArgType__delay_step_count: _TypeAlias = _typing.Literal["_delay_step_count", b"_delay_step_count"]  # noqa: Y015
@@ -699,6 +726,12 @@ class Policy(_message.Message):
     _WhichOneofArgType__grace_factor: _TypeAlias = _typing.Literal["_grace_factor", b"_grace_factor"]  # noqa: Y015
     _WhichOneofReturnType__inner_step_count: _TypeAlias = _typing.Literal["inner_step_count"]  # noqa: Y015
     _WhichOneofArgType__inner_step_count: _TypeAlias = _typing.Literal["_inner_step_count", b"_inner_step_count"]  # noqa: Y015
+    _WhichOneofReturnType__kept_day_count: _TypeAlias = _typing.Literal["kept_day_count"]  # noqa: Y015
+    _WhichOneofArgType__kept_day_count: _TypeAlias = _typing.Literal["_kept_day_count", b"_kept_day_count"]  # noqa: Y015
+    _WhichOneofReturnType__kept_hours: _TypeAlias = _typing.Literal["kept_hours"]  # noqa: Y015
+    _WhichOneofArgType__kept_hours: _TypeAlias = _typing.Literal["_kept_hours", b"_kept_hours"]  # noqa: Y015
+    _WhichOneofReturnType__kept_version_count: _TypeAlias = _typing.Literal["kept_version_count"]  # noqa: Y015
+    _WhichOneofArgType__kept_version_count: _TypeAlias = _typing.Literal["_kept_version_count", b"_kept_version_count"]  # noqa: Y015
     _WhichOneofReturnType__max_staleness: _TypeAlias = _typing.Literal["max_staleness"]  # noqa: Y015
     _WhichOneofArgType__max_staleness: _TypeAlias = _typing.Literal["_max_staleness", b"_max_staleness"]  # noqa: Y015
     _WhichOneofReturnType__planned_step_count: _TypeAlias = _typing.Literal["planned_step_count"]  # noqa: Y015
@@ -719,6 +752,12 @@ class Policy(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__grace_factor) -> _WhichOneofReturnType__grace_factor | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__inner_step_count) -> _WhichOneofReturnType__inner_step_count | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__kept_day_count) -> _WhichOneofReturnType__kept_day_count | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__kept_hours) -> _WhichOneofReturnType__kept_hours | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__kept_version_count) -> _WhichOneofReturnType__kept_version_count | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_staleness) -> _WhichOneofReturnType__max_staleness | None: ...
     @_typing.overload

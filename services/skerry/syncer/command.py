@@ -99,7 +99,7 @@ def serve(
         _check_listen(metrics, "--metrics", is_insecure=insecure)
     _configure_logs(log_level)
     try:
-        objects = open_objects(_absolute(store_url), new=new_store)
+        objects = open_objects(_absolute(store_url), new=new_store, reserve=True)
     except StoreURLError as error:
         raise click.BadParameter(str(error), param_hint="--store") from error
     settings = ServerSettings(

@@ -55,7 +55,8 @@ async def create_run(host: RunHost, new: NewRun) -> RunReplica:
     """Returns the run that the request created, now or at an earlier call; it may be past its draft.
 
     Raises:
-        SyncerError: RUN_EXISTS: another run has the name; TOO_LARGE.
+        SyncerError: RUN_EXISTS: another run has the name; TOO_LARGE; BAD_REQUEST: the level of new runs has no such
+            policy.
     """
     check_name(new.name, "run")
     check_id(new.request_id, "request id")
@@ -79,7 +80,9 @@ async def create_run(host: RunHost, new: NewRun) -> RunReplica:
         first: list[Item] = [PolicyItem(new.request_id, new.policy)]
         if host.settings.new_run_level > replica.state.level:
             first.insert(0, LevelItem(host.settings.new_run_level))
-        await replica.log.append(first)
+        *_, outcome = await replica.log.append(first)
+        if outcome.rejection is not None and new.request_id not in replica.state.requests:
+            raise from_rejection(outcome.rejection)
     return replica
 
 

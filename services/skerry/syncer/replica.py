@@ -18,7 +18,6 @@ import structlog
 from skerry.runtime.clock import Clock
 from skerry.runtime.workers import Workers
 from skerry.store.errors import LogCorruptError, NewerFormatError, StoreError, UnreadableObjectError
-from skerry.store.log.checkpoints import is_due, write_checkpoint
 from skerry.store.log.checks import check_item
 from skerry.store.log.entries import INITIAL_BASE, Entry, Fate, Item, LeftItem, RunStatus, SessionItem
 from skerry.store.log.run_log import RunLog
@@ -34,11 +33,11 @@ from skerry.syncer.restart import closed_without
 from skerry.syncer.rollback import RollBacks
 from skerry.syncer.rounds import MergeKey, RoundEngine
 from skerry.syncer.settings import ReplicaSettings
+from skerry.syncer.upkeep import keep_small
 from skerry.v1.types_pb2 import Draining, Event, RoundOpened
 
 _LOG: Final = structlog.get_logger(__name__)
 _PATIENCE_TERMS: Final = 2  # lease terms for which a failing merge is tried again; other replicas try after one
-_CHECKPOINT_LOOK_S: Final = 5.0  # between looks whether a log checkpoint is due, which cost nothing
 
 
 class RunReplica:
@@ -109,7 +108,7 @@ class RunReplica:
                 tasks.create_task(self._tail(), name="tail")
                 tasks.create_task(self._decide(), name="decide")
                 tasks.create_task(self._advise(), name="advise")
-                tasks.create_task(self._keep_checkpoints(), name="checkpoints")
+                tasks.create_task(keep_small(self.log, self._clock, self._settings, self._done), name="upkeep")
         except* (LogCorruptError, NewerFormatError) as errors:
             self.followers.end(errors.exceptions[0])
             raise
@@ -316,13 +315,6 @@ class RunReplica:
             await self._done(self._share_leases(), "leases could not be shared")
             pause_s = self.pace.pause_s(self.state.policy.lease_term_s / 3, self._settings.idle_advice_s)
             await wait(self._advise_now, pause_s)
-
-    async def _keep_checkpoints(self) -> None:
-        """Stores a log checkpoint whenever one is due."""
-        while True:
-            if is_due(self.state, self._settings.checkpoint_every) and not self._is_draining:
-                await self._done(write_checkpoint(self.log), "checkpoint could not be stored")
-            await self._clock.sleep(_CHECKPOINT_LOOK_S)
 
     async def _share_leases(self) -> None:
         if await share_leases(self._advice, self.membership, self._clock.monotonic_s()):

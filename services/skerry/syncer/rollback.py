@@ -163,11 +163,11 @@ class RollBacks:
 
 
 def _version_at(fragment: FragmentState, position: int) -> VersionState:
-    versions = [version for version in fragment.versions.values() if version.position <= position]
-    if not versions:
+    version = fragment.at(position)
+    if version is None:
         raise SyncerError(
             "VERSION_NOT_FOUND",
             "fragment had no version at that position, or it is forgotten. "
             f"fragment={fragment.layout.name}, position={position}, oldest={fragment.oldest}",
         )
-    return max(versions, key=lambda version: version.version)
+    return version

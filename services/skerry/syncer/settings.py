@@ -18,4 +18,5 @@ class ReplicaSettings:
     retry_s: float = 0.5  # after the store failed
     longest_retry_s: float = 4.0  # after a merge failed again and again
     checkpoint_every: int = CHECKPOINT_EVERY  # entries of the log
+    collection_look_s: float = 60.0  # between looks whether a collection is due, which cost no request
     stream_limit_bytes: int = 2**20  # of events that a follower has not taken

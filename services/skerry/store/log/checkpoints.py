@@ -30,6 +30,7 @@ from skerry.store.log.entries import (
     run_prefix,
 )
 from skerry.store.log.horizon import oldest_versions
+from skerry.store.log.retention import Retention, kept_positions
 from skerry.store.log.run_log import RunLog
 from skerry.store.log.saved import state_from_bytes, state_to_bytes
 from skerry.store.log.state import RunState
@@ -68,7 +69,9 @@ def checkpoint_of(state: RunState, entropy: Entropy) -> tuple[CheckpointItem, by
     """Returns the item that names a checkpoint of the state as it is now, and the bytes of its object."""
     data = state_to_bytes(state)
     name = f"{_FOLDER}/{state.position:020}-{entropy.hex_id()}"
-    return CheckpointItem(state.position, name, len(data), bytes_digest(data), oldest_versions(state)), data
+    kept_since, kept = kept_positions(state, Retention.of(state.policy))
+    oldest = oldest_versions(state)
+    return CheckpointItem(state.position, name, len(data), bytes_digest(data), oldest, kept_since, tuple(kept)), data
 
 
 def is_due(state: RunState, every: int = CHECKPOINT_EVERY) -> bool:

@@ -26,6 +26,7 @@ from skerry.store.log.entries import (
     SnapshotItem,
     StatusItem,
 )
+from skerry.store.log.retention import has_weights_at, pinned_names
 from skerry.store.log.state import FragmentState, Rejection, RunState
 
 
@@ -101,17 +102,22 @@ def check_committed(state: RunState, item: CommittedItem) -> Rejection | None:
 
 
 def check_policy(state: RunState, item: PolicyItem) -> Rejection | None:
-    """A policy request takes effect once, while the run is alive."""
+    """A policy request takes effect once, while the run is alive; what it pins must be there."""
     if item.request_id in state.requests:
         return Rejection("ID_REUSED", "request was applied before")
     if state.status in (RunStatus.CLOSING, RunStatus.CLOSED):
         return Rejection("RUN_CLOSED", f"run takes no policy any more. status={state.status}")
+    if state.entry_format < CHECKPOINTS_FORMAT and item.policy.states_retention:
+        return Rejection("BAD_REQUEST", f"the run's format level has no retention. level={state.level}")
+    pins = set(item.policy.pinned_positions).difference(state.policy.pinned_positions)
+    if gone := sorted(position for position in pins if not has_weights_at(state, position)):
+        return Rejection("VERSION_NOT_FOUND", f"weights at a position are not there to pin. positions={gone[:20]}")
     return None
 
 
 def check_collected(state: RunState, item: CollectedItem) -> Rejection | None:
-    """Nothing that rebuilding the newest versions takes may be condemned."""
-    live = state.referenced_names()
+    """Nothing that rebuilding the newest versions or the weights at a pin takes may be condemned."""
+    live = state.referenced_names() | pinned_names(state)
     if any(name in live for name in item.names):
         return Rejection("BAD_REQUEST", "a condemned name is referenced")
     return None
@@ -287,7 +293,7 @@ def check_rollback(state: RunState, item: RollbackItem) -> Rejection | None:
         return Rejection("BAD_REQUEST", "a fragment is rolled back twice")
     for one in item.fragments:
         fragment = state.fragments[one.fragment]
-        source = fragment.remembered(one.source_version)
+        source = fragment.known().get(one.source_version)
         if one.version != fragment.version + 1 or source is None or source.digest != one.digest:
             return Rejection(
                 "VERSION_NOT_FOUND", f"fragment has a newer version, or another source. fragment={one.fragment}"

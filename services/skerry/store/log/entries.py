@@ -25,10 +25,9 @@ from skerry.wire.layout import FragmentLayout, TensorSpec
 from skerry.wire.policy import Policy
 
 FORMAT: Final = 1  # of everything but log entries; raised when an old reader could misread them
-# Of log entries, the newest that this version writes; FORMAT.md, section 10, has what each of them brought.
-ENTRY_FORMAT: Final = 4
+ENTRY_FORMAT: Final = 4  # of log entries, the newest that this version writes: FORMAT.md, section 10
 OLDEST_LEVEL: Final = 3  # the oldest, and the format level of a run whose log has no level item
-CHECKPOINTS_FORMAT: Final = 4  # the first whose entries may name checkpoints
+CHECKPOINTS_FORMAT: Final = 4  # the first with checkpoints and retention
 INITIAL_BASE: Final = -1  # base version of the deltas that bring a draft's initial weights
 
 
@@ -225,6 +224,8 @@ class CheckpointItem(_Item, frozen=True, tag="checkpoint"):
     size_bytes: int
     digest: str  # SHA-256 of the object, hex
     oldest: dict[str, int]  # by fragment
+    kept_since: int | None = None  # weights of older ones stay that were the newest at or after it
+    kept: tuple[int, ...] = ()  # or at one of these positions
 
 
 class LevelItem(_Item, frozen=True, tag="level"):
@@ -356,10 +357,7 @@ class RunSpec:
         Raises:
             KeyError: there is none.
         """
-        for layout in self.fragments:
-            if layout.name == name:
-                return layout
-        raise KeyError(name)
+        return {layout.name: layout for layout in self.fragments}[name]
 
     def to_bytes(self) -> bytes:
         """Returns `run.json`."""

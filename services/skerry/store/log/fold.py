@@ -69,6 +69,7 @@ def apply_entry(state: RunState, entry: Entry, data: bytes) -> tuple[Outcome, ..
     state.position = entry.position
     state.head_digest = bytes_digest(data)
     state.entry_format = entry.format
+    state.written_at_unix_s = entry.written_at_unix_s
     outcomes = tuple(_apply_item(state, item) for item in entry.items)
     state.entry_format = state.level
     return outcomes
@@ -112,7 +113,7 @@ def _admit(state: RunState, item: Item) -> list[DeltaState]:  # noqa: C901, PLR0
             return _admit_status(state, item)
         case CheckpointItem():
             state.checkpoint_at = item.at
-            forget(state, item.oldest)
+            forget(state, item)
         case LevelItem():
             state.level = item.level
         case _:
@@ -168,6 +169,7 @@ def _admit_committed(state: RunState, item: CommittedItem) -> list[DeltaState]:
     length = state.closed_length(fragment, close)
     step_count = before + close.participation * length
     fragment.closing = None
+    fragment.newest.until = state.position
     fragment.version, fragment.next_attempt = item.version, 0
     fragment.versions[item.version] = VersionState(
         item.version,
@@ -175,6 +177,7 @@ def _admit_committed(state: RunState, item: CommittedItem) -> list[DeltaState]:
         state.position,
         step_count=step_count,
         commit=CommitRecord(close, item),
+        made_at_unix_s=state.written_at_unix_s,
     )
     policy = fragment.closing_policy or state.policy
     merged = [state.deltas[member.delta] for member in close.members]
@@ -206,7 +209,9 @@ def _admit_snapshot(state: RunState, item: SnapshotItem) -> list[DeltaState]:
         version.weights, version.outer = item.weights, item.outer
         return []
     fragment.version = 0
-    fragment.versions[0] = VersionState(0, item.digest, state.position, weights=item.weights, outer=item.outer)
+    made = VersionState(0, item.digest, state.position, made_at_unix_s=state.written_at_unix_s)
+    made.weights, made.outer = item.weights, item.outer
+    fragment.versions[0] = made
     initial = list(fragment.pending.values())
     fragment.pending.clear()
     for delta in initial:  # the snapshot was made of the first push; others of the same fragment expire
@@ -229,6 +234,7 @@ def _admit_rollback(state: RunState, item: RollbackItem) -> list[DeltaState]:
         decided += _decide(state, orphans)
         for version in fragment.versions.values():
             version.is_abandoned |= version.version > one.source_version
+        fragment.newest.until = state.position
         fragment.version, fragment.next_attempt = one.version, 0
         fragment.momentum_from = fragment.versions[one.source_version].step_count
         fragment.squared_norms.clear()
@@ -242,6 +248,7 @@ def _admit_rollback(state: RunState, item: RollbackItem) -> list[DeltaState]:
             weights=one.weights,
             outer=one.outer,
             source_version=one.source_version,
+            made_at_unix_s=state.written_at_unix_s,
         )
     return decided
 

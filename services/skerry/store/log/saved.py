@@ -39,6 +39,7 @@ class _SavedState(msgspec.Struct):
     learners: dict[str, LearnerState]
     condemned_at: dict[str, int]
     requests: dict[str, int]
+    written_at_unix_s: float
 
 
 def state_to_bytes(state: RunState) -> bytes:
@@ -57,6 +58,7 @@ def state_to_bytes(state: RunState) -> bytes:
         state.learners,
         state.condemned_at,
         state.requests,
+        state.written_at_unix_s,
     )
     return msgspec.json.encode(saved, order="deterministic")
 
@@ -82,7 +84,7 @@ def state_from_bytes(data: bytes, spec: RunSpec) -> RunState:
     state.position, state.head_digest, state.status = saved.position, saved.head_digest, saved.status
     state.level = state.entry_format = saved.level
     state.checkpoint_at, state.learners = saved.checkpoint_at, saved.learners
-    state.requests = saved.requests
+    state.requests, state.written_at_unix_s = saved.requests, saved.written_at_unix_s
     state.condemned_at.update(saved.condemned_at)
     for name, fragment in saved.fragments.items():
         values = msgspec.structs.asdict(fragment)

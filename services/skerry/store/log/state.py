@@ -80,6 +80,13 @@ class VersionState:
     outer: tuple[ObjectRef, ...] = ()
     source_version: int = -1
     is_abandoned: bool = False
+    made_at_unix_s: float = 0.0  # by the clock of its entry's writer
+    until: int = 0  # the position of the next version; 0: it is the newest
+
+    @property
+    def weights_refs(self) -> tuple[ObjectRef, ...]:
+        """Its update, or its snapshot's weights, and both where it has both."""
+        return (*self.weights, *(() if self.commit is None else self.commit.commit.update))
 
 
 @dataclass(frozen=True)
@@ -97,6 +104,7 @@ class FragmentState:
     layout: FragmentLayout
     version: int = INITIAL_BASE  # the newest; INITIAL_BASE in a draft before its weights came
     oldest: int = 0  # versions below it are forgotten
+    kept: frozenset[int] = frozenset()  # but not the weights of these
     momentum_from: float = 0.0  # step count at which the outer momentum began: 0, or the last roll-back's
     versions: dict[int, VersionState] = field(default_factory=dict)
     pending: dict[str, DeltaState] = field(default_factory=dict)  # accepted, in no frozen set, in log order
@@ -120,6 +128,15 @@ class FragmentState:
     def remembered(self, version: int) -> VersionState | None:
         """Returns a version that exists and is not forgotten, or None."""
         return self.versions.get(version) if version >= self.oldest else None
+
+    def known(self) -> dict[int, VersionState]:
+        """Returns by number the versions that are not forgotten, and those of which the weights are not."""
+        return {number: one for number, one in self.versions.items() if number >= self.oldest or number in self.kept}
+
+    def at(self, position: int) -> VersionState | None:
+        """Returns the known version that was the newest at a log position, or None."""
+        found = [one for one in self.known().values() if one.position <= position and not 0 < one.until <= position]
+        return max(found, key=lambda one: one.version, default=None)
 
     def rounds_behind(self, base_version: int, inner_step_count: int) -> int:
         """Returns by how many rounds of H steps the run went on since a version; 0 where it was rolled back."""
@@ -163,6 +180,7 @@ class RunState:
         self.policy = policy or Policy()
         self.status = RunStatus.DRAFT
         self.position = 0
+        self.written_at_unix_s = 0.0  # the newest entry's, by the clock of its writer
         self.head_digest = bytes_digest(spec.to_bytes())
         self.fragments = {layout.name: FragmentState(layout) for layout in spec.fragments}
         self.deltas: dict[str, DeltaState] = {}

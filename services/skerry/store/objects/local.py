@@ -22,12 +22,17 @@ from obstore.store import LocalStore
 
 from skerry.runtime.identifiers import Entropy
 from skerry.runtime.workers import Workers
-from skerry.store.errors import ObjectExistsError, ObjectMissingError, StoreUnavailableError
+from skerry.store.errors import ObjectExistsError, ObjectMissingError, StoreFullError, StoreUnavailableError
 from skerry.store.objects.buckets import ObstoreObjects, translated_errors
 from skerry.store.objects.interface import STREAM_CHUNK_BYTES, ObjectInfo, check_object_name
 
 TEMPORARY: Final = "temporary"
 MARKER: Final = "skerry.store"  # says that a folder is a store: without it, its volume is not mounted
+# Files that hold space for log entries, because a collection on a full disk begins with an entry. One is larger than
+# the entry that condemns a thousand objects.
+RESERVE: Final = "reserve"
+_RESERVE_COUNT: Final = 64
+_RESERVE_BYTES: Final = 2**18
 # A collection may remove a new folder before the file is published into it. Then the folder is made again.
 _PUBLISH_ATTEMPTS: Final = 3
 _REMEMBERED_FOLDERS: Final = 10_000  # a few MB; a folder that was forgotten is synced once more
@@ -82,6 +87,7 @@ class LocalObjects(ObstoreObjects):
         """A folder that `is_marked` is unavailable while its marker is not there."""
         super().__init__(LocalStore(root))
         self._is_marked = is_marked
+        self._has_reserve = False
         self.root = root
         self._workers = workers
         self._entropy = entropy
@@ -118,14 +124,31 @@ class LocalObjects(ObstoreObjects):
             self._put(MARKER, b'{"format":1}')
         self._is_marked = True
 
+    def fill_reserve(self) -> None:
+        """Makes what is missing of the reserve, as far as there is space, from now on after each deletion; blocks."""
+        self._has_reserve = True
+        folder = self.root / RESERVE
+        with contextlib.suppress(OSError):
+            folder.mkdir(exist_ok=True)
+            for path in (folder / f"{number:02}" for number in range(_RESERVE_COUNT)):
+                if not path.exists():
+                    partial = self.root / TEMPORARY / self._entropy.hex_id()
+                    partial.parent.mkdir(exist_ok=True)
+                    try:
+                        with partial.open("xb") as file:
+                            os.posix_fallocate(file.fileno(), 0, _RESERVE_BYTES)
+                        partial.rename(path)
+                    finally:
+                        partial.unlink(missing_ok=True)
+
     async def create(self, name: str, data: bytes) -> None:
-        """Writes, syncs and publishes an object."""
-        await self._workers.run(self._put, check_object_name(name), data)
+        """Writes, syncs and publishes an object; on a full disk in a file of the reserve."""
+        await self._workers.run(self._create, check_object_name(name), data)
 
     async def write(self, name: str, chunks: bytes | AsyncIterator[bytes]) -> int:
         """Writes a blob as it comes, syncs and publishes it."""
         if isinstance(chunks, bytes):
-            await self.create(name, chunks)
+            await self._workers.run(self._put, check_object_name(name), chunks)
             return len(chunks)
         draft = await self._workers.run(self._begin, check_object_name(name))
         size = 0
@@ -163,13 +186,39 @@ class LocalObjects(ObstoreObjects):
         """Syncs the folder of `name`, which another process may have published a moment ago, and its parents."""
         await self._workers.run(self._sync_parent, check_object_name(name))
 
+    def _create(self, name: str, data: bytes) -> None:
+        try:
+            self._put(name, data)
+        except StoreFullError:
+            reserved = self._from_reserve(name)
+            if reserved is None:
+                raise
+            self._finish(reserved, data)
+
     def _put(self, name: str, data: bytes) -> None:
-        draft = self._begin(name)
+        self._finish(self._begin(name), data)
+
+    def _finish(self, draft: _Draft, data: bytes) -> None:
         try:
             self._append(draft, data)
+            os.ftruncate(draft.descriptor, len(data))
             self._publish(draft)
         finally:
             self._file_system.remove(draft.path)
+
+    def _from_reserve(self, name: str) -> _Draft | None:
+        """Takes a file of the reserve as the draft of an object: its space is never free for others to take."""
+        folder = self.root / RESERVE
+        for reserved in sorted(folder.glob("[0-9][0-9]")):
+            path = self.root / TEMPORARY / self._entropy.hex_id()
+            with contextlib.suppress(OSError):
+                reserved.rename(path)  # fails if another process took it
+                self._file_system.sync_folder(folder)  # else it is back after a power cut, with the object's content
+                draft = _Draft(name, path, os.open(path, os.O_WRONLY | os.O_CLOEXEC))
+                if os.fstat(draft.descriptor).st_nlink == 1:
+                    return draft
+                path.unlink()
+        return None
 
     def _check_root(self) -> None:
         """Raises if the store is not there, as with an unmounted volume: that says nothing about its objects."""
@@ -242,6 +291,8 @@ class LocalObjects(ObstoreObjects):
                 if path.parent.name != TEMPORARY:
                     with contextlib.suppress(OSError):  # not empty, or gone
                         path.parent.rmdir()
+        if self._has_reserve:
+            self.fill_reserve()
 
 
 class _Draft:

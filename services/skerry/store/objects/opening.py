@@ -34,21 +34,25 @@ _RETRIES: Final[RetryConfig] = {"max_retries": 3, "retry_timeout": timedelta(sec
 
 
 def open_objects(
-    url: str, *, create: bool = True, new: bool = False, options: Mapping[str, str] | None = None
+    url: str, *, create: bool = True, new: bool = False, reserve: bool = False, options: Mapping[str, str] | None = None
 ) -> Objects:
     """Returns the object store at `url`: `file:///path`, `memory://` or `s3://bucket/prefix`.
 
     Credentials, region and endpoint of `s3://` come from `options` (obstore's names: `endpoint`, `region`,
     `access_key_id`, `secret_access_key` ...) or else the AWS_* environment. `create` makes the folder of a `file://`
     store where it is missing. A folder that exists and is no store is refused, because it may be the mount point of a
-    volume that is not mounted; `new` begins a store in it.
+    volume that is not mounted; `new` begins a store in it. `reserve` sets 16 MiB of a `file://` store's disk aside, so
+    that collections work on a full one.
 
     Raises:
         StoreURLError: the URL can't be used; the message says what to do.
     """
     parts = urlsplit(url)
     if parts.scheme == "file":
-        return _open_folder(_root(url, parts.netloc, unquote(parts.path)), create=create, new=new)
+        folder = _open_folder(_root(url, parts.netloc, unquote(parts.path)), create=create, new=new)
+        if reserve:
+            folder.fill_reserve()
+        return folder
     if parts.scheme == "memory":
         return ObstoreObjects(MemoryStore())
     if parts.scheme == "s3":
@@ -66,7 +70,7 @@ def _root(url: str, host: str, path: str) -> Path:
     return root
 
 
-def _open_folder(root: Path, *, create: bool, new: bool) -> Objects:
+def _open_folder(root: Path, *, create: bool, new: bool) -> LocalObjects:
     workers = ThreadWorkers(_FILE_THREADS, name="skerry-store")
     try:
         if create and not root.exists():

@@ -2,19 +2,21 @@
 
 A log entry condemns names before they are deleted. A writer that was about to name one of them learns this from the
 fold and writes its blobs again. A crash between the two leaves condemned objects, which the next collection deletes.
-A collection runs only when an operator starts it.
+Every replica of a run collects as the run's policy says, and any number of them may do so at the same time; `skerry gc`
+is for people.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from skerry.store.log.entries import CollectedItem, Fate, ObjectRef
+from skerry.store.log.entries import CollectedItem
+from skerry.store.log.retention import Retention, kept_names, named_refs
 from skerry.store.log.run_log import RunLog
-from skerry.store.log.state import FragmentState, RunState, VersionState
+from skerry.store.log.state import FragmentState
 from skerry.store.objects.local import TEMPORARY
 
 # Names in one entry, of about 150 bytes each: far below the size at which groups are split.
@@ -31,16 +33,6 @@ class Why(StrEnum):
     LITTER = "litter"  # no admitted entry names it, and it is old
     CONDEMNED = "condemned"  # an earlier collection condemned it and was cut off
     TEMPORARY = "temporary"  # a write to a folder store that was cut off long ago
-
-
-@dataclass(frozen=True)
-class Retention:
-    """What a collection keeps. It always keeps the newest versions and pending deltas."""
-
-    version_count: int = 8  # the newest versions of each fragment that stay whole: weights, outer state, deltas
-    since_position: int | None = None  # and every version that was the newest at or after this log position
-    litter_age_s: float = 86_400.0  # younger objects may belong to an entry that is still to be written
-    keeps_quarantined: bool = True  # quarantined deltas, which somebody may want to look at
 
 
 @dataclass(frozen=True)
@@ -83,8 +75,8 @@ async def plan_collection(log: RunLog, retention: Retention, *, now_unix_s: floa
     if log.failure is None:
         await log.tail()
     state = log.state
-    named = set(_named(state))
-    kept = _kept(state, retention)
+    named = {ref.name for ref in named_refs(state)}
+    kept = kept_names(state, retention)
     oldest_litter = now_unix_s - retention.litter_age_s
     victims = []
     for name, info in found:
@@ -167,45 +159,3 @@ async def _condemn(log: RunLog, victims: Iterable[Victim]) -> bool:
 
 def _path(log: RunLog, victim: Victim) -> str:
     return victim.name if victim.why is Why.TEMPORARY else f"{log.prefix}/{victim.name}"
-
-
-def _kept(state: RunState, retention: Retention) -> set[str]:
-    """Returns the names of the objects that stay."""
-    names = set(state.referenced_names())
-    for fragment in state.fragments.values():
-        versions = set(range(fragment.version - retention.version_count + 1, fragment.version + 1))
-        if retention.since_position is not None:
-            versions |= versions_since(fragment, retention.since_position)
-        names.update(_names_to_rebuild(state, fragment, versions))
-    if retention.keeps_quarantined:
-        for delta in state.deltas.values():
-            if delta.fate is Fate.QUARANTINED:
-                names.update(part.name for part in delta.item.parts)
-    return names
-
-
-def _names_to_rebuild(state: RunState, fragment: FragmentState, versions: Iterable[int]) -> Iterator[str]:
-    """Yields what it takes to rebuild these versions: for each the nearest snapshot and the rounds after it."""
-    seen: set[int] = set()
-    for newest in sorted(versions, reverse=True):
-        for version in state.chain(fragment, newest, 0):
-            if version.version in seen:
-                break
-            seen.add(version.version)
-            yield from (ref.name for ref in _version_refs(state, version))
-
-
-def _version_refs(state: RunState, version: VersionState) -> Iterator[ObjectRef]:
-    """Yields every object of one version: its snapshot, its update, and the deltas that went into it."""
-    yield from version.weights
-    yield from version.outer
-    yield from state.round_refs(version)
-
-
-def _named(state: RunState) -> Iterator[str]:
-    """Yields every name that an admitted entry gave."""
-    for delta in state.deltas.values():
-        yield from (part.name for part in delta.item.parts)
-    for fragment in state.fragments.values():
-        for version in fragment.versions.values():
-            yield from (ref.name for ref in _version_refs(state, version))

@@ -34,12 +34,14 @@ Examples:
 @click.option(
     "--keep-versions",
     type=click.IntRange(min=1),
-    default=8,
-    show_default=True,
-    help="How many of the newest versions of each fragment to keep, with weights, outer state and deltas.",
+    help="How many of the newest versions of each fragment to keep, with weights, outer state and deltas.  "
+    "[default: the run's kept_version_count]",
 )
 @click.option(
-    "--keep-since", callback=seconds, help="Also keep versions that were the newest within this time, as in 7d."
+    "--keep-since",
+    callback=seconds,
+    help="Also keep the weights of versions that were the newest within this time before the run's newest, as in 7d.  "
+    "[default: the run's kept_hours]",
 )
 @click.option(
     "--litter-age",
@@ -60,7 +62,7 @@ def gc(
     store_url: str,
     run_name: str,
     uid: str | None,
-    keep_versions: int,
+    keep_versions: int | None,
     keep_since: float | None,
     litter_age: float,
     drop_quarantined: bool,
@@ -70,11 +72,15 @@ def gc(
 ) -> None:
     """Delete objects that no kept version of a run needs, litter, and old drafts. A dry run unless --yes is given.
 
+    Syncers collect by themselves, by the run's policy, from format level 4 on. What is pinned stays, and so does the
+    last version of each day, for as long as the policy says.
+
     A draft is a run that was created under the name and never got it; each has a full copy of the weights. With --uid
     only that run is looked at. Where the log is damaged, a dry run goes by its good entries and exits with status 1,
     and nothing is deleted.
     """
-    from skerry.store.operator.collect import CollectionPlan, Retention, collect, plan_collection, position_at
+    from skerry.store.log.retention import Retention
+    from skerry.store.operator.collect import CollectionPlan, collect, plan_collection
     from skerry.store.operator.drafts import NamelessRun, delete_nameless, nameless_runs
 
     now = SystemClock().unix_s()
@@ -90,8 +96,14 @@ def gc(
     async def sweep(store: Store) -> tuple[CollectionPlan, bool]:
         open_log = store.open_log if yes else store.read_log
         run_log = await open_log(run_name, uid or await resolved(store, run_name))
-        since = None if keep_since is None else await position_at(run_log, now - keep_since)
-        retention = Retention(keep_versions, since, litter_age, keeps_quarantined=not drop_quarantined)
+        policy = run_log.state.policy
+        retention = Retention(
+            keep_versions or policy.kept_version_count,
+            policy.kept_hours if keep_since is None else keep_since / 3600,
+            policy.kept_day_count,
+            litter_age,
+            keeps_quarantined=not drop_quarantined,
+        )
         if not yes:
             return await plan_collection(run_log, retention, now_unix_s=now), warn_of_damage(run_log)
         with shown_progress("deleting", is_hidden=is_json) as progress:

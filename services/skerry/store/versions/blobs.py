@@ -23,7 +23,7 @@ from skerry.runtime.clock import Clock
 from skerry.runtime.identifiers import Entropy
 from skerry.runtime.retry import RetrySettings
 from skerry.runtime.workers import Workers
-from skerry.store.errors import ObjectMissingError, StoreUnavailableError, UnreadableObjectError
+from skerry.store.errors import ObjectMissingError, StoreFullError, StoreUnavailableError, UnreadableObjectError
 from skerry.store.log.entries import FORMAT, ObjectRef, canonical_json
 from skerry.store.objects.interface import STREAM_CHUNK_BYTES, Objects
 from skerry.wire.digests import Hasher
@@ -71,6 +71,7 @@ class Blobs:
         self._condemned = condemned
         # Names of updates and snapshots that were lost or damaged when they were last read, so that readers go around.
         self.unreadable: set[str] = set()
+        self.is_full = False  # whether the store had no space for the newest blob
 
     async def write_part(  # noqa: PLR0917 - the order is that of the part's name, then what it holds
         self,
@@ -103,7 +104,7 @@ class Blobs:
                 yield piece
 
         name = f"deltas/{fragment}/{delta}/{first}-{numel}-{digest}-{self._entropy.hex_id()}"
-        size_bytes = await self._objects.write(self._path(name), pieces())
+        size_bytes = await self._write(name, pieces())
         return StoredPart(ObjectRef(name, first, numel, size_bytes, digest), norms)
 
     async def list_parts(self, fragment: str, delta: str) -> list[StoredPart]:
@@ -226,8 +227,17 @@ class Blobs:
                 await self._hash(hasher, piece)
                 yield piece
 
-        size = await self._objects.write(self._path(name), hashed())
+        size = await self._write(name, hashed())
         return ObjectRef(name, first, numel, size, hasher.hexdigest())
+
+    async def _write(self, name: str, chunks: AsyncIterator[bytes]) -> int:
+        try:
+            size = await self._objects.write(self._path(name), chunks)
+        except StoreFullError:
+            self.is_full = True
+            raise
+        self.is_full = False
+        return size
 
     async def _hash(self, hasher: Hasher, piece: bytes) -> None:
         # SHA-256 releases the GIL. A small piece takes less time than handing it to a thread.

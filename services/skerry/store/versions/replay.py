@@ -181,6 +181,8 @@ class Replayer:
         for following in range(base.version + 1, version + 1):
             record = self._version(following).commit
             assert record is not None  # a version without a commit has a snapshot, and would be the base
+            if not self.has_all(record.commit.update):
+                raise ObjectMissingError(f"update was collected. {self._where(following)}")
             await self.apply_update(record.commit.update, weights)
         digest = await weights_digest(weights, workers=self._workers)
         if digest != self._version(version).digest:

@@ -112,7 +112,7 @@ class RunsServicer(runs_pb2_grpc.RunsServicer):
         replica = await self._replica(request)
         fragment = fragment_of(replica.state, request.fragment)
         before = request.before_version or fragment.version + 1
-        numbers = range(min(before - 1, fragment.version), fragment.oldest - 1, -1)[:count]
+        numbers = sorted((number for number in fragment.known() if number < before), reverse=True)[:count]
         versions: list[runs_pb2.VersionRecord] = []
         size_bytes = 0
         for number in numbers:

@@ -1,0 +1,90 @@
+"""What the collections of a run took: only what nobody needs, only after it was condemned, and never what stays."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from collections.abc import Set as AbstractSet
+
+from skerry.runtime.workers import InlineWorkers
+from skerry.store.log.entries import CollectedItem, Item, entry_name
+from skerry.store.log.run_log import RunLog
+from skerry.store.log.state import FragmentState, RunState
+from skerry.store.versions.replay import DAMAGE, Replayer
+from skerry.store.versions.scratch import Scratch
+from tests.doubles.dict_objects import DictObjects
+from tests.simulation.evidence import Evidence
+
+
+def needed_names(state: RunState, gone: AbstractSet[str]) -> set[str]:
+    """Returns what a replica without memory takes to go on from here, by the log alone and not by the product's rule.
+
+    What was `gone` before is not among it.
+    """
+    names = set()
+    for fragment in state.fragments.values():
+        frozen = fragment.closing.members if fragment.closing else ()
+        for delta in (*fragment.pending, *(member.delta for member in frozen)):
+            names.update(_parts(state, delta))
+        names |= _names_to_rebuild(state, fragment, gone)
+    return names
+
+
+def _names_to_rebuild(state: RunState, fragment: FragmentState, gone: AbstractSet[str]) -> set[str]:
+    names: set[str] = set()
+    for number in range(fragment.version, -1, -1):
+        version = fragment.versions[number]
+        snapshot = {ref.name for ref in (*version.weights, *version.outer)}
+        if version.weights and not snapshot & gone:
+            return names | snapshot
+        if version.commit is not None:
+            names |= {ref.name for ref in version.commit.commit.update}
+            names |= {name for member in version.commit.close.members for name in _parts(state, member.delta)}
+    return names
+
+
+def _parts(state: RunState, delta: str) -> list[str]:
+    return [part.name for part in state.deltas[delta].item.parts]
+
+
+class Collections:
+    """Watches collections while the log is folded from its first entry by a state that forgets nothing."""
+
+    def __init__(self, evidence: Evidence, log: RunLog) -> None:
+        self._evidence = evidence
+        self._log = log
+        self._condemned_at: dict[str, int] = {}  # by name: the count of events when its entry landed
+
+    def admitted(self, state: RunState, item: Item) -> Iterator[str]:
+        """Yields what an admitted item takes that is needed; `state` is that after its entry."""
+        if not isinstance(item, CollectedItem):
+            return
+        for name in sorted(needed_names(state, self._condemned_at.keys()).intersection(item.names)):
+            yield f"position {state.position} took {name}"
+        landed = self._evidence.landed[entry_name(self._log.prefix, state.position)]
+        self._condemned_at.update({name: self._condemned_at.get(name, landed) for name in item.names})
+
+    def deletions(self) -> Iterator[str]:
+        """Yields the blobs that were deleted before they were condemned, or never were."""
+        for path, (_, count) in self._evidence.deleted.items():
+            name = path.removeprefix(f"{self._log.prefix}/")
+            if name.startswith(("deltas/", "snapshots/", "updates/")) and self._condemned_at.get(name, count) >= count:
+                yield name
+
+    async def losses(self) -> AsyncIterator[str]:
+        """Yields versions that the policy keeps whole and that can't be rebuilt."""
+        for name, fragment in self._log.state.fragments.items():
+            replayer = Replayer(self._log, name, InlineWorkers())
+            for version in range(fragment.version, fragment.version - self._log.state.policy.kept_version_count, -1):
+                try:
+                    if version in fragment.versions:
+                        await replayer.rebuild(version, Scratch(None))
+                except DAMAGE as error:
+                    yield f"{name} version {version}: {error}"
+
+
+def with_deleted(evidence: Evidence) -> DictObjects:
+    """Returns all objects that ever were in the store."""
+    objects = DictObjects()
+    objects.objects.update({name: (data, 0.0) for name, (data, _) in evidence.deleted.items()})
+    objects.objects.update(evidence.objects.objects)
+    return objects

@@ -1,0 +1,134 @@
+"""A store on a disk that is really full still collects, and training goes on."""
+
+import asyncio
+import contextlib
+import errno
+import gc
+import os
+import subprocess
+from collections.abc import Awaitable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from skerry.runtime.clock import SystemClock
+from skerry.runtime.identifiers import SystemEntropy
+from skerry.runtime.workers import InlineWorkers
+from skerry.store.errors import StoreFullError
+from skerry.store.log.entries import ENTRY_FORMAT, AcceptedItem, LevelItem, PolicyItem
+from skerry.store.objects.local import RESERVE, FileSystem, LocalObjects
+from skerry.store.objects.opening import open_objects
+from skerry.syncer.settings import ReplicaSettings
+from skerry.syncer.upkeep import keep_small
+from skerry.wire.policy import Policy
+from tests.numerics.merge_driver import Driver, layout_of
+
+NUMEL = 2**17  # half a mebibyte of float32
+BOUNDED = Policy(kept_version_count=1, kept_hours=0, kept_day_count=0)
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 24 MiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(folder)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode != 0:
+        pytest.skip("needs root to mount a small disk")
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+async def filled(disk: Path) -> Driver:
+    """Returns a run that trained until its store had no space for a delta."""
+    objects = open_objects(f"file://{disk}/store", reserve=True)
+    driver = await Driver.start(layout_of((NUMEL,)), Policy(), objects=objects)
+    await driver.append(LevelItem(ENTRY_FORMAT), PolicyItem("bounded", BOUNDED))
+    try:
+        while True:
+            await driver.round([await pushed(driver)])
+            await driver.snapshot()
+    except StoreFullError:
+        pass
+    with pytest.raises(StoreFullError):
+        await pushed(driver)
+    return driver
+
+
+def fill(disk: Path) -> None:
+    """Takes the rest of the disk, the files of deltas that did not fit included, which are closed late."""
+    gc.collect()
+    with (disk / "of others").open("wb", buffering=0) as file:
+        for _ in range(24 * 2**8):
+            with contextlib.suppress(OSError):
+                file.write(b"\0" * 2**12)
+
+
+async def pushed(driver: Driver) -> AcceptedItem:
+    return await driver.push(0, np.full(NUMEL, 0.01, np.float32))
+
+
+async def test_a_collection_on_a_full_disk_begins_in_the_reserve_and_training_goes_on(disk: Path) -> None:
+    driver = await filled(disk)
+    fill(disk)
+    version, went_wrong = driver.state.version, []
+    is_full = driver.log.blobs.is_full
+
+    async def attempt(work: Awaitable[object], failure: str) -> bool:
+        try:
+            await work
+        except StoreFullError as error:
+            went_wrong.append(f"{failure}: {error}")
+        return not went_wrong
+
+    assert is_full
+    upkeep = asyncio.create_task(keep_small(driver.log, SystemClock(), ReplicaSettings(), attempt))
+    while driver.log.blobs.is_full:
+        await asyncio.sleep(0.01)
+    upkeep.cancel()
+    assert went_wrong == []
+    assert driver.log.state.condemned
+    assert len(list((disk / "store" / RESERVE).iterdir())) == 64, "for the next time"
+    for _ in range(3):
+        await driver.round([await pushed(driver)])
+    assert driver.state.version >= version + 3
+
+
+class FullFileSystem(FileSystem):
+    """Has no space but for what a file has already."""
+
+    def write(self, descriptor: int, data: bytes | memoryview) -> None:
+        if os.fstat(descriptor).st_size < len(data):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        super().write(descriptor, data)
+
+
+async def test_only_log_entries_are_written_into_the_reserve(tmp_path: Path) -> None:
+    (tmp_path / RESERVE).mkdir()
+    full = FullFileSystem()
+    objects = LocalObjects(tmp_path, workers=InlineWorkers(), entropy=SystemEntropy(), file_system=full)
+    with pytest.raises(StoreFullError):
+        await objects.create("runs/run/log/1", b"an entry")
+    objects.fill_reserve()
+    with pytest.raises(StoreFullError):
+        await objects.write("runs/run/deltas/1", b"a part")
+    await objects.create("runs/run/log/1", b"an entry")
+    assert await objects.get("runs/run/log/1") == b"an entry"
+    assert len(list((tmp_path / RESERVE).iterdir())) == 63
+    await objects.delete(["runs/run/deltas/0"])
+    assert len(list((tmp_path / RESERVE).iterdir())) == 64
+
+
+async def test_a_file_of_the_reserve_that_is_an_object_already_is_not_written_again(tmp_path: Path) -> None:
+    """A power cut may bring the old name of a file back that became an object."""
+    objects = open_objects(f"file://{tmp_path}/store", reserve=True)
+    folder = tmp_path / "store" / RESERVE
+    await objects.create("runs/run/log/1", b"an entry")
+    (folder / "00").unlink()
+    (folder / "00").hardlink_to(tmp_path / "store/runs/run/log/1")
+    draft = objects._from_reserve("runs/run/log/2")  # type: ignore[attr-defined]  # of a folder store
+    assert draft is not None
+    assert not (folder / "00").exists()
+    assert not (folder / "01").exists(), "which was taken in its place"
+    assert await objects.get("runs/run/log/1") == b"an entry"

@@ -1,0 +1,30 @@
+"""What the harness tells a child on its standard input, a JSON object a line; and a calendar clock that can be stepped.
+
+The clock is stepped where the product's own clock reads it, `time.time`; monotonic time is left alone, as by an
+operator or a time server that sets the machine's clock.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+_REAL: Final = time.time
+
+
+def obey(command: Callable[[dict[str, Any]], None]) -> None:
+    """Calls `command` with each object from now on, on a thread of its own; steps the clock where one says so."""
+
+    def listen() -> None:
+        for line in sys.stdin:
+            given = json.loads(line)
+            if (offset_s := given.pop("clock_offset_s", None)) is not None:
+                time.time = lambda: _REAL() + offset_s
+            if given:
+                command(given)
+
+    threading.Thread(target=listen, daemon=True, name="chaos-control").start()

@@ -1,0 +1,62 @@
+"""`skerry serve` as the campaign starts it: `python -m tests.chaos.replica EVENTS SEED [serve's own options]`.
+
+The product's own command with three differences: on `file://` a `Board` stands before the store, the calendar clock can
+be stepped, and log checkpoints come often enough for a short run. What happens at the board is appended to EVENTS.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+from functools import partial
+from typing import Any
+
+from skerry.cli.main import cli
+from skerry.store.objects.interface import Objects
+from skerry.store.objects.local import LocalObjects
+from skerry.syncer import command
+from skerry.syncer.settings import ReplicaSettings
+from tests.chaos.control import obey
+from tests.chaos.faulty_store import FaultyStore
+from tests.chaos.points import Board, Deed, Mode, Moment, Operation, Strike
+
+_CHECKPOINT_EVERY = 100
+
+
+def main(events_path: str, seed: str, *options: str) -> None:
+    """Serves until it is told to end."""
+    events = os.open(events_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+
+    def report(what: str, *words: str) -> None:
+        os.write(events, json.dumps([what, *words]).encode() + b"\n")
+
+    board = Board(
+        seen=lambda operation: report("seen", *operation),
+        hit=lambda operation, strike: report("hit", *operation, strike.moment, strike.deed),
+        source=random.Random(seed),
+    )
+
+    def control(given: dict[str, Any]) -> None:
+        if "mode" in given:
+            board.mode = Mode(given["mode"])
+        if "arm" in given:
+            verb, kind, moment, deed = given["arm"] or ("", "", "before", "error")
+            board.armed = (Operation(verb, kind), Strike(Moment(moment), Deed(deed)))
+
+    open_objects = command.open_objects
+
+    def opened(url: str, *, new: bool = False) -> Objects:
+        objects = open_objects(url, new=new)
+        return FaultyStore(objects, board) if isinstance(objects, LocalObjects) else objects
+
+    settings = partial(command.HostSettings, replica=ReplicaSettings(checkpoint_every=_CHECKPOINT_EVERY))
+    command.open_objects = opened  # type: ignore[assignment]  # a narrower signature, which is all that serve uses
+    command.HostSettings = settings  # type: ignore[misc,assignment]  # called as the class is
+    obey(control)
+    cli.main(["serve", *options], prog_name="skerry")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -77,7 +77,8 @@ async def _storm(
         while not (has_calmed := await on.watcher.has_calmed()) and time.monotonic() < deadline_s:
             on.supervise()
             await asyncio.sleep(1.0)
-        say(f"has calmed: {has_calmed}, {CALM_S - (deadline_s - time.monotonic()):.0f} s after the end of the storm")
+        calm_s = CALM_S - (deadline_s - time.monotonic())
+        say(f"{calm_s:.0f} s after the storm all has calmed{'' if has_calmed else f', but {on.watcher.still_open}'}")
         looking.cancel()
         await on.end(_END_S)
         say("audit")
@@ -87,7 +88,6 @@ async def _storm(
         result.report["fault_points"] = {
             "visited": len(visited),
             "of": len(every),
-            "struck": sum(len(replica.hits) for replica in on.replicas),
             "left": [
                 f"{p.replica} {p.operation.verb} {p.operation.kind} {p.moment} {p.deed}"
                 for p in sorted(every - visited)
@@ -143,8 +143,7 @@ async def _until_trained(on: Deployment, say: Callable[[str], None]) -> None:
 
 async def _look_on(on: Deployment, director: Director, say: Callable[[str], None]) -> None:
     while True:
-        for finding in await on.watcher.look():
-            say(f"FOUND {finding}")
+        await on.watcher.look()
         visited, every = director.points()
         counts = on.watcher.counts()
         say(

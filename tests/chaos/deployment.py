@@ -18,7 +18,7 @@ from tests.chaos import problem
 from tests.chaos.children import Child
 from tests.chaos.gateway_proxy import GatewayProxy
 from tests.chaos.journal import Account
-from tests.chaos.points import Board, Deed, Mode, Moment, Operation, Point, Strike
+from tests.chaos.points import Board, Deed, Mode, Moment, Operation, Point
 from tests.chaos.relay import Relay
 from tests.chaos.schedule import LEARNER_COUNT, STEP_S
 from tests.chaos.store_place import StorePlace
@@ -27,8 +27,12 @@ from tests.simulation.disturbances import REPLICA_COUNT, Disturbance
 from tests.simulation.learner_process import RUN
 
 _DRAIN_GRACE_S: Final = 8
-_FAILURES: Final = ("run failed", "call failed", "exchange failed by a defect", "Traceback (most recent call last)")
+# What the product logs where it meets a defect of its own, and what Python prints of one.
+_DEFECTS: Final = ("[error    ] exchange failed by a defect", "Traceback (most recent call last)")
+_DEFECTS_OF_SYNCERS: Final = ('level=error event="run failed', 'level=error event="call failed')
 _CALL_S: Final = 8.0
+# How long a replica serves before it dies at a fault point: long enough to do something, as a start takes seconds.
+_LIFE_S: Final = (8.0, 24.0)
 
 
 class Replica:
@@ -38,9 +42,8 @@ class Replica:
         self.index = index
         self.port = port
         self.operations: set[Operation] = set()  # that it did
-        self.hits: list[Point] = []
-        self.armed: Point | None = None
-        self.armed_at_s = 0.0
+        self.struck: set[Point] = set()
+        self.is_striking = False
         self._place = place
         self._url = place.url(name)
         self._folder = folder
@@ -51,7 +54,9 @@ class Replica:
             seen=self.operations.add,
             hit=lambda operation, strike: self._was_hit(operation, strike.moment, strike.deed),
             source=random.Random(f"{seed}/{index}"),
+            struck=set(),
         )
+        self._random = random.Random(f"{seed}/{index}/deaths")
         self.child = Child(f"replica-{index}", folder)
         self._proxy: GatewayProxy | None = None
 
@@ -71,8 +76,7 @@ class Replica:
 
     def start(self) -> None:
         """Starts a process on the replica's port."""
-        self.armed = None
-        self._board.armed = None
+        self.read_events()
         scratch = self._folder / f"scratch-{self.index}"
         scratch.mkdir(exist_ok=True)
         self.child.start(
@@ -80,21 +84,23 @@ class Replica:
             "--listen", f"127.0.0.1:{self.port}", "--store", self._url, "--scratch", str(scratch),
             "--drain-grace", str(_DRAIN_GRACE_S), "--workers", "2", "--log-level", "info",
         )  # fmt: skip
-        if self._board.mode is not Mode.FINE:
-            self.set_mode(self._board.mode)
+        self.set_mode(self._board.mode)
+        self.strike(is_striking=self.is_striking)
 
     def set_mode(self, mode: Mode) -> None:
         """Changes what its way to the store is like."""
         self._board.mode = mode
         self.child.tell(mode=mode)
 
-    def arm(self, point: Point | None) -> None:
-        """Has the next such operation struck."""
-        self.armed, self.armed_at_s = point, time.monotonic()
-        if self._proxy is not None:
-            self._board.armed = None if point is None else (point.operation, Strike(point.moment, point.deed))
+    def strike(self, *, is_striking: bool) -> None:
+        """Has fault points that were not struck yet be struck, or no more of them."""
+        self.is_striking = is_striking
+        death_in_s = self._random.uniform(*_LIFE_S)
+        if self._proxy is None:
+            struck = [[*point.operation, point.moment, point.deed] for point in self.struck]
+            self.child.tell(strikes=is_striking, struck=struck, death_in_s=death_in_s)
         else:
-            self.child.tell(arm=None if point is None else [*point.operation, point.moment, point.deed])
+            self._board.is_striking, self._board.death_at_s = is_striking, time.monotonic() + death_in_s
 
     def read_events(self) -> None:
         """Takes note of what its process reported."""
@@ -113,8 +119,7 @@ class Replica:
                 self._was_hit(Operation(verb, kind), Moment(rest[0]), Deed(rest[1]))
 
     def _was_hit(self, operation: Operation, moment: Moment, deed: Deed) -> None:
-        self.armed = None
-        self.hits.append(Point(self.index, operation, moment, deed))
+        self.struck.add(Point(self.index, operation, moment, deed))
 
     def _kill_now(self) -> None:
         self.child.signal(signal.SIGKILL)
@@ -145,7 +150,7 @@ class Deployment:
         self.relay = Relay(LEARNER_COUNT, ports[:REPLICA_COUNT])
         self._relay_ports = ports[REPLICA_COUNT:]
         self.learners = [Child(f"learner-{index}", folder) for index in range(LEARNER_COUNT)]
-        self.watcher = Watcher(place.open(name), seed, schedule)
+        self.watcher = Watcher(place.open(name), seed=seed, schedule=schedule, say=say)
         self.faults: Counter[str] = Counter()
         self._newest: dict[int, Account] = {}
         self._restart_at_s: dict[str, float] = {}
@@ -173,7 +178,7 @@ class Deployment:
         for account in self.watcher.accounts:
             if account.record.learner == child.name:
                 account.record.is_newest, account.record.may_be_fenced = False, True
-        path = self.folder / f"{child.name}.{incarnation}"
+        path = self.folder / f"{child.name}-{incarnation}"
         self._newest[index] = Account(path, child.name, incarnation)
         self.watcher.accounts.append(self._newest[index])
         settings = {
@@ -246,12 +251,16 @@ class Deployment:
         for child in (*self.learners, *(replica.child for replica in self.replicas)):
             if child.log.exists():
                 lines = child.log.read_text(errors="replace").splitlines()
-                found += [f"{child.name}: {line[:400]}" for line in lines if any(one in line for one in _FAILURES)]
+                found += [
+                    f"{child.name}: {line[:400]}"
+                    for line in lines
+                    if any(one in line for one in (*_DEFECTS, *_DEFECTS_OF_SYNCERS))
+                ]
         return found
 
 
 def operate(port: int, number: int) -> None:
-    """Does what an operator does beside the training: lists the runs, makes one and deletes it. Failures are no matter."""
+    """Lists the runs, makes one and deletes it, as an operator does beside the training; failures are no matter."""
     try:
         with RunsClient(f"127.0.0.1:{port}", timeout_s=_CALL_S) as client:
             client.list_runs()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import signal
 import subprocess
 import time
@@ -13,14 +12,10 @@ from typing import Final
 
 from tests.chaos import schedule as what
 from tests.chaos.deployment import Deployment, Replica, operate
-from tests.chaos.points import Deed, Mode, Point, points_of
+from tests.chaos.points import Mode, Point, points_of
 from tests.simulation import disturbances as common
 from tests.simulation.disturbances import Disturbance
 
-# For an operation to come that an armed point waits for; rare ones get another chance later.
-_PATIENCE_S: Final = 4.0
-# Between two deaths at fault points, because a process that starts takes seconds of a core.
-_DEATH_EVERY_S: Final = 6.0
 _OPERATE_EVERY_S: Final = 4.0
 
 
@@ -31,9 +26,8 @@ class Director:
         """`may_drop`: whether the kernel can be told to drop packets, which it does in a network of our own."""
         self._on = deployment
         self._may_drop = may_drop
-        self._source = random.Random(f"{deployment.seed}/points")
         self._endings: dict[object, tuple[asyncio.TimerHandle, Callable[[], object]]] = {}  # by what suffers
-        self._death_at_s = self._operated_at_s = 0.0
+        self._operated_at_s = 0.0
         self._operator: asyncio.Task[None] | None = None
         self._operated = 0
 
@@ -41,6 +35,8 @@ class Director:
         """Makes everything of the plan happen; returns after `duration_s`, when all of it has been healed."""
         began_s = time.monotonic()
         rest = list(plan)
+        for replica in self._on.replicas:
+            replica.strike(is_striking=True)
         while (now_s := time.monotonic() - began_s) < duration_s:
             while rest and rest[0].at_s <= now_s:
                 one = rest.pop(0)
@@ -48,7 +44,6 @@ class Director:
                 self._on.faults[_name(one)] += 1
                 self.happen(one)
             self._on.supervise()
-            self._strike_points()
             self._operate()
             await asyncio.sleep(0.1)
         await self._heal()
@@ -59,25 +54,7 @@ class Director:
         """Returns the fault points that were struck, and all of the operations that any replica did."""
         operations = set().union(*(replica.operations for replica in self._on.replicas))
         every = {point for replica in self._on.replicas for point in points_of(replica.index, operations)}
-        return {point for replica in self._on.replicas for point in replica.hits} & every, every
-
-    def _strike_points(self) -> None:
-        visited, every = self.points()
-        now_s = time.monotonic()
-        for replica in self._on.replicas:
-            if not replica.child.is_alive or replica.child.is_stopped:
-                continue
-            if replica.armed is not None and now_s - replica.armed_at_s < _PATIENCE_S:
-                continue
-            may_die = now_s - self._death_at_s > _DEATH_EVERY_S
-            left = sorted(point for point in every - visited if point.replica == replica.index)
-            left = [point for point in left if may_die or point.deed is Deed.ERROR]
-            if not left:
-                continue
-            point = self._source.choice(left)
-            if point.deed is Deed.KILL:
-                self._death_at_s = now_s
-            replica.arm(point)
+        return {point for replica in self._on.replicas for point in replica.struck} & every, every
 
     def _operate(self) -> None:
         now_s = time.monotonic()
@@ -250,7 +227,7 @@ class Director:
         for link in self._on.relay.of(None, None):
             link.heal()
         for replica in self._on.replicas:
-            replica.arm(None)
+            replica.strike(is_striking=False)
             replica.set_mode(Mode.FINE)
         if self._operator is not None:
             await asyncio.wait([self._operator], timeout=30)

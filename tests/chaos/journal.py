@@ -58,10 +58,17 @@ class Account:
         self._lines = path.with_suffix(".jsonl")
         self._work = path.with_suffix(".work")
         self._offset = 0
+        self._held: list[Any] = []
 
-    def read(self, count: Callable[[], int]) -> None:
-        """Reads what was written since the last call; `count` says when that was heard."""
+    def read(self, count: Callable[[], int], *, holds_fates: bool = False) -> None:
+        """Reads what was written since the last call; `count` says when that was heard.
+
+        With `holds_fates`, what was heard of deltas counts as heard at the next call.
+        """
         record = self.record
+        held, self._held = self._held, []
+        for fate in held:
+            self._take("fate", fate, count)
         if self._work.exists():
             record.step_count = self._work.stat().st_size // _RECORD.itemsize
         if not self._lines.exists():
@@ -72,7 +79,11 @@ class Account:
         data = data[: data.rfind(b"\n") + 1]
         self._offset += len(data)
         for line in data.splitlines():
-            self._take(*json.loads(line), count)
+            kind, value = json.loads(line)
+            if kind == "fate" and holds_fates:
+                self._held.append(value)
+            else:
+                self._take(kind, value, count)
 
     def _take(self, kind: str, value: Any, count: Callable[[], int]) -> None:
         record = self.record

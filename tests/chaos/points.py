@@ -7,13 +7,13 @@ A `Board` decides what happens to each operation. It is asked by `faulty_store.p
 from __future__ import annotations
 
 import itertools
+import math
 import random
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final, NamedTuple
-
-CHANGES: Final = frozenset({"create", "write", "delete"})
+from typing import NamedTuple
 
 
 class Moment(StrEnum):
@@ -82,16 +82,25 @@ def points_of(replica: int, operations: Iterable[Operation]) -> Iterator[Point]:
 
 @dataclass
 class Board:
-    """Decides for one replica what happens to each operation. Any thread may change `mode` and `armed`."""
+    """Decides for one replica what happens to each operation. Other threads may change its fields.
+
+    While `is_striking`, it strikes operations at points that were not struck yet, one in `gap_s` at most, and kills the
+    replica at one of them from `death_at_s` on.
+    """
 
     seen: Callable[[Operation], None]  # called with each operation that is new
-    hit: Callable[[Operation, Strike], None]  # called when the armed point is struck, before a death
+    hit: Callable[[Operation, Strike], None]  # called when a fault point is struck, before a death
     source: random.Random
+    struck: set[tuple[Operation, Moment, Deed]]
+    now_s: Callable[[], float] = time.monotonic
     mode: Mode = Mode.FINE
-    armed: tuple[Operation, Strike] | None = None
+    is_striking: bool = False
+    death_at_s: float = math.inf
+    gap_s: float = 0.5
     flaky_share: float = 0.1
     slow_s: tuple[float, float] = (0.2, 1.5)
     _known: set[Operation] = field(default_factory=set)
+    _strike_at_s: float = 0.0
 
     def strike(self, operation: Operation) -> Strike | None:
         """Returns what strikes the operation that begins now."""
@@ -102,13 +111,25 @@ class Board:
             return Strike(Moment.BEFORE)
         if self.mode is Mode.FULL and operation.verb in {"create", "write"}:
             return Strike(Moment.BEFORE, is_full=True)
-        if self.armed is not None and self.armed[0] == operation:
-            (_, strike), self.armed = self.armed, None
-            self.hit(operation, strike)
-            return strike
+        if self.is_striking and self.now_s() >= self._strike_at_s and (found := self._choose(operation)) is not None:
+            self._strike_at_s = self.now_s() + self.gap_s * self.source.uniform(0.5, 1.5)
+            self.struck.add((operation, found.moment, found.deed))
+            self.hit(operation, found)
+            return found
         if self.mode is Mode.FLAKY and self.source.random() < self.flaky_share:
             return Strike(self.source.choice(list(Moment)))
         return None
+
+    def _choose(self, operation: Operation) -> Strike | None:
+        """Returns a strike of the operation that was not there yet: a death, if it is time for one."""
+        left = [
+            Strike(point.moment, point.deed)
+            for point in points_of(0, [operation])
+            if (operation, point.moment, point.deed) not in self.struck
+        ]
+        deed = Deed.KILL if self.now_s() >= self.death_at_s else Deed.ERROR
+        left = [one for one in left if one.deed is deed]
+        return self.source.choice(left) if left else None
 
     def pause_s(self) -> float:
         """Returns how long the operation that begins now is delayed."""

@@ -10,6 +10,7 @@ import json
 import os
 import random
 import sys
+import time
 from functools import partial
 from typing import Any
 
@@ -20,7 +21,7 @@ from skerry.syncer import command
 from skerry.syncer.settings import ReplicaSettings
 from tests.chaos.control import obey
 from tests.chaos.faulty_store import FaultyStore
-from tests.chaos.points import Board, Deed, Mode, Moment, Operation, Strike
+from tests.chaos.points import Board, Deed, Mode, Moment, Operation
 
 _CHECKPOINT_EVERY = 100
 
@@ -36,14 +37,16 @@ def main(events_path: str, seed: str, *options: str) -> None:
         seen=lambda operation: report("seen", *operation),
         hit=lambda operation, strike: report("hit", *operation, strike.moment, strike.deed),
         source=random.Random(seed),
+        struck=set(),
     )
 
     def control(given: dict[str, Any]) -> None:
         if "mode" in given:
             board.mode = Mode(given["mode"])
-        if "arm" in given:
-            verb, kind, moment, deed = given["arm"] or ("", "", "before", "error")
-            board.armed = (Operation(verb, kind), Strike(Moment(moment), Deed(deed)))
+        if "strikes" in given:
+            board.struck = {(Operation(verb, kind), Moment(m), Deed(d)) for verb, kind, m, d in given["struck"]}
+            board.death_at_s = time.monotonic() + given["death_in_s"]
+            board.is_striking = given["strikes"]
 
     open_objects = command.open_objects
 

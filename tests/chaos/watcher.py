@@ -1,12 +1,14 @@
 """Holds the log against the learners' own accounts, all the time: it reads the store past all faults.
 
-A look reads every journal, then the log to its end, then the journals again. So what a learner had heard before the
-look must be in the log after it, and what the log accepted must be in a journal.
+A look reads every journal, then the log to its end, then the journals again for what was sent meanwhile. So what a
+learner had heard before the look must be in the log after it, and what the log accepted must be in a journal.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -46,13 +48,18 @@ class Learned:
 class Watcher:
     """The auditor of one deployment."""
 
-    def __init__(self, objects: Objects, seed: int, schedule: tuple[Disturbance, ...]) -> None:
+    def __init__(
+        self, objects: Objects, *, seed: int, schedule: tuple[Disturbance, ...], say: Callable[[str], None]
+    ) -> None:
         self.accounts: list[Account] = []
         self.complaints: list[str] = []
         self.findings: list[Finding] = []
         self.look_count = 0
+        self.still_open: list[str] = []  # what the calm is waited for
         self._plan = Plan(seed, _PLAN, schedule, POLICY)
         self._objects = objects
+        self._say = say
+        self._looking = asyncio.Lock()
         self._log: RunLog | None = None
         self._landed: dict[int, int] = {}  # by position: the look that found it
         self._admitted: list[Item] = []
@@ -64,20 +71,28 @@ class Watcher:
         """The fold of the log; None before the run exists."""
         return None if self._log is None else self._log.state
 
-    async def look(self) -> list[Finding]:
-        """Audits what there is now, and returns what was not found before."""
+    async def look(self) -> None:
+        """Audits what there is now, and says what was not found before."""
+        async with self._looking:
+            await self._look()
+
+    async def _look(self) -> None:
         self._read()
         if self._log is None:
             await self._open()
         if self._log is None:
-            return []
+            return
         await self._log.tail()
         self.look_count += 1
-        self._read()
+        self._read(holds_fates=True)
+        self._found(audit_so_far(self._evidence(), self._log, self._admitted))
+
+    def _found(self, findings: list[Finding]) -> None:
         known = {str(finding) for finding in self.findings}
-        new = [one for one in audit_so_far(self._evidence(), self._log, self._admitted) if str(one) not in known]
-        self.findings += new
-        return new
+        for one in findings:
+            if str(one) not in known:
+                self._say(f"FOUND {one}")
+                self.findings.append(one)
 
     def begin_calm(self) -> None:
         """Notes that nothing fails any more, and how far everybody has trained."""
@@ -98,24 +113,26 @@ class Watcher:
             if delta.fate is Fate.MERGED:
                 key = (delta.item.session, delta.item.fragment)
                 merged[key] = max(merged[key], delta.item.last_step)
-        newest = [account.record for account in self.accounts if account.record.is_newest]
-        return all(
-            record.session and merged[record.session, name] >= (record.steps_when_calm or 0)
-            for record in newest
-            if record.failure is None
+        self.still_open = [
+            f"{record.learner}.{record.incarnation} in {name}: {merged[record.session, name]} of "
+            f"{record.steps_when_calm} steps"
+            for record in (account.record for account in self.accounts)
+            if record.is_newest and record.failure is None
             for name in state.fragments
-        ) and all(
-            self._landed[max(version.position for version in fragment.versions.values())] > (self._calm_begin or 0)
-            for fragment in state.fragments.values()
-        )
+            if not record.session or merged[record.session, name] < (record.steps_when_calm or 0)
+        ] + [
+            f"{name} has no new version"
+            for name, fragment in state.fragments.items()
+            if self._landed[max(version.position for version in fragment.versions.values())] <= (self._calm_begin or 0)
+        ]
+        return not self.still_open
 
     async def audit_all(self) -> list[Finding]:
         """Audits a run that is over: contents, fates, and that everything can be verified."""
         await self.look()
         for account in self.accounts:
             account.load_work()
-        known = {str(finding) for finding in self.findings}
-        self.findings += [one for one in await audit(self._evidence()) if str(one) not in known]
+        self._found(await audit(self._evidence()))
         return self.findings
 
     def merged_tokens(self) -> dict[str, int]:
@@ -176,9 +193,9 @@ class Watcher:
         self._landed[entry.position] = self.look_count
         self._admitted += [one.item for one in outcomes if one.rejection is None]
 
-    def _read(self) -> None:
+    def _read(self, *, holds_fates: bool = False) -> None:
         for account in self.accounts:
-            account.read(lambda: self.look_count)
+            account.read(lambda: self.look_count, holds_fates=holds_fates)
 
     def _evidence(self) -> Evidence:
         prefix = "" if self._log is None else self._log.prefix

@@ -15,10 +15,12 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, Final
 
-from tests.chaos.campaign import Result, run_campaign
+from tests.chaos.campaign import Campaign
+from tests.chaos.control import MUTATION
 
 _SHORT_MINUTES: Final = 3.0
 _INSIDE: Final = "--inside"
@@ -36,13 +38,16 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1, help="what the storm is drawn from (default: 1)")
     parser.add_argument("--report", type=Path, help="folder to write SEED's report to")
     parser.add_argument("--keep", type=Path, help="folder that keeps the journals and logs of a campaign that failed")
+    parser.add_argument("--mutation", default="", help="a defect of tests/simulation/mutations.py to have")
     parser.add_argument(_INSIDE, action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     minutes = _SHORT_MINUTES if given.short else given.minutes or 60.0
     if not given.inside and os.geteuid() == 0 and _may_isolate():
         return _isolated()
     words = [f"--minutes {minutes:g}", f"--store {given.store}", f"--seed {given.seed}"]
+    words += [f"--mutation '{given.mutation}'"] if given.mutation else []
     command = f"python -m tests.chaos {' '.join(words)}"
+    os.environ[MUTATION] = given.mutation
     began_s = time.monotonic()
 
     def say(what: str) -> None:
@@ -51,51 +56,43 @@ def main() -> int:
     say(f"{command} ({'network and mounts of its own' if given.inside else 'without a network of its own'})")
     with tempfile.TemporaryDirectory(prefix="skerry-chaos-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
-        limit_s = _LONGEST_SHARE * 60 * minutes + _LONGEST_EXTRA_S
         try:
-            result = asyncio.run(
-                _within(
-                    limit_s,
-                    run_campaign(given.store, given.seed, minutes, folder, is_own_machine=given.inside, say=say),
-                )
-            )
+            campaign = Campaign(given.store, given.seed, minutes=minutes, folder=folder, is_own=given.inside, say=say)
+            asyncio.run(_within(_LONGEST_SHARE * 60 * minutes + _LONGEST_EXTRA_S, campaign.run()))
         except BaseException:
             _keep(folder, given.keep)
             raise
-        if result.findings:
+        if campaign.findings:
             _keep(folder, given.keep)
-    return _conclude(result, command, given, minutes, time.monotonic() - began_s)
+    return _conclude(campaign, command, given, minutes, time.monotonic() - began_s)
 
 
-async def _within(limit_s: float, work: Any) -> Result:
+async def _within(limit_s: float, work: Coroutine[Any, Any, None]) -> None:
     async with asyncio.timeout(limit_s):
-        result: Result = await work
-        return result
+        await work
 
 
-def _conclude(result: Result, command: str, given: argparse.Namespace, minutes: float, wall_s: float) -> int:
+def _conclude(campaign: Campaign, command: str, given: argparse.Namespace, minutes: float, wall_s: float) -> int:
     report = {
         "command": command,
         "store": given.store,
         "seed": given.seed,
         "own_network": given.inside,
         "wall_s": round(wall_s),
-        **result.report,
+        **campaign.report,
     }
     if given.report is not None:
         given.report.mkdir(parents=True, exist_ok=True)
         path = given.report / f"{given.store}-seed{given.seed}-{minutes:g}min.json"
         path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
         print(f"report: {path}")
-    shown = {key: value for key, value in report.items() if key != "findings"}
-    shown["fault_points"] = {key: value for key, value in report["fault_points"].items() if key != "left"}
-    print(json.dumps(shown, indent=1))
-    for finding in result.findings:
+    print(json.dumps({key: value for key, value in report.items() if key != "findings"}, indent=1))
+    for finding in campaign.findings:
         print(f"  {finding}")
     print(
-        f"{'FAIL' if result.findings else 'ok  '} {len(result.findings)} findings in {wall_s:.0f} s. Again: {command}"
+        f"{'FAIL' if campaign.findings else 'ok  '} {len(campaign.findings)} findings in {wall_s:.0f} s. Again: {command}"
     )
-    return 1 if result.findings else 0
+    return 1 if campaign.findings else 0
 
 
 def _keep(folder: Path, kept: Path | None) -> None:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,12 +13,16 @@ import numpy as np
 
 from tests.chaos.deployment import Deployment
 from tests.chaos.director import Director
+from tests.chaos.points import Deed
 from tests.chaos.schedule import UNTOUCHED, draw
 from tests.chaos.store_place import StorePlace, store_place
 from tests.chaos.watcher import CALM_S, Learned
 from tests.simulation.auditor import Finding
 
+Say = Callable[[str], None]
+
 _LOOK_EVERY_S: Final = 5.0
+_SAY_EVERY_S: Final = 10.0
 _END_S: Final = 60.0
 # The share of the time that the storm has; the calm run needs less, since nothing stops it.
 _STORM_SHARE: Final = 0.4
@@ -31,129 +34,145 @@ _STALL_S: Final = 0.1
 _FIRST_STEPS: Final = 20
 
 
-@dataclass
-class Result:
-    """What a campaign found, and what its report says."""
+@dataclass(frozen=True)
+class Outcome:
+    """What a run has learned, and the untouched learner's times."""
 
-    findings: list[Finding] = field(default_factory=list)
-    report: dict[str, Any] = field(default_factory=dict)
-
-
-async def run_campaign(
-    kind: str, seed: int, minutes: float, folder: Path, *, is_own_machine: bool, say: Callable[[str], None]
-) -> Result:
-    """Runs the storm and the calm run after it; `is_own_machine`: in network and mounts of our own."""
-    result = Result()
-    with store_place(kind, folder, may_mount=is_own_machine) as place:
-        storm_s = 60 * minutes * _STORM_SHARE
-        say(f"storm of {storm_s:.0f} s on {kind}, seed {seed}")
-        learned, tokens, times = await _storm(place, seed, storm_s, folder, result, is_own_machine, say)
-        say(f"calm run until {min(tokens.values(), default=0)} tokens are merged")
-        calm, calm_times = await _calm(place, seed, tokens, 60 * minutes, folder, result, say)
-    _compare_losses(result, learned, calm)
-    _compare_times(result, times, calm_times)
-    result.report["findings"] = [str(finding) for finding in result.findings]
-    return result
+    learned: Learned
+    times: dict[str, float]
 
 
-async def _storm(
-    place: StorePlace,
-    seed: int,
-    storm_s: float,
-    folder: Path,
-    result: Result,
-    is_own_machine: bool,
-    say: Callable[[str], None],
-) -> tuple[Learned, dict[str, int], dict[str, float]]:
-    plan = draw(seed, storm_s)
-    async with Deployment(place, "storm", folder / "storm", seed=seed, schedule=plan, say=say) as on:
-        director = Director(on, may_drop=is_own_machine)
-        await _until_trained(on, say)
-        looking = asyncio.create_task(_look_on(on, director, say))
-        await director.storm(plan, storm_s)
-        say("calm: everything is healed")
+class Campaign:
+    """A storm, and the calm run after it."""
+
+    def __init__(self, kind: str, seed: int, *, minutes: float, folder: Path, is_own: bool, say: Say) -> None:
+        """On a store of this kind, in about so many minutes; `is_own`: in network and mounts of our own."""
+        self.findings: list[Finding] = []
+        self.report: dict[str, Any] = {}
+        self._kind = kind
+        self._seed = seed
+        self._minutes = minutes
+        self._folder = folder
+        self._is_own = is_own
+        self._say = say
+
+    async def run(self) -> None:
+        """Runs both, and finds what is wrong."""
+        with store_place(self._kind, self._folder, may_mount=self._is_own) as place:
+            storm = await self._storm(place, 60 * self._minutes * _STORM_SHARE)
+            self._say(f"calm run until {min(storm.learned.tokens.values(), default=0)} tokens are merged")
+            calm = await self._calm(place, storm.learned.tokens, 60 * self._minutes)
+        self.findings += compare_losses(storm.learned, calm.learned)
+        self.findings += compare_times(storm.times, calm.times)
+        self.report["loss"] = {
+            "storm": round(storm.learned.loss, 5),
+            "calm": round(calm.learned.loss, 5),
+            "difference_percent": round(100 * (storm.learned.loss / calm.learned.loss - 1), 3),
+            "tokens": storm.learned.tokens,
+            "tokens_calm": calm.learned.tokens,
+        }
+        self.report["untouched_learner"] = {"storm": storm.times, "calm": calm.times}
+        self.report["findings"] = [str(finding) for finding in self.findings]
+
+    async def _storm(self, place: StorePlace, storm_s: float) -> Outcome:
+        self._say(f"storm of {storm_s:.0f} s on {self._kind}, seed {self._seed}")
+        plan = draw(self._seed, storm_s)
+        folder = self._folder / "storm"
+        async with Deployment(place, folder, seed=self._seed, schedule=plan, say=self._say) as on:
+            director = Director(on, may_drop=self._is_own)
+            await _until_trained(on)
+            looking = asyncio.create_task(_look_on(on, director))
+            await director.storm(plan, storm_s)
+            self._say("calm: everything is healed")
+            await self._until_calm(on)
+            looking.cancel()
+            await asyncio.wait([looking])
+            if not looking.cancelled():
+                looking.result()
+            await on.end(_END_S)
+            self._say("audit")
+            self.findings += await on.watcher.audit_all()
+            self.report["faults"] = dict(sorted(on.faults.items()))
+            self.report["fault_points"] = _points(director)
+            children = (*(replica.child for replica in on.replicas), *on.learners)
+            self.report["processes_started"] = {child.name: child.start_count for child in children}
+            self.report["storm"] = on.watcher.counts()
+            return Outcome(await on.watcher.learned(), untouched_times(on))
+
+    async def _until_calm(self, on: Deployment) -> None:
         on.watcher.begin_calm()
-        deadline_s = time.monotonic() + CALM_S
-        while not (has_calmed := await on.watcher.has_calmed()) and time.monotonic() < deadline_s:
+        began_s = time.monotonic()
+        while not (has_calmed := await on.watcher.has_calmed()) and time.monotonic() - began_s < CALM_S:
             on.supervise()
             await asyncio.sleep(1.0)
-        calm_s = CALM_S - (deadline_s - time.monotonic())
-        say(f"{calm_s:.0f} s after the storm all has calmed{'' if has_calmed else f', but {on.watcher.still_open}'}")
-        looking.cancel()
-        await on.end(_END_S)
-        say("audit")
-        result.findings += await on.watcher.audit_all()
-        visited, every = director.points()
-        result.report["faults"] = dict(sorted(on.faults.items()))
-        result.report["fault_points"] = {
-            "visited": len(visited),
-            "of": len(every),
-            "left": [
-                f"{p.replica} {p.operation.verb} {p.operation.kind} {p.moment} {p.deed}"
-                for p in sorted(every - visited)
-            ][:400],
-        }
-        result.report["processes"] = {
-            child.name: child.start_count for child in (*(one.child for one in on.replicas), *on.learners)
-        }
-        result.report["storm"] = on.watcher.counts()
-        return await on.watcher.learned(), on.watcher.merged_tokens(), _times(on)
+        calm_s = round(time.monotonic() - began_s)
+        self._say(f"{calm_s} s after the storm all has calmed{'' if has_calmed else f', but {on.watcher.still_open}'}")
+        self.report["calmed_in_s"] = calm_s
+
+    async def _calm(self, place: StorePlace, tokens: dict[str, int], within_s: float) -> Outcome:
+        async with Deployment(place, self._folder / "calm", seed=self._seed, say=self._say) as on:
+            deadline_s = time.monotonic() + within_s
+            said_s = time.monotonic()
+            while time.monotonic() < deadline_s:
+                await on.watcher.look()
+                on.supervise()
+                merged = on.watcher.merged_tokens()
+                if merged and all(merged.get(name, 0) >= count for name, count in tokens.items()):
+                    break
+                if time.monotonic() - said_s > _SAY_EVERY_S:
+                    said_s = time.monotonic()
+                    self._say(f"calm run: {min(merged.values(), default=0)} tokens merged")
+                await asyncio.sleep(1.0)
+            await on.end(_END_S)
+            self.findings += [Finding(f"calm run: {one.rule}", one.detail) for one in await on.watcher.audit_all()]
+            self.report["calm"] = on.watcher.counts()
+            return Outcome(await on.watcher.learned(tokens), untouched_times(on))
 
 
-async def _calm(
-    place: StorePlace,
-    seed: int,
-    tokens: dict[str, int],
-    within_s: float,
-    folder: Path,
-    result: Result,
-    say: Callable[[str], None],
-) -> tuple[Learned, dict[str, float]]:
-    async with Deployment(place, "calm", folder / "calm", seed=seed, say=say) as on:
-        deadline_s = time.monotonic() + within_s
-        said_s = time.monotonic()
-        while time.monotonic() < deadline_s:
-            await on.watcher.look()
-            on.supervise()
-            merged = on.watcher.merged_tokens()
-            if merged and all(merged.get(name, 0) >= count for name, count in tokens.items()):
-                break
-            if time.monotonic() - said_s > 10:
-                said_s = time.monotonic()
-                say(f"calm run: {min(merged.values(), default=0)} tokens merged")
-            await asyncio.sleep(1.0)
-        await on.end(_END_S)
-        result.findings += [Finding(f"calm run: {one.rule}", one.detail) for one in await on.watcher.audit_all()]
-        result.report["calm"] = on.watcher.counts()
-        return await on.watcher.learned(tokens), _times(on)
+def _points(director: Director) -> dict[str, Any]:
+    """Returns how many fault points were struck: in all, by what struck, and by operation."""
+    visited, every = director.points()
+    deeds = {str(deed): [sum(one.deed is deed for one in points) for points in (visited, every)] for deed in Deed}
+    operations = {
+        " ".join(operation): "{} of {}".format(
+            *(sum(one.operation == operation for one in points) for points in (visited, every))
+        )
+        for operation in sorted({point.operation for point in every})
+    }
+    return {
+        "visited": len(visited),
+        "of": len(every),
+        **{deed: f"{count} of {total}" for deed, (count, total) in deeds.items()},
+        "by_operation": operations,
+    }
 
 
-async def _until_trained(on: Deployment, say: Callable[[str], None]) -> None:
+async def _until_trained(on: Deployment) -> None:
     """Returns when everybody has joined and something was merged."""
     deadline_s = time.monotonic() + 120.0
     while time.monotonic() < deadline_s:
         await on.watcher.look()
         on.supervise()
         if on.watcher.merged_tokens() and all(one.record.session for one in on.watcher.accounts):
-            say("everybody has joined")
+            on.say("everybody has joined")
             return
         await asyncio.sleep(0.5)
-    say("not everybody has joined")
+    on.say("not everybody has joined")
 
 
-async def _look_on(on: Deployment, director: Director, say: Callable[[str], None]) -> None:
+async def _look_on(on: Deployment, director: Director) -> None:
     while True:
         await on.watcher.look()
         visited, every = director.points()
         counts = on.watcher.counts()
-        say(
+        on.say(
             f"versions={counts['versions']} deltas={counts['deltas_acknowledged']} steps={counts['steps_audited']} "
             f"points={len(visited)}/{len(every)} findings={len(on.watcher.findings)}"
         )
         await asyncio.sleep(_LOOK_EVERY_S)
 
 
-def _times(on: Deployment) -> dict[str, float]:
+def untouched_times(on: Deployment) -> dict[str, float]:
     """Returns the untouched learner's times, in milliseconds."""
     (account,) = [one for one in on.watcher.accounts if one.record.learner == f"learner-{UNTOUCHED}"]
     _, cycle_s, stall_s = account.times()
@@ -174,36 +193,24 @@ def _ms(seconds: float) -> float:
     return round(1000 * float(seconds), 2)
 
 
-def _compare_losses(result: Result, storm: Learned, calm: Learned) -> None:
-    share = storm.loss / calm.loss - 1
-    result.report["loss"] = {
-        "storm": round(storm.loss, 5),
-        "calm": round(calm.loss, 5),
-        "difference_percent": round(100 * share, 3),
-        "tokens": storm.tokens,
-        "tokens_calm": calm.tokens,
-    }
+def compare_losses(storm: Learned, calm: Learned) -> Iterator[Finding]:
+    """Yields what is wrong with the storm's loss."""
     short = [name for name, count in storm.tokens.items() if calm.tokens.get(name, 0) < count]
     if short:
-        result.findings.append(Finding("the calm run merges as many tokens", f"it did not of {short} within its time"))
-    elif share > _LOSS_SHARE:
-        detail = f"{100 * share:.2f} % above a calm run of as many merged tokens: {storm.loss:.4f}, {calm.loss:.4f}"
-        result.findings.append(Finding("the storm costs no loss", detail))
+        yield Finding("the calm run merges as many tokens", f"it did not of {short} within its time")
+    elif storm.loss / calm.loss - 1 > _LOSS_SHARE:
+        share = 100 * (storm.loss / calm.loss - 1)
+        detail = f"{share:.2f} % above a calm run of as many merged tokens: {storm.loss:.4f}, {calm.loss:.4f}"
+        yield Finding("the storm costs no loss", detail)
 
 
-def _compare_times(result: Result, storm: dict[str, float], calm: dict[str, float]) -> None:
-    result.report["untouched_learner"] = {"storm": storm, "calm": calm}
+def compare_times(storm: dict[str, float], calm: dict[str, float]) -> Iterator[Finding]:
+    """Yields what is wrong with the untouched learner's steps."""
     if not storm or not calm:
-        result.findings.append(Finding("the untouched learner trains", f"storm={storm}, calm={calm}"))
+        yield Finding("the untouched learner trains", f"storm={storm}, calm={calm}")
         return
     rule = "the untouched learner's steps take what they take in a calm run"
     if storm["step_ms_median"] > (1 + _STEP_SHARE) * calm["step_ms_median"]:
-        detail = f"median {storm['step_ms_median']} ms, calm {calm['step_ms_median']} ms"
-        result.findings.append(Finding(rule, detail))
+        yield Finding(rule, f"median {storm['step_ms_median']} ms, calm {calm['step_ms_median']} ms")
     if storm["in_product_ms_max"] > 1000 * _STALL_S:
-        result.findings.append(Finding(rule, f"one was held up for {storm['in_product_ms_max']} ms"))
-
-
-def fault_count(faults: Counter[str]) -> int:
-    """Returns how many disturbances happened."""
-    return sum(faults.values())
+        yield Finding(rule, f"one was held up for {storm['in_product_ms_max']} ms")

@@ -1,18 +1,20 @@
-"""What the harness tells a child on its standard input, a JSON object a line; and a calendar clock that can be stepped.
+"""What a child is told: JSON objects on its standard input, and a defect to have in its environment.
 
-The clock is stepped where the product's own clock reads it, `time.time`; monotonic time is left alone, as by an
+The calendar clock is stepped where the product's own clock reads it, `time.time`; monotonic time is left alone, as by an
 operator or a time server that sets the machine's clock.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import threading
 import time
 from collections.abc import Callable
 from typing import Any, Final
 
+MUTATION: Final = "SKERRY_CHAOS_MUTATION"
 _REAL: Final = time.time
 
 
@@ -28,3 +30,14 @@ def obey(command: Callable[[dict[str, Any]], None]) -> None:
                 command(given)
 
     threading.Thread(target=listen, daemon=True, name="chaos-control").start()
+
+
+def break_as_told() -> None:
+    """Puts the defect of `tests/simulation/mutations.py` into this process that the environment names, if it does."""
+    name = os.environ.get(MUTATION)
+    if name:
+        import pytest
+
+        from tests.simulation.mutations import MUTATIONS
+
+        next(one for one in MUTATIONS if one.name == name).apply(pytest.MonkeyPatch())

@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 from skerry.client import RunsClient, SkerryError
 from tests.chaos import problem
@@ -38,14 +38,14 @@ _LIFE_S: Final = (8.0, 24.0)
 class Replica:
     """One replica: its process, its way to the store, and which fault points of it were struck."""
 
-    def __init__(self, index: int, port: int, place: StorePlace, name: str, folder: Path, seed: int) -> None:
+    def __init__(self, index: int, port: int, *, place: StorePlace, folder: Path, seed: int) -> None:
         self.index = index
         self.port = port
         self.operations: set[Operation] = set()  # that it did
         self.struck: set[Point] = set()
         self.is_striking = False
         self._place = place
-        self._url = place.url(name)
+        self._url = place.url(folder.name)
         self._folder = folder
         self._seed = seed
         self._events = folder / f"replica-{index}.events"
@@ -131,7 +131,6 @@ class Deployment:
     def __init__(
         self,
         place: StorePlace,
-        name: str,
         folder: Path,
         *,
         seed: int,
@@ -145,17 +144,18 @@ class Deployment:
         self.say = say
         ports = _free_ports(REPLICA_COUNT + LEARNER_COUNT * REPLICA_COUNT)
         self.replicas = [
-            Replica(index, port, place, name, folder, seed) for index, port in enumerate(ports[:REPLICA_COUNT])
+            Replica(index, port, place=place, folder=folder, seed=seed)
+            for index, port in enumerate(ports[:REPLICA_COUNT])
         ]
         self.relay = Relay(LEARNER_COUNT, ports[:REPLICA_COUNT])
         self._relay_ports = ports[REPLICA_COUNT:]
         self.learners = [Child(f"learner-{index}", folder) for index in range(LEARNER_COUNT)]
-        self.watcher = Watcher(place.open(name), seed=seed, schedule=schedule, say=say)
+        self.watcher = Watcher(place.open(folder.name), seed=seed, schedule=schedule, say=say)
         self.faults: Counter[str] = Counter()
         self._newest: dict[int, Account] = {}
         self._restart_at_s: dict[str, float] = {}
 
-    async def __aenter__(self) -> Deployment:
+    async def __aenter__(self) -> Self:
         await self.relay.open(self._relay_ports)
         for replica in self.replicas:
             await replica.open()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import secrets
 import signal
@@ -112,5 +113,6 @@ class FaultyStore:
     async def _litter(self, data: bytes) -> None:
         """Leaves what a writer leaves that dies while it writes: half a file that has no name yet."""
         folder = self._inner.root / TEMPORARY
-        folder.mkdir(exist_ok=True)
-        (folder / secrets.token_hex(16)).write_bytes(data[: len(data) // 2])
+        with contextlib.suppress(OSError):  # the disk is full
+            folder.mkdir(exist_ok=True)
+            (folder / secrets.token_hex(16)).write_bytes(data[: len(data) // 2])

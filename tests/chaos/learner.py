@@ -25,7 +25,7 @@ from skerry.runtime.clock import SystemClock
 from skerry.v1 import exchange_pb2
 from skerry.wire.digests import tree_digest
 from tests.chaos import problem
-from tests.chaos.control import obey
+from tests.chaos.control import break_as_told, obey
 from tests.chaos.journal import Journal
 from tests.simulation.learner_process import RUN
 from tests.simulation.records import fates_in_answer, fates_in_news
@@ -88,6 +88,7 @@ def main(settings: str) -> None:
     journal = Journal(Path(given["journal"]))
     is_ending = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: is_ending.set())
+    break_as_told()
     obey(lambda _: None)
     array_learner.GrpcTransport = partial(RecordingTransport, journal=journal)  # type: ignore[misc,assignment]
     arrays = problem.initial()

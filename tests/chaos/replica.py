@@ -19,7 +19,7 @@ from skerry.store.objects.interface import Objects
 from skerry.store.objects.local import LocalObjects
 from skerry.syncer import command
 from skerry.syncer.settings import ReplicaSettings
-from tests.chaos.control import obey
+from tests.chaos.control import break_as_told, obey
 from tests.chaos.faulty_store import FaultyStore
 from tests.chaos.points import Board, Deed, Mode, Moment, Operation
 
@@ -57,6 +57,7 @@ def main(events_path: str, seed: str, *options: str) -> None:
     settings = partial(command.HostSettings, replica=ReplicaSettings(checkpoint_every=_CHECKPOINT_EVERY))
     command.open_objects = opened  # type: ignore[assignment]  # a narrower signature, which is all that serve uses
     command.HostSettings = settings  # type: ignore[misc,assignment]  # called as the class is
+    break_as_told()
     obey(control)
     cli.main(["serve", *options], prog_name="skerry")
 

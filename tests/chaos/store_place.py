@@ -50,7 +50,7 @@ class StorePlace:
             return {}
         found = self.gateway.env()
         if port is not None:
-            found |= {name: f"http://127.0.0.1:{port}" for name in ("AWS_ENDPOINT", "AWS_ENDPOINT_URL")}
+            found |= dict.fromkeys(("AWS_ENDPOINT", "AWS_ENDPOINT_URL"), f"http://127.0.0.1:{port}")
         return found
 
     def open(self, name: str) -> Objects:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -26,14 +26,17 @@ from skerry.store.versions.replay import Replayer
 from tests.chaos.journal import Account
 from tests.chaos.learner import POLICY
 from tests.chaos.problem import held_out_loss
+from tests.doubles.dict_objects import DictObjects
 from tests.simulation.auditor import Finding, audit, audit_so_far
 from tests.simulation.disturbances import Disturbance, Mix
 from tests.simulation.evidence import Evidence
+from tests.simulation.learner_process import RUN
 from tests.simulation.observer import open_run
 from tests.simulation.world import Plan
 
 # Once nothing fails: a ping that stays unanswered, and a few rounds.
 CALM_S: Final = 90.0
+_READS_AT_ONCE: Final = 16
 _PLAN: Final = Mix("chaos")
 
 
@@ -132,8 +135,20 @@ class Watcher:
         await self.look()
         for account in self.accounts:
             account.load_work()
-        self._found(await audit(self._evidence()))
+        self._found(await audit(replace(self._evidence(), objects=await self._copied())))
         return self.findings
+
+    async def _copied(self) -> DictObjects:
+        """Returns the run's objects as they are now, in memory: an audit reads many of them again and again."""
+        copy, limit = DictObjects(), asyncio.Semaphore(_READS_AT_ONCE)
+
+        async def take(name: str) -> None:
+            async with limit:
+                await copy.create(name, await self._objects.get(name))
+
+        names = [info.name async for info in self._objects.list(f"runs/{RUN}")]
+        await asyncio.gather(*map(take, names))
+        return copy
 
     def merged_tokens(self) -> dict[str, int]:
         """Returns the tokens merged so far, by fragment."""

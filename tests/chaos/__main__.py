@@ -89,9 +89,8 @@ def _conclude(campaign: Campaign, command: str, given: argparse.Namespace, minut
     print(json.dumps({key: value for key, value in report.items() if key != "findings"}, indent=1))
     for finding in campaign.findings:
         print(f"  {finding}")
-    print(
-        f"{'FAIL' if campaign.findings else 'ok  '} {len(campaign.findings)} findings in {wall_s:.0f} s. Again: {command}"
-    )
+    verdict = "FAIL" if campaign.findings else "ok  "
+    print(f"{verdict} {len(campaign.findings)} findings in {wall_s:.0f} s. Again: {command}")
     return 1 if campaign.findings else 0
 
 
@@ -114,7 +113,8 @@ _UNSHARE: Final = ("unshare", "--net", "--mount", "--pid", "--mount-proc", "--fo
 
 def _isolated() -> int:
     """Runs the same command in a network, mounts and processes of its own."""
-    inner = f'ip link set lo up && exec "$0" -B -m tests.chaos {_INSIDE} "$@"'
+    # The shell stays, as the first process has to reap those whose parents ended before them.
+    inner = f'ip link set lo up && "$0" -B -m tests.chaos {_INSIDE} "$@"; exit $?'
     command = ["setpriv", "--pdeathsig=KILL", *_UNSHARE, "sh", "-c", inner, sys.executable, *sys.argv[1:]]
     return subprocess.run(command, check=False).returncode
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, SupportsFloat
 
 import numpy as np
 
@@ -25,7 +25,7 @@ _LOOK_EVERY_S: Final = 5.0
 _SAY_EVERY_S: Final = 10.0
 _END_S: Final = 60.0
 # The share of the time that the storm has; the calm run needs less, since nothing stops it.
-_STORM_SHARE: Final = 0.4
+_STORM_SHARE: Final = 0.33
 _LOSS_SHARE: Final = 0.01
 # A step in the storm against one in the calm run, by median; and how long one may be held up in the product, where a
 # processor was free for it: a learner copies a fragment there, and other threads of its process have the interpreter.
@@ -189,7 +189,7 @@ def untouched_times(on: Deployment) -> dict[str, float]:
     }
 
 
-def _ms(seconds: float) -> float:
+def _ms(seconds: SupportsFloat) -> float:
     return round(1000 * float(seconds), 2)
 
 

@@ -1,7 +1,7 @@
 """What a child is told: JSON objects on its standard input, and a defect to have in its environment.
 
-The calendar clock is stepped where the product's own clock reads it, `time.time`; monotonic time is left alone, as by an
-operator or a time server that sets the machine's clock.
+The calendar clock is stepped where the product's own clock reads it, `time.time`; monotonic time is left alone, as by
+an operator or a time server that sets the machine's clock.
 """
 
 from __future__ import annotations

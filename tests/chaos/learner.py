@@ -14,7 +14,8 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
+from unittest.mock import patch
 
 import numpy as np
 
@@ -31,6 +32,7 @@ from tests.simulation.learner_process import RUN
 from tests.simulation.records import fates_in_answer, fates_in_news
 
 POLICY: Final = Policy(inner_step_count=20, lease_term_s=4.0, quorum_count=2)
+R = TypeVar("R", exchange_pb2.PushDeltaResponse, exchange_pb2.QueryPushResponse)
 _FLUSH_S: Final = 30.0
 _REJOIN_S: Final = 1.0
 
@@ -67,7 +69,7 @@ class RecordingTransport(GrpcTransport):
         """Asks how far a push has come."""
         return self._heard(await super().query_push(request, timeout_s=timeout_s))
 
-    def _heard(self, response: Any) -> Any:
+    def _heard(self, response: R) -> R:
         for fate in fates_in_answer(response):
             self._journal.note("fate", fate)
         return response
@@ -90,7 +92,7 @@ def main(settings: str) -> None:
     signal.signal(signal.SIGTERM, lambda *_: is_ending.set())
     break_as_told()
     obey(lambda _: None)
-    array_learner.GrpcTransport = partial(RecordingTransport, journal=journal)  # type: ignore[misc,assignment]
+    patch.object(array_learner, "GrpcTransport", partial(RecordingTransport, journal=journal)).start()
     arrays = problem.initial()
     learner = _joined(given, arrays, journal, is_ending)
     if learner is None:

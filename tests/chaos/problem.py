@@ -72,5 +72,6 @@ def _samples(source: np.random.Generator, count: int) -> tuple[NDArray[np.float3
 def _odds(arrays: Mapping[str, NDArray[np.float32]], x: NDArray[np.float32]) -> NDArray[np.float32]:
     """Returns the odds of each class, `(samples, classes)`."""
     scores = x[:, :12] @ arrays["left.weight"] + x[:, 12:] @ arrays["right.weight"] + arrays["bias"]
-    odds = np.exp(scores - scores.max(axis=1, keepdims=True))
-    return odds / odds.sum(axis=1, keepdims=True)
+    odds: NDArray[np.float32] = np.exp(scores - scores.max(axis=1, keepdims=True))
+    odds /= odds.sum(axis=1, keepdims=True)
+    return odds

@@ -13,11 +13,14 @@ import sys
 import time
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 from skerry.cli.main import cli
 from skerry.store.objects.interface import Objects
 from skerry.store.objects.local import LocalObjects
+from skerry.store.objects.opening import open_objects
 from skerry.syncer import command
+from skerry.syncer.host import HostSettings
 from skerry.syncer.settings import ReplicaSettings
 from tests.chaos.control import break_as_told, obey
 from tests.chaos.faulty_store import FaultyStore
@@ -48,18 +51,15 @@ def main(events_path: str, seed: str, *options: str) -> None:
             board.death_at_s = time.monotonic() + given["death_in_s"]
             board.is_striking = given["strikes"]
 
-    open_objects = command.open_objects
-
     def opened(url: str, *, new: bool = False) -> Objects:
         objects = open_objects(url, new=new)
         return FaultyStore(objects, board) if isinstance(objects, LocalObjects) else objects
 
-    settings = partial(command.HostSettings, replica=ReplicaSettings(checkpoint_every=_CHECKPOINT_EVERY))
-    command.open_objects = opened  # type: ignore[assignment]  # a narrower signature, which is all that serve uses
-    command.HostSettings = settings  # type: ignore[misc,assignment]  # called as the class is
+    settings = partial(HostSettings, replica=ReplicaSettings(checkpoint_every=_CHECKPOINT_EVERY))
     break_as_told()
     obey(control)
-    cli.main(["serve", *options], prog_name="skerry")
+    with patch.object(command, "open_objects", opened), patch.object(command, "HostSettings", settings):
+        cli.main(["serve", *options], prog_name="skerry")
 
 
 if __name__ == "__main__":

@@ -27,6 +27,10 @@ _END_S: Final = 60.0
 # The share of the time that the storm has; the calm run needs less, since nothing stops it.
 _STORM_SHARE: Final = 0.33
 _LOSS_SHARE: Final = 0.01
+# Of each fragment: a short storm may leave a run with a few long rounds, and a dozen outer steps do not reach the minimum
+# that as many tokens in four times as many steps reach.
+_LEAST_VERSION: Final = 40
+_LEARN_S: Final = 90.0
 # A step in the storm against one in the calm run, by median; and how long one may be held up in the product, where a
 # processor was free for it: a learner copies a fragment there, and other threads of its process have the interpreter.
 _STEP_SHARE: Final = 0.05
@@ -85,6 +89,7 @@ class Campaign:
             await director.storm(plan, storm_s)
             self._say("calm: everything is healed")
             await self._until_calm(on)
+            await _until_learned(on)
             looking.cancel()
             await asyncio.wait([looking])
             if not looking.cancelled():
@@ -158,6 +163,15 @@ async def _until_trained(on: Deployment) -> None:
             return
         await asyncio.sleep(0.5)
     on.say("not everybody has joined")
+
+
+async def _until_learned(on: Deployment) -> None:
+    """Returns when the run has enough versions for its loss to be compared."""
+    deadline_s = time.monotonic() + _LEARN_S
+    while on.watcher.least_version() < _LEAST_VERSION and time.monotonic() < deadline_s:
+        await on.watcher.look()
+        on.supervise()
+        await asyncio.sleep(1.0)
 
 
 async def _look_on(on: Deployment, director: Director) -> None:

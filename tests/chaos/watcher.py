@@ -130,6 +130,10 @@ class Watcher:
         ]
         return not self.still_open
 
+    def least_version(self) -> int:
+        """Returns the version of the fragment that has the fewest."""
+        return 0 if self.state is None else min(fragment.version for fragment in self.state.fragments.values())
+
     async def audit_all(self) -> list[Finding]:
         """Audits a run that is over: contents, fates, and that everything can be verified."""
         await self.look()

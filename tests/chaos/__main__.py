@@ -11,6 +11,7 @@ import asyncio
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -39,11 +40,20 @@ def main() -> int:
     parser.add_argument("--report", type=Path, help="folder to write SEED's report to")
     parser.add_argument("--keep", type=Path, help="folder that keeps the journals and logs of a campaign that failed")
     parser.add_argument("--mutation", default="", help="a defect of tests/simulation/mutations.py to have")
-    parser.add_argument(_INSIDE, action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument(_INSIDE, type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
     minutes = _SHORT_MINUTES if given.short else given.minutes or 60.0
-    if not given.inside and os.geteuid() == 0 and _may_isolate():
-        return _isolated()
+    is_own = given.inside is not None
+    if not is_own:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that what was begun is ended and removed
+    with tempfile.TemporaryDirectory(prefix="skerry-chaos-", ignore_cleanup_errors=True) as name:
+        if not is_own and os.geteuid() == 0 and _may_isolate():
+            return _isolated(name)
+        return _campaign(given, minutes, given.inside or Path(name), is_own=is_own)
+
+
+def _campaign(given: argparse.Namespace, minutes: float, folder: Path, *, is_own: bool) -> int:
+    """Runs a campaign here, in a folder that is removed by the caller."""
     words = [f"--minutes {minutes:g}", f"--store {given.store}", f"--seed {given.seed}"]
     words += [f"--mutation '{given.mutation}'"] if given.mutation else []
     command = f"python -m tests.chaos {' '.join(words)}"
@@ -53,17 +63,16 @@ def main() -> int:
     def say(what: str) -> None:
         print(f"[{time.monotonic() - began_s:6.1f} s] {what}", flush=True)
 
-    say(f"{command} ({'network and mounts of its own' if given.inside else 'without a network of its own'})")
-    with tempfile.TemporaryDirectory(prefix="skerry-chaos-", ignore_cleanup_errors=True) as name:
-        folder = Path(name)
-        try:
-            campaign = Campaign(given.store, given.seed, minutes=minutes, folder=folder, is_own=given.inside, say=say)
-            asyncio.run(_within(_LONGEST_SHARE * 60 * minutes + _LONGEST_EXTRA_S, campaign.run()))
-        except BaseException:
-            _keep(folder, given.keep)
-            raise
-        if campaign.findings:
-            _keep(folder, given.keep)
+    say(f"{command} ({'network and mounts of its own' if is_own else 'without a network of its own'})")
+    tempfile.tempdir = str(folder)
+    campaign = Campaign(given.store, given.seed, minutes=minutes, folder=folder, is_own=is_own, say=say)
+    try:
+        asyncio.run(_within(_LONGEST_SHARE * 60 * minutes + _LONGEST_EXTRA_S, campaign.run()))
+    except BaseException:
+        _keep(folder, given.keep)
+        raise
+    if campaign.findings:
+        _keep(folder, given.keep)
     return _conclude(campaign, command, given, minutes, time.monotonic() - began_s)
 
 
@@ -77,7 +86,7 @@ def _conclude(campaign: Campaign, command: str, given: argparse.Namespace, minut
         "command": command,
         "store": given.store,
         "seed": given.seed,
-        "own_network": given.inside,
+        "own_network": given.inside is not None,
         "wall_s": round(wall_s),
         **campaign.report,
     }
@@ -111,10 +120,10 @@ def _may_isolate() -> bool:
 _UNSHARE: Final = ("unshare", "--net", "--mount", "--pid", "--mount-proc", "--fork", "--kill-child=KILL")
 
 
-def _isolated() -> int:
+def _isolated(folder: str) -> int:
     """Runs the same command in a network, mounts and processes of its own."""
     # The shell stays, as the first process has to reap those whose parents ended before them.
-    inner = f'ip link set lo up && "$0" -B -m tests.chaos {_INSIDE} "$@"; exit $?'
+    inner = f'ip link set lo up && "$0" -B -m tests.chaos {_INSIDE} {folder} "$@"; exit $?'
     command = ["setpriv", "--pdeathsig=KILL", *_UNSHARE, "sh", "-c", inner, sys.executable, *sys.argv[1:]]
     return subprocess.run(command, check=False).returncode
 

@@ -27,8 +27,8 @@ _END_S: Final = 60.0
 # The share of the time that the storm has; the calm run needs less, since nothing stops it.
 _STORM_SHARE: Final = 0.33
 _LOSS_SHARE: Final = 0.01
-# Of each fragment: a short storm may leave a run with a few long rounds, and a dozen outer steps do not reach the minimum
-# that as many tokens in four times as many steps reach.
+# Of each fragment: a short storm may leave a run with a few long rounds, and a dozen outer steps do not come as far as
+# the same tokens in four times as many.
 _LEAST_VERSION: Final = 40
 _LEARN_S: Final = 90.0
 # A step in the storm against one in the calm run, by median; and how long one may be held up in the product, where a

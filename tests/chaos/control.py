@@ -24,12 +24,16 @@ def obey(command: Callable[[dict[str, Any]], None]) -> None:
     def listen() -> None:
         for line in sys.stdin:
             given = json.loads(line)
-            if (offset_s := given.pop("clock_offset_s", None)) is not None:
-                time.time = lambda: _REAL() + offset_s
+            if "clock_offset_s" in given:
+                _step(given.pop("clock_offset_s"))
             if given:
                 command(given)
 
     threading.Thread(target=listen, daemon=True, name="chaos-control").start()
+
+
+def _step(offset_s: float) -> None:
+    time.time = lambda: _REAL() + offset_s
 
 
 def break_as_told() -> None:

@@ -43,13 +43,13 @@ def main() -> int:
     parser.add_argument(_INSIDE, type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
     minutes = _SHORT_MINUTES if given.short else given.minutes or 60.0
-    is_own = given.inside is not None
-    if not is_own:
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that what was begun is ended and removed
+    if given.inside is not None:
+        return _campaign(given, minutes, given.inside, is_own=True)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that what was begun is ended and removed
     with tempfile.TemporaryDirectory(prefix="skerry-chaos-", ignore_cleanup_errors=True) as name:
-        if not is_own and os.geteuid() == 0 and _may_isolate():
+        if os.geteuid() == 0 and _may_isolate():
             return _isolated(name)
-        return _campaign(given, minutes, given.inside or Path(name), is_own=is_own)
+        return _campaign(given, minutes, Path(name), is_own=False)
 
 
 def _campaign(given: argparse.Namespace, minutes: float, folder: Path, *, is_own: bool) -> int:

@@ -41,9 +41,10 @@ from skerry.wire.policy import Policy
 from tests.doubles.seeded_entropy import SeededEntropy
 from tests.simulation.network import Endpoint, Network, NetworkFaults
 from tests.simulation.processes import Process, ProcessLoop
+from tests.simulation.records import LearnerRecord
 from tests.simulation.replica_process import ReplicaProcess
 from tests.simulation.shared_store import SharedStore, StoreFaults
-from tests.simulation.sim_transport import LearnerRecord, SimTransport
+from tests.simulation.sim_transport import SimTransport
 
 _RUN: Final = "quality"
 # From a copy of the weights to adoption: the push, the news of the version, asking for it, receiving it.

@@ -20,7 +20,6 @@ from skerry.runtime.workers import InlineWorkers
 from skerry.store.log.entries import (
     INITIAL_BASE,
     AcceptedItem,
-    Entry,
     Fate,
     Item,
     PolicyItem,
@@ -41,7 +40,7 @@ from skerry.wire.messages import policy_from_message
 from tests.simulation.collected import Collections, with_deleted
 from tests.simulation.evidence import Evidence, state_digest
 from tests.simulation.observer import open_run
-from tests.simulation.sim_transport import LearnerRecord
+from tests.simulation.records import LearnerRecord
 
 _FATES: Final = {
     types_pb2.FATE_MERGED: Fate.MERGED,
@@ -76,9 +75,8 @@ async def audit(evidence: Evidence) -> list[Finding]:
     except Exception as error:  # noqa: BLE001 - any failure to read the log is a finding
         return [*findings, Finding("the log can be read", repr(error))]
     replayed, whole, collections = RunState(log.spec, forgets=True), RunState(log.spec), Collections(evidence, log)
-    entries, admitted = [], []
+    admitted = []
     async for entry, data in log.entries():
-        entries.append(entry)
         apply_entry(whole, entry, data)
         items = [one.item for one in apply_entry(replayed, entry, data) if one.rejection is None]
         admitted += items
@@ -86,7 +84,7 @@ async def audit(evidence: Evidence) -> list[Finding]:
         findings += [Finding(rule, detail) for item in items for detail in collections.admitted(whole, item)]
     findings += [Finding("what is deleted was condemned before", name) for name in collections.deletions()]
     findings += [Finding("what the policy keeps is there", detail) async for detail in collections.losses()]
-    audit_of = _Audit(evidence, log, entries, admitted, replayed)
+    audit_of = _Audit(evidence, log, admitted, replayed)
     findings += audit_of.findings()
     findings += [finding async for finding in audit_of.contents()]
     report = await verify_run(log, workers=InlineWorkers(), scratch=Scratch(None))
@@ -94,14 +92,16 @@ async def audit(evidence: Evidence) -> list[Finding]:
     return findings
 
 
+def audit_so_far(evidence: Evidence, log: RunLog, admitted: list[Item]) -> list[Finding]:
+    """Returns what is wrong with a run that goes on: the rules that hold at every moment, without the contents."""
+    return _Audit(evidence, log, admitted, log.state).safety()
+
+
 class _Audit:
     """One run's rules."""
 
-    def __init__(
-        self, evidence: Evidence, log: RunLog, entries: list[Entry], admitted: list[Item], replayed: RunState
-    ) -> None:
+    def __init__(self, evidence: Evidence, log: RunLog, admitted: list[Item], replayed: RunState) -> None:
         self.evidence = evidence
-        self.entries = entries
         self.admitted = admitted  # every item that the fold admitted, in log order
         self.log = log
         self.blobs = Blobs(
@@ -118,21 +118,27 @@ class _Audit:
                 self.histories[delta.item.session, delta.item.fragment].append(delta)
 
     def findings(self) -> list[Finding]:
-        """Returns what the log and the records say."""
+        """Returns what the log and the records of a run that is over say."""
+        return [
+            *self.safety(),
+            *self._every_delta_has_its_fate(),
+            *self._replicas_agree(),
+            *self._followers_have_the_weights(),
+            *self._nothing_is_lost(),
+            *self._everything_moves(),
+        ]
+
+    def safety(self) -> list[Finding]:
+        """Returns what broke a rule that holds at every moment."""
         return [
             *self._acknowledged_is_in_the_log(),
             *self._accepted_was_sent(),
             *self._fenced_sessions_are_refused(),
             *self._bases_are_used_once(),
             *self._steps_are_merged_once(),
-            *self._every_delta_has_its_fate(),
             *self._versions_are_continuous(),
             *self._policy_changes_are_kept(),
-            *self._replicas_agree(),
-            *self._followers_have_the_weights(),
             *self._learners_are_well(),
-            *self._nothing_is_lost(),
-            *self._everything_moves(),
         ]
 
     # Safety.
@@ -310,7 +316,9 @@ class _Audit:
             return  # a replaced learner loses the work since its last delta, so a slow one may contribute nothing
         begin = self.evidence.calm_begin_count or 0
         for record in self.evidence.records:
-            if not record.has_left or record.failure is not None or record.step_count < 2 * _LONGEST_ROUND_STEPS:
+            if not record.has_left or not record.is_newest or record.failure is not None:
+                continue
+            if record.step_count < 2 * _LONGEST_ROUND_STEPS:
                 continue
             for fragment in self.state.fragments:
                 deltas = [one for one in self.histories[record.session, fragment] if one.fate is Fate.MERGED]

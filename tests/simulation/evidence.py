@@ -14,12 +14,13 @@ import msgspec
 
 from skerry.store.errors import StoreError
 from skerry.store.log.state import RunState
+from skerry.store.objects.interface import Objects
 from skerry.syncer.errors import SyncerError
 from skerry.v1 import types_pb2
 from skerry.wire.digests import tree_digest
 from tests.doubles.dict_objects import DictObjects
 from tests.simulation.learner_process import RUN
-from tests.simulation.sim_transport import LearnerRecord
+from tests.simulation.records import LearnerRecord
 
 if TYPE_CHECKING:
     from tests.simulation.world import Plan, World
@@ -43,7 +44,7 @@ class Evidence:
     """All that the auditor gets to see."""
 
     plan: Plan
-    objects: DictObjects
+    objects: Objects
     landed: Mapping[str, int]  # log entry -> count of events when it landed
     deleted: Mapping[str, tuple[bytes, int]]  # objects -> their bytes, and the count of events when they were deleted
     calm_begin_count: int | None  # count of events when the faults ended; None where there was no calm
@@ -57,6 +58,12 @@ class Evidence:
     call_count: int
     virtual_s: float
     callback_count: int = 0  # that the event loop ran
+
+    @property
+    def stored(self) -> dict[str, tuple[bytes, float]]:
+        """The objects of a simulated store, by name."""
+        assert isinstance(self.objects, DictObjects)
+        return self.objects.objects
 
 
 async def gather(world: World) -> Evidence:

@@ -65,7 +65,7 @@ def judge(mix: str, seed: int) -> Verdict:
 def history_digest(evidence: Evidence) -> str:
     """Returns a digest of everything that a history left: all objects, and what each learner trained and heard."""
     hasher = hashlib.sha256()
-    for name, (data, _) in sorted(evidence.objects.objects.items()):
+    for name, (data, _) in sorted(evidence.stored.items()):
         hasher.update(f"{name} {len(data)} {evidence.landed.get(name)}\n".encode())
         hasher.update(data)
     for record in evidence.records:
@@ -76,4 +76,4 @@ def history_digest(evidence: Evidence) -> str:
 
 def _entries(evidence: Evidence) -> Iterator[Entry]:
     for name in sorted(evidence.landed):
-        yield Entry.from_bytes(evidence.objects.objects[name][0])
+        yield Entry.from_bytes(evidence.stored[name][0])

@@ -23,7 +23,8 @@ from skerry.wire.policy import Policy
 from tests.doubles.seeded_entropy import SeededEntropy
 from tests.simulation.network import Network
 from tests.simulation.processes import Process
-from tests.simulation.sim_transport import LearnerRecord, SimTransport
+from tests.simulation.records import LearnerRecord
+from tests.simulation.sim_transport import SimTransport
 
 RUN: Final = "sim"
 # Tiny, with everything that a layout may have: an embedding, matrices, vectors, sizes that no block divides.

@@ -11,7 +11,8 @@ from skerry.client.errors import SkerryError
 from skerry.v1 import runs_pb2, types_pb2
 from tests.simulation.learner_process import RUN
 from tests.simulation.network import Network
-from tests.simulation.sim_transport import LearnerRecord, SimTransport
+from tests.simulation.records import LearnerRecord
+from tests.simulation.sim_transport import SimTransport
 
 R = TypeVar("R")
 

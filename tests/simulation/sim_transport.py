@@ -1,6 +1,6 @@
 """The client's seam to the network (`skerry.client.transport.Transport`) over simulated calls; keeps a record of them.
 
-The record is what the auditor holds the log against: it is written where answers reach the learner, and nowhere else.
+The record (`records.py`) is written where answers reach the learner, and nowhere else.
 """
 
 from __future__ import annotations
@@ -8,43 +8,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from typing import Any, Final
 
-import numpy as np
-from numpy.typing import NDArray
-
 from skerry.client.errors import RefusedError, SkerryError, TryAgainError, error_of
-from skerry.v1 import capabilities_pb2, exchange_pb2, runs_pb2, types_pb2
+from skerry.v1 import capabilities_pb2, exchange_pb2, runs_pb2
 from tests.simulation.network import Call, Network
+from tests.simulation.records import LearnerRecord, fates_in_answer, fates_in_news
 
 # Small enough that a delta of the simulation's model travels in several parts: two blocks of int4, or six numbers of
 # float32, and the headers that a part spares room for.
 _PART_SIZE_BYTES: Final = 120
-
-
-@dataclass(eq=False)
-class LearnerRecord:
-    """What one process of a learner trained, sent and heard; none of it is read from the log."""
-
-    learner: str
-    incarnation: int
-    session: str = ""
-    # Sum of all steps' vectors up to step n, by tensor: [n] is (numel,) float64; [0] is zero.
-    work: dict[str, list[NDArray[np.float64]]] = field(default_factory=dict)
-    step_count: int = 0
-    headers: dict[str, exchange_pb2.PushHeader] = field(default_factory=dict)  # by delta: as first pushed
-    acknowledged: dict[str, int] = field(default_factory=dict)  # delta -> count of events when it was heard
-    fates: dict[str, types_pb2.DeltaFate] = field(default_factory=dict)  # the last that was heard
-    is_newest: bool = True
-    has_left: bool = False
-    has_flushed: bool = False  # before it left: everything that it trained was acknowledged
-    is_dirty: bool = False  # its weights were poisoned, so contents are not checked
-    may_be_fenced: bool = False  # the learner has had several sessions, and an old one's hello may come late
-    failure: SkerryError | None = None
-    longest_stall_s: float = 0.0
-    steps_when_calm: int | None = None  # trained when the faults stopped
-    contradictions: list[str] = field(default_factory=list)
 
 
 class SimTransport:
@@ -65,7 +38,8 @@ class SimTransport:
         self._control = self._network.route(self._control)
         async with _sending(self._open("Attach", self._control), self._noting_hello(requests)) as call:
             while (response := await call.receive()) is not None:
-                self._note_news(response)
+                for fate in fates_in_news(response):
+                    self._record.note_fate(fate, self._count)
                 yield response
 
     async def push_delta(
@@ -166,51 +140,21 @@ class SimTransport:
     ) -> AsyncIterator[exchange_pb2.AttachRequest]:
         async for request in requests:
             if request.WhichOneof("kind") == "hello":
-                self._record.may_be_fenced |= self._record.session not in ("", request.hello.session_id)
-                self._record.session = request.hello.session_id
+                self._record.note_hello(request.hello.session_id)
             yield request
 
     async def _noting_header(
         self, requests: AsyncIterator[exchange_pb2.PushDeltaRequest]
     ) -> AsyncIterator[exchange_pb2.PushDeltaRequest]:
         async for request in requests:
-            if request.WhichOneof("kind") == "header" and request.header.base_version >= 0:
-                self._record.headers.setdefault(request.header.delta_id, request.header)
+            if request.WhichOneof("kind") == "header":
+                self._record.note_header(request.header)
             yield request
 
     def note_state(self, response: exchange_pb2.PushDeltaResponse | exchange_pb2.QueryPushResponse) -> None:
         """Notes what an answer says of a push."""
-        if response.state == exchange_pb2.PUSH_STATE_ACCEPTED:
-            self._note_fate(response.fate)
-
-    def _note_news(self, response: exchange_pb2.AttachResponse) -> None:
-        if response.HasField("attached"):
-            for fate in response.attached.pending:
-                self._note_fate(fate)
-            return
-        event = response.event
-        match event.WhichOneof("kind"):
-            case "delta_accepted":
-                self._note_fate(event.delta_accepted)
-            case "version_committed":
-                for fate in event.version_committed.merged:
-                    self._note_fate(fate)
-            case "fates_decided":
-                for fate in event.fates_decided.fates:
-                    self._note_fate(fate)
-
-    def _note_fate(self, fate: types_pb2.DeltaFate) -> None:
-        record = self._record
-        if fate.delta_id not in record.headers:
-            return
-        record.acknowledged.setdefault(fate.delta_id, self._count())
-        known = record.fates.get(fate.delta_id)
-        if known is not None and types_pb2.FATE_PENDING not in {known.fate, fate.fate}:
-            if (known.fate, known.version) != (fate.fate, fate.version):
-                record.contradictions.append(f"two final fates of one delta were heard. delta={fate.delta_id}")
-            return
-        if known is None or known.fate == types_pb2.FATE_PENDING:
-            record.fates[fate.delta_id] = fate
+        for fate in fates_in_answer(response):
+            self._record.note_fate(fate, self._count)
 
 
 @asynccontextmanager

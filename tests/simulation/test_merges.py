@@ -9,7 +9,7 @@ from tests.simulation.world import live
 
 
 def test_three_replicas_merge_each_version_once() -> None:
-    objects = live(0, MIXES["calm"]).objects.objects
+    objects = live(0, MIXES["calm"]).stored
     # Every merge writes an update of its own, whether its commit is admitted or not.
     merges = Counter(name.rpartition("-")[0] for name in objects if "/updates/" in name)
     assert len(merges) > 40

@@ -32,9 +32,9 @@ from tests.simulation.network import CALM_NETWORK, KEEPALIVE_S, Endpoint, Networ
 from tests.simulation.observer import open_run
 from tests.simulation.operator_calls import Operator
 from tests.simulation.processes import Process, ProcessLoop
+from tests.simulation.records import LearnerRecord
 from tests.simulation.replica_process import ReplicaProcess, replica_settings
 from tests.simulation.shared_store import SharedStore
-from tests.simulation.sim_transport import LearnerRecord
 
 # Under fire; long enough that a learner 10 times slower takes part in some rounds.
 FIRE_S: Final = 100.0

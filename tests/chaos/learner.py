@@ -1,0 +1,158 @@
+"""A learner of the campaign: `python -m tests.chaos.learner SETTINGS`, the product's `ArrayLearner` and small training.
+
+It keeps the journal of what it trained, sent and heard. SIGTERM has it send what is unsent and leave.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import sys
+import threading
+import time
+from collections.abc import AsyncGenerator, AsyncIterator
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, TypeVar
+from unittest.mock import patch
+
+import numpy as np
+
+from skerry.client import ArrayLearner, Policy, SkerryError, array_learner
+from skerry.client.errors import RunClosedError
+from skerry.client.grpc_transport import GrpcTransport
+from skerry.runtime.clock import SystemClock
+from skerry.v1 import exchange_pb2
+from skerry.wire.digests import tree_digest
+from tests.chaos import problem
+from tests.chaos.control import break_as_told, obey
+from tests.chaos.journal import Journal
+from tests.simulation.learner_process import RUN
+from tests.simulation.records import fates_in_answer, fates_in_news
+
+POLICY: Final = Policy(inner_step_count=20, lease_term_s=4.0, quorum_count=2)
+R = TypeVar("R", exchange_pb2.PushDeltaResponse, exchange_pb2.QueryPushResponse)
+_FLUSH_S: Final = 30.0
+_REJOIN_S: Final = 1.0
+
+
+class RecordingTransport(GrpcTransport):
+    """The product's transport, which notes what goes out before it does, and what came in."""
+
+    def __init__(self, target: str, *, jitter: random.Random | None = None, journal: Journal) -> None:
+        super().__init__(target, jitter=jitter)
+        self._journal = journal
+
+    async def attach(
+        self, requests: AsyncIterator[exchange_pb2.AttachRequest]
+    ) -> AsyncGenerator[exchange_pb2.AttachResponse, None]:
+        """Opens the attach stream."""
+        responses = super().attach(self._noting(requests))
+        try:
+            async for response in responses:
+                for fate in fates_in_news(response):
+                    self._journal.note("fate", fate)
+                yield response
+        finally:
+            await responses.aclose()
+
+    async def push_delta(
+        self, requests: AsyncIterator[exchange_pb2.PushDeltaRequest]
+    ) -> exchange_pb2.PushDeltaResponse:
+        """Sends a push."""
+        return self._heard(await super().push_delta(self._noting(requests)))
+
+    async def query_push(
+        self, request: exchange_pb2.QueryPushRequest, *, timeout_s: float
+    ) -> exchange_pb2.QueryPushResponse:
+        """Asks how far a push has come."""
+        return self._heard(await super().query_push(request, timeout_s=timeout_s))
+
+    def _heard(self, response: R) -> R:
+        for fate in fates_in_answer(response):
+            self._journal.note("fate", fate)
+        return response
+
+    async def _noting(self, requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
+        async for request in requests:
+            kind = request.WhichOneof("kind")
+            if kind == "hello":
+                self._journal.note("hello", request.hello.session_id)
+            elif kind == "header":
+                self._journal.note("header", request.header)
+            yield request
+
+
+def main(settings: str) -> None:
+    """Trains until it is told to end, or is stopped by the run."""
+    given = json.loads(settings)
+    journal = Journal(Path(given["journal"]))
+    is_ending = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: is_ending.set())
+    break_as_told()
+    obey(lambda _: None)
+    patch.object(array_learner, "GrpcTransport", partial(RecordingTransport, journal=journal)).start()
+    arrays = problem.initial()
+    learner = _joined(given, arrays, journal, is_ending)
+    if learner is None:
+        return
+    _train(learner, given, arrays, journal, is_ending)
+    if learner.failure is None:
+        journal.note("flushed", learner.flush(_FLUSH_S) and learner.failure is None and not learner.is_closed)
+        for name, fragment in learner._exchange._fragments.items():
+            ledger = fragment.ledger
+            journal.note("adopted", [name, ledger.version, tree_digest(ledger.anchor).hex()])
+    if learner.failure is not None:
+        journal.note("failure", [learner.failure.reason, str(learner.failure)])
+    learner.close()
+    journal.note("left", True)
+
+
+def _joined(
+    given: dict[str, Any], arrays: problem.Arrays, journal: Journal, is_ending: threading.Event
+) -> ArrayLearner | None:
+    """Returns a learner that has joined, however long that takes; None where the run is closed or it has to end."""
+    while not is_ending.is_set():
+        try:
+            return ArrayLearner(
+                arrays,
+                target=given["target"],
+                run=RUN,
+                learner_id=given["name"],
+                region=given["name"],
+                create=True,
+                policy=POLICY,
+                fragment_count=2,
+            )
+        except RunClosedError as error:
+            journal.note("failure", [error.reason, str(error)])
+            return None
+        except SkerryError as error:
+            print(f"could not join: {error}", flush=True)
+            is_ending.wait(_REJOIN_S)
+    journal.note("left", True)
+    return None
+
+
+def _train(
+    learner: ArrayLearner, given: dict[str, Any], arrays: problem.Arrays, journal: Journal, is_ending: threading.Event
+) -> None:
+    source, pauses = np.random.default_rng(given["seed"]), random.Random(given["seed"])
+    clock = SystemClock()
+    cycle_s = stall_s = 0.0
+    while not is_ending.is_set() and learner.failure is None:
+        began_s, queued_s = clock.monotonic_s(), clock.thread_queued_s()
+        time.sleep(given["step_s"] * pauses.uniform(0.9, 1.1))
+        before = problem.flat(arrays)
+        loss = problem.descend(arrays, source)
+        journal.step(problem.flat(arrays) - before, cycle_s, stall_s)
+        step_s, step_queued_s = clock.monotonic_s(), clock.thread_queued_s()
+        learner.step(problem.BATCH, loss)
+        now_s, now_queued_s = clock.monotonic_s(), clock.thread_queued_s()
+        stall_s = now_s - step_s - (now_queued_s - step_queued_s)
+        cycle_s = now_s - began_s - (now_queued_s - queued_s)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

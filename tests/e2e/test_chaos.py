@@ -1,0 +1,18 @@
+"""The campaign with real processes, three minutes of it on each kind of store; see docs/reliability.md."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from tests.e2e.machine import need_root, run
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+
+
+@pytest.mark.parametrize("store", ["file", "s3"])
+def test_a_short_storm_loses_nothing_and_merges_nothing_twice(store: str) -> None:
+    if store == "s3":
+        need_root()
+    print(run([sys.executable, "-B", "-m", "tests.chaos", "--short", "--store", store], timeout_s=800))

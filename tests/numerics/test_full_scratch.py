@@ -61,8 +61,12 @@ async def test_the_least_recently_used_goes_first_whatever_run_it_is_of(small_sc
     states = [OuterStates(run.log, run.workers, small_scratch) for run in runs]
     fragments = [run.log.state.fragments[FRAGMENT] for run in runs]
 
+    def is_cached(index: int) -> bool:
+        with states[index].reading(fragments[index]) as outer:
+            return outer is not None
+
     def cached() -> list[int]:
-        return [index for index in range(RUN_COUNT) if states[index].newest(fragments[index]) is not None]
+        return [index for index in range(RUN_COUNT) if is_cached(index)]
 
     await states[0].at(fragments[0], 0)
     await states[1].at(fragments[1], 0)

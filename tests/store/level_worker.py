@@ -255,7 +255,7 @@ def plain(state: RunState) -> object:
     fragments = [
         (
             name,
-            (one.version, one.momentum_from, one.closing, one.closing_policy, one.last_close_position),
+            (one.version, one.momentum_from, one.closing, policy_values(one.closing_policy), one.last_close_position),
             (
                 one.next_attempt,
                 [sorted(who) for who in one.contributors],
@@ -278,7 +278,13 @@ def plain(state: RunState) -> object:
         for one in state.learners.values()
     ]
     deltas = [(name, one.fate, one.reason, one.version, one.weight_share) for name, one in state.deltas.items()]
-    return (state.status, state.policy, fragments, learners, deltas, sorted(state.condemned), list(state.requests))
+    policy = policy_values(state.policy)
+    return (state.status, policy, fragments, learners, deltas, sorted(state.condemned), list(state.requests))
+
+
+def policy_values(policy: Policy | None) -> object:
+    """Returns a policy without the fields of later formats, which keep their defaults until the run's level is raised."""
+    return None if policy is None else sorted(policy.to_json().items())
 
 
 async def main(url: str) -> None:

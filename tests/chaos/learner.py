@@ -31,7 +31,8 @@ from tests.chaos.journal import Journal
 from tests.simulation.learner_process import RUN
 from tests.simulation.records import fates_in_answer, fates_in_news
 
-POLICY: Final = Policy(inner_step_count=20, lease_term_s=4.0, quorum_count=2)
+# Nothing is collected: the auditor reads every delta of the run when it is over.
+POLICY: Final = Policy(inner_step_count=20, lease_term_s=4.0, quorum_count=2, kept_version_count=1_000_000)
 R = TypeVar("R", exchange_pb2.PushDeltaResponse, exchange_pb2.QueryPushResponse)
 _FLUSH_S: Final = 30.0
 _REJOIN_S: Final = 1.0

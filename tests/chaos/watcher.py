@@ -222,6 +222,7 @@ class Watcher:
             plan=self._plan,
             objects=self._objects,
             landed={entry_name(prefix, position): count for position, count in self._landed.items()},
+            deleted={},  # the policy keeps everything
             calm_begin_count=self._calm_begin,
             calm_end_count=self._calm_end,
             calm_s=CALM_S,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import Any, Final
 
@@ -16,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from skerry.client.session import Adoption
+from skerry.runtime.clock import SystemClock
 from skerry.runtime.workers import InlineWorkers
 from skerry.store.log.entries import (
     INITIAL_BASE,
@@ -104,9 +106,6 @@ class _Audit:
         self.evidence = evidence
         self.admitted = admitted  # every item that the fold admitted, in log order
         self.log = log
-        self.blobs = Blobs(
-            with_deleted(evidence), log.prefix, entropy=log.entropy, workers=InlineWorkers(), condemned=()
-        )
         self.state = log.state  # with the whole history
         self.replayed = replayed  # what a replica makes of all entries, which forgets what is old
         self.sessions = {item.session for item in admitted if isinstance(item, SessionItem)}  # that ever took over
@@ -377,11 +376,17 @@ class _Audit:
         tensors = self.log.spec.fragment(fragment).tensors
         return np.concatenate([record.work[tensor.name][end] - record.work[tensor.name][begin] for tensor in tensors])
 
+    @cached_property
+    def _blobs(self) -> Blobs:
+        """The run's blobs, with those that were collected."""
+        objects, entropy = with_deleted(self.evidence), self.log.entropy
+        return Blobs(objects, self.log.prefix, SystemClock(), entropy, workers=InlineWorkers(), condemned=())
+
     async def _decoded(self, delta: DeltaState) -> NDArray[np.float64]:
         layout = self.log.spec.fragment(delta.item.fragment)
         values = np.empty(layout.numel, np.float32)
         for part in delta.item.parts:
-            pieces = self.blobs.part_frames(part)
+            pieces = self._blobs.part_frames(part)
             async for batch in frame_batches(pieces, part.first, part.numel):
                 out = values[batch.first : batch.first + batch.numel]
                 decode_frames(batch.data, layout, out, first=batch.first)

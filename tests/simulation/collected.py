@@ -86,5 +86,5 @@ def with_deleted(evidence: Evidence) -> DictObjects:
     """Returns all objects that ever were in the store."""
     objects = DictObjects()
     objects.objects.update({name: (data, 0.0) for name, (data, _) in evidence.deleted.items()})
-    objects.objects.update(evidence.objects.objects)
+    objects.objects.update(evidence.stored)
     return objects

@@ -283,7 +283,7 @@ def plain(state: RunState) -> object:
 
 
 def policy_values(policy: Policy | None) -> object:
-    """Returns a policy without the fields of later formats, which keep their defaults until the run's level is raised."""
+    """Returns a policy without the fields of later formats, which have their defaults until the level is raised."""
     return None if policy is None else sorted(policy.to_json().items())
 
 

@@ -242,7 +242,7 @@ _ONE_SLOW: Final = {
         "without it, same data",
         0.5,
         None,
-        _MANY,
+        _MOST,
     )
     for times in (3, 10, 50)
 }
@@ -260,7 +260,7 @@ _COMPARISONS: Final = (
         "without the slow ones, same data",
         0.5,
         None,
-        _MANY,
+        _MOST,
     ),
     *_ONE_SLOW.values(),
     Comparison(

@@ -36,6 +36,8 @@ _LEARN_S: Final = 90.0
 _STEP_SHARE: Final = 0.05
 _STALL_S: Final = 0.1
 _FIRST_STEPS: Final = 20
+# Ends of processes that nobody asked for, after which the product is broken and the storm teaches nothing.
+_MOST_COMPLAINTS: Final = 5
 
 
 @dataclass(frozen=True)
@@ -177,11 +179,13 @@ async def _until_learned(on: Deployment) -> None:
 async def _look_on(on: Deployment, director: Director) -> None:
     while True:
         await on.watcher.look()
+        if len(on.watcher.complaints) > _MOST_COMPLAINTS:  # nothing would come of the rest
+            raise RuntimeError(f"processes end by themselves. first={on.watcher.complaints[0]}")
         visited, every = director.points()
         counts = on.watcher.counts()
         on.say(
             f"versions={counts['versions']} deltas={counts['deltas_acknowledged']} steps={counts['steps_audited']} "
-            f"points={len(visited)}/{len(every)} findings={len(on.watcher.findings)}"
+            f"points={len(visited)}/{len(every)} findings={len(on.watcher.findings) + len(on.watcher.complaints)}"
         )
         await asyncio.sleep(_LOOK_EVERY_S)
 

@@ -51,8 +51,8 @@ def main(events_path: str, seed: str, *options: str) -> None:
             board.death_at_s = time.monotonic() + given["death_in_s"]
             board.is_striking = given["strikes"]
 
-    def opened(url: str, *, new: bool = False) -> Objects:
-        objects = open_objects(url, new=new)
+    def opened(url: str, **options: Any) -> Objects:
+        objects = open_objects(url, **options)
         return FaultyStore(objects, board) if isinstance(objects, LocalObjects) else objects
 
     settings = partial(HostSettings, replica=ReplicaSettings(checkpoint_every=_CHECKPOINT_EVERY))

@@ -1,7 +1,8 @@
 """What a child is told: JSON objects on its standard input, and a defect to have in its environment.
 
-The calendar clock is stepped where the product's own clock reads it, `time.time`; monotonic time is left alone, as by
-an operator or a time server that sets the machine's clock.
+The calendar clock is stepped in the product's own clock; monotonic time is left alone, as by an operator or a time
+server that sets the machine's clock. `time.time` itself can't be stepped: gRPC adds a call's timeout to it in Python and
+compares the sum with the machine's clock in C, so every call would be late.
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ import json
 import os
 import sys
 import threading
-import time
 from collections.abc import Callable
 from typing import Any, Final
 
+from skerry.runtime.clock import SystemClock
+
 MUTATION: Final = "SKERRY_CHAOS_MUTATION"
-_REAL: Final = time.time
+_REAL: Final = SystemClock.unix_s
 
 
 def obey(command: Callable[[dict[str, Any]], None]) -> None:
@@ -33,7 +35,7 @@ def obey(command: Callable[[dict[str, Any]], None]) -> None:
 
 
 def _step(offset_s: float) -> None:
-    time.time = lambda: _REAL() + offset_s
+    setattr(SystemClock, "unix_s", lambda clock: _REAL(clock) + offset_s)  # noqa: B010 - mypy allows no other way
 
 
 def break_as_told() -> None:

@@ -1,8 +1,8 @@
 """What a child is told: JSON objects on its standard input, and a defect to have in its environment.
 
 The calendar clock is stepped in the product's own clock; monotonic time is left alone, as by an operator or a time
-server that sets the machine's clock. `time.time` itself can't be stepped: gRPC adds a call's timeout to it in Python and
-compares the sum with the machine's clock in C, so every call would be late.
+server that sets the machine's clock. `time.time` itself can't be stepped: gRPC adds a call's timeout to it in Python
+and compares the sum with the machine's clock in C, so every call would be late.
 """
 
 from __future__ import annotations

@@ -6,7 +6,6 @@ import asyncio
 import json
 import random
 import signal
-import socket
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -23,6 +22,7 @@ from tests.chaos.relay import Relay
 from tests.chaos.schedule import LEARNER_COUNT, STEP_S
 from tests.chaos.store_place import StorePlace
 from tests.chaos.watcher import Watcher
+from tests.e2e.ceph import free_ports
 from tests.simulation.disturbances import REPLICA_COUNT, Disturbance
 from tests.simulation.learner_process import RUN
 
@@ -142,7 +142,7 @@ class Deployment:
         self.folder = folder
         self.seed = seed
         self.say = say
-        ports = _free_ports(REPLICA_COUNT + LEARNER_COUNT * REPLICA_COUNT)
+        ports = free_ports(REPLICA_COUNT + LEARNER_COUNT * REPLICA_COUNT)
         self.replicas = [
             Replica(index, port, place=place, folder=folder, seed=seed)
             for index, port in enumerate(ports[:REPLICA_COUNT])
@@ -279,12 +279,3 @@ def _close_run(targets: str, deadline_s: float) -> bool:
         except SkerryError:
             time.sleep(0.5)
     return False
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    try:
-        return [found.getsockname()[1] for found in sockets]
-    finally:
-        for found in sockets:
-            found.close()

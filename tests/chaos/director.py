@@ -11,6 +11,7 @@ from functools import partial, singledispatchmethod
 from typing import Final
 
 from tests.chaos import schedule as what
+from tests.chaos.children import Child
 from tests.chaos.deployment import Deployment, Replica, operate
 from tests.chaos.points import Mode, Point, points_of
 from tests.simulation import disturbances as common
@@ -169,24 +170,12 @@ class Director:
         child.tell(clock_offset_s=one.offset_s)
 
     def _end_replica(self, replica: Replica, number: signal.Signals, down_s: float) -> None:
-        child = replica.child
-        if child.is_stopped or not child.is_alive:
-            return
-
-        def end() -> None:
-            child.is_wanted = False
-            child.signal(number)
-
-        def start() -> None:
-            if child.is_alive:  # it is still draining
-                self._during(1.0, child, _nothing, start)
-            elif not child.is_wanted:
-                replica.start()
-
-        self._during(down_s, child, end, start)
+        self._end_for(replica.child, number, down_s, replica.start)
 
     def _end_learner(self, index: int, number: signal.Signals, down_s: float) -> None:
-        child = self._on.learners[index]
+        self._end_for(self._on.learners[index], number, down_s, partial(self._on.start_learner, index))
+
+    def _end_for(self, child: Child, number: signal.Signals, down_s: float, start_again: Callable[[], None]) -> None:
         if child.is_stopped or not child.is_alive:
             return
 
@@ -195,10 +184,10 @@ class Director:
             child.signal(number)
 
         def start() -> None:
-            if child.is_alive:  # it is still sending
+            if child.is_alive:  # it is still draining or sending
                 self._during(1.0, child, _nothing, start)
             elif not child.is_wanted:
-                self._on.start_learner(index)
+                start_again()
 
         self._during(down_s, child, end, start)
 

@@ -81,7 +81,7 @@ class CephGateway:
         folder = Path(tempfile.mkdtemp(prefix="skerry-ceph-"))
         for name in ("mon", "osd", "gateway"):
             (folder / name).mkdir()
-        monitor_port, gateway_port = _free_ports(2)
+        monitor_port, gateway_port = free_ports(2)
         cluster_id = str(uuid.uuid4())
         (folder / "ceph.conf").write_text(
             _CONFIG.format(cluster_id=cluster_id, folder=folder, monitor_port=monitor_port, gateway_port=gateway_port),
@@ -195,7 +195,8 @@ class CephGateway:
             return False
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
+    """Returns ports on which nobody listens."""
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     try:
         return [found.getsockname()[1] for found in sockets]

@@ -1,10 +1,16 @@
 """A store URL that can't be used says what to do, before anything is done."""
 
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
 
+from skerry.runtime.identifiers import SystemEntropy
+from skerry.runtime.workers import Arguments, InlineWorkers, Result
 from skerry.store.errors import StoreUnavailableError, StoreURLError
+from skerry.store.objects.interface import ObjectInfo, Objects
+from skerry.store.objects.local import LocalObjects
 from skerry.store.objects.opening import open_objects
 
 
@@ -105,3 +111,54 @@ async def test_while_its_marker_is_missing_a_store_says_nothing_and_takes_nothin
     with pytest.raises(StoreUnavailableError, match="volume mounted"):
         await objects.folders("runs")
     assert not list((tmp_path / "store").iterdir())
+
+
+class _ReturningWorkers(InlineWorkers):
+    """Workers before whose job `number` the volume is back: what was asked until then met an empty mount point."""
+
+    def __init__(self, root: Path, number: int) -> None:
+        self._root = root
+        self._jobs_until = number
+
+    async def run(self, function: Callable[[*Arguments], Result], *args: *Arguments) -> Result:
+        self._jobs_until -= 1
+        if self._jobs_until == 0:
+            self._root.rmdir()
+            self._root.with_name("away").rename(self._root)
+        return await super().run(function, *args)
+
+
+@pytest.mark.parametrize("job", [1, 2])
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda objects: objects.get("runs/a/1"),
+        lambda objects: objects.get("runs/a/1", offset=1, length=1),
+        lambda objects: _joined(objects.stream("runs/a/1")),
+        lambda objects: objects.folders("runs"),
+        lambda objects: objects.folders(""),
+        lambda objects: _listed(objects.list("runs")),
+        lambda objects: _listed(objects.list("")),
+    ],
+)
+async def test_nothing_is_missing_because_its_volume_was_away_for_a_moment(
+    tmp_path: Path, read: Callable[[Objects], Awaitable[object]], job: int
+) -> None:
+    root = tmp_path / "store"
+    written = open_objects(f"file://{root}")
+    await written.create("runs/a/1", b"one")
+    await written.create("runs/b/2", b"two")
+    content = await read(written)
+    objects = LocalObjects(root, workers=_ReturningWorkers(root, job), entropy=SystemEntropy(), is_marked=True)
+    root.rename(tmp_path / "away")
+    root.mkdir()
+    with contextlib.suppress(StoreUnavailableError):
+        assert await read(objects) == content
+
+
+async def _joined(pieces: AsyncIterator[bytes]) -> bytes:
+    return b"".join([piece async for piece in pieces])
+
+
+async def _listed(infos: AsyncIterator[ObjectInfo]) -> set[tuple[str, int]]:
+    return {(info.name, info.size_bytes) async for info in infos}

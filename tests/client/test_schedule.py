@@ -11,8 +11,7 @@ H = 24
 
 def rhythm_of(*opened_steps: int, round_steps: float = H) -> RoundRhythm:
     """Returns the rhythm of a learner that had taken so many steps at each opening; rounds took `round_steps`."""
-    first = opened_steps[0] if opened_steps else 0
-    rhythm = RoundRhythm(first, 0.0)
+    rhythm = RoundRhythm()
     for number, step_count in enumerate(opened_steps):
         rhythm.opened(step_count, number * round_steps, inner_step_count=H)
     return rhythm
@@ -40,7 +39,7 @@ def test_a_learner_in_whose_step_several_rounds_open_contributes_with_every_othe
     assert not rhythm.is_near(5, inner_step_count=H)
 
 
-@pytest.mark.parametrize("opened", [(), (5,), (0, 24, 48), (0, 20, 40)])
+@pytest.mark.parametrize("opened", [(), (5,), (0, 24, 48, 72), (0, 20, 40, 60)])
 def test_a_learner_that_opens_rounds_itself_is_never_early(opened: tuple[int, ...]) -> None:
     rhythm = rhythm_of(*opened)
     assert not any(rhythm.is_near(step, inner_step_count=H) for step in range(200))
@@ -60,7 +59,7 @@ def test_a_run_that_went_back_says_nothing_of_the_pace() -> None:
 
 def test_a_round_that_opens_while_the_run_stands_still_does_not_change_the_pace() -> None:
     """It was void, or the version of the round before is not reported yet."""
-    rhythm = RoundRhythm(24, 0.0)
+    rhythm = RoundRhythm()
     for step_count, run_step_count in ((24, 0), (48, 24), (72, 24), (96, 72), (120, 72), (144, 120)):
         rhythm.opened(step_count, run_step_count, inner_step_count=H)
     assert rhythm.interval == H
@@ -69,7 +68,7 @@ def test_a_round_that_opens_while_the_run_stands_still_does_not_change_the_pace(
 def test_first_deltas_of_more_than_h_steps_make_nobody_slow() -> None:
     """A run of four fragments begins with deltas of H to nearly 2 H steps: it goes on by 1.4 H in its second round."""
     for first, run_step_counts in ((24, (0, 33, 57, 81)), (42, (24, 48, 72, 96))):
-        rhythm = RoundRhythm(0, 0.0)
+        rhythm = RoundRhythm()
         for number, run_step_count in enumerate(run_step_counts):
             step_count = first + number * H
             rhythm.opened(step_count, run_step_count, inner_step_count=H)
@@ -77,7 +76,15 @@ def test_first_deltas_of_more_than_h_steps_make_nobody_slow() -> None:
 
 
 def test_a_learner_left_alone_goes_back_to_h_steps() -> None:
-    rhythm = rhythm_of(0, 4, 8)
+    rhythm = rhythm_of(0, 4, 8, 12)
     for number in range(1, 4):  # nobody else opens rounds any more: each opens H steps after an early delta
-        rhythm.opened(8 + number * (H + 4), (2 + number) * H, inner_step_count=H)
-    assert not rhythm.is_near(8 + 4 * (H + 4), inner_step_count=H)
+        rhythm.opened(12 + number * (H + 4), (3 + number) * H, inner_step_count=H)
+    assert not rhythm.is_near(12 + 4 * (H + 4), inner_step_count=H)
+
+
+def test_the_first_rounds_say_nothing_of_the_pace() -> None:
+    """A learner of a third of the speed joined at the start: the run's progress lags until its fragments have begun."""
+    rhythm = RoundRhythm()
+    for step_count, run_step_count in ((8, 0), (16, 3), (24, 27)):
+        rhythm.opened(step_count, run_step_count, inner_step_count=H)
+    assert rhythm.interval == 8.0

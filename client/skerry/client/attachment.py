@@ -196,8 +196,6 @@ class Attachment:
         session.policy = policy_from_message(attached.run.policy, session.policy)
         self._lease_term_s = attached.lease_term.ToTimedelta().total_seconds() or session.policy.lease_term_s
         self._on_progress(attached.run_step_count)
-        for fragment in self._fragments.values():
-            fragment.on_attached(attached.run_step_count)
         self._on_versions(attached.run.versions)
         self._on_status(attached.run.status)
         for fate in attached.pending:

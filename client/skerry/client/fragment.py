@@ -74,7 +74,7 @@ class FragmentExchange:
         self._restore_all = restore_all
         self._newest_version = ledger.version
         self._invited_version = -1
-        self._rhythm: RoundRhythm | None = None  # until the syncer has said where the run is
+        self._rhythm = RoundRhythm()
         self._has_progressed = False  # since the last failure: a delta was acknowledged, or a version adopted
         self._pulls_whole = False  # the next download starts from a snapshot, not from the anchor
         self._wake = asyncio.Event()
@@ -90,16 +90,10 @@ class FragmentExchange:
             self._newest_version = version
             self._wake.set()
 
-    def on_attached(self, run_step_count: float) -> None:
-        """Takes note of the run's progress; only the first attachment counts."""
-        if self._rhythm is None:
-            self._rhythm = RoundRhythm(self._session.trained.step_count, run_step_count)
-
     def on_round_opened(self, version: int, run_step_count: float) -> None:
         """Takes note that the round that makes `version` gathers deltas, and of the run's progress."""
         if version > self._invited_version:
             self._invited_version = version
-            assert self._rhythm is not None, "an event before the first attachment"
             step_count, full = self._session.trained.step_count, self._session.policy.inner_step_count
             self._rhythm.opened(step_count, run_step_count, inner_step_count=full)
             self._wake.set()
@@ -200,8 +194,7 @@ class FragmentExchange:
         next_step = session.trained.step_count + 1  # the weights would be copied at its end
         # A round gathers deltas now, or is near and this learner slow.
         is_awaited = self._invited_version > self._newest_version or (
-            self._rhythm is not None
-            and self._rhythm.is_near(next_step, inner_step_count=session.policy.inner_step_count)
+            self._rhythm.is_near(next_step, inner_step_count=session.policy.inner_step_count)
         )
         return (session.policy.has_waiting_rounds and is_awaited) or is_due(
             next_step,

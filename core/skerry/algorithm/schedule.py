@@ -5,14 +5,16 @@ steps, and r the moving average of the steps that the learner takes while the ru
 
     c_p = floor(p H / P)                               (1)  at the start, for fragment p of P
     t - c >= H                                         (2)  a delta is due
-    r <- r + 0.3 (H (t - t') / (S - S') - r)           (3)  when a round opens, S' at t' being the last measurement
+    r <- r + 0.3 (H (t - t') / (S - S') - r)           (3)  when a round opens, from the third on, S' at t' being the
+                                                            last measurement
     r < 0.75 H  and  r - 1 <= t - o <= 2 max(r, 1)     (4)  the next round is near
 
 (4) is for slow learners. In their own steps the run goes on by H more often than every H, so (2) would make them late:
 they are in the middle of a long step when a round opens, and the others wait for their delta or close the round without
 it. They send just before the round instead. A delta of fewer than H steps opens no round, so being early costs only the
 work of the steps that follow. It is the run's steps that tell who is slow: rounds may open more often than that because
-somebody's deltas come late, and then they are short.
+somebody's deltas come late, and then they are short. A learner's first two rounds tell nothing: while its fragments
+begin, the run's progress lags behind it, or catches up.
 
 Source: Decoupled DiLoCo (arXiv 2604.21428) for H and for spreading the fragments over it; (3) and (4) are Skerry's.
 """
@@ -26,6 +28,8 @@ from typing import Final
 _SLOW_SHARE: Final = 0.75
 # Weight of what the last round took in the moving average.
 _RHYTHM_FACTOR: Final = 0.3
+# Openings of a learner's first rounds, from which nothing is measured.
+_UNMEASURED_COUNT: Final = 2
 # Own steps by which a slow learner is early.
 _LEAD_STEPS: Final = 1.0
 
@@ -47,20 +51,23 @@ def is_due(step_count: int, *, contributed_step: int, inner_step_count: int) -> 
 class RoundRhythm:
     """How many steps a learner takes while the run goes on by H, and when the last round of a fragment opened."""
 
-    # t' and S', at first those at which the learner joined; S is the mean over fragments, as last reported.
-    measured_step: int
-    measured_run_step: float
+    # t' and S'; S is the mean over fragments, as last reported.
+    measured_step: int = 0
+    measured_run_step: float = 0.0
+    opened_count: int = 0
     opened_step: int | None = None  # o
     interval: float | None = None  # r
 
     def opened(self, step_count: int, run_step_count: float, *, inner_step_count: int) -> None:
         """Takes note that a round opened at these steps of the learner and of the run, equation (3)."""
         self.opened_step = step_count
+        self.opened_count += 1
         run_steps = run_step_count - self.measured_run_step
-        if run_steps > 0:
+        if run_steps > 0 and self.opened_count > _UNMEASURED_COUNT:
             taken = inner_step_count * (step_count - self.measured_step) / run_steps
             self.interval = taken if self.interval is None else self.interval + _RHYTHM_FACTOR * (taken - self.interval)
-        if run_steps != 0:  # it stands still where a round was void or its version is not reported yet
+        # It stands still where a round was void or its version is not reported yet.
+        if run_steps != 0 or self.opened_count <= _UNMEASURED_COUNT:
             self.measured_step, self.measured_run_step = step_count, run_step_count
 
     def is_near(self, step_count: int, *, inner_step_count: int) -> bool:

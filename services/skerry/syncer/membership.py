@@ -44,6 +44,7 @@ class LearnerView:
     is_live: bool
     step_count: int = 0  # of its last report
     step_time_s: float | None = None  # moving average that it reports
+    token_rate: float = 0.0  # tokens a second, by that average; 0: not known
 
 
 @dataclass(frozen=True)
@@ -73,12 +74,15 @@ def expected_learners(state: RunState, fragment: FragmentState, view: Membership
     """Returns whom a round of `fragment` waits for.
 
     Before the first close that is everybody; then who contributed to the last two closes, or attached since the first
-    of them. A learner whose last delta held few tokens is not waited for. It contributes early, so its delta is mostly
-    there in time, and it brings less than it costs everybody to have the answer later.
+    of them. A learner whose last delta held few tokens is not waited for; before the first close, one that reports few
+    tokens a second or none. It contributes early, so its delta is mostly there in time, and it brings less than it
+    costs everybody to have the answer later.
     """
     present = _present_learners(state, fragment, view)
     if not fragment.contributors:
-        return present
+        rates = {name: view.learners[name].token_rate if name in view.learners else 0.0 for name in present}
+        largest = max(rates.values(), default=0.0)
+        return {name for name, rate in rates.items() if rate >= _SMALL_SHARE * largest}
     recent = set[str]().union(*fragment.contributors)
     attached = {name for name in present if state.learners[name].attached_at > fragment.close_positions[0]}
     largest = max((weight for name, weight in fragment.weights.items() if name in present), default=0.0)
@@ -271,6 +275,7 @@ class Membership:
                 is_live=self._is_live(known, state.policy.lease_term_s, now_s),
                 step_count=0 if report is None else report.step_count,
                 step_time_s=None if report is None or report.step_time_s <= 0 else report.step_time_s,
+                token_rate=0.0 if report is None else _token_rate(report),
             )
             for name, known in sorted(state.learners.items())
             for report in (self._report_of(known),)
@@ -327,6 +332,11 @@ class Membership:
     def _is_fenced(state: RunState, learner: str, lease: _Lease) -> bool:
         known = state.learners.get(learner)
         return known is not None and lease.session != known.session and lease.session in known.sessions
+
+
+def _token_rate(report: LearnerReport) -> float:
+    steps_s = report.step_count * report.step_time_s
+    return report.token_count / steps_s if steps_s > 0 else 0.0
 
 
 def _advice(learner: str, lease: _Lease) -> bytes:

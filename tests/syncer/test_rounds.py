@@ -96,6 +96,17 @@ def test_nobody_waits_for_a_learner_that_brings_less_than_two_fifths(steps: int,
     assert bool(items) is closes
 
 
+@pytest.mark.parametrize(("pace", "closes"), [(39.0, True), (41.0, False), (0.0, True)])
+def test_a_first_round_waits_for_nobody_that_reports_a_slow_pace_or_no_step_yet(pace: float, *, closes: bool) -> None:
+    world = RoundWorld("eu", "us", "slow")
+    rates = {"eu": 100.0, "us": 90.0, "slow": pace}
+    seen = MembershipView({name: LearnerView(True, 24, 0.1, rate) for name, rate in rates.items()}, 1000.0)
+    world.accept("eu")
+    assert not RoundEngine().decide(world.state, seen, 0.0).items
+    world.accept("us")
+    assert bool(RoundEngine().decide(world.state, seen, 0.0).items) is closes
+
+
 def test_a_fast_learner_of_small_batches_makes_nobody_else_slow() -> None:
     world = RoundWorld("big", "fast")
     world.accept("big", steps=8, tokens=800)

@@ -79,15 +79,14 @@ def expected_learners(state: RunState, fragment: FragmentState, view: Membership
     costs everybody to have the answer later.
     """
     present = _present_learners(state, fragment, view)
-    if not fragment.contributors:
-        rates = {name: view.learners[name].token_rate if name in view.learners else 0.0 for name in present}
-        largest = max(rates.values(), default=0.0)
-        return {name for name, rate in rates.items() if rate >= _SMALL_SHARE * largest}
-    recent = set[str]().union(*fragment.contributors)
-    attached = {name for name in present if state.learners[name].attached_at > fragment.close_positions[0]}
-    largest = max((weight for name, weight in fragment.weights.items() if name in present), default=0.0)
-    expected = present & (recent | attached)
-    return {name for name in expected if fragment.weights.get(name, largest) >= _SMALL_SHARE * largest}
+    if fragment.contributors:
+        recent = set[str]().union(*fragment.contributors)
+        attached = {name for name in present if state.learners[name].attached_at > fragment.close_positions[0]}
+        expected, brought = present & (recent | attached), fragment.weights
+    else:
+        expected, brought = present, {name: view.learners[name].token_rate for name in present}
+    largest = max((weight for name, weight in brought.items() if name in present), default=0.0)
+    return {name for name in expected if brought.get(name, largest) >= _SMALL_SHARE * largest}
 
 
 def closed_round(

@@ -227,7 +227,7 @@ class LocalObjects(ObstoreObjects):
                 f"the store's folder does not exist. folder={self.root}. Is its volume mounted?"
             ) from error
         try:
-            if self._is_marked and MARKER not in os.listdir(root):
+            if self._is_marked and not os.access(MARKER, os.F_OK, dir_fd=root):
                 raise StoreUnavailableError(
                     f"the store's folder has no {MARKER}. folder={self.root}. Is its volume mounted?"
                 )

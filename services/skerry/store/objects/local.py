@@ -104,7 +104,7 @@ class LocalObjects(ObstoreObjects):
 
     async def folders(self, prefix: str) -> list[str]:
         """Returns the folders directly below `prefix`."""
-        return await super().folders(prefix) or await self._workers.run(self._folders, prefix)
+        return await super().folders(prefix) or [*await self._workers.run(self._folders, prefix)]
 
     async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
         """Yields every object below `prefix`."""
@@ -243,7 +243,7 @@ class LocalObjects(ObstoreObjects):
         with self._opened_root() as root, translated_errors("read", name):
             return _Opened(name, root)
 
-    def _folders(self, prefix: str) -> list[str]:
+    def _folders(self, prefix: str) -> Sequence[str]:
         with self._opened_root() as root, contextlib.suppress(FileNotFoundError):
             for _, folders, _, _ in os.fwalk(prefix or ".", dir_fd=root):
                 return sorted(folders)

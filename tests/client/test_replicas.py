@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -25,6 +27,8 @@ from tests.syncer.serve_process import ServeProcess
 POLICY = Policy(inner_step_count=8, lease_term_s=2.0, quarantine_ratio=0.0, max_staleness=10_000)
 # Long for a client that has noticed; one that had to be told by keep-alive would need 50 s.
 FAIL_OVER_S = 5.0
+# Within which a client connects again to a replica that is back.
+RECONNECT_S = 2.5
 ASK = capabilities_pb2.GetCapabilitiesRequest()
 
 
@@ -147,6 +151,57 @@ def test_a_command_does_not_notice_that_one_of_the_replicas_is_dead(replicas: Tw
             with RunsClient(replicas.target) as late:
                 assert late.get_run("fit").run.name == "fit"
             replicas.start(dead)
+
+
+_ASKER = """
+import sys
+from skerry.client import RunsClient
+with RunsClient(sys.argv[1]) as client:
+    for _ in sys.stdin:
+        print(*(run.name for run in client.list_runs()), flush=True)
+"""
+
+
+@pytest.mark.timeout(120)
+def test_of_a_name_with_several_addresses_any_that_lives_is_called(tmp_path: Path) -> None:
+    """The name is in a hosts file that one process sees, in a mount namespace of its own."""
+    (tmp_path / "hosts").write_text("127.0.0.2 syncer.test\n127.0.0.3 syncer.test\n")
+    in_namespace = ["unshare", "--mount", "sh", "-c", f'mount --bind {tmp_path}/hosts /etc/hosts && exec "$@"', "sh"]
+    if subprocess.run([*in_namespace, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("needs root to give a name several addresses")
+    thread = LoopThread("replicas")
+    first = ServeProcess((tmp_path / "store").as_uri(), tmp_path, "127.0.0.2")
+    thread.run(first.start())
+    second = ServeProcess(first.store_url, tmp_path, "127.0.0.3", first.port)
+    thread.run(second.start())
+    asker = subprocess.Popen(
+        [*in_namespace, sys.executable, "-c", _ASKER, f"syncer.test:{first.port}"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert asker.stdin is not None
+    assert asker.stdout is not None
+    try:
+        with RunsClient(f"127.0.0.2:{first.port}") as client:
+            client.create_run("fit", {"bias": np.zeros(4, np.float32)})
+        for dead in (None, first, second):
+            if dead is not None:
+                thread.run(dead.kill())
+            for _ in range(4):
+                asked_at_s = time.monotonic()
+                print(file=asker.stdin, flush=True)
+                assert asker.stdout.readline() == "fit\n"
+                assert dead is None or time.monotonic() - asked_at_s < FAIL_OVER_S
+            if dead is not None:
+                thread.run(dead.start())
+                time.sleep(RECONNECT_S)
+    finally:
+        asker.stdin.close()
+        asker.wait(20)
+        for process in (first, second):
+            thread.run(process.stop())
+        thread.close()
 
 
 def test_calls_are_spread_over_the_healthy_replicas_and_a_draining_one_gets_none(replicas: TwoReplicas) -> None:

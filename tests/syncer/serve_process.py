@@ -14,15 +14,16 @@ from pathlib import Path
 class ServeProcess:
     """One `skerry serve` on one store; started again on the port that it had."""
 
-    def __init__(self, store_url: str, folder: Path) -> None:
+    def __init__(self, store_url: str, folder: Path, host: str = "127.0.0.1", port: int = 0) -> None:
         self.store_url = store_url
-        self.port = 0
+        self.host = host
+        self.port = port
         self._log = (folder / "serve.log").open("ab")
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self, *options: str) -> None:
         """Returns when the process listens."""
-        arguments = ["--listen", f"127.0.0.1:{self.port}", "--store", self.store_url, "--drain-grace", "10", *options]
+        arguments = ["--listen", f"{self.host}:{self.port}", "--store", self.store_url, "--drain-grace", "10", *options]
         self._process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
@@ -36,7 +37,7 @@ class ServeProcess:
         assert self._process.stdout is not None
         async with asyncio.timeout(30):
             line = (await self._process.stdout.readline()).decode()
-        assert line.startswith("listening on 127.0.0.1:"), line
+        assert line.startswith(f"listening on {self.host}:"), line
         self.port = int(line.split()[2].rstrip(",").rpartition(":")[2])
 
     async def kill(self) -> None:

@@ -270,7 +270,7 @@ _COMPARISONS: Final = (
         "none dead",
         1.0,
         None,
-        _MANY,
+        _MOST,
     ),
     *(
         Comparison(f"speeds 1, 1, 0.82, 0.82, jitter 10 %: K = 1 {name}", subject, reference, against, 0.0, None, _MANY)

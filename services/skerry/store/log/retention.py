@@ -127,7 +127,12 @@ def named_refs(state: RunState) -> Iterator[ObjectRef]:
 
 
 def is_due(state: RunState) -> bool:
-    """Whether what nobody needs weighs a quarter of what stays: so collections are few, and disks overfull by that."""
+    """Whether what nobody needs weighs a quarter of what stays: so collections are few, and disks overfull by that.
+
+    That takes microseconds a delta, so a run that keeps all its versions is not weighed at all.
+    """
+    if all(len(fragment.versions) <= state.policy.kept_version_count for fragment in state.fragments.values()):
+        return False
     sizes = {ref.name: ref.size_bytes for ref in named_refs(state) if ref.name not in state.condemned}
     kept = kept_names(state, Retention.of(state.policy))
     kept_bytes = sum(size for name, size in sizes.items() if name in kept)

@@ -21,6 +21,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from types import CodeType, FrameType
 from typing import Any, Final
+from unittest.mock import patch
 
 import structlog
 import torch
@@ -28,6 +29,7 @@ from torch import nn
 
 from skerry.client import Learner, Policy
 from skerry.store.objects.opening import open_objects
+from skerry.syncer import upkeep
 from skerry.syncer.host import HostSettings
 from skerry.syncer.server import ServerSettings, serving
 from skerry.syncer.settings import ReplicaSettings
@@ -99,6 +101,7 @@ def walk() -> dict[str, str]:
         with (
             tempfile.TemporaryDirectory() as folder,
             _quiet_logs(),
+            patch.object(upkeep, "_LOOK_S", _NEVER_S),
             _syncer((Path(folder) / "store").as_uri()) as target,
         ):
             _train(target, recorder)

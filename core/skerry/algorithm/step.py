@@ -12,8 +12,8 @@ With v_m the delta of member m as decoded, t the tensor of an element, and the s
     residual = target - q
 
 Each operation is one float32 operation with its own rounding, elementwise: no fused multiply-add, no reduction. So
-neither the cut into ranges nor the number of threads changes a bit. All functions release the GIL in NumPy, zstd and
-SHA-256; calls on disjoint ranges may overlap.
+neither the cut into ranges nor the number of threads changes a bit. All functions release the GIL in NumPy, kernels,
+zstd and SHA-256; calls on disjoint ranges may overlap.
 
 Source: Decoupled DiLoCo (arXiv 2604.21428), outer optimizer; quantised updates with residual are this project's.
 """
@@ -29,9 +29,10 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from skerry.wire.codecs import MAX_FRAME_NUMEL, Compressor, Encoding
+from skerry.wire.codecs import Compressor, Encoding
 from skerry.wire.digests import LEAF_NUMEL, Hasher, tree_root
-from skerry.wire.frames import decode_frame, decode_frames, encode_frames, parse_frames
+from skerry.wire.frames import Use, decode_frames, encode_frames, parse_frames, use_frame
+from skerry.wire.kernels import kernels_for
 from skerry.wire.layout import FragmentLayout
 
 Float32s = NDArray[np.float32]
@@ -129,16 +130,9 @@ def accumulate(
     Raises:
         FrameError: the frames can't be trusted; `acc` is then of no use.
     """
-    scratch = np.empty(0 if is_first else MAX_FRAME_NUMEL, np.float32)
+    use = Use.STORE_SCALED if is_first else Use.ADD_SCALED
     for frame in parse_frames(data):
-        inside = acc[frame.first : frame.first + frame.numel]
-        values = inside if is_first else scratch[: frame.numel]
-        decode_frame(frame, layout, values)
-        for index, start, stop in layout.ranges(frame.first, frame.numel):
-            part = values[start - frame.first : stop - frame.first]
-            np.multiply(part, coefficients[index], out=part)
-        if not is_first:
-            np.add(inside, values, out=inside)
+        use_frame(frame, layout, acc[frame.first : frame.first + frame.numel], use, coefficients)
 
 
 def prepare_span(step: Step, span: Span) -> PreparedSpan:
@@ -148,9 +142,8 @@ def prepare_span(step: Step, span: Span) -> PreparedSpan:
         NonFiniteError: the step left the range of the codec.
     """
     target = _target(step, span, keep_momentum=False)
-    q = np.empty_like(target)
-    frames = tuple(encode_frames(target, step.layout, step.encoding, first=span.first, decoded=q))
-    theta = np.subtract(step.state.weights[span.first : span.stop], q, out=q)
+    frames = tuple(encode_frames(target, step.layout, step.encoding, first=span.first, decoded=target))
+    theta = np.subtract(step.state.weights[span.first : span.stop], target, out=target)
     return PreparedSpan(frames, _leaf_pieces(theta, span))
 
 
@@ -193,10 +186,8 @@ def subtract_update(weights: Float32s, data: bytes, layout: FragmentLayout) -> N
     Raises:
         FrameError: the frames can't be trusted; `weights` are then of no use.
     """
-    q = np.empty(MAX_FRAME_NUMEL, np.float32)
     for frame in parse_frames(data):
-        inside = weights[frame.first : frame.first + frame.numel]
-        np.subtract(inside, decode_frame(frame, layout, q[: frame.numel]), out=inside)
+        use_frame(frame, layout, weights[frame.first : frame.first + frame.numel], Use.SUBTRACT)
 
 
 def digest_of_spans(numel: int, pieces: Sequence[LeafPieces]) -> bytes:
@@ -216,6 +207,16 @@ def _target(step: Step, span: Span, *, keep_momentum: bool) -> Float32s:
     """Returns `target` of the span, and writes the new momentum to the state where it is to be kept."""
     state, scalars = step.state, step.scalars
     target = np.empty(span.stop - span.first, np.float32)
+    momentum, residual = state.momentum[span.first : span.stop], state.residual[span.first : span.stop]
+    acc = step.acc[span.first : span.stop]
+    kernels = kernels_for(acc, momentum, residual)
+    if kernels is not None:
+        tensors = slice(step.layout.tensor_at(span.first), step.layout.tensor_at(span.stop - 1) + 1)
+        edges = step.layout.bounds[tensors.start : tensors.stop + 1].clip(span.first, span.stop) - span.first
+        arrays = (acc, edges.astype(np.uint64), scalars.tensor_scales[tensors], momentum, residual)
+        factors = (scalars.decay, scalars.gain, scalars.momentum, scalars.rate)
+        kernels.step_target(*arrays, *factors, target, keep_momentum)
+        return target
     d_scratch, buf_scratch = np.empty((2, min(_PIECE_NUMEL, len(target))), np.float32)
     for low, high in _pieces(span):
         d, out = d_scratch[: high - low], target[low - span.first : high - span.first]
@@ -239,9 +240,13 @@ def _pieces(span: Span) -> Iterator[tuple[int, int]]:
 
 def _advance(state: OuterState, span: Span, target: Float32s, q: Float32s) -> Float32s:
     """Writes the span's new weights and residual, and returns a view of those weights."""
-    theta = state.weights[span.first : span.stop]
-    np.subtract(theta, q, out=theta)
-    np.subtract(target, q, out=state.residual[span.first : span.stop])
+    theta, residual = state.weights[span.first : span.stop], state.residual[span.first : span.stop]
+    kernels = kernels_for(theta, residual)
+    if kernels is not None:
+        kernels.advance(target, q, theta, residual)
+    else:
+        np.subtract(theta, q, out=theta)
+        np.subtract(target, q, out=residual)
     return theta
 
 

@@ -11,6 +11,7 @@ import struct
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import Enum
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -31,8 +32,17 @@ from skerry.wire.codecs import (
 )
 from skerry.wire.digests import Hasher
 from skerry.wire.errors import FrameError, NonFiniteError, WireReason
+from skerry.wire.kernels import kernels_for
 from skerry.wire.layout import FragmentLayout
-from skerry.wire.quantise import LARGEST_FLOAT32, LARGEST_SCALED, Blocks, Quantiser, blocks_of, dequantise
+from skerry.wire.quantise import (
+    LARGEST_FLOAT32,
+    LARGEST_SCALED,
+    Blocks,
+    Quantiser,
+    blocks_of,
+    decode_in_kernels,
+    dequantise,
+)
 
 MAGIC: Final = b"SKF1"
 _HEADER: Final = struct.Struct("<4sBBHQIII")  # the CRC-32 follows
@@ -99,15 +109,12 @@ def _encode(  # noqa: PLR0917 - the arguments of encode_frames, checked
         inside = slice(cut.first - first, cut.first - first + cut.numel)
         piece = np.ascontiguousarray(values[inside])
         blocks = blocks_of(layout, cut.first, cut.numel, cut.block) if cut.block else None
-        raw = quantiser.quantise(cut.codec, piece, blocks)
+        raw = quantiser.quantise(cut.codec, piece, blocks, None if decoded is None else decoded[inside])
         if raw is None:
             raise non_finite_error(piece, layout, cut)
         if digest is not None:
             digest.update(raw.data)
-        frame = packer.pack(cut, raw)
-        if decoded is not None:
-            dequantise(cut.codec, raw, blocks, decoded[inside])
-        yield frame
+        yield packer.pack(cut, raw)
 
 
 class FramePacker:
@@ -258,20 +265,68 @@ def decode_frame(
     """
     if out is None:
         out = np.empty(frame.numel, np.float32)
+    _check_out(frame, out)
+    blocks = _blocks_in(frame, layout)
+    raw = _raw_of(frame, blocks)
+    if digest is not None:
+        digest.update(raw)
+    dequantise(frame.codec, np.frombuffer(raw, np.uint8), blocks, out)
+    return out
+
+
+class Use(Enum):
+    """What becomes of each decoded value v, with c its tensor's coefficient."""
+
+    STORE_SCALED = "c v"
+    ADD_SCALED = "out + c v"
+    SUBTRACT = "out - v"
+
+
+def use_frame(
+    frame: Frame,
+    layout: FragmentLayout,
+    out: NDArray[np.float32],  # (frame.numel,) contiguous, written
+    use: Use,
+    coefficients: NDArray[np.float32] | None = None,  # (tensors,) where `use` has c
+) -> None:
+    """Decode a frame and use its values, each operation rounded to float32 by itself.
+
+    Raises:
+        FrameError, ValueError: as `decode_frame`; `out` is then of no use.
+    """
+    _check_out(frame, out)
+    blocks = _blocks_in(frame, layout)
+    kernels = None if blocks is None else kernels_for(out)
+    ranges = list(layout.ranges(frame.first, frame.numel))
+    if kernels is None or blocks is None:
+        values = decode_frame(frame, layout, out if use is Use.STORE_SCALED else None)
+        if coefficients is not None:
+            for index, start, stop in ranges:
+                part = values[start - frame.first : stop - frame.first]
+                np.multiply(part, coefficients[index], out=part)
+        if use is not Use.STORE_SCALED:
+            (np.add if use is Use.ADD_SCALED else np.subtract)(out, values, out=out)
+        return
+    raw = np.frombuffer(_raw_of(frame, blocks), np.uint8)
+    if coefficients is not None:
+        block_counts = [-(-(stop - start) // blocks.size) for _, start, stop in ranges]
+        coefficients = np.repeat(coefficients.take([index for index, _, _ in ranges]), block_counts)
+    decode_in_kernels(kernels, frame.codec, raw, blocks, out, use=getattr(kernels, use.name), coefficients=coefficients)
+
+
+def _check_out(frame: Frame, out: NDArray[np.float32]) -> None:
     check_range_array("out", out)
     if len(out) != frame.numel or not out.flags.c_contiguous:
         raise ValueError(f"out must be contiguous and as long as the frame. expected={frame.numel}, actual={out.shape}")
-    blocks = _blocks_in(frame, layout)
+
+
+def _raw_of(frame: Frame, blocks: Blocks | None) -> bytes | memoryview:
     # Checked against the layout before anything of the declared size is allocated.
     expected = frame.codec.raw_size(frame.numel, blocks.count if blocks else 0)
     if frame.raw_size != expected:
         msg = f"declared size is not what the layout implies. expected={expected}, declared={frame.raw_size}"
         raise FrameError(WireReason.BOMB, msg)
-    raw = frame.payload if frame.compressor is Compressor.NONE else decompress_exactly(frame.payload, expected)
-    if digest is not None:
-        digest.update(raw)
-    dequantise(frame.codec, np.frombuffer(raw, np.uint8), blocks, out)
-    return out
+    return frame.payload if frame.compressor is Compressor.NONE else decompress_exactly(frame.payload, expected)
 
 
 def decode_frames(

@@ -1,7 +1,7 @@
-"""Converts float32 to a frame's raw bytes and back, in NumPy, a frame at a time.
+"""Converts float32 to a frame's raw bytes and back, a frame at a time: in NumPy, or in kernels that do the same.
 
-Every step is one IEEE float32 operation, rounded to nearest even, or an integer operation. So NumPy, torch and all
-machines write the same bytes and read the same values. This holds also where subnormal numbers are flushed to zero:
+Every step is one IEEE float32 operation, rounded to nearest even, or an integer operation. So NumPy, kernels, torch and
+all machines write the same bytes and read the same values. This holds also where subnormal numbers are flushed to zero:
 scales are so far above the subnormal range that a subnormal element rounds to code 0 in either case.
 
 The elements that share a scale are a block. Blocks restart at each tensor, and a tensor's last one may be short.
@@ -10,6 +10,7 @@ The elements that share a scale are a block. Blocks restart at each tensor, and 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Final
 
 import numpy as np
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 
 from skerry.wire.codecs import MAX_FRAME_NUMEL, Codec
 from skerry.wire.errors import FrameError, WireReason
+from skerry.wire.kernels import kernels_for
 from skerry.wire.layout import FragmentLayout
 
 
@@ -43,6 +45,15 @@ class Blocks:
         """`(count,)` elements of each block of an uneven range."""
         assert self.starts is not None
         return np.diff(self.starts, append=self.numel)
+
+    @property
+    def edges(self) -> NDArray[np.uint64]:
+        """`(count + 1,)` the first element of each block, then `numel`: what kernels take."""
+        edges = np.arange(self.count + 1, dtype=np.uint64) * np.uint64(self.size)
+        if self.starts is not None:
+            edges[:-1] = self.starts
+        edges[-1] = self.numel
+        return edges
 
 
 def blocks_of(layout: FragmentLayout, first: int, numel: int, size: int) -> Blocks:
@@ -81,6 +92,7 @@ SMALLEST_SCALE: Final = {
 """Blocks whose scale would be smaller are written as zeros. From here on a subnormal element is below half a step."""
 ROUND_TO_INTEGER: Final = np.float32(1.5 * 2**23)
 """Added to x, |x| < 2^22, leaves rint(x) in the low bits of the sum: two's complement in its lowest byte."""
+_KERNEL_BITS: Final = {Codec.INT8: 8, Codec.INT4: 4, Codec.E3M0: 3}
 
 _CODE = np.arange(16)
 NIBBLE_VALUES: Final = {
@@ -125,16 +137,43 @@ class Quantiser:
         codec: Codec,
         values: NDArray[np.float32],  # (numel,) contiguous
         blocks: Blocks | None,  # of exactly these values; None where the codec has none
+        decoded: NDArray[np.float32] | None = None,  # (numel,) contiguous, written; may be `values`
     ) -> NDArray[np.uint8] | None:
-        """Return a view of the raw bytes, valid until the next call; None when a value is beyond the codec."""
+        """Return a view of the raw bytes, valid until the next call; None when a value is beyond the codec.
+
+        `decoded`, when given, is overwritten with what a receiver will decode. When a value is beyond the codec, only
+        elements before it are, with values that the codec carries.
+        """
         if blocks is None:
-            return _elements(codec, values)
-        raw = self._raw[: codec.raw_size(blocks.numel, blocks.count)]
-        scales = raw[: 4 * blocks.count].view(np.float32)
+            raw = _elements(codec, values)
+        else:
+            raw = self._raw[: codec.raw_size(blocks.numel, blocks.count)]
+            scales, codes = raw[: 4 * blocks.count].view(np.float32), raw[4 * blocks.count :]
+            out = values if decoded is None else decoded
+            kernels = kernels_for(values, out)
+            if kernels is not None:
+                limits = (np.float32(codec.top_code), SMALLEST_SCALE[codec])
+                arrays = (values, blocks.edges, scales, codes, out)
+                is_within = kernels.quantise(_KERNEL_BITS[codec], *limits, *arrays, decoded is not None)
+                return raw if is_within else None
+            if not self._quantise(codec, values, blocks, scales, codes):
+                return None
+        if decoded is not None and raw is not None:
+            dequantise(codec, raw, blocks, decoded)
+        return raw
+
+    def _quantise(
+        self,
+        codec: Codec,
+        values: NDArray[np.float32],
+        blocks: Blocks,
+        scales: NDArray[np.float32],  # (count,) written
+        codes: NDArray[np.uint8],  # written
+    ) -> bool:
+        """Write scales and codes in NumPy; False when a value is beyond the codec."""
         quotients = self._floats[: blocks.numel]
         if not self._scale(codec, values, blocks, scales, quotients):
-            return None
-        codes = raw[4 * blocks.count :]
+            return False
         if codec is Codec.E3M0:
             _pack_nibbles(self._exponent_codes(quotients), codes)
         else:
@@ -147,7 +186,7 @@ class Quantiser:
                 nibbles[blocks.numel :] = 0
                 nibbles &= np.uint8(15)
                 _pack_nibbles(nibbles, codes)
-        return raw
+        return True
 
     def _scale(
         self,
@@ -251,9 +290,11 @@ def dequantise(
     if blocks is None:
         _decode_elements(codec, raw, out)
         return
-    scales = raw[: 4 * blocks.count].view(np.float32)
-    _check_scales(codec, scales)
-    codes = raw[4 * blocks.count :]
+    kernels = kernels_for(out)
+    if kernels is not None:
+        decode_in_kernels(kernels, codec, raw, blocks, out, use=kernels.STORE)
+        return
+    scales, codes = _checked(codec, raw, blocks)
     if codec is Codec.INT8:
         np.copyto(out, codes.view(np.int8))
     else:
@@ -263,6 +304,35 @@ def dequantise(
         if blocks.numel % 2:
             out[-1] = pair_of_byte[codes[-1]].real
     _each_block(np.multiply, out, scales, blocks, out)
+
+
+def decode_in_kernels(
+    kernels: ModuleType,
+    codec: Codec,
+    raw: NDArray[np.uint8],  # exactly codec.raw_size(numel, block_count)
+    blocks: Blocks,
+    out: NDArray[np.float32],  # (numel,) contiguous, written
+    *,
+    use: int,  # of `kernels`: what becomes of each value
+    coefficients: NDArray[np.float32] | None = None,  # (count,) for the uses that multiply
+) -> None:
+    """Decode and use the values in one sweep.
+
+    Raises:
+        FrameError: NON_FINITE or BAD_SCALE; `out` is as it was.
+    """
+    scales, codes = _checked(codec, raw, blocks)
+    kernels.decode(
+        _KERNEL_BITS[codec], use, codes, blocks.edges, scales, scales if coefficients is None else coefficients, out
+    )
+
+
+def _checked(codec: Codec, raw: NDArray[np.uint8], blocks: Blocks) -> tuple[NDArray[np.float32], NDArray[np.uint8]]:
+    """Return the scales, which are in order, and the codes."""
+    # A copy if the bytes lie where no float32 may, as in a frame that was not compressed.
+    scales = np.require(raw[: 4 * blocks.count].view(np.float32), requirements="A")
+    _check_scales(codec, scales)
+    return scales, raw[4 * blocks.count :]
 
 
 def _decode_elements(codec: Codec, raw: NDArray[np.uint8], out: NDArray[np.float32]) -> None:

@@ -1,0 +1,244 @@
+"""The inner loops of quantisation and of the outer step, compiled by numba when this module is imported.
+
+Every element takes the operations of the NumPy code that a function names, in their order, each a float32 operation
+with its own rounding: no fast-math, no fused multiply-add. So both write the same bits. Each loop works on a chunk that
+stays in a core's first-level cache, and through a buffer, because a loop whose input and output may overlap is not
+vectorised. All functions release the GIL. numba keeps the machine code on disk, beside this file or, where it can't be
+written, in the user's cache folder or NUMBA_CACHE_DIR; the key is the CPU and this file, so nothing that is compiled
+may depend on another file of the project.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, TypeVar, cast
+
+import numba
+import numpy as np
+from numba import types
+from numpy.typing import NDArray
+
+Float32s = NDArray[np.float32]
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+# What is done with each value that is decoded.
+STORE, STORE_SCALED, ADD_SCALED, SUBTRACT = range(4)
+
+_CHUNK: Final = 512  # elements in the buffer, 2 KiB; even
+_LARGEST_BITS: Final = np.uint32(0x7F000000)  # of quantise.LARGEST_SCALED; NaN and infinity are above it
+_MAGNITUDE: Final = np.uint32(0x7FFFFFFF)
+_MAGIC: Final = np.float32(1.5 * 2**23)  # quantise.ROUND_TO_INTEGER
+_INFINITY: Final = np.float32(np.inf)
+_ZERO: Final = np.float32(0)
+_ONE, _TWO = np.uint64(1), np.uint64(2)
+_LOW_NIBBLE: Final = np.uint64(15)
+_HIGH_NIBBLE: Final = np.uint64(240)
+_SHIFT: Final = np.uint64(28)  # takes the code of a pair's second word to the high nibble of its first byte
+
+_read_bytes = types.Array(types.uint8, 1, "C", readonly=True)
+_read_floats = types.Array(types.float32, 1, "C", readonly=True)
+_edges = types.Array(types.uint64, 1, "C", readonly=True)
+_bytes, _floats, _words = types.uint8[::1], types.float32[::1], types.uint32[::1]
+_float = types.float32
+
+
+def _compiled(signature: Any) -> Callable[[Function], Function]:
+    """Returns a decorator that compiles at once, or loads what an earlier process has compiled."""
+    options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": False}
+
+    def decorate(function: Function) -> Function:
+        try:
+            compiled: Any = numba.njit(signature, cache=True, **options)(function)
+        except RuntimeError:  # there is no folder to keep it in
+            compiled = numba.njit(signature, **options)(function)
+        return cast("Function", compiled)
+
+    return decorate
+
+
+def _inlined(function: Function) -> Function:
+    """Compiles a function into those that call it."""
+    compiled: Any = numba.njit(nogil=True, error_model="numpy", forceinline=True)(function)
+    return cast("Function", compiled)
+
+
+@_inlined
+def _power_of_two(code: int) -> np.float32:
+    """The value of an e3m0 code: `NIBBLE_VALUES`, as bits."""
+    power = np.uint32(code & 7)
+    sign = np.uint32((code & 8) << 28)
+    return np.uint32(((power + np.uint32(120)) << np.uint32(23)) | sign if power else 0).view(np.float32)
+
+
+@_inlined
+def _e3m0_codes(values: Any, at: np.uint64, n: np.uint64, divisor: np.float32, buffer: Any, words: Any) -> None:
+    """Write n codes to `words`, by the rule of `quantise._e3m0_codes`."""
+    for i in range(n):
+        buffer[i] = values[at + i] / divisor
+    for i in range(n):
+        top = np.int32(words[i] >> np.uint32(22))
+        size = top & 511
+        power: Any = 1 if size == 240 else min(max((size - 239) >> 1, 0), 7)
+        words[i] = np.uint32(power | ((top >> 9) << 3 if power > 0 else 0))
+
+
+@_inlined
+def _unpack(bits: int, codes: Any, at: np.uint64, n: np.uint64, words: Any, pairs: Any, levels: Any) -> None:
+    """Write what the codes of n elements from `at` on stand for, in scales, to `levels`."""
+    if bits == 8:
+        for i in range(n):
+            levels[i] = np.float32(np.int8(codes[at + i]))
+        return
+    first = at // _TWO
+    if at & _ONE:
+        words[0] = np.uint32(codes[first] >> 4)
+    else:
+        for j in range((n + _ONE) // _TWO):
+            byte = np.uint64(codes[first + j])
+            pairs[j] = (byte & _LOW_NIBBLE) | ((byte >> np.uint64(4)) << np.uint64(32))
+    if bits == 3:
+        for i in range(n):
+            levels[i] = _power_of_two(words[i])
+    else:
+        for i in range(n):
+            levels[i] = np.float32(np.int32(words[i] ^ np.uint32(8)) - np.int32(8))
+
+
+@_compiled(types.boolean(types.int64, _float, _float, _read_floats, _edges, _floats, _bytes, _floats, types.boolean))
+def quantise(  # noqa: C901, PLR0912 - loops in functions of their own are not vectorised, and take twice the time
+    bits: int,  # 8; 4; 3 for e3m0
+    top_code: np.float32,
+    smallest_scale: np.float32,
+    values: Float32s,  # (numel,)
+    edges: NDArray[np.uint64],  # (count + 1,) where blocks begin, and numel
+    scales: Float32s,  # (count,) written
+    codes: NDArray[np.uint8],  # written
+    decoded: Float32s,  # (numel,) written where `is_decoded`; may be `values`
+    is_decoded: bool,
+) -> bool:
+    """`Quantiser.quantise`, and `dequantise` of the same; False at the first block that holds a value beyond the codec.
+
+    Blocks before that one are decoded, to values within the codec.
+    """
+    buffer = np.empty(_CHUNK, np.float32)
+    words, pairs, value_bits = buffer.view(np.uint32), buffer.view(np.uint64), values.view(np.uint32)
+    for block in range(np.uint64(len(scales))):
+        first, stop = edges[block], edges[block + _ONE]
+        largest = np.uint32(0)
+        for i in range(stop - first):
+            largest = max(largest, np.uint32(value_bits[first + i] & _MAGNITUDE))
+        if largest > _LARGEST_BITS:
+            return False
+        scale = np.uint32(largest).view(np.float32) / top_code
+        divisor = scale
+        if scale < smallest_scale:
+            scale, divisor = _ZERO, _INFINITY
+        scales[block] = scale
+        at = first
+        while at < stop:
+            # One element where a block begins in the middle of a byte.
+            n = _ONE if bits < 8 and at & _ONE else min(np.uint64(_CHUNK), stop - at)
+            if bits == 3:
+                _e3m0_codes(values, at, n, divisor, buffer, words)
+            else:
+                for i in range(n):
+                    buffer[i] = values[at + i] / divisor + _MAGIC
+            if is_decoded and bits == 3:
+                for i in range(n):
+                    decoded[at + i] = _power_of_two(words[i]) * scale
+            elif is_decoded:
+                for i in range(n):
+                    decoded[at + i] = (buffer[i] - _MAGIC) * scale
+            if bits == 8:
+                for i in range(n):
+                    codes[at + i] = np.uint8(words[i])
+            elif at & _ONE:
+                codes[at >> _ONE] |= np.uint8((words[0] & 15) << 4)
+            else:
+                byte = at >> _ONE
+                for j in range(n >> _ONE):
+                    codes[byte + j] = np.uint8((pairs[j] & _LOW_NIBBLE) | ((pairs[j] >> _SHIFT) & _HIGH_NIBBLE))
+                if n & _ONE:
+                    codes[byte + (n >> _ONE)] = np.uint8(words[n - _ONE] & 15)
+            at += n
+    return True
+
+
+@_compiled(types.void(types.int64, types.int64, _read_bytes, _edges, _read_floats, _read_floats, _floats))
+def decode(
+    bits: int,
+    use: int,  # STORE, STORE_SCALED, ADD_SCALED or SUBTRACT
+    codes: NDArray[np.uint8],
+    edges: NDArray[np.uint64],  # (count + 1,)
+    scales: Float32s,  # (count,) checked
+    coefficients: Float32s,  # (count,) of each block's tensor; for STORE_SCALED and ADD_SCALED
+    out: Float32s,  # (numel,) written
+) -> None:
+    """`dequantise`, and what `step` does with each value: v, c v, out + c v or out - v."""
+    buffer, levels = np.empty(_CHUNK, np.float32), np.empty(_CHUNK, np.float32)
+    words, pairs = buffer.view(np.uint32), buffer.view(np.uint64)
+    for block in range(np.uint64(len(scales))):
+        at, stop, scale = edges[block], edges[block + _ONE], scales[block]
+        while at < stop:
+            n = _ONE if bits < 8 and at & _ONE else min(np.uint64(_CHUNK), stop - at)
+            _unpack(bits, codes, at, n, words, pairs, levels)
+            if use == STORE:
+                for i in range(n):
+                    out[at + i] = levels[i] * scale
+            elif use == SUBTRACT:
+                for i in range(n):
+                    out[at + i] = out[at + i] - levels[i] * scale
+            elif use == STORE_SCALED:
+                for i in range(n):
+                    out[at + i] = levels[i] * scale * coefficients[block]
+            else:
+                for i in range(n):
+                    out[at + i] = out[at + i] + levels[i] * scale * coefficients[block]
+            at += n
+
+
+@_compiled(
+    types.void(
+        _read_floats,
+        _edges,
+        _read_floats,
+        _floats,
+        _read_floats,
+        _float,
+        _float,
+        _float,
+        _float,
+        _floats,
+        types.boolean,
+    )
+)
+def step_target(
+    acc: Float32s,  # (numel,)
+    edges: NDArray[np.uint64],  # (tensors + 1,) of the range
+    scales: Float32s,  # (tensors,)
+    momentum: Float32s,  # (numel,) written where `keeps_momentum`
+    residual: Float32s,  # (numel,)
+    decay: np.float32,
+    gain: np.float32,
+    mu: np.float32,
+    rate: np.float32,
+    target: Float32s,  # (numel,) written
+    keeps_momentum: bool,
+) -> None:
+    """`step._target` of a range."""
+    for tensor in range(np.uint64(len(scales))):
+        first, scale = edges[tensor], scales[tensor]
+        for i in range(edges[tensor + _ONE] - first):
+            d = acc[first + i] * scale
+            buf = momentum[first + i] * decay + d * gain
+            if keeps_momentum:
+                momentum[first + i] = buf
+            target[first + i] = residual[first + i] + (d + buf * mu) * rate
+
+
+@_compiled(types.void(_read_floats, _read_floats, _floats, _floats))
+def advance(target: Float32s, q: Float32s, weights: Float32s, residual: Float32s) -> None:
+    """`step._advance` of a range: writes weights - q and target - q."""
+    for i in range(np.uint64(len(target))):
+        weights[i] = weights[i] - q[i]
+        residual[i] = target[i] - q[i]

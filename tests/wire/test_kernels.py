@@ -1,0 +1,141 @@
+"""The compiled kernels write what NumPy writes, bit for bit, whatever the values and wherever blocks end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from types import ModuleType
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from skerry.algorithm import step as step_module
+from skerry.algorithm.step import (
+    OuterState,
+    Scalars,
+    Step,
+    accumulate,
+    adopt_span,
+    prepare_span,
+    step_spans,
+    subtract_update,
+)
+from skerry.wire import Codec, Encoding, FragmentLayout, NonFiniteError, TensorSpec, frames, quantise
+from skerry.wire.frames import decode_frames, encode_frames
+from skerry.wire.kernels import load
+from tests.wire.wire_strategies import LARGEST, block_encodings, fragments
+
+Fragment = tuple[FragmentLayout, NDArray[np.float32]]
+KERNELS = load()
+pytestmark = pytest.mark.skipif(KERNELS is None, reason="numba can't be imported")
+
+
+def with_kernels(kernels: ModuleType | None, work: Callable[[], Any]) -> Any:
+    """Returns what `work` returns, done by these kernels, or by NumPy."""
+    with ExitStack() as patches:
+        for module in (quantise, frames, step_module):
+            patches.enter_context(patch.object(module, "kernels_for", lambda *arrays: kernels))
+        return work()
+
+
+def encoded(values: NDArray[np.float32], layout: FragmentLayout, encoding: Encoding) -> tuple[bytes, bytes, bytes]:
+    """Returns the frames, what the sender is told, and what a receiver decodes."""
+    told, received = values.copy(), np.full_like(values, np.nan)
+    data = b"".join(encode_frames(told, layout, encoding, decoded=told))
+    decode_frames(data, layout, received)
+    return data, told.tobytes(), received.tobytes()
+
+
+@given(fragments(), block_encodings)
+def test_frames_and_values_are_those_of_numpy(fragment: Fragment, encoding: Encoding) -> None:
+    layout, values = fragment
+    work = lambda: encoded(values, layout, encoding)  # noqa: E731 - done twice
+    assert with_kernels(KERNELS, work) == with_kernels(None, work)
+
+
+@given(st.sampled_from([Codec.INT8, Codec.INT4, Codec.E3M0]), st.integers(0, 2**32 - 1), st.integers(1, 1500))
+def test_any_bits_are_encoded_or_refused_alike(codec: Codec, seed: int, block: int) -> None:
+    generator = np.random.default_rng(seed)
+    shapes = ((3, 333), (2, 1), (1, 700))
+    layout = FragmentLayout("f", tuple(TensorSpec(f"t{index}", shape) for index, shape in enumerate(shapes)))
+    values = generator.integers(0, 2**32, layout.numel, dtype=np.uint32).view(np.float32)
+    # Most of what is drawn so is within the codec, and one in some draws is not.
+    values = np.where(np.abs(values) <= LARGEST, values, np.float32(LARGEST))
+    odd = generator.integers(0, layout.numel)
+    values[odd] = generator.choice([LARGEST, -0.0, np.nan, np.inf, -np.inf, 2.0**-149, np.nextafter(LARGEST, np.inf)])
+    encoding = Encoding(codec, block=block, vector_codec=codec)
+
+    def work() -> object:
+        try:
+            return encoded(values, layout, encoding)
+        except NonFiniteError as error:
+            return str(error)
+
+    with np.errstate(invalid="ignore", over="ignore"):
+        assert with_kernels(KERNELS, work) == with_kernels(None, work)
+
+
+@pytest.mark.parametrize("codec", [Codec.INT8, Codec.INT4, Codec.E3M0])
+def test_every_code_and_tie_is_numpys(codec: Codec) -> None:
+    top = {Codec.INT8: 127, Codec.INT4: 7, Codec.E3M0: 1}[codec]
+    ties = np.arange(-2 * top * 64, 2 * top * 64 + 1, dtype=np.float32) / 128
+    around = np.concatenate([np.nextafter(ties, np.float32(side)) for side in (-np.inf, np.inf)])
+    powers = np.ldexp(np.float32(1.5), np.arange(-160, 1)).astype(np.float32)
+    values = np.concatenate([[np.float32(top)], ties, around, powers, -powers]).clip(-top, top).astype(np.float32)
+    layout = FragmentLayout("f", (TensorSpec("t", (1, len(values))),))
+    encoding = Encoding(codec, block=2**15)
+    work = lambda: encoded(values, layout, encoding)  # noqa: E731 - done twice
+    assert with_kernels(KERNELS, work) == with_kernels(None, work)
+
+
+@given(fragments(), block_encodings, st.data())
+def test_values_are_accumulated_and_subtracted_as_by_numpy(
+    fragment: Fragment, encoding: Encoding, data: st.DataObject
+) -> None:
+    layout, values = fragment
+    generator = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
+    coefficients = generator.uniform(-1, 1, (2, len(layout.tensors))).astype(np.float32)
+    delta = b"".join(encode_frames(values, layout, encoding))
+
+    def work() -> tuple[bytes, bytes]:
+        acc, weights = np.full_like(values, np.nan), values[::-1].copy()
+        accumulate(acc, delta, layout, coefficients[0], is_first=True)
+        accumulate(acc, delta, layout, coefficients[1], is_first=False)
+        subtract_update(weights, delta, layout)
+        return acc.tobytes(), weights.tobytes()
+
+    with np.errstate(over="ignore", invalid="ignore"):
+        assert with_kernels(KERNELS, work) == with_kernels(None, work)
+
+
+@given(fragments(), block_encodings, st.integers(0, 2**32 - 1))
+def test_the_outer_step_is_that_of_numpy(fragment: Fragment, encoding: Encoding, seed: int) -> None:
+    layout, acc = fragment
+    generator = np.random.default_rng(seed)
+    rate, momentum, decay, gain = generator.uniform(0.1, 1, 4).astype(np.float32)
+    tensor_scales = generator.uniform(0, 1, len(layout.tensors)).astype(np.float32)
+    scalars = Scalars(rate, momentum, tensor_scales, tensor_scales[None], decay, gain)
+
+    def work() -> list[object]:
+        state = OuterState(acc[::-1].copy(), acc * np.float32(0.5), np.roll(acc, 1) * np.float32(0.125), 0)
+        step = Step(layout, scalars, encoding, state, acc)
+        done: list[object] = []
+        for span in step_spans(layout, encoding):
+            prepared = prepare_span(step, span)
+            adopt_span(step, span, prepared.frames)
+            done += [prepared.frames, prepared.pieces.leaf.digest()]
+        return [*done, state.weights.tobytes(), state.momentum.tobytes(), state.residual.tobytes()]
+
+    def outcome() -> object:
+        try:
+            return work()
+        except NonFiniteError as error:
+            return str(error)
+
+    with np.errstate(over="ignore", invalid="ignore"):
+        assert with_kernels(KERNELS, outcome) == with_kernels(None, outcome)

@@ -20,7 +20,7 @@ def test_everything_but_a_learner_imports_without_torch() -> None:
     assert json.loads(done.stdout) == {}
 
 
-@pytest.mark.parametrize("heavy", ["torch", "grpc", "numpy", "skerry.client", "skerry.store", "skerry.syncer"])
+@pytest.mark.parametrize("heavy", ["torch", "grpc", "numba", "numpy", "skerry.client", "skerry.store", "skerry.syncer"])
 def test_the_version_is_shown_without_importing(heavy: str) -> None:
     script = "import sys, skerry.cli.main as m\ntry: m.main(['--version'])\nexcept SystemExit: pass\n"
     script += f"sys.exit({heavy!r} in sys.modules)"

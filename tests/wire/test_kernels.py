@@ -25,7 +25,7 @@ from skerry.algorithm.step import (
     step_spans,
     subtract_update,
 )
-from skerry.wire import Codec, Encoding, FragmentLayout, NonFiniteError, TensorSpec, frames, quantise
+from skerry.wire import Codec, Encoding, FragmentLayout, NonFiniteError, TensorSpec, quantise
 from skerry.wire.frames import decode_frames, encode_frames
 from skerry.wire.kernels import load
 from tests.wire.wire_strategies import LARGEST, block_encodings, fragments
@@ -38,7 +38,7 @@ pytestmark = pytest.mark.skipif(KERNELS is None, reason="numba can't be imported
 def with_kernels(kernels: ModuleType | None, work: Callable[[], Any]) -> Any:
     """Returns what `work` returns, done by these kernels, or by NumPy."""
     with ExitStack() as patches:
-        for module in (quantise, frames, step_module):
+        for module in (quantise, step_module):
             patches.enter_context(patch.object(module, "kernels_for", lambda *arrays: kernels))
         return work()
 

@@ -30,7 +30,7 @@ from skerry.runtime.clock import StepClock
 from skerry.runtime.identifiers import Entropy
 from skerry.runtime.workers import Workers
 from skerry.v1 import capabilities_pb2, types_pb2
-from skerry.wire import FragmentLayout
+from skerry.wire import FragmentLayout, kernels
 from skerry.wire.messages import layouts_from_messages, policy_from_message
 from skerry.wire.policy import Policy
 
@@ -173,7 +173,8 @@ class ExchangeLoop:
         warn_of_missing_plan(session)
         self._layouts, _ = layouts_from_messages(run.tensors, run.fragments)
         check_same_tensors(session.parameters.tensors, self._layouts)
-        await self._load_newest()
+        largest_numel = max(layout.numel for layout in self._layouts)
+        await asyncio.gather(self._load_newest(), session.workers.run(kernels.warm_up, largest_numel))
 
     async def _load_newest(self) -> None:
         """Loads every fragment; the training thread has not started, so no step boundary is waited for."""

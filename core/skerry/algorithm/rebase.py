@@ -51,7 +51,7 @@ UNTRAINED: Final = Trained(0, 0)
 class Ledger:
     """A, B, q and the steps that they cover, for one fragment; a value: every event gives the next one.
 
-    `anchor` and `base` may be one array. No array is ever written to.
+    `anchor` and `base` may be one array. No array of it is ever written to.
     """
 
     version: int
@@ -62,9 +62,12 @@ class Ledger:
     in_flight: FlatArray | None = None  # (numel,) q
     in_flight_since: Trained = UNTRAINED  # q holds the steps after this, up to `sent_until`
 
-    def unsent(self, weights: FlatArray) -> FlatArray:
-        """Returns u of equation (2), `(numel,)`, for the model's weights as they were copied."""
-        unsent = self.base - weights
+    def unsent(self, weights: FlatArray, *, out: NDArray[np.float32] | None = None) -> FlatArray:
+        """Returns u of equation (2), `(numel,)`, for the model's weights as they were copied; in `out`, if given.
+
+        `out` may be `weights`, if both and `base` are NumPy arrays.
+        """
+        unsent = self.base - weights if out is None else np.subtract(self.base, weights, out=out)
         if self.in_flight is not None:
             unsent -= self.in_flight
         return unsent

@@ -23,6 +23,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum
 from itertools import pairwise
 from typing import Final, NamedTuple
 
@@ -31,9 +32,10 @@ from numpy.typing import NDArray
 
 from skerry.wire.codecs import Compressor, Encoding
 from skerry.wire.digests import LEAF_NUMEL, Hasher, tree_root
-from skerry.wire.frames import Use, decode_frames, encode_frames, parse_frames, use_frame
+from skerry.wire.frames import Frame, decode_frame, decode_frames, encode_frames, open_frame, parse_frames
 from skerry.wire.kernels import kernels_for
 from skerry.wire.layout import FragmentLayout
+from skerry.wire.quantise import decode_in_kernels
 
 Float32s = NDArray[np.float32]
 
@@ -130,9 +132,9 @@ def accumulate(
     Raises:
         FrameError: the frames can't be trusted; `acc` is then of no use.
     """
-    use = Use.STORE_SCALED if is_first else Use.ADD_SCALED
+    use = _Use.STORE_SCALED if is_first else _Use.ADD_SCALED
     for frame in parse_frames(data):
-        use_frame(frame, layout, acc[frame.first : frame.first + frame.numel], use, coefficients)
+        _use_frame(frame, layout, acc[frame.first : frame.first + frame.numel], use, coefficients)
 
 
 def prepare_span(step: Step, span: Span) -> PreparedSpan:
@@ -187,7 +189,42 @@ def subtract_update(weights: Float32s, data: bytes, layout: FragmentLayout) -> N
         FrameError: the frames can't be trusted; `weights` are then of no use.
     """
     for frame in parse_frames(data):
-        use_frame(frame, layout, weights[frame.first : frame.first + frame.numel], Use.SUBTRACT)
+        _use_frame(frame, layout, weights[frame.first : frame.first + frame.numel], _Use.SUBTRACT)
+
+
+class _Use(Enum):
+    """What becomes of each decoded value v, with c its tensor's coefficient; the names are those of the kernels."""
+
+    STORE_SCALED = "c v"
+    ADD_SCALED = "out + c v"
+    SUBTRACT = "out - v"
+
+
+def _use_frame(
+    frame: Frame,
+    layout: FragmentLayout,
+    out: Float32s,  # (frame.numel,) written
+    use: _Use,
+    coefficients: Float32s | None = None,  # (tensors,) where `use` has c
+) -> None:
+    ranges = list(layout.ranges(frame.first, frame.numel))
+    kernels = kernels_for(out) if frame.block else None
+    if kernels is None:
+        values = decode_frame(frame, layout, out if use is _Use.STORE_SCALED else None)
+        if coefficients is not None:
+            for index, start, stop in ranges:
+                part = values[start - frame.first : stop - frame.first]
+                np.multiply(part, coefficients[index], out=part)
+        if use is not _Use.STORE_SCALED:
+            (np.add if use is _Use.ADD_SCALED else np.subtract)(out, values, out=out)
+        return
+    blocks, raw = open_frame(frame, layout, out)
+    assert blocks is not None  # `frame.block` is the size of each
+    if coefficients is not None:
+        block_counts = [-(-(stop - start) // frame.block) for _, start, stop in ranges]
+        coefficients = np.repeat(coefficients.take([index for index, _, _ in ranges]), block_counts)
+    code = getattr(kernels, use.name)
+    decode_in_kernels(kernels, frame.codec, raw, blocks, out, use=code, coefficients=coefficients)
 
 
 def digest_of_spans(numel: int, pieces: Sequence[LeafPieces]) -> bytes:

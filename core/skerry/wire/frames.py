@@ -11,7 +11,6 @@ import struct
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import Enum
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -32,7 +31,6 @@ from skerry.wire.codecs import (
 )
 from skerry.wire.digests import Hasher
 from skerry.wire.errors import FrameError, NonFiniteError, WireReason
-from skerry.wire.kernels import kernels_for
 from skerry.wire.layout import FragmentLayout
 from skerry.wire.quantise import (
     LARGEST_FLOAT32,
@@ -40,7 +38,6 @@ from skerry.wire.quantise import (
     Blocks,
     Quantiser,
     blocks_of,
-    decode_in_kernels,
     dequantise,
 )
 
@@ -265,68 +262,32 @@ def decode_frame(
     """
     if out is None:
         out = np.empty(frame.numel, np.float32)
-    _check_out(frame, out)
-    blocks = _blocks_in(frame, layout)
-    raw = _raw_of(frame, blocks)
+    blocks, raw = open_frame(frame, layout, out)
     if digest is not None:
-        digest.update(raw)
-    dequantise(frame.codec, np.frombuffer(raw, np.uint8), blocks, out)
+        digest.update(raw.data)
+    dequantise(frame.codec, raw, blocks, out)
     return out
 
 
-class Use(Enum):
-    """What becomes of each decoded value v, with c its tensor's coefficient."""
-
-    STORE_SCALED = "c v"
-    ADD_SCALED = "out + c v"
-    SUBTRACT = "out - v"
-
-
-def use_frame(
-    frame: Frame,
-    layout: FragmentLayout,
-    out: NDArray[np.float32],  # (frame.numel,) contiguous, written
-    use: Use,
-    coefficients: NDArray[np.float32] | None = None,  # (tensors,) where `use` has c
-) -> None:
-    """Decode a frame and use its values, each operation rounded to float32 by itself.
+def open_frame(
+    frame: Frame, layout: FragmentLayout, out: NDArray[np.float32]
+) -> tuple[Blocks | None, NDArray[np.uint8]]:
+    """Return the frame's blocks, None where it has none, and its raw bytes; `out` is what they are to be decoded to.
 
     Raises:
-        FrameError, ValueError: as `decode_frame`; `out` is then of no use.
+        FrameError, ValueError: as `decode_frame`, but for wrong scales and values.
     """
-    _check_out(frame, out)
     blocks = _blocks_in(frame, layout)
-    kernels = None if blocks is None else kernels_for(out)
-    ranges = list(layout.ranges(frame.first, frame.numel))
-    if kernels is None or blocks is None:
-        values = decode_frame(frame, layout, out if use is Use.STORE_SCALED else None)
-        if coefficients is not None:
-            for index, start, stop in ranges:
-                part = values[start - frame.first : stop - frame.first]
-                np.multiply(part, coefficients[index], out=part)
-        if use is not Use.STORE_SCALED:
-            (np.add if use is Use.ADD_SCALED else np.subtract)(out, values, out=out)
-        return
-    raw = np.frombuffer(_raw_of(frame, blocks), np.uint8)
-    if coefficients is not None:
-        block_counts = [-(-(stop - start) // blocks.size) for _, start, stop in ranges]
-        coefficients = np.repeat(coefficients.take([index for index, _, _ in ranges]), block_counts)
-    decode_in_kernels(kernels, frame.codec, raw, blocks, out, use=getattr(kernels, use.name), coefficients=coefficients)
-
-
-def _check_out(frame: Frame, out: NDArray[np.float32]) -> None:
     check_range_array("out", out)
     if len(out) != frame.numel or not out.flags.c_contiguous:
         raise ValueError(f"out must be contiguous and as long as the frame. expected={frame.numel}, actual={out.shape}")
-
-
-def _raw_of(frame: Frame, blocks: Blocks | None) -> bytes | memoryview:
     # Checked against the layout before anything of the declared size is allocated.
     expected = frame.codec.raw_size(frame.numel, blocks.count if blocks else 0)
     if frame.raw_size != expected:
         msg = f"declared size is not what the layout implies. expected={expected}, declared={frame.raw_size}"
         raise FrameError(WireReason.BOMB, msg)
-    return frame.payload if frame.compressor is Compressor.NONE else decompress_exactly(frame.payload, expected)
+    raw = frame.payload if frame.compressor is Compressor.NONE else decompress_exactly(frame.payload, expected)
+    return blocks, np.frombuffer(raw, np.uint8)
 
 
 def decode_frames(

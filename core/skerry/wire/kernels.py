@@ -42,3 +42,9 @@ def load() -> ModuleType | None:
     except ImportError:
         return None
     return kernels_numba
+
+
+def warm_up(numel: int) -> None:
+    """Load the kernels ahead of the first frame, if a fragment of `numel` elements has large ones; for a worker."""
+    if numel >= _WORTH_LOADING:
+        load()

@@ -30,7 +30,7 @@ _MAGNITUDE: Final = np.uint32(0x7FFFFFFF)
 _MAGIC: Final = np.float32(1.5 * 2**23)  # quantise.ROUND_TO_INTEGER
 _INFINITY: Final = np.float32(np.inf)
 _ZERO: Final = np.float32(0)
-_ONE, _TWO = np.uint64(1), np.uint64(2)
+_ONE: Final = np.uint64(1)
 _LOW_NIBBLE: Final = np.uint64(15)
 _HIGH_NIBBLE: Final = np.uint64(240)
 _SHIFT: Final = np.uint64(28)  # takes the code of a pair's second word to the high nibble of its first byte
@@ -80,28 +80,6 @@ def _e3m0_codes(values: Any, at: np.uint64, n: np.uint64, divisor: np.float32, b
         size = top & 511
         power: Any = 1 if size == 240 else min(max((size - 239) >> 1, 0), 7)
         words[i] = np.uint32(power | ((top >> 9) << 3 if power > 0 else 0))
-
-
-@_inlined
-def _unpack(bits: int, codes: Any, at: np.uint64, n: np.uint64, words: Any, pairs: Any, levels: Any) -> None:
-    """Write what the codes of n elements from `at` on stand for, in scales, to `levels`."""
-    if bits == 8:
-        for i in range(n):
-            levels[i] = np.float32(np.int8(codes[at + i]))
-        return
-    first = at // _TWO
-    if at & _ONE:
-        words[0] = np.uint32(codes[first] >> 4)
-    else:
-        for j in range((n + _ONE) // _TWO):
-            byte = np.uint64(codes[first + j])
-            pairs[j] = (byte & _LOW_NIBBLE) | ((byte >> np.uint64(4)) << np.uint64(32))
-    if bits == 3:
-        for i in range(n):
-            levels[i] = _power_of_two(words[i])
-    else:
-        for i in range(n):
-            levels[i] = np.float32(np.int32(words[i] ^ np.uint32(8)) - np.int32(8))
 
 
 @_compiled(types.boolean(types.int64, _float, _float, _read_floats, _edges, _floats, _bytes, _floats, types.boolean))
@@ -165,23 +143,38 @@ def quantise(  # noqa: C901, PLR0912 - loops in functions of their own are not v
 
 
 @_compiled(types.void(types.int64, types.int64, _read_bytes, _edges, _read_floats, _read_floats, _floats))
-def decode(
+def decode(  # noqa: C901, PLR0912 - as `quantise`
     bits: int,
     use: int,  # STORE, STORE_SCALED, ADD_SCALED or SUBTRACT
     codes: NDArray[np.uint8],
     edges: NDArray[np.uint64],  # (count + 1,)
     scales: Float32s,  # (count,) checked
-    coefficients: Float32s,  # (count,) of each block's tensor; for STORE_SCALED and ADD_SCALED
+    coefficients: Float32s,  # (count,) of each block's tensor; not used by STORE and SUBTRACT
     out: Float32s,  # (numel,) written
 ) -> None:
     """`dequantise`, and what `step` does with each value: v, c v, out + c v or out - v."""
     buffer, levels = np.empty(_CHUNK, np.float32), np.empty(_CHUNK, np.float32)
     words, pairs = buffer.view(np.uint32), buffer.view(np.uint64)
     for block in range(np.uint64(len(scales))):
-        at, stop, scale = edges[block], edges[block + _ONE], scales[block]
+        at, stop, scale, coefficient = edges[block], edges[block + _ONE], scales[block], coefficients[block]
         while at < stop:
             n = _ONE if bits < 8 and at & _ONE else min(np.uint64(_CHUNK), stop - at)
-            _unpack(bits, codes, at, n, words, pairs, levels)
+            byte = at >> _ONE
+            if bits == 8:
+                for i in range(n):
+                    levels[i] = np.float32(np.int8(codes[at + i]))
+            elif at & _ONE:
+                words[0] = np.uint32(codes[byte] >> 4)
+            else:
+                for j in range((n + _ONE) >> _ONE):
+                    pair = np.uint64(codes[byte + j])
+                    pairs[j] = (pair & _LOW_NIBBLE) | ((pair >> np.uint64(4)) << np.uint64(32))
+            if bits == 3:
+                for i in range(n):
+                    levels[i] = _power_of_two(words[i])
+            elif bits == 4:
+                for i in range(n):
+                    levels[i] = np.float32(np.int32(words[i] ^ np.uint32(8)) - np.int32(8))
             if use == STORE:
                 for i in range(n):
                     out[at + i] = levels[i] * scale
@@ -190,10 +183,10 @@ def decode(
                     out[at + i] = out[at + i] - levels[i] * scale
             elif use == STORE_SCALED:
                 for i in range(n):
-                    out[at + i] = levels[i] * scale * coefficients[block]
+                    out[at + i] = levels[i] * scale * coefficient
             else:
                 for i in range(n):
-                    out[at + i] = out[at + i] + levels[i] * scale * coefficients[block]
+                    out[at + i] = out[at + i] + levels[i] * scale * coefficient
             at += n
 
 

@@ -86,6 +86,7 @@ class Island:
     def synchronise(self) -> dict[str, Any]:
         """Returns what it took until every fragment has its next version."""
         wanted = {name: version + 1 for name, version in self._learner.stats.versions.items()}
+        forget_peak(os.getpid())  # which made-up training has raised
         before, cpu_s, start_s = self._learner.stats, time.process_time(), time.monotonic()
         self._due_from += H + _SPREAD_STEPS
         self._step_to(self._due_from)

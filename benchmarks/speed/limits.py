@@ -33,8 +33,8 @@ class RawStream:
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         """Calls over `channel`; messages are plain bytes of 1 MiB."""
-        self._push = channel.stream_unary(f"{_METHOD}Push")
-        self._pull = channel.unary_stream(f"{_METHOD}Pull")
+        self._push = channel.stream_unary(f"{_METHOD}Push", None, None)
+        self._pull = channel.unary_stream(f"{_METHOD}Pull", None, None)
 
     async def push(self, size_bytes: int) -> None:
         """Sends bytes and waits for the answer."""
@@ -52,7 +52,7 @@ class RawStream:
             pass
 
 
-class _Handler(grpc.GenericRpcHandler):
+class _Handler(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in its stubs alone
     def service(self, details: Any) -> Any:
         method = details.method.removeprefix(_METHOD)
         if method == "Push":

@@ -8,21 +8,21 @@ import time
 from typing import Final
 
 import click
+from rich.console import Console
 
 from benchmarks.report import DIRECTORY, write_rows
-from benchmarks.speed import scale
 from benchmarks.speed.measuring import Size
-from benchmarks.speed.table import COMMITTED, PAGE, SCALE, TABLES, fill, measure, read, to_markdown, write
+from benchmarks.speed.table import COMMITTED, COMPUTED, PAGE, TABLES, computed, fill, measure, read, to_markdown, write
 
 _ROWS: Final = DIRECTORY / "speed.json"
-_NAMES: Final = click.Choice([*TABLES, SCALE])
-_WHAT: Final = "".join(f"  {name:<16} {what}\n" for name, what in TABLES.items())
+_NAMES: Final = click.Choice([*TABLES, *COMPUTED])
+_WHAT: Final = "\n".join(f"  {name:<16} {what}" for name, what in {**TABLES, **COMPUTED}.items())
 
 
 @click.command(
     epilog=f"""\b
 Tables:
-{_WHAT}  {SCALE:<16} what large runs need, computed from the others
+{_WHAT}
 
 \b
 Examples:
@@ -53,19 +53,19 @@ def main(
     path = COMMITTED if committed else _ROWS
     found = read(path)
     for table in tables or TABLES:
-        if committed or table == SCALE:
+        if committed or table in COMPUTED:
             continue
         start_s = time.perf_counter()
         found[table] = measure(table, size)
-        write_rows(f"speed-{table}", found[table])
+        write_rows(f"speed-{table}", found[table], console=Console(width=170))
         write(_ROWS, found)
         click.echo(f"{table}: {time.perf_counter() - start_s:.0f} s", err=True)
-    chosen = tables or (*TABLES, SCALE)
+    chosen = tables or (*TABLES, *COMPUTED)
     if keep:
         path = COMMITTED
         found = {**read(COMMITTED), **{table: found[table] for table in chosen if table in found}}
         write(COMMITTED, found)
-    found[SCALE] = list(scale.rows(found))
+    found |= computed(found)
     if keep:
         PAGE.write_text(fill(PAGE.read_text(encoding="utf-8"), found), encoding="utf-8")
     if markdown:

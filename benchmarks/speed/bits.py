@@ -33,6 +33,7 @@ from skerry.wire.layout import FragmentLayout, TensorSpec
 _LEARNERS: Final = 2
 _BATCH: Final = 8
 _RATE: Final = 1e-3
+_FLUSH_S: Final = 30.0
 
 
 class Trainer:
@@ -87,6 +88,8 @@ def rows(size: Size) -> Iterator[Row]:
         for _ in range(rounds * Policy().inner_step_count):
             for trainer, learner in zip(trainers, learners, strict=True):
                 learner.step(tokens=trainer.step())
+        for learner in learners:
+            learner.flush(_FLUSH_S)  # or bytes of a push that is not acknowledged would count without its parameters
         after = [learner.stats for learner in learners]
     up, down = (
         [

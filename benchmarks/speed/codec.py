@@ -20,7 +20,7 @@ from benchmarks.speed.models import layout_of
 from skerry.algorithm.step import accumulate
 from skerry.wire.codecs import Codec, Compressor, Encoding
 from skerry.wire.digests import part_digest
-from skerry.wire.frames import decode_frames, encode_frames, parse_frames, raw_bytes
+from skerry.wire.frames import encode_frames, parse_frames, raw_bytes
 from skerry.wire.layout import FragmentLayout
 
 Float32s = NDArray[np.float32]
@@ -50,7 +50,6 @@ def _codec_rows(codec: Codec, values: Float32s, layout: FragmentLayout, samples:
         "digest": lambda: exhaust(map(part_digest().update, codes)),
         "accumulate": lambda: accumulate(acc, stored, layout, ones, is_first=False),
         "accumulate compressed": lambda: accumulate(acc, buffer, layout, ones, is_first=False),
-        "decode": lambda: decode_frames(stored, layout, out),
     }
     seconds = alternate(actions, samples, clock=time.process_time)
     found = {name: rates(layout.numel / 1e9, one) for name, one in seconds.items()}
@@ -61,13 +60,12 @@ def _codec_rows(codec: Codec, values: Float32s, layout: FragmentLayout, samples:
     copying = found["memcpy"]
     yield paired(case, "quantise to frames, with error feedback / memcpy", found["quantise"], unit, limits=copying)
     yield paired(case, "decode frames and accumulate / memcpy", found["accumulate"], unit, limits=copying)
-    yield paired(case, "decode frames / memcpy", found["decode"], unit, limits=copying)
     yield paired(case, "encode end to end / its parts one after another", found["encode"], unit, limits=implied)
     yield paired(case, "encode end to end / memcpy", found["encode"], unit, limits=copying)
     decompressed = found["accumulate compressed"]
     yield paired(case, "decompress, decode and accumulate / memcpy", decompressed, unit, limits=copying)
-    for part in ("zstd", "digest"):
-        yield paired(case, f"{part} of the codes alone / memcpy", found[part], unit, limits=copying)
+    yield paired(case, "zstd of the codes alone / memcpy", found["zstd"], unit, limits=copying)
+    yield paired(case, "digest of the codes alone / memcpy", found["digest"], unit, limits=copying)
     bits = 8 * len(buffer) / layout.numel
     yield Row(case, "size / codes without scales", bits, "bits/parameter", codec.bits, bits / codec.bits)
 

@@ -113,7 +113,8 @@ def _rows(  # noqa: PLR0917 - what was seen of one fleet
     after = syncer.metrics()
     pushes = sum(one["acknowledged"] for one in last) - sum(one["acknowledged"] for one in first)
     case = f"{learners} trainers of {numel / 1e6:.3g}M parameters, {_STEP_S:.1f} s a step, H = 24"
-    yield measured(case, "learners with a lease, fewest / all", [min(looks.live)], "", limit=learners)
+    fewest, live = min(looks.live), tuple(looks.live)
+    yield Row(case, "learners with a lease, fewest / all", fewest, "", learners, fewest / learners, live)
     yield measured(case, "trainers that stopped", [float(sum(len(one["failures"]) for one in last))], "")
     attached = statistics.mean(one["attached_share"] for one in last)
     yield measured(case, "share of steps at which a trainer was attached", [attached], "")

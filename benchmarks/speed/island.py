@@ -38,9 +38,6 @@ def policy_of(codec: Codec, learner_count: int) -> Policy:
         lease_term_s=60.0,
         delta_encoding=encoding,
         update_encoding=encoding,
-        kept_version_count=1,
-        kept_hours=0.0,
-        kept_day_count=0,
     )
 
 

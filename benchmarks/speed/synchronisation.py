@@ -85,7 +85,7 @@ def _synchronise(syncer: Served, islands: Sequence[Child], found: Found, folder:
     found.bytes_down.append(sum(one["bytes_down"] for one in answers))
     found.wire_bytes.append(_wire_bytes(syncer) - wire_bytes)
     found.peak_bytes = max(found.peak_bytes, *(one["peak_bytes"] for one in answers))
-    found.disk_bytes.append(max(syncer.store_bytes() - disk_bytes, 1))
+    found.disk_bytes.append(syncer.store_bytes() - disk_bytes)
     start_s = time.perf_counter()
     write_and_sync(folder, int(found.disk_bytes[-1]))
     found.disk_s.append(time.perf_counter() - start_s)

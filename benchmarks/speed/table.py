@@ -24,8 +24,12 @@ TABLES: Final = {
     "memory": "a syncer's peak memory by learners and fragment size",
     "bits": "bits a parameter on real training deltas",
 }
-"""What is measured, by name; "scale" is computed from the rest."""
-SCALE: Final = "scale"
+"""What is measured, by name."""
+COMPUTED: Final = {
+    "budget": "where the processors' time of a synchronisation goes",
+    "scale": "what large runs need",
+}
+"""What is computed from that."""
 COMMITTED: Final = Path(__file__).parent / "results" / "rows.json"
 PAGE: Final = Path(__file__).parents[2] / "docs" / "performance.md"
 _MARK: Final = re.compile(r"<!-- table ([a-z]+) -->")
@@ -85,6 +89,11 @@ def measure(table: str, size: Size) -> list[Row]:
     # Imported here, so that a look at committed rows needs neither torch nor a syncer.
     rows: Callable[[Size], Iterator[Row]] = getattr(import_module(f"benchmarks.speed.{module}"), function)
     return list(rows(size))
+
+
+def computed(tables: Mapping[str, list[Row]]) -> dict[str, list[Row]]:
+    """Returns the tables that follow from the measured ones; empty ones where some were not measured."""
+    return {table: list(import_module(f"benchmarks.speed.{table}").rows(tables)) for table in COMPUTED}
 
 
 def to_markdown(table: str, rows: Iterable[Row]) -> Iterator[str]:

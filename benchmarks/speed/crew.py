@@ -15,7 +15,7 @@ import numpy as np
 from benchmarks.speed.measuring import SEED
 from benchmarks.speed.models import arrays_of
 from benchmarks.speed.processes import answer, commands, log_to_stderr
-from skerry.client import ArrayLearner, Policy
+from skerry.client import ArrayLearner
 
 
 class Crew:
@@ -31,9 +31,6 @@ class Crew:
                 target=arguments.target,
                 run="speed",
                 learner_id=f"trainer-{arguments.first + number}",
-                create=True,
-                policy=Policy(quorum_count=max(1, arguments.learners // 2)),
-                fragment_count=4,
                 connect_timeout_s=60.0,
             )
             for number, arrays in enumerate(self._arrays)
@@ -72,7 +69,6 @@ def main() -> None:
     parser.add_argument("--target", required=True)
     parser.add_argument("--first", type=int, required=True)
     parser.add_argument("--count", type=int, required=True)
-    parser.add_argument("--learners", type=int, required=True)
     parser.add_argument("--numel", type=int, required=True)
     parser.add_argument("--step-s", type=float, required=True)
     crew = Crew(parser.parse_args())

@@ -16,7 +16,10 @@ from typing import Any, Final
 
 from benchmarks.report import Row, measured
 from benchmarks.speed.measuring import Size
+from benchmarks.speed.models import arrays_of
 from benchmarks.speed.processes import Child, Served, children, served
+from benchmarks.speed.transfer import RUN
+from skerry.client import Policy, RunsClient
 
 _LAG: Final = "skerry_event_loop_lag_seconds_bucket"
 _PROCESSES: Final = 4
@@ -79,10 +82,13 @@ def rows(size: Size) -> Iterator[Row]:
     each = learners // _PROCESSES
     with tempfile.TemporaryDirectory(prefix="skerry-benchmark-") as name, served(Path(name)) as syncer:
         arguments = [
-            f"--target={syncer.target} --first={number * each} --count={each} --learners={learners} --numel={numel} "
+            f"--target={syncer.target} --first={number * each} --count={each} --numel={numel} "
             f"--step-s={_STEP_S}".split()
             for number in range(_PROCESSES)
         ]
+        # Created here: of several processes that try at once, drafts that lose show as the run's metrics.
+        with RunsClient(syncer.target) as client:
+            client.create_run(RUN, arrays_of(numel), policy=Policy(quorum_count=learners // 2))
         with children("crew", arguments, Path(name)) as crews:
             for crew in crews:
                 crew.hear()

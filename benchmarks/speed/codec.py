@@ -61,11 +61,12 @@ def _codec_rows(codec: Codec, values: Float32s, layout: FragmentLayout, samples:
     yield paired(case, "quantise to frames, with error feedback / memcpy", found["quantise"], unit, limits=copying)
     yield paired(case, "decode frames and accumulate / memcpy", found["accumulate"], unit, limits=copying)
     yield paired(case, "encode end to end / its parts one after another", found["encode"], unit, limits=implied)
-    yield paired(case, "encode end to end / memcpy", found["encode"], unit, limits=copying)
-    decompressed = found["accumulate compressed"]
-    yield paired(case, "decompress, decode and accumulate / memcpy", decompressed, unit, limits=copying)
-    yield paired(case, "zstd of the codes alone / memcpy", found["zstd"], unit, limits=copying)
-    yield paired(case, "digest of the codes alone / memcpy", found["digest"], unit, limits=copying)
+    if codec in {Codec.INT4, Codec.FLOAT32}:
+        decompressed = found["accumulate compressed"]
+        yield paired(case, "encode end to end / memcpy", found["encode"], unit, limits=copying)
+        yield paired(case, "decompress, decode and accumulate / memcpy", decompressed, unit, limits=copying)
+        yield paired(case, "zstd of the codes alone / memcpy", found["zstd"], unit, limits=copying)
+        yield paired(case, "digest of the codes alone / memcpy", found["digest"], unit, limits=copying)
     bits = 8 * len(buffer) / layout.numel
     yield Row(case, "size / codes without scales", bits, "bits/parameter", codec.bits, bits / codec.bits)
 

@@ -47,11 +47,10 @@ format: $(READY) ## write the code as the formatter would
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --quiet --fix-only .
 
-bench: $(READY) ## measure: every benchmark, rows and pictures to build/benchmarks
-	@for file in benchmarks/[a-z]*.py; do \
-	    name=$$(basename "$$file" .py); \
-	    if grep -q '__main__' "$$file"; then echo "bench: $$name"; $(BIN)/python -m "benchmarks.$$name"; fi; \
-	done
+bench: $(READY) ## measure for 15 minutes: all but quality, wan and rivals; rows and pictures to build/benchmarks
+	@echo "bench: speed"
+	@$(BIN)/python -m benchmarks.speed
+	@for name in growth history simulation schedule; do echo "bench: $$name"; $(BIN)/python -m "benchmarks.$$name"; done
 
 protos: $(READY) ## write the stubs beside the .proto files
 	@$(BIN)/python protos/generate.py

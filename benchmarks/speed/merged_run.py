@@ -1,4 +1,4 @@
-"""A run on disk whose first round is closed and waits for its merge: what the merge benchmark works on."""
+"""A run on disk whose first round is closed and waits for its merge: what the merge table works on."""
 
 from __future__ import annotations
 

@@ -1,0 +1,144 @@
+"""Bits a parameter on the wire with the defaults, on deltas of real training: both ways, and what they consist of.
+
+Two learners train a small GPT on the source text of Python's standard library, through a real syncer. The parts are
+those of a delta of H steps of the same training, encoded with and without zstd.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import torch
+import zstandard
+from numpy.typing import NDArray
+
+from benchmarks.report import Row, measured
+from benchmarks.speed.measuring import SEED, Size
+from benchmarks.speed.processes import served
+from skerry.client import Learner, Policy
+from skerry.learner.batches import BatchSampler
+from skerry.learner.corpus import ShardSelection, load_corpus
+from skerry.learner.inner_training import inner_step, make_optimizer
+from skerry.learner.model import MODEL_CONFIGS, Gpt
+from skerry.learner.settings import OptimizerSettings
+from skerry.wire.codecs import Compressor, Encoding
+from skerry.wire.frames import Frame, encode_frames, parse_frames, raw_bytes
+from skerry.wire.layout import FragmentLayout, TensorSpec
+
+_LEARNERS: Final = 2
+_BATCH: Final = 8
+_RATE: Final = 1e-3
+_FLUSH_S: Final = 30.0
+
+
+class Trainer:
+    """A model and what takes a step of it."""
+
+    def __init__(self, number: int) -> None:
+        config = MODEL_CONFIGS["tiny"]
+        torch.manual_seed(SEED)  # all begin alike
+        self.model = Gpt(config)
+        tokens = load_corpus(None, shard=ShardSelection()).train.part(number + 1, _LEARNERS)
+        self._batches = BatchSampler(tokens, config, batch_size=_BATCH, seed=SEED, learner=f"learner-{number}")
+        self._optimizer = make_optimizer(self.model, OptimizerSettings(peak_rate=_RATE))
+        self._count = 0
+
+    def step(self) -> int:
+        """Takes one step and returns its tokens."""
+        batch = self._batches.batch(self._count)
+        inner_step(self.model, self._optimizer, batch, rate=_RATE, norm_limit=1.0)
+        self._count += 1
+        return batch.token_count
+
+    def weights(self) -> dict[str, NDArray[np.float32]]:
+        """Returns copies of the weights, matrices first, as a fragment has them."""
+        found = {name: one.detach().numpy().copy() for name, one in self.model.named_parameters()}
+        return dict(sorted(found.items(), key=lambda item: item[1].ndim <= 1))
+
+
+def rows(size: Size) -> Iterator[Row]:
+    """Both ways together, each way, and a delta's parts."""
+    torch.set_num_threads(1)
+    rounds = size.pick(6, 3)
+    trainers = [Trainer(number) for number in range(_LEARNERS)]
+    with (
+        tempfile.TemporaryDirectory(prefix="skerry-benchmark-") as name,
+        served(Path(name)) as syncer,
+        ExitStack() as stack,
+    ):
+        learners = [
+            stack.enter_context(
+                Learner(
+                    trainer.model,
+                    target=syncer.target,
+                    run="speed",
+                    learner_id=f"learner-{number}",
+                    create=True,
+                    policy=Policy(quorum_count=_LEARNERS),
+                )
+            )
+            for number, trainer in enumerate(trainers)
+        ]
+        before = [learner.stats for learner in learners]  # joining takes the weights as they are, in float32
+        for _ in range(rounds * Policy().inner_step_count):
+            for trainer, learner in zip(trainers, learners, strict=True):
+                learner.step(tokens=trainer.step())
+        for learner in learners:
+            learner.flush(_FLUSH_S)  # or bytes of a push that is not acknowledged would count without its parameters
+        after = [learner.stats for learner in learners]
+    up, down = (
+        [
+            8
+            * (getattr(new, f"bytes_{way}") - getattr(old, f"bytes_{way}"))
+            / max(_moved(new, way) - _moved(old, way), 1)
+            for old, new in zip(before, after, strict=True)
+        ]
+        for way in ("up", "down")
+    )
+    case = (
+        f"GPT of {sum(one.size for one in trainers[0].weights().values()) / 1e6:.2g}M parameters, {_LEARNERS} learners"
+    )
+    unit = "bits/parameter"
+    yield measured(case, "deltas, up", up, unit)
+    yield measured(case, "updates, down", down, unit)
+    yield measured(case, "both ways together", [one + other for one, other in zip(up, down, strict=True)], unit)
+    yield from _part_rows(trainers[0])
+
+
+def _moved(stats: object, way: str) -> int:
+    count: int = getattr(stats, f"parameters_{way}_count")
+    return count
+
+
+def _part_rows(trainer: Trainer) -> Iterator[Row]:
+    before = trainer.weights()
+    for _ in range(Policy().inner_step_count):
+        trainer.step()
+    after = trainer.weights()
+    values = np.concatenate([(before[name] - after[name]).reshape(-1) for name in before])
+    layout = FragmentLayout("fragment", tuple(TensorSpec(name, one.shape) for name, one in before.items()))
+    encoding = Policy().delta_encoding
+    plain = Encoding(encoding.codec, encoding.block, encoding.vector_codec, Compressor.NONE)
+    stored = list(parse_frames(b"".join(encode_frames(values, layout, plain))))
+    size_bytes = sum(map(len, encode_frames(values, layout, encoding)))
+    zstd = zstandard.ZstdCompressor(level=encoding.level)
+    scales = [_scales(frame) for frame in stored]
+    numel, case, unit = layout.numel, "a delta of H steps of the same training", "bits/parameter"
+    raw = 8 * sum(frame.raw_size for frame in stored) / numel
+    yield measured(case, "codes, scales and vectors, not compressed", [raw], unit)
+    yield measured(case, "as frames, compressed / not compressed", [8 * size_bytes / numel], unit, limit=raw)
+    yield measured(case, "scales", [8 * sum(map(len, scales)) / numel], unit)
+    compressed = sum(len(zstd.compress(one)) for one in scales if one)
+    yield measured(case, "scales alone, compressed", [8 * compressed / numel], unit)
+    vectors = sum(frame.raw_size for frame in stored if not frame.block)
+    yield measured(case, "vectors in bfloat16", [8 * vectors / numel], unit)
+
+
+def _scales(frame: Frame) -> bytes:
+    """Returns the bytes that come before the codes."""
+    return raw_bytes(frame)[: frame.raw_size - frame.codec.code_size(frame.numel)] if frame.block else b""

@@ -1,0 +1,128 @@
+"""A learner in a process of its own, as the synchronisation table drives it: `ArrayLearner` and made-up training.
+
+Commands come as lines of JSON. "synchronise" changes every weight and takes the steps that make a delta of each
+fragment due, then goes on to step until each has a new version.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from typing import Any, Final
+
+import numpy as np
+
+from benchmarks.speed.models import arrays_of
+from benchmarks.speed.processes import answer, commands, forget_peak, log_to_stderr, status_bytes
+from skerry.client import ArrayLearner, Policy
+from skerry.wire.codecs import Codec, Compressor, Encoding
+
+# More than the steps that a synchronisation waits for its versions, so that none makes a second delta due.
+H: Final = 4096
+# Steps after which every delta is due, since the last ones were copied within so many steps of one another.
+_SPREAD_STEPS: Final = 64
+_STEP_S: Final = 0.01
+_TIMEOUT_S: Final = 120.0
+_STEP_SIZE: Final = 1e-3
+
+
+def policy_of(codec: Codec, learner_count: int) -> Policy:
+    """Returns a policy under which a round waits for all learners, with `codec` both ways."""
+    compressor = Compressor.NONE if codec is Codec.FLOAT32 else Compressor.ZSTD
+    encoding = Encoding(codec, compressor=compressor)
+    return Policy(
+        inner_step_count=H,
+        quorum_count=learner_count,
+        lease_term_s=60.0,
+        delta_encoding=encoding,
+        update_encoding=encoding,
+    )
+
+
+class Island:
+    """One learner and the weights that it trains."""
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self._arrays = arrays_of(arguments.numel)
+        self._noise = np.random.default_rng(arguments.number)
+        before_bytes = status_bytes(os.getpid(), "VmRSS")
+        forget_peak(os.getpid())
+        self._learner = ArrayLearner(
+            self._arrays,
+            target=arguments.target,
+            run="speed",
+            learner_id=f"island-{arguments.number}",
+            create=True,
+            policy=policy_of(Codec(arguments.codec), arguments.learners),
+            fragment_count=arguments.fragments or None,
+            connect_timeout_s=_TIMEOUT_S,
+        )
+        self._before_bytes = before_bytes
+        self.joined_bytes = status_bytes(os.getpid(), "VmHWM") - before_bytes
+        forget_peak(os.getpid())
+        self._count = 0
+        self._due_from = H  # all fragments were copied at this step or soon after; the first time H to 2 H are due
+
+    def _step_to(self, count: int) -> None:
+        """Takes steps at one moment: no other thread gets its turn before they are over."""
+        interval_s = sys.getswitchinterval()
+        sys.setswitchinterval(10.0)
+        for _ in range(count - self._count):
+            self._learner.step(tokens=1)
+        sys.setswitchinterval(interval_s)
+        self._count = count
+
+    def prepare(self) -> None:
+        """Changes every weight as training would, and takes all steps but the last few."""
+        for array in self._arrays.values():
+            np.add(array, _STEP_SIZE * self._noise.standard_normal(array.shape, np.float32), out=array)
+        self._step_to(self._due_from + H - 2)
+
+    def synchronise(self) -> dict[str, Any]:
+        """Returns what it took until every fragment has its next version."""
+        wanted = {name: version + 1 for name, version in self._learner.stats.versions.items()}
+        forget_peak(os.getpid())  # which made-up training has raised
+        before, cpu_s, start_s = self._learner.stats, time.process_time(), time.monotonic()
+        self._due_from += H + _SPREAD_STEPS
+        self._step_to(self._due_from)
+        while any(self._learner.stats.versions[name] < version for name, version in wanted.items()):
+            if time.monotonic() > start_s + _TIMEOUT_S:
+                raise TimeoutError(f"no synchronisation. versions={self._learner.stats.versions}, wanted={wanted}")
+            time.sleep(_STEP_S)
+            self._step_to(self._count + 1)
+        end_s, stats = time.monotonic(), self._learner.stats
+        return {
+            "start_s": start_s,
+            "end_s": end_s,
+            "cpu_s": time.process_time() - cpu_s,
+            "bytes_up": stats.bytes_up - before.bytes_up,
+            "bytes_down": stats.bytes_down - before.bytes_down,
+            "peak_bytes": status_bytes(os.getpid(), "VmHWM") - self._before_bytes,
+        }
+
+
+def main() -> None:
+    """Does as it is told."""
+    log_to_stderr()
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--target", required=True)
+    parser.add_argument("--number", type=int, required=True)
+    parser.add_argument("--learners", type=int, required=True)
+    parser.add_argument("--numel", type=int, required=True)
+    parser.add_argument("--fragments", type=int, default=0)
+    parser.add_argument("--codec", default="int4")
+    island = Island(parser.parse_args())
+    answer(joined_bytes=island.joined_bytes)
+    for command in commands():
+        match command["do"]:
+            case "prepare":
+                island.prepare()
+                answer()
+            case "synchronise":
+                answer(**island.synchronise())
+
+
+if __name__ == "__main__":
+    main()

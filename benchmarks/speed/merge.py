@@ -1,0 +1,86 @@
+"""Merging the closed round of a fragment: eight int4 deltas, from a store on disk to a durable update.
+
+Its limit is copying as many float32 elements as the deltas have, all threads at it. Each merge is repeated on the same
+round; adopting the update in the syncer's state, and replaying the version, stand beside it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from benchmarks.report import Row
+from benchmarks.speed.measuring import Size, paired
+from benchmarks.speed.merged_run import FRAGMENT, UID, layout_of, open_store, prepare
+from skerry.runtime.workers import ThreadWorkers
+from skerry.store.versions.replay import Replayer
+from skerry.store.versions.scratch import Scratch
+from skerry.syncer.merger import merge_round
+
+LEARNERS: Final = 8
+_THREADS: Final = 2
+_COPY_NUMEL: Final = 2**25  # what one thread copies again and again: far more than any cache
+
+
+async def _measure(folder: Path, numel: int, samples: int) -> list[Row]:
+    workers = ThreadWorkers(_THREADS)
+    await prepare(folder / "store", numel, LEARNERS, workers)
+    scratch_folder = folder / "scratch"
+    scratch_folder.mkdir()
+    store, scratch = open_store(folder / "store", workers), Scratch(scratch_folder)
+    log = await store.open_log("merge", UID)
+    closing = log.state.fragments[FRAGMENT].closing
+    assert closing is not None  # `prepare` closed it
+    layout = layout_of(numel)
+    found: dict[str, list[float]] = {"copy": [], "merge": [], "adopt": [], "replay": []}
+    for sample in range(samples + 1):
+        copy_s = _copy_s(layout.numel * LEARNERS)
+        state = await Replayer(log, FRAGMENT, workers).rebuild(0, scratch)
+        start_s = time.perf_counter()
+        result = await merge_round(log, FRAGMENT, closing, state, workers=workers, scratch=scratch)
+        merged_s = time.perf_counter()
+        await result.adopt(state, workers=workers)
+        if sample:
+            found["copy"].append(copy_s)
+            found["merge"].append(merged_s - start_s)
+            found["adopt"].append(time.perf_counter() - merged_s)
+    await log.append([result.commit])
+    for _ in range(samples):
+        start_s = time.perf_counter()
+        await Replayer(log, FRAGMENT, workers).rebuild(1, scratch)
+        found["replay"].append(time.perf_counter() - start_s)
+    await store.close()
+    workers.close()
+    case = f"{LEARNERS} int4 deltas of {layout.numel / 1e6:.3g}M parameters, {_THREADS} threads"
+    what = {
+        "merge": "merge to a durable update",
+        "adopt": "adopt it in the syncer's state",
+        "replay": "replay the version from the store",
+    }
+    return [
+        paired(case, f"{metric} / memcpy of the deltas as float32", found[name], "s", limits=found["copy"])
+        for name, metric in what.items()
+    ]
+
+
+def _copy_s(numel: int) -> float:
+    """Returns the seconds that copying `numel` float32 elements takes, all threads at it, between pages that exist."""
+    share = min(numel // _THREADS, _COPY_NUMEL)
+    pairs = [(np.ones(share, np.float32), np.ones(share, np.float32)) for _ in range(_THREADS)]
+    with ThreadPoolExecutor(_THREADS) as pool:
+        start_s = time.perf_counter()
+        list(pool.map(lambda pair: np.copyto(pair[1], pair[0]), pairs))
+        return (time.perf_counter() - start_s) * numel / (share * _THREADS)
+
+
+def rows(size: Size) -> Iterator[Row]:
+    """A fragment of 100 million parameters."""
+    with tempfile.TemporaryDirectory(prefix="skerry-benchmark-") as name:
+        yield from asyncio.run(_measure(Path(name), size.pick(100_000_000, 4_000_000), size.samples))

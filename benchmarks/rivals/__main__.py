@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -45,6 +46,7 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="NAME", help=", ".join(names))
     parser.add_argument("--visits", type=int, default=3, help="turns of each system (default: 3)")
     parser.add_argument("--samples", type=int, default=2, help="synchronisations a turn and link (default: 2)")
+    parser.add_argument("--minutes", type=float, default=30.0, help="begin no turn after so long (default: 30)")
     parser.add_argument(INSIDE, type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.inside is not None:
@@ -52,6 +54,7 @@ def main() -> int:
     if reason := obstacle():
         print(f"the rivals can't be measured here: {reason}", file=sys.stderr)
         return 2
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was begun is ended and removed
     for contender in _chosen(given.only):
         try:
             python_of(contender, _say)
@@ -76,7 +79,13 @@ def _measure(given: argparse.Namespace) -> int:
         except UnavailableError:
             continue  # the outer process has said so
     found, failed = measure(
-        contenders, links, given.inside, visits=given.visits, samples=given.samples, say=_say
+        contenders,
+        links,
+        given.inside,
+        visits=given.visits,
+        samples=given.samples,
+        longest_s=60 * given.minutes,
+        say=_say,
     )
     done = {key: one for key, one in found.items() if one.wall_s and key[0] not in failed}
     for link in links:
@@ -94,7 +103,9 @@ def rows(link: str, found: Mapping[str, Found]) -> Iterator[Row]:
     for name, one in found.items():
         limit_s = [8 * size / LINKS[link] for size in one.sent_bytes]
         limit = sorted(limit_s)[len(limit_s) // 2] or None
-        yield measured(titles[name], "full synchronisation / the link's time for its bytes", one.wall_s, "s", limit=limit)
+        yield measured(
+            titles[name], "full synchronisation / the link's time for its bytes", one.wall_s, "s", limit=limit
+        )
         yield measured(titles[name], "bytes on the wire in all", [size / 1e6 for size in one.sent_bytes], "MB")
         yield measured(titles[name], "CPU of all processes", one.cpu_s, "s")
     own = found.get("skerry")
@@ -104,7 +115,9 @@ def rows(link: str, found: Mapping[str, Found]) -> Iterator[Row]:
         case = f"Skerry against {titles[name]}"
         time_s, size = measured("", "", one.wall_s, "s").value, measured("", "", one.sent_bytes, "B").value
         yield measured(case, "full synchronisation", own.wall_s, "s", limit=time_s)
-        yield measured(case, "bytes on the wire in all", [each / 1e6 for each in own.sent_bytes], "MB", limit=size / 1e6)
+        yield measured(
+            case, "bytes on the wire in all", [each / 1e6 for each in own.sent_bytes], "MB", limit=size / 1e6
+        )
 
 
 def _say(what: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import shutil
 import subprocess
 import sys
@@ -75,7 +74,7 @@ def python_of(contender: Contender, say: Callable[[str], None]) -> str:
 def _interpreter(contender: Contender) -> str:
     """Returns a Python of a version that the contender's packages support."""
     for version in contender.pythons:
-        found = glob.glob(str(Path.home() / f".pyenv/versions/{version}.*/bin/python"))
+        found = map(str, Path.home().glob(f".pyenv/versions/{version}.*/bin/python"))
         for candidate in (sys.executable, shutil.which(f"python{version}"), *sorted(found)):
             if candidate is not None and _version(candidate) == version:
                 return candidate

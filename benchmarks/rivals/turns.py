@@ -6,6 +6,7 @@ import math
 import shutil
 import statistics
 import subprocess
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -67,10 +68,10 @@ class Visit:
             self._learners.append(Process([*self._common, *own], self._folder / f"learner-{number}.log"))
         for learner in self._learners:
             learner.hear(_START_S)
-        self.synchronise(Found())
+        self.synchronise(Found(), is_first=True)
 
-    def synchronise(self, found: Found) -> None:
-        """Measures one synchronisation.
+    def synchronise(self, found: Found, *, is_first: bool = False) -> None:
+        """Measures one synchronisation; the first, in which learners may get the weights of one of them, unchecked.
 
         Raises:
             RuntimeError: a process has ended, or the learners do not agree afterwards.
@@ -82,7 +83,8 @@ class Visit:
         answers = all_hear(self._learners, _LONGEST_S, do="synchronise")
         wall_s = max(one["end_s"] for one in answers) - min(one["begin_s"] for one in answers)
         wait_idle(_IDLE_S)
-        check(before, answers)
+        if not is_first:
+            check(before, answers)
         found.wall_s.append(wall_s)
         found.sent_bytes.append(sent_bytes() - begin_bytes)
         found.cpu_s.append(cpu_s() - begin_cpu_s)
@@ -117,17 +119,20 @@ def measure(
     *,
     visits: int,
     samples: int,
+    longest_s: float,
     say: Callable[[str], None],
 ) -> tuple[dict[tuple[str, str], Found], dict[str, str]]:
     """Visits each system so many times in turns, for so many synchronisations a link.
 
     Returns what was found by name and link, and by name why a system gave no result; that one is not visited again.
+    After `longest_s` no turn begins.
     """
     found = {(contender.name, link): Found() for contender, _ in contenders for link in links}
     failed: dict[str, str] = {}
+    deadline_s = time.monotonic() + longest_s
     for number in range(visits):
         for contender, python in contenders:
-            if contender.name in failed:
+            if contender.name in failed or time.monotonic() > deadline_s:
                 continue
             visit = Visit(contender, python, folder / contender.name)
             try:

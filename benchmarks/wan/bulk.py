@@ -37,8 +37,10 @@ class TimedTransport(GrpcTransport):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._gate = asyncio.Event()
+        self.loop = asyncio.get_running_loop()
         TimedTransport.current = self
         self.forget()
+        self._gate.set()  # the first learner sends the initial weights, one fragment after another
 
     def forget(self) -> None:
         """Begins anew."""
@@ -110,8 +112,8 @@ def main() -> None:
     print(json.dumps(transport.facts()), file=answers, flush=True)
     for _ in sys.stdin:
         for array in arrays.values():
-            array += source.standard_normal(array.shape, np.float32)
-        learner._thread.loop.call_soon_threadsafe(transport.forget)
+            np.add(array, source.standard_normal(array.shape, np.float32), out=array)
+        transport.loop.call_soon_threadsafe(transport.forget)
         learner.step(1)
         if not learner.flush(_TIMEOUT_S):
             raise TimeoutError("the push was not acknowledged")

@@ -35,13 +35,13 @@ class Network:
         number = self._numbers[name] = len(self._numbers) + 1
         hub, address = f"10.77.{number}.1", f"10.77.{number}.2"
         _do(f"ip netns add {name}")
-        _do(f"ip link add to-{name} mtu {_MTU} type veth peer name up mtu {_MTU} netns {name}")
+        _do(f"ip link add to-{name} mtu {_MTU} type veth peer name wan0 mtu {_MTU} netns {name}")
         _do(f"ip address add {hub}/24 dev to-{name}")
         _do(f"ip link set to-{name} up")
         _do(f"ip rule add pref {20 + number} iif to-{name} lookup {_TABLE}")
-        _do(f"ip -n {name} address add {address}/24 dev up")
-        for device in ("lo", "up"):
-            _do(f"ip -n {name} link set {device} up")
+        _do(f"ip -n {name} address add {address}/24 dev wan0")
+        for device in ("lo", "wan0"):
+            _do(f"ip -n {name} link set dev {device} up")
         _do(f"ip -n {name} route add default via {hub}")
         return address
 
@@ -53,7 +53,7 @@ class Network:
         """Limits a node's link, each way."""
         bucket = f"root tbf rate {bits_per_s:.0f}bit burst {_BURST} limit {_QUEUE}"
         _do(f"tc qdisc replace dev to-{name} {bucket}")
-        _do(f"tc -n {name} qdisc replace dev up {bucket}")
+        _do(f"tc -n {name} qdisc replace dev wan0 {bucket}")
 
     def carried_bytes(self, name: str) -> tuple[int, int]:
         """Returns the bytes that a node has sent and received, headers included."""

@@ -25,6 +25,7 @@ BATCH: Final = 8  # samples, which count as tokens
 H: Final = 24
 _RATE: Final = np.float32(0.02)
 _TIMEOUT_S: Final = 60.0
+_NOTED: Final = 10  # steps between two notes of the counts
 
 
 class Perceptron:
@@ -104,7 +105,7 @@ class DataParallel(Alone):
 
     def __init__(self, arguments: argparse.Namespace, model: Perceptron) -> None:
         super().__init__(arguments, model)
-        os.environ["GLOO_SOCKET_IFNAME"] = "up"
+        os.environ["GLOO_SOCKET_IFNAME"] = "wan0"
         from torch import distributed
 
         host, _, port = arguments.target.partition(":")
@@ -129,7 +130,7 @@ class DataParallel(Alone):
 def train(model: Perceptron, how: Alone, step_s: float, seconds: float) -> dict[str, Any]:
     """Trains for a time, and returns when each step ended, what of it was computing, and the mean loss at the end."""
     begin_s = time.monotonic()
-    ends_s, computing_s, losses = [], [], []
+    ends_s, computing_s, losses, notes = [], [], [], []
     while (step_begin_s := time.monotonic()) < begin_s + seconds:
         gradients, loss = model.gradients()
         time.sleep(max(0.0, step_begin_s + step_s - time.monotonic()))
@@ -138,10 +139,13 @@ def train(model: Perceptron, how: Alone, step_s: float, seconds: float) -> dict[
         losses.append(loss)
         computing_s.append(computed_s - step_begin_s)
         ends_s.append(time.monotonic())
+        if len(ends_s) % _NOTED == 1:
+            notes.append({"at_s": ends_s[-1], **how.facts()})
     return {
         "begin_s": begin_s,
         "ends_s": ends_s,
         "computing_s": computing_s,
+        "notes": notes,
         "loss": sum(losses[-10:]) / len(losses[-10:]),
         **how.facts(),
     }

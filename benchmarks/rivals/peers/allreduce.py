@@ -1,4 +1,4 @@
-"""Data-parallel training: gloo averages all gradients of a step, in buckets of 25 MiB as DistributedDataParallel has."""
+"""Data-parallel training: gloo averages the gradients of a step, in DistributedDataParallel's buckets of 25 MiB."""
 
 from __future__ import annotations
 

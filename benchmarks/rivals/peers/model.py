@@ -43,9 +43,9 @@ class Training:
     def change(self, weights: list[NDArray[np.float32]]) -> None:
         """Adds noise of its own to each weight."""
         for array in weights:
-            array += np.float32(STEP_SIZE) * self._noise.standard_normal(array.shape, np.float32)
+            np.add(array, np.float32(STEP_SIZE) * self._noise.standard_normal(array.shape, np.float32), out=array)
 
 
 def sample(weights: list[NDArray[np.float32]]) -> list[float]:
     """Returns some weights of every tensor, which tell whether learners agree."""
-    return [float(one) for array in weights for one in array.reshape(-1)[:: _ODD][:_SAMPLED]]
+    return [float(one) for array in weights for one in array.reshape(-1)[::_ODD][:_SAMPLED]]

@@ -24,8 +24,10 @@ class Learner:
         from torchft import Manager, ProcessGroupGloo  # type: ignore[import-not-found]
         from torchft.local_sgd import DiLoCo  # type: ignore[import-not-found]
 
-        parameters = {name.replace(".", "_"): torch.nn.Parameter(torch.from_numpy(array))
-                      for name, array in model.arrays().items()}
+        parameters = {
+            name.replace(".", "_"): torch.nn.Parameter(torch.from_numpy(array))
+            for name, array in model.arrays().items()
+        }
         self._module = torch.nn.ParameterDict(parameters)
         self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self._manager = Manager(

@@ -20,7 +20,7 @@ LEARNERS: Final = 2
 LINKS: Final = {"loopback": math.inf, "1gbit": 1e9}  # bits a second, of all that the interface carries
 _START_S: Final = 120.0
 _LONGEST_S: Final = 180.0
-_IDLE_S: Final = 20.0
+_IDLE_S: Final = 6.0
 # Learners that did not synchronise differ by 1.4 steps; 4 bits leave 0.2, which error feedback sends next time.
 _AGREEMENT: Final = 0.35
 

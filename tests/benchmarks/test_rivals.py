@@ -12,7 +12,8 @@ from benchmarks.rivals.__main__ import rows
 from benchmarks.rivals.contenders import CONTENDERS, Contender, UnavailableError, python_of
 from benchmarks.rivals.peers import model
 from benchmarks.rivals.results import DIRECTORY
-from benchmarks.rivals.turns import Found, check
+from benchmarks.rivals.table import table
+from benchmarks.rivals.turns import LINKS, Found, check
 
 
 def _samples(*changes: np.ndarray[tuple[int], np.dtype[np.float32]]) -> list[dict[str, list[float]]]:
@@ -53,3 +54,9 @@ def test_committed_results_are_rows_of_known_systems() -> None:
         for entry in json.loads(file.read_text()):
             row = Row(**entry)
             assert row.case.removeprefix("Skerry against ") in titles
+
+
+def test_the_document_has_the_committed_results() -> None:
+    text = (DIRECTORY.parents[2] / "docs" / "rivals.md").read_text()
+    for link in LINKS:
+        assert table(link) in text

@@ -19,6 +19,7 @@ class Learner:
     def __init__(self, arguments: Namespace) -> None:
         import hivemind  # type: ignore[import-not-found]
         import torch
+        from hivemind.compression import Uniform8BitQuantization  # type: ignore[import-not-found]
 
         dht = hivemind.DHT(host_maddrs=[_ADDRESS], initial_peers=[arguments.target], start=True)
         self._averager = hivemind.DecentralizedAverager(
@@ -30,7 +31,7 @@ class Learner:
             min_group_size=arguments.learners,
             min_matchmaking_time=3.0,
             request_timeout=1.0,
-            compression=hivemind.Uniform8BitQuantization(),
+            compression=Uniform8BitQuantization(),
         )
         self._control: Any = None
 

@@ -36,12 +36,6 @@ CONTENDERS: Final = (
     Contender("torchft", "torchft DiLoCo, float32", (_TORCH, "torchft==0.2.0", "numpy")),
     # With NumPy 2.4 its 8 bits report success and average nothing.
     Contender("hivemind", "hivemind averager, 8 bits", (_TORCH, "hivemind==1.1.12", "numpy<2.4", "setuptools<81")),
-    Contender(
-        "gradientmail",
-        "GradientMail, 4 bits both ways",
-        (_TORCH, "gradientmail[s3,zstd]==0.0.2", "numpy", "moto[s3,server]"),
-        ("3.12", "3.13"),
-    ),
     Contender("allreduce", "all-reduce of gradients, float32"),
 )
 

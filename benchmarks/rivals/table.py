@@ -10,7 +10,11 @@ from benchmarks.rivals.contenders import CONTENDERS
 from benchmarks.rivals.results import DIRECTORY
 from benchmarks.rivals.turns import LINKS
 
-_METRICS: Final = ("full synchronisation / the link's time for its bytes", "bytes on the wire in all", "CPU of all processes")
+_METRICS: Final = (
+    "full synchronisation / the link's time for its bytes",
+    "bytes on the wire in all",
+    "CPU of all processes",
+)
 
 
 def table(link: str) -> str:

@@ -1,12 +1,11 @@
 """A learner of which only the transfers are timed: encoded parts that go up, and the snapshots that come down to it.
 
-Pushes wait until the deltas of all fragments are encoded, and go out together.
+The model is one fragment, so each transfer is one stream.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import os
 import sys
@@ -22,67 +21,70 @@ from skerry.client.grpc_transport import GrpcTransport
 from skerry.v1 import exchange_pb2
 from skerry.wire.codecs import Codec, Compressor, Encoding
 
-H: Final = 4096
-_EARLY: Final = 512
-FRAGMENTS: Final = 4  # as many as are sent at the same time
+H: Final = 1  # a delta of fewer steps opens no round
 _TIMEOUT_S: Final = 120.0
 _PLAIN: Final = Encoding(Codec.FLOAT32, compressor=Compressor.NONE)
 
 
+class Timed:
+    """The time from the first transfer's begin to the last one's end, and the bytes of their messages."""
+
+    def __init__(self) -> None:
+        self.begin_s, self.end_s, self.size_bytes = float("inf"), 0.0, 0
+
+    def begin(self) -> None:
+        """Takes note that a transfer begins."""
+        self.begin_s = min(self.begin_s, time.monotonic())
+
+    def end(self) -> None:
+        """Takes note that a transfer has ended."""
+        self.end_s = time.monotonic()
+
+    def facts(self) -> dict[str, float]:
+        """Returns what was noted."""
+        return {"wall_s": self.end_s - self.begin_s, "size_bytes": self.size_bytes}
+
+
 class TimedTransport(GrpcTransport):
-    """Notes when transfers begin and end, and the bytes of data in them."""
+    """Times the transfers. A delta is encoded before its push begins."""
 
     current: TimedTransport
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self._gate = asyncio.Event()
-        self.loop = asyncio.get_running_loop()
+        self.pushes, self.pulls = Timed(), Timed()
         TimedTransport.current = self
-        self.forget()
-        self._gate.set()  # the first learner sends the initial weights, one fragment after another
-
-    def forget(self) -> None:
-        """Begins anew."""
-        self.begin_s, self.end_s, self.size_bytes, self._waiting = float("inf"), 0.0, 0, 0
-        self._gate.clear()
-
-    def facts(self) -> dict[str, float]:
-        """Returns the time from the first to the last, and the bytes."""
-        return {"wall_s": self.end_s - self.begin_s, "size_bytes": self.size_bytes}
 
     async def push_delta(
         self, requests: AsyncIterator[exchange_pb2.PushDeltaRequest]
     ) -> exchange_pb2.PushDeltaResponse:
-        """Sends a push when all are there."""
-        self._waiting += 1
-        if self._waiting == FRAGMENTS:
-            self._gate.set()
-        await self._gate.wait()
-        self.begin_s = min(self.begin_s, time.monotonic())
-        response = await super().push_delta(self._counted(requests))
-        self.end_s = time.monotonic()
+        """Sends a push."""
+        pushes = self.pushes
+        pushes.begin()
+        response = await super().push_delta(self._counted(requests, pushes))
+        pushes.end()
         return response
 
+    @staticmethod
     async def _counted(
-        self, requests: AsyncIterator[exchange_pb2.PushDeltaRequest]
+        requests: AsyncIterator[exchange_pb2.PushDeltaRequest], pushes: Timed
     ) -> AsyncIterator[exchange_pb2.PushDeltaRequest]:
         async for request in requests:
-            self.size_bytes += request.ByteSize()
+            pushes.size_bytes += request.ByteSize()
             yield request
 
     async def pull_fragment(
         self, request: exchange_pb2.PullFragmentRequest
     ) -> AsyncGenerator[exchange_pb2.PullFragmentResponse, None]:
         """Opens a download."""
-        self.begin_s = min(self.begin_s, time.monotonic())
+        self.pulls.begin()
         responses = super().pull_fragment(request)
         try:
             async for response in responses:
-                self.size_bytes += response.ByteSize()
+                self.pulls.size_bytes += response.ByteSize()
                 yield response
         finally:
-            self.end_s = time.monotonic()
+            self.pulls.end()
             await responses.aclose()
 
 
@@ -96,28 +98,28 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     patch.object(array_learner, "GrpcTransport", TimedTransport).start()
-    rows = arguments.numel // FRAGMENTS // 1024
-    arrays = {f"matrix.{index}": np.zeros((rows, 1024), np.float32) for index in range(FRAGMENTS)}
+    weights = np.zeros((arguments.numel // 1024, 1024), np.float32)
     learner = ArrayLearner(
-        arrays,
+        {"matrix": weights},
         target=arguments.target,
         run="wan",
         learner_id=arguments.name,
         create=True,
         policy=Policy(inner_step_count=H, grace_factor=0.0, delta_encoding=_PLAIN, update_encoding=_PLAIN),
-        fragment_count=FRAGMENTS,
+        fragment_count=1,
         connect_timeout_s=_TIMEOUT_S,
     )
     transport, source = TimedTransport.current, np.random.default_rng(0)
-    print(json.dumps(transport.facts()), file=answers, flush=True)
+    print(json.dumps(transport.pulls.facts()), file=answers, flush=True)
     for _ in sys.stdin:
-        for array in arrays.values():
-            np.add(array, source.standard_normal(array.shape, np.float32), out=array)
-        transport.loop.call_soon_threadsafe(transport.forget)
+        weights += source.standard_normal(weights.shape, np.float32)
+        transport.pushes = Timed()
         learner.step(1)
         if not learner.flush(_TIMEOUT_S):
             raise TimeoutError("the push was not acknowledged")
-        print(json.dumps(transport.facts()), file=answers, flush=True)
+        while not transport.pushes.end_s:  # an event may tell of the acknowledgement before the push has its answer
+            time.sleep(0.001)
+        print(json.dumps(transport.pushes.facts()), file=answers, flush=True)
     os._exit(0)
 
 

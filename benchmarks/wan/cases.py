@@ -175,6 +175,8 @@ def thin_link(site: Site) -> Iterator[Row]:
                 learners = _data_parallel(site, step_s)
             answers.append(all_hear(learners, seconds + _LONGEST_S, seconds=seconds))
             site.clear()
+            if how == "island" and not all(one["merged"] for one in answers[-1]):
+                raise RuntimeError("nothing was merged, so the islands' speed is no result")
             speed = _tokens_per_s(answers[-1])
             site.say(f"thin link, turn {turn + 1} of {turns}: {how} trains on {speed:.1f} samples a second")
     case = f"{bits_per_s / 1e6:.1f} Mbit/s, 40 ms round trip, {trainer.NUMEL / 1e6:.1f}M parameters, steps of 0.1 s"

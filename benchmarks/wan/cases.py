@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import signal
 import statistics
 import time
@@ -205,7 +206,7 @@ def _data_parallel(site: Site, step_s: float) -> list[Process]:
 
 
 def _tokens_per_s(answers: list[Any]) -> float:
-    return sum(trainer.BATCH * len(one["ends_s"]) / (one["ends_s"][-1] - one["begin_s"]) for one in answers)
+    return math.fsum(trainer.BATCH * len(one["ends_s"]) / (one["ends_s"][-1] - one["begin_s"]) for one in answers)
 
 
 def _utilisation(answers: list[Any]) -> float:

@@ -111,7 +111,7 @@ class DataParallel(Alone):
         host, _, port = arguments.target.partition(":")
         is_first = arguments.number == 0
         timeout = timedelta(seconds=_TIMEOUT_S)
-        self._store = distributed.TCPStore(
+        self._store = distributed.TCPStore(  # type: ignore[attr-defined]
             "0.0.0.0" if is_first else host, int(port), is_master=is_first, timeout=timeout, wait_for_workers=False
         )
         distributed.init_process_group("gloo", store=self._store, rank=arguments.number, world_size=arguments.learners)

@@ -23,7 +23,9 @@ class Learner:
         from torch import distributed
 
         host, _, port = arguments.target.partition(":")
-        store = distributed.TCPStore(host, int(port), is_master=False, timeout=_TIMEOUT)
+        store = distributed.TCPStore(  # type: ignore[attr-defined]
+            host, int(port), is_master=False, timeout=_TIMEOUT
+        )
         distributed.init_process_group("gloo", store=store, rank=arguments.number, world_size=arguments.learners)
         arrays = model.arrays()
         self._flat = torch.cat([torch.from_numpy(array).reshape(-1) for array in arrays.values()])
@@ -40,7 +42,8 @@ class Learner:
         """Averages every bucket."""
         from torch import distributed
 
-        works = [distributed.all_reduce(bucket, async_op=True) for bucket in self._flat.split(_BUCKET)]
+        buckets = self._flat.split(_BUCKET)  # type: ignore[no-untyped-call]
+        works = [distributed.all_reduce(bucket, async_op=True) for bucket in buckets]
         for work in works:
             work.wait(_TIMEOUT)
         self._flat /= self._world_size
@@ -48,7 +51,7 @@ class Learner:
 
 def serve(_: Namespace) -> str:
     """Starts the store by which ranks find each other, and returns its address."""
-    from torch.distributed import TCPStore
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     globals()["_kept"] = store

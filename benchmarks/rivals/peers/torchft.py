@@ -20,7 +20,7 @@ class Learner:
 
     def __init__(self, arguments: Namespace) -> None:
         import torch
-        from torch.distributed import TCPStore
+        from torch.distributed import TCPStore  # type: ignore[attr-defined]
         from torchft import Manager, ProcessGroupGloo  # type: ignore[import-not-found]
         from torchft.local_sgd import DiLoCo  # type: ignore[import-not-found]
 

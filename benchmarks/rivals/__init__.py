@@ -1,0 +1,1 @@
+"""Skerry beside other systems that synchronise a model: the same model, the same link, in turns."""

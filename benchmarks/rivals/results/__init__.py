@@ -1,0 +1,6 @@
+"""Results that docs/rivals.md is made from."""
+
+from pathlib import Path
+from typing import Final
+
+DIRECTORY: Final = Path(__file__).parent

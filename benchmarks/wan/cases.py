@@ -1,0 +1,227 @@
+"""The cases: what is started where, what is told to it, and the rows that come out."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import signal
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.report import Row, measured
+from benchmarks.wan import trainer
+from benchmarks.wan.network import Network
+from benchmarks.wan.processes import Process, all_hear, this_python, wait_idle
+
+GIGABIT: Final = 1e9
+_LONGEST_S: Final = 180.0
+_PORT: Final = 50_051
+_IDLE_S: Final = 20.0
+
+
+class Site:
+    """The network, and the processes of one case in it; `clear` ends them."""
+
+    def __init__(self, folder: Path, say: Callable[[str], None], *, is_short: bool) -> None:
+        self.network = Network()
+        self.say = say
+        self.is_short = is_short
+        self._folder = folder
+        self._addresses = {name: self.network.add(name) for name in ("syncer", "one", "two", "three")}
+        self._processes: list[Process] = []
+        self._count = 0
+
+    @property
+    def target(self) -> str:
+        """Where learners find the syncer, or each other."""
+        return f"{self._addresses['syncer']}:{_PORT}"
+
+    def address(self, node: str) -> str:
+        """Returns a node's address."""
+        return self._addresses[node]
+
+    def limit(self, bits_per_s: float, *, round_trip_s: float = 0.0) -> None:
+        """Limits the links of all nodes, and sets the round trip between any two."""
+        self.network.relay.round_trip_s = round_trip_s
+        for name in self._addresses:
+            self.network.limit(name, bits_per_s)
+
+    def start(self, node: str, module: str, *arguments: str) -> Process:
+        """Starts a module of this package on a node."""
+        self._count += 1
+        command = this_python(f"benchmarks.wan.{module}", *arguments)
+        process = Process(command, self._folder / f"{self._count}-{module}.log", node=node)
+        self._processes.append(process)
+        return process
+
+    def serve(self) -> None:
+        """Starts `skerry serve` on the syncer's node with a new durable store, and returns when it listens."""
+        self._count += 1
+        folder = self._folder / f"{self._count}-serve"
+        folder.mkdir()
+        options = ["--listen", f"0.0.0.0:{_PORT}", "--insecure", "--log-level", "warning"]
+        options += ["--store", (folder / "store").as_uri(), "--scratch", str(folder / "scratch")]
+        options += ["--port-file", str(folder / "port")]
+        process = Process(this_python("skerry.cli.main", "serve", *options), folder / "serve.log", node="syncer")
+        self._processes.append(process)
+        deadline_s = time.monotonic() + _LONGEST_S
+        while not (folder / "port").exists():
+            if time.monotonic() > deadline_s:
+                raise TimeoutError("syncer did not start")
+            time.sleep(0.1)
+
+    def clear(self) -> None:
+        """Kills what the case started, and ends what the relay does."""
+        for process in self._processes:
+            process.end()
+        self._processes.clear()
+        self.network.relay.stalled = self.network.relay.cut = set()
+        self.network.relay.jitter_s = 0.0
+
+
+def long_link(site: Site) -> Iterator[Row]:
+    """2 Gbit/s with a round trip of 100 ms: encoded parts that go up, snapshots that come down."""
+    numel, samples = (12_582_912, 2) if site.is_short else (50_331_648, 5)
+    site.limit(2 * GIGABIT, round_trip_s=0.1)
+    site.serve()
+    one = site.start("one", "bulk", "--target", site.target, "--name", "one", "--numel", str(numel))
+    one.hear(_LONGEST_S)
+    ways: dict[str, list[Any]] = {"push of encoded parts, acknowledged durable": [], "pull of a snapshot": []}
+    for sample in range(samples + 1):
+        wait_idle(_IDLE_S)
+        pushed = all_hear([one], _LONGEST_S, do="push")[0]
+        wait_idle(_IDLE_S)
+        joiner = site.start("two", "bulk", "--target", site.target, "--name", f"two-{sample}", "--numel", str(numel))
+        pulled = joiner.hear(_LONGEST_S)
+        joiner.end()
+        if sample:  # the first warms up
+            for way, answer in zip(ways.values(), (pushed, pulled), strict=True):
+                way.append(answer)
+        site.say(f"long link: push {pushed['wall_s']:.2f} s, pull {pulled['wall_s']:.2f} s")
+    case = f"2 Gbit/s, 100 ms round trip, {numel * 4 / 1e6:.0f} MB of float32, {site.network.congestion_control()}"
+    for name, answers in ways.items():
+        speeds = [8 * one["size_bytes"] / one["wall_s"] / GIGABIT for one in answers]
+        yield measured(case, name, speeds, "Gbit/s", limit=2.0)
+
+
+def stopped_learner(site: Site) -> Iterator[Row]:
+    """One of three learners is stopped for 30 s: the others' step time, and the versions that are made meanwhile."""
+    stop_s, step_s = (10.0, 0.1) if site.is_short else (30.0, 0.1)
+    site.limit(GIGABIT, round_trip_s=0.04)
+    site.serve()
+    learners = _islands(site, ("one", "two", "three"), step_s)
+    for learner in learners:
+        learner.tell(seconds=3 * stop_s)
+    time.sleep(stop_s)
+    stopped_at_s = time.monotonic()
+    learners[2].signal(signal.SIGSTOP)
+    site.say(f"stopped learner: one of three is stopped for {stop_s:.0f} s")
+    time.sleep(stop_s)
+    learners[2].signal(signal.SIGCONT)
+    resumed_at_s = time.monotonic()
+    answers = [learner.hear(_LONGEST_S) for learner in learners[:2]]
+    case = f"one of three learners stopped for {stop_s:.0f} s, steps of {step_s * 1e3:.0f} ms"
+    times = [list(_step_times(one)) for one in answers]
+    before = [took_s for one in times for end_s, took_s in one if end_s < stopped_at_s]
+    during = [took_s for one in times for end_s, took_s in one if stopped_at_s <= end_s < resumed_at_s]
+    yield measured(case, "the others' step while it is stopped", during, "s", limit=statistics.median(before))
+    yield Row(
+        case, "the others' longest step while it is stopped", max(during), "s", max(before), max(during) / max(before)
+    )
+    versions = [
+        sum(seen["versions"].values())
+        for seen in (_seen_at(answers[0], stopped_at_s), _seen_at(answers[0], resumed_at_s))
+    ]
+    yield Row(case, "versions of all fragments made while it is stopped", float(versions[1] - versions[0]), "")
+
+
+def _seen_at(answer: Any, at_s: float) -> Any:
+    """Returns what the learner noted last before a time."""
+    return [one for one in answer["notes"] if one["at_s"] <= at_s][-1]
+
+
+def _step_times(answer: Any) -> Iterator[tuple[float, float]]:
+    previous_s = answer["begin_s"]
+    for end_s in answer["ends_s"]:
+        yield end_s, end_s - previous_s
+        previous_s = end_s
+
+
+def _islands(site: Site, nodes: tuple[str, ...], step_s: float) -> list[Process]:
+    common = ["--how", "island", "--target", site.target, "--step-s", str(step_s)]
+    learners = [site.start(node, "trainer", *common, "--number", str(number)) for number, node in enumerate(nodes)]
+    for learner in learners:
+        learner.hear(_LONGEST_S)
+    return learners
+
+
+def thin_link(site: Site) -> Iterator[Row]:
+    """A link on which data-parallel training communicates 97 % of its time: islands beside it, in turns."""
+    step_s, share, turns = 0.1, 0.97, 1 if site.is_short else 5
+    # A ring of two sends every gradient once each way.
+    bits_per_s = 32 * trainer.NUMEL / (step_s * share / (1 - share))
+    seconds = 20.0 if site.is_short else 40.0
+    found: dict[str, list[list[Any]]] = {"data-parallel": [], "island": []}
+    for turn in range(turns):
+        for how, answers in found.items():
+            site.limit(bits_per_s if how == "data-parallel" else GIGABIT, round_trip_s=0.04)
+            if how == "island":
+                site.serve()
+                learners = _islands(site, ("one", "two"), step_s)
+                site.limit(bits_per_s, round_trip_s=0.04)
+            else:
+                learners = _data_parallel(site, step_s)
+            answers.append(all_hear(learners, seconds + _LONGEST_S, seconds=seconds))
+            site.clear()
+            if how == "island" and not all(one["merged"] for one in answers[-1]):
+                raise RuntimeError("nothing was merged, so the islands' speed is no result")
+            speed = _tokens_per_s(answers[-1])
+            site.say(f"thin link, turn {turn + 1} of {turns}: {how} trains on {speed:.1f} samples a second")
+    case = f"{bits_per_s / 1e6:.1f} Mbit/s, 40 ms round trip, {trainer.NUMEL / 1e6:.1f}M parameters, steps of 0.1 s"
+    parallel, islands = ([_tokens_per_s(one) for one in answers] for answers in found.values())
+    busy, utilised = ([_utilisation(one) for one in answers] for answers in found.values())
+    yield measured(case, "data-parallel: share of time spent communicating", [1 - one for one in busy], "")
+    yield measured(case, "data-parallel: samples a second, both", parallel, "/s")
+    yield measured(case, "islands: samples a second, both", islands, "/s", limit=statistics.median(parallel))
+    yield measured(case, "islands: compute utilisation", utilised, "", limit=1.0)
+    yield measured(
+        case, "islands: deltas merged, both", [sum(one["merged"] for one in two) for two in found["island"]], ""
+    )
+    for how, answers in found.items():
+        yield measured(case, f"{how}: loss at the end", [one["loss"] for two in answers for one in two], "")
+
+
+def _data_parallel(site: Site, step_s: float) -> list[Process]:
+    target = f"{site.address('one')}:{_PORT}"
+    common = ["--how", "data-parallel", "--target", target, "--step-s", str(step_s)]
+    learners = [
+        site.start(node, "trainer", *common, "--number", str(number)) for number, node in enumerate(("one", "two"))
+    ]
+    for learner in learners:
+        learner.hear(_LONGEST_S)
+    return learners
+
+
+def _tokens_per_s(answers: list[Any]) -> float:
+    return math.fsum(trainer.BATCH * len(one["ends_s"]) / (one["ends_s"][-1] - one["begin_s"]) for one in answers)
+
+
+def _utilisation(answers: list[Any]) -> float:
+    """Returns the share of the time in which the learners computed, not counting what exceeds a step's own time."""
+    return statistics.fmean(
+        len(one["ends_s"]) * statistics.median(one["computing_s"]) / (one["ends_s"][-1] - one["begin_s"])
+        for one in answers
+    )
+
+
+CASES: Final = {"long-link": long_link, "stopped-learner": stopped_learner, "thin-link": thin_link}
+
+
+def measure(name: str, site: Site) -> list[Row]:
+    """Runs one case, and ends what it started."""
+    with contextlib.ExitStack() as stack:
+        stack.callback(site.clear)
+        return list(CASES[name](site))

@@ -1,0 +1,175 @@
+"""A learner of the wide-area cases: real training of a perceptron, alone, on an island or data-parallel.
+
+An accelerator that other processes do not slow down is imitated: a step that is finished early waits until `--step-s`
+is over. Lines of JSON on standard input say what to do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from datetime import timedelta
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from skerry.client import ArrayLearner, Policy
+
+SHAPES: Final = {"in.weight": (512, 4096), "out.weight": (4096, 512)}
+NUMEL: Final = sum(rows * columns for rows, columns in SHAPES.values())
+BATCH: Final = 8  # samples, which count as tokens
+H: Final = 24
+_RATE: Final = np.float32(2e-4)  # ten times as much diverges
+_TIMEOUT_S: Final = 60.0
+_NOTED: Final = 10  # steps between two notes of the counts
+
+
+class Perceptron:
+    """Learns from a teacher of its own shape."""
+
+    def __init__(self, number: int) -> None:
+        first = np.random.default_rng(1)
+        self.arrays = {name: self._drawn(first, shape) for name, shape in SHAPES.items()}
+        teacher = np.random.default_rng(0)
+        self._teacher = {name: self._drawn(teacher, shape) for name, shape in SHAPES.items()}
+        self._source = np.random.default_rng(100 + number)
+
+    @staticmethod
+    def _drawn(source: np.random.Generator, shape: tuple[int, int]) -> NDArray[np.float32]:
+        return source.standard_normal(shape, np.float32) / np.float32(shape[0] ** 0.5)
+
+    def gradients(self) -> tuple[dict[str, NDArray[np.float32]], float]:
+        """Returns the gradients of a fresh batch, and its loss."""
+        x = self._source.standard_normal((BATCH, SHAPES["in.weight"][0]), np.float32)
+        target = np.maximum(x @ self._teacher["in.weight"], 0) @ self._teacher["out.weight"]
+        hidden = np.maximum(x @ self.arrays["in.weight"], 0)
+        error = hidden @ self.arrays["out.weight"] - target
+        back = (error @ self.arrays["out.weight"].T) * (hidden > 0)
+        loss = float(np.square(error).mean())
+        return {"in.weight": x.T @ back / BATCH, "out.weight": hidden.T @ error / BATCH}, loss
+
+    def descend(self, gradients: dict[str, NDArray[np.float32]]) -> None:
+        """Takes a step of gradient descent."""
+        for name, gradient in gradients.items():
+            self.arrays[name] -= _RATE * gradient
+
+
+class Alone:
+    """Trains without anybody."""
+
+    def __init__(self, _: argparse.Namespace, model: Perceptron) -> None:
+        self._model = model
+
+    def exchange(self, gradients: dict[str, NDArray[np.float32]], loss: float) -> None:
+        """Uses the gradients."""
+        self._model.descend(gradients)
+
+    def facts(self) -> dict[str, Any]:
+        """Returns what is to be told of the exchange."""
+        return {}
+
+
+class Island(Alone):
+    """Trains with Skerry."""
+
+    def __init__(self, arguments: argparse.Namespace, model: Perceptron) -> None:
+        super().__init__(arguments, model)
+        self._learner = ArrayLearner(
+            model.arrays,
+            target=arguments.target,
+            run="wan",
+            learner_id=f"learner-{arguments.number}",
+            create=True,
+            policy=Policy(inner_step_count=H, lease_term_s=5.0),
+            fragment_count=4,
+            connect_timeout_s=_TIMEOUT_S,
+        )
+
+    def exchange(self, gradients: dict[str, NDArray[np.float32]], loss: float) -> None:
+        """Uses the gradients, and tells the learner."""
+        super().exchange(gradients, loss)
+        self._learner.step(BATCH, loss)
+
+    def facts(self) -> dict[str, Any]:
+        """Returns the learner's counts."""
+        stats = self._learner.stats
+        return {"versions": dict(stats.versions), "merged": stats.deltas_merged}
+
+
+class DataParallel(Alone):
+    """Averages the gradients with all others, with gloo."""
+
+    def __init__(self, arguments: argparse.Namespace, model: Perceptron) -> None:
+        super().__init__(arguments, model)
+        os.environ["GLOO_SOCKET_IFNAME"] = "wan0"
+        from torch import distributed
+
+        host, _, port = arguments.target.partition(":")
+        is_first = arguments.number == 0
+        timeout = timedelta(seconds=_TIMEOUT_S)
+        self._store = distributed.TCPStore(  # type: ignore[attr-defined]
+            "0.0.0.0" if is_first else host, int(port), is_master=is_first, timeout=timeout, wait_for_workers=False
+        )
+        distributed.init_process_group("gloo", store=self._store, rank=arguments.number, world_size=arguments.learners)
+        self._world_size = arguments.learners
+
+    def exchange(self, gradients: dict[str, NDArray[np.float32]], loss: float) -> None:
+        """Averages, and uses the average."""
+        import torch
+        from torch import distributed
+
+        for work in [distributed.all_reduce(torch.from_numpy(one), async_op=True) for one in gradients.values()]:
+            work.wait()
+        super().exchange({name: one / self._world_size for name, one in gradients.items()}, loss)
+
+
+def train(model: Perceptron, how: Alone, step_s: float, seconds: float) -> dict[str, Any]:
+    """Trains for a time, and returns when each step ended, what of it was computing, and the mean loss at the end."""
+    begin_s = time.monotonic()
+    ends_s, computing_s, losses, notes = [], [], [], []
+    while (step_begin_s := time.monotonic()) < begin_s + seconds:
+        gradients, loss = model.gradients()
+        time.sleep(max(0.0, step_begin_s + step_s - time.monotonic()))
+        computed_s = time.monotonic()
+        how.exchange(gradients, loss)
+        losses.append(loss)
+        computing_s.append(computed_s - step_begin_s)
+        ends_s.append(time.monotonic())
+        if len(ends_s) % _NOTED == 1:
+            notes.append({"at_s": ends_s[-1], **how.facts()})
+    return {
+        "begin_s": begin_s,
+        "ends_s": ends_s,
+        "computing_s": computing_s,
+        "notes": notes,
+        "loss": sum(losses[-10:]) / len(losses[-10:]),
+        **how.facts(),
+    }
+
+
+def main() -> None:
+    """Does as it is told."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--how", choices=("alone", "island", "data-parallel"), required=True)
+    parser.add_argument("--target", default="")
+    parser.add_argument("--number", type=int, default=0)
+    parser.add_argument("--learners", type=int, default=2)
+    parser.add_argument("--step-s", type=float, default=0.0)
+    arguments = parser.parse_args()
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    model = Perceptron(arguments.number)
+    how = {"alone": Alone, "island": Island, "data-parallel": DataParallel}[arguments.how](arguments, model)
+    print(json.dumps({}), file=answers, flush=True)
+    for line in sys.stdin:
+        answer = train(model, how, arguments.step_s, json.loads(line)["seconds"])
+        print(json.dumps(answer), file=answers, flush=True)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -21,7 +21,7 @@ Source: Decoupled DiLoCo (arXiv 2604.21428), outer optimizer; quantised updates 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final, NamedTuple
@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from skerry.wire.codecs import Compressor, Encoding
 from skerry.wire.digests import LEAF_NUMEL, Hasher, tree_root
-from skerry.wire.frames import Use, decode_frames, encode_frames, parse_frames, use_frame
+from skerry.wire.frames import Frame, Use, decode_frames, encode_frames, parse_frames, use_frame
 from skerry.wire.kernels import kernels_for
 from skerry.wire.layout import FragmentLayout
 
@@ -119,7 +119,7 @@ def step_spans(layout: FragmentLayout, encoding: Encoding) -> list[Span]:
 
 def accumulate(
     acc: Float32s,  # (numel,) written where the frames are
-    data: bytes,
+    frames: Iterable[Frame],
     layout: FragmentLayout,
     coefficients: Float32s,  # (tensors,) of this member
     *,
@@ -131,7 +131,7 @@ def accumulate(
         FrameError: the frames can't be trusted; `acc` is then of no use.
     """
     use = Use.STORE_SCALED if is_first else Use.ADD_SCALED
-    for frame in parse_frames(data):
+    for frame in frames:
         use_frame(frame, layout, acc[frame.first : frame.first + frame.numel], use, coefficients)
 
 

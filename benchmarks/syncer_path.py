@@ -102,7 +102,7 @@ def stage_syncer() -> None:
         *((f"store {name}", local.FileSystem, name) for name in ("write", "sync_file", "sync_folder", "publish")),
     ):
         setattr(owner, attribute, staged(stage, getattr(owner, attribute)))
-    hashlib.sha256 = _TimedHasher
+    hashlib.sha256 = _TimedHasher  # type: ignore[assignment]
 
 
 async def serve(directory: Path, *, is_staged: bool) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -18,6 +17,7 @@ from benchmarks.report import Row, write_rows
 from skerry.store.log import retention
 from skerry.store.log.checkpoints import is_due, write_checkpoint
 from skerry.store.log.entries import ENTRY_FORMAT, LevelItem
+from skerry.store.objects.interface import Chunks
 from skerry.store.operator.collect import collect
 from skerry.wire.policy import Policy
 from tests.doubles.dict_objects import DictObjects
@@ -62,7 +62,7 @@ class CountedObjects(DictObjects):
         await super().create(name, data)
         self.written[kind(name)] += len(data)
 
-    async def write(self, name: str, chunks: bytes | AsyncIterator[bytes]) -> int:
+    async def write(self, name: str, chunks: Chunks) -> int:
         """Puts a blob, and counts it."""
         size = await super().write(name, chunks)
         self.written[kind(name)] += size

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 
-from skerry.store.objects.interface import ObjectInfo, Objects
+from skerry.store.objects.interface import Chunks, ObjectInfo, Objects
 
 
 class DelayedObjects:
@@ -30,7 +30,7 @@ class DelayedObjects:
         await self._delay()
         return await self._objects.get(name, offset=offset, length=length)
 
-    async def write(self, name: str, chunks: bytes | AsyncIterator[bytes]) -> int:
+    async def write(self, name: str, chunks: Chunks) -> int:
         """Puts a blob."""
         await self._delay()
         return await self._objects.write(name, chunks)

@@ -48,8 +48,8 @@ def _codec_rows(codec: Codec, values: Float32s, layout: FragmentLayout, samples:
         "encode": lambda: exhaust(encode_frames(values, layout, encoding, decoded=out, digest=part_digest())),
         "zstd": lambda: exhaust(map(zstd.compress, codes)),
         "digest": lambda: exhaust(map(part_digest().update, codes)),
-        "accumulate": lambda: accumulate(acc, stored, layout, ones, is_first=False),
-        "accumulate compressed": lambda: accumulate(acc, buffer, layout, ones, is_first=False),
+        "accumulate": lambda: accumulate(acc, parse_frames(stored), layout, ones, is_first=False),
+        "accumulate compressed": lambda: accumulate(acc, parse_frames(buffer), layout, ones, is_first=False),
     }
     seconds = alternate(actions, samples, clock=time.process_time)
     found = {name: rates(layout.numel / 1e9, one) for name, one in seconds.items()}

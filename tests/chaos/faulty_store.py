@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from skerry.store.errors import StoreFullError, StoreUnavailableError
-from skerry.store.objects.interface import ObjectInfo
+from skerry.store.objects.interface import Chunks, ObjectInfo
 from skerry.store.objects.local import TEMPORARY, LocalObjects
 from tests.chaos.points import Board, Deed, Moment, Strike, operation_of
 from tests.doubles.dict_objects import joined
@@ -34,7 +34,7 @@ class FaultyStore:
         """Returns the object's bytes."""
         return await self._call("get", name, lambda: self._inner.get(name, offset=offset, length=length))
 
-    async def write(self, name: str, chunks: bytes | AsyncIterator[bytes]) -> int:
+    async def write(self, name: str, chunks: Chunks) -> int:
         """Puts a blob."""
         data = await joined(chunks)
         return await self._call("write", name, lambda: self._inner.write(name, data), lambda: self._litter(data))

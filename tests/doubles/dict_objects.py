@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Sequence
 
 from skerry.store.errors import ObjectExistsError, ObjectMissingError
-from skerry.store.objects.interface import STREAM_CHUNK_BYTES, ObjectInfo, check_object_name, folder_of
+from skerry.store.objects.interface import STREAM_CHUNK_BYTES, Chunks, ObjectInfo, check_object_name, folder_of
 
 
-async def joined(chunks: bytes | AsyncIterator[bytes]) -> bytes:
+async def joined(chunks: Chunks) -> bytes:
     """Returns all of `chunks` as one."""
     if isinstance(chunks, bytes | bytearray | memoryview):
         return bytes(chunks)
-    return b"".join([chunk async for chunk in chunks])
+    return b"".join([chunk async for chunk in chunks] if isinstance(chunks, AsyncIterator) else chunks)
 
 
 class DictObjects:
@@ -36,7 +36,7 @@ class DictObjects:
         stop = None if length is None else offset + length
         return self._data(name)[offset:stop]
 
-    async def write(self, name: str, chunks: bytes | AsyncIterator[bytes]) -> int:
+    async def write(self, name: str, chunks: Chunks) -> int:
         """Puts a blob."""
         data = await joined(chunks)
         self.objects[check_object_name(name)] = (data, self._unix())

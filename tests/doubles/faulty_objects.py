@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 
 from skerry.runtime.clock import Clock
 from skerry.store.errors import StoreError, StoreUnavailableError
-from skerry.store.objects.interface import ObjectInfo, Objects
+from skerry.store.objects.interface import Chunks, ObjectInfo, Objects
 from tests.doubles.dict_objects import joined
 
 Result = TypeVar("Result")
@@ -87,7 +87,7 @@ class FaultyObjects:
         """Returns the object's bytes."""
         return await self._look("get", name, lambda: self.inner.get(name, offset=offset, length=length))
 
-    async def write(self, name: str, chunks: bytes | AsyncIterator[bytes]) -> int:
+    async def write(self, name: str, chunks: Chunks) -> int:
         """Puts a blob."""
         data = await joined(chunks)
         await self._change("write", name, lambda: self.inner.write(name, data))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 
+from skerry.store.objects.interface import Chunks
 from tests.doubles.dict_objects import DictObjects
 
 
@@ -17,7 +17,7 @@ class StuckObjects(DictObjects):
         self.go = asyncio.Event()
         self.hung: list[str] = []
 
-    async def write(self, name: str, chunks: bytes | AsyncIterator[bytes]) -> int:
+    async def write(self, name: str, chunks: Chunks) -> int:
         """Puts a blob, reading it only when it is written."""
         if self.stuck in name:
             self.hung.append(name)

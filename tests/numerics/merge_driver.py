@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -38,7 +38,7 @@ from skerry.store.versions.scratch import Scratch
 from skerry.syncer.merger import MergeResult, merge_round
 from skerry.wire.codecs import Codec, Compressor, Encoding
 from skerry.wire.digests import delta_digest, part_digest, tree_digest
-from skerry.wire.frames import encode_frames
+from skerry.wire.frames import encode_frames, parse_frames, raw_bytes
 from skerry.wire.layout import FragmentLayout, TensorSpec
 from skerry.wire.policy import Policy
 from tests.doubles.dict_objects import DictObjects
@@ -111,8 +111,9 @@ class Driver:
         encoding: Encoding = FLOAT32,
         cuts: Sequence[int] = (),
         steps: int = 24,
+        is_kept: bool = False,
     ) -> AcceptedItem:
-        """Stores a delta in parts that are cut at `cuts`, and has it accepted."""
+        """Stores a delta in parts that are cut at `cuts`, kept in memory if so asked for, and has it accepted."""
         array = np.asarray(values, np.float32)
         delta = f"{self.delta_count:032x}"
         self.delta_count += 1
@@ -126,8 +127,10 @@ class Driver:
             part_norms = per_tensor_squared_norms(piece, self.layout, first)
             norms += part_norms
             digest = hasher.digest().hex()
+            kept = [frame for data in frames for frame in parse_frames(data)] if is_kept else []
+            kept = [replace(frame, compressor=Compressor.NONE, payload=raw_bytes(frame)) for frame in kept]
             stored = await self.log.blobs.write_part(
-                FRAGMENT, delta, first, stop - first, digest, part_norms.tolist(), frames
+                FRAGMENT, delta, first, stop - first, digest, part_norms.tolist(), frames, kept
             )
             refs.append(stored.ref)
         item = AcceptedItem(

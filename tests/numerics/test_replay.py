@@ -14,11 +14,13 @@ from skerry.algorithm.step import TORN, OuterState
 from skerry.runtime.workers import ThreadWorkers
 from skerry.store.errors import ObjectMissingError, UnreadableObjectError
 from skerry.store.log.entries import CollectedItem, RollbackFragment, RollbackItem
-from skerry.store.versions.replay import Replayer, float32_from_hex
+from skerry.store.versions.kept import SMALLEST_BYTES, Kept
+from skerry.store.versions.replay import Replayer, UnreadableDeltaError, float32_from_hex
 from skerry.store.versions.scratch import Scratch
+from skerry.syncer.parts import PartChecker
 from skerry.wire.codecs import Codec, Encoding
 from skerry.wire.digests import tree_digest
-from skerry.wire.frames import encode_frames
+from skerry.wire.frames import FrameBatch, encode_frames
 from skerry.wire.policy import MergeRule, OuterOptimizer, Policy
 from tests.numerics.merge_driver import FLOAT32, FRAGMENT, INT4, Driver, layout_of
 
@@ -192,6 +194,65 @@ async def test_threads_scratch_files_and_cuts_into_parts_change_no_bit(tmp_path:
     assert_same_bits(again, plain.state)
     assert tree_digest(again.weights).hex() == plain.log.state.fragments[FRAGMENT].newest.digest
     workers.close()
+
+
+@pytest.mark.parametrize("codec", Codec)
+async def test_parts_in_memory_are_merged_like_stored_ones_and_only_once(codec: Codec) -> None:
+    layout = layout_of((1000, 999), (77,), (513, 1024))
+    rng = np.random.default_rng(3)
+    deltas = [rng.normal(size=layout.numel).astype(np.float32) for _ in range(2)]
+    stored, kept = [await Driver.start(layout, Policy(update_encoding=INT4)) for _ in range(2)]
+    for driver in (stored, kept):
+        items = [
+            await driver.push(nth, values, encoding=Encoding(codec), cuts=[999_000], is_kept=driver is kept)
+            for nth, values in enumerate(deltas)
+        ]
+        closing = await driver.close(items)
+        await driver.damage(items[0].parts[0].name)
+        if driver is stored:
+            with pytest.raises(UnreadableDeltaError):
+                await driver.merge(closing)
+            await driver.damage(items[0].parts[0].name)  # the same bit, so that it is as it was
+        result = await driver.merge(closing)
+        if driver is kept:
+            with pytest.raises(UnreadableDeltaError):
+                await driver.merge(closing)
+        await driver.append(result.commit)
+        await result.adopt(driver.state, workers=driver.workers)
+    assert_same_bits(stored.state, kept.state)
+    assert kept.log.state.fragments[FRAGMENT].newest.digest == stored.log.state.fragments[FRAGMENT].newest.digest
+
+
+def test_a_part_that_decompresses_to_more_than_it_may_is_not_kept() -> None:
+    layout = layout_of((1024, 1024))
+    encoding = Encoding(Codec.INT4)
+    data = b"".join(encode_frames(np.ones(layout.numel, np.float32), layout, encoding))
+    raw_bytes = encoding.codec.raw_size(layout.numel, layout.numel // encoding.block)
+    for most_kept_bytes, frame_count in ((raw_bytes, 4), (raw_bytes - 1, 0), (0, 0)):
+        checker = PartChecker(layout, layout.numel, codecs=frozenset(Codec), most_kept_bytes=most_kept_bytes)
+        checker.check([FrameBatch(0, layout.numel, data)])
+        assert len(checker.summary().kept) == frame_count
+
+
+async def test_what_does_not_fit_is_not_kept_and_the_oldest_goes_first() -> None:
+    kept: Kept[str] = Kept(3 * SMALLEST_BYTES)
+    kept.put("small", ["small"], SMALLEST_BYTES - 1)
+    kept.put("large", ["large"], 3 * SMALLEST_BYTES + 1)
+    for name in ("a", "b", "c"):
+        kept.put(name, [name], SMALLEST_BYTES)
+    kept.put("b", ["b again"], SMALLEST_BYTES)
+    kept.put("d", ["d"], SMALLEST_BYTES)
+    assert [list(kept.get(name)) for name in ("small", "large", "a", "c", "b", "d")] == [
+        [],
+        [],
+        [],
+        ["c"],
+        ["b again"],
+        ["d"],
+    ]
+    assert (list(kept.take("c")), list(kept.take("c"))) == (["c"], [])
+    kept.put("e", ["e"], SMALLEST_BYTES)
+    assert (list(kept.get("b")), list(kept.get("e"))) == (["b again"], ["e"])
 
 
 async def test_an_update_in_several_objects_is_followed_like_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from skerry.store.errors import ObjectExistsError, StoreError, StoreFullError, StoreUnavailableError
-from skerry.store.objects.interface import ObjectInfo
+from skerry.store.objects.interface import Chunks, ObjectInfo
 from tests.doubles.dict_objects import DictObjects, joined
 from tests.doubles.faulty_objects import Effect
 from tests.simulation.processes import OUTSIDE, Process
@@ -113,7 +113,7 @@ class StoreLink:
         """Returns the object's bytes."""
         return await self._call("get", name, lambda: self._store.objects.get(name, offset=offset, length=length))
 
-    async def write(self, name: str, chunks: bytes | AsyncIterator[bytes]) -> int:
+    async def write(self, name: str, chunks: Chunks) -> int:
         """Puts a blob."""
         data = await joined(chunks)
         return await self._call("write", name, lambda: self._store.objects.write(name, data))

@@ -26,7 +26,7 @@ from skerry.algorithm.step import (
     subtract_update,
 )
 from skerry.wire import Codec, Encoding, FragmentLayout, NonFiniteError, TensorSpec, quantise
-from skerry.wire.frames import decode_frames, encode_frames
+from skerry.wire.frames import decode_frames, encode_frames, parse_frames
 from skerry.wire.kernels import load
 from tests.wire.wire_strategies import LARGEST, block_encodings, fragments
 
@@ -104,8 +104,8 @@ def test_values_are_accumulated_and_subtracted_as_by_numpy(
 
     def work() -> tuple[bytes, bytes]:
         acc, weights = np.full_like(values, np.nan), values[::-1].copy()
-        accumulate(acc, delta, layout, coefficients[0], is_first=True)
-        accumulate(acc, delta, layout, coefficients[1], is_first=False)
+        accumulate(acc, parse_frames(delta), layout, coefficients[0], is_first=True)
+        accumulate(acc, parse_frames(delta), layout, coefficients[1], is_first=False)
         subtract_update(weights, delta, layout)
         return acc.tobytes(), weights.tobytes()
 

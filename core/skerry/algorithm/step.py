@@ -21,7 +21,7 @@ Source: Decoupled DiLoCo (arXiv 2604.21428), outer optimizer; quantised updates 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import pairwise
@@ -121,7 +121,7 @@ def step_spans(layout: FragmentLayout, encoding: Encoding) -> list[Span]:
 
 def accumulate(
     acc: Float32s,  # (numel,) written where the frames are
-    data: bytes,
+    frames: Iterable[Frame],
     layout: FragmentLayout,
     coefficients: Float32s,  # (tensors,) of this member
     *,
@@ -133,7 +133,7 @@ def accumulate(
         FrameError: the frames can't be trusted; `acc` is then of no use.
     """
     use = _Use.STORE_SCALED if is_first else _Use.ADD_SCALED
-    for frame in parse_frames(data):
+    for frame in frames:
         _use_frame(frame, layout, acc[frame.first : frame.first + frame.numel], use, coefficients)
 
 

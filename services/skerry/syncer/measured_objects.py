@@ -8,7 +8,7 @@ from typing import Final, TypeVar
 
 from skerry.runtime.clock import Clock
 from skerry.store.errors import StoreFullError, StoreUnavailableError
-from skerry.store.objects.interface import ObjectInfo, Objects
+from skerry.store.objects.interface import Chunks, ObjectInfo, Objects
 from skerry.syncer.metrics import SyncerMetrics
 
 T = TypeVar("T")
@@ -44,7 +44,7 @@ class MeasuredObjects:
         with self._timed("get"):
             return await self._objects.get(name, offset=offset, length=length)
 
-    async def write(self, name: str, chunks: bytes | AsyncIterator[bytes]) -> int:
+    async def write(self, name: str, chunks: Chunks) -> int:
         """Puts a blob."""
         with self._timed("write"):
             return await self._objects.write(name, chunks)

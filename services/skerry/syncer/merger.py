@@ -228,16 +228,9 @@ async def _write_update(
     for at in range(0, len(spans), UPDATE_OBJECT_SPANS):
         held = slice(at, at + UPDATE_OBJECT_SPANS)
         first, stop = spans[held][0].first, spans[held][-1].stop
-        refs.append(
-            await log.blobs.write_update(step.layout.name, version, _frames(prepared[held]), first, stop - first)
-        )
+        frames = [frame for span in prepared[held] for frame in span.frames]
+        refs.append(await log.blobs.write_update(step.layout.name, version, frames, first, stop - first))
     return tuple(refs)
-
-
-async def _frames(prepared: Sequence[PreparedSpan]) -> AsyncIterator[bytes]:
-    for span in prepared:
-        for frame in span.frames:
-            yield frame
 
 
 _LOG: Final = structlog.get_logger(__name__)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -62,7 +62,9 @@ class OuterStates:
                 if outer.version < version:
                     outer = await self.writable(name, outer)
                     await replayer.advance(outer, version, self._scratch)
-                await self.keep(name, outer, fragment.versions[version].digest)
+                    await self.keep(name, outer, fragment.versions[version].digest)
+                else:
+                    self._put(name, replace(cached))
             except (ObjectMissingError, UnreadableObjectError) as error:
                 _LOG.warning("cached state is dropped", fragment=name, version=version, cause=str(error))
             else:
@@ -74,7 +76,10 @@ class OuterStates:
 
     async def keep(self, name: str, outer: OuterState, digest: str) -> None:
         """Caches a fragment's outer state while there is space; `digest` is the log's for its version."""
-        self._cache[name] = cached = _Cached(outer, digest, await self._workers.run(outer.checksum))
+        self._put(name, _Cached(outer, digest, await self._workers.run(outer.checksum)))
+
+    def _put(self, name: str, cached: _Cached) -> None:
+        self._cache[name] = cached
         self._scratch.may_drop(cached)
 
     def drop(self, name: str) -> None:

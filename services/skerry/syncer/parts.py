@@ -7,7 +7,7 @@ push stops halfway for want of memory, and those that were admitted fill their l
 A slow sender holds its bytes for longer than a fast one, so what senders share is bytes times seconds. While memory is
 scarce, the next part is that of the sender that has held the least since it became scarce. So a fast sender waits for
 the next part to be done with, however many slow ones there are. Nobody waits for ever, for a push has one part at a
-time, and what it holds counts.
+time (and a second one that is being stored, as long as memory is not scarce), and what it holds counts.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import heapq
 import itertools
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -26,10 +26,10 @@ from numpy.typing import NDArray
 from skerry.algorithm.merge import per_tensor_squared_norms
 from skerry.runtime.clock import Clock
 from skerry.syncer.errors import SyncerError, from_wire
-from skerry.wire.codecs import MAX_FRAME_NUMEL, Codec
+from skerry.wire.codecs import MAX_FRAME_NUMEL, Codec, Compressor
 from skerry.wire.digests import part_digest
 from skerry.wire.errors import FrameError
-from skerry.wire.frames import Frame, FrameBatch, decode_frame, parse_frames
+from skerry.wire.frames import Frame, FrameBatch, decode_frame, parse_frames, raw_bytes
 from skerry.wire.layout import FragmentLayout
 from skerry.wire.messages import MAX_BLOCK, MIN_BLOCK
 
@@ -43,13 +43,21 @@ class PartSummary:
 
     digest: bytes
     squared_norms: tuple[float, ...]  # |v_t|^2 restricted to the part, one a tensor
+    kept: tuple[Frame, ...]  # decompressed, all or none
 
 
 class PartChecker:
-    """Decodes one part's frames, which a `FrameReader` cut; holds one frame's elements."""
+    """Decodes one part's frames, which a `FrameReader` cut; holds one frame's elements.
 
-    def __init__(self, layout: FragmentLayout, numel: int, *, codecs: frozenset[Codec]) -> None:
+    Decompressed frames are held too, for the merge, as long as they are at most `most_kept_bytes`.
+    """
+
+    def __init__(
+        self, layout: FragmentLayout, numel: int, *, codecs: frozenset[Codec], most_kept_bytes: int = 0
+    ) -> None:
         """Expects a part of `numel` elements, each frame in one of `codecs`."""
+        self._frames: list[Frame] = []
+        self._room_bytes = most_kept_bytes  # below 0: nothing is kept
         self._layout = layout
         self._codecs = codecs
         self._hasher = part_digest()
@@ -71,7 +79,7 @@ class PartChecker:
 
     def summary(self) -> PartSummary:
         """Returns what is known once every frame was checked."""
-        return PartSummary(self._hasher.digest(), tuple(self._norms.tolist()))
+        return PartSummary(self._hasher.digest(), tuple(self._norms.tolist()), tuple(self._frames))
 
     def _check(self, frame: Frame) -> None:
         if frame.codec not in self._codecs or (frame.block and not MIN_BLOCK <= frame.block <= MAX_BLOCK):
@@ -80,6 +88,13 @@ class PartChecker:
                 f"encoding is not offered here. codec={frame.codec.value}, block={frame.block}, "
                 f"codecs={sorted(codec.value for codec in self._codecs)}, blocks={MIN_BLOCK}..{MAX_BLOCK}",
             )
+        if frame.compressor is not Compressor.NONE:
+            frame = replace(frame, compressor=Compressor.NONE, payload=raw_bytes(frame))
+        self._room_bytes -= frame.raw_size
+        if self._room_bytes >= 0:
+            self._frames.append(frame)
+        else:
+            self._frames.clear()
         out = decode_frame(frame, self._layout, self._decoded[: frame.numel], digest=self._hasher)
         self._norms += per_tensor_squared_norms(out, self._layout, frame.first)
 
@@ -101,6 +116,10 @@ class ByteBudget:
         """Returns when `sender` may hold `size_bytes`, which the caller releases in any case."""
         await self._turn(sender, size_bytes)
         return Reservation(self, sender, size_bytes, self._clock.monotonic_s())
+
+    def has_room(self, size_bytes: int) -> bool:
+        """Whether nobody would wait for `size_bytes`."""
+        return not self._waiting and self.used_bytes + size_bytes <= self.limit_bytes
 
     def _give_back(self, one: Reservation) -> None:
         self.used_bytes -= one.size_bytes
@@ -137,7 +156,7 @@ class ByteBudget:
             granted.set()
 
 
-@dataclass(frozen=True)
+@dataclass
 class Reservation:
     """The bytes that one part may hold."""
 
@@ -145,7 +164,11 @@ class Reservation:
     sender: str
     size_bytes: int
     granted_at_s: float
+    is_held: bool = True
 
     def release(self) -> None:
-        """Returns the bytes to the budget. To be called once."""
+        """Returns the bytes to the budget. Idempotent."""
+        if not self.is_held:
+            return
+        self.is_held = False
         self.budget._give_back(self)  # noqa: SLF001 - Reservation and ByteBudget are one unit

@@ -1,14 +1,15 @@
 """Receives pushed deltas: bytes become checked, durable parts, and the parts an accepted delta in the log.
 
-Only the part that is arriving is held in memory, within the process's byte budget. Its stream is not read until there
-is room for all of it. A refused push leaves nothing behind but parts that no log entry names.
+Of a push only the part that is arriving and the one before it, which is being stored, are held in memory, within the
+process's byte budget. Its stream is not read until there is room for a whole part. A refused push leaves nothing behind
+but parts that no log entry names.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+import asyncio
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final
 
@@ -21,7 +22,7 @@ from skerry.store.log.state import DeltaState
 from skerry.store.versions.blobs import StoredPart
 from skerry.syncer.errors import SyncerError, bad_request, from_rejection, from_wire
 from skerry.syncer.lifecycle import uid_of_draft
-from skerry.syncer.parts import INLINE_CHECK_BYTES, ByteBudget, PartChecker, Reservation
+from skerry.syncer.parts import INLINE_CHECK_BYTES, ByteBudget, PartChecker, PartSummary, Reservation
 from skerry.syncer.replica import RunReplica
 from skerry.wire.codecs import Codec
 from skerry.wire.digests import DIGEST_SIZE, delta_digest
@@ -34,6 +35,8 @@ SUGGESTED_PART_BYTES: Final = 4 * 2**20
 MAX_PART_BYTES: Final = 32 * 2**20
 # The most that frames of one element each take, for clients that do not say how large a part is.
 _MOST_BYTES_AN_ELEMENT: Final = 64
+# A part's frames are kept for the merge if they decompress to at most this many times its stated size.
+_MOST_KEPT_TIMES: Final = 2
 _DELTA_CODECS: Final = frozenset(Codec)
 _WEIGHT_CODECS: Final = frozenset({Codec.FLOAT32})  # version 0 is exact
 # Larger than any valid header's, and small enough that one delta can't outweigh all others.
@@ -51,8 +54,30 @@ class _Arriving:
     checker: PartChecker
     reader: FrameReader
     reservation: Reservation
-    frames: deque[bytes]
+    frames: list[bytes] = field(default_factory=list)
     size_bytes: int = 0
+
+    def feed(self, data: bytes) -> None:
+        """Checks the frames that `data` completes; slow enough for a worker thread."""
+        try:
+            batches = self.reader.feed(data)
+        except FrameError as error:
+            raise from_wire(error) from error
+        self.checker.check(batches)
+        self.frames += [batch.data for batch in batches]
+
+    def summary(self, digest: bytes) -> PartSummary:
+        """Returns what is known of the part, which must be whole and have this digest."""
+        try:
+            self.reader.finish()
+        except FrameError as error:
+            raise from_wire(error) from error
+        summary = self.checker.summary()
+        if summary.digest != digest:
+            raise SyncerError(
+                "DIGEST_MISMATCH", f"part digest mismatch. expected={digest.hex()}, actual={summary.digest.hex()}"
+            )
+        return summary
 
 
 class Push:
@@ -65,6 +90,7 @@ class Push:
         self._layout = replica.state.fragments[header.fragment].layout
         self._budget = budget
         self._arriving: _Arriving | None = None
+        self._storing: tuple[asyncio.Task[None], Reservation] | None = None  # the part before it
         self._stored: dict[tuple[int, int], StoredPart] = {}
 
     @property
@@ -72,17 +98,23 @@ class Push:
         """The delta, if it is accepted already: then bytes are ignored, and only the digest is compared."""
         return self._replica.state.deltas.get(self._header.delta)
 
-    def abandon(self) -> None:
-        """Releases the memory of the part that is arriving; stored parts stay."""
+    async def abandon(self) -> None:
+        """Releases the memory of the parts that are not stored yet; stored ones stay."""
         if self._arriving is not None:
             self._arriving.reservation.release()
             self._arriving = None
+        if self._storing is not None:
+            task, reservation = self._storing
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            reservation.release()  # if it was cancelled before it began
 
     async def begin_part(self, first: int, numel: int, size_bytes: int) -> None:
         """Begins the part `[first, first + numel)` of `size_bytes`, 0 if not stated; waits for memory for all of it.
 
         Raises:
             SyncerError: OUT_OF_RANGE; TOO_LARGE; BAD_REQUEST: the part before has no end.
+            StoreError: the part before could not be stored.
         """
         if self._arriving is not None:
             raise bad_request("a part began before the one before it ended")
@@ -96,15 +128,16 @@ class Push:
                 "TOO_LARGE", f"part's size is out of range. size_bytes={size_bytes}, limit={MAX_PART_BYTES}"
             )
         most_bytes = size_bytes or min(MAX_PART_BYTES, numel * _MOST_BYTES_AN_ELEMENT)
+        if not self._budget.has_room(most_bytes):
+            await self.all_stored()  # while memory is scarce, a push holds one part
         codecs = _WEIGHT_CODECS if self._header.base_version == INITIAL_BASE else _DELTA_CODECS
         self._arriving = _Arriving(
             first,
             numel,
-            PartChecker(self._layout, numel, codecs=codecs),
+            PartChecker(self._layout, numel, codecs=codecs, most_kept_bytes=_MOST_KEPT_TIMES * size_bytes),
             FrameReader(first, numel),
             # The bytes of a delta that is known are ignored.
             await self._budget.reserve(self._header.session, most_bytes if self.known is None else 0),
-            deque(),
         )
 
     async def feed(self, data: bytes) -> None:
@@ -121,51 +154,49 @@ class Push:
         part.size_bytes += len(data)
         if part.size_bytes > part.reservation.size_bytes:
             raise SyncerError("TOO_LARGE", f"part has too many bytes. limit={part.reservation.size_bytes}")
-        try:
-            batches = part.reader.feed(data)
-        except FrameError as error:
-            raise from_wire(error) from error
-        frames = b"".join(batch.data for batch in batches)
-        if len(frames) < INLINE_CHECK_BYTES:
-            part.checker.check(batches)
+        if len(data) < INLINE_CHECK_BYTES:
+            part.feed(data)
         else:
-            await self._replica.workers.run(part.checker.check, batches)
-        part.frames.append(frames)
+            await self._replica.workers.run(part.feed, data)
 
     async def end_part(self, digest: bytes) -> None:
-        """Makes the part durable.
+        """Begins to make the part durable, once the one before is; `complete` waits for all.
 
         Raises:
             SyncerError: BAD_FRAME: the part is incomplete; DIGEST_MISMATCH.
+            StoreError: the part before could not be stored.
         """
         part = self._arriving
         if part is None:
             raise bad_request("a part ended before it began")
-        try:
-            if self.known is None:
-                await self._store(part, digest)
-        finally:
-            self.abandon()
+        summary = part.summary(digest) if self.known is None else None
+        await self.all_stored()
+        self._arriving = None
+        if summary is None:
+            part.reservation.release()
+        else:
+            self._storing = asyncio.create_task(self._store(part, summary)), part.reservation
 
-    async def _store(self, part: _Arriving, digest: bytes) -> None:
+    async def all_stored(self) -> None:
+        """Returns when no part is being stored; raises if the last one could not be."""
+        if self._storing is not None:
+            await self._storing[0]
+            self._storing = None
+
+    async def _store(self, part: _Arriving, summary: PartSummary) -> None:
         try:
-            part.reader.finish()
-        except FrameError as error:
-            raise from_wire(error) from error
-        summary = part.checker.summary()
-        if summary.digest != digest:
-            raise SyncerError(
-                "DIGEST_MISMATCH", f"part digest mismatch. expected={digest.hex()}, actual={summary.digest.hex()}"
+            self._stored[part.first, part.numel] = await self._replica.log.blobs.write_part(
+                self._header.fragment,
+                self._header.delta,
+                part.first,
+                part.numel,
+                summary.digest.hex(),
+                summary.squared_norms,
+                part.frames,
+                summary.kept,
             )
-        self._stored[part.first, part.numel] = await self._replica.log.blobs.write_part(
-            self._header.fragment,
-            self._header.delta,
-            part.first,
-            part.numel,
-            digest.hex(),
-            summary.squared_norms,
-            _drained(part.frames),
-        )
+        finally:
+            part.reservation.release()
 
     async def complete(self, digest: bytes) -> DeltaState:
         """Puts the delta into the log and returns it; the same push again returns the same delta.
@@ -173,10 +204,11 @@ class Push:
         Raises:
             SyncerError: INCOMPLETE; OUT_OF_RANGE: parts overlap; DIGEST_MISMATCH, ID_REUSED; TOO_LARGE: too many parts;
                 or why the log does not admit it.
-            StoreError: the store failed; the same push may be repeated.
+            StoreError: the store failed, now or with a part; the same push may be repeated.
         """
         if self._arriving is not None:
             raise bad_request("the push was completed inside a part")
+        await self.all_stored()
         if len(digest) != DIGEST_SIZE:
             raise bad_request(f"digest must have {DIGEST_SIZE} bytes. actual={len(digest)}")
         if self.known is None:
@@ -225,12 +257,6 @@ class Push:
             raise from_rejection(
                 outcome.rejection, **_other_delta(self._replica, self._header, outcome.rejection.reason)
             )
-
-
-def _drained(frames: deque[bytes]) -> Iterator[bytes]:
-    """Yields what it takes out, so that nothing is in memory twice while it is joined into an object."""
-    while frames:
-        yield frames.popleft()
 
 
 def _covers(parts: dict[tuple[int, int], StoredPart], numel: int) -> bool:

@@ -21,7 +21,7 @@ from skerry.store.errors import (
     StoreRefusedError,
     StoreUnavailableError,
 )
-from skerry.store.objects.interface import STREAM_CHUNK_BYTES, ObjectInfo, check_object_name, folder_of
+from skerry.store.objects.interface import STREAM_CHUNK_BYTES, Chunks, ObjectInfo, check_object_name, folder_of
 
 # Blobs up to this size go up in one request. S3 allows 10,000 pieces an object, so pieces of 16 MiB reach 156 GiB.
 _PIECE_BYTES: Final = 16 * 2**20
@@ -68,11 +68,13 @@ class ObstoreObjects:
                 return None
             raise
 
-    async def write(self, name: str, chunks: bytes | AsyncIterator[bytes]) -> int:
+    async def write(self, name: str, chunks: Chunks) -> int:
         """Puts a blob, in pieces where it is large."""
         check_object_name(name)
         if isinstance(chunks, bytes):
             return await self._put_whole(name, chunks)
+        if not isinstance(chunks, AsyncIterator):
+            chunks = _each(chunks)
         head = bytearray()
         async for chunk in chunks:
             head += chunk
@@ -165,6 +167,11 @@ class ObstoreObjects:
 
     async def sync_parent(self, name: str) -> None:
         """Does nothing: an object that such a store shows is durable."""
+
+
+async def _each(pieces: Sequence[bytes]) -> AsyncIterator[bytes]:
+    for piece in pieces:
+        yield piece
 
 
 async def _only(data: obstore.Bytes) -> AsyncIterator[obstore.Bytes]:

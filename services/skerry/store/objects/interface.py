@@ -10,6 +10,8 @@ import re
 from collections.abc import AsyncIterator, Sequence
 from typing import Final, NamedTuple, Protocol
 
+# A blob's bytes: at hand, or as they come.
+Chunks = bytes | Sequence[bytes] | AsyncIterator[bytes]
 STREAM_CHUNK_BYTES: Final = 2**20  # large enough that the cost of a call is negligible, small enough to hold many
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]+(?:/[A-Za-z0-9._-]+)*")
 
@@ -45,7 +47,7 @@ class Objects(Protocol):
             ObjectMissingError: there is no such object.
         """
 
-    async def write(self, name: str, chunks: bytes | AsyncIterator[bytes]) -> int:
+    async def write(self, name: str, chunks: Chunks) -> int:
         """Puts a blob whose name no other writer uses and returns its size in bytes. Durable when it returns.
 
         If it raises, the name has no object or the whole blob.

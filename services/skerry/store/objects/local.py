@@ -24,7 +24,7 @@ from skerry.runtime.identifiers import Entropy
 from skerry.runtime.workers import Workers
 from skerry.store.errors import ObjectExistsError, ObjectMissingError, StoreFullError, StoreUnavailableError
 from skerry.store.objects.buckets import ObstoreObjects, translated_errors
-from skerry.store.objects.interface import STREAM_CHUNK_BYTES, ObjectInfo, check_object_name
+from skerry.store.objects.interface import STREAM_CHUNK_BYTES, Chunks, ObjectInfo, check_object_name
 
 TEMPORARY: Final = "temporary"
 MARKER: Final = "skerry.store"  # says that a folder is a store: without it, its volume is not mounted
@@ -143,11 +143,12 @@ class LocalObjects(ObstoreObjects):
         """Writes, syncs and publishes an object; on a full disk in a file of the reserve."""
         await self._workers.run(self._create, check_object_name(name), data)
 
-    async def write(self, name: str, chunks: bytes | AsyncIterator[bytes]) -> int:
+    async def write(self, name: str, chunks: Chunks) -> int:
         """Writes a blob as it comes, syncs and publishes it."""
-        if isinstance(chunks, bytes):
-            await self._workers.run(self._put, check_object_name(name), chunks)
-            return len(chunks)
+        if not isinstance(chunks, AsyncIterator):
+            pieces = (chunks,) if isinstance(chunks, bytes) else chunks
+            await self._workers.run(self._put, check_object_name(name), *pieces)
+            return sum(map(len, pieces))
         draft = await self._workers.run(self._begin, check_object_name(name))
         size = 0
         try:
@@ -188,13 +189,14 @@ class LocalObjects(ObstoreObjects):
                 raise
             self._finish(reserved, data)
 
-    def _put(self, name: str, data: bytes) -> None:
-        self._finish(self._begin(name), data)
+    def _put(self, name: str, *pieces: bytes) -> None:
+        self._finish(self._begin(name), *pieces)
 
-    def _finish(self, draft: _Draft, data: bytes) -> None:
+    def _finish(self, draft: _Draft, *pieces: bytes) -> None:
         try:
-            self._append(draft, data)
-            os.ftruncate(draft.descriptor, len(data))
+            for data in pieces:
+                self._append(draft, data)
+            os.ftruncate(draft.descriptor, sum(map(len, pieces)))
             self._publish(draft)
         finally:
             self._file_system.remove(draft.path)

@@ -12,7 +12,7 @@ import hashlib
 import json
 import random
 import re
-from collections.abc import AsyncIterator, Container, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -25,9 +25,10 @@ from skerry.runtime.retry import RetrySettings
 from skerry.runtime.workers import Workers
 from skerry.store.errors import ObjectMissingError, StoreFullError, StoreUnavailableError, UnreadableObjectError
 from skerry.store.log.entries import FORMAT, ObjectRef, canonical_json
-from skerry.store.objects.interface import STREAM_CHUNK_BYTES, Objects
+from skerry.store.objects.interface import STREAM_CHUNK_BYTES, Chunks, Objects
+from skerry.store.versions.kept import LIMIT_BYTES, Kept
 from skerry.wire.digests import Hasher
-from skerry.wire.frames import FrameBatch, FrameReader
+from skerry.wire.frames import Frame, FrameBatch, FrameReader
 from skerry.wire.safetensors import header_bytes, tensor_bytes
 
 SnapshotKind = Literal["weights", "momentum", "residual"]
@@ -71,6 +72,8 @@ class Blobs:
         self._condemned = condemned
         # Names of updates and snapshots that were lost or damaged when they were last read, so that readers go around.
         self.unreadable: set[str] = set()
+        self._parts: Kept[Frame] = Kept(LIMIT_BYTES)  # until they are merged
+        self._updates: Kept[bytes] = Kept(LIMIT_BYTES // 2)  # for learners, all of which pull the newest
         self.is_full = False  # whether the store had no space for the newest blob
 
     async def write_part(  # noqa: PLR0917 - the order is that of the part's name, then what it holds
@@ -81,11 +84,13 @@ class Blobs:
         numel: int,
         digest: str,
         squared_norms: Sequence[float],
-        frames: Iterable[bytes],
+        frames: Sequence[bytes],
+        kept: Sequence[Frame] = (),
     ) -> StoredPart:
         """Stores the frames that cover `numel` elements from `first`, cut anywhere. The returned part is durable.
 
-        `digest` is the SHA-256 of the frames' uncompressed bytes, hex, which the caller has checked.
+        `digest` is the SHA-256 of the frames' uncompressed bytes, hex, which the caller has checked. `kept` are the
+        same frames, checked and decompressed, where a merge is to find them in memory.
         """
         norms = tuple(float(norm) for norm in squared_norms)
         header = {
@@ -98,13 +103,9 @@ class Blobs:
             "squared_norms": norms,
         }
 
-        async def pieces() -> AsyncIterator[bytes]:
-            yield canonical_json(header) + b"\n"
-            for piece in frames:
-                yield piece
-
         name = f"deltas/{fragment}/{delta}/{first}-{numel}-{digest}-{self._entropy.hex_id()}"
-        size_bytes = await self._write(name, pieces())
+        size_bytes = await self._write(name, (canonical_json(header) + b"\n", *frames))
+        self._parts.put(name, kept, sum(len(frame.payload) for frame in kept))
         return StoredPart(ObjectRef(name, first, numel, size_bytes, digest), norms)
 
     async def list_parts(self, fragment: str, delta: str) -> list[StoredPart]:
@@ -130,6 +131,10 @@ class Blobs:
         parts = await asyncio.gather(*(stored(found[key]) for key in sorted(found)))
         return [part for part in parts if part is not None]
 
+    def take_frames(self, ref: ObjectRef) -> Sequence[Frame]:
+        """Returns a part's frames and forgets them; nothing if they are not in memory."""
+        return self._parts.take(ref.name)
+
     async def part_frames(self, ref: ObjectRef) -> AsyncIterator[bytes]:
         """Yields the bytes of a part's frames in pieces of about 1 MiB, which may end inside a frame.
 
@@ -154,11 +159,14 @@ class Blobs:
             raise UnreadableObjectError(ref.name, "part has no header line")
 
     async def write_update(
-        self, fragment: str, version: int, frames: AsyncIterator[bytes], first: int, numel: int
+        self, fragment: str, version: int, frames: Sequence[bytes], first: int, numel: int
     ) -> ObjectRef:
         """Stores the frames of an update that cover `numel` elements from `first` and returns where."""
         name = f"updates/{fragment}/{version}-{self._entropy.hex_id()}"
-        return await self._write_hashed(name, frames, first, numel)
+        pieces, digest = await self._workers.run(_cut_and_hashed, frames)
+        size = await self._write(name, pieces)
+        self._updates.put(name, pieces, size)
+        return ObjectRef(name, first, numel, size, digest)
 
     async def write_snapshot(
         self,
@@ -205,6 +213,11 @@ class Blobs:
         Raises:
             UnreadableObjectError: it is not there, or the bytes that were yielded are not those that were written.
         """
+        kept = self._updates.get(ref.name)
+        for piece in kept:
+            yield piece
+        if kept:
+            return
         hasher, size = hashlib.sha256(), 0
         try:
             async for piece in self.read(ref):
@@ -230,7 +243,7 @@ class Blobs:
         size = await self._write(name, hashed())
         return ObjectRef(name, first, numel, size, hasher.hexdigest())
 
-    async def _write(self, name: str, chunks: AsyncIterator[bytes]) -> int:
+    async def _write(self, name: str, chunks: Chunks) -> int:
         try:
             size = await self._objects.write(self._path(name), chunks)
         except StoreFullError:
@@ -264,6 +277,13 @@ class Blobs:
 
     def _path(self, name: str) -> str:
         return f"{self._prefix}/{name}"
+
+
+def _cut_and_hashed(frames: Sequence[bytes]) -> tuple[Sequence[bytes], str]:
+    """Returns the frames' bytes in pieces of `STREAM_CHUNK_BYTES`, and their SHA-256, hex."""
+    data = memoryview(b"".join(frames))
+    starts = range(0, len(data), STREAM_CHUNK_BYTES)
+    return [bytes(data[at : at + STREAM_CHUNK_BYTES]) for at in starts], hashlib.sha256(data).hexdigest()
 
 
 async def snapshot_pieces(

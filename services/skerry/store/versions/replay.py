@@ -10,7 +10,7 @@ and the bits of these, in hex, in the log.
 from __future__ import annotations
 
 import struct
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -39,10 +39,12 @@ from skerry.store.versions.blobs import frame_batches
 from skerry.store.versions.scratch import Scratch
 from skerry.wire.digests import LEAF_NUMEL, tree_leaves, tree_root
 from skerry.wire.errors import FrameError, NonFiniteError, TensorFileError
-from skerry.wire.frames import FrameBatch, decode_frames
+from skerry.wire.frames import Frame, FrameBatch, decode_frames, parse_frames
 from skerry.wire.layout import FragmentLayout
 from skerry.wire.safetensors import TensorFileReader
 
+# A full frame has 2^18 elements.
+_FRAMES_A_JOB: Final = 4
 _LOG: Final = structlog.get_logger(__name__)
 
 
@@ -303,7 +305,7 @@ async def accumulate_deltas(
     *,
     workers: Workers,
 ) -> None:
-    """Writes the weighted sum of the deltas, reading them from the store in bounded pieces.
+    """Writes the weighted sum of the deltas: of frames in memory, or read from the store in bounded pieces.
 
     Raises:
         UnreadableDeltaError: a delta can't be read back; `acc` is then of no use.
@@ -313,8 +315,14 @@ async def accumulate_deltas(
 
     async def jobs(member: int, delta: AcceptedItem) -> AsyncIterator[Callable[[], None]]:
         for part in delta.parts:
-            async for batch in frame_batches(log.blobs.part_frames(part), part.first, part.numel):
-                yield partial(accumulate, acc, batch.data, layout, coefficients[member], is_first=member == 0)
+            kept = log.blobs.take_frames(part)
+            for at in range(0, len(kept), _FRAMES_A_JOB):
+                frames: Iterable[Frame] = kept[at : at + _FRAMES_A_JOB]
+                yield partial(accumulate, acc, frames, layout, coefficients[member], is_first=member == 0)
+            if not kept:
+                async for batch in frame_batches(log.blobs.part_frames(part), part.first, part.numel):
+                    frames = parse_frames(batch.data)  # parsed by the job that goes over them
+                    yield partial(accumulate, acc, frames, layout, coefficients[member], is_first=member == 0)
 
     for member, delta in enumerate(deltas):
         try:

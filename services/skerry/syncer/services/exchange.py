@@ -79,8 +79,9 @@ class ExchangeServicer(exchange_pb2_grpc.ExchangeServicer):
                     await push.complete(request.complete.digest)
                     break
                 await _take(push, request)
+            await push.all_stored()
         finally:
-            push.abandon()
+            await push.abandon()
         return _push_answer(replica, push)
 
     async def QueryPush(self, request: v1.QueryPushRequest, context: Any) -> v1.QueryPushResponse:

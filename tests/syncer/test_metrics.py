@@ -35,7 +35,7 @@ from skerry.v1 import types_pb2 as types
 from tests.client.quadratic import QUICK, Quadratic, train_until
 from tests.doubles.faulty_objects import NO_FAULT, Effect, Fault, FaultyObjects, LateWrites
 from tests.syncer.conftest import LOCAL
-from tests.syncer.raw_learner import RawLearner, connected, create_run, layout, pull, refused
+from tests.syncer.raw_learner import RawLearner, connected, create_run, hex_id, layout, plan_messages, pull, refused
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"
 ALERTS = Path(__file__).parents[2] / "docker" / "alerts.yml"
@@ -141,6 +141,32 @@ async def test_a_scrape_of_a_server_tells_what_its_runs_do(watched: SyncerServer
         while (await scraped(watched.metrics_url))("skerry_event_loop_lag_seconds_count") < 1:
             await asyncio.sleep(0.1)
     assert after("skerry_fold_items", "demo", "versions") == 1 + len(run.fragments)
+
+
+async def test_another_creators_draft_says_nothing_of_the_run_that_got_the_name(watched: SyncerServer) -> None:
+    tensors, fragments = plan_messages()
+    policy = types.Policy(inner_step_count=4, grace_factor=0.0, quorum_count=1)
+    policy.lease_term.FromSeconds(600)
+    request = runs.CreateRunRequest(name="demo", tensors=tensors, fragments=fragments, policy=policy)
+    async with connected(watched.port) as stubs:
+        # The first is the one that `create_run` goes on with; the other one is opened later.
+        for request_id in (hex_id(random.Random("create demo 0")), "e" * 32):
+            request.request_id = request_id
+            draft = (await stubs.runs.CreateRun(request)).run
+        run, _ = await create_run(stubs, policy=policy)
+        learner = RawLearner(stubs, run, "us", random.Random(1))
+        await learner.attach()
+        await learner.push(
+            learner.header(await pull(stubs, run, "body"), "body"), np.ones(layout("body").numel, np.float32)
+        )
+        await learner.event("version_committed")
+        with refused("RUN_EXISTS", grpc.StatusCode.ALREADY_EXISTS):
+            await stubs.runs.CommitRun(runs.CommitRunRequest(name="demo", run_uid=draft.uid))
+        found = await scraped(watched.metrics_url)
+    assert found("skerry_runs") == 2
+    assert found("skerry_learners", "demo", "live") == 1
+    assert found("skerry_version", "demo", "body") == 1
+    assert found("skerry_versions_total", "demo") == 1
 
 
 async def test_a_failing_store_is_counted_and_its_answers_are_not() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import builtins
+import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
 from types import ModuleType
@@ -139,3 +141,18 @@ def test_the_outer_step_is_that_of_numpy(fragment: Fragment, encoding: Encoding,
 
     with np.errstate(over="ignore", invalid="ignore"):
         assert with_kernels(KERNELS, outcome) == with_kernels(None, outcome)
+
+
+@pytest.mark.parametrize(("error", "warns"), [(ImportError("no numba"), False), (RuntimeError("no compiler"), True)])
+def test_without_a_compiler_that_works_numpy_does_the_work(error: Exception, *, warns: bool) -> None:
+    imported = builtins.__import__
+
+    def failing(name: str, *rest: Any, **more: Any) -> Any:
+        if name == "skerry.wire":
+            raise error
+        return imported(name, *rest, **more)
+
+    with patch.object(builtins, "__import__", failing), warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        assert load.__wrapped__() is None
+    assert bool(said) is warns

@@ -7,6 +7,7 @@ NumPy is the reference and does the same everywhere else, bit for bit. Importing
 from __future__ import annotations
 
 import os
+import warnings
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
@@ -40,6 +41,9 @@ def load() -> ModuleType | None:
     try:
         from skerry.wire import kernels_numba
     except ImportError:
+        return None
+    except Exception as error:  # noqa: BLE001 - whatever a compiler may raise, NumPy does without it
+        warnings.warn(f"kernels can't be compiled; NumPy, a few times slower, does their work. {error!r}", stacklevel=2)
         return None
     return kernels_numba
 

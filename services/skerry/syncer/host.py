@@ -28,6 +28,7 @@ from skerry.syncer.metrics import SyncerMetrics
 from skerry.syncer.parts import ByteBudget
 from skerry.syncer.replica import RunReplica
 from skerry.syncer.settings import ReplicaSettings
+from skerry.wire import kernels
 from skerry.wire.layout import check_id, check_name
 
 _LOG: Final = structlog.get_logger(__name__)
@@ -193,6 +194,8 @@ class RunHost:
         )
         task = self._tasks.create_task(self._keep(replica, uid), name=f"run {name}")
         now_s = self.clock.monotonic_s()
+        largest_numel = max((layout.numel for layout in log.spec.fragments), default=0)
+        self._tasks.create_task(self.workers.run(kernels.warm_up, largest_numel), name="warm-up")
         self._open[uid] = opened = _Open(replica, task, now_s, now_s)
         self._metrics.opened(replica)
         _LOG.info("run opened", run=name, uid=uid, position=replica.state.position, status=replica.state.status.value)

@@ -80,7 +80,8 @@ class SyncerMetrics:
         followed = self._followed.pop(replica, None)
         if followed is not None:
             followed.unsubscribe()
-            self._runs.forget(followed.run)
+            if all(other.run != followed.run for other in self._followed.values()):
+                self._runs.forget(followed.run)
 
     async def watch_lag(self) -> None:
         """Measures for ever how late the event loop is."""
@@ -96,7 +97,9 @@ class SyncerMetrics:
             limit, used = self._budget.limit_bytes, self._budget.used_bytes
             yield _gauge("skerry_part_budget_bytes", "Memory for parts that arrive.", [((), limit)])
             yield _gauge("skerry_part_budget_used_bytes", "Memory that parts hold now.", [((), used)])
-        runs = {followed.run: followed.gauges() for followed in self._followed.values()}
+        # Of several with a name, the draft of a creator that came too late says least.
+        followed = sorted(self._followed.items(), key=lambda item: item[0].state.status is not RunStatus.DRAFT)
+        runs = {one.run: one.gauges() for _, one in followed}
         for name, (documentation, labels) in _GAUGES.items():
             samples = [((run, *more), value) for run, gauges in sorted(runs.items()) for more, value in gauges[name]]
             yield _gauge(name, documentation, samples, labels=("run", *labels))

@@ -55,11 +55,12 @@ def test_the_syncer_needs_no_torch(composition: Composition) -> None:
     assert "skerry serve" in in_image(composition, _SYNCER, "skerry", "serve", "--help")
 
 
-def test_the_syncer_is_a_quarter_of_a_gigabyte(composition: Composition, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_syncer_is_half_a_gigabyte(composition: Composition, capsys: pytest.CaptureFixture[str]) -> None:
     size = {name: composition.engine.inspect(name)["Size"] / 1e6 for name in (*_IMAGES, "python:3.11-slim")}
     with capsys.disabled():
         print("\nimages, in MB:", ", ".join(f"{name} {size_mb:.0f}" for name, size_mb in size.items()))
-    assert size[_SYNCER] - size["python:3.11-slim"] < 200
+    # numba's compiler is 210 MB of it (docs/design/0009).
+    assert size[_SYNCER] - size["python:3.11-slim"] < 380
     assert size[_LEARNER] > 2 * size[_SYNCER]
 
 

@@ -23,6 +23,7 @@ def rows(tables: Mapping[str, list[Row]]) -> Iterator[Row]:
         return
     encode = _ns(codec, "int4", "encode end to end / memcpy")
     decode = _ns(codec, "int4", "decompress, decode and accumulate / memcpy")
+    accumulate = _ns(codec, "int4", "decode frames and accumulate / memcpy")  # it was decompressed when it arrived
     digest = _ns(codec, "float32", "digest of the codes alone / memcpy")
     learner = {
         "encode the delta": encode,
@@ -31,7 +32,7 @@ def rows(tables: Mapping[str, list[Row]]) -> Iterator[Row]:
     }
     syncer = {
         "check a delta when it arrives": decode,
-        "decode and accumulate it in the merge": decode,
+        "decode and accumulate it in the merge": accumulate,
         "encode the update, once for all learners": encode / _LEARNERS,
         "digest of the new weights, likewise": digest / _LEARNERS,
     }

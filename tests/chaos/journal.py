@@ -24,8 +24,8 @@ from tests.chaos.problem import NUMEL, SHAPES
 from tests.simulation.evidence import Adopted
 from tests.simulation.records import LearnerRecord
 
-# Of a record: when it was written (seconds, monotonic); the time since the step before, and its time in `step`, without
-# the time that its thread waited for a processor; then what the step added to the weights.
+# Of a record: when it was written (seconds, monotonic); the time since the step before, without what its thread waited
+# for a processor; its time in `step`, without the longest such wait of any thread; what the step added to the weights.
 _RECORD: Final = np.dtype([("at_s", "<f8"), ("cycle_s", "<f4"), ("stall_s", "<f4"), ("work", "<f4", (NUMEL,))])
 
 

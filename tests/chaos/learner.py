@@ -148,11 +148,24 @@ def _train(
         before = problem.flat(arrays)
         loss = problem.descend(arrays, source)
         journal.step(problem.flat(arrays) - before, cycle_s, stall_s)
-        step_s, step_queued_s = clock.monotonic_s(), clock.thread_queued_s()
+        waits_ns, step_s = _waits_ns(), clock.monotonic_s()
         learner.step(problem.BATCH, loss)
-        now_s, now_queued_s = clock.monotonic_s(), clock.thread_queued_s()
-        stall_s = now_s - step_s - (now_queued_s - step_queued_s)
-        cycle_s = now_s - began_s - (now_queued_s - queued_s)
+        now_s = clock.monotonic_s()
+        # Whoever holds the interpreter's lock and waits for a processor holds this thread up as well.
+        longest_ns = max((waited - waits_ns.get(thread, waited) for thread, waited in _waits_ns().items()), default=0)
+        stall_s = max(now_s - step_s - longest_ns / 1e9, 0.0)
+        cycle_s = now_s - began_s - (clock.thread_queued_s() - queued_s)
+
+
+def _waits_ns() -> dict[str, int]:
+    """Returns how long each thread of this process has waited for a processor, ready to run."""
+    waits = {}
+    for thread in Path("/proc/self/task").iterdir():
+        try:
+            waits[thread.name] = int((thread / "schedstat").read_bytes().split()[1])
+        except OSError:  # it has ended meanwhile
+            continue
+    return waits
 
 
 if __name__ == "__main__":

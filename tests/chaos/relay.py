@@ -22,7 +22,7 @@ class Link:
     _flowing: asyncio.Event = field(default_factory=asyncio.Event)
     _writers: set[asyncio.StreamWriter] = field(default_factory=set)
     _server: asyncio.Server | None = None
-    _is_frozen: bool = False
+    _frozen: list[asyncio.Event] = field(default_factory=list)  # those that half-open connections wait for
 
     async def open(self, port: int) -> None:
         """Listens on a port of loopback."""
@@ -44,9 +44,9 @@ class Link:
     def freeze(self) -> None:
         """Makes the connections that there are half-open: nothing arrives any more, and neither end is told."""
         self._flowing.clear()
+        self._frozen.append(self._flowing)
         self._flowing = asyncio.Event()
         self._flowing.set()
-        self._is_frozen = True
 
     def slow_down(self, bytes_per_s: float, delay_s: float) -> None:
         """Carries fewer bytes, and each of them late."""
@@ -54,9 +54,12 @@ class Link:
 
     def heal(self) -> None:
         """Ends every fault. Connections that were half-open are reset."""
-        if self._is_frozen:
+        if self._frozen:
             self.reset()
-        self._is_frozen = self.is_cut = False
+        for flowing in self._frozen:
+            flowing.set()
+        self._frozen.clear()
+        self.is_cut = False
         self.bytes_per_s, self.delay_s = float("inf"), 0.0
 
     def reset(self) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Iterator
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 from skerry.client.session import Adoption
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.workers import InlineWorkers
+from skerry.store.errors import ObjectMissingError
 from skerry.store.log.entries import (
     INITIAL_BASE,
     AcceptedItem,
@@ -86,7 +88,7 @@ async def audit(evidence: Evidence) -> list[Finding]:
         findings += [Finding(rule, detail) for item in items for detail in collections.admitted(whole, item)]
     findings += [Finding("what is deleted was condemned before", name) for name in collections.deletions()]
     findings += [Finding("what the policy keeps is there", detail) async for detail in collections.losses()]
-    audit_of = _Audit(evidence, log, admitted, replayed)
+    audit_of = _Audit(evidence, log, admitted, replayed, collections.condemned)
     findings += audit_of.findings()
     findings += [finding async for finding in audit_of.contents()]
     report = await verify_run(log, workers=InlineWorkers(), scratch=Scratch(None))
@@ -102,8 +104,16 @@ def audit_so_far(evidence: Evidence, log: RunLog, admitted: list[Item]) -> list[
 class _Audit:
     """One run's rules."""
 
-    def __init__(self, evidence: Evidence, log: RunLog, admitted: list[Item], replayed: RunState) -> None:
+    def __init__(
+        self,
+        evidence: Evidence,
+        log: RunLog,
+        admitted: list[Item],
+        replayed: RunState,
+        collected: AbstractSet[str] = frozenset(),
+    ) -> None:
         self.evidence = evidence
+        self.collected = collected  # names of blobs
         self.admitted = admitted  # every item that the fold admitted, in log order
         self.log = log
         self.state = log.state  # with the whole history
@@ -350,7 +360,15 @@ class _Audit:
             sent = np.zeros(self.log.spec.fragment(fragment).numel)
             begin = 0
             for delta in history:
-                values = await self._decoded(delta)
+                try:
+                    values = await self._decoded(delta)
+                except ObjectMissingError as error:
+                    # Evidence of real processes does not have what a collection has deleted.
+                    if self.collected.isdisjoint(part.name for part in delta.item.parts):
+                        yield Finding("what was accepted stays until it is collected", f"{delta.item.delta}: {error}")
+                    if delta.fate is Fate.MERGED:
+                        break  # what later deltas hold depends on it
+                    continue
                 if self.evidence.plan.mix.adoption is Adoption.REBASE:
                     expected = -self._work(record, fragment, begin, delta.item.last_step) - sent
                 else:

@@ -63,6 +63,11 @@ class Collections:
         landed = self._evidence.landed[entry_name(self._log.prefix, state.position)]
         self._condemned_at.update({name: self._condemned_at.get(name, landed) for name in item.names})
 
+    @property
+    def condemned(self) -> AbstractSet[str]:
+        """Names of all blobs that a collection took."""
+        return self._condemned_at.keys()
+
     def deletions(self) -> Iterator[str]:
         """Yields the blobs that were deleted before they were condemned, or never were."""
         for path, (_, count) in self._evidence.deleted.items():

@@ -88,11 +88,11 @@ def stage_syncer() -> None:
     """Wraps the functions that do the syncer's work. Names that are not there any more are an error."""
     for stage, owner, attribute in (
         ("zstd decompress", frames, "decompress_exactly"),
-        ("zstd compress, frame", frames.FramePacker, "pack"),
+        ("zstd compress, frame", frames, "pack_frame"),
         ("checksum", zlib, "crc32"),
         ("frame cutting", frames.FrameReader, "feed"),
         ("check: decode", parts.PartChecker, "check"),
-        ("check: norms", parts, "per_tensor_squared_norms"),
+        ("check: norms", parts, "frame_squared_norms"),
         ("accumulate", replay, "accumulate"),
         ("merge: norms", merger, "per_tensor_squared_norms"),
         ("prepare", merger, "prepare_span"),

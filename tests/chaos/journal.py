@@ -25,7 +25,8 @@ from tests.simulation.evidence import Adopted
 from tests.simulation.records import LearnerRecord
 
 # Of a record: when it was written (seconds, monotonic); the time since the step before, without what its thread waited
-# for a processor; its time in `step`, without the longest such wait of any thread; what the step added to the weights.
+# for a processor; its time in `step`, without the longest such wait of any thread and without what the host of a
+# virtual machine took; what the step added to the weights.
 _RECORD: Final = np.dtype([("at_s", "<f8"), ("cycle_s", "<f4"), ("stall_s", "<f4"), ("work", "<f4", (NUMEL,))])
 
 

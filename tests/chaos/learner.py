@@ -6,7 +6,9 @@ It keeps the journal of what it trained, sent and heard. SIGTERM has it send wha
 from __future__ import annotations
 
 import json
+import os
 import random
+import re
 import signal
 import sys
 import threading
@@ -148,24 +150,32 @@ def _train(
         before = problem.flat(arrays)
         loss = problem.descend(arrays, source)
         journal.step(problem.flat(arrays) - before, cycle_s, stall_s)
-        waits_ns, step_s = _waits_ns(), clock.monotonic_s()
+        waits_s, stolen_s, step_s = _waits_s(), _stolen_s(), clock.monotonic_s()
         learner.step(problem.BATCH, loss)
         now_s = clock.monotonic_s()
         # Whoever holds the interpreter's lock and waits for a processor holds this thread up as well.
-        longest_ns = max((waited - waits_ns.get(thread, waited) for thread, waited in _waits_ns().items()), default=0)
-        stall_s = max(now_s - step_s - longest_ns / 1e9, 0.0)
+        longest_s = max((waited - waits_s.get(thread, waited) for thread, waited in _waits_s().items()), default=0.0)
+        most_stolen_s = max(after - before for before, after in zip(stolen_s, _stolen_s(), strict=True))
+        stall_s = max(now_s - step_s - longest_s - most_stolen_s, 0.0)
         cycle_s = now_s - began_s - (clock.thread_queued_s() - queued_s)
 
 
-def _waits_ns() -> dict[str, int]:
+def _waits_s() -> dict[str, float]:
     """Returns how long each thread of this process has waited for a processor, ready to run."""
     waits = {}
     for thread in Path("/proc/self/task").iterdir():
         try:
-            waits[thread.name] = int((thread / "schedstat").read_bytes().split()[1])
+            waits[thread.name] = int((thread / "schedstat").read_bytes().split()[1]) / 1e9
         except OSError:  # it has ended meanwhile
             continue
     return waits
+
+
+def _stolen_s() -> list[float]:
+    """Returns how long the host of this virtual machine has kept each processor from running, though it had work."""
+    lines = Path("/proc/stat").read_text(encoding="ascii").splitlines()
+    ticks = [int(line.split()[8]) for line in lines if re.match(r"cpu\d", line)]
+    return [one / os.sysconf("SC_CLK_TCK") for one in ticks]
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import grpc
@@ -25,7 +25,7 @@ from skerry.client import (
 from skerry.client.errors import error_of, is_transient
 from skerry.client.grpc_transport import GrpcTransport, error_from_rpc
 from skerry.runtime.retry import Retry
-from skerry.v1 import exchange_pb2
+from skerry.v1 import capabilities_pb2, exchange_pb2, runs_pb2
 
 
 def rpc_error(code: grpc.StatusCode, *details: object) -> grpc.aio.AioRpcError:
@@ -187,3 +187,31 @@ async def test_a_call_whose_messages_fail_is_an_error_and_no_cancellation_of_who
     with pytest.raises(SkerryError):
         await transport.push_delta(pushing())
     await transport.close()
+
+
+@pytest.mark.parametrize("targets", ["{0}", "{0},{0}"], ids=["one target", "several"])
+async def test_every_call_of_closed_connections_says_so(target: str, targets: str) -> None:
+    transport = GrpcTransport(targets.format(target))
+    await transport.close()
+
+    async def nothing() -> AsyncIterator[Any]:
+        return
+        yield
+
+    async def first(answers: AsyncIterator[Any]) -> None:
+        await anext(answers)
+
+    calls: tuple[Callable[[], Awaitable[Any]], ...] = (
+        lambda: first(transport.attach(nothing())),
+        lambda: first(transport.pull_fragment(exchange_pb2.PullFragmentRequest())),
+        lambda: first(transport.watch(exchange_pb2.WatchRequest())),
+        lambda: transport.push_delta(nothing()),
+        lambda: transport.query_push(exchange_pb2.QueryPushRequest(), timeout_s=1.0),
+        lambda: transport.get_run(runs_pb2.GetRunRequest(), timeout_s=1.0),
+        lambda: transport.get_capabilities(capabilities_pb2.GetCapabilitiesRequest(), timeout_s=1.0),
+        lambda: transport.create_run(runs_pb2.CreateRunRequest(), timeout_s=1.0),
+        lambda: transport.commit_run(runs_pb2.CommitRunRequest(), timeout_s=1.0),
+    )
+    for call in calls:
+        with pytest.raises(TryAgainError, match="closed"):
+            await call()

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from skerry.store.errors import StoreFullError
-from skerry.store.versions.scratch import SMALLEST_FILE_BYTES, Scratch
+from skerry.store.versions.scratch import SMALLEST_FILE_BYTES, Scratch, memory_share_bytes
 
 NUMEL = SMALLEST_FILE_BYTES // 4 + 3
 
@@ -43,6 +44,29 @@ def test_a_file_lives_until_the_last_of_its_arrays_is_dropped(tmp_path: Path) ->
     assert second[-1] == 5
     del second
     assert mapped_count() == 0
+
+
+def test_files_are_for_what_memory_has_no_share_left_for(tmp_path: Path) -> None:
+    def is_in_file(array: NDArray[np.float32]) -> bool:
+        address = array.ctypes.data
+        for line in Path("/proc/self/maps").read_text().splitlines():
+            low, high = (int(edge, 16) for edge in line.split()[0].split("-"))
+            if low <= address < high:
+                return str(tmp_path) in line
+        raise AssertionError("array is mapped nowhere")
+
+    scratch = Scratch(tmp_path, memory_bytes=2 * SMALLEST_FILE_BYTES)
+    first, second = (scratch.zeros(1, NUMEL)[0] for _ in range(2))
+    assert [is_in_file(first), is_in_file(second)] == [False, True]
+    first[:] = 1
+    del first
+    (third,) = scratch.zeros(1, NUMEL)
+    assert not is_in_file(third)
+    assert not third.any()
+
+
+def test_a_share_of_memory_is_less_than_the_machine_has() -> None:
+    assert 0 < memory_share_bytes() <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4
 
 
 def test_no_space_is_said_at_once_instead_of_killing_the_process_later(tmp_path: Path) -> None:

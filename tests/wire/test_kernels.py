@@ -16,7 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from skerry.algorithm import merge as merge_module
 from skerry.algorithm import step as step_module
+from skerry.algorithm.merge import frame_squared_norms
 from skerry.algorithm.step import (
     OuterState,
     Scalars,
@@ -28,6 +30,7 @@ from skerry.algorithm.step import (
     subtract_update,
 )
 from skerry.wire import Codec, Encoding, FragmentLayout, NonFiniteError, TensorSpec, quantise
+from skerry.wire.digests import part_digest
 from skerry.wire.frames import decode_frames, encode_frames, parse_frames
 from skerry.wire.kernels import load
 from tests.wire.wire_strategies import LARGEST, block_encodings, fragments
@@ -40,7 +43,7 @@ pytestmark = pytest.mark.skipif(KERNELS is None, reason="numba can't be imported
 def with_kernels(kernels: ModuleType | None, work: Callable[[], Any]) -> Any:
     """Returns what `work` returns, done by these kernels, or by NumPy."""
     with ExitStack() as patches:
-        for module in (quantise, step_module):
+        for module in (merge_module, quantise, step_module):
             patches.enter_context(patch.object(module, "kernels_for", lambda *arrays: kernels))
         return work()
 
@@ -129,7 +132,7 @@ def test_the_outer_step_is_that_of_numpy(fragment: Fragment, encoding: Encoding,
         done: list[object] = []
         for span in step_spans(layout, encoding):
             prepared = prepare_span(step, span)
-            adopt_span(step, span, prepared.frames)
+            adopt_span(step, span, prepared.codes)
             done += [prepared.frames, prepared.pieces.leaf.digest()]
         return [*done, state.weights.tobytes(), state.momentum.tobytes(), state.residual.tobytes()]
 
@@ -141,6 +144,21 @@ def test_the_outer_step_is_that_of_numpy(fragment: Fragment, encoding: Encoding,
 
     with np.errstate(over="ignore", invalid="ignore"):
         assert with_kernels(KERNELS, outcome) == with_kernels(None, outcome)
+
+
+@given(fragments(), block_encodings)
+def test_norms_of_codes_are_those_of_the_values(fragment: Fragment, encoding: Encoding) -> None:
+    layout, values = fragment
+    frames = list(parse_frames(b"".join(encode_frames(values, layout, encoding))))
+
+    def work() -> tuple[NDArray[np.float64], bytes]:
+        hasher, scratch = part_digest(), np.empty(layout.numel, np.float32)
+        norms = [frame_squared_norms(frame, layout, scratch[: frame.numel], hasher) for frame in frames]
+        return np.sum(norms, axis=0), hasher.digest()
+
+    (of_codes, digest), (of_values, same) = with_kernels(KERNELS, work), with_kernels(None, work)
+    np.testing.assert_allclose(of_codes, of_values, rtol=1e-6, atol=0)
+    assert digest == same
 
 
 @pytest.mark.parametrize(("error", "warns"), [(ImportError("no numba"), False), (RuntimeError("no compiler"), True)])

@@ -18,6 +18,7 @@ from typing import Any, Final
 
 import grpc
 
+from skerry.client.errors import error_of
 from skerry.v1 import capabilities_pb2_grpc, exchange_pb2_grpc, runs_pb2_grpc
 
 _BALANCED: Final[dict[str, Any]] = {"loadBalancingConfig": [{"round_robin": {}}]}
@@ -75,13 +76,19 @@ class Replicas:
         self._is_closed = False
 
     async def next(self) -> Replica:
-        """Returns the next replica that is ready; or else the next one, so that the call itself says what is wrong."""
+        """Returns the next replica that is ready; or else the next one, so that the call itself says what is wrong.
+
+        Raises:
+            TryAgainError: UNREACHABLE: the connections were closed.
+        """
         if len(self._replicas) > 1:
             loop = asyncio.get_running_loop()
             deadline_s = loop.time() + _CONNECT_S
             # gRPC would tell of changes too, but waiting for one of several channels leaves watches of the others.
             while not self._is_closed and not self._has_found() and loop.time() < deadline_s:  # noqa: ASYNC110 - no event to wait for
                 await asyncio.sleep(_LOOK_S)
+        if self._is_closed:
+            raise error_of("UNREACHABLE", "connection is closed")
         self._replicas.rotate(-1)
         return self._replicas[-1]
 

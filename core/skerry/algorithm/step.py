@@ -21,8 +21,9 @@ Source: Decoupled DiLoCo (arXiv 2604.21428), outer optimizer; quantised updates 
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 from itertools import pairwise
 from typing import Final, NamedTuple
@@ -30,17 +31,15 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from skerry.wire.codecs import Compressor, Encoding
+from skerry.wire.codecs import MAX_FRAME_NUMEL, Cut, Encoding, cut_frames
 from skerry.wire.digests import LEAF_NUMEL, Hasher, tree_root
-from skerry.wire.frames import Frame, decode_frame, decode_frames, encode_frames, open_frame, parse_frames
+from skerry.wire.frames import Frame, decode_frame, open_frame, pack_frame, parse_frames, quantise_cut
 from skerry.wire.kernels import kernels_for
 from skerry.wire.layout import FragmentLayout
-from skerry.wire.quantise import decode_in_kernels
+from skerry.wire.quantise import blocks_of, decode_in_kernels, dequantise
 
 Float32s = NDArray[np.float32]
 
-# Elements that elementwise steps take at a time: a few arrays of 256 KiB stay in a core's cache between operations.
-_PIECE_NUMEL: Final = 2**16
 # A version whose state was being written when something failed. No version has this number.
 TORN: Final = -2
 
@@ -102,6 +101,7 @@ class PreparedSpan(NamedTuple):
     """One span of an update that is not in any state yet."""
 
     frames: tuple[bytes, ...]
+    codes: tuple[NDArray[np.uint8], ...]  # each frame's raw bytes
     pieces: LeafPieces
 
 
@@ -143,18 +143,27 @@ def prepare_span(step: Step, span: Span) -> PreparedSpan:
     Raises:
         NonFiniteError: the step left the range of the codec.
     """
-    target = _target(step, span, keep_momentum=False)
-    frames = tuple(encode_frames(target, step.layout, step.encoding, first=span.first, decoded=target))
-    theta = np.subtract(step.state.weights[span.first : span.stop], target, out=target)
-    return PreparedSpan(frames, _leaf_pieces(theta, span))
+    frames, codes, leaf = [], [], _Leaf(span)
+    for tile, cuts in _tiles(step, span):
+        target = _target(step, tile, keep_momentum=False)
+        for cut in cuts:
+            piece = _inside(target, tile, cut)
+            raw = quantise_cut(piece, step.layout, cut, decoded=piece)
+            frames.append(pack_frame(cut, raw, step.encoding))
+            codes.append(raw.copy())
+        leaf.take(np.subtract(step.state.weights[tile.first : tile.stop], target, out=target))
+    return PreparedSpan(tuple(frames), tuple(codes), leaf.pieces)
 
 
-def adopt_span(step: Step, span: Span, frames: Sequence[bytes]) -> None:
-    """Writes one span of the state's next version, by the frames that `prepare_span` gave for it."""
-    target = _target(step, span, keep_momentum=True)
-    q = np.empty_like(target)
-    decode_frames(b"".join(frames), step.layout, q, first=span.first)
-    _advance(step.state, span, target, q)
+def adopt_span(step: Step, span: Span, codes: Sequence[NDArray[np.uint8]]) -> None:
+    """Writes one span of the state's next version, by the codes that `prepare_span` gave for it."""
+    rest = iter(codes)
+    for tile, cuts in _tiles(step, span):
+        target, q = _target(step, tile, keep_momentum=True), _scratch(1, tile)
+        for cut, raw in zip(cuts, rest, strict=False):
+            blocks = blocks_of(step.layout, cut.first, cut.numel, cut.block) if cut.block else None
+            dequantise(cut.codec, raw, blocks, _inside(q, tile, cut))
+        _advance(step.state, tile, target, q)
 
 
 def replay_span(
@@ -168,18 +177,16 @@ def replay_span(
     Raises:
         NonFiniteError: the step left the range of the codec; the state is then of no use.
     """
-    target = _target(step, span, keep_momentum=True)
-    q = np.empty_like(target)
-    # Compression changes no value, and nobody reads these frames.
-    encoding = replace(step.encoding, compressor=Compressor.NONE)
-    for _ in encode_frames(target, step.layout, encoding, first=span.first, decoded=q):
-        pass
-    theta = _advance(step.state, span, target, q)
-    difference = None
-    if published is not None:
-        unequal = np.flatnonzero(published[span.first : span.stop].view(np.uint32) != q.view(np.uint32))
-        difference = span.first + int(unequal[0]) if len(unequal) else None
-    return ReplayedSpan(_leaf_pieces(theta, span), difference)
+    difference, leaf = None, _Leaf(span)
+    for tile, cuts in _tiles(step, span):
+        target, q = _target(step, tile, keep_momentum=True), _scratch(1, tile)
+        for cut in cuts:
+            quantise_cut(_inside(target, tile, cut), step.layout, cut, decoded=_inside(q, tile, cut))
+        leaf.take(_advance(step.state, tile, target, q))
+        if published is not None and difference is None:
+            unequal = np.flatnonzero(published[tile.first : tile.stop].view(np.uint32) != q.view(np.uint32))
+            difference = tile.first + int(unequal[0]) if len(unequal) else None
+    return ReplayedSpan(leaf.pieces, difference)
 
 
 def subtract_update(weights: Float32s, data: bytes, layout: FragmentLayout) -> None:
@@ -238,46 +245,88 @@ def digest_of_spans(numel: int, pieces: Sequence[LeafPieces]) -> bytes:
     return tree_root(numel, leaves)
 
 
+def _tiles(step: Step, span: Span) -> Iterator[tuple[Span, list[Cut]]]:
+    """Yields ranges of whole frames of the update, and their cuts.
+
+    What is computed for one stays in a core's cache until it was used.
+    """
+    cuts: list[Cut] = []
+    for cut in cut_frames(step.layout, step.encoding, span.first, span.stop - span.first):
+        if cuts and cut.first + cut.numel - cuts[0].first > MAX_FRAME_NUMEL:
+            yield Span(cuts[0].first, cut.first), cuts
+            cuts = []
+        cuts.append(cut)
+    yield Span(cuts[0].first, span.stop), cuts
+
+
+def _inside(values: Float32s, tile: Span, cut: Cut) -> Float32s:
+    return values[cut.first - tile.first : cut.first - tile.first + cut.numel]
+
+
+_thread: Final = threading.local()
+
+
+def _scratch(nth: int, tile: Span) -> Float32s:
+    """Returns an array of the tile's length, this thread's until it asks for the `nth` again."""
+    try:
+        arrays: Float32s = _thread.arrays
+    except AttributeError:
+        arrays = _thread.arrays = np.empty((2, MAX_FRAME_NUMEL), np.float32)
+    return arrays[nth, : tile.stop - tile.first]
+
+
+class _Leaf:
+    """Digests a span's new weights: those before its leaf begins are another leaf's end."""
+
+    def __init__(self, span: Span) -> None:
+        self._head_numel = -span.first % LEAF_NUMEL
+        self._head = bytearray()
+        self._hasher = hashlib.sha256()
+
+    def take(self, theta: Float32s) -> None:
+        """Takes the weights that follow."""
+        left = self._head_numel - len(self._head) // 4
+        self._head += theta[:left].data
+        self._hasher.update(theta[left:].data)
+
+    @property
+    def pieces(self) -> LeafPieces:
+        return LeafPieces(bytes(self._head), self._hasher)
+
+
 # What overflows is refused by the encoder, which names the element; a warning would only repeat it.
 @np.errstate(over="ignore", invalid="ignore")
-def _target(step: Step, span: Span, *, keep_momentum: bool) -> Float32s:
-    """Returns `target` of the span, and writes the new momentum to the state where it is to be kept."""
-    state, scalars = step.state, step.scalars
-    target = np.empty(span.stop - span.first, np.float32)
-    momentum, residual = state.momentum[span.first : span.stop], state.residual[span.first : span.stop]
-    acc = step.acc[span.first : span.stop]
+def _target(step: Step, tile: Span, *, keep_momentum: bool) -> Float32s:
+    """Returns `target` of the tile, and writes the new momentum to the state where it is to be kept."""
+    state, scalars, target = step.state, step.scalars, _scratch(0, tile)
+    momentum, residual = state.momentum[tile.first : tile.stop], state.residual[tile.first : tile.stop]
+    acc = step.acc[tile.first : tile.stop]
     kernels = kernels_for(acc, momentum, residual)
     if kernels is not None:
-        tensors = slice(step.layout.tensor_at(span.first), step.layout.tensor_at(span.stop - 1) + 1)
-        edges = step.layout.bounds[tensors.start : tensors.stop + 1].clip(span.first, span.stop) - span.first
+        tensors = slice(step.layout.tensor_at(tile.first), step.layout.tensor_at(tile.stop - 1) + 1)
+        edges = step.layout.bounds[tensors.start : tensors.stop + 1].clip(tile.first, tile.stop) - tile.first
         arrays = (acc, edges.astype(np.uint64), scalars.tensor_scales[tensors], momentum, residual)
         factors = (scalars.decay, scalars.gain, scalars.momentum, scalars.rate)
         kernels.step_target(*arrays, *factors, target, keep_momentum)
         return target
-    d_scratch, buf_scratch = np.empty((2, min(_PIECE_NUMEL, len(target))), np.float32)
-    for low, high in _pieces(span):
-        d, out = d_scratch[: high - low], target[low - span.first : high - span.first]
-        buf = state.momentum[low:high] if keep_momentum else buf_scratch[: high - low]
-        for index, start, stop in step.layout.ranges(low, high - low):
-            np.multiply(step.acc[start:stop], step.scalars.tensor_scales[index], out=d[start - low : stop - low])
-        np.multiply(state.momentum[low:high], scalars.decay, out=buf)
-        np.multiply(d, scalars.gain, out=out)
-        np.add(buf, out, out=buf)
-        np.multiply(buf, scalars.momentum, out=out)
-        np.add(d, out, out=out)
-        np.multiply(out, scalars.rate, out=out)
-        np.add(state.residual[low:high], out, out=out)
+    d = _scratch(1, tile)
+    buf = momentum if keep_momentum else np.empty_like(d)
+    for index, start, stop in step.layout.ranges(tile.first, len(d)):
+        part = slice(start - tile.first, stop - tile.first)
+        np.multiply(acc[part], scalars.tensor_scales[index], out=d[part])
+    np.multiply(momentum, scalars.decay, out=buf)
+    np.multiply(d, scalars.gain, out=target)
+    np.add(buf, target, out=buf)
+    np.multiply(buf, scalars.momentum, out=target)
+    np.add(d, target, out=target)
+    np.multiply(target, scalars.rate, out=target)
+    np.add(residual, target, out=target)
     return target
 
 
-def _pieces(span: Span) -> Iterator[tuple[int, int]]:
-    for low in range(span.first, span.stop, _PIECE_NUMEL):
-        yield low, min(low + _PIECE_NUMEL, span.stop)
-
-
-def _advance(state: OuterState, span: Span, target: Float32s, q: Float32s) -> Float32s:
-    """Writes the span's new weights and residual, and returns a view of those weights."""
-    theta, residual = state.weights[span.first : span.stop], state.residual[span.first : span.stop]
+def _advance(state: OuterState, tile: Span, target: Float32s, q: Float32s) -> Float32s:
+    """Writes the tile's new weights and residual, and returns a view of those weights."""
+    theta, residual = state.weights[tile.first : tile.stop], state.residual[tile.first : tile.stop]
     kernels = kernels_for(theta, residual)
     if kernels is not None:
         kernels.advance(target, q, theta, residual)
@@ -285,9 +334,3 @@ def _advance(state: OuterState, span: Span, target: Float32s, q: Float32s) -> Fl
         np.subtract(theta, q, out=theta)
         np.subtract(target, q, out=residual)
     return theta
-
-
-def _leaf_pieces(theta: Float32s, span: Span) -> LeafPieces:
-    """Splits the span's weights at the leaf that begins in it, or at its front."""
-    head = -span.first % LEAF_NUMEL
-    return LeafPieces(theta[:head].tobytes(), hashlib.sha256(theta[head:].data))

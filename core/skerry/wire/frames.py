@@ -8,6 +8,7 @@ so a frame can be checked and decoded without its neighbours. protos/FORMAT.md s
 from __future__ import annotations
 
 import struct
+import threading
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -100,44 +101,62 @@ def _encode(  # noqa: PLR0917 - the arguments of encode_frames, checked
     decoded: NDArray[np.float32] | None,
     digest: Hasher | None,
 ) -> Iterator[bytes]:
-    quantiser = Quantiser()
-    packer = FramePacker(encoding)
     for cut in cuts:
         inside = slice(cut.first - first, cut.first - first + cut.numel)
         piece = np.ascontiguousarray(values[inside])
-        blocks = blocks_of(layout, cut.first, cut.numel, cut.block) if cut.block else None
-        raw = quantiser.quantise(cut.codec, piece, blocks, None if decoded is None else decoded[inside])
-        if raw is None:
-            raise non_finite_error(piece, layout, cut)
+        raw = quantise_cut(piece, layout, cut, decoded=None if decoded is None else decoded[inside])
         if digest is not None:
             digest.update(raw.data)
-        yield packer.pack(cut, raw)
+        yield pack_frame(cut, raw, encoding)
 
 
-class FramePacker:
-    """Makes frames of raw bytes; owns a compression context, so it is for one thread at a time."""
+_thread = threading.local()
 
-    def __init__(self, encoding: Encoding) -> None:
-        """Prepare the encoding's compressor."""
-        self._compressor = (
-            zstandard.ZstdCompressor(level=encoding.level, write_checksum=False, write_content_size=True)
-            if encoding.compressor is Compressor.ZSTD
-            else None
-        )
 
-    def pack(self, cut: Cut, raw: NDArray[np.uint8]) -> bytes:
-        """Return the frame; bytes that compression does not make fewer are stored as they are."""
-        payload: bytes | memoryview = raw.data
-        compressor = Compressor.NONE
-        if self._compressor is not None:
-            compressed = self._compressor.compress(raw.data)
-            if len(compressed) < raw.nbytes:
-                payload, compressor = compressed, Compressor.ZSTD
-        header = _HEADER.pack(
-            MAGIC, cut.codec.number, compressor.number, cut.block, cut.first, cut.numel, len(payload), raw.nbytes
-        )
-        checksum = zlib.crc32(payload, zlib.crc32(header))
-        return b"".join((header, _CRC.pack(checksum), payload))
+def quantise_cut(
+    values: NDArray[np.float32],  # (cut.numel,) contiguous
+    layout: FragmentLayout,
+    cut: Cut,
+    *,
+    decoded: NDArray[np.float32] | None = None,
+) -> NDArray[np.uint8]:
+    """Return the raw bytes of one frame, valid until this thread's next call; `decoded` is as for `encode_frames`.
+
+    Raises:
+        NonFiniteError: a value that the codec cannot carry.
+    """
+    try:
+        quantiser: Quantiser = _thread.quantiser
+    except AttributeError:
+        quantiser = _thread.quantiser = Quantiser()
+    blocks = blocks_of(layout, cut.first, cut.numel, cut.block) if cut.block else None
+    raw = quantiser.quantise(cut.codec, values, blocks, decoded)
+    if raw is None:
+        raise non_finite_error(values, layout, cut)
+    return raw
+
+
+def pack_frame(cut: Cut, raw: NDArray[np.uint8], encoding: Encoding) -> bytes:
+    """Return the frame of these raw bytes; those that compression does not make fewer are stored as they are."""
+    payload: bytes | memoryview = raw.data
+    compressor = Compressor.NONE
+    if encoding.compressor is Compressor.ZSTD:
+        compressed = _compressor(encoding.level).compress(raw.data)
+        if len(compressed) < raw.nbytes:
+            payload, compressor = compressed, Compressor.ZSTD
+    header = _HEADER.pack(
+        MAGIC, cut.codec.number, compressor.number, cut.block, cut.first, cut.numel, len(payload), raw.nbytes
+    )
+    checksum = zlib.crc32(payload, zlib.crc32(header))
+    return b"".join((header, _CRC.pack(checksum), payload))
+
+
+def _compressor(level: int) -> zstandard.ZstdCompressor:
+    """Return this thread's compressor of a level: threads can't share one."""
+    compressors: dict[int, zstandard.ZstdCompressor] = _thread.__dict__.setdefault("compressors", {})
+    if level not in compressors:
+        compressors[level] = zstandard.ZstdCompressor(level=level, write_checksum=False, write_content_size=True)
+    return compressors[level]
 
 
 def check_range_array(name: str, array: NDArray[np.float32]) -> None:

@@ -42,9 +42,9 @@ _bytes, _floats, _words = types.uint8[::1], types.float32[::1], types.uint32[::1
 _float = types.float32
 
 
-def _compiled(signature: Any) -> Callable[[Function], Function]:
+def _compiled(signature: Any, **more: Any) -> Callable[[Function], Function]:
     """Returns a decorator that compiles at once, or loads what an earlier process has compiled."""
-    options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": False}
+    options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": False, **more}
 
     def decorate(function: Function) -> Function:
         try:
@@ -188,6 +188,56 @@ def decode(  # noqa: C901, PLR0912 - as `quantise`
                 for i in range(n):
                     out[at + i] = out[at + i] + levels[i] * scale * coefficient
             at += n
+
+
+@_inlined
+def _square(bits: int, code: int) -> np.uint32:
+    """The square of a code's level: of e3m0's, times 2^14."""
+    if bits == 3:
+        power = np.uint32(code & 7)
+        return np.uint32(1) << (power + power) if power else np.uint32(0)
+    level = np.int32(code ^ 8) - np.int32(8)
+    return np.uint32(level * level)
+
+
+@_compiled(types.float64(types.int64, _read_bytes, _edges, _read_floats))
+def squared_norm(
+    bits: int,
+    codes: NDArray[np.uint8],
+    edges: NDArray[np.uint64],  # (count + 1,) blocks of one tensor; the codes are those of their range's whole frame
+    scales: Float32s,  # (count,) checked
+) -> float:
+    """The sum of the squares of what `decode` would store, before each is rounded to float32."""
+    norm = 0.0
+    for block in range(np.uint64(len(scales))):
+        first, stop = edges[block], edges[block + _ONE]
+        total = np.uint32(0)  # at most 2^16 squares of at most 2^14
+        if bits == 8:
+            for i in range(stop - first):
+                level = np.int32(np.int8(codes[first + i]))
+                total += np.uint32(level * level)
+        else:
+            if first & _ONE:
+                total += _square(bits, codes[first >> _ONE] >> 4)
+                first += _ONE
+            byte = first >> _ONE
+            for j in range((stop - first) >> _ONE):
+                total += _square(bits, codes[byte + j] & 15) + _square(bits, codes[byte + j] >> 4)
+            if stop > first and stop & _ONE:
+                total += _square(bits, codes[stop >> _ONE] & 15)
+        scale = np.float64(scales[block])
+        norm += np.float64(total) * (scale * scale)
+    return norm * 2.0**-14 if bits == 3 else norm
+
+
+@_compiled(types.float64(_read_floats), fastmath={"reassoc"})
+def square_sum(values: Float32s) -> float:
+    """The sum of squares in float64, in whatever order is fastest: its last bits depend on the machine."""
+    total = 0.0
+    for i in range(np.uint64(len(values))):
+        value = np.float64(values[i])
+        total += value * value
+    return total
 
 
 @_compiled(

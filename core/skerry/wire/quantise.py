@@ -9,7 +9,9 @@ The elements that share a scale are a block. Blocks restart at each tensor, and 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from types import ModuleType
 from typing import Final
 
@@ -49,11 +51,17 @@ class Blocks:
     @property
     def edges(self) -> NDArray[np.uint64]:
         """`(count + 1,)` the first element of each block, then `numel`: what kernels take."""
-        edges = np.arange(self.count + 1, dtype=np.uint64) * np.uint64(self.size)
-        if self.starts is not None:
-            edges[:-1] = self.starts
-        edges[-1] = self.numel
-        return edges
+        if self.starts is None:
+            return _even_edges(self.numel, self.size, self.count)
+        return np.append(self.starts, self.numel).astype(np.uint64)
+
+
+@lru_cache(maxsize=16)  # most frames of a run are alike
+def _even_edges(numel: int, size: int, count: int) -> NDArray[np.uint64]:
+    edges = np.arange(count + 1, dtype=np.uint64) * np.uint64(size)
+    edges[-1] = numel
+    edges.setflags(write=False)
+    return edges
 
 
 def blocks_of(layout: FragmentLayout, first: int, numel: int, size: int) -> Blocks:
@@ -92,6 +100,7 @@ SMALLEST_SCALE: Final = {
 """Blocks whose scale would be smaller are written as zeros. From here on a subnormal element is below half a step."""
 ROUND_TO_INTEGER: Final = np.float32(1.5 * 2**23)
 """Added to x, |x| < 2^22, leaves rint(x) in the low bits of the sum: two's complement in its lowest byte."""
+_ONE: Final = np.uint32(1)
 _KERNEL_BITS: Final = {Codec.INT8: 8, Codec.INT4: 4, Codec.E3M0: 3}
 
 _CODE = np.arange(16)
@@ -327,6 +336,27 @@ def decode_in_kernels(
     )
 
 
+def squared_norms_in_kernels(
+    kernels: ModuleType,
+    codec: Codec,
+    raw: NDArray[np.uint8],  # exactly codec.raw_size(numel, block_count)
+    blocks: Blocks,
+    block_counts: Sequence[int],  # of each tensor in the range, in order
+) -> list[float]:
+    """Return the sum of squares of each tensor's elements, computed from the codes.
+
+    Raises:
+        FrameError: NON_FINITE or BAD_SCALE.
+    """
+    scales, codes = _checked(codec, raw, blocks)
+    edges, norms, first = blocks.edges, [], 0
+    for count in block_counts:
+        of_tensor = edges[first : first + count + 1], scales[first : first + count]
+        norms.append(kernels.squared_norm(_KERNEL_BITS[codec], codes, *of_tensor))
+        first += count
+    return norms
+
+
 def _checked(codec: Codec, raw: NDArray[np.uint8], blocks: Blocks) -> tuple[NDArray[np.float32], NDArray[np.uint8]]:
     """Return the scales, which are in order, and the codes."""
     # A copy if the bytes lie where no float32 may, as in a frame that was not compressed.
@@ -348,11 +378,14 @@ def _decode_elements(codec: Codec, raw: NDArray[np.uint8], out: NDArray[np.float
 
 def _check_scales(codec: Codec, scales: NDArray[np.float32]) -> None:
     """Refuse scales that would decode to what is not finite, or that machines do not agree on."""
+    bits = scales.view(np.uint32)
+    largest = LARGEST_SCALED / np.float32(codec.top_code)
+    # Positive numbers order as their bits do; one less makes zero the largest of all.
+    if bits.max() <= largest.view(np.uint32) and (bits - _ONE).min() >= SMALLEST_SCALE[codec].view(np.uint32) - _ONE:
+        return
     top = scales.max()
     if not (top <= LARGEST_FLOAT32 and scales.min() >= -LARGEST_FLOAT32):
         raise FrameError(WireReason.NON_FINITE, f"a block's scale is not finite. codec={codec}")
-    largest = LARGEST_SCALED / np.float32(codec.top_code)
     # As bits, so that -0.0 is refused like every negative number.
-    bits = scales.view(np.uint32)
     if top > largest or ((bits != 0) & ((scales < SMALLEST_SCALE[codec]) | (bits >> 31 != 0))).any():
         raise FrameError(WireReason.BAD_SCALE, f"a block's scale is out of range. codec={codec}")

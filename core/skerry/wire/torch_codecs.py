@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from skerry.wire.codecs import Codec, Cut, Encoding, cut_frames
-from skerry.wire.frames import FramePacker, non_finite_error
+from skerry.wire.frames import non_finite_error, pack_frame
 from skerry.wire.quantise import (
     E3M0_CODE_OF_TOP_BITS,
     LARGEST_FLOAT32,
@@ -71,7 +71,6 @@ def _encode(  # noqa: PLR0917 - the arguments of encode_frames_torch, checked
     decoded: torch.Tensor | None,
     digest: Hasher | None,
 ) -> Iterator[bytes]:
-    packer = FramePacker(encoding)
     for batch in _batches(cuts):
         whole = Cut(batch[0].codec, batch[0].block, batch[0].first, sum(cut.numel for cut in batch))
         inside = slice(whole.first - first, whole.first - first + whole.numel)
@@ -84,7 +83,7 @@ def _encode(  # noqa: PLR0917 - the arguments of encode_frames_torch, checked
         for cut, raw in _raw_frames(batch, quantised, layout):
             if digest is not None:
                 digest.update(raw.data)
-            yield packer.pack(cut, raw)
+            yield pack_frame(cut, raw, encoding)
 
 
 def _batches(cuts: Iterable[Cut]) -> Iterator[list[Cut]]:

@@ -62,7 +62,8 @@ Examples:
 @click.option(
     "--scratch",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Folder for caches of model fragments, best on a local disk.  [default: the system's temporary folder]",
+    help="Folder for caches of model fragments beyond a quarter of the memory, best on a local disk.  "
+    "[default: the system's temporary folder]",
 )
 @click.option("--workers", type=click.IntRange(1, 256), help="Worker threads.  [default: one a core, at least 2]")
 @click.option("--drain-grace", type=click.FloatRange(0, 3600), default=20.0, help="Seconds that a shutdown may take.")

@@ -1,4 +1,4 @@
-"""Parts of deltas while they arrive: their memory is bounded, and each frame is decoded before its part is stored.
+"""Parts of deltas while they arrive: their memory is bounded, and each frame is checked before its part is stored.
 
 One bound, in bytes, holds for the parts of all pushes of a process. A part is held whole until it is durable, so its
 memory is reserved whole before its first byte is read; until then its stream is not read (HTTP/2 back-pressure). So no
@@ -23,13 +23,13 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from skerry.algorithm.merge import per_tensor_squared_norms
+from skerry.algorithm.merge import frame_squared_norms
 from skerry.runtime.clock import Clock
 from skerry.syncer.errors import SyncerError, from_wire
 from skerry.wire.codecs import MAX_FRAME_NUMEL, Codec, Compressor
 from skerry.wire.digests import part_digest
 from skerry.wire.errors import FrameError
-from skerry.wire.frames import Frame, FrameBatch, decode_frame, parse_frames, raw_bytes
+from skerry.wire.frames import Frame, FrameBatch, parse_frames, raw_bytes
 from skerry.wire.layout import FragmentLayout
 from skerry.wire.messages import MAX_BLOCK, MIN_BLOCK
 
@@ -47,7 +47,7 @@ class PartSummary:
 
 
 class PartChecker:
-    """Decodes one part's frames, which a `FrameReader` cut; holds one frame's elements.
+    """Checks one part's frames, which a `FrameReader` cut; holds one frame's elements.
 
     Decompressed frames are held too, for the merge, as long as they are at most `most_kept_bytes`.
     """
@@ -62,7 +62,7 @@ class PartChecker:
         self._codecs = codecs
         self._hasher = part_digest()
         self._norms: NDArray[np.float64] = np.zeros(len(layout.tensors), np.float64)
-        self._decoded: NDArray[np.float32] = np.empty(min(numel, MAX_FRAME_NUMEL), np.float32)
+        self._scratch: NDArray[np.float32] = np.empty(min(numel, MAX_FRAME_NUMEL), np.float32)
 
     def check(self, batches: Sequence[FrameBatch]) -> None:
         """Decodes the frames that follow; slow enough for a worker thread, and for one at a time.
@@ -95,8 +95,7 @@ class PartChecker:
             self._frames.append(frame)
         else:
             self._frames.clear()
-        out = decode_frame(frame, self._layout, self._decoded[: frame.numel], digest=self._hasher)
-        self._norms += per_tensor_squared_norms(out, self._layout, frame.first)
+        self._norms += frame_squared_norms(frame, self._layout, self._scratch[: frame.numel], self._hasher)
 
 
 class ByteBudget:

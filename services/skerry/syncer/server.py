@@ -25,7 +25,7 @@ from skerry.store.errors import StoreRefusedError, StoreUnavailableError
 from skerry.store.objects.interface import Objects
 from skerry.store.objects.put_if_absent import check_put_if_absent
 from skerry.store.store import Store
-from skerry.store.versions.scratch import Scratch
+from skerry.store.versions.scratch import Scratch, memory_share_bytes
 from skerry.syncer.events import running
 from skerry.syncer.host import HostSettings, RunHost
 from skerry.syncer.measured_objects import MeasuredObjects
@@ -140,7 +140,7 @@ async def serving(objects: Objects, settings: ServerSettings) -> AsyncIterator[S
         clock=clock,
         entropy=entropy,
         workers=workers,
-        scratch=Scratch(settings.scratch_directory),
+        scratch=Scratch(settings.scratch_directory, memory_bytes=memory_share_bytes()),
         settings=settings.host,
         metrics=metrics,
     )

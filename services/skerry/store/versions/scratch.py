@@ -1,11 +1,14 @@
-"""Disposable float32 arrays as large as a fragment, in memory-mapped files that end with the process.
+"""Disposable float32 arrays as large as a fragment, in memory or in memory-mapped files that end with the process.
 
-Outer state may exceed a host's memory, so it lies in files that the kernel pages in and out. The files have no names,
-so a crash leaves none behind. Where the disk has no space for another, the caches that were used least recently go.
+Outer state may exceed a host's memory. What is beyond a share of it lies in files that the kernel pages in and out; not
+all of it does, because the kernel writes every page of a mapped file back to its disk, again and again. The files have
+no names, so a crash leaves none behind. Where the disk has no space for another, the caches that were used least
+recently go.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import itertools
 import mmap
@@ -13,7 +16,7 @@ import os
 import tempfile
 from pathlib import Path
 from typing import Final, Protocol
-from weakref import WeakValueDictionary
+from weakref import WeakSet, WeakValueDictionary
 
 import numpy as np
 import structlog
@@ -35,12 +38,28 @@ class Cached(Protocol):
         """Drops the arrays."""
 
 
-class Scratch:
-    """Gives zeroed arrays, in files of one directory or, without one, in memory."""
+# Of the memory that the process may use.
+_MEMORY_SHARE: Final = 0.25
+_CGROUP_LIMITS: Final = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
-    def __init__(self, directory: Path | None) -> None:
+
+def memory_share_bytes() -> int:
+    """Returns how much memory a process should give to scratch: a quarter of the machine's, or of its container's."""
+    limits = [os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE]
+    for path in _CGROUP_LIMITS:
+        with contextlib.suppress(OSError, ValueError):  # version 2 writes "max" where there is no limit
+            limits.append(int(path.read_text()))
+    return int(_MEMORY_SHARE * min(limits))
+
+
+class Scratch:
+    """Gives zeroed arrays: in memory, and beyond a bound in files of one directory, if there is one."""
+
+    def __init__(self, directory: Path | None, *, memory_bytes: int = 0) -> None:
         """Takes an existing directory, best on a local disk; None keeps everything in memory."""
         self._directory = directory
+        self._memory_bytes = memory_bytes  # of all arrays in memory, but for small ones
+        self._in_memory: WeakSet[mmap.mmap] = WeakSet()
         self._cached: WeakValueDictionary[int, Cached] = WeakValueDictionary()  # the least recently used first
         self._use_count = itertools.count()
 
@@ -49,7 +68,7 @@ class Scratch:
         self._cached[next(self._use_count)] = cached
 
     def zeros(self, count: int, numel: int) -> tuple[NDArray[np.float32], ...]:
-        """Returns `count` arrays of shape (numel,), all in one file, which ends with the last of them.
+        """Returns `count` arrays of shape (numel,), all in one mapping, which ends with the last of them.
 
         The disk blocks are reserved here, because a process dies when a mapped file runs out of disk later.
 
@@ -59,7 +78,11 @@ class Scratch:
         stride_bytes = -(-numel * 4 // mmap.PAGESIZE) * mmap.PAGESIZE
         if self._directory is None or count * stride_bytes < SMALLEST_FILE_BYTES:
             return tuple(np.zeros(numel, np.float32) for _ in range(count))
-        mapped = self._mapped(self._directory, count * stride_bytes)
+        if sum(map(len, self._in_memory)) + count * stride_bytes <= self._memory_bytes:
+            mapped = mmap.mmap(-1, count * stride_bytes)
+            self._in_memory.add(mapped)
+        else:
+            mapped = self._mapped(self._directory, count * stride_bytes)
         return tuple(np.frombuffer(mapped, np.float32, numel, offset=nth * stride_bytes) for nth in range(count))
 
     def _mapped(self, directory: Path, size_bytes: int) -> mmap.mmap:

@@ -31,7 +31,7 @@ class _Cached:
 
     outer: OuterState | None  # None: scratch had no space for it any more
     digest: str
-    checksum: tuple[int, ...]  # of the arrays, which may lie on a disk
+    checksum: tuple[int, ...]  # of arrays that lie on a disk
 
     def let_go(self) -> None:
         """Drops the state."""
@@ -57,7 +57,7 @@ class OuterStates:
         outer = cached.outer if cached is not None else None
         if cached is not None and outer is not None and _is_usable(outer, cached.digest, fragment, replayer, version):
             try:
-                if await self._workers.run(outer.checksum) != cached.checksum:
+                if await self._checksum(outer) != cached.checksum:
                     raise UnreadableObjectError(f"scratch of {name}", "it has other bytes than were written")
                 if outer.version < version:
                     outer = await self.writable(name, outer)
@@ -76,7 +76,10 @@ class OuterStates:
 
     async def keep(self, name: str, outer: OuterState, digest: str) -> None:
         """Caches a fragment's outer state while there is space; `digest` is the log's for its version."""
-        self._put(name, _Cached(outer, digest, await self._workers.run(outer.checksum)))
+        self._put(name, _Cached(outer, digest, await self._checksum(outer)))
+
+    async def _checksum(self, outer: OuterState) -> tuple[int, ...]:
+        return await self._workers.run(outer.checksum) if self._scratch.is_on_disk(outer.weights) else ()
 
     def _put(self, name: str, cached: _Cached) -> None:
         self._cache[name] = cached

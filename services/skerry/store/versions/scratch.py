@@ -79,11 +79,18 @@ class Scratch:
         if self._directory is None or count * stride_bytes < SMALLEST_FILE_BYTES:
             return tuple(np.zeros(numel, np.float32) for _ in range(count))
         if sum(map(len, self._in_memory)) + count * stride_bytes <= self._memory_bytes:
-            mapped = mmap.mmap(-1, count * stride_bytes)
+            mapped = mmap.mmap(-1, count * stride_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            if hasattr(mmap, "MADV_HUGEPAGE"):
+                mapped.madvise(mmap.MADV_HUGEPAGE)
             self._in_memory.add(mapped)
         else:
             mapped = self._mapped(self._directory, count * stride_bytes)
         return tuple(np.frombuffer(mapped, np.float32, numel, offset=nth * stride_bytes) for nth in range(count))
+
+    def is_on_disk(self, array: NDArray[np.float32]) -> bool:
+        """Whether one of these arrays lies in a file, where its bytes may change or be lost."""
+        mapped = getattr(array.base, "obj", None)  # of the view that NumPy holds
+        return isinstance(mapped, mmap.mmap) and mapped not in self._in_memory
 
     def _mapped(self, directory: Path, size_bytes: int) -> mmap.mmap:
         while True:

@@ -88,7 +88,7 @@ def stage_syncer() -> None:
     """Wraps the functions that do the syncer's work. Names that are not there any more are an error."""
     for stage, owner, attribute in (
         ("zstd decompress", frames, "decompress_exactly"),
-        ("zstd compress, frame", frames, "pack_frame"),
+        ("zstd compress, frame", step, "pack_frame"),
         ("checksum", zlib, "crc32"),
         ("frame cutting", frames.FrameReader, "feed"),
         ("check: decode", parts.PartChecker, "check"),

@@ -44,7 +44,7 @@ async def _measure(folder: Path, numel: int, samples: int) -> list[Row]:
         copy_s = _copy_s(layout.numel * LEARNERS)
         state = await Replayer(log, FRAGMENT, workers).rebuild(0, scratch)
         start_s = time.perf_counter()
-        result = await merge_round(log, FRAGMENT, closing, state, workers=workers)
+        result = await merge_round(log, FRAGMENT, closing, state, workers=workers, scratch=scratch)
         merged_s = time.perf_counter()
         await result.adopt(state, workers=workers)
         if sample:

@@ -168,7 +168,7 @@ class Driver:
 
     async def merge(self, closing: ClosedItem) -> MergeResult:
         """Merges a frozen round, without committing it."""
-        return await merge_round(self.log, FRAGMENT, closing, self.state, workers=self.workers)
+        return await merge_round(self.log, FRAGMENT, closing, self.state, workers=self.workers, scratch=self.scratch)
 
     async def round(
         self, deltas: Sequence[AcceptedItem], *, weights: Sequence[float] | None = None, participation: float = 1.0

@@ -132,7 +132,7 @@ async def test_a_snapshot_is_where_a_rebuild_begins() -> None:
 async def test_a_state_that_lags_is_brought_up_by_the_rounds_it_missed() -> None:
     driver = await trained(4)
     lagging = await Replayer(driver.log, FRAGMENT, driver.workers).rebuild(1, NO_FILES)
-    await Replayer(driver.log, FRAGMENT, driver.workers).advance(lagging, 4)
+    await Replayer(driver.log, FRAGMENT, driver.workers).advance(lagging, 4, NO_FILES)
     assert_same_bits(lagging, driver.state)
 
 
@@ -155,7 +155,7 @@ async def test_versions_on_both_sides_of_a_roll_back_can_be_rebuilt() -> None:
     assert along.tobytes() == newest[0].tobytes()
     # A state from before the roll-back is carried over it as well.
     old = await Replayer(driver.log, FRAGMENT, driver.workers).rebuild(2, NO_FILES)
-    await Replayer(driver.log, FRAGMENT, driver.workers).advance(old, 5)
+    await Replayer(driver.log, FRAGMENT, driver.workers).advance(old, 5, NO_FILES)
     assert_same_bits(old, driver.state)
 
 
@@ -286,4 +286,4 @@ async def test_a_torn_state_is_refused() -> None:
     driver = await trained(1)
     driver.state.version = TORN
     with pytest.raises(ValueError, match="advance"):
-        await Replayer(driver.log, FRAGMENT, driver.workers).advance(driver.state, 1)
+        await Replayer(driver.log, FRAGMENT, driver.workers).advance(driver.state, 1, NO_FILES)

@@ -6,6 +6,7 @@ import builtins
 import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 from unittest.mock import patch
@@ -26,10 +27,11 @@ from skerry.algorithm.step import (
     accumulate,
     adopt_span,
     prepare_span,
+    replay_span,
     step_spans,
     subtract_update,
 )
-from skerry.wire import Codec, Encoding, FragmentLayout, NonFiniteError, TensorSpec, quantise
+from skerry.wire import Codec, Encoding, FragmentLayout, NonFiniteError, TensorSpec, codecs, quantise
 from skerry.wire.digests import part_digest
 from skerry.wire.frames import decode_frames, encode_frames, parse_frames
 from skerry.wire.kernels import load
@@ -43,8 +45,8 @@ pytestmark = pytest.mark.skipif(KERNELS is None, reason="numba can't be imported
 def with_kernels(kernels: ModuleType | None, work: Callable[[], Any]) -> Any:
     """Returns what `work` returns, done by these kernels, or by NumPy."""
     with ExitStack() as patches:
-        for module in (merge_module, quantise, step_module):
-            patches.enter_context(patch.object(module, "kernels_for", lambda *arrays: kernels))
+        for module, name in ((merge_module, "_kernels_for"), (quantise, "kernels_for"), (step_module, "kernels_for")):
+            patches.enter_context(patch.object(module, name, lambda *arrays: kernels))
         return work()
 
 
@@ -132,7 +134,7 @@ def test_the_outer_step_is_that_of_numpy(fragment: Fragment, encoding: Encoding,
         done: list[object] = []
         for span in step_spans(layout, encoding):
             prepared = prepare_span(step, span)
-            adopt_span(step, span, prepared.codes)
+            adopt_span(step, span, prepared)
             done += [prepared.frames, prepared.pieces.leaf.digest()]
         return [*done, state.weights.tobytes(), state.momentum.tobytes(), state.residual.tobytes()]
 
@@ -146,10 +148,12 @@ def test_the_outer_step_is_that_of_numpy(fragment: Fragment, encoding: Encoding,
         assert with_kernels(KERNELS, outcome) == with_kernels(None, outcome)
 
 
-@given(fragments(), block_encodings)
-def test_norms_of_codes_are_those_of_the_values(fragment: Fragment, encoding: Encoding) -> None:
+@given(fragments(), block_encodings, st.sampled_from([16, 64, codecs.MAX_FRAME_NUMEL]))
+def test_norms_of_codes_are_those_of_the_values(fragment: Fragment, encoding: Encoding, frame_numel: int) -> None:
     layout, values = fragment
-    frames = list(parse_frames(b"".join(encode_frames(values, layout, encoding))))
+    encoding = replace(encoding, block=min(encoding.block, frame_numel))
+    with patch.object(codecs, "MAX_FRAME_NUMEL", frame_numel):
+        frames = list(parse_frames(b"".join(encode_frames(values, layout, encoding))))
 
     def work() -> tuple[NDArray[np.float64], bytes]:
         hasher, scratch = part_digest(), np.empty(layout.numel, np.float32)
@@ -159,6 +163,59 @@ def test_norms_of_codes_are_those_of_the_values(fragment: Fragment, encoding: En
     (of_codes, digest), (of_values, same) = with_kernels(KERNELS, work), with_kernels(None, work)
     np.testing.assert_allclose(of_codes, of_values, rtol=1e-6, atol=0)
     assert digest == same
+
+
+@pytest.mark.parametrize("codec", [Codec.INT8, Codec.INT4, Codec.E3M0])
+def test_the_largest_block_has_a_norm(codec: Codec) -> None:
+    layout = FragmentLayout("f", (TensorSpec("t", (2, 65535)),))
+    values = np.full(layout.numel, 3, np.float32)
+    frames = parse_frames(b"".join(encode_frames(values, layout, Encoding(codec, block=65535))))
+    norms = [frame_squared_norms(one, layout, np.empty(one.numel, np.float32), part_digest()) for one in frames]
+    np.testing.assert_allclose(np.sum(norms, axis=0), [9 * layout.numel], rtol=1e-6)
+
+
+@pytest.mark.parametrize("kernels", [KERNELS, None], ids=["kernels", "numpy"])
+@given(fragments(), block_encodings, st.integers(0, 2**32 - 1))
+def test_neither_spans_nor_tiles_change_a_version(
+    kernels: ModuleType | None, fragment: Fragment, encoding: Encoding, seed: int
+) -> None:
+    layout, acc = fragment
+    acc = acc.clip(-1e3, 1e3)
+    encoding = replace(encoding, block=min(encoding.block, 16))
+    generator = np.random.default_rng(seed)
+    rate, momentum, decay, gain = generator.uniform(0.1, 1, 4).astype(np.float32)
+    scales = generator.uniform(0.1, 1, len(layout.tensors)).astype(np.float32)
+    step_scalars = Scalars(rate, momentum, scales, scales[None], decay, gain)
+    first = OuterState(acc[::-1].copy(), acc * np.float32(0.5), np.roll(acc, 1) * np.float32(0.125), 0)
+
+    of_element = np.repeat(scales, [tensor.numel for tensor in layout.tensors])
+    d = acc * of_element
+    buf = first.momentum * decay + d * gain
+    target = first.residual + (d + buf * momentum) * rate
+    q = np.empty_like(target)
+    list(encode_frames(target, layout, encoding, decoded=q))
+    expected = [first.weights - q, buf, target - q]
+
+    def small() -> list[list[NDArray[np.float32]]]:
+        states = [OuterState(first.weights.copy(), first.momentum.copy(), first.residual.copy(), 0) for _ in range(2)]
+        adopted, replayed = (Step(layout, step_scalars, encoding, state, acc) for state in states)
+        for span in step_spans(layout, encoding):
+            adopt_span(adopted, span, prepare_span(adopted, span))
+            replay_span(replayed, span)
+        return [_arrays(state) for state in states]
+
+    with ExitStack() as patches:
+        for module in (codecs, step_module):
+            patches.enter_context(patch.object(module, "MAX_FRAME_NUMEL", 16))
+        patches.enter_context(patch.object(step_module, "LEAF_NUMEL", 64))
+        patches.enter_context(patch.object(step_module._thread, "arrays", np.empty((2, 1024), np.float32), create=True))
+        for arrays in with_kernels(kernels, small):
+            for actual, wanted in zip(arrays, expected, strict=True):
+                np.testing.assert_array_equal(actual.view(np.uint32), wanted.view(np.uint32))
+
+
+def _arrays(state: OuterState) -> list[NDArray[np.float32]]:
+    return [state.weights, state.momentum, state.residual]
 
 
 @pytest.mark.parametrize(("error", "warns"), [(ImportError("no numba"), False), (RuntimeError("no compiler"), True)])

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Final
 
 import numpy as np
@@ -37,6 +38,11 @@ _CHUNK_NUMEL: Final = 2**16
 """Elements squared at a time: half a megabyte of float64 that stays in cache, however large the fragment."""
 
 
+def _kernels_for(values: NDArray[np.float32]) -> ModuleType | None:
+    """Return the kernels for large ranges; in small ones, as simulations have, bits don't depend on what is loaded."""
+    return kernels_for(values) if len(values) >= _CHUNK_NUMEL else None
+
+
 def per_tensor_squared_norms(
     values: NDArray[np.float32],  # (numel of the range,)
     layout: FragmentLayout,
@@ -48,7 +54,7 @@ def per_tensor_squared_norms(
     once and never computed again to compare.
     """
     norms = np.zeros(len(layout.tensors), np.float64)
-    kernels = kernels_for(values)
+    kernels = _kernels_for(values)
     if kernels is not None:
         for index, start, stop in layout.ranges(first, len(values)):
             norms[index] = kernels.square_sum(values[start - first : stop - first])
@@ -74,7 +80,7 @@ def frame_squared_norms(
     """
     blocks, raw = open_frame(frame, layout, scratch)
     digest.update(raw.data)
-    kernels = kernels_for(scratch)
+    kernels = _kernels_for(scratch)
     if blocks is None or kernels is None:
         dequantise(frame.codec, raw, blocks, scratch)
         return per_tensor_squared_norms(scratch, layout, frame.first)

@@ -101,7 +101,7 @@ class PreparedSpan(NamedTuple):
     """One span of an update that is not in any state yet."""
 
     frames: tuple[bytes, ...]
-    codes: tuple[NDArray[np.uint8], ...]  # each frame's raw bytes
+    codes: tuple[NDArray[np.uint8] | None, ...]  # each frame's raw bytes; None where they weigh as much as the frame
     pieces: LeafPieces
 
 
@@ -143,26 +143,33 @@ def prepare_span(step: Step, span: Span) -> PreparedSpan:
     Raises:
         NonFiniteError: the step left the range of the codec.
     """
-    frames, codes, leaf = [], [], _Leaf(span)
+    frames: list[bytes] = []
+    codes: list[NDArray[np.uint8] | None] = []
+    leaf = _Leaf(span)
     for tile, cuts in _tiles(step, span):
         target = _target(step, tile, keep_momentum=False)
         for cut in cuts:
             piece = _inside(target, tile, cut)
             raw = quantise_cut(piece, step.layout, cut, decoded=piece)
             frames.append(pack_frame(cut, raw, step.encoding))
-            codes.append(raw.copy())
+            codes.append(raw.copy() if cut.block else None)
         leaf.take(np.subtract(step.state.weights[tile.first : tile.stop], target, out=target))
     return PreparedSpan(tuple(frames), tuple(codes), leaf.pieces)
 
 
-def adopt_span(step: Step, span: Span, codes: Sequence[NDArray[np.uint8]]) -> None:
-    """Writes one span of the state's next version, by the codes that `prepare_span` gave for it."""
-    rest = iter(codes)
+def adopt_span(step: Step, span: Span, prepared: PreparedSpan) -> None:
+    """Writes one span of the state's next version, by what `prepare_span` gave for it."""
+    rest = zip(prepared.frames, prepared.codes, strict=True)
     for tile, cuts in _tiles(step, span):
         target, q = _target(step, tile, keep_momentum=True), _scratch(1, tile)
-        for cut, raw in zip(cuts, rest, strict=False):
-            blocks = blocks_of(step.layout, cut.first, cut.numel, cut.block) if cut.block else None
-            dequantise(cut.codec, raw, blocks, _inside(q, tile, cut))
+        for cut in cuts:
+            frame, raw = next(rest)
+            out = _inside(q, tile, cut)
+            if raw is None:
+                (whole,) = parse_frames(frame)
+                decode_frame(whole, step.layout, out)
+            else:
+                dequantise(cut.codec, raw, blocks_of(step.layout, cut.first, cut.numel, cut.block), out)
         _advance(step.state, tile, target, q)
 
 

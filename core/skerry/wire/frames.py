@@ -152,11 +152,12 @@ def pack_frame(cut: Cut, raw: NDArray[np.uint8], encoding: Encoding) -> bytes:
 
 
 def _compressor(level: int) -> zstandard.ZstdCompressor:
-    """Return this thread's compressor of a level: threads can't share one."""
-    compressors: dict[int, zstandard.ZstdCompressor] = _thread.__dict__.setdefault("compressors", {})
-    if level not in compressors:
-        compressors[level] = zstandard.ZstdCompressor(level=level, write_checksum=False, write_content_size=True)
-    return compressors[level]
+    """Return this thread's compressor. Threads can't share one."""
+    if getattr(_thread, "level", None) != level:  # one at a time, for those of high levels take 16 MiB each
+        _thread.compressor = zstandard.ZstdCompressor(level=level, write_checksum=False, write_content_size=True)
+        _thread.level = level
+    compressor: zstandard.ZstdCompressor = _thread.compressor
+    return compressor
 
 
 def check_range_array(name: str, array: NDArray[np.float32]) -> None:

@@ -99,7 +99,7 @@ class MergeResult:
 
         async def jobs() -> AsyncIterator[Callable[[], None]]:
             for span, prepared in zip(step_spans(step.layout, step.encoding), self._prepared, strict=True):
-                yield partial(adopt_span, step, span, prepared.codes)
+                yield partial(adopt_span, step, span, prepared)
 
         await run_jobs(workers, jobs())
         state.version = self.commit.version
@@ -113,6 +113,7 @@ async def merge_round(
     state: OuterState,  # of version closing.version - 1; untouched
     *,
     workers: Workers,
+    scratch: Scratch,
 ) -> MergeResult:
     """Computes the version that `closing` freezes, by the policy that it was closed under, and stores its update.
 
@@ -134,7 +135,7 @@ async def merge_round(
     outer = _outer_step(log.state, closing, policy, merged)
 
     coefficients = merged.coefficients()
-    acc = np.empty(layout.numel, np.float32)  # not in scratch: a file would be written back to its disk
+    (acc,) = scratch.zeros(1, layout.numel)
     await accumulate_deltas(log, fragment, deltas, coefficients, acc, workers=workers)
     sum_norms = await _norms(acc, layout, workers) if merged.rule is MergeRule.RDA else np.empty(0)
     scalars = Scalars(
@@ -275,7 +276,9 @@ class Merger:
             return
         started_s = self._clock.monotonic_s()
         outer = await self._states.at(fragment, key.version - 1)
-        result = await merge_round(self._log, key.fragment, closing, outer, workers=self._workers)
+        result = await merge_round(
+            self._log, key.fragment, closing, outer, workers=self._workers, scratch=self._scratch
+        )
         await self._commit(key, result.commit)
         newest = fragment.versions.get(key.version)
         if newest is None or newest.commit is None or not result.is_same_version_as(newest.commit.commit):

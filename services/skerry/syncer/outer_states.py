@@ -61,7 +61,7 @@ class OuterStates:
                     raise UnreadableObjectError(f"scratch of {name}", "it has other bytes than were written")
                 if outer.version < version:
                     outer = await self.writable(name, outer)
-                    await replayer.advance(outer, version)
+                    await replayer.advance(outer, version, self._scratch)
                     await self.keep(name, outer, fragment.versions[version].digest)
                 else:
                     self._put(name, replace(cached))

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from functools import partial
 
-import numpy as np
-
 from skerry.algorithm.step import PreparedSpan, Step, prepare_span, step_spans
 from skerry.runtime.workers import Workers, run_jobs
 from skerry.store.errors import ObjectMissingError
@@ -55,7 +53,7 @@ class Remaker:
         scalars = scalars_from_record(record.commit.scalars)
         deltas = [self._log.state.deltas[member.delta].item for member in record.close.members]
         state = await self._replayer.rebuild(at.version - 1, self._scratch)
-        acc = np.empty(layout.numel, np.float32)
+        (acc,) = self._scratch.zeros(1, layout.numel)
         await accumulate_deltas(self._log, layout.name, deltas, scalars.coefficients, acc, workers=self._workers)
         step = Step(layout, scalars, record.commit.encoding, state, acc)
 

@@ -95,14 +95,14 @@ class Replayer:
             base = self.base(version, with_outer=True)
             try:
                 await self.load_snapshot(base, state)
-                await self.advance(state, version)
+                await self.advance(state, version, scratch)
             except UnreadableObjectError as error:
                 self._log.blobs.unreadable.update(ref.name for ref in (*base.weights, *base.outer))
                 _LOG.warning("snapshot can't be used, looking for an older one", cause=str(error))
             else:
                 return state
 
-    async def advance(self, state: OuterState, version: int) -> None:
+    async def advance(self, state: OuterState, version: int, scratch: Scratch) -> None:
         """Takes `state`, in place, to a later version by replaying every round between; the same version is no work.
 
         Raises:
@@ -114,7 +114,7 @@ class Replayer:
             raise ValueError(f"state can't advance. state_version={state.version}, version={version}")
         if state.version == version:
             return
-        acc = np.empty(self._layout.numel, np.float32)
+        (acc,) = scratch.zeros(1, self._layout.numel)
         while state.version < version:
             at = self._version(state.version + 1)
             if at.commit is None:

@@ -40,15 +40,26 @@ class Cached(Protocol):
 
 # Of the memory that the process may use.
 _MEMORY_SHARE: Final = 0.25
-_CGROUP_LIMITS: Final = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+_CGROUPS: Final = Path("/sys/fs/cgroup")
 
 
-def memory_share_bytes() -> int:
-    """Returns how much memory a process should give to scratch: a quarter of the machine's, or of its container's."""
+def memory_share_bytes(proc: Path = Path("/proc/self/cgroup"), cgroups: Path = _CGROUPS) -> int:
+    """Returns how much memory a process should give to scratch: a quarter of the machine's, or of its control group's.
+
+    A limit of any group above counts, in version 1 and 2 of control groups; as in a container, which sees its own group
+    as the root.
+    """
     limits = [os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE]
-    for path in _CGROUP_LIMITS:
-        with contextlib.suppress(OSError, ValueError):  # version 2 writes "max" where there is no limit
-            limits.append(int(path.read_text()))
+    with contextlib.suppress(OSError):
+        for line in proc.read_text().splitlines():
+            _, controllers, name = line.split(":", 2)
+            folder, file = (cgroups / "memory", "memory.limit_in_bytes") if controllers else (cgroups, "memory.max")
+            if controllers and "memory" not in controllers.split(","):
+                continue
+            group = Path(name.lstrip("/"))
+            for part in (group, *group.parents):
+                with contextlib.suppress(OSError, ValueError):  # version 2 writes "max" where there is no limit
+                    limits.append(int((folder / part / file).read_text()))
     return int(_MEMORY_SHARE * min(limits))
 
 
@@ -78,13 +89,7 @@ class Scratch:
         stride_bytes = -(-numel * 4 // mmap.PAGESIZE) * mmap.PAGESIZE
         if self._directory is None or count * stride_bytes < SMALLEST_FILE_BYTES:
             return tuple(np.zeros(numel, np.float32) for _ in range(count))
-        if sum(map(len, self._in_memory)) + count * stride_bytes <= self._memory_bytes:
-            mapped = mmap.mmap(-1, count * stride_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-            if hasattr(mmap, "MADV_HUGEPAGE"):
-                mapped.madvise(mmap.MADV_HUGEPAGE)
-            self._in_memory.add(mapped)
-        else:
-            mapped = self._mapped(self._directory, count * stride_bytes)
+        mapped = self._mapped(self._directory, count * stride_bytes)
         return tuple(np.frombuffer(mapped, np.float32, numel, offset=nth * stride_bytes) for nth in range(count))
 
     def is_on_disk(self, array: NDArray[np.float32]) -> bool:
@@ -94,6 +99,9 @@ class Scratch:
 
     def _mapped(self, directory: Path, size_bytes: int) -> mmap.mmap:
         while True:
+            mapped = self._mapped_memory(size_bytes)
+            if mapped is not None:
+                return mapped
             try:
                 return _map_unnamed_file(directory, size_bytes)
             except StoreFullError as error:
@@ -103,6 +111,19 @@ class Scratch:
                 _LOG.warning("scratch is full, a cached fragment goes and will be rebuilt", cause=str(error))
                 self._cached.pop(oldest[0], None)
                 oldest[1].let_go()
+
+    def _mapped_memory(self, size_bytes: int) -> mmap.mmap | None:
+        """Returns memory, if there is some left for it."""
+        if sum(map(len, self._in_memory)) + size_bytes > self._memory_bytes:
+            return None
+        try:
+            mapped = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        except OSError:  # a limit of the process
+            return None
+        with contextlib.suppress(OSError, AttributeError):  # neither macOS nor every kernel has huge pages
+            mapped.madvise(mmap.MADV_HUGEPAGE)
+        self._in_memory.add(mapped)
+        return mapped
 
 
 def _map_unnamed_file(directory: Path, size_bytes: int) -> mmap.mmap:

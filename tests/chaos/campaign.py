@@ -31,6 +31,8 @@ _LOSS_SHARE: Final = 0.01
 # the same tokens in four times as many. While the loss still falls, the run of more versions is ahead: at 40 of each
 # fragment a storm was up to 1 % above its calm run.
 _LEAST_VERSION: Final = 60
+# After all has calmed: the first rounds then merge what learners trained while they were cut off.
+_LATER_VERSIONS: Final = 20
 _LEARN_S: Final = 90.0
 # A step in the storm against one in the calm run, by median; and how long one may be held up in the product, where a
 # processor was free for it: a learner copies a fragment there, and other threads of its process have the interpreter.
@@ -75,6 +77,10 @@ class Campaign:
             "storm": round(storm.learned.loss, 5),
             "calm": round(calm.learned.loss, 5),
             "difference_percent": round(100 * (storm.learned.loss / calm.learned.loss - 1), 3),
+            "deviation_percent": {
+                name: round(100 * one.learned.deviation / one.learned.loss, 3)
+                for name, one in (("storm", storm), ("calm", calm))
+            },
             "tokens": storm.learned.tokens,
             "tokens_calm": calm.learned.tokens,
         }
@@ -171,7 +177,8 @@ async def _until_trained(on: Deployment) -> None:
 async def _until_learned(on: Deployment) -> None:
     """Returns when the run has enough versions for its loss to be compared."""
     deadline_s = time.monotonic() + _LEARN_S
-    while on.watcher.least_version() < _LEAST_VERSION and time.monotonic() < deadline_s:
+    wanted = max(_LEAST_VERSION, on.watcher.least_version() + _LATER_VERSIONS)
+    while on.watcher.least_version() < wanted and time.monotonic() < deadline_s:
         await on.watcher.look()
         on.supervise()
         await asyncio.sleep(1.0)

@@ -22,7 +22,7 @@ from skerry.store.log.fold import apply_entry
 from skerry.store.log.run_log import RunLog
 from skerry.store.log.state import Outcome, RunState
 from skerry.store.objects.interface import Objects
-from skerry.store.versions.replay import Replayer
+from skerry.store.versions.replay import Replayer, snapshot_tensors
 from tests.chaos.journal import Account
 from tests.chaos.learner import POLICY
 from tests.chaos.problem import held_out_loss
@@ -37,6 +37,7 @@ from tests.simulation.world import Plan
 # Once nothing fails: a ping that stays unanswered, and a few rounds.
 CALM_S: Final = 90.0
 _READS_AT_ONCE: Final = 16
+_LOSS_VERSIONS: Final = 10
 _PLAN: Final = Mix("chaos")
 
 
@@ -45,7 +46,8 @@ class Learned:
     """What a run has learned."""
 
     tokens: dict[str, int]  # merged, by fragment
-    loss: float
+    loss: float  # the mean over the last versions, since each is a step beside the minimum
+    deviation: float  # of one version's
 
 
 class Watcher:
@@ -165,8 +167,7 @@ class Watcher:
     async def learned(self, until: dict[str, int] | None = None) -> Learned:
         """Returns what the run had learned when it had merged so many tokens; by default, at its end."""
         assert self._log is not None
-        arrays: dict[str, NDArray[np.float32]] = {}
-        state, tokens = self._log.state, {}
+        state, tokens, newest = self._log.state, {}, {}
         for name, fragment in state.fragments.items():
             total, chosen = 0, 0
             for version, at in sorted(fragment.versions.items()):
@@ -175,12 +176,21 @@ class Watcher:
                 chosen = version
                 if at.commit is not None:
                     total += sum(state.deltas[one.delta].item.token_count for one in at.commit.close.members)
-            weights = await Replayer(self._log, name, InlineWorkers()).weights_at(chosen)
-            tokens[name] = total
-            layout = self._log.spec.fragment(name)
-            for spec, offset in zip(layout.tensors, layout.offsets, strict=True):
-                arrays[spec.name] = np.asarray(weights[offset : offset + spec.numel]).reshape(spec.shape)
-        return Learned(tokens, held_out_loss(arrays))
+            tokens[name], newest[name] = total, chosen
+        losses = [
+            held_out_loss(await self._arrays({name: max(version - back, 0) for name, version in newest.items()}))
+            for back in range(_LOSS_VERSIONS)
+        ]
+        return Learned(tokens, float(np.mean(losses)), float(np.std(losses, ddof=1)))
+
+    async def _arrays(self, versions: dict[str, int]) -> dict[str, NDArray[np.float32]]:
+        """Returns the run's weights by tensor, at one version of each fragment."""
+        assert self._log is not None
+        arrays: dict[str, NDArray[np.float32]] = {}
+        for name, version in versions.items():
+            weights = await Replayer(self._log, name, InlineWorkers()).weights_at(version)
+            arrays.update(snapshot_tensors(self._log.spec.fragment(name), weights))
+        return arrays
 
     def counts(self) -> dict[str, int | dict[str, int]]:
         """Returns what the report says of the log and the accounts."""

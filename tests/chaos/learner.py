@@ -152,10 +152,10 @@ def _train(
         journal.step(problem.flat(arrays) - before, cycle_s, stall_s)
         waits_s, stolen_s, step_s = _waits_s(), _stolen_s(), clock.monotonic_s()
         learner.step(problem.BATCH, loss)
+        now_s = clock.monotonic_s()  # before the counters are read, which takes as long as any step on a loaded machine
         # Whoever holds the interpreter's lock and waits for a processor holds this thread up as well.
         longest_s = max((waited - waits_s.get(thread, waited) for thread, waited in _waits_s().items()), default=0.0)
         most_stolen_s = max(after - before for before, after in zip(stolen_s, _stolen_s(), strict=False))
-        now_s = clock.monotonic_s()
         stall_s = max(now_s - step_s - max(longest_s, most_stolen_s), 0.0)
         cycle_s = now_s - began_s - (clock.thread_queued_s() - queued_s)
 

@@ -134,7 +134,7 @@ def test_the_outer_step_is_that_of_numpy(fragment: Fragment, encoding: Encoding,
         done: list[object] = []
         for span in step_spans(layout, encoding):
             prepared = prepare_span(step, span)
-            adopt_span(step, span, prepared)
+            adopt_span(step, span, prepared.frames)
             done += [prepared.frames, prepared.pieces.leaf.digest()]
         return [*done, state.weights.tobytes(), state.momentum.tobytes(), state.residual.tobytes()]
 
@@ -200,7 +200,7 @@ def test_neither_spans_nor_tiles_change_a_version(
         states = [OuterState(first.weights.copy(), first.momentum.copy(), first.residual.copy(), 0) for _ in range(2)]
         adopted, replayed = (Step(layout, step_scalars, encoding, state, acc) for state in states)
         for span in step_spans(layout, encoding):
-            adopt_span(adopted, span, prepare_span(adopted, span))
+            adopt_span(adopted, span, prepare_span(adopted, span).frames)
             replay_span(replayed, span)
         return [_arrays(state) for state in states]
 

@@ -36,7 +36,7 @@ from skerry.wire.digests import LEAF_NUMEL, Hasher, tree_root
 from skerry.wire.frames import Frame, decode_frame, open_frame, pack_frame, parse_frames, quantise_cut
 from skerry.wire.kernels import kernels_for
 from skerry.wire.layout import FragmentLayout
-from skerry.wire.quantise import blocks_of, decode_in_kernels, dequantise
+from skerry.wire.quantise import decode_in_kernels
 
 Float32s = NDArray[np.float32]
 
@@ -101,7 +101,6 @@ class PreparedSpan(NamedTuple):
     """One span of an update that is not in any state yet."""
 
     frames: tuple[bytes, ...]
-    codes: tuple[NDArray[np.uint8] | None, ...]  # each frame's raw bytes; None where they weigh as much as the frame
     pieces: LeafPieces
 
 
@@ -143,33 +142,25 @@ def prepare_span(step: Step, span: Span) -> PreparedSpan:
     Raises:
         NonFiniteError: the step left the range of the codec.
     """
-    frames: list[bytes] = []
-    codes: list[NDArray[np.uint8] | None] = []
-    leaf = _Leaf(span)
+    frames, leaf = [], _Leaf(span)
     for tile, cuts in _tiles(step, span):
         target = _target(step, tile, keep_momentum=False)
         for cut in cuts:
             piece = _inside(target, tile, cut)
             raw = quantise_cut(piece, step.layout, cut, decoded=piece)
             frames.append(pack_frame(cut, raw, step.encoding))
-            codes.append(raw.copy() if cut.block else None)
         leaf.take(np.subtract(step.state.weights[tile.first : tile.stop], target, out=target))
-    return PreparedSpan(tuple(frames), tuple(codes), leaf.pieces)
+    return PreparedSpan(tuple(frames), leaf.pieces)
 
 
-def adopt_span(step: Step, span: Span, prepared: PreparedSpan) -> None:
-    """Writes one span of the state's next version, by what `prepare_span` gave for it."""
-    rest = zip(prepared.frames, prepared.codes, strict=True)
+def adopt_span(step: Step, span: Span, frames: Sequence[bytes]) -> None:
+    """Writes one span of the state's next version, by the frames that `prepare_span` gave for it."""
+    rest = iter(frames)
     for tile, cuts in _tiles(step, span):
         target, q = _target(step, tile, keep_momentum=True), _scratch(1, tile)
         for cut in cuts:
-            frame, raw = next(rest)
-            out = _inside(q, tile, cut)
-            if raw is None:
-                (whole,) = parse_frames(frame)
-                decode_frame(whole, step.layout, out)
-            else:
-                dequantise(cut.codec, raw, blocks_of(step.layout, cut.first, cut.numel, cut.block), out)
+            (frame,) = parse_frames(next(rest))
+            decode_frame(frame, step.layout, _inside(q, tile, cut))
         _advance(step.state, tile, target, q)
 
 
@@ -270,16 +261,17 @@ def _inside(values: Float32s, tile: Span, cut: Cut) -> Float32s:
     return values[cut.first - tile.first : cut.first - tile.first + cut.numel]
 
 
-_thread: Final = threading.local()
+class _Thread(threading.local):
+    def __init__(self) -> None:
+        self.arrays = np.empty((2, MAX_FRAME_NUMEL), np.float32)
+
+
+_thread: Final = _Thread()
 
 
 def _scratch(nth: int, tile: Span) -> Float32s:
     """Returns an array of the tile's length, this thread's until it asks for the `nth` again."""
-    try:
-        arrays: Float32s = _thread.arrays
-    except AttributeError:
-        arrays = _thread.arrays = np.empty((2, MAX_FRAME_NUMEL), np.float32)
-    return arrays[nth, : tile.stop - tile.first]
+    return _thread.arrays[nth, : tile.stop - tile.first]
 
 
 class _Leaf:
@@ -287,8 +279,7 @@ class _Leaf:
 
     def __init__(self, span: Span) -> None:
         self._head_numel = -span.first % LEAF_NUMEL
-        self._head = bytearray()
-        self._hasher = hashlib.sha256()
+        self._head, self._hasher = bytearray(), hashlib.sha256()
 
     def take(self, theta: Float32s) -> None:
         """Takes the weights that follow."""

@@ -85,16 +85,23 @@ _COMPRESSOR_NUMBERS: Final = {Compressor.NONE: 0, Compressor.ZSTD: 1}
 COMPRESSOR_OF_NUMBER: Final = {number: compressor for compressor, number in _COMPRESSOR_NUMBERS.items()}
 
 
-_thread = threading.local()
+class _Thread(threading.local):
+    """A thread's contexts: threads can't share one, and making one takes longer than a small frame."""
+
+    def __init__(self) -> None:
+        self.decompressor = zstandard.ZstdDecompressor()
+        self.compressors: dict[int, zstandard.ZstdCompressor] = {}  # one at a time, for high levels take 16 MiB each
 
 
-def _decompressor() -> zstandard.ZstdDecompressor:
-    """Return this thread's decompressor. Threads can't share one, and making one takes longer than a small frame."""
-    try:
-        decompressor: zstandard.ZstdDecompressor = _thread.decompressor
-    except AttributeError:
-        decompressor = _thread.decompressor = zstandard.ZstdDecompressor()
-    return decompressor
+_thread: Final = _Thread()
+
+
+def compress(raw: memoryview, level: int) -> bytes:
+    """Return `raw` as one zstd frame that says its size."""
+    if level not in _thread.compressors:
+        made = zstandard.ZstdCompressor(level=level, write_checksum=False, write_content_size=True)
+        _thread.compressors = {level: made}
+    return _thread.compressors[level].compress(raw)
 
 
 def decompress_exactly(payload: bytes | memoryview, size: int) -> bytes:
@@ -111,7 +118,7 @@ def decompress_exactly(payload: bytes | memoryview, size: int) -> bytes:
         # Checked first, because the library allocates what the payload declares.
         raise FrameError(WireReason.BOMB, f"payload declares another size. expected={size}, declared={declared}")
     try:
-        raw = _decompressor().decompress(payload, max_output_size=size, allow_extra_data=False)
+        raw = _thread.decompressor.decompress(payload, max_output_size=size, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise FrameError(WireReason.CORRUPT, "payload is not one whole zstd frame") from error
     if len(raw) != size:

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import numpy as np
-import zstandard
 from numpy.typing import NDArray
 
 from skerry.wire.codecs import (
@@ -27,6 +26,7 @@ from skerry.wire.codecs import (
     Compressor,
     Cut,
     Encoding,
+    compress,
     cut_frames,
     decompress_exactly,
 )
@@ -88,29 +88,24 @@ def encode_frames(
         if decoded.shape != values.shape or not decoded.flags.c_contiguous:
             msg = f"decoded must be contiguous, as long as values. expected={values.shape}, actual={decoded.shape}"
             raise ValueError(msg)
-    cuts = cut_frames(layout, encoding, first, len(values))
-    return _encode(values, layout, encoding, first, cuts, decoded, digest)
 
-
-def _encode(  # noqa: PLR0917 - the arguments of encode_frames, checked
-    values: NDArray[np.float32],
-    layout: FragmentLayout,
-    encoding: Encoding,
-    first: int,
-    cuts: Iterator[Cut],
-    decoded: NDArray[np.float32] | None,
-    digest: Hasher | None,
-) -> Iterator[bytes]:
-    for cut in cuts:
+    def frame(cut: Cut) -> bytes:
         inside = slice(cut.first - first, cut.first - first + cut.numel)
         piece = np.ascontiguousarray(values[inside])
         raw = quantise_cut(piece, layout, cut, decoded=None if decoded is None else decoded[inside])
         if digest is not None:
             digest.update(raw.data)
-        yield pack_frame(cut, raw, encoding)
+        return pack_frame(cut, raw, encoding)
+
+    return map(frame, cut_frames(layout, encoding, first, len(values)))
 
 
-_thread = threading.local()
+class _Thread(threading.local):
+    def __init__(self) -> None:
+        self.quantiser = Quantiser()
+
+
+_thread: Final = _Thread()
 
 
 def quantise_cut(
@@ -125,12 +120,8 @@ def quantise_cut(
     Raises:
         NonFiniteError: a value that the codec cannot carry.
     """
-    try:
-        quantiser: Quantiser = _thread.quantiser
-    except AttributeError:
-        quantiser = _thread.quantiser = Quantiser()
     blocks = blocks_of(layout, cut.first, cut.numel, cut.block) if cut.block else None
-    raw = quantiser.quantise(cut.codec, values, blocks, decoded)
+    raw = _thread.quantiser.quantise(cut.codec, values, blocks, decoded)
     if raw is None:
         raise non_finite_error(values, layout, cut)
     return raw
@@ -141,7 +132,7 @@ def pack_frame(cut: Cut, raw: NDArray[np.uint8], encoding: Encoding) -> bytes:
     payload: bytes | memoryview = raw.data
     compressor = Compressor.NONE
     if encoding.compressor is Compressor.ZSTD:
-        compressed = _compressor(encoding.level).compress(raw.data)
+        compressed = compress(raw.data, encoding.level)
         if len(compressed) < raw.nbytes:
             payload, compressor = compressed, Compressor.ZSTD
     header = _HEADER.pack(
@@ -149,15 +140,6 @@ def pack_frame(cut: Cut, raw: NDArray[np.uint8], encoding: Encoding) -> bytes:
     )
     checksum = zlib.crc32(payload, zlib.crc32(header))
     return b"".join((header, _CRC.pack(checksum), payload))
-
-
-def _compressor(level: int) -> zstandard.ZstdCompressor:
-    """Return this thread's compressor. Threads can't share one."""
-    if getattr(_thread, "level", None) != level:  # one at a time, for those of high levels take 16 MiB each
-        _thread.compressor = zstandard.ZstdCompressor(level=level, write_checksum=False, write_content_size=True)
-        _thread.level = level
-    compressor: zstandard.ZstdCompressor = _thread.compressor
-    return compressor
 
 
 def check_range_array(name: str, array: NDArray[np.float32]) -> None:

@@ -59,31 +59,24 @@ def encode_frames_torch(
             msg = f"{name} must be one-dimensional float32. dtype={tensor.dtype}, shape={tuple(tensor.shape)}"
             raise ValueError(msg)
     cuts = cut_frames(layout, encoding, first, values.numel())
-    return _encode(values.detach(), layout, encoding, first, cuts, decoded, digest)
+    detached = values.detach()
 
+    def frames() -> Iterator[bytes]:
+        for batch in _batches(cuts):
+            whole = Cut(batch[0].codec, batch[0].block, batch[0].first, sum(cut.numel for cut in batch))
+            inside = slice(whole.first - first, whole.first - first + whole.numel)
+            with torch.no_grad():
+                quantised = _quantise(whole, detached[inside], layout)
+                if quantised is None:
+                    raise non_finite_error(detached[inside].cpu().numpy(), layout, whole)
+                if decoded is not None:
+                    decoded[inside] = quantised.values.to(decoded.device)
+            for cut, raw in _raw_frames(batch, quantised, layout):
+                if digest is not None:
+                    digest.update(raw.data)
+                yield pack_frame(cut, raw, encoding)
 
-def _encode(  # noqa: PLR0917 - the arguments of encode_frames_torch, checked
-    values: torch.Tensor,
-    layout: FragmentLayout,
-    encoding: Encoding,
-    first: int,
-    cuts: Iterator[Cut],
-    decoded: torch.Tensor | None,
-    digest: Hasher | None,
-) -> Iterator[bytes]:
-    for batch in _batches(cuts):
-        whole = Cut(batch[0].codec, batch[0].block, batch[0].first, sum(cut.numel for cut in batch))
-        inside = slice(whole.first - first, whole.first - first + whole.numel)
-        with torch.no_grad():
-            quantised = _quantise(whole, values[inside], layout)
-            if quantised is None:
-                raise non_finite_error(values[inside].cpu().numpy(), layout, whole)
-            if decoded is not None:
-                decoded[inside] = quantised.values.to(decoded.device)
-        for cut, raw in _raw_frames(batch, quantised, layout):
-            if digest is not None:
-                digest.update(raw.data)
-            yield pack_frame(cut, raw, encoding)
+    return frames()
 
 
 def _batches(cuts: Iterable[Cut]) -> Iterator[list[Cut]]:

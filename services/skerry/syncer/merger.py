@@ -26,13 +26,11 @@ from typing import Final
 import numpy as np
 import structlog
 from msgspec import structs
-from numpy.typing import NDArray
 
 from skerry.algorithm.merge import Round, per_tensor_squared_norms
 from skerry.algorithm.outer import OuterStep, learning_rate_at, momentum_at, outer_step
 from skerry.algorithm.step import (
     TORN,
-    Float32s,
     OuterState,
     PreparedSpan,
     Scalars,
@@ -69,7 +67,6 @@ from skerry.syncer.restart import restart
 from skerry.syncer.rounds import MergeKey, most_members
 from skerry.wire.errors import FrameError, NonFiniteError
 from skerry.wire.frames import decode_frames
-from skerry.wire.layout import FragmentLayout
 from skerry.wire.policy import MergeRule, Policy
 
 # Spans, of 2^20 elements, in one object of an update; a larger fragment has several, to be fetched side by side.
@@ -99,7 +96,7 @@ class MergeResult:
 
         async def jobs() -> AsyncIterator[Callable[[], None]]:
             for span, prepared in zip(step_spans(step.layout, step.encoding), self._prepared, strict=True):
-                yield partial(adopt_span, step, span, prepared)
+                yield partial(adopt_span, step, span, prepared.frames)
 
         await run_jobs(workers, jobs())
         state.version = self.commit.version
@@ -137,7 +134,9 @@ async def merge_round(
     coefficients = merged.coefficients()
     (acc,) = scratch.zeros(1, layout.numel)
     await accumulate_deltas(log, fragment, deltas, coefficients, acc, workers=workers)
-    sum_norms = await _norms(acc, layout, workers) if merged.rule is MergeRule.RDA else np.empty(0)
+    sum_norms = np.empty(0)
+    if merged.rule is MergeRule.RDA:
+        sum_norms = np.sqrt(await workers.run(per_tensor_squared_norms, acc, layout))
     scalars = Scalars(
         np.float32(outer.rate),
         np.float32(outer.momentum),
@@ -181,29 +180,6 @@ def _outer_step(state: RunState, closing: ClosedItem, policy: Policy, merged: Ro
     rate = learning_rate_at(policy.outer, merged.rule, delta_count=len(merged.weights))
     round_count = closing.participation * merged.length / policy.inner_step_count
     return outer_step(policy.outer.name, rate, momentum, round_count=round_count)
-
-
-async def _norms(acc: Float32s, layout: FragmentLayout, workers: Workers) -> NDArray[np.float64]:
-    """Returns (tensors,) the norm of each tensor, summed in one order whatever the number of threads."""
-
-    async def jobs() -> AsyncIterator[Callable[[], tuple[int, NDArray[np.float64]]]]:
-        for first in range(0, layout.numel, _NORM_NUMEL):
-            yield partial(_range_norms, acc, layout, first)
-
-    total = np.zeros(len(layout.tensors))
-    for index, part in await run_jobs(workers, jobs()):
-        total[index : index + len(part)] += part
-    return np.sqrt(total)
-
-
-_NORM_NUMEL: Final = 2**21
-
-
-def _range_norms(acc: Float32s, layout: FragmentLayout, first: int) -> tuple[int, NDArray[np.float64]]:
-    """Returns the first tensor of the range, and the squared norms from that one to its last."""
-    values = acc[first : first + _NORM_NUMEL]
-    low, high = layout.tensor_at(first), layout.tensor_at(first + len(values) - 1)
-    return low, per_tensor_squared_norms(values, layout, first)[low : high + 1]
 
 
 async def _prepare(step: Step, deltas: Sequence[AcceptedItem], workers: Workers) -> list[PreparedSpan]:

@@ -31,7 +31,7 @@ class _Cached:
 
     outer: OuterState | None  # None: scratch had no space for it any more
     digest: str
-    checksum: tuple[int, ...]  # of arrays that lie on a disk
+    checksum: tuple[int, ...]  # of the arrays, which may lie on a disk
 
     def let_go(self) -> None:
         """Drops the state."""
@@ -57,7 +57,7 @@ class OuterStates:
         outer = cached.outer if cached is not None else None
         if cached is not None and outer is not None and _is_usable(outer, cached.digest, fragment, replayer, version):
             try:
-                if await self._checksum(outer) != cached.checksum:
+                if await self._workers.run(outer.checksum) != cached.checksum:
                     raise UnreadableObjectError(f"scratch of {name}", "it has other bytes than were written")
                 if outer.version < version:
                     outer = await self.writable(name, outer)
@@ -76,10 +76,7 @@ class OuterStates:
 
     async def keep(self, name: str, outer: OuterState, digest: str) -> None:
         """Caches a fragment's outer state while there is space; `digest` is the log's for its version."""
-        self._put(name, _Cached(outer, digest, await self._checksum(outer)))
-
-    async def _checksum(self, outer: OuterState) -> tuple[int, ...]:
-        return await self._workers.run(outer.checksum) if self._scratch.is_on_disk(outer.weights) else ()
+        self._put(name, _Cached(outer, digest, await self._workers.run(outer.checksum)))
 
     def _put(self, name: str, cached: _Cached) -> None:
         self._cache[name] = cached
@@ -94,9 +91,8 @@ class OuterStates:
         if self._reading.get(name) is not outer:
             return outer
         weights, momentum, residual = self._scratch.zeros(3, len(outer.weights))
-        await self._workers.run(np.copyto, weights, outer.weights)
-        await self._workers.run(np.copyto, momentum, outer.momentum)
-        await self._workers.run(np.copyto, residual, outer.residual)
+        for copy, array in ((weights, outer.weights), (momentum, outer.momentum), (residual, outer.residual)):
+            await self._workers.run(np.copyto, copy, array)
         return OuterState(weights, momentum, residual, outer.version)
 
     @contextmanager

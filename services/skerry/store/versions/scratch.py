@@ -40,10 +40,10 @@ class Cached(Protocol):
 
 # Of the memory that the process may use.
 _MEMORY_SHARE: Final = 0.25
-_CGROUPS: Final = Path("/sys/fs/cgroup")
+_LIMIT_FILES: Final = {"": "{}/memory.max", "memory": "memory/{}/memory.limit_in_bytes"}
 
 
-def memory_share_bytes(proc: Path = Path("/proc/self/cgroup"), cgroups: Path = _CGROUPS) -> int:
+def memory_share_bytes(proc: Path = Path("/proc/self/cgroup"), cgroups: Path = Path("/sys/fs/cgroup")) -> int:
     """Returns how much memory a process should give to scratch: a quarter of the machine's, or of its control group's.
 
     A limit of any group above counts, in version 1 and 2 of control groups; as in a container, which sees its own group
@@ -53,13 +53,10 @@ def memory_share_bytes(proc: Path = Path("/proc/self/cgroup"), cgroups: Path = _
     with contextlib.suppress(OSError):
         for line in proc.read_text().splitlines():
             _, controllers, name = line.split(":", 2)
-            folder, file = (cgroups / "memory", "memory.limit_in_bytes") if controllers else (cgroups, "memory.max")
-            if controllers and "memory" not in controllers.split(","):
-                continue
-            group = Path(name.lstrip("/"))
-            for part in (group, *group.parents):
+            file = _LIMIT_FILES.get(controllers, "{}")
+            for group in (Path(name), *Path(name).parents):
                 with contextlib.suppress(OSError, ValueError):  # version 2 writes "max" where there is no limit
-                    limits.append(int((folder / part / file).read_text()))
+                    limits.append(int(Path(f"{cgroups}/{file.format(str(group).strip('/'))}").read_text()))
     return int(_MEMORY_SHARE * min(limits))
 
 
@@ -91,11 +88,6 @@ class Scratch:
             return tuple(np.zeros(numel, np.float32) for _ in range(count))
         mapped = self._mapped(self._directory, count * stride_bytes)
         return tuple(np.frombuffer(mapped, np.float32, numel, offset=nth * stride_bytes) for nth in range(count))
-
-    def is_on_disk(self, array: NDArray[np.float32]) -> bool:
-        """Whether one of these arrays lies in a file, where its bytes may change or be lost."""
-        mapped = getattr(array.base, "obj", None)  # of the view that NumPy holds
-        return isinstance(mapped, mmap.mmap) and mapped not in self._in_memory
 
     def _mapped(self, directory: Path, size_bytes: int) -> mmap.mmap:
         while True:

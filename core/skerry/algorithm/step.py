@@ -244,9 +244,9 @@ def digest_of_spans(numel: int, pieces: Sequence[LeafPieces]) -> bytes:
 
 
 def _tiles(step: Step, span: Span) -> Iterator[tuple[Span, list[Cut]]]:
-    """Yields ranges of whole frames of the update, and their cuts.
+    """Yields ranges of at most `MAX_FRAME_NUMEL` elements, with the frames that each is cut into.
 
-    What is computed for one stays in a core's cache until it was used.
+    Arrays of that length stay in a core's cache from one operation to the next.
     """
     cuts: list[Cut] = []
     for cut in cut_frames(step.layout, step.encoding, span.first, span.stop - span.first):
@@ -275,7 +275,7 @@ def _scratch(nth: int, tile: Span) -> Float32s:
 
 
 class _Leaf:
-    """Digests a span's new weights: those before its leaf begins are another leaf's end."""
+    """Hashes a span's new weights. Those before the first leaf boundary belong to the leaf of the span before."""
 
     def __init__(self, span: Span) -> None:
         self._head_numel = -span.first % LEAF_NUMEL

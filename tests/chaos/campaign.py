@@ -25,7 +25,7 @@ _LOOK_EVERY_S: Final = 5.0
 _SAY_EVERY_S: Final = 10.0
 _END_S: Final = 60.0
 # The share of the time that the storm has; the calm run needs less, since nothing stops it.
-_STORM_SHARE: Final = 0.33
+_STORM_SHARE: Final = 0.55
 _LOSS_SHARE: Final = 0.01
 # Of each fragment: a short storm may leave a run with a few long rounds, and a dozen outer steps do not come as far as
 # the same tokens in four times as many. While the loss still falls, the run of more versions is ahead: at 40 of each

@@ -70,7 +70,7 @@ def operation_of(verb: str, name: str) -> Operation:
     words = name.strip("/").split("/")
     if words[0] == "runs" and len(words) > 2:
         return Operation(verb, "names" if words[2] == "names" else words[3] if len(words) > 3 else "run")
-    return Operation(verb, words[0])
+    return Operation(verb, "probe" if words[0].startswith("probe-") else words[0])
 
 
 def points_of(replica: int, operations: Iterable[Operation]) -> Iterator[Point]:

@@ -70,7 +70,7 @@ async def prepare(directory: Path, numel: int, learner_count: int, workers: Work
     generator = np.random.default_rng(SEED)
     weights = generator.standard_normal(layout.numel, np.float32)
     ref = await log.blobs.write_snapshot(FRAGMENT, 0, "weights", snapshot_tensors(layout, weights))
-    digest = await weights_digest(weights, workers=workers)
+    digest = await weights_digest(weights, layout.leaf_hash, workers=workers)
     learners = [f"learner-{index}" for index in range(learner_count)]
     items: list[Item] = [
         PolicyItem("create", Policy(delta_encoding=DELTA_ENCODING)),

@@ -26,7 +26,7 @@ from skerry.client.errors import RunClosedError
 from skerry.client.grpc_transport import GrpcTransport
 from skerry.runtime.clock import SystemClock
 from skerry.v1 import exchange_pb2
-from skerry.wire.digests import tree_digest
+from skerry.wire.digests import LeafHash, tree_digest
 from tests.chaos import problem
 from tests.chaos.control import break_as_told, obey
 from tests.chaos.journal import Journal
@@ -105,7 +105,7 @@ def main(settings: str) -> None:
         journal.note("flushed", learner.flush(_FLUSH_S) and learner.failure is None and not learner.is_closed)
         for name, fragment in learner._exchange._fragments.items():
             ledger = fragment.ledger
-            journal.note("adopted", [name, ledger.version, tree_digest(ledger.anchor).hex()])
+            journal.note("adopted", [name, ledger.version, tree_digest(ledger.anchor, LeafHash.BLAKE3).hex()])
     if learner.failure is not None:
         journal.note("failure", [learner.failure.reason, str(learner.failure)])
     learner.close()

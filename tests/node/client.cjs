@@ -9,6 +9,7 @@
 const crypto = require('node:crypto');
 const grpc = require('@grpc/grpc-js');
 const protoLoader = require('@grpc/proto-loader');
+const { blake3 } = require('@noble/hashes/blake3');
 
 const [protoFolder, target, runName, fragmentName] = process.argv.slice(2);
 const HEADER_SIZE = 32;
@@ -63,10 +64,13 @@ function crc32(...chunks) {
 
 const bytesOf = (values) => Buffer.from(values.buffer, values.byteOffset, values.byteLength);
 
-function treeDigest(values) {
+function treeDigest(values, run) {
+  const leafHashes = { LEAF_HASH_UNSPECIFIED: sha256, LEAF_HASH_BLAKE3: (bytes) => Buffer.from(blake3(bytes)) };
+  const leafHash = leafHashes[run.leaf_hash];
+  expect(leafHash !== undefined, 'the leaf hash is one that this client knows');
   const leaves = [];
   for (let first = 0; first < values.length; first += LEAF_NUMEL) {
-    leaves.push(sha256(bytesOf(values.subarray(first, first + LEAF_NUMEL))));
+    leaves.push(leafHash(bytesOf(values.subarray(first, first + LEAF_NUMEL))));
   }
   return sha256(Buffer.from('skerry.tree.v1\0'), u64(values.length), ...leaves);
 }
@@ -145,7 +149,7 @@ async function pull(run, fragment, numel, base) {
     if (object.kind === 'OBJECT_KIND_SNAPSHOT') readSnapshot(weights, data, fragment.tensors);
     else subtractUpdate(weights, data);
   });
-  expect(treeDigest(weights).equals(plan.target.digest), 'the weights have the digest of their version');
+  expect(treeDigest(weights, run).equals(plan.target.digest), 'the weights have the digest of their version');
   return { version: plan.target.version, digest: plan.target.digest, weights, kinds: plan.objects.map((one) => one.kind) };
 }
 

@@ -37,7 +37,7 @@ from skerry.store.versions.replay import Replayer, snapshot_tensors
 from skerry.store.versions.scratch import Scratch
 from skerry.syncer.merger import MergeResult, merge_round
 from skerry.wire.codecs import Codec, Compressor, Encoding
-from skerry.wire.digests import delta_digest, part_digest, tree_digest
+from skerry.wire.digests import LeafHash, delta_digest, part_digest, tree_digest
 from skerry.wire.frames import encode_frames, parse_frames, raw_bytes
 from skerry.wire.layout import FragmentLayout, TensorSpec
 from skerry.wire.policy import Policy
@@ -90,7 +90,7 @@ class Driver:
         self = cls(log, layout, objects, workers, Scratch(None), OuterState(zeros, zeros, zeros, 0))
         items: list[Item] = [
             PolicyItem("create", policy),
-            SnapshotItem(FRAGMENT, 0, tree_digest(zeros).hex(), (ref,), ()),
+            SnapshotItem(FRAGMENT, 0, tree_digest(zeros, LeafHash.SHA256).hex(), (ref,), ()),
             StatusItem(RunStatus.OPEN),
             *(SessionItem(f"m{index}", f"session{index}", "here") for index in range(10)),
         ]

@@ -120,7 +120,8 @@ async def test_a_replica_that_was_away_takes_the_newest_snapshot_and_no_delta_be
 
 
 @pytest.mark.parametrize("array", ["weights", "momentum", "residual"])
-async def test_a_bit_that_turned_in_scratch_reaches_no_version(array: str) -> None:
+@pytest.mark.parametrize("bit", [20, 30], ids=["small", "huge"])  # in the mantissa, or out of the codec's range
+async def test_a_bit_that_turned_in_scratch_reaches_no_version(array: str, bit: int) -> None:
     driver = await trained(0)
     merger = Merger(driver.log, clock=SystemClock(), workers=driver.workers, scratch=NO_FILES)
     for _ in range(3):
@@ -131,5 +132,5 @@ async def test_a_bit_that_turned_in_scratch_reaches_no_version(array: str) -> No
         with merger._states.reading(driver.log.state.fragments[FRAGMENT]) as kept:
             assert kept is not None
             assert_same_bits(kept, driver.state)
-            getattr(kept, array).view(np.uint32)[3] ^= 2**20
+            getattr(kept, array).view(np.uint32)[3] ^= 2**bit
     assert driver.state.version == 3

@@ -12,7 +12,7 @@ from msgspec import structs
 from skerry.store.log.entries import PolicyItem
 from skerry.store.versions.replay import UnreadableDeltaError, float32_from_hex
 from skerry.syncer import rounds
-from skerry.wire.digests import tree_digest
+from skerry.wire.digests import LeafHash, tree_digest
 from skerry.wire.policy import OFFERED_OUTER_NAMES, MergeRule, OuterName, OuterOptimizer, OuterSchedule, Policy
 from tests.numerics.merge_driver import FLOAT32, FRAGMENT, INT4, Driver, layout_of
 
@@ -321,7 +321,7 @@ async def test_a_merge_leaves_the_state_alone_until_it_is_adopted() -> None:
     await driver.append(result.commit)
     await result.adopt(driver.state, workers=driver.workers)
     assert driver.state.version == 2
-    assert tree_digest(driver.state.weights).hex() == result.commit.digest
+    assert tree_digest(driver.state.weights, LeafHash.SHA256).hex() == result.commit.digest
 
 
 async def test_a_merge_is_only_adopted_for_the_commit_that_names_its_own_scalars() -> None:

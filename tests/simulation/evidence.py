@@ -17,7 +17,7 @@ from skerry.store.log.state import RunState
 from skerry.store.objects.interface import Objects
 from skerry.syncer.errors import SyncerError
 from skerry.v1 import types_pb2
-from skerry.wire.digests import tree_digest
+from skerry.wire.digests import LeafHash, tree_digest
 from tests.doubles.dict_objects import DictObjects
 from tests.simulation.learner_process import RUN
 from tests.simulation.records import LearnerRecord
@@ -116,7 +116,7 @@ def _adopted(world: World) -> Iterator[Adopted]:
             continue
         for name, fragment in learner.exchange._fragments.items():
             ledger = fragment.ledger
-            yield Adopted(learner.name, name, ledger.version, tree_digest(ledger.anchor).hex())
+            yield Adopted(learner.name, name, ledger.version, tree_digest(ledger.anchor, LeafHash.BLAKE3).hex())
 
 
 def state_digest(state: RunState) -> str:

@@ -1,12 +1,13 @@
-"""Makes the golden store: a small run with every kind of item, from seeded identifiers and a clock that counts.
+"""Makes the golden stores: a small run with every kind of item, from seeded identifiers and a clock that counts.
 
-`python -m tests.store.make_golden` writes the newest folder of tests/store/golden anew. Do so only for a new format:
+`python -m tests.store.make_golden` writes the newest folders of tests/store/golden anew. Do so only for a new format:
 stores that older versions wrote have to stay readable, so a change that alters these files needs a new folder.
 """
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import random
 import shutil
@@ -40,7 +41,7 @@ from skerry.store.log.entries import (
 from skerry.store.store import Store
 from skerry.store.versions.replay import Replayer, snapshot_tensors
 from skerry.store.versions.scratch import Scratch
-from skerry.wire.digests import tree_digest
+from skerry.wire.digests import LeafHash, tree_digest
 from skerry.wire.layout import FragmentLayout, TensorSpec
 from skerry.wire.policy import MergeRule, OuterName, OuterOptimizer, OuterSchedule, Policy
 from tests.doubles.dict_objects import DictObjects
@@ -49,6 +50,7 @@ from tests.numerics.merge_driver import FLOAT32, FRAGMENT, INT4, Driver
 
 ALL_GOLDEN = tuple(sorted((Path(__file__).parent / "golden").iterdir()))
 GOLDEN = Path(__file__).parent / "golden" / f"v{ENTRY_FORMAT}"
+NEWEST_GOLDEN = {LeafHash.SHA256: GOLDEN, LeafHash.BLAKE3: GOLDEN.with_name(f"{GOLDEN.name}-blake3")}
 LAYOUT = FragmentLayout(
     FRAGMENT,
     (
@@ -102,19 +104,20 @@ def with_session_id(item: Item) -> Item:
     return item
 
 
-async def make(objects: DictObjects) -> dict[str, object]:
+async def make(objects: DictObjects, leaf_hash: LeafHash) -> dict[str, object]:
     """Writes the run into `objects` and returns what a reader must find."""
     entropy = SeededEntropy(random.Random(1))
     values = np.random.Generator(np.random.PCG64(1))
     workers = InlineWorkers()
     store = Store(objects, clock=CountingClock(), entropy=entropy, workers=workers, writer="golden")
-    spec = RunSpec("golden", entropy.hex_id(), (LAYOUT,), DTYPES, 1_700_000_000.0)
+    layout = dataclasses.replace(LAYOUT, leaf_hash=leaf_hash)
+    spec = RunSpec("golden", entropy.hex_id(), (layout,), DTYPES, 1_700_000_000.0)
     log = await store.create_draft(spec)
     weights = values.standard_normal(LAYOUT.numel).astype(np.float32)
-    driver = GoldenDriver(log, LAYOUT, objects, workers, Scratch(None), OuterState(weights, weights, weights, 0))
+    driver = GoldenDriver(log, layout, objects, workers, Scratch(None), OuterState(weights, weights, weights, 0))
     snapshot = await log.blobs.write_snapshot(FRAGMENT, 0, "weights", snapshot_tensors(LAYOUT, weights))
     await driver.append(PolicyItem(entropy.hex_id(), Policy(merge=MergeRule.MEAN, outer=_OUTER, update_encoding=INT4)))
-    await driver.append(SnapshotItem(FRAGMENT, 0, tree_digest(weights).hex(), (snapshot,), ()))
+    await driver.append(SnapshotItem(FRAGMENT, 0, tree_digest(weights, leaf_hash).hex(), (snapshot,), ()))
     await driver.append(StatusItem(RunStatus.OPEN))
     await store.publish("golden", spec.uid)
     await driver.append(*(SessionItem(f"m{number}", f"session{number}", "north") for number in range(3)))
@@ -153,15 +156,16 @@ async def make(objects: DictObjects) -> dict[str, object]:
 
 
 def main() -> None:
-    """Writes the golden store."""
-    objects = DictObjects()
-    expected = asyncio.run(make(objects))
-    shutil.rmtree(GOLDEN, ignore_errors=True)
-    for name, (data, _) in objects.objects.items():
-        path = GOLDEN / "store" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
-    (GOLDEN / "expected.json").write_text(json.dumps(expected, indent=2, sort_keys=True) + "\n")
+    """Writes the golden stores."""
+    for leaf_hash, folder in NEWEST_GOLDEN.items():
+        objects = DictObjects()
+        expected = asyncio.run(make(objects, leaf_hash))
+        shutil.rmtree(folder, ignore_errors=True)
+        for name, (data, _) in objects.objects.items():
+            path = folder / "store" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+        (folder / "expected.json").write_text(json.dumps(expected, indent=2, sort_keys=True) + "\n")
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 from skerry.store.errors import NewerFormatError
-from skerry.store.log.entries import ENTRY_FORMAT, OLDEST_LEVEL, Entry, LevelItem, entry_name
+from skerry.store.log.entries import ENTRY_FORMAT, OLDEST_LEVEL, RUN_FORMAT, Entry, LevelItem, entry_name
 from skerry.store.objects.opening import open_objects
 from tests.store.test_run_log import SPEC, UID, Bench, on_virtual_time
 
@@ -186,7 +186,7 @@ async def test_names_and_specs_of_a_newer_format_are_no_damage(bench: Bench) -> 
     log = await store.create_draft(SPEC)
     await store.publish("run", UID)
     for name in (f"{log.prefix}/run.json", f"runs/run/names/{1:020}"):
-        values = json.loads(bench.shared.objects[name][0]) | {"format": 2}
+        values = json.loads(bench.shared.objects[name][0]) | {"format": RUN_FORMAT + 1}
         bench.shared.objects[name] = (json.dumps(values).encode(), 0.0)
     with pytest.raises(NewerFormatError):
         await bench.store().open_log("run", UID)

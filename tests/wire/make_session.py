@@ -23,7 +23,7 @@ from google.protobuf.message import Message
 
 from skerry.v1 import exchange_pb2 as exchange
 from skerry.v1 import types_pb2 as types
-from skerry.wire.digests import delta_digest, tree_digest
+from skerry.wire.digests import LeafHash, delta_digest, tree_digest
 from tests.wire.make_vectors import patterns, tensors_json
 from tests.wire.session_objects import (
     LAYOUT,
@@ -130,7 +130,9 @@ class Session:
         self.event(rolled_back=rolled_back)
 
     def version(self, number: int) -> types.FragmentVersion:
-        return types.FragmentVersion(fragment=LAYOUT.name, version=number, digest=tree_digest(self._versions[number]))
+        return types.FragmentVersion(
+            fragment=LAYOUT.name, version=number, digest=tree_digest(self._versions[number], LeafHash.SHA256)
+        )
 
     def fate(self, fate: types.Fate.ValueType, **fields: Any) -> types.DeltaFate:
         return types.DeltaFate(delta_id=self._delta, fragment=LAYOUT.name, learner_id="us-east", fate=fate, **fields)
@@ -236,7 +238,7 @@ class Session:
             delta_id=self._delta,
             fragment=LAYOUT.name,
             base_version=self._base_version,
-            base_digest=tree_digest(self._versions[self._base_version]),
+            base_digest=tree_digest(self._versions[self._base_version], LeafHash.SHA256),
             step_count=self._trained - self._sent_until,
             token_count=100 * (self._trained - self._sent_until),
             last_step=self._trained,

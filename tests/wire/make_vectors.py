@@ -22,7 +22,7 @@ import zstandard
 from numpy.typing import NDArray
 
 from skerry.wire import Codec, Compressor, Encoding, FragmentLayout, TensorSpec
-from skerry.wire.digests import delta_digest, part_digest, tree_digest
+from skerry.wire.digests import LeafHash, delta_digest, part_digest, tree_digest
 from skerry.wire.frames import encode_frames, parse_frames, raw_bytes
 
 DIRECTORY = Path(__file__).parent / "vectors"
@@ -90,7 +90,7 @@ def case(name: str, values: NDArray[np.float32], encoding: Encoding, first: int 
         "raw": [data.hex() for data in raw],
         "decoded": patterns(decoded),
         "part_digest": digest.digest().hex(),
-        "tree_digest": tree_digest(decoded).hex(),
+        "tree_digest": tree_digest(decoded, LeafHash.SHA256).hex(),
     }
 
 
@@ -133,8 +133,13 @@ def digest_vectors() -> Json:
             }
         ],
         "trees": [
-            {"values": "none", "numel": 0, "tree_digest": tree_digest(np.empty(0, np.float32)).hex()},
-            {"values": "0, 1, 2, ...", "numel": len(two_leaves), "tree_digest": tree_digest(two_leaves).hex()},
+            {
+                "values": words,
+                "numel": len(values),
+                "tree_digest": tree_digest(values, LeafHash.SHA256).hex(),
+                "tree_digest_blake3": tree_digest(values, LeafHash.BLAKE3).hex(),
+            }
+            for words, values in (("none", two_leaves[:0]), ("0, 1, 2, ...", two_leaves))
         ],
     }
 

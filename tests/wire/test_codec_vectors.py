@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from skerry.wire import Codec, Compressor, Encoding, FragmentLayout, TensorSpec
-from skerry.wire.digests import delta_digest, part_digest, tree_digest
+from skerry.wire.digests import LeafHash, delta_digest, part_digest, tree_digest
 from skerry.wire.errors import FrameError
 from skerry.wire.frames import decode_frame, decode_frames, encode_frames, parse_frames, raw_bytes
 from tests.wire import make_vectors, slow_codec
@@ -50,7 +50,7 @@ def test_a_vectors_frames_decode_to_its_values(vectors: dict[str, Any], case: di
     assert make_vectors.patterns(out) == case["decoded"]
     assert [raw_bytes(frame).hex() for frame in parse_frames(buffer)] == case["raw"]
     assert digest.digest().hex() == case["part_digest"]
-    assert tree_digest(out).hex() == case["tree_digest"]
+    assert tree_digest(out, LeafHash.SHA256).hex() == case["tree_digest"]
 
 
 @pytest.mark.parametrize(("vectors", "case"), CASES)
@@ -92,7 +92,9 @@ def test_digests_are_those_of_the_vectors() -> None:
         parts = [(part["first"], part["numel"], bytes.fromhex(part["digest"])) for part in delta["parts"]]
         assert delta_digest(parts).hex() == delta["delta_digest"]
     for tree in vectors["trees"]:
-        assert tree_digest(np.arange(tree["numel"], dtype=np.float32)).hex() == tree["tree_digest"]
+        values = np.arange(tree["numel"], dtype=np.float32)
+        assert tree_digest(values, LeafHash.SHA256).hex() == tree["tree_digest"]
+        assert tree_digest(values, LeafHash.BLAKE3).hex() == tree["tree_digest_blake3"]
 
 
 def test_the_committed_vectors_are_what_the_script_writes() -> None:

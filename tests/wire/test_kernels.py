@@ -199,9 +199,13 @@ def test_neither_spans_nor_tiles_change_a_version(
     def small() -> list[list[NDArray[np.float32]]]:
         states = [OuterState(first.weights.copy(), first.momentum.copy(), first.residual.copy(), 0) for _ in range(2)]
         adopted, replayed = (Step(layout, step_scalars, encoding, state, acc) for state in states)
+        before, after = 0, 0
         for span in step_spans(layout, encoding):
-            adopt_span(adopted, span, prepare_span(adopted, span).frames)
+            prepared = prepare_span(adopted, span)
+            before ^= prepared.checksum
+            after ^= adopt_span(adopted, span, prepared.frames)
             replay_span(replayed, span)
+        assert (before, after) == (first.actual_checksum(), states[0].actual_checksum())
         return [_arrays(state) for state in states]
 
     with ExitStack() as patches:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+from blake3 import blake3
 
-from skerry.wire.digests import LEAF_NUMEL, delta_digest, part_digest, tree_digest, tree_leaves, tree_root
+from skerry.wire.digests import LEAF_NUMEL, LeafHash, delta_digest, part_digest, tree_digest, tree_leaves, tree_root
 
 
 def test_a_parts_digest_is_sha256_of_its_raw_bytes_in_order() -> None:
@@ -37,19 +39,27 @@ def test_parts_that_overlap_or_have_no_digest_have_no_deltas_digest() -> None:
         delta_digest([(0, 7, bytes(31))])
 
 
+_ONE_SHOT: dict[LeafHash, Callable[[bytes], bytes]] = {
+    LeafHash.SHA256: lambda data: hashlib.sha256(data).digest(),
+    LeafHash.BLAKE3: lambda data: blake3(data).digest(),
+}
+
+
+@pytest.mark.parametrize("leaf_hash", LeafHash)
 @pytest.mark.parametrize("numel", [0, 1, LEAF_NUMEL, LEAF_NUMEL + 1])
-def test_a_tree_digest_is_over_leaves_of_a_mebi_elements(numel: int) -> None:
+def test_a_tree_digest_is_over_leaves_of_a_mebi_elements(numel: int, leaf_hash: LeafHash) -> None:
     values = np.arange(numel, dtype=np.float32)
-    leaves = [hashlib.sha256(values[low : low + LEAF_NUMEL].tobytes()).digest() for low in range(0, numel, LEAF_NUMEL)]
+    one_shot = _ONE_SHOT[leaf_hash]
+    leaves = [one_shot(values[low : low + LEAF_NUMEL].tobytes()) for low in range(0, numel, LEAF_NUMEL)]
     expected = hashlib.sha256(b"skerry.tree.v1\0" + struct.pack("<Q", numel) + b"".join(leaves)).digest()
-    assert tree_digest(values) == expected
-    assert list(tree_leaves(values)) == leaves
+    assert tree_digest(values, leaf_hash) == expected
+    assert list(tree_leaves(values, leaf_hash)) == leaves
     assert tree_root(numel, leaves) == expected
 
 
 def test_a_tree_digest_tells_zeros_apart_and_orders() -> None:
     values = np.array([0.0, 1.0], np.float32)
-    digests = {tree_digest(array) for array in (values, -values, values[::-1].copy(), values[:1])}
+    digests = {tree_digest(array, LeafHash.SHA256) for array in (values, -values, values[::-1].copy(), values[:1])}
     assert len(digests) == 4
 
 
@@ -58,6 +68,6 @@ def test_arrays_whose_bytes_are_not_the_values_in_order_are_refused() -> None:
     wrongs: list[Any] = [values[::2], values.reshape(2, 4), values.astype(np.float64), values.astype(">f4")]
     for wrong in wrongs:
         with pytest.raises(ValueError, match="contiguous"):
-            tree_digest(wrong)
+            tree_digest(wrong, LeafHash.SHA256)
     with pytest.raises(ValueError, match="leaves"):
         tree_root(LEAF_NUMEL, [])

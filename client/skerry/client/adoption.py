@@ -81,7 +81,7 @@ class PlanApplier:
             CorruptDownloadError: the weights are not the target's.
         """
         target = self.plan.target
-        actual = tree_digest(self._weights)
+        actual = tree_digest(self._weights, self._layout.leaf_hash)
         if actual != target.digest:
             raise _corrupt(f"weights differ. version={target.version}, expected={target.digest.hex()}, {actual.hex()=}")
         return Pulled(target.version, target.digest, self._weights, self.plan.position)

@@ -171,7 +171,7 @@ class ExchangeLoop:
         session.saw(run.position)
         session.policy = policy_from_message(run.policy, Policy())
         warn_of_missing_plan(session)
-        self._layouts, _ = layouts_from_messages(run.tensors, run.fragments)
+        self._layouts, _ = layouts_from_messages(run.tensors, run.fragments, run.leaf_hash)
         check_same_tensors(session.parameters.tensors, self._layouts)
         largest_numel = max(layout.numel for layout in self._layouts)
         await asyncio.gather(self._load_newest(), session.workers.run(kernels.warm_up, largest_numel))

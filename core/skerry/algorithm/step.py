@@ -13,26 +13,27 @@ With v_m the delta of member m as decoded, t the tensor of an element, and the s
 
 Each operation is one float32 operation with its own rounding, elementwise: no fused multiply-add, no reduction. So
 neither the cut into ranges nor the number of threads changes a bit. All functions release the GIL in NumPy, kernels,
-zstd and SHA-256; calls on disjoint ranges may overlap.
+zstd and hashes; calls on disjoint ranges may overlap.
 
 Source: Decoupled DiLoCo (arXiv 2604.21428), outer optimizer; quantised updates with residual are this project's.
 """
 
 from __future__ import annotations
 
-import hashlib
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import reduce
 from itertools import pairwise
+from operator import xor
 from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from skerry.wire.codecs import MAX_FRAME_NUMEL, Cut, Encoding, cut_frames
-from skerry.wire.digests import LEAF_NUMEL, Hasher, tree_root
+from skerry.wire.digests import LEAF_NUMEL, Hasher, LeafHash, leaf_hasher, tree_root
 from skerry.wire.frames import Frame, decode_frame, open_frame, pack_frame, parse_frames, quantise_cut
 from skerry.wire.kernels import kernels_for
 from skerry.wire.layout import FragmentLayout
@@ -52,12 +53,11 @@ class OuterState:
     momentum: Float32s  # (numel,)
     residual: Float32s  # (numel,)
     version: int  # TORN while it is being written, and after a write that failed
+    checksum: int | None = None  # the exclusive or of all bits, as they were written; None where nobody took it
 
-    def checksum(self) -> tuple[int, ...]:
-        """Returns a number for each array that is another one after a bit of it has changed; as fast as memory is."""
-        return tuple(
-            int(np.bitwise_xor.reduce(array.view(np.uint32))) for array in (self.weights, self.momentum, self.residual)
-        )
+    def actual_checksum(self) -> int:
+        """Returns what `checksum` is now: another number after a bit has changed. As fast as memory is."""
+        return _exclusive_or(self.weights, self.momentum, self.residual)
 
 
 @dataclass(frozen=True)
@@ -102,6 +102,7 @@ class PreparedSpan(NamedTuple):
 
     frames: tuple[bytes, ...]
     pieces: LeafPieces
+    checksum: int  # of the span's state, as it was read
 
 
 class ReplayedSpan(NamedTuple):
@@ -142,26 +143,29 @@ def prepare_span(step: Step, span: Span) -> PreparedSpan:
     Raises:
         NonFiniteError: the step left the range of the codec.
     """
-    frames, leaf = [], _Leaf(span)
+    frames, leaf, checksum = [], _Leaf(span, step.layout.leaf_hash), 0
     for tile, cuts in _tiles(step, span):
-        target = _target(step, tile, keep_momentum=False)
+        target, bits = _target(step, tile, keep_momentum=False)
         for cut in cuts:
             piece = _inside(target, tile, cut)
             raw = quantise_cut(piece, step.layout, cut, decoded=piece)
             frames.append(pack_frame(cut, raw, step.encoding))
-        leaf.take(np.subtract(step.state.weights[tile.first : tile.stop], target, out=target))
-    return PreparedSpan(tuple(frames), leaf.pieces)
+        checksum ^= bits ^ _subtract_from(step.state.weights[tile.first : tile.stop], target)
+        leaf.take(target)
+    return PreparedSpan(tuple(frames), leaf.pieces, checksum)
 
 
-def adopt_span(step: Step, span: Span, frames: Sequence[bytes]) -> None:
-    """Writes one span of the state's next version, by the frames that `prepare_span` gave for it."""
-    rest = iter(frames)
+def adopt_span(step: Step, span: Span, frames: Sequence[bytes]) -> int:
+    """Writes one span of the state's next version, by `prepare_span`'s frames for it, and returns its checksum."""
+    rest, checksum = iter(frames), 0
     for tile, cuts in _tiles(step, span):
-        target, q = _target(step, tile, keep_momentum=True), _scratch(1, tile)
+        (target, momentum_bits), q = _target(step, tile, keep_momentum=True), _scratch(1, tile)
         for cut in cuts:
             (frame,) = parse_frames(next(rest))
             decode_frame(frame, step.layout, _inside(q, tile, cut))
-        _advance(step.state, tile, target, q)
+        _, bits = _advance(step.state, tile, target, q)
+        checksum ^= momentum_bits ^ bits
+    return checksum
 
 
 def replay_span(
@@ -175,12 +179,12 @@ def replay_span(
     Raises:
         NonFiniteError: the step left the range of the codec; the state is then of no use.
     """
-    difference, leaf = None, _Leaf(span)
+    difference, leaf = None, _Leaf(span, step.layout.leaf_hash)
     for tile, cuts in _tiles(step, span):
-        target, q = _target(step, tile, keep_momentum=True), _scratch(1, tile)
+        (target, _), q = _target(step, tile, keep_momentum=True), _scratch(1, tile)
         for cut in cuts:
             quantise_cut(_inside(target, tile, cut), step.layout, cut, decoded=_inside(q, tile, cut))
-        leaf.take(_advance(step.state, tile, target, q))
+        leaf.take(_advance(step.state, tile, target, q)[0])
         if published is not None and difference is None:
             unequal = np.flatnonzero(published[tile.first : tile.stop].view(np.uint32) != q.view(np.uint32))
             difference = tile.first + int(unequal[0]) if len(unequal) else None
@@ -277,15 +281,15 @@ def _scratch(nth: int, tile: Span) -> Float32s:
 class _Leaf:
     """Hashes a span's new weights. Those before the first leaf boundary belong to the leaf of the span before."""
 
-    def __init__(self, span: Span) -> None:
+    def __init__(self, span: Span, leaf_hash: LeafHash) -> None:
         self._head_numel = -span.first % LEAF_NUMEL
-        self._head, self._hasher = bytearray(), hashlib.sha256()
+        self._head, self._hasher = bytearray(), leaf_hasher(leaf_hash)
 
     def take(self, theta: Float32s) -> None:
         """Takes the weights that follow."""
         left = self._head_numel - len(self._head) // 4
         self._head += theta[:left].data
-        self._hasher.update(theta[left:].data)
+        self._hasher.update(theta[left:].view(np.uint8).data)
 
     @property
     def pieces(self) -> LeafPieces:
@@ -294,8 +298,12 @@ class _Leaf:
 
 # What overflows is refused by the encoder, which names the element; a warning would only repeat it.
 @np.errstate(over="ignore", invalid="ignore")
-def _target(step: Step, tile: Span, *, keep_momentum: bool) -> Float32s:
-    """Returns `target` of the tile, and writes the new momentum to the state where it is to be kept."""
+def _target(step: Step, tile: Span, *, keep_momentum: bool) -> tuple[Float32s, int]:
+    """Returns `target` of the tile, and writes the new momentum to the state where it is to be kept.
+
+    Also returns the exclusive or of the new momentum, or of the momentum and the residual that were read where it is
+    not kept.
+    """
     state, scalars, target = step.state, step.scalars, _scratch(0, tile)
     momentum, residual = state.momentum[tile.first : tile.stop], state.residual[tile.first : tile.stop]
     acc = step.acc[tile.first : tile.stop]
@@ -305,9 +313,8 @@ def _target(step: Step, tile: Span, *, keep_momentum: bool) -> Float32s:
         edges = step.layout.bounds[tensors.start : tensors.stop + 1].clip(tile.first, tile.stop) - tile.first
         arrays = (acc, edges.astype(np.uint64), scalars.tensor_scales[tensors], momentum, residual)
         factors = (scalars.decay, scalars.gain, scalars.momentum, scalars.rate)
-        kernels.step_target(*arrays, *factors, target, keep_momentum)
-        return target
-    d = _scratch(1, tile)
+        return target, kernels.step_target(*arrays, *factors, target, keep_momentum)
+    bits, d = _exclusive_or(momentum, residual), _scratch(1, tile)
     buf = momentum if keep_momentum else np.empty_like(d)
     for index, start, stop in step.layout.ranges(tile.first, len(d)):
         part = slice(start - tile.first, stop - tile.first)
@@ -319,16 +326,29 @@ def _target(step: Step, tile: Span, *, keep_momentum: bool) -> Float32s:
     np.add(d, target, out=target)
     np.multiply(target, scalars.rate, out=target)
     np.add(residual, target, out=target)
-    return target
+    return target, _exclusive_or(buf) if keep_momentum else bits
 
 
-def _advance(state: OuterState, tile: Span, target: Float32s, q: Float32s) -> Float32s:
-    """Writes the tile's new weights and residual, and returns a view of those weights."""
+def _subtract_from(weights: Float32s, q: Float32s) -> int:
+    """Writes weights - q to q, and returns the exclusive or of the weights."""
+    kernels = kernels_for(weights)
+    if kernels is not None:
+        bits: int = kernels.subtract_from(weights, q)
+        return bits
+    np.subtract(weights, q, out=q)
+    return _exclusive_or(weights)
+
+
+def _exclusive_or(*arrays: Float32s) -> int:
+    return reduce(xor, (int(np.bitwise_xor.reduce(array.view(np.uint32))) for array in arrays))
+
+
+def _advance(state: OuterState, tile: Span, target: Float32s, q: Float32s) -> tuple[Float32s, int]:
+    """Writes the tile's new weights and residual, and returns a view of those weights and both's exclusive or."""
     theta, residual = state.weights[tile.first : tile.stop], state.residual[tile.first : tile.stop]
     kernels = kernels_for(theta, residual)
     if kernels is not None:
-        kernels.advance(target, q, theta, residual)
-    else:
-        np.subtract(theta, q, out=theta)
-        np.subtract(target, q, out=residual)
-    return theta
+        return theta, kernels.advance(target, q, theta, residual)
+    np.subtract(theta, q, out=theta)
+    np.subtract(target, q, out=residual)
+    return theta, _exclusive_or(theta, residual)

@@ -241,7 +241,7 @@ def square_sum(values: Float32s) -> float:
 
 
 @_compiled(
-    types.void(
+    types.uint32(
         _read_floats,
         _edges,
         _read_floats,
@@ -267,8 +267,9 @@ def step_target(
     rate: np.float32,
     target: Float32s,  # (numel,) written
     keeps_momentum: bool,
-) -> None:
-    """`step._target` of a range."""
+) -> np.uint32:
+    """`step._target` of a range; the exclusive or of the momentum that is kept, else of what was read of the state."""
+    momentum_bits, residual_bits, bits = momentum.view(np.uint32), residual.view(np.uint32), np.uint32(0)
     for tensor in range(np.uint64(len(scales))):
         first, scale = edges[tensor], scales[tensor]
         for i in range(edges[tensor + _ONE] - first):
@@ -276,12 +277,29 @@ def step_target(
             buf = momentum[first + i] * decay + d * gain
             if keeps_momentum:
                 momentum[first + i] = buf
+                bits ^= np.float32(buf).view(np.uint32)
+            else:
+                bits ^= momentum_bits[first + i] ^ residual_bits[first + i]
             target[first + i] = residual[first + i] + (d + buf * mu) * rate
+    return bits
 
 
-@_compiled(types.void(_read_floats, _read_floats, _floats, _floats))
-def advance(target: Float32s, q: Float32s, weights: Float32s, residual: Float32s) -> None:
-    """`step._advance` of a range: writes weights - q and target - q."""
+@_compiled(types.uint32(_read_floats, _read_floats, _floats, _floats))
+def advance(target: Float32s, q: Float32s, weights: Float32s, residual: Float32s) -> np.uint32:
+    """`step._advance` of a range: writes weights - q and target - q; the exclusive or of both."""
+    bits = np.uint32(0)
     for i in range(np.uint64(len(target))):
-        weights[i] = weights[i] - q[i]
-        residual[i] = target[i] - q[i]
+        theta, rest = weights[i] - q[i], target[i] - q[i]
+        weights[i], residual[i] = theta, rest
+        bits ^= np.float32(theta).view(np.uint32) ^ np.float32(rest).view(np.uint32)
+    return bits
+
+
+@_compiled(types.uint32(_read_floats, _floats))
+def subtract_from(weights: Float32s, q: Float32s) -> np.uint32:
+    """Writes weights - q to q; the exclusive or of the weights."""
+    weight_bits, bits = weights.view(np.uint32), np.uint32(0)
+    for i in range(np.uint64(len(q))):
+        q[i] = weights[i] - q[i]
+        bits ^= weight_bits[i]
+    return bits

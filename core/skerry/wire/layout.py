@@ -17,6 +17,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from skerry.wire.digests import LeafHash
+
 _NAME: Final = re.compile(r"[a-z0-9](?:[a-z0-9._-]{0,62}[a-z0-9])?")
 _ID: Final = re.compile(r"[0-9a-f]{32}")
 MAX_TENSOR_NAME_BYTES: Final = 512
@@ -84,6 +86,8 @@ class FragmentLayout:
 
     name: str
     tensors: tuple[TensorSpec, ...]
+    leaf_hash: LeafHash = LeafHash.SHA256
+    """The run's: a run that says nothing of it has SHA-256."""
 
     def __post_init__(self) -> None:
         """Refuse a name that is used twice."""

@@ -13,10 +13,13 @@ from typing import Any, Final, TypeVar
 
 from skerry.v1 import types_pb2 as v1
 from skerry.wire.codecs import Codec, Compressor, Encoding
+from skerry.wire.digests import LeafHash
 from skerry.wire.layout import MAX_TENSOR_NAME_BYTES, FragmentLayout, TensorSpec, check_name
 from skerry.wire.policy import MergeRule, OuterName, OuterOptimizer, OuterSchedule, Policy, outer_name
 
 V = TypeVar("V")
+
+LEAF_HASHES: Final = {v1.LEAF_HASH_UNSPECIFIED: LeafHash.SHA256, v1.LEAF_HASH_BLAKE3: LeafHash.BLAKE3}
 
 # Block sizes that the contract allows. With smaller ones the scales take more bytes than better codes save.
 MIN_BLOCK: Final = 16
@@ -182,13 +185,17 @@ def layouts_to_messages(
 
 
 def layouts_from_messages(
-    tensors: Sequence[v1.Tensor], fragments: Sequence[v1.Fragment]
+    tensors: Sequence[v1.Tensor],
+    fragments: Sequence[v1.Fragment],
+    leaf_hash: v1.LeafHash.ValueType = v1.LEAF_HASH_UNSPECIFIED,
 ) -> tuple[tuple[FragmentLayout, ...], dict[str, str]]:
     """Returns the layouts in plan order, and each tensor's element type by name.
 
     Raises:
-        ValueError: names or shapes are not legal, or the plan is not a partition of the tensors.
+        ValueError: names or shapes are not legal, the plan is not a partition of the tensors, or the leaf hash is not
+            known here.
     """
+    hashed_with = _known(LEAF_HASHES, leaf_hash, "leaf hash")
     specs = {tensor.name: tensor_from_message(tensor) for tensor in tensors}
     if not specs or len(specs) != len(tensors):
         raise ValueError(f"tensor names are not unique, or there are none. tensors={len(tensors)}, names={len(specs)}")
@@ -197,7 +204,9 @@ def layouts_from_messages(
         odd = sorted(set(placed) ^ specs.keys()) or sorted(name for name, count in Counter(placed).items() if count > 1)
         raise ValueError(f"plan is not a partition of the tensors. missing, unknown or repeated={odd[:5]}")
     layouts = tuple(
-        FragmentLayout(check_name(fragment.name, "fragment"), tuple(specs[name] for name in fragment.tensors))
+        FragmentLayout(
+            check_name(fragment.name, "fragment"), tuple(specs[name] for name in fragment.tensors), hashed_with
+        )
         for fragment in fragments
     )
     empty = [layout.name for layout in layouts if not layout.tensors]

@@ -15,7 +15,7 @@ Words used throughout
 
 Names of runs, fragments, learners and regions match [a-z0-9]([a-z0-9._-]{0,62}[a-z0-9])? and contain no "..".
 Run uids, session ids, delta ids and request ids are 32 lower-case hexadecimal digits (128 random bits).
-Digests are SHA-256, 32 bytes; protos/FORMAT.md specifies how each is computed.
+Digests have 32 bytes; protos/FORMAT.md specifies how each is computed.
 
 MUST, SHOULD and MAY bind the party that the sentence names: the client or the server.
 """
@@ -192,6 +192,26 @@ RUN_STATUS_CLOSING: RunStatus.ValueType  # 3
 RUN_STATUS_CLOSED: RunStatus.ValueType  # 4
 """Every accepted delta has its fate; the run is read-only."""
 Global___RunStatus: _TypeAlias = RunStatus  # noqa: Y015
+
+class _LeafHash:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _LeafHashEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_LeafHash.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    LEAF_HASH_UNSPECIFIED: _LeafHash.ValueType  # 0
+    """SHA-256: runs of format level 3, and those of level 4 that were created before there was a choice."""
+    LEAF_HASH_BLAKE3: _LeafHash.ValueType  # 1
+    """BLAKE3, of 32 bytes, without a key."""
+
+class LeafHash(_LeafHash, metaclass=_LeafHashEnumTypeWrapper):
+    """The hash of a tree digest's leaves (protos/FORMAT.md, section 7)."""
+
+LEAF_HASH_UNSPECIFIED: LeafHash.ValueType  # 0
+"""SHA-256: runs of format level 3, and those of level 4 that were created before there was a choice."""
+LEAF_HASH_BLAKE3: LeafHash.ValueType  # 1
+"""BLAKE3, of 32 bytes, without a key."""
+Global___LeafHash: _TypeAlias = LeafHash  # noqa: Y015
 
 class _Fate:
     ValueType = _typing.NewType("ValueType", _builtins.int)
@@ -821,6 +841,7 @@ class Run(_message.Message):
     POSITION_FIELD_NUMBER: _builtins.int
     CREATED_AT_FIELD_NUMBER: _builtins.int
     FORMAT_LEVEL_FIELD_NUMBER: _builtins.int
+    LEAF_HASH_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Its name."""
     uid: _builtins.str
@@ -831,6 +852,10 @@ class Run(_message.Message):
     """Log position that this answer reflects."""
     format_level: _builtins.int
     """The format level of its log: replicas of versions that know only lower ones can't serve it. See Runs.UpgradeRun."""
+    leaf_hash: Global___LeafHash.ValueType
+    """How the leaves of its tree digests are hashed, for its whole life. A client that does not know the value can't check
+    weights, and MUST NOT join.
+    """
     @_builtins.property
     def tensors(self) -> _containers.RepeatedCompositeFieldContainer[Global___Tensor]:
         """Its tensors."""
@@ -866,10 +891,11 @@ class Run(_message.Message):
         position: _builtins.int = ...,
         created_at: _timestamp_pb2.Timestamp | None = ...,
         format_level: _builtins.int = ...,
+        leaf_hash: Global___LeafHash.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["created_at", b"created_at", "policy", b"policy"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["created_at", b"created_at", "format_level", b"format_level", "fragments", b"fragments", "name", b"name", "policy", b"policy", "position", b"position", "status", b"status", "tensors", b"tensors", "uid", b"uid", "versions", b"versions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["created_at", b"created_at", "format_level", b"format_level", "fragments", b"fragments", "leaf_hash", b"leaf_hash", "name", b"name", "policy", b"policy", "position", b"position", "status", b"status", "tensors", b"tensors", "uid", b"uid", "versions", b"versions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

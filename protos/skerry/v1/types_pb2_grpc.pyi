@@ -15,7 +15,7 @@ Words used throughout
 
 Names of runs, fragments, learners and regions match [a-z0-9]([a-z0-9._-]{0,62}[a-z0-9])? and contain no "..".
 Run uids, session ids, delta ids and request ids are 32 lower-case hexadecimal digits (128 random bits).
-Digests are SHA-256, 32 bytes; protos/FORMAT.md specifies how each is computed.
+Digests have 32 bytes; protos/FORMAT.md specifies how each is computed.
 
 MUST, SHOULD and MAY bind the party that the sentence names: the client or the server.
 """

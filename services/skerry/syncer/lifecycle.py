@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import structlog
@@ -19,11 +19,13 @@ from skerry.store.log.entries import (
     RunSpec,
     RunStatus,
     StatusItem,
+    leaf_hash_at,
 )
 from skerry.store.log.state import RunState
 from skerry.syncer.errors import SyncerError, bad_request, from_rejection
 from skerry.syncer.host import RunHost, replaced
 from skerry.syncer.replica import RunReplica
+from skerry.wire.digests import LeafHash
 from skerry.wire.layout import FragmentLayout, check_id, check_name
 from skerry.wire.policy import Policy
 
@@ -70,11 +72,12 @@ async def create_run(host: RunHost, new: NewRun) -> RunReplica:
             raise SyncerError("RUN_EXISTS", "the name is taken", metadata=error.metadata) from error
         if error.reason != "RUN_NOT_FOUND":
             raise
-        spec = RunSpec(new.name, uid, new.fragments, new.dtypes, host.clock.unix_s())
+        fragments = _hashed(new.fragments, leaf_hash_at(host.settings.new_run_level))
+        spec = RunSpec(new.name, uid, fragments, new.dtypes, host.clock.unix_s())
         await host.store.create_draft(spec)
         replica = await host.open(new.name, uid, is_creator=True)
     spec = replica.log.spec
-    if (spec.fragments, dict(spec.dtypes)) != (new.fragments, dict(new.dtypes)):
+    if (spec.fragments, dict(spec.dtypes)) != (_hashed(new.fragments, spec.leaf_hash), dict(new.dtypes)):
         raise SyncerError("ID_REUSED", "request id was used for another run", metadata={"run_uid": uid})
     if replica.state.status is RunStatus.DRAFT and new.request_id not in replica.state.requests:
         first: list[Item] = [PolicyItem(new.request_id, new.policy)]
@@ -84,6 +87,10 @@ async def create_run(host: RunHost, new: NewRun) -> RunReplica:
         if outcome.rejection is not None and new.request_id not in replica.state.requests:
             raise from_rejection(outcome.rejection)
     return replica
+
+
+def _hashed(fragments: Iterable[FragmentLayout], leaf_hash: LeafHash) -> tuple[FragmentLayout, ...]:
+    return tuple(replace(layout, leaf_hash=leaf_hash) for layout in fragments)
 
 
 def _check_size(new: NewRun) -> None:

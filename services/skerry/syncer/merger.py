@@ -20,7 +20,8 @@ import math
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import partial, reduce
+from operator import xor
 from typing import Final
 
 import numpy as np
@@ -73,6 +74,10 @@ from skerry.wire.policy import MergeRule, Policy
 UPDATE_OBJECT_SPANS: Final = 64
 
 
+class DamagedStateError(Exception):
+    """The state that a merge began from has other bits than were written: its scratch failed."""
+
+
 @dataclass
 class MergeResult:
     """A version that is durable but not committed: what its commit names, and what adopting it takes."""
@@ -92,13 +97,13 @@ class MergeResult:
         rebuilt (`skerry.store.versions.replay.Replayer`).
         """
         step = replace(self._step, state=state)
-        state.version = TORN
+        state.version, state.checksum = TORN, None
 
-        async def jobs() -> AsyncIterator[Callable[[], None]]:
+        async def jobs() -> AsyncIterator[Callable[[], int]]:
             for span, prepared in zip(step_spans(step.layout, step.encoding), self._prepared, strict=True):
                 yield partial(adopt_span, step, span, prepared.frames)
 
-        await run_jobs(workers, jobs())
+        state.checksum = reduce(xor, await run_jobs(workers, jobs()))
         state.version = self.commit.version
         self._prepared.clear()
 
@@ -116,6 +121,7 @@ async def merge_round(
 
     Raises:
         ValueError: `state` is not of the version before.
+        DamagedStateError: `state` has not its checksum.
         UnreadableDeltaError: a delta can't be read back, or drove the step out of the update's range: close the set
             again without it.
         StoreUnavailableError, StoreFullError: the same call may succeed later.
@@ -188,11 +194,16 @@ async def _prepare(step: Step, deltas: Sequence[AcceptedItem], workers: Workers)
             yield partial(prepare_span, step, span)
 
     try:
-        return await run_jobs(workers, jobs())
+        prepared = await run_jobs(workers, jobs())
     except NonFiniteError as error:
+        if step.state.checksum not in (None, await workers.run(step.state.actual_checksum)):
+            raise DamagedStateError from error
         # Accepted deltas are finite; what overflows comes of one that is huge, and without it the round goes on.
         largest = max(deltas, key=lambda delta: math.fsum(delta.squared_norms) / max(delta.step_count, 1) ** 2)
         raise UnreadableDeltaError(largest.delta, error) from error
+    if step.state.checksum not in (None, reduce(xor, (span.checksum for span in prepared))):
+        raise DamagedStateError
+    return prepared
 
 
 async def _write_update(
@@ -252,9 +263,14 @@ class Merger:
             return
         started_s = self._clock.monotonic_s()
         outer = await self._states.at(fragment, key.version - 1)
-        result = await merge_round(
-            self._log, key.fragment, closing, outer, workers=self._workers, scratch=self._scratch
-        )
+        merge = partial(merge_round, self._log, key.fragment, closing, workers=self._workers, scratch=self._scratch)
+        try:
+            result = await merge(outer)
+        except DamagedStateError:
+            _LOG.warning("scratch has other bytes than were written; it is made again", fragment=key.fragment)
+            self._states.drop(key.fragment)
+            outer = await self._states.at(fragment, key.version - 1)
+            result = await merge(outer)
         await self._commit(key, result.commit)
         newest = fragment.versions.get(key.version)
         if newest is None or newest.commit is None or not result.is_same_version_as(newest.commit.commit):
@@ -352,7 +368,7 @@ class Merger:
                     await self._workers.run(partial(decode_frames, batch.data, layout, out, first=batch.first))
         except FrameError as error:
             raise UnreadableObjectError(source.parts[0].name, f"initial weights. fragment={name}, {error}") from error
-        digest = await weights_digest(weights, workers=self._workers)
+        digest = await weights_digest(weights, layout.leaf_hash, workers=self._workers)
         ref = await self._log.blobs.write_snapshot(name, 0, "weights", snapshot_tensors(layout, weights))
         await self._log.append([SnapshotItem(name, 0, digest, (ref,), ())])
         _LOG.info("initial weights stored", run=self._log.spec.name, fragment=name, numel=layout.numel)

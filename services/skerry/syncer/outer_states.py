@@ -31,7 +31,6 @@ class _Cached:
 
     outer: OuterState | None  # None: scratch had no space for it any more
     digest: str
-    checksum: tuple[int, ...]  # of the arrays, which may lie on a disk
 
     def let_go(self) -> None:
         """Drops the state."""
@@ -57,9 +56,9 @@ class OuterStates:
         outer = cached.outer if cached is not None else None
         if cached is not None and outer is not None and _is_usable(outer, cached.digest, fragment, replayer, version):
             try:
-                if await self._workers.run(outer.checksum) != cached.checksum:
-                    raise UnreadableObjectError(f"scratch of {name}", "it has other bytes than were written")
                 if outer.version < version:
+                    if await self._workers.run(outer.actual_checksum) != outer.checksum:
+                        raise UnreadableObjectError(f"scratch of {name}", "it has other bytes than were written")
                     outer = await self.writable(name, outer)
                     await replayer.advance(outer, version, self._scratch)
                     await self.keep(name, outer, fragment.versions[version].digest)
@@ -75,8 +74,13 @@ class OuterStates:
         return outer
 
     async def keep(self, name: str, outer: OuterState, digest: str) -> None:
-        """Caches a fragment's outer state while there is space; `digest` is the log's for its version."""
-        self._put(name, _Cached(outer, digest, await self._workers.run(outer.checksum)))
+        """Caches a fragment's outer state while there is space; `digest` is the log's for its version.
+
+        Whoever reads the state's arrays next holds them against its checksum, for they may lie on a disk.
+        """
+        if outer.checksum is None:
+            outer.checksum = await self._workers.run(outer.actual_checksum)
+        self._put(name, _Cached(outer, digest))
 
     def _put(self, name: str, cached: _Cached) -> None:
         self._cache[name] = cached
@@ -93,7 +97,7 @@ class OuterStates:
         weights, momentum, residual = self._scratch.zeros(3, len(outer.weights))
         for copy, array in ((weights, outer.weights), (momentum, outer.momentum), (residual, outer.residual)):
             await self._workers.run(np.copyto, copy, array)
-        return OuterState(weights, momentum, residual, outer.version)
+        return OuterState(weights, momentum, residual, outer.version, outer.checksum)
 
     @contextmanager
     def reading(self, fragment: FragmentState) -> Iterator[OuterState | None]:

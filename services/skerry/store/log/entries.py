@@ -21,13 +21,16 @@ import msgspec
 
 from skerry.store.errors import NewerFormatError
 from skerry.wire.codecs import Encoding
+from skerry.wire.digests import LeafHash
 from skerry.wire.layout import FragmentLayout, TensorSpec
 from skerry.wire.policy import Policy
 
-FORMAT: Final = 1  # of everything but log entries; raised when an old reader could misread them
+FORMAT: Final = 1  # of everything but log entries and run.json; raised when an old reader could misread them
+RUN_FORMAT: Final = 2  # of run.json; 1 where it has SHA-256 leaves, which it then does not name
 ENTRY_FORMAT: Final = 4  # of log entries, the newest that this version writes: FORMAT.md, section 10
 OLDEST_LEVEL: Final = 3  # the oldest, and the format level of a run whose log has no level item
 CHECKPOINTS_FORMAT: Final = 4  # the first with checkpoints and retention
+LEAF_HASH_FORMAT: Final = 4  # the first at which a run may hash leaves with BLAKE3
 INITIAL_BASE: Final = -1  # base version of the deltas that bring a draft's initial weights
 
 
@@ -331,6 +334,11 @@ def item_to_json(item: Item) -> dict[str, Any]:
     return values
 
 
+def leaf_hash_at(level: int) -> LeafHash:
+    """Returns how runs that are created at this format level hash the leaves of tree digests."""
+    return LeafHash.BLAKE3 if level >= LEAF_HASH_FORMAT else LeafHash.SHA256
+
+
 def run_prefix(name: str, uid: str) -> str:
     """Returns the folder of a run."""
     return f"runs/{name}/{uid}"
@@ -351,6 +359,11 @@ class RunSpec:
     dtypes: Mapping[str, str]  # the learner's own element type, by tensor name
     created_at_unix_s: float  # the creating replica's clock; for people only
 
+    @property
+    def leaf_hash(self) -> LeafHash:
+        """How the leaves of tree digests are hashed, for the whole life of the run."""
+        return self.fragments[0].leaf_hash
+
     def fragment(self, name: str) -> FragmentLayout:
         """Returns the layout of the fragment called `name`.
 
@@ -361,9 +374,11 @@ class RunSpec:
 
     def to_bytes(self) -> bytes:
         """Returns `run.json`."""
+        is_old = self.leaf_hash is LeafHash.SHA256
         return canonical_json(
             {
-                "format": FORMAT,
+                "format": FORMAT if is_old else RUN_FORMAT,
+                **({} if is_old else {"leaf_hash": self.leaf_hash}),
                 "name": self.name,
                 "uid": self.uid,
                 "created_at_unix_s": self.created_at_unix_s,
@@ -389,9 +404,10 @@ class RunSpec:
             ValueError, KeyError, TypeError: not a `run.json`.
         """
         values = json.loads(data)
-        check_format(values["format"], FORMAT)
+        check_format(values["format"], RUN_FORMAT)
+        leaf_hash = LeafHash(values.get("leaf_hash", LeafHash.SHA256))
         fragments = tuple(
-            FragmentLayout(f["name"], tuple(TensorSpec(t["name"], tuple(t["shape"])) for t in f["tensors"]))
+            FragmentLayout(f["name"], tuple(TensorSpec(t["name"], tuple(t["shape"])) for t in f["tensors"]), leaf_hash)
             for f in values["fragments"]
         )
         dtypes = {t["name"]: t["dtype"] for f in values["fragments"] for t in f["tensors"]}

@@ -37,7 +37,7 @@ from skerry.store.log.run_log import RunLog
 from skerry.store.log.state import CommitRecord, VersionState
 from skerry.store.versions.blobs import frame_batches
 from skerry.store.versions.scratch import Scratch
-from skerry.wire.digests import LEAF_NUMEL, tree_leaves, tree_root
+from skerry.wire.digests import LEAF_NUMEL, LeafHash, tree_leaves, tree_root
 from skerry.wire.errors import FrameError, NonFiniteError, TensorFileError
 from skerry.wire.frames import Frame, FrameBatch, decode_frames, parse_frames
 from skerry.wire.layout import FragmentLayout
@@ -146,7 +146,7 @@ class Replayer:
             raise ObjectMissingError(f"deltas were collected. {self._where(record.commit.version)}")
         name = self._layout.name
         await accumulate_deltas(self._log, name, deltas, scalars.coefficients, acc, workers=self._workers)
-        state.version = TORN
+        state.version, state.checksum = TORN, None
         step = Step(self._layout, scalars, record.commit.encoding, state, acc)
 
         async def jobs() -> AsyncIterator[Callable[[], ReplayedSpan]]:
@@ -186,7 +186,7 @@ class Replayer:
             if not self.has_all(record.commit.update):
                 raise ObjectMissingError(f"update was collected. {self._where(following)}")
             await self.apply_update(record.commit.update, weights)
-        digest = await weights_digest(weights, workers=self._workers)
+        digest = await weights_digest(weights, self._layout.leaf_hash, workers=self._workers)
         if digest != self._version(version).digest:
             raise self._differs(f"weights after snapshot {base.version} differ", self._version(version), digest)
 
@@ -228,11 +228,11 @@ class Replayer:
             ObjectMissingError: the version has no snapshot, or it was collected; `state` is then torn.
             UnreadableObjectError: it can't be read, or its weights don't have the digest that the log names; likewise.
         """
-        state.version = TORN
+        state.version, state.checksum = TORN, None
         if not at.weights:
             raise ObjectMissingError(f"version has no snapshot. {self._where(at.version)}")
         await self.read_vector(at.weights, state.weights)
-        digest = await weights_digest(state.weights, workers=self._workers)
+        digest = await weights_digest(state.weights, self._layout.leaf_hash, workers=self._workers)
         if digest != at.digest:
             raise self._differs("snapshot differs", at, digest)
         momentum, residual = outer_refs(at)
@@ -338,18 +338,18 @@ def outer_refs(version: VersionState) -> tuple[list[ObjectRef], list[ObjectRef]]
     return momentum, residual
 
 
-async def weights_digest(weights: Float32s, *, workers: Workers) -> str:
+async def weights_digest(weights: Float32s, leaf_hash: LeafHash, *, workers: Workers) -> str:
     """Returns the tree digest in hex, its leaves hashed on worker threads."""
 
     async def jobs() -> AsyncIterator[Callable[[], bytes]]:
         for first in range(0, len(weights), LEAF_NUMEL):
-            yield partial(_leaf, weights[first : first + LEAF_NUMEL])
+            yield partial(_leaf, weights[first : first + LEAF_NUMEL], leaf_hash)
 
     return tree_root(len(weights), await run_jobs(workers, jobs())).hex()
 
 
-def _leaf(values: Float32s) -> bytes:
-    (leaf,) = tree_leaves(values)
+def _leaf(values: Float32s, leaf_hash: LeafHash) -> bytes:
+    (leaf,) = tree_leaves(values, leaf_hash)
     return leaf
 
 

@@ -13,12 +13,13 @@ from skerry.syncer.events import STATUSES, fate_message, version_message
 from skerry.syncer.membership import LearnerReport
 from skerry.syncer.pull import ObjectKind, PullPlan
 from skerry.v1 import exchange_pb2, runs_pb2, types_pb2
-from skerry.wire.messages import layouts_to_messages, policy_to_message
+from skerry.wire.messages import LEAF_HASHES, layouts_to_messages, policy_to_message
 
 _KINDS: Final = {
     ObjectKind.SNAPSHOT: exchange_pb2.OBJECT_KIND_SNAPSHOT,
     ObjectKind.UPDATE: exchange_pb2.OBJECT_KIND_UPDATE,
 }
+_LEAF_HASHES: Final = {hash_: number for number, hash_ in LEAF_HASHES.items()}
 # The longest duration that a learner may report. A larger value means a wrong clock, and may not fit a Duration.
 _LONGEST_S: Final = 365 * 86_400
 
@@ -41,6 +42,7 @@ def run_message(state: RunState) -> types_pb2.Run:
         ],
         position=state.position,
         format_level=state.level,
+        leaf_hash=_LEAF_HASHES[spec.leaf_hash],
     )
     message.created_at.FromMilliseconds(round(spec.created_at_unix_s * 1000))
     return message

@@ -68,6 +68,20 @@ def test_the_sender_is_told_bit_for_bit_what_the_receiver_decodes(fragment: Frag
 
 
 @given(fragments(), encodings)
+def test_a_difference_is_encoded_as_if_it_had_been_taken_before(fragment: Fragment, encoding: Encoding) -> None:
+    layout, base = fragment
+    values = base * np.float32(0.5)
+    told, again = np.empty_like(values), values.copy()
+    expected = list(encode_frames(base - values, layout, encoding, decoded=told))
+    assert list(encode_frames(values, layout, encoding, base=base)) == expected
+    assert list(encode_frames(again, layout, encoding, base=base, decoded=again)) == expected
+    assert (bits(again) == bits(told)).all()
+    if len(values):
+        with pytest.raises(ValueError, match="base"):
+            encode_frames(values, layout, encoding, base=base[:-1])
+
+
+@given(fragments(), encodings)
 def test_what_was_decoded_encodes_to_itself_where_the_format_is_exact(fragment: Fragment, encoding: Encoding) -> None:
     layout, values = fragment
     exact = Encoding(Codec.BFLOAT16 if encoding.codec.has_blocks else encoding.codec, compressor=encoding.compressor)

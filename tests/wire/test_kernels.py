@@ -113,7 +113,9 @@ def test_values_are_accumulated_and_subtracted_as_by_numpy(
         acc, weights = np.full_like(values, np.nan), values[::-1].copy()
         accumulate(acc, parse_frames(delta), layout, coefficients[0], is_first=True)
         accumulate(acc, parse_frames(delta), layout, coefficients[1], is_first=False)
+        subtract_update(apart := np.full_like(values, np.nan), delta, layout, source=weights)
         subtract_update(weights, delta, layout)
+        assert weights.tobytes() == apart.tobytes()
         return acc.tobytes(), weights.tobytes()
 
     with np.errstate(over="ignore", invalid="ignore"):

@@ -31,6 +31,8 @@ def assert_same(values: NDArray[np.float32], layout: FragmentLayout, encoding: E
     tensor = torch.from_numpy(values).to(device)
     actual = list(torch_codecs.encode_frames_torch(tensor, layout, encoding, decoded=device_told, digest=device_digest))
     assert actual == expected
+    zeros = torch.zeros_like(tensor)
+    assert list(torch_codecs.encode_frames_torch(zeros, layout, encoding, base=tensor)) == expected
     assert device_digest.digest() == digest.digest()
     assert (bits(device_told.cpu().numpy()) == bits(told)).all()
 

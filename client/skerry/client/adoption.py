@@ -43,7 +43,13 @@ class PlanApplier:
     def __init__(self, layout: FragmentLayout, plan: v1.PullPlan, start: NDArray[np.float32] | None) -> None:
         self.plan = plan
         self._layout = layout
-        self._weights = np.zeros(layout.numel, np.float32) if plan.from_version < 0 or start is None else start.copy()
+        self._start: NDArray[np.float32] | None = None  # what updates are subtracted from while they are of one version
+        if start is None or plan.from_version < 0:
+            self._weights = np.zeros(layout.numel, np.float32)
+        elif not plan.objects:
+            self._weights = start
+        else:
+            self._weights, self._start = np.empty(layout.numel, np.float32), start
         self.object_index = 0
         self._begin_object()
 
@@ -93,6 +99,8 @@ class PlanApplier:
             return
         described = self.plan.objects[self.object_index]
         first, numel = described.first, described.numel
+        if self._start is not None and described.version > self.plan.from_version + 1:
+            self._start = None  # every element was written by the update before
         self._reader: FrameReader | TensorFileReader
         if described.kind == v1.OBJECT_KIND_UPDATE:
             self._reader = FrameReader(first, numel)
@@ -107,7 +115,7 @@ class PlanApplier:
             self._reader.feed(data)
             return
         for batch in self._reader.feed(data):
-            subtract_update(self._weights, batch.data, self._layout)
+            subtract_update(self._weights, batch.data, self._layout, source=self._start)
 
     def _end_object(self, described: v1.PlanObject) -> None:
         self._reader.finish()

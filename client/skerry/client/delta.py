@@ -7,8 +7,6 @@ from collections.abc import AsyncIterator, Callable, Collection, Iterable, Itera
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-import numpy as np
-
 from skerry.algorithm.rebase import FlatArray, Ledger, Trained
 from skerry.client.errors import error_of
 from skerry.client.parameters import EncodeFrames
@@ -61,7 +59,8 @@ def make_delta(
 ) -> tuple[Delta, FlatArray]:
     """Returns what is unsent at `weights` as a delta, and what its receiver will decode; for a worker.
 
-    `weights` are those after the steps of `trained`; a NumPy array is written to, and becomes what is decoded.
+    `weights` are those after the steps of `trained`; they are written to, and become what is decoded: no other vector
+    of this size is touched, since the kernel would spend longer on its page faults than all arithmetic takes.
 
     Raises:
         NonFiniteError: the weights, and so the delta, are not finite.
@@ -80,12 +79,16 @@ def make_delta(
         last_step=trained.step_count,
     )
     session.parameters.synchronize()
-    # No other vector of this size is touched: the kernel would spend longer on its page faults than on the sum.
-    unsent = ledger.unsent(weights, out=weights if isinstance(weights, np.ndarray) else None)
+    assert ledger.in_flight is None  # so equation (2) is A - theta
     parts = encode_parts(
-        session.parameters.encode, unsent, layout, session.policy.delta_encoding, session.part_size_bytes
+        session.parameters.encode,
+        weights,
+        layout,
+        session.policy.delta_encoding,
+        session.part_size_bytes,
+        base=ledger.base,
     )
-    return Delta(header, parts, digest_of(parts), taken_at_s), unsent
+    return Delta(header, parts, digest_of(parts), taken_at_s), weights
 
 
 def encode_parts(
@@ -94,8 +97,12 @@ def encode_parts(
     layout: FragmentLayout,
     encoding: Encoding,
     part_size_bytes: int,
+    *,
+    base: FlatArray | None = None,
 ) -> tuple[Part, ...]:
     """Returns the parts of a delta, none larger than `part_size_bytes` even where nothing compresses.
+
+    The delta is `values`, or base - values where `base` is given.
 
     Raises:
         NonFiniteError: a value that can't be encoded.
@@ -103,8 +110,9 @@ def encode_parts(
     parts = []
     for first, numel in cut_parts(layout, encoding, part_size_bytes):
         digest = part_digest()
-        piece = values[first : first + numel]
-        frames = tuple(encode(piece, layout, encoding, first=first, decoded=piece, digest=digest))
+        inside = slice(first, first + numel)
+        piece, under = values[inside], None if base is None else base[inside]
+        frames = tuple(encode(piece, layout, encoding, first=first, base=under, decoded=piece, digest=digest))
         parts.append(Part(first, numel, digest.digest(), frames))
     return tuple(parts)
 

@@ -62,16 +62,6 @@ class Ledger:
     in_flight: FlatArray | None = None  # (numel,) q
     in_flight_since: Trained = UNTRAINED  # q holds the steps after this, up to `sent_until`
 
-    def unsent(self, weights: FlatArray, *, out: NDArray[np.float32] | None = None) -> FlatArray:
-        """Returns u of equation (2), `(numel,)`, for the model's weights as they were copied; in `out`, if given.
-
-        `out` may be `weights`, if both and `base` are NumPy arrays.
-        """
-        unsent = self.base - weights if out is None else np.subtract(self.base, weights, out=out)
-        if self.in_flight is not None:
-            unsent -= self.in_flight
-        return unsent
-
     def sent(self, decoded: FlatArray, now: Trained) -> Ledger:
         """Returns the ledger with `decoded`, `(numel,)`, in flight, which holds the work up to `now`."""
         assert (

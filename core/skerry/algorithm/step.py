@@ -134,7 +134,7 @@ def accumulate(
     """
     use = _Use.STORE_SCALED if is_first else _Use.ADD_SCALED
     for frame in frames:
-        _use_frame(frame, layout, acc[frame.first : frame.first + frame.numel], use, coefficients)
+        _use_frame(frame, layout, acc[frame.first : frame.first + frame.numel], use, coefficients=coefficients)
 
 
 def prepare_span(step: Step, span: Span) -> PreparedSpan:
@@ -191,14 +191,24 @@ def replay_span(
     return ReplayedSpan(leaf.pieces, difference)
 
 
-def subtract_update(weights: Float32s, data: bytes, layout: FragmentLayout) -> None:
-    """Takes `weights` a version further where the frames of its update are.
+def subtract_update(
+    weights: Float32s,  # (numel,) written where the frames are
+    data: bytes,
+    layout: FragmentLayout,
+    *,
+    source: Float32s | None = None,  # (numel,) of the version before; None: `weights`
+) -> None:
+    """Writes weights that are a version further where the frames of its update are.
 
     Raises:
         FrameError: the frames can't be trusted; `weights` are then of no use.
     """
     for frame in parse_frames(data):
-        _use_frame(frame, layout, weights[frame.first : frame.first + frame.numel], _Use.SUBTRACT)
+        inside = slice(frame.first, frame.first + frame.numel)
+        if source is None:
+            _use_frame(frame, layout, weights[inside], _Use.SUBTRACT)
+        else:
+            _use_frame(frame, layout, weights[inside], _Use.SUBTRACT_FROM, source=source[inside])
 
 
 class _Use(Enum):
@@ -207,6 +217,7 @@ class _Use(Enum):
     STORE_SCALED = "c v"
     ADD_SCALED = "out + c v"
     SUBTRACT = "out - v"
+    SUBTRACT_FROM = "source - v"
 
 
 def _use_frame(
@@ -214,7 +225,9 @@ def _use_frame(
     layout: FragmentLayout,
     out: Float32s,  # (frame.numel,) written
     use: _Use,
+    *,
     coefficients: Float32s | None = None,  # (tensors,) where `use` has c
+    source: Float32s | None = None,  # (frame.numel,) where `use` has it
 ) -> None:
     ranges = list(layout.ranges(frame.first, frame.numel))
     kernels = kernels_for(out) if frame.block else None
@@ -225,7 +238,7 @@ def _use_frame(
                 part = values[start - frame.first : stop - frame.first]
                 np.multiply(part, coefficients[index], out=part)
         if use is not _Use.STORE_SCALED:
-            (np.add if use is _Use.ADD_SCALED else np.subtract)(out, values, out=out)
+            (np.add if use is _Use.ADD_SCALED else np.subtract)(out if source is None else source, values, out=out)
         return
     blocks, raw = open_frame(frame, layout, out)
     assert blocks is not None  # `frame.block` is the size of each
@@ -233,7 +246,7 @@ def _use_frame(
         block_counts = [-(-(stop - start) // frame.block) for _, start, stop in ranges]
         coefficients = np.repeat(coefficients.take([index for index, _, _ in ranges]), block_counts)
     code = getattr(kernels, use.name)
-    decode_in_kernels(kernels, frame.codec, raw, blocks, out, use=code, coefficients=coefficients)
+    decode_in_kernels(kernels, frame.codec, raw, blocks, out, use=code, coefficients=coefficients, source=source)
 
 
 def digest_of_spans(numel: int, pieces: Sequence[LeafPieces]) -> bytes:

@@ -70,10 +70,13 @@ def encode_frames(
     encoding: Encoding,
     *,
     first: int = 0,
+    base: NDArray[np.float32] | None = None,
     decoded: NDArray[np.float32] | None = None,
     digest: Hasher | None = None,
 ) -> Iterator[bytes]:
     """Yield whole frames that cover elements `[first, first + len(values))` of the fragment.
+
+    Where `base`, of the shape of `values`, is given, base - values is encoded.
 
     `decoded`, when given, has the shape of `values` (and may be `values` itself): each frame's part of it is
     overwritten, before the frame is yielded, with what a receiver will decode. `digest` is fed each frame's raw bytes.
@@ -83,6 +86,8 @@ def encode_frames(
         NonFiniteError: (from the frame that meets it) a value that the codec cannot carry; frames before it stand.
     """
     check_range_array("values", values)
+    if base is not None and base.shape != values.shape:
+        raise ValueError(f"base must be as long as values. expected={values.shape}, actual={base.shape}")
     if decoded is not None:
         check_range_array("decoded", decoded)
         if decoded.shape != values.shape or not decoded.flags.c_contiguous:
@@ -91,8 +96,10 @@ def encode_frames(
 
     def frame(cut: Cut) -> bytes:
         inside = slice(cut.first - first, cut.first - first + cut.numel)
-        piece = np.ascontiguousarray(values[inside])
-        raw = quantise_cut(piece, layout, cut, decoded=None if decoded is None else decoded[inside])
+        piece, out = values[inside], None if decoded is None else decoded[inside]
+        if base is not None:
+            piece = np.subtract(base[inside], piece, out=out)
+        raw = quantise_cut(np.ascontiguousarray(piece), layout, cut, decoded=out)
         if digest is not None:
             digest.update(raw.data)
         return pack_frame(cut, raw, encoding)

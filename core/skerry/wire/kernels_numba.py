@@ -22,7 +22,7 @@ Float32s = NDArray[np.float32]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 # What is done with each value that is decoded.
-STORE, STORE_SCALED, ADD_SCALED, SUBTRACT = range(4)
+STORE, STORE_SCALED, ADD_SCALED, SUBTRACT, SUBTRACT_FROM = range(5)
 
 _CHUNK: Final = 512  # elements in the buffer, 2 KiB; even
 _LARGEST_BITS: Final = np.uint32(0x7F000000)  # of quantise.LARGEST_SCALED; NaN and infinity are above it
@@ -142,17 +142,18 @@ def quantise(  # noqa: C901, PLR0912 - loops in functions of their own are not v
     return True
 
 
-@_compiled(types.void(types.int64, types.int64, _read_bytes, _edges, _read_floats, _read_floats, _floats))
+@_compiled(types.void(types.int64, types.int64, _read_bytes, _edges, _read_floats, _read_floats, _read_floats, _floats))
 def decode(  # noqa: C901, PLR0912 - as `quantise`
     bits: int,
-    use: int,  # STORE, STORE_SCALED, ADD_SCALED or SUBTRACT
+    use: int,  # STORE, STORE_SCALED, ADD_SCALED, SUBTRACT or SUBTRACT_FROM
     codes: NDArray[np.uint8],
     edges: NDArray[np.uint64],  # (count + 1,)
     scales: Float32s,  # (count,) checked
-    coefficients: Float32s,  # (count,) of each block's tensor; not used by STORE and SUBTRACT
+    coefficients: Float32s,  # (count,) of each block's tensor; for the uses that are scaled
+    source: Float32s,  # (numel,) for SUBTRACT_FROM, and not `out`, or nothing is vectorised
     out: Float32s,  # (numel,) written
 ) -> None:
-    """`dequantise`, and what `step` does with each value: v, c v, out + c v or out - v."""
+    """`dequantise`, and what `step` does with each value: v, c v, out + c v, out - v or source - v."""
     buffer, levels = np.empty(_CHUNK, np.float32), np.empty(_CHUNK, np.float32)
     words, pairs = buffer.view(np.uint32), buffer.view(np.uint64)
     for block in range(np.uint64(len(scales))):
@@ -181,6 +182,9 @@ def decode(  # noqa: C901, PLR0912 - as `quantise`
             elif use == SUBTRACT:
                 for i in range(n):
                     out[at + i] = out[at + i] - levels[i] * scale
+            elif use == SUBTRACT_FROM:
+                for i in range(n):
+                    out[at + i] = source[at + i] - levels[i] * scale
             elif use == STORE_SCALED:
                 for i in range(n):
                     out[at + i] = levels[i] * scale * coefficient

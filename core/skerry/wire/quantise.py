@@ -314,6 +314,7 @@ def decode_in_kernels(
     *,
     use: int,  # of `kernels`: what becomes of each value
     coefficients: NDArray[np.float32] | None = None,  # (count,) for the uses that multiply
+    source: NDArray[np.float32] | None = None,  # (numel,) for the use that has it
 ) -> None:
     """Decode and use the values in one sweep.
 
@@ -321,9 +322,8 @@ def decode_in_kernels(
         FrameError: NON_FINITE or BAD_SCALE; `out` is as it was.
     """
     scales, codes = _checked(codec, raw, blocks)
-    kernels.decode(
-        _KERNEL_BITS[codec], use, codes, blocks.edges, scales, scales if coefficients is None else coefficients, out
-    )
+    optional = scales if coefficients is None else coefficients, out if source is None else source
+    kernels.decode(_KERNEL_BITS[codec], use, codes, blocks.edges, scales, *optional, out)
 
 
 def squared_norms_in_kernels(

@@ -43,10 +43,11 @@ def encode_frames_torch(
     encoding: Encoding,
     *,
     first: int = 0,
+    base: torch.Tensor | None = None,
     decoded: torch.Tensor | None = None,
     digest: Hasher | None = None,
 ) -> Iterator[bytes]:
-    """Yield the frames that `encode_frames` would make of the same values.
+    """Yield the frames that `encode_frames` would make of the same values, or of base - values where `base` is given.
 
     `decoded`, when given, is overwritten on its own device with what a receiver will decode; it may be `values` itself.
 
@@ -54,7 +55,7 @@ def encode_frames_torch(
         ValueError: (at once) a tensor is not one-dimensional float32, or the range is not cut at block boundaries.
         NonFiniteError: (from the batch that meets it) a value that the codec cannot carry.
     """
-    for name, tensor in (("values", values), ("decoded", decoded)):
+    for name, tensor in (("values", values), ("base", base), ("decoded", decoded)):
         if tensor is not None and (tensor.dtype != torch.float32 or tensor.shape != (values.numel(),)):
             msg = f"{name} must be one-dimensional float32. dtype={tensor.dtype}, shape={tuple(tensor.shape)}"
             raise ValueError(msg)
@@ -66,9 +67,10 @@ def encode_frames_torch(
             whole = Cut(batch[0].codec, batch[0].block, batch[0].first, sum(cut.numel for cut in batch))
             inside = slice(whole.first - first, whole.first - first + whole.numel)
             with torch.no_grad():
-                quantised = _quantise(whole, detached[inside], layout)
+                piece = detached[inside] if base is None else base[inside] - detached[inside]
+                quantised = _quantise(whole, piece, layout)
                 if quantised is None:
-                    raise non_finite_error(detached[inside].cpu().numpy(), layout, whole)
+                    raise non_finite_error(piece.cpu().numpy(), layout, whole)
                 if decoded is not None:
                     decoded[inside] = quantised.values.to(decoded.device)
             for cut, raw in _raw_frames(batch, quantised, layout):

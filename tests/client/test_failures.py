@@ -55,6 +55,7 @@ def test_the_reason_decides_the_class_and_the_server_says_when_to_retry() -> Non
         ("STORE_ROLLED_BACK", StoreLostError),
         ("NEWER_FORMAT", TryAgainError),
         ("OBJECT_UNREADABLE", TryAgainError),
+        ("RUN_OPENING", TryAgainError),
         ("BASE_STALE", WorkRefusedError),
         ("RUN_EXISTS", RunExistsError),
         ("DRAINING", TryAgainError),

@@ -9,11 +9,11 @@ from tests.doubles.dict_objects import DictObjects
 
 
 class StuckObjects(DictObjects):
-    """A store in which writes of the objects whose names contain `stuck` hang until `go` is set."""
+    """A store in which writes, or all gets, of the objects whose names contain a word hang until `go` is set."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.stuck = "nothing hangs yet"
+        self.stuck = self.unread = "nothing hangs yet"
         self.go = asyncio.Event()
         self.hung: list[str] = []
 
@@ -23,3 +23,9 @@ class StuckObjects(DictObjects):
             self.hung.append(name)
             await self.go.wait()
         return await super().write(name, chunks)
+
+    async def get(self, name: str, *, offset: int = 0, length: int | None = None) -> bytes:
+        """Returns the object's bytes."""
+        if self.unread in name:
+            await self.go.wait()
+        return await super().get(name, offset=offset, length=length)

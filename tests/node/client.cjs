@@ -65,7 +65,7 @@ function crc32(...chunks) {
 const bytesOf = (values) => Buffer.from(values.buffer, values.byteOffset, values.byteLength);
 
 function treeDigest(values, run) {
-  const leafHashes = { LEAF_HASH_UNSPECIFIED: sha256, LEAF_HASH_BLAKE3: (bytes) => Buffer.from(blake3(bytes)) };
+  const leafHashes = { LEAF_HASH_UNSPECIFIED: sha256, LEAF_HASH_SHA256: sha256, LEAF_HASH_BLAKE3: (bytes) => Buffer.from(blake3(bytes)) };
   const leafHash = leafHashes[run.leaf_hash];
   expect(leafHash !== undefined, 'the leaf hash is one that this client knows');
   const leaves = [];

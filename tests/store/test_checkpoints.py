@@ -1,12 +1,22 @@
 """Opening a run from its newest log checkpoint, and what happens where that is lost or damaged."""
 
 import json
+import math
 from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 
 from benchmarks.history.synthesis import RUN, UID, Synthesis
-from skerry.store.log.checkpoints import CHECKPOINT_EVERY, checkpoint_of, is_due, newest_state, write_checkpoint
+from skerry.store.log.checkpoints import (
+    CHECKPOINT_EVERY,
+    KEPT_CHECKPOINTS,
+    checkpoint_of,
+    is_due,
+    newest_state,
+    superfluous,
+    write_checkpoint,
+)
 from skerry.store.log.entries import Entry, RunSpec, entry_name, run_prefix
 from skerry.store.log.fold import apply_entry
 from skerry.store.log.saved import state_to_bytes
@@ -150,5 +160,18 @@ def test_old_checkpoints_are_deleted(run: LongRun) -> None:
             await write_checkpoint(log)
 
     run_virtual(work)
-    assert len([name for name in run.objects if "/checkpoints/" in name]) == 4
+    assert len([name for name in run.objects if "/checkpoints/" in name]) == 7, "the fifth of them is gone"
     assert state_to_bytes(run.open()[0]) == state_to_bytes(run.folded())
+
+
+def test_few_checkpoints_stay_and_none_of_their_gaps_is_longer_than_what_follows_it() -> None:
+    kept: list[int] = []
+    for end in range(CHECKPOINT_EVERY, 2000 * CHECKPOINT_EVERY, CHECKPOINT_EVERY):
+        kept.insert(0, end)
+        gone = superfluous(kept)
+        kept = [position for position in kept if position not in gone]
+        assert kept[:KEPT_CHECKPOINTS] == list(range(end, 0, -CHECKPOINT_EVERY))[:KEPT_CHECKPOINTS]
+        assert kept[-1] == CHECKPOINT_EVERY
+        for newer, older in pairwise(kept):
+            assert newer - older <= max(CHECKPOINT_EVERY, end - newer)
+    assert len(kept) < 2 * math.log2(2000) + KEPT_CHECKPOINTS

@@ -11,7 +11,8 @@ import pytest
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.identifiers import SystemEntropy
 from skerry.runtime.workers import InlineWorkers
-from skerry.store.log.entries import Entry, Item
+from skerry.store.log.checkpoints import write_checkpoint
+from skerry.store.log.entries import ENTRY_FORMAT, Entry, Item, LevelItem
 from skerry.store.log.run_log import RunLog
 from skerry.store.objects.opening import open_objects
 from skerry.store.operator.export import export_checkpoint
@@ -43,9 +44,8 @@ def expected(golden: Path) -> dict[str, Any]:
     return values
 
 
-@pytest.fixture
-async def log(golden: Path, tmp_path: Path) -> RunLog:
-    shutil.copytree(golden / "store", tmp_path / "store")
+async def opened(tmp_path: Path) -> RunLog:
+    """The golden run, read by a process of its own."""
     store = Store(
         open_objects(f"file://{tmp_path}/store", create=False),
         clock=SystemClock(),
@@ -54,6 +54,12 @@ async def log(golden: Path, tmp_path: Path) -> RunLog:
         writer="test",
     )
     return await store.open_log("golden", await store.resolve("golden"))
+
+
+@pytest.fixture
+async def log(golden: Path, tmp_path: Path) -> RunLog:
+    shutil.copytree(golden / "store", tmp_path / "store")
+    return await opened(tmp_path)
 
 
 async def test_the_golden_log_folds_to_what_it_said_then(log: RunLog, expected: dict[str, Any]) -> None:
@@ -84,6 +90,18 @@ async def test_every_kind_of_item_is_in_the_golden_log_and_is_written_as_it_was_
         assert Entry.from_bytes(data).to_bytes() == data
         kinds.update(item.kind for item in entry.items)
     assert kinds == {kind.kind for kind in get_args(Item)} - NEWER_KINDS[log.state.level]
+
+
+async def test_a_golden_run_is_upgraded_and_reads_as_before(
+    log: RunLog, expected: dict[str, Any], tmp_path: Path
+) -> None:
+    await log.append([LevelItem(ENTRY_FORMAT)])
+    await write_checkpoint(log)
+    again = await opened(tmp_path)
+    assert (again.state.level, again.state.position) == (ENTRY_FORMAT, log.state.position)
+    versions = again.state.fragments["body"].versions
+    assert {str(version): state.digest for version, state in versions.items()} == expected["version_digests"]
+    assert (await verify_run(again, workers=InlineWorkers(), scratch=Scratch(None))).problems == ()
 
 
 @pytest.mark.parametrize("leaf_hash", LeafHash)

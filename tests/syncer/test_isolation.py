@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import math
 import random
 from pathlib import Path
@@ -11,7 +12,9 @@ from urllib.parse import urlsplit
 import grpc
 import numpy as np
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from skerry.client import RunsClient
 from skerry.store.objects.opening import open_objects
 from skerry.syncer.advice import AdviceBoard, share_leases
 from skerry.syncer.membership import LearnerReport, Membership
@@ -23,6 +26,7 @@ from skerry.wire.digests import delta_digest
 from skerry.wire.layout import FragmentLayout, TensorSpec
 from tests.doubles.dict_objects import DictObjects
 from tests.doubles.seeded_entropy import SeededEntropy
+from tests.doubles.stuck_objects import StuckObjects
 from tests.syncer.conftest import LOCAL
 from tests.syncer.raw_learner import (
     FLOAT32,
@@ -43,10 +47,44 @@ from tests.syncer.raw_learner import (
 )
 
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
+IMPATIENT = dataclasses.replace(LOCAL, host=dataclasses.replace(LOCAL.host, opening_s=0.1))
 
 
 def _values(seed: int, *, fragment: str = "body") -> np.ndarray[tuple[int], np.dtype[np.float32]]:
     return np.random.default_rng(seed).standard_normal(layout(fragment).numel).astype(np.float32)
+
+
+async def test_a_run_that_is_still_opening_says_so_and_keeps_nobody_else_waiting() -> None:
+    objects = StuckObjects()
+    async with serving(objects, LOCAL) as server, connected(server.port) as stubs:
+        large, _ = await create_run(stubs, "large")
+        await create_run(stubs, "small")
+    objects.unread = f"runs/large/{large.uid}/log/"
+    async with serving(objects, IMPATIENT) as server, connected(server.port) as stubs:
+        for _ in range(2):
+            with refused("RUN_OPENING", grpc.StatusCode.UNAVAILABLE):
+                await stubs.runs.GetRun(runs.GetRunRequest(name="large"))
+        assert (await stubs.runs.GetRun(runs.GetRunRequest(name="small"))).run.name == "small"
+        assert [one.name for one in (await stubs.runs.ListRuns(runs.ListRunsRequest())).runs] == ["small"]
+        health = await health_pb2_grpc.HealthStub(stubs.channel).Check(health_pb2.HealthCheckRequest())
+        assert health.status == health_pb2.HealthCheckResponse.SERVING
+        with RunsClient(f"127.0.0.1:{server.port}") as client:
+            waiting = asyncio.create_task(asyncio.to_thread(client.get_run, "large"))
+            await asyncio.sleep(0.5)
+            objects.go.set()
+            assert (await waiting).run.uid == large.uid, "a client waits until the run is open"
+
+
+async def test_a_server_ends_while_a_run_is_still_opening() -> None:
+    objects = StuckObjects()
+    async with serving(objects, LOCAL) as server, connected(server.port) as stubs:
+        await create_run(stubs)
+    objects.unread = "/log/"
+    async with asyncio.timeout(10), serving(objects, LOCAL) as server, connected(server.port) as stubs:
+        opening = asyncio.ensure_future(stubs.runs.GetRun(runs.GetRunRequest(name="demo")))
+        await asyncio.sleep(0.2)
+    with pytest.raises((grpc.aio.AioRpcError, asyncio.CancelledError)):
+        await opening
 
 
 async def _say(learner: RawLearner, report: types.LearnerReport) -> None:

@@ -214,7 +214,7 @@ def test_neither_spans_nor_tiles_change_a_version(
         for module in (codecs, step_module):
             patches.enter_context(patch.object(module, "MAX_FRAME_NUMEL", 16))
         patches.enter_context(patch.object(step_module, "LEAF_NUMEL", 64))
-        patches.enter_context(patch.object(step_module._thread, "arrays", np.empty((2, 1024), np.float32), create=True))
+        patches.enter_context(patch.object(step_module._arrays, "value", np.empty((2, 1024), np.float32), create=True))
         for arrays in with_kernels(kernels, small):
             for actual, wanted in zip(arrays, expected, strict=True):
                 np.testing.assert_array_equal(actual.view(np.uint32), wanted.view(np.uint32))

@@ -60,6 +60,7 @@ _NEXT: Final[Mapping[str, str]] = {
     "STORE_ROLLED_BACK": "`skerry repair` says what the store has lost, and mends what can be mended",
     "DRAINING": "the replica is shutting down; try again",
     "NEWER_FORMAT": "a newer version upgraded the run: use that version here too",
+    "RUN_OPENING": "the syncer is still reading the run's log, and its own log says how far it is; try again",
     "OBJECT_UNREADABLE": "`skerry verify` lists what is lost or damaged",
     "INTERNAL": "the syncer's log says why",
     "UNREACHABLE": "check that `skerry serve` is running there, and that --target is right",

@@ -20,7 +20,6 @@ Source: Decoupled DiLoCo (arXiv 2604.21428), outer optimizer; quantised updates 
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -32,7 +31,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from skerry.wire.codecs import MAX_FRAME_NUMEL, Cut, Encoding, cut_frames
+from skerry.wire.codecs import MAX_FRAME_NUMEL, Cut, Encoding, PerThread, cut_frames
 from skerry.wire.digests import LEAF_NUMEL, Hasher, LeafHash, leaf_hasher, tree_root
 from skerry.wire.frames import Frame, decode_frame, open_frame, pack_frame, parse_frames, quantise_cut
 from skerry.wire.kernels import kernels_for
@@ -278,17 +277,12 @@ def _inside(values: Float32s, tile: Span, cut: Cut) -> Float32s:
     return values[cut.first - tile.first : cut.first - tile.first + cut.numel]
 
 
-class _Thread(threading.local):
-    def __init__(self) -> None:
-        self.arrays = np.empty((2, MAX_FRAME_NUMEL), np.float32)
-
-
-_thread: Final = _Thread()
+_arrays: Final = PerThread(lambda: np.empty((2, MAX_FRAME_NUMEL), np.float32))
 
 
 def _scratch(nth: int, tile: Span) -> Float32s:
     """Returns an array of the tile's length, this thread's until it asks for the `nth` again."""
-    return _thread.arrays[nth, : tile.stop - tile.first]
+    return _arrays.value[nth, : tile.stop - tile.first]
 
 
 class _Leaf:

@@ -6,15 +6,17 @@ Every encoder of this project cuts a fragment into frames alike, so that frames 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final, NamedTuple
+from typing import Final, Generic, NamedTuple, TypeVar
 
 import zstandard
 
 from skerry.wire.errors import FrameError, WireReason
 from skerry.wire.layout import FragmentLayout, TensorSpec
+
+T = TypeVar("T")
 
 HEADER_SIZE: Final = 32  # bytes of a frame's header
 MAX_FRAME_NUMEL: Final = 2**18
@@ -85,23 +87,23 @@ _COMPRESSOR_NUMBERS: Final = {Compressor.NONE: 0, Compressor.ZSTD: 1}
 COMPRESSOR_OF_NUMBER: Final = {number: compressor for compressor, number in _COMPRESSOR_NUMBERS.items()}
 
 
-class _Thread(threading.local):
-    """A thread's contexts: threads can't share one, and making one takes longer than a small frame."""
+class PerThread(threading.local, Generic[T]):
+    """What each thread needs one of for itself, and what takes longer to make than a small frame."""
 
-    def __init__(self) -> None:
-        self.decompressor = zstandard.ZstdDecompressor()
-        self.compressors: dict[int, zstandard.ZstdCompressor] = {}  # one at a time, for high levels take 16 MiB each
+    def __init__(self, make: Callable[[], T]) -> None:
+        self.value = make()
 
 
-_thread: Final = _Thread()
+_decompressor: Final = PerThread(zstandard.ZstdDecompressor)
+_compressors: Final = PerThread[dict[int, zstandard.ZstdCompressor]](dict)  # one, for high levels take 16 MiB each
 
 
 def compress(raw: memoryview, level: int) -> bytes:
     """Return `raw` as one zstd frame that says its size."""
-    if level not in _thread.compressors:
+    if level not in _compressors.value:
         made = zstandard.ZstdCompressor(level=level, write_checksum=False, write_content_size=True)
-        _thread.compressors = {level: made}
-    return _thread.compressors[level].compress(raw)
+        _compressors.value = {level: made}
+    return _compressors.value[level].compress(raw)
 
 
 def decompress_exactly(payload: bytes | memoryview, size: int) -> bytes:
@@ -118,7 +120,7 @@ def decompress_exactly(payload: bytes | memoryview, size: int) -> bytes:
         # Checked first, because the library allocates what the payload declares.
         raise FrameError(WireReason.BOMB, f"payload declares another size. expected={size}, declared={declared}")
     try:
-        raw = _thread.decompressor.decompress(payload, max_output_size=size, allow_extra_data=False)
+        raw = _decompressor.value.decompress(payload, max_output_size=size, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise FrameError(WireReason.CORRUPT, "payload is not one whole zstd frame") from error
     if len(raw) != size:

@@ -8,7 +8,6 @@ so a frame can be checked and decoded without its neighbours. protos/FORMAT.md s
 from __future__ import annotations
 
 import struct
-import threading
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from skerry.wire.codecs import (
     Compressor,
     Cut,
     Encoding,
+    PerThread,
     compress,
     cut_frames,
     decompress_exactly,
@@ -76,23 +76,21 @@ def encode_frames(
 ) -> Iterator[bytes]:
     """Yield whole frames that cover elements `[first, first + len(values))` of the fragment.
 
-    Where `base`, of the shape of `values`, is given, base - values is encoded.
-
-    `decoded`, when given, has the shape of `values` (and may be `values` itself): each frame's part of it is
-    overwritten, before the frame is yielded, with what a receiver will decode. `digest` is fed each frame's raw bytes.
+    `base` and `decoded`, where given, have the shape of `values`. With `base`, base - values is encoded. Each frame's
+    part of `decoded`, which may be `values` itself, is overwritten, before the frame is yielded, with what a receiver
+    will decode. `digest` is fed each frame's raw bytes.
 
     Raises:
         ValueError: (at once) an array is not one-dimensional float32, or the range is not cut at block boundaries.
         NonFiniteError: (from the frame that meets it) a value that the codec cannot carry; frames before it stand.
     """
     check_range_array("values", values)
-    if base is not None and base.shape != values.shape:
-        raise ValueError(f"base must be as long as values. expected={values.shape}, actual={base.shape}")
-    if decoded is not None:
-        check_range_array("decoded", decoded)
-        if decoded.shape != values.shape or not decoded.flags.c_contiguous:
-            msg = f"decoded must be contiguous, as long as values. expected={values.shape}, actual={decoded.shape}"
-            raise ValueError(msg)
+    for name, array in (("base", base), ("decoded", decoded)):
+        if array is not None:
+            check_range_array(name, array)
+            if array.shape != values.shape or not array.flags.c_contiguous:
+                msg = f"{name} must be contiguous, as long as values. expected={values.shape}, actual={array.shape}"
+                raise ValueError(msg)
 
     def frame(cut: Cut) -> bytes:
         inside = slice(cut.first - first, cut.first - first + cut.numel)
@@ -107,12 +105,7 @@ def encode_frames(
     return map(frame, cut_frames(layout, encoding, first, len(values)))
 
 
-class _Thread(threading.local):
-    def __init__(self) -> None:
-        self.quantiser = Quantiser()
-
-
-_thread: Final = _Thread()
+_quantiser: Final = PerThread(Quantiser)
 
 
 def quantise_cut(
@@ -128,7 +121,7 @@ def quantise_cut(
         NonFiniteError: a value that the codec cannot carry.
     """
     blocks = blocks_of(layout, cut.first, cut.numel, cut.block) if cut.block else None
-    raw = _thread.quantiser.quantise(cut.codec, values, blocks, decoded)
+    raw = _quantiser.value.quantise(cut.codec, values, blocks, decoded)
     if raw is None:
         raise non_finite_error(values, layout, cut)
     return raw

@@ -19,7 +19,11 @@ from skerry.wire.policy import MergeRule, OuterName, OuterOptimizer, OuterSchedu
 
 V = TypeVar("V")
 
-LEAF_HASHES: Final = {v1.LEAF_HASH_UNSPECIFIED: LeafHash.SHA256, v1.LEAF_HASH_BLAKE3: LeafHash.BLAKE3}
+LEAF_HASHES: Final = {
+    v1.LEAF_HASH_UNSPECIFIED: LeafHash.SHA256,
+    v1.LEAF_HASH_SHA256: LeafHash.SHA256,
+    v1.LEAF_HASH_BLAKE3: LeafHash.BLAKE3,
+}
 
 # Block sizes that the contract allows. With smaller ones the scales take more bytes than better codes save.
 MIN_BLOCK: Final = 16

@@ -54,6 +54,7 @@ class ExchangeStub:
     - STORE_FULL: the store has no space left.
     - STORE_ROLLED_BACK: the run's log is shorter than seen_position, or damaged.
     - OBJECT_UNREADABLE: an object that the log names is lost or damaged.
+    - RUN_OPENING: the replica is still reading the run's log.
     - DRAINING: the replica is going away. Attach and Watch also end with it.
     - NEWER_FORMAT: the run's format level is above what the replica's version knows. Attach and Watch also end with it.
     - INTERNAL: the server failed.
@@ -166,6 +167,7 @@ class ExchangeAsyncStub(ExchangeStub):
     - STORE_FULL: the store has no space left.
     - STORE_ROLLED_BACK: the run's log is shorter than seen_position, or damaged.
     - OBJECT_UNREADABLE: an object that the log names is lost or damaged.
+    - RUN_OPENING: the replica is still reading the run's log.
     - DRAINING: the replica is going away. Attach and Watch also end with it.
     - NEWER_FORMAT: the run's format level is above what the replica's version knows. Attach and Watch also end with it.
     - INTERNAL: the server failed.
@@ -274,6 +276,7 @@ class ExchangeServicer(metaclass=_abc_1.ABCMeta):
     - STORE_FULL: the store has no space left.
     - STORE_ROLLED_BACK: the run's log is shorter than seen_position, or damaged.
     - OBJECT_UNREADABLE: an object that the log names is lost or damaged.
+    - RUN_OPENING: the replica is still reading the run's log.
     - DRAINING: the replica is going away. Attach and Watch also end with it.
     - NEWER_FORMAT: the run's format level is above what the replica's version knows. Attach and Watch also end with it.
     - INTERNAL: the server failed.

@@ -41,6 +41,7 @@ class RunsStub(object):
     - STORE_FULL: the store has no space left.
     - STORE_ROLLED_BACK: the run's log is shorter than seen_position, or damaged.
     - OBJECT_UNREADABLE: an object that the log names is lost or damaged.
+    - RUN_OPENING: the replica is still reading the run's log.
     - DRAINING: the replica is going away.
     - NEWER_FORMAT: the run's format level is above what the replica's version knows.
     - INTERNAL: the server failed.
@@ -120,6 +121,7 @@ class RunsServicer(object):
     - STORE_FULL: the store has no space left.
     - STORE_ROLLED_BACK: the run's log is shorter than seen_position, or damaged.
     - OBJECT_UNREADABLE: an object that the log names is lost or damaged.
+    - RUN_OPENING: the replica is still reading the run's log.
     - DRAINING: the replica is going away.
     - NEWER_FORMAT: the run's format level is above what the replica's version knows.
     - INTERNAL: the server failed.
@@ -165,7 +167,7 @@ class RunsServicer(object):
 
     def ListRuns(self, request, context):
         """Lists committed runs by name. A page may hold fewer than were asked for, so as to fit a message. A run that can't
-        be read is left out.
+        be read, or that the replica is still opening, is left out.
 
         Errors: those of every method.
         """
@@ -338,6 +340,7 @@ class Runs(object):
     - STORE_FULL: the store has no space left.
     - STORE_ROLLED_BACK: the run's log is shorter than seen_position, or damaged.
     - OBJECT_UNREADABLE: an object that the log names is lost or damaged.
+    - RUN_OPENING: the replica is still reading the run's log.
     - DRAINING: the replica is going away.
     - NEWER_FORMAT: the run's format level is above what the replica's version knows.
     - INTERNAL: the server failed.

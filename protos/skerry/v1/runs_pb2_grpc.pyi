@@ -48,6 +48,7 @@ class RunsStub:
     - STORE_FULL: the store has no space left.
     - STORE_ROLLED_BACK: the run's log is shorter than seen_position, or damaged.
     - OBJECT_UNREADABLE: an object that the log names is lost or damaged.
+    - RUN_OPENING: the replica is still reading the run's log.
     - DRAINING: the replica is going away.
     - NEWER_FORMAT: the run's format level is above what the replica's version knows.
     - INTERNAL: the server failed.
@@ -85,7 +86,7 @@ class RunsStub:
     """
     ListRuns: _grpc.UnaryUnaryMultiCallable[_runs_pb2.ListRunsRequest, _runs_pb2.ListRunsResponse]
     """Lists committed runs by name. A page may hold fewer than were asked for, so as to fit a message. A run that can't
-    be read is left out.
+    be read, or that the replica is still opening, is left out.
 
     Errors: those of every method.
     """
@@ -171,6 +172,7 @@ class RunsAsyncStub(RunsStub):
     - STORE_FULL: the store has no space left.
     - STORE_ROLLED_BACK: the run's log is shorter than seen_position, or damaged.
     - OBJECT_UNREADABLE: an object that the log names is lost or damaged.
+    - RUN_OPENING: the replica is still reading the run's log.
     - DRAINING: the replica is going away.
     - NEWER_FORMAT: the run's format level is above what the replica's version knows.
     - INTERNAL: the server failed.
@@ -205,7 +207,7 @@ class RunsAsyncStub(RunsStub):
     """
     ListRuns: _aio.UnaryUnaryMultiCallable[_runs_pb2.ListRunsRequest, _runs_pb2.ListRunsResponse]  # type: ignore[assignment]
     """Lists committed runs by name. A page may hold fewer than were asked for, so as to fit a message. A run that can't
-    be read is left out.
+    be read, or that the replica is still opening, is left out.
 
     Errors: those of every method.
     """
@@ -290,6 +292,7 @@ class RunsServicer(metaclass=_abc_1.ABCMeta):
     - STORE_FULL: the store has no space left.
     - STORE_ROLLED_BACK: the run's log is shorter than seen_position, or damaged.
     - OBJECT_UNREADABLE: an object that the log names is lost or damaged.
+    - RUN_OPENING: the replica is still reading the run's log.
     - DRAINING: the replica is going away.
     - NEWER_FORMAT: the run's format level is above what the replica's version knows.
     - INTERNAL: the server failed.
@@ -346,7 +349,7 @@ class RunsServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_runs_pb2.ListRunsResponse, _abc.Awaitable[_runs_pb2.ListRunsResponse]]:
         """Lists committed runs by name. A page may hold fewer than were asked for, so as to fit a message. A run that can't
-        be read is left out.
+        be read, or that the replica is still opening, is left out.
 
         Errors: those of every method.
         """

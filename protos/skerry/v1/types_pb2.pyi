@@ -200,16 +200,20 @@ class _LeafHash:
 class _LeafHashEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_LeafHash.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     LEAF_HASH_UNSPECIFIED: _LeafHash.ValueType  # 0
-    """SHA-256: runs of format level 3, and those of level 4 that were created before there was a choice."""
-    LEAF_HASH_BLAKE3: _LeafHash.ValueType  # 1
+    """Not stated, as by syncers that know no other hash: SHA-256."""
+    LEAF_HASH_SHA256: _LeafHash.ValueType  # 1
+    """SHA-256."""
+    LEAF_HASH_BLAKE3: _LeafHash.ValueType  # 2
     """BLAKE3, of 32 bytes, without a key."""
 
 class LeafHash(_LeafHash, metaclass=_LeafHashEnumTypeWrapper):
     """The hash of a tree digest's leaves (protos/FORMAT.md, section 7)."""
 
 LEAF_HASH_UNSPECIFIED: LeafHash.ValueType  # 0
-"""SHA-256: runs of format level 3, and those of level 4 that were created before there was a choice."""
-LEAF_HASH_BLAKE3: LeafHash.ValueType  # 1
+"""Not stated, as by syncers that know no other hash: SHA-256."""
+LEAF_HASH_SHA256: LeafHash.ValueType  # 1
+"""SHA-256."""
+LEAF_HASH_BLAKE3: LeafHash.ValueType  # 2
 """BLAKE3, of 32 bytes, without a key."""
 Global___LeafHash: _TypeAlias = LeafHash  # noqa: Y015
 
@@ -353,6 +357,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """UNAVAILABLE: an object that the run's log names is lost or damaged, and nothing else leads to what was asked for;
     retry after RetryInfo, an operator may bring it back. Metadata `object`: its name, below the run's folder.
     """
+    ERROR_REASON_RUN_OPENING: _ErrorReason.ValueType  # 34
+    """UNAVAILABLE: this replica is still reading the run's log; retry here or elsewhere after RetryInfo."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Why a call was refused: the `reason` of the google.rpc.ErrorInfo (domain "skerry") in the status details, without the
@@ -454,6 +460,8 @@ ERROR_REASON_OBJECT_UNREADABLE: ErrorReason.ValueType  # 33
 """UNAVAILABLE: an object that the run's log names is lost or damaged, and nothing else leads to what was asked for;
 retry after RetryInfo, an operator may bring it back. Metadata `object`: its name, below the run's folder.
 """
+ERROR_REASON_RUN_OPENING: ErrorReason.ValueType  # 34
+"""UNAVAILABLE: this replica is still reading the run's log; retry here or elsewhere after RetryInfo."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
 
 @_typing.final
@@ -853,8 +861,8 @@ class Run(_message.Message):
     format_level: _builtins.int
     """The format level of its log: replicas of versions that know only lower ones can't serve it. See Runs.UpgradeRun."""
     leaf_hash: Global___LeafHash.ValueType
-    """How the leaves of its tree digests are hashed, for its whole life. A client that does not know the value can't check
-    weights, and MUST NOT join.
+    """How the leaves of its tree digests are hashed, for its whole life. A client that does not know the value can't
+    check weights, and MUST NOT join.
     """
     @_builtins.property
     def tensors(self) -> _containers.RepeatedCompositeFieldContainer[Global___Tensor]:

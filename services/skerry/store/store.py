@@ -109,6 +109,11 @@ class Store:
         await self.objects.sync_parent(spec_name)
         return await self._open(_parse_spec(spec_name, data))
 
+    def read_position(self, name: str, uid: str) -> int:
+        """Returns up to where the run's log was read; 0 if it is not open."""
+        log = self._logs.get((name, uid))
+        return 0 if log is None else log.state.position
+
     async def read_log(self, name: str, uid: str) -> RunLog:
         """Returns the run's log for reading, folded to its end or, where it is damaged, to its last good entry.
 

@@ -22,7 +22,7 @@ from skerry.store.log.entries import ENTRY_FORMAT, RunStatus
 from skerry.store.store import Store
 from skerry.store.versions.scratch import Scratch
 from skerry.syncer.advice import AdviceBoard
-from skerry.syncer.errors import DrainingError, SyncerError
+from skerry.syncer.errors import RETRY_STORE_S, DrainingError, SyncerError
 from skerry.syncer.merger import Merger
 from skerry.syncer.metrics import SyncerMetrics
 from skerry.syncer.parts import ByteBudget
@@ -43,6 +43,7 @@ class HostSettings:
     sweep_s: float = 5.0  # between checks for runs that were deleted, replaced or are idle
     idle_sweep_s: float = 60.0  # at most, between two of a run in which nothing happens
     idle_s: float = 60.0  # after which a run without use is closed
+    opening_s: float = 5.0  # for which a call waits for its run's log to be read
     new_run_level: int = ENTRY_FORMAT  # the format level at which runs are created
     replica: ReplicaSettings = field(default_factory=ReplicaSettings)
 
@@ -81,7 +82,7 @@ class RunHost:
         self._metrics = metrics or SyncerMetrics(clock)
         self._scratch = scratch
         self._open: dict[str, _Open] = {}  # by uid
-        self._opening: dict[str, asyncio.Lock] = {}  # by uid
+        self._opening: dict[str, asyncio.Task[_Open | Exception]] = {}  # by uid
         self._names: dict[str, tuple[str, float]] = {}  # by name: uid, and when it was read
         self._tasks: asyncio.TaskGroup | None = None
         self._is_draining = False
@@ -98,7 +99,7 @@ class RunHost:
             except BaseException as error:  # noqa: BLE001 - raised below, outside the group, which would wrap it
                 failure = error
             self._is_draining = True
-            for task in (*helpers, *(one.task for one in self._open.values())):
+            for task in (*helpers, *self._opening.values(), *(one.task for one in self._open.values())):
                 task.cancel()
         if failure is not None:
             raise failure
@@ -112,7 +113,7 @@ class RunHost:
         Raises:
             BadNameError: the name or uid is not legal.
             SyncerError: RUN_NOT_FOUND; RUN_REPLACED: the name has another uid; RUN_EXISTS: another draft got the name;
-                DRAINING; BAD_REQUEST: the position is negative.
+                RUN_OPENING; DRAINING; BAD_REQUEST: the position is negative.
             StoreError: the store failed, or holds less than the caller has seen.
         """
         check_name(name, "run")
@@ -160,23 +161,51 @@ class RunHost:
         return uid
 
     async def _replica(self, name: str, uid: str, named: str | None) -> RunReplica:
-        async with self._opening.setdefault(uid, asyncio.Lock()):
-            found = self._open.get(uid)
-            if found is None:
-                try:
-                    found = await self._start(name, uid)
-                except RunNotFoundError:
-                    if named is not None and named != uid:
-                        raise replaced(name, uid, named) from None
-                    raise _not_found(name) from None
-                finally:
-                    if uid not in self._open:
-                        self._opening.pop(uid, None)
+        found = self._open.get(uid)
+        if found is None:
+            try:
+                found = await self._opened(name, uid)
+            except RunNotFoundError:
+                if named is not None and named != uid:
+                    raise replaced(name, uid, named) from None
+                raise _not_found(name) from None
         if found.replica.log.spec.name != name:
             raise _not_found(name) if named is None else replaced(name, uid, named)
         found.used_at_s = self.clock.monotonic_s()
         found.replica.wake()
         return found.replica
+
+    async def _opened(self, name: str, uid: str) -> _Open:
+        """Returns the run once it is open. Opening goes on however many callers give up waiting for it.
+
+        Raises:
+            SyncerError: RUN_OPENING: it takes longer than a call should.
+        """
+        if self._tasks is None:
+            raise DrainingError
+        opening = self._opening.get(uid)
+        if opening is None:
+            opening = self._opening[uid] = self._tasks.create_task(self._outcome(name, uid), name=f"open {name}")
+            opening.add_done_callback(lambda _: self._opening.pop(uid))
+        done, _ = await asyncio.wait([opening], timeout=self.settings.opening_s)
+        if not done:
+            read = self.store.read_position(name, uid)
+            _LOG.info("run is being opened", run=name, uid=uid, position=read)
+            raise SyncerError(
+                "RUN_OPENING", f"the run's log is being read. run={name}, position={read}", retry_after_s=RETRY_STORE_S
+            )
+        if opening.cancelled():
+            raise DrainingError
+        outcome = opening.result()
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    async def _outcome(self, name: str, uid: str) -> _Open | Exception:
+        try:
+            return await self._start(name, uid)
+        except Exception as error:  # noqa: BLE001 - raised by everybody who waits for it
+            return error
 
     async def _start(self, name: str, uid: str) -> _Open:
         log = await self.store.open_log(name, uid)
@@ -213,7 +242,6 @@ class RunHost:
             self._metrics.closed(replica)
             if uid in self._open and self._open[uid].replica is replica:
                 del self._open[uid]
-                self._opening.pop(uid, None)
 
     async def _resume(self) -> None:
         """Opens every named run once, so that work that a killed replica left is finished without a call."""
@@ -226,7 +254,7 @@ class RunHost:
             try:
                 await self._replica(name, uid, uid)
             except (StoreError, SyncerError) as error:
-                _LOG.warning("run could not be opened", run=name, uid=uid, cause=str(error))
+                _LOG.warning("run is not open yet", run=name, uid=uid, cause=str(error))
 
     async def _sweep(self) -> None:
         """Closes idle runs and those that lost their name, and ends the streams of the latter."""

@@ -19,7 +19,6 @@ from skerry.store.log.entries import (
     RunSpec,
     RunStatus,
     StatusItem,
-    leaf_hash_at,
 )
 from skerry.store.log.state import RunState
 from skerry.syncer.errors import SyncerError, bad_request, from_rejection
@@ -33,6 +32,7 @@ _LOG: Final = structlog.get_logger(__name__)
 # Limits of one run: far above what is trained today, far below what the process that folds it could not hold.
 MAX_TENSOR_COUNT: Final = 100_000
 MAX_FRAGMENT_COUNT: Final = 4_096
+_LEAF_HASH_LEVEL: Final = 4  # the first format level at which a run may hash leaves with BLAKE3
 # In parts of the suggested size a delta of so many elements still fits one log entry.
 MAX_FRAGMENT_NUMEL: Final = 2**35
 
@@ -72,7 +72,8 @@ async def create_run(host: RunHost, new: NewRun) -> RunReplica:
             raise SyncerError("RUN_EXISTS", "the name is taken", metadata=error.metadata) from error
         if error.reason != "RUN_NOT_FOUND":
             raise
-        fragments = _hashed(new.fragments, leaf_hash_at(host.settings.new_run_level))
+        is_old = host.settings.new_run_level < _LEAF_HASH_LEVEL
+        fragments = _hashed(new.fragments, LeafHash.SHA256 if is_old else LeafHash.BLAKE3)
         spec = RunSpec(new.name, uid, fragments, new.dtypes, host.clock.unix_s())
         await host.store.create_draft(spec)
         replica = await host.open(new.name, uid, is_creator=True)

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from itertools import pairwise
 from typing import Final
 
 import structlog
@@ -42,7 +43,7 @@ CHECKPOINT_EVERY: Final = 1024
 # Entries after a checkpoint's position among which its name is looked for. A slower writer's is not used.
 _NAMED_WITHIN: Final = 512
 _READ_AT_ONCE: Final = 64
-# Checkpoints that stay, the newest ones: more than one, because the newest may be damaged.
+# The newest checkpoints, which stay: more than one, because the newest may be damaged.
 KEPT_CHECKPOINTS: Final = 4
 _FOLDER: Final = "checkpoints"
 _NAME: Final = re.compile(r"(\d{20})-[0-9a-f]{32}")
@@ -99,9 +100,27 @@ async def write_checkpoint(log: RunLog) -> None:
     if outcome.rejection is not None:
         await log.objects.delete([path])
         return
-    names = [name async for name, _ in _found(log.objects, log.prefix)]
-    if names[KEPT_CHECKPOINTS:]:
-        await log.objects.delete([f"{log.prefix}/{name}" for name in names[KEPT_CHECKPOINTS:]])
+    found = [one async for one in _found(log.objects, log.prefix)]
+    gone = superfluous([position for _, position in found])
+    if gone:
+        await log.objects.delete([f"{log.prefix}/{name}" for name, position in found if position in gone])
+
+
+def superfluous(positions: Sequence[int]) -> set[int]:
+    """Returns which checkpoints of these positions, from the newest to the oldest, may go.
+
+    The newest ones stay, the oldest one, and between them those that keep gaps shorter than what follows them: whoever
+    follows the log from a position folds fewer entries before it than he is told of after it, or one gap. So some
+    2 log2(n) of n checkpoints stay.
+    """
+    gone, end = set(), positions[0]
+    kept = positions[min(len(positions), KEPT_CHECKPOINTS) - 1]
+    for position, older in pairwise(positions[KEPT_CHECKPOINTS:]):
+        if end - older <= 2 * (end - kept):
+            gone.add(position)
+        else:
+            kept = position
+    return gone
 
 
 async def _found(objects: Objects, prefix: str) -> AsyncIterator[tuple[str, int]]:

@@ -30,7 +30,6 @@ RUN_FORMAT: Final = 2  # of run.json; 1 where it has SHA-256 leaves, which it th
 ENTRY_FORMAT: Final = 4  # of log entries, the newest that this version writes: FORMAT.md, section 10
 OLDEST_LEVEL: Final = 3  # the oldest, and the format level of a run whose log has no level item
 CHECKPOINTS_FORMAT: Final = 4  # the first with checkpoints and retention
-LEAF_HASH_FORMAT: Final = 4  # the first at which a run may hash leaves with BLAKE3
 INITIAL_BASE: Final = -1  # base version of the deltas that bring a draft's initial weights
 
 
@@ -319,24 +318,12 @@ def entry_format(level: int, items: Iterable[Item]) -> int:
     return max([level, *(item.level for item in items if isinstance(item, LevelItem))])
 
 
-def _to_float(value: object) -> float:
-    """Returns a NumPy float64, which a computed weight may be, as a plain float."""
-    if isinstance(value, float):
-        return float(value)
-    raise TypeError(f"log value has the wrong type. value={value!r:.80}")
-
-
 def item_to_json(item: Item) -> dict[str, Any]:
     """Returns the item as JSON values: its kind, and its fields but for those that are at their default."""
-    values: dict[str, Any] = msgspec.to_builtins(item, enc_hook=_to_float)
+    values: dict[str, Any] = msgspec.to_builtins(item, enc_hook=float)  # a computed weight may be a NumPy float64
     if isinstance(item, PolicyItem):
         values["policy"] = item.policy.to_json()
     return values
-
-
-def leaf_hash_at(level: int) -> LeafHash:
-    """Returns how runs that are created at this format level hash the leaves of tree digests."""
-    return LeafHash.BLAKE3 if level >= LEAF_HASH_FORMAT else LeafHash.SHA256
 
 
 def run_prefix(name: str, uid: str) -> str:
@@ -365,20 +352,16 @@ class RunSpec:
         return self.fragments[0].leaf_hash
 
     def fragment(self, name: str) -> FragmentLayout:
-        """Returns the layout of the fragment called `name`.
-
-        Raises:
-            KeyError: there is none.
-        """
+        """Returns the layout of the fragment called `name`; KeyError where there is none."""
         return {layout.name: layout for layout in self.fragments}[name]
 
     def to_bytes(self) -> bytes:
         """Returns `run.json`."""
-        is_old = self.leaf_hash is LeafHash.SHA256
+        newer = {} if self.leaf_hash is LeafHash.SHA256 else {"format": RUN_FORMAT, "leaf_hash": self.leaf_hash}
         return canonical_json(
             {
-                "format": FORMAT if is_old else RUN_FORMAT,
-                **({} if is_old else {"leaf_hash": self.leaf_hash}),
+                "format": FORMAT,
+                **newer,
                 "name": self.name,
                 "uid": self.uid,
                 "created_at_unix_s": self.created_at_unix_s,

@@ -85,11 +85,12 @@ class RunsServicer(runs_pb2_grpc.RunsServicer):
         for name, uid in found[:count]:
             try:
                 run = run_message((await self._host.open(name, uid)).state)
-            except SyncerError as error:
-                if error.reason not in {"RUN_NOT_FOUND", "RUN_REPLACED"}:  # deleted since it was listed
+            except (SyncerError, LogCorruptError, NewerFormatError) as error:
+                if error.reason in {"RUN_NOT_FOUND", "RUN_REPLACED"}:  # deleted since it was listed
+                    continue
+                if error.reason == "DRAINING":
                     raise
-                continue
-            except (LogCorruptError, NewerFormatError) as error:  # GetRun reports it; the other runs are listed
+                # GetRun reports it; the other runs are listed.
                 _LOG.warning("run is left out of a listing", run=name, uid=uid, cause=str(error))
                 continue
             size_bytes += run.ByteSize()

@@ -23,15 +23,15 @@ def rows(tables: Mapping[str, list[Row]]) -> Iterator[Row]:
         return
     encode = _ns(codec, "int4", "encode end to end / memcpy")
     decode = _ns(codec, "int4", "decompress, decode and accumulate / memcpy")
-    accumulate = _ns(codec, "int4", "decode frames and accumulate / memcpy")  # it was decompressed when it arrived
-    digest = _ns(codec, "float32", "digest of the codes alone / memcpy")
+    accumulate = _ns(codec, "int4", "decode and accumulate / memcpy")  # it was checked and decompressed on arrival
+    digest = _ns(codec, "int4", "tree digest of the values / memcpy")
     learner = {
         "encode the delta": encode,
         "decode and apply the update": decode,
         "digest of the new weights": digest,
     }
     syncer = {
-        "check a delta when it arrives": decode,
+        "check a delta when it arrives": _ns(codec, "int4", "check of a delta that arrives / memcpy"),
         "decode and accumulate it in the merge": accumulate,
         "encode the update, once for all learners": encode / _LEARNERS,
         "digest of the new weights, likewise": digest / _LEARNERS,

@@ -1,7 +1,8 @@
 """Encoding and decoding on one core, in Gparam/s of CPU time, beside copying the input and the sum of the parts' times.
 
 `a / b` names the measured action and the limit of its row. Error feedback is part of every encoding: the encoder
-also writes what the receiver will decode. "Frames" are those of the wire, with header and checksum.
+also writes what the receiver will decode. "Frames" are those of the wire, with header and checksum. A delta's check is
+what a syncer does with it when it arrives: cut, check, decompress, digest and norms.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ from benchmarks.report import Row
 from benchmarks.speed.measuring import SEED, Size, alternate, exhaust, paired, rates
 from benchmarks.speed.models import layout_of
 from skerry.algorithm.step import accumulate
-from skerry.wire.codecs import Codec, Compressor, Encoding
-from skerry.wire.digests import part_digest
-from skerry.wire.frames import encode_frames, parse_frames, raw_bytes
+from skerry.syncer.parts import PartChecker
+from skerry.wire.codecs import Codec, Compressor, Encoding, cut_frames
+from skerry.wire.digests import part_digest, tree_digest
+from skerry.wire.frames import FrameReader, encode_frames, parse_frames, quantise_cut, raw_bytes
 from skerry.wire.layout import FragmentLayout
 
 Float32s = NDArray[np.float32]
@@ -42,8 +44,24 @@ def _codec_rows(codec: Codec, values: Float32s, layout: FragmentLayout, samples:
     buffer = b"".join(encode_frames(values, layout, encoding))
     codes = [raw_bytes(frame) for frame in parse_frames(stored)]
     zstd = zstandard.ZstdCompressor(level=encoding.level)
+    cuts, frames = list(cut_frames(layout, encoding, 0, layout.numel)), list(parse_frames(stored))
+
+    def quantise() -> None:
+        for cut in cuts:
+            inside = slice(cut.first, cut.first + cut.numel)
+            quantise_cut(values[inside], layout, cut, decoded=out[inside])
+
+    def check() -> None:
+        checker = PartChecker(layout, layout.numel, codecs=frozenset(Codec), most_kept_bytes=2 * len(buffer))
+        checker.check(FrameReader(0, layout.numel).feed(buffer))
+        checker.summary()
+
     actions: dict[str, Callable[[], Any]] = {
         "memcpy": lambda: np.copyto(out, values),
+        "quantise alone": quantise,
+        "accumulate alone": lambda: accumulate(acc, frames, layout, ones, is_first=False),
+        "check": check,
+        "tree digest": lambda: tree_digest(values, layout.leaf_hash),
         "quantise": lambda: exhaust(encode_frames(values, layout, plain, decoded=out)),
         "encode": lambda: exhaust(encode_frames(values, layout, encoding, decoded=out, digest=part_digest())),
         "zstd": lambda: exhaust(map(zstd.compress, codes)),
@@ -58,6 +76,8 @@ def _codec_rows(codec: Codec, values: Float32s, layout: FragmentLayout, samples:
     implied = [1 / sum(1 / rate for rate in one) for one in zip(*parts, strict=True)]
     case, unit = f"{codec}, {layout.numel / 1e6:.3g}M normal values", "Gparam/s"
     copying = found["memcpy"]
+    yield paired(case, "quantise, with error feedback / memcpy", found["quantise alone"], unit, limits=copying)
+    yield paired(case, "decode and accumulate / memcpy", found["accumulate alone"], unit, limits=copying)
     yield paired(case, "quantise to frames, with error feedback / memcpy", found["quantise"], unit, limits=copying)
     yield paired(case, "decode frames and accumulate / memcpy", found["accumulate"], unit, limits=copying)
     yield paired(case, "encode end to end / its parts one after another", found["encode"], unit, limits=implied)
@@ -67,6 +87,8 @@ def _codec_rows(codec: Codec, values: Float32s, layout: FragmentLayout, samples:
         yield paired(case, "decompress, decode and accumulate / memcpy", decompressed, unit, limits=copying)
         yield paired(case, "zstd of the codes alone / memcpy", found["zstd"], unit, limits=copying)
         yield paired(case, "digest of the codes alone / memcpy", found["digest"], unit, limits=copying)
+        yield paired(case, "check of a delta that arrives / memcpy", found["check"], unit, limits=copying)
+        yield paired(case, "tree digest of the values / memcpy", found["tree digest"], unit, limits=copying)
     bits = 8 * len(buffer) / layout.numel
     yield Row(case, "size / codes without scales", bits, "bits/parameter", codec.bits, bits / codec.bits)
 

@@ -87,9 +87,9 @@ class Island:
         before, cpu_s, start_s = self._learner.stats, time.process_time(), time.monotonic()
         self._due_from += H + _SPREAD_STEPS
         self._step_to(self._due_from)
-        while (versions := self._learner.stats.versions) and any(versions[name] < wanted[name] for name in wanted):
+        while any(version < wanted[name] for name, version in self._learner.stats.versions.items()):
             if time.monotonic() > start_s + _TIMEOUT_S:
-                raise TimeoutError(f"no synchronisation. versions={versions}, wanted={wanted}")
+                raise TimeoutError(f"no synchronisation. versions={self._learner.stats.versions}, wanted={wanted}")
             time.sleep(_STEP_S)
             self._step_to(self._count + 1)
         end_s, stats = time.monotonic(), self._learner.stats

@@ -62,8 +62,8 @@ class Aim:
 
 
 AIMS: Final = (
-    Aim("codec", "quantise to frames, with error feedback / memcpy", 0.85, is_at_most=False, case="int4"),
-    Aim("codec", "decode frames and accumulate / memcpy", 1.1, is_at_most=False, is_ratio=False, case="int4"),
+    Aim("codec", "quantise, with error feedback / memcpy", 0.85, is_at_most=False, case="int4"),
+    Aim("codec", "decode and accumulate / memcpy", 1.1, is_at_most=False, is_ratio=False, case="int4"),
     Aim("codec", "encode end to end / its parts one after another", 0.7, is_at_most=False, case="int4"),
     Aim("transfer", "push until durable / slower of the two limits", 0.6, is_at_most=False),
     Aim("transfer", "pull and check / raw gRPC stream", 0.7, is_at_most=False),

@@ -119,9 +119,12 @@ async def test_a_replica_that_was_away_takes_the_newest_snapshot_and_no_delta_be
     assert not set(objects.read) & {f"{driver.log.prefix}/{name}" for name in names}
 
 
+@pytest.mark.parametrize("has_snapshot", [False, True])
 @pytest.mark.parametrize("array", ["weights", "momentum", "residual"])
 @pytest.mark.parametrize("bit", [20, 30], ids=["small", "huge"])  # in the mantissa, or out of the codec's range
-async def test_a_bit_that_turned_in_scratch_reaches_no_version(array: str, bit: int) -> None:
+async def test_a_bit_that_turned_in_scratch_reaches_no_version_and_no_snapshot(
+    array: str, bit: int, *, has_snapshot: bool
+) -> None:
     driver = await trained(0)
     merger = Merger(driver.log, clock=SystemClock(), workers=driver.workers, scratch=NO_FILES)
     for _ in range(3):
@@ -133,4 +136,25 @@ async def test_a_bit_that_turned_in_scratch_reaches_no_version(array: str, bit: 
             assert kept is not None
             assert_same_bits(kept, driver.state)
             getattr(kept, array).view(np.uint32)[3] ^= 2**bit
+        if has_snapshot:
+            await merger.snapshot(FRAGMENT)
+            assert not driver.log.state.fragments[FRAGMENT].newest.weights
     assert driver.state.version == 3
+
+
+async def test_a_bit_that_turned_in_the_scratch_of_a_replica_that_fell_behind_reaches_no_version() -> None:
+    driver = await trained(0)
+    ahead, behind = (
+        Merger(driver.log, clock=SystemClock(), workers=driver.workers, scratch=NO_FILES) for _ in range(2)
+    )
+    for merger in (behind, ahead, behind):
+        closing = await driver.close([await driver.push(0, np.ones(LAYOUT.numel))])
+        await merger.merge(MergeKey(FRAGMENT, closing.version, closing.attempt))
+        cached = behind._states._cache[FRAGMENT].outer
+        assert cached is not None
+        if merger is ahead:
+            cached.momentum.view(np.uint32)[3] ^= 2**20
+        driver.state = await Replayer(driver.log, FRAGMENT, driver.workers).rebuild(closing.version, NO_FILES)
+    with behind._states.reading(driver.log.state.fragments[FRAGMENT]) as kept:
+        assert kept is not None
+        assert_same_bits(kept, driver.state)

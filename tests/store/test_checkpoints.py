@@ -175,3 +175,9 @@ def test_few_checkpoints_stay_and_none_of_their_gaps_is_longer_than_what_follows
         for newer, older in pairwise(kept):
             assert newer - older <= max(CHECKPOINT_EVERY, end - newer)
     assert len(kept) < 2 * math.log2(2000) + KEPT_CHECKPOINTS
+
+
+def test_of_checkpoints_that_are_there_twice_the_newest_stay_as_well() -> None:
+    assert superfluous([]) == set()
+    assert superfluous([40, 39, 38, 37, 37, 36, 20]) == set()
+    assert superfluous([44, 44, 43, 42, 41, 40, 39, 38, 20, 20, 20]) == {40, 39}

@@ -81,7 +81,7 @@ async def test_the_golden_run_verifies_and_its_weights_have_their_digests(log: R
     for version, state in log.state.fragments["body"].versions.items():
         weights = await Replayer(log, "body", InlineWorkers()).weights_at(version)
         assert weights.shape == (LAYOUT.numel,)
-        assert tree_digest(np.ascontiguousarray(weights), log.spec.leaf_hash).hex() == state.digest
+        assert tree_digest(np.ascontiguousarray(weights), log.spec.fragments[0].leaf_hash).hex() == state.digest
 
 
 async def test_every_kind_of_item_is_in_the_golden_log_and_is_written_as_it_was_read(log: RunLog) -> None:
@@ -99,6 +99,7 @@ async def test_a_golden_run_is_upgraded_and_reads_as_before(
     await write_checkpoint(log)
     again = await opened(tmp_path)
     assert (again.state.level, again.state.position) == (ENTRY_FORMAT, log.state.position)
+    assert again.state.checkpoint_at == log.state.position - 1, "it was opened from the checkpoint"
     versions = again.state.fragments["body"].versions
     assert {str(version): state.digest for version, state in versions.items()} == expected["version_digests"]
     assert (await verify_run(again, workers=InlineWorkers(), scratch=Scratch(None))).problems == ()

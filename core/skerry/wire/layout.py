@@ -9,7 +9,7 @@ import math
 import re
 from bisect import bisect_right
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
 from typing import Final
@@ -86,8 +86,8 @@ class FragmentLayout:
 
     name: str
     tensors: tuple[TensorSpec, ...]
-    leaf_hash: LeafHash = LeafHash.SHA256
-    """The run's: a run that says nothing of it has SHA-256."""
+    leaf_hash: LeafHash = field(default=LeafHash.SHA256, compare=False)
+    """The run's, decided when it is created: a layout in a request has none of its own."""
 
     def __post_init__(self) -> None:
         """Refuse a name that is used twice."""

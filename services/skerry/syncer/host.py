@@ -160,11 +160,11 @@ class RunHost:
         self._names[name] = (uid, now_s)
         return uid
 
-    async def _replica(self, name: str, uid: str, named: str | None) -> RunReplica:
+    async def _replica(self, name: str, uid: str, named: str | None, *, is_patient: bool = False) -> RunReplica:
         found = self._open.get(uid)
         if found is None:
             try:
-                found = await self._opened(name, uid)
+                found = await self._opened(name, uid, None if is_patient else self.settings.opening_s)
             except RunNotFoundError:
                 if named is not None and named != uid:
                     raise replaced(name, uid, named) from None
@@ -175,19 +175,19 @@ class RunHost:
         found.replica.wake()
         return found.replica
 
-    async def _opened(self, name: str, uid: str) -> _Open:
+    async def _opened(self, name: str, uid: str, within_s: float | None) -> _Open:
         """Returns the run once it is open. Opening goes on however many callers give up waiting for it.
 
         Raises:
-            SyncerError: RUN_OPENING: it takes longer than a call should.
+            SyncerError: RUN_OPENING: it takes longer than `within_s`.
         """
-        if self._tasks is None:
+        if self._tasks is None or self._is_draining:
             raise DrainingError
         opening = self._opening.get(uid)
         if opening is None:
             opening = self._opening[uid] = self._tasks.create_task(self._outcome(name, uid), name=f"open {name}")
             opening.add_done_callback(lambda _: self._opening.pop(uid))
-        done, _ = await asyncio.wait([opening], timeout=self.settings.opening_s)
+        done, _ = await asyncio.wait([opening], timeout=within_s)
         if not done:
             read = self.store.read_position(name, uid)
             _LOG.info("run is being opened", run=name, uid=uid, position=read)
@@ -204,7 +204,9 @@ class RunHost:
     async def _outcome(self, name: str, uid: str) -> _Open | Exception:
         try:
             return await self._start(name, uid)
-        except Exception as error:  # noqa: BLE001 - raised by everybody who waits for it
+        except Exception as error:  # noqa: BLE001 - raised by everybody who waits for it, if anybody still does
+            if not isinstance(error, RunNotFoundError | DrainingError):
+                _LOG.warning("run could not be opened", run=name, uid=uid, cause=str(error))
             return error
 
     async def _start(self, name: str, uid: str) -> _Open:
@@ -252,9 +254,9 @@ class RunHost:
             return
         for name, uid in runs:
             try:
-                await self._replica(name, uid, uid)
-            except (StoreError, SyncerError) as error:
-                _LOG.warning("run is not open yet", run=name, uid=uid, cause=str(error))
+                await self._replica(name, uid, uid, is_patient=True)
+            except (StoreError, SyncerError):
+                continue  # opening it has said why
 
     async def _sweep(self) -> None:
         """Closes idle runs and those that lost their name, and ends the streams of the latter."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from typing import Final
@@ -73,25 +73,25 @@ async def create_run(host: RunHost, new: NewRun) -> RunReplica:
         if error.reason != "RUN_NOT_FOUND":
             raise
         is_old = host.settings.new_run_level < _LEAF_HASH_LEVEL
-        fragments = _hashed(new.fragments, LeafHash.SHA256 if is_old else LeafHash.BLAKE3)
+        leaf_hash = LeafHash.SHA256 if is_old else LeafHash.BLAKE3
+        fragments = tuple(replace(layout, leaf_hash=leaf_hash) for layout in new.fragments)
         spec = RunSpec(new.name, uid, fragments, new.dtypes, host.clock.unix_s())
         await host.store.create_draft(spec)
         replica = await host.open(new.name, uid, is_creator=True)
     spec = replica.log.spec
-    if (spec.fragments, dict(spec.dtypes)) != (_hashed(new.fragments, spec.leaf_hash), dict(new.dtypes)):
+    if (spec.fragments, dict(spec.dtypes)) != (new.fragments, dict(new.dtypes)):
         raise SyncerError("ID_REUSED", "request id was used for another run", metadata={"run_uid": uid})
     if replica.state.status is RunStatus.DRAFT and new.request_id not in replica.state.requests:
         first: list[Item] = [PolicyItem(new.request_id, new.policy)]
-        if host.settings.new_run_level > replica.state.level:
-            first.insert(0, LevelItem(host.settings.new_run_level))
+        # The replica that began the draft may have had another level for new runs.
+        is_old = spec.fragments[0].leaf_hash is LeafHash.SHA256
+        level = max(host.settings.new_run_level, 0 if is_old else _LEAF_HASH_LEVEL)
+        if level > replica.state.level:
+            first.insert(0, LevelItem(level))
         *_, outcome = await replica.log.append(first)
         if outcome.rejection is not None and new.request_id not in replica.state.requests:
             raise from_rejection(outcome.rejection)
     return replica
-
-
-def _hashed(fragments: Iterable[FragmentLayout], leaf_hash: LeafHash) -> tuple[FragmentLayout, ...]:
-    return tuple(replace(layout, leaf_hash=leaf_hash) for layout in fragments)
 
 
 def _check_size(new: NewRun) -> None:

@@ -74,8 +74,12 @@ from skerry.wire.policy import MergeRule, Policy
 UPDATE_OBJECT_SPANS: Final = 64
 
 
-class DamagedStateError(Exception):
+class DamagedStateError(UnreadableObjectError):
     """The state that a merge began from has other bits than were written: its scratch failed."""
+
+    def __init__(self, fragment: str) -> None:
+        """Names the fragment."""
+        super().__init__(f"scratch of {fragment}", "it has other bytes than were written")
 
 
 @dataclass
@@ -197,12 +201,12 @@ async def _prepare(step: Step, deltas: Sequence[AcceptedItem], workers: Workers)
         prepared = await run_jobs(workers, jobs())
     except NonFiniteError as error:
         if step.state.checksum not in (None, await workers.run(step.state.actual_checksum)):
-            raise DamagedStateError from error
+            raise DamagedStateError(step.layout.name) from error
         # Accepted deltas are finite; what overflows comes of one that is huge, and without it the round goes on.
         largest = max(deltas, key=lambda delta: math.fsum(delta.squared_norms) / max(delta.step_count, 1) ** 2)
         raise UnreadableDeltaError(largest.delta, error) from error
     if step.state.checksum not in (None, reduce(xor, (span.checksum for span in prepared))):
-        raise DamagedStateError
+        raise DamagedStateError(step.layout.name)
     return prepared
 
 
@@ -262,15 +266,19 @@ class Merger:
         if closing is None:
             return
         started_s = self._clock.monotonic_s()
-        outer = await self._states.at(fragment, key.version - 1)
-        merge = partial(merge_round, self._log, key.fragment, closing, workers=self._workers, scratch=self._scratch)
-        try:
-            result = await merge(outer)
-        except DamagedStateError:
-            _LOG.warning("scratch has other bytes than were written; it is made again", fragment=key.fragment)
-            self._states.drop(key.fragment)
+        for is_last in (False, True):
             outer = await self._states.at(fragment, key.version - 1)
-            result = await merge(outer)
+            try:
+                result = await merge_round(
+                    self._log, key.fragment, closing, outer, workers=self._workers, scratch=self._scratch
+                )
+                break
+            except DamagedStateError as error:
+                _LOG.warning("cached state is dropped", fragment=key.fragment, cause=str(error))
+                self._states.drop(key.fragment)
+                del outer  # before it is made again
+                if is_last:
+                    raise
         await self._commit(key, result.commit)
         newest = fragment.versions.get(key.version)
         if newest is None or newest.commit is None or not result.is_same_version_as(newest.commit.commit):
@@ -338,6 +346,8 @@ class Merger:
                 await self._log.blobs.write_snapshot(name, version, kind, snapshot_tensors(fragment.layout, values))
                 for kind, values in zip(_SNAPSHOT_KINDS, (outer.weights, outer.momentum, outer.residual), strict=True)
             ]
+            if not await self._states.is_sound(name, outer):  # the log has no digest of momentum and residual
+                return
         await self._log.append([SnapshotItem(name, version, digest, (weights,), (momentum, residual))])
         _LOG.info("snapshot stored", run=self._log.spec.name, fragment=name, version=version)
 

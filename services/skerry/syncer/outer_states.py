@@ -57,7 +57,7 @@ class OuterStates:
         if cached is not None and outer is not None and _is_usable(outer, cached.digest, fragment, replayer, version):
             try:
                 if outer.version < version:
-                    if await self._workers.run(outer.actual_checksum) != outer.checksum:
+                    if not await self.is_sound(name, outer):
                         raise UnreadableObjectError(f"scratch of {name}", "it has other bytes than were written")
                     outer = await self.writable(name, outer)
                     await replayer.advance(outer, version, self._scratch)
@@ -81,6 +81,16 @@ class OuterStates:
         if outer.checksum is None:
             outer.checksum = await self._workers.run(outer.actual_checksum)
         self._put(name, _Cached(outer, digest))
+
+    async def is_sound(self, name: str, outer: OuterState) -> bool:
+        """Whether a cached state has its checksum; drops it where it has not."""
+        if await self._workers.run(outer.actual_checksum) == outer.checksum:
+            return True
+        _LOG.warning("scratch has other bytes than were written; it will be made again", fragment=name)
+        cached = self._cache.get(name)
+        if cached is not None and cached.outer is outer:
+            self.drop(name)
+        return False
 
     def _put(self, name: str, cached: _Cached) -> None:
         self._cache[name] = cached

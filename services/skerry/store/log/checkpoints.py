@@ -109,13 +109,14 @@ async def write_checkpoint(log: RunLog) -> None:
 def superfluous(positions: Sequence[int]) -> set[int]:
     """Returns which checkpoints of these positions, from the newest to the oldest, may go.
 
-    The newest ones stay, the oldest one, and between them those that keep gaps shorter than what follows them: whoever
-    follows the log from a position folds fewer entries before it than he is told of after it, or one gap. So some
-    2 log2(n) of n checkpoints stay.
+    The newest ones stay, the oldest one, and between them some: the distance between two that stay is at most the
+    distance from the newer one to the end, or one interval. So about 2 log2(n) of n checkpoints stay.
     """
-    gone, end = set(), positions[0]
-    kept = positions[min(len(positions), KEPT_CHECKPOINTS) - 1]
-    for position, older in pairwise(positions[KEPT_CHECKPOINTS:]):
+    distinct = sorted(set(positions), reverse=True)
+    if len(distinct) <= KEPT_CHECKPOINTS:
+        return set()
+    gone, end, kept = set(), distinct[0], distinct[KEPT_CHECKPOINTS - 1]
+    for position, older in pairwise(distinct[KEPT_CHECKPOINTS:]):
         if end - older <= 2 * (end - kept):
             gone.add(position)
         else:

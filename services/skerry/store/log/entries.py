@@ -304,11 +304,7 @@ def bytes_digest(data: bytes) -> str:
 
 
 def check_format(found: int, known: int) -> None:
-    """Refuses an object that a newer version wrote.
-
-    Raises:
-        NewerFormatError: its format is above `known`.
-    """
+    """Refuses an object that a newer version wrote: NewerFormatError where its format is above `known`."""
     if found > known:
         raise NewerFormatError(f"written by a newer version; upgrade to read it. format={found}, known={known}")
 
@@ -318,9 +314,16 @@ def entry_format(level: int, items: Iterable[Item]) -> int:
     return max([level, *(item.level for item in items if isinstance(item, LevelItem))])
 
 
+def _to_float(value: object) -> float:
+    """Returns a NumPy float64, which a computed weight may be, as a plain float."""
+    if isinstance(value, float):
+        return float(value)
+    raise TypeError(f"log value has the wrong type. value={value!r:.80}")
+
+
 def item_to_json(item: Item) -> dict[str, Any]:
     """Returns the item as JSON values: its kind, and its fields but for those that are at their default."""
-    values: dict[str, Any] = msgspec.to_builtins(item, enc_hook=float)  # a computed weight may be a NumPy float64
+    values: dict[str, Any] = msgspec.to_builtins(item, enc_hook=_to_float)
     if isinstance(item, PolicyItem):
         values["policy"] = item.policy.to_json()
     return values
@@ -346,18 +349,14 @@ class RunSpec:
     dtypes: Mapping[str, str]  # the learner's own element type, by tensor name
     created_at_unix_s: float  # the creating replica's clock; for people only
 
-    @property
-    def leaf_hash(self) -> LeafHash:
-        """How the leaves of tree digests are hashed, for the whole life of the run."""
-        return self.fragments[0].leaf_hash
-
     def fragment(self, name: str) -> FragmentLayout:
         """Returns the layout of the fragment called `name`; KeyError where there is none."""
         return {layout.name: layout for layout in self.fragments}[name]
 
     def to_bytes(self) -> bytes:
         """Returns `run.json`."""
-        newer = {} if self.leaf_hash is LeafHash.SHA256 else {"format": RUN_FORMAT, "leaf_hash": self.leaf_hash}
+        leaf_hash = self.fragments[0].leaf_hash
+        newer = {} if leaf_hash is LeafHash.SHA256 else {"format": RUN_FORMAT, "leaf_hash": leaf_hash}
         return canonical_json(
             {
                 "format": FORMAT,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, Final
 
 import structlog
@@ -82,16 +83,10 @@ class RunsServicer(runs_pb2_grpc.RunsServicer):
         runs: list[types_pb2.Run] = []
         size_bytes = 0
         token = ""
-        for name, uid in found[:count]:
-            try:
-                run = run_message((await self._host.open(name, uid)).state)
-            except (SyncerError, LogCorruptError, NewerFormatError) as error:
-                if error.reason in {"RUN_NOT_FOUND", "RUN_REPLACED"}:  # deleted since it was listed
-                    continue
-                if error.reason == "DRAINING":
-                    raise
-                # GetRun reports it; the other runs are listed.
-                _LOG.warning("run is left out of a listing", run=name, uid=uid, cause=str(error))
+        # All at once, since each may have to be opened first.
+        opened = await asyncio.gather(*(self._listed(name, uid) for name, uid in found[:count]))
+        for (name, _), run in zip(found, opened, strict=False):
+            if run is None:
                 continue
             size_bytes += run.ByteSize()
             if runs and size_bytes > _PAGE_BYTES:
@@ -100,6 +95,17 @@ class RunsServicer(runs_pb2_grpc.RunsServicer):
             token = name
         is_last = len(found) <= count
         return runs_pb2.ListRunsResponse(runs=runs, next_page_token="" if is_last else found[count - 1][0])
+
+    async def _listed(self, name: str, uid: str) -> types_pb2.Run | None:
+        """Returns the run, or None where it is to be left out of a listing."""
+        try:
+            return run_message((await self._host.open(name, uid)).state)
+        except (SyncerError, LogCorruptError, NewerFormatError) as error:
+            if error.reason == "DRAINING":
+                raise
+            if error.reason not in {"RUN_NOT_FOUND", "RUN_REPLACED"}:  # deleted since it was listed
+                _LOG.warning("run is left out of a listing", run=name, uid=uid, cause=str(error))
+            return None
 
     async def SetPolicy(self, request: runs_pb2.SetPolicyRequest, context: Any) -> runs_pb2.SetPolicyResponse:
         """Changes the policy."""

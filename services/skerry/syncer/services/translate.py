@@ -42,7 +42,7 @@ def run_message(state: RunState) -> types_pb2.Run:
         ],
         position=state.position,
         format_level=state.level,
-        leaf_hash=_LEAF_HASHES[spec.leaf_hash],
+        leaf_hash=_LEAF_HASHES[spec.fragments[0].leaf_hash],
     )
     message.created_at.FromMilliseconds(round(spec.created_at_unix_s * 1000))
     return message

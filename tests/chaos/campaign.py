@@ -28,6 +28,7 @@ _END_S: Final = 60.0
 # calm run needs less, since nothing stops it.
 _STORM_SHARE: Final = 0.55
 _BESIDE_S: Final = 70.0
+_LEAST_STORM_S: Final = 20.0
 _LOSS_SHARE: Final = 0.01
 # Of each fragment: a short storm may leave a run with a few long rounds, and a dozen outer steps do not come as far as
 # the same tokens in four times as many. While the loss still falls, the run of more versions is ahead: at 40 of each
@@ -70,7 +71,8 @@ class Campaign:
     async def run(self) -> None:
         """Runs both, and finds what is wrong."""
         with store_place(self._kind, self._folder, may_mount=self._is_own) as place:
-            storm = await self._storm(place, _STORM_SHARE * (60 * self._minutes - _BESIDE_S))
+            storm_s = max(_LEAST_STORM_S, _STORM_SHARE * (60 * self._minutes - _BESIDE_S))
+            storm = await self._storm(place, storm_s)
             self._say(f"calm run until {min(storm.learned.tokens.values(), default=0)} tokens are merged")
             calm = await self._calm(place, storm.learned.tokens, 60 * self._minutes)
         self.findings += compare_losses(storm.learned, calm.learned)

@@ -27,7 +27,7 @@ from skerry.syncer.advice import AdviceBoard, share_leases
 from skerry.syncer.errors import DrainingError, SyncerError, fenced, from_rejection
 from skerry.syncer.events import EventStream, Followers, duration_message, events_of, learner_message
 from skerry.syncer.membership import LearnerRecord, LearnerReport, Membership
-from skerry.syncer.merger import Merger
+from skerry.syncer.merger import DamagedStateError, Merger
 from skerry.syncer.pace import Pace, wait
 from skerry.syncer.restart import closed_without
 from skerry.syncer.rollback import RollBacks
@@ -347,6 +347,8 @@ class RunReplica:
     async def _merge_once(self, key: MergeKey, begun_s: float) -> None:
         try:
             await self.merger.merge(key)
+        except DamagedStateError:  # of this machine's memory or disk: no reason to give up the fragment's momentum
+            raise
         except DAMAGE as error:
             if not isinstance(error, UnreadableDeltaError) or not await self._close_again(key, error):
                 await self._begin_anew(key, error, begun_s)

@@ -7,10 +7,12 @@ MAKEFLAGS += --no-print-directory --no-builtin-rules
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.skerry-ready
+SUPPLY := build/supply-chain
+MINUTES ?= 60
 # What pytest is given beyond the defaults, for example: make test ARGS="tests/cli -x"
 ARGS ?= tests
 
-.PHONY: help demo test test-e2e lint format bench protos clean
+.PHONY: help demo test test-e2e lint format bench fuzz lock sbom audit protos clean
 
 help: ## say what there is
 	@echo "make <target>, the virtual environment .venv is made on the way:"
@@ -22,7 +24,7 @@ demo: $(READY) ## train one model on three learners while one of them and the sy
 
 test: $(READY) ## run the default suite (under 10 minutes on 2 cores)
 	@echo "test: the suite without its end-to-end part"
-	@$(BIN)/python -m pytest -m "not e2e" $(ARGS)
+	@$(BIN)/python -m pytest -m "not e2e" -n 2 --dist worksteal $(ARGS)
 
 test-e2e: $(READY) ## run what needs root, containers or Debian's servers, and say what was skipped
 	@echo "test-e2e: containers and real servers, where this machine allows them"
@@ -52,6 +54,18 @@ bench: $(READY) ## measure for 15 minutes: all but quality, wan and rivals; rows
 	@$(BIN)/python -m benchmarks.speed
 	@for name in growth history simulation schedule; do echo "bench: $$name"; $(BIN)/python -m "benchmarks.$$name"; done
 
+fuzz: $(READY) ## give every decoder and method wrong input for an hour (MINUTES=60); findings to build/fuzz
+	@$(BIN)/python -m tests.fuzz --minutes $(MINUTES)
+
+lock: $(SUPPLY)/.ready ## write the versions and hashes of what the syncer's image is installed from
+	@$(SUPPLY)/bin/python docker/supply_chain.py lock
+
+sbom: $(SUPPLY)/.ready ## list what the wheel and the images hold (CycloneDX), to build/sbom
+	@$(SUPPLY)/bin/python docker/supply_chain.py sbom
+
+audit: $(SUPPLY)/.ready ## look the locked packages up in the advisories; status 1: there are some, 2: they were not reached
+	@$(SUPPLY)/bin/python docker/supply_chain.py audit
+
 protos: $(READY) ## write the stubs beside the .proto files
 	@$(BIN)/python protos/generate.py
 
@@ -67,4 +81,10 @@ $(READY): pyproject.toml constraints.txt
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --upgrade 'pip>=25.1'
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt --editable '.[demo]' --group dev
 	@mkdir -p build
+	@touch $@
+
+$(SUPPLY)/.ready: pyproject.toml
+	@$(PYTHON) -m venv $(SUPPLY)
+	@$(SUPPLY)/bin/python -m pip install -qq --disable-pip-version-check --upgrade 'pip>=25.1'
+	@$(SUPPLY)/bin/python -m pip install -qq --disable-pip-version-check --group supply-chain
 	@touch $@

@@ -2,8 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import pytest
+import structlog
 from hypothesis import settings
+
+from tests.doubles.no_cloud import stay_here
+
+stay_here()
 
 # Hypothesis fails an example that takes over 200 ms, which says more about the machine's load than about the code.
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
+
+
+@pytest.fixture(autouse=True)
+def own_log_settings() -> Iterator[None]:
+    """Gives each test the log settings of a new process: commands and fixtures set the process's."""
+    structlog.reset_defaults()
+    yield
+    structlog.reset_defaults()

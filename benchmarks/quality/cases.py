@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from benchmarks.quality.arms import Arm, DataParallel, Island, Islands, Job, Synchronous, islands
+from benchmarks.quality.arms import MEASURED_ENCODING, Arm, DataParallel, Island, Islands, Job, Synchronous, islands
 from benchmarks.quality.task import CPP, PYTHON
 
 GRID: Final = (6e-3, 8.5e-3, 1.2e-2, 1.7e-2, 2.4e-2, 3.4e-2)
@@ -29,7 +29,7 @@ def _encoding(codec: str) -> dict[str, Any]:
     """Returns an encoding as policies have it: vectors of block codecs as by default."""
     if codec == "float32":
         return _FLOAT32
-    return {"codec": codec, "block": 128, "vector_codec": "bfloat16", "compressor": "zstd"}
+    return {**MEASURED_ENCODING, "codec": codec}
 
 
 _MOST: Final = tuple(range(20))
@@ -188,9 +188,11 @@ _GAP: Final = Gap(
     bound=6.0,
     seeds=_MANY,
 )
+_LARGE_BLOCKS: Final = {**MEASURED_ENCODING, "block": 256}
+_AS_IT_IS: Final = default(4, policy={"delta_encoding": _LARGE_BLOCKS, "update_encoding": _LARGE_BLOCKS})
 _FOUR_BITS: Final = Comparison(
     "4 bits both ways",
-    default(4),
+    _AS_IT_IS,
     default(4, policy={"delta_encoding": _FLOAT32, "update_encoding": _FLOAT32}),
     "float32 both ways",
     0.5,
@@ -247,7 +249,8 @@ _ONE_SLOW: Final = {
     for times in (3, 10, 50)
 }
 _COMPARISONS: Final = (
-    Comparison("M = 4, decoupled", default(4), _SYNCHRONOUS_BEST, "synchronous DiLoCo, tuned", 0.5, 1.0, _MOST),
+    Comparison("M = 4, decoupled", _AS_IT_IS, _SYNCHRONOUS_BEST, "synchronous DiLoCo, tuned", 0.5, 1.0, _MOST),
+    Comparison("blocks of 256 elements", _AS_IT_IS, default(4), "blocks of 128", 0.5, 1.0, _MOST),
     _FOUR_BITS,
     _LATE,
     _LATE_LONG,

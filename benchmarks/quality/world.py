@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 import statistics
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import suppress
 from typing import Final
 
@@ -18,6 +18,8 @@ import torch
 
 from benchmarks.quality import task
 from benchmarks.quality.arms import Island, Islands, Outcome
+from benchmarks.quality.bulk_transport import BulkTransport
+from benchmarks.quality.lies import Lie, LyingTransport, haunt
 from skerry.algorithm.rebase import FlatArray
 from skerry.client.errors import SkerryError
 from skerry.client.exchange import ExchangeLoop
@@ -35,7 +37,7 @@ from skerry.store.versions.replay import Replayer
 from skerry.store.versions.scratch import Scratch
 from skerry.syncer.host import HostSettings
 from skerry.syncer.settings import ReplicaSettings
-from skerry.v1 import capabilities_pb2, exchange_pb2, runs_pb2
+from skerry.v1 import runs_pb2
 from skerry.wire.layout import FragmentLayout
 from skerry.wire.policy import Policy
 from tests.doubles.seeded_entropy import SeededEntropy
@@ -44,14 +46,12 @@ from tests.simulation.processes import Process, ProcessLoop
 from tests.simulation.records import LearnerRecord
 from tests.simulation.replica_process import ReplicaProcess
 from tests.simulation.shared_store import SharedStore, StoreFaults
-from tests.simulation.sim_transport import SimTransport
 
 _RUN: Final = "quality"
 # From a copy of the weights to adoption: the push, the news of the version, asking for it, receiving it.
 _MESSAGES: Final = 4
 # Of a message, in time units; what is left of an arm's delay is spent on deltas and updates, half each.
 _LATENCY: Final = 0.25
-_PART_SIZE_BYTES: Final = 2**20
 # What the syncer and its store take of an answer's time; without it an answer comes just after the step it is due at.
 _SYNCER_S: Final = 0.6
 # From the run's creation to the first step of all: time enough to join.
@@ -66,15 +66,15 @@ _LATE_PUSHES: Final = 3  # an earlier delta's, the flush's own, and one to spare
 _LEAST_MERGED: Final = 0.97
 
 
-def train_islands(arm: Islands, seed: int) -> Outcome:
-    """Lives through the arm and judges the weights that the run ends with."""
+def train_islands(arm: Islands, seed: int, lie: Lie | None = None) -> Outcome:
+    """Lives through the arm and judges the weights that the run ends with; with a lie, the last learner is a liar."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
     with asyncio.Runner(loop_factory=ProcessLoop) as runner:
-        return runner.run(_live(arm, seed))
+        return runner.run(_live(arm, seed, lie))
 
 
-async def _live(arm: Islands, seed: int) -> Outcome:
-    world = _World(arm, seed)
+async def _live(arm: Islands, seed: int, lie: Lie | None) -> Outcome:
+    world = _World(arm, seed, lie)
     try:
         return await world.live()
     finally:
@@ -83,8 +83,10 @@ async def _live(arm: Islands, seed: int) -> Outcome:
 
 
 class _World:
-    def __init__(self, arm: Islands, seed: int) -> None:
+    def __init__(self, arm: Islands, seed: int, lie: Lie | None) -> None:
         self.arm = arm
+        self._lie = lie
+        self._liar: LyingTransport | None = None
         self.seed = seed
         self._event_count = 0
         self.processes: list[Process] = []
@@ -114,8 +116,11 @@ class _World:
         log = self.log = (await replica.host.open(_RUN)).log
         self.begin_s = asyncio.get_running_loop().time() + _JOINING_S
         async with asyncio.TaskGroup() as tasks:
-            for learner in learners:
-                tasks.create_task(learner.live())
+            lives = [tasks.create_task(learner.live()) for learner in learners]
+            besides = [tasks.create_task(one) for one in self._besides(log)]
+            await asyncio.wait(lives)
+            for one in besides:
+                one.cancel()
         request = runs_pb2.CloseRunRequest(name=_RUN, run_uid=log.spec.uid)
         await self.transport("admin").close_run(request, timeout_s=60.0)
         while log.state.status is not RunStatus.CLOSED:
@@ -127,7 +132,9 @@ class _World:
             parameters.load(fragment.layout, outer.weights)()
         figures = _figures(log.state, learners)
         owed_count = len(learners) * self.arm.step_count
-        must_merge = not self.arm.is_wall_clock and self.arm.adoption == Adoption.REBASE  # the others drop work
+        must_merge = (
+            self._lie is None and not self.arm.is_wall_clock and self.arm.adoption == Adoption.REBASE
+        )  # the others drop work
         if must_merge and figures["merged_steps"] < _LEAST_MERGED * owed_count:
             raise RuntimeError(f"work was not merged. owed={owed_count}, merged={figures['merged_steps']}")
         return Outcome(
@@ -151,52 +158,35 @@ class _World:
             self._is_ready.set()
         await self._is_ready.wait()
 
-    def transport(self, name: str, *, extra_delay: float = 0.0) -> SimTransport:
-        return _Transport(self.network, LearnerRecord(name, 0), self._count, self.bulk_s, extra_delay)
+    def transport(self, name: str, *, extra_delay: float = 0.0, lie: Lie | None = None) -> BulkTransport:
+        record = LearnerRecord(name, 0)
+        if lie is None:
+            return BulkTransport(self.network, record, self._count, self.bulk_s, extra_delay)
+        arguments = (self.network, record, self._count, self.bulk_s, extra_delay)
+        self._liar = LyingTransport(*arguments, lie=lie, state=lambda: None if self.log is None else self.log.state)
+        return self._liar
+
+    def lie_of(self, index: int) -> Lie | None:
+        """Returns the lie of a learner; None: it is honest."""
+        return self._lie if index == len(self.arm.islands) - 1 else None
+
+    def _besides(self, log: RunLog) -> Iterator[Coroutine[None, None, None]]:
+        """Yields what a liar does beside its training."""
+        if self._lie and self._lie.is_flood:
+            yield self._flood()
+        for index in range(self._lie.ghost_count if self._lie else 0):
+            name = f"ghost-{index}"
+            source = random.Random(f"{self.seed}/{name}")
+            yield haunt(self.transport(name), name, run=_RUN, run_uid=log.spec.uid, source=source)
+
+    async def _flood(self) -> None:
+        while self._liar is None:  # noqa: ASYNC110 - time is virtual
+            await asyncio.sleep(1.0)
+        await self._liar.flood()
 
     def _count(self) -> int:
         self._event_count += 1
         return self._event_count
-
-
-class _Transport(SimTransport):
-    """The simulation's transport, with parts of the usual size, and bulk that takes its time behind its header."""
-
-    def __init__(
-        self, network: Network, record: LearnerRecord, count: Callable[[], int], bulk_s: float, extra_delay: float
-    ) -> None:
-        super().__init__(network, record, count)
-        self._bulk_s = bulk_s
-        self._extra_delay = extra_delay
-
-    async def get_capabilities(
-        self, request: capabilities_pb2.GetCapabilitiesRequest, *, timeout_s: float
-    ) -> capabilities_pb2.GetCapabilitiesResponse:
-        answer = await super().get_capabilities(request, timeout_s=timeout_s)
-        answer.suggested_part_size_bytes = _PART_SIZE_BYTES
-        return answer
-
-    async def push_delta(
-        self, requests: AsyncIterator[exchange_pb2.PushDeltaRequest]
-    ) -> exchange_pb2.PushDeltaResponse:
-        async def slowly() -> AsyncIterator[exchange_pb2.PushDeltaRequest]:
-            async for request in requests:
-                yield request
-                if request.WhichOneof("kind") == "header":
-                    await asyncio.sleep(self._bulk_s)
-
-        await asyncio.sleep(self._extra_delay)
-        return await super().push_delta(slowly())
-
-    async def pull_fragment(
-        self, request: exchange_pb2.PullFragmentRequest
-    ) -> AsyncGenerator[exchange_pb2.PullFragmentResponse, None]:
-        count = 0
-        async for response in super().pull_fragment(request):
-            if count == 1:  # the plan is control, what follows is bulk
-                await asyncio.sleep(self._bulk_s)
-            count += 1
-            yield response
 
 
 class _WatchedParameters(TorchParameters):
@@ -235,6 +225,7 @@ class _Learner:
         self.step_count = 0
         self._world = world
         self._island = island
+        self._lie = world.lie_of(index)
         self._name = f"learner-{index}"
         arm = world.arm
         inner = task.Inner(arm.peak_rate, arm.step_count, InnerOptimizerName(arm.optimizer))
@@ -296,7 +287,7 @@ class _Learner:
         seed = f"{self._world.seed}/{self._name}/{self._sessions}"
         self._sessions += 1
         return ExchangeLoop(
-            self._world.transport(self._name, extra_delay=self._island.extra_delay),
+            self._world.transport(self._name, extra_delay=self._island.extra_delay, lie=self._lie),
             _WatchedParameters(self.training.model, lambda: self.step_count, self.answers),
             ExchangeSettings(
                 run=_RUN,
@@ -378,7 +369,14 @@ def _figures(state: RunState, learners: list[_Learner]) -> dict[str, float]:
         for version in fragment.versions.values()
         if version.commit is not None
     ]
+    quarantined = [delta for delta in state.deltas.values() if delta.fate is Fate.QUARANTINED]
+    liar = f"learner-{len(learners) - 1}"
     return {
+        "quarantined_honest": float(sum(delta.item.learner != liar for delta in quarantined)),
+        "quarantined_liar": float(sum(delta.item.learner == liar for delta in quarantined)),
+        "first_quarantine": min(
+            (float(d.item.base_version + 1) for d in quarantined if d.item.learner == liar), default=0
+        ),
         "versions": float(len(closes)),
         "participation": statistics.fmean(close.participation for close in closes),
         "members": statistics.fmean(len(close.members) for close in closes),

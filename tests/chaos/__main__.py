@@ -22,6 +22,7 @@ from typing import Any, Final
 
 from tests.chaos.campaign import Campaign
 from tests.chaos.control import MUTATION
+from tests.doubles.no_cloud import stay_here
 
 _SHORT_MINUTES: Final = 3.0
 _INSIDE: Final = "--inside"
@@ -42,6 +43,7 @@ def main() -> int:
     parser.add_argument("--mutation", default="", help="a defect of tests/simulation/mutations.py to have")
     parser.add_argument(_INSIDE, type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
+    stay_here()
     minutes = _SHORT_MINUTES if given.short else given.minutes or 60.0
     if given.inside is not None:
         return _campaign(given, minutes, given.inside, is_own=True)

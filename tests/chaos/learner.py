@@ -43,8 +43,8 @@ _REJOIN_S: Final = 1.0
 class RecordingTransport(GrpcTransport):
     """The product's transport, which notes what goes out before it does, and what came in."""
 
-    def __init__(self, target: str, *, jitter: random.Random | None = None, journal: Journal) -> None:
-        super().__init__(target, jitter=jitter)
+    def __init__(self, target: str, *, journal: Journal, **options: Any) -> None:
+        super().__init__(target, **options)
         self._journal = journal
 
     async def attach(

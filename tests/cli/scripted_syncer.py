@@ -191,6 +191,6 @@ def small_learner(learner_id: str = "us", *, is_participating: bool = True) -> v
     report = v1.LearnerReport(step_count=120, token_count=245_760, loss=2.5, sent_bytes=1000)
     report.step_time.FromMilliseconds(35)
     return v1.LearnerStatus(
-        learner_id=learner_id, region="us-east", session_id="f" * 32, is_live=True,
+        learner_id=learner_id, region="us-east", is_live=True,
         is_participating=is_participating, report=report,
     )  # fmt: skip

@@ -13,7 +13,21 @@ import pytest
 from skerry.cli import failures
 from skerry.cli.main import cli
 
-COMMANDS = ("demo", "export", "gc", "learn", "log", "repair", "rollback", "runs", "serve", "verify", "watch")
+COMMANDS = (
+    "demo",
+    "export",
+    "gc",
+    "keys",
+    "learn",
+    "log",
+    "repair",
+    "rollback",
+    "runs",
+    "serve",
+    "tokens",
+    "verify",
+    "watch",
+)
 
 # Runs `skerry` where torch can't be imported, as in the syncer's image.
 _WITHOUT_TORCH = """

@@ -67,6 +67,16 @@ def test_show_tells_live_from_participating(capsys: pytest.CaptureFixture[str]) 
     assert any("outer.learning_rate" in line and "0.8" in line for line in lines)
 
 
+@pytest.mark.parametrize("command", ["show", "policy"])
+def test_the_run_may_come_from_the_environment(
+    command: str, script: Script, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SKERRY_RUN", "demo")
+    assert skerry("runs", command) == 0
+    assert "learning_rate" in capsys.readouterr().out
+    assert {asked.name for asked in script.asked if isinstance(asked, runs_pb2.GetRunRequest)} <= {"demo"}
+
+
 def test_versions_say_who_made_each(capsys: pytest.CaptureFixture[str]) -> None:
     assert skerry("runs", "versions", "demo", "head") == 0
     shown = capsys.readouterr().out

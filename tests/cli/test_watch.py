@@ -14,6 +14,7 @@ from skerry.cli.main import cli
 from skerry.cli.watch import Follower
 from skerry.client import RunsClient
 from skerry.client.errors import TryAgainError
+from skerry.client.records import Event
 from skerry.v1 import exchange_pb2
 from skerry.v1 import types_pb2 as v1
 from tests.cli.scripted_syncer import Refusal, Script, WatchStep, serving, small_learner, small_run
@@ -106,7 +107,18 @@ def test_a_run_must_be_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert "SKERRY_RUN" in capsys.readouterr().err
 
 
-def test_a_run_that_is_not_there_is_not_waited_for(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_is_not_there_is_waited_for_as_long_as_it_was_asked(capsys: pytest.CaptureFixture[str]) -> None:
     with serving(scripted()) as target:
-        assert failures.run(cli, ["watch", "nowhere", "--target", target]) == failures.ExitStatus.REFUSED
-    assert "RUN_NOT_FOUND" in capsys.readouterr().err
+        arguments = ["watch", "nowhere", "--patience", "0.1", "--target", target]
+        assert failures.run(cli, arguments) == failures.ExitStatus.REFUSED
+    said = capsys.readouterr().err
+    assert "waiting: no such run" in said
+    assert "RUN_NOT_FOUND" in said
+
+
+def test_a_run_that_is_created_meanwhile_is_followed() -> None:
+    script = scripted([CLOSED])
+    run = script.runs.pop("demo")
+    with serving(script) as target, RunsClient(target) as client:
+        follower = Follower(client, "demo", wait=lambda _: script.runs.update(demo=run))
+        assert [message.position for message in follower.messages() if isinstance(message, Event)] == [CLOSED.position]

@@ -27,7 +27,7 @@ def report(learner_id: str, *, sent_bytes: int, version: int = 0, loss: float = 
         loss=loss,
         adopted=(FragmentVersion("head", version),),
     )
-    status = LearnerStatus(learner_id, session_id="a" * 32, is_live=True, report=body)
+    status = LearnerStatus(learner_id, is_live=True, report=body)
     return Event(position=5, learner=status)
 
 
@@ -114,3 +114,10 @@ def test_a_sparkline_spans_its_own_range() -> None:
     assert sparkline([1.0, 0.5, 0.0]) == "█▅▁"
     assert sparkline([1.0]) == ""
     assert sparkline([2.0, 2.0]) == "▁▁"
+
+
+def test_a_learner_that_attaches_anew_is_told_once() -> None:
+    state = started()
+    anew = Event(position=6, learner=LearnerStatus("us", is_live=True))
+    lines = [state.apply(event, 1.0) for event in (report("us", sent_bytes=1), report("us", sent_bytes=2), anew, anew)]
+    assert [line.text if line else "" for line in lines] == ["us attached", "", "us attached", ""]

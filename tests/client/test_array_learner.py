@@ -24,6 +24,7 @@ from skerry.client import (
     SkerryError,
     TryAgainError,
     creation,
+    exchange,
     session,
 )
 from skerry.client.loop_thread import LoopThread
@@ -303,3 +304,95 @@ def test_training_goes_on_while_the_syncer_is_dead_and_what_was_learned_is_sent_
 async def _stopped(process: ServeProcess) -> None:
     async with asyncio.timeout(30):
         await process.stop()
+
+
+def test_a_step_says_which_fragments_it_changed(target: str) -> None:
+    problem = Quadratic()
+    with ArrayLearner(
+        problem.arrays, target=target, run="fit", learner_id="us", create=True, policy=QUICK, fragment_count=2
+    ) as learner:
+        changed: list[str] = []
+        while min(map(changed.count, learner.stats.versions)) < 3:
+            before = {name: array.copy() for name, array in problem.arrays.items()}
+            names = learner.step(tokens=8, loss=0.0)
+            is_changed = any((before[name] != array).any() for name, array in problem.arrays.items())
+            assert is_changed == bool(names)
+            changed += names
+            problem.descend()
+        assert set(changed) == learner.stats.versions.keys()
+
+
+def _train_three_steps(target: str, ending: type[BaseException]) -> ArrayLearner:
+    """Takes three steps in `with`, and leaves it by an exception."""
+    problem = Quadratic()
+    learner = ArrayLearner(problem.arrays, target=target, run="fit", learner_id="us", create=True)
+
+    def train() -> None:
+        with learner:
+            for _ in range(3):
+                learner.step(tokens=8, loss=problem.descend())
+            raise ending
+
+    with pytest.raises(ending):
+        train()
+    return learner
+
+
+@pytest.mark.parametrize("ending", [SystemExit, KeyboardInterrupt])
+def test_a_process_that_is_told_to_end_sends_its_last_work(target: str, ending: type[BaseException]) -> None:
+    learner = _train_three_steps(target, ending)
+    assert learner.stats.unsent_step_count == 0
+    assert learner.stats.deltas_acknowledged > 0
+
+
+def test_steps_that_are_lost_are_counted(target: str) -> None:
+    with structlog.testing.capture_logs() as logs:
+        learner = _train_three_steps(target, ZeroDivisionError)
+    (said,) = [line for line in logs if line["log_level"] == "warning"]
+    assert said["steps"] == learner.stats.unsent_step_count == 3
+
+
+def test_learners_without_a_name_have_one_each_and_keep_it(
+    target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def attached() -> ArrayLearner:
+        return ArrayLearner(Quadratic().arrays, target=target, run="fit", create=True)
+
+    def learner_ids() -> list[str]:
+        with RunsClient(target) as client:
+            return sorted(learner.learner_id for learner in client.get_run("fit").learners if learner.is_live)
+
+    monkeypatch.chdir(tmp_path)
+    with attached():
+        (first,) = learner_ids()
+        with attached():
+            both = learner_ids()
+            assert len(both) == 2
+            assert first in both
+    with attached():
+        assert learner_ids() == [first]
+        with attached():
+            assert learner_ids() == both
+
+
+def test_a_learner_that_was_stopped_says_so_again_and_again(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchange, "_REMINDER_S", 0.0)
+    problem = Quadratic()
+    options: dict[str, Any] = {"target": target, "run": "fit", "learner_id": "us", "create": True}
+    with ArrayLearner(problem.arrays, **options) as first, ArrayLearner(Quadratic().arrays, **options):
+        train_until([(problem, first)], lambda: first.failure is not None)
+        with structlog.testing.capture_logs() as logs:
+            for _ in range(3):
+                first.step(tokens=8, loss=problem.descend())
+    assert [line["reason"] for line in logs if line["log_level"] == "error"] == ["SESSION_FENCED"] * 3
+
+
+def test_what_is_no_policy_and_no_array_is_refused_with_what_to_give(target: str) -> None:
+    given: Any = {"inner_step_count": 5}
+    with pytest.raises(TypeError, match=r"by Policy.from_json\(values\)"):
+        ArrayLearner(Quadratic().arrays, target=target, run="fit", learner_id="us", policy=given)
+    foreign: Any = {"w": [1.0]}
+    with pytest.raises(ValueError, match=r"copies made by np.array\(\)"):
+        ArrayLearner(foreign, target=target, run="fit", learner_id="us")
+    with pytest.raises(ValueError, match="no array to train"):
+        ArrayLearner({}, target=target, run="fit", learner_id="us")

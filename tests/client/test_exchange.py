@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -23,7 +23,8 @@ from skerry.client.session import ExchangeSettings
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.identifiers import SystemEntropy
 from skerry.runtime.workers import InlineWorkers
-from skerry.v1 import runs_pb2
+from skerry.v1 import exchange_pb2 as v1
+from skerry.v1 import runs_pb2, types_pb2
 from skerry.wire import Codec, Encoding
 from tests.client.faulty_transport import Faults, FaultyTransport
 from tests.client.http_proxy import HttpProxy
@@ -123,7 +124,7 @@ async def test_a_status_of_a_proxy_says_nothing_about_a_push(
         monkeypatch.setattr(stub, method, proxied)
 
     async with training(target, Faults()) as world:
-        put_proxy_before(world.transport._bulk._replicas[0].exchange, "PushDelta")
+        put_proxy_before(world.transport._lanes[0]._replicas[0].exchange, "PushDelta")
         put_proxy_before(world.transport._control._replicas[0].exchange, "QueryPush")
         await world.train_until(lambda: world.exchange.stats.deltas_merged >= 12)
         assert answered["PushDelta"] == 3
@@ -166,12 +167,17 @@ async def test_a_learner_whose_run_was_closed_knows_its_last_fates_though_no_eve
         assert stats.deltas_merged + stats.deltas_returned == stats.deltas_acknowledged
 
 
-async def test_a_push_that_was_cut_sends_the_same_delta_from_its_last_whole_part(target: str) -> None:
+@pytest.mark.parametrize(
+    ("lane_bytes", "cuts"), [(SETTINGS.lane_bytes, [1, 3, 4, 8, 11, 2]), (600, [1, 3, 2, 3, 1, 2])]
+)
+async def test_a_push_that_was_cut_sends_the_same_delta_from_its_last_whole_part(
+    target: str, lane_bytes: int, cuts: list[int]
+) -> None:
     faults = Faults()
-    async with training(target, faults) as world:
+    async with training(target, faults, replace(SETTINGS, lane_bytes=lane_bytes)) as world:
         # Small parts, so that some are durable when the push breaks: header, then begin, data and end of each part.
         world.exchange._session.part_size_bytes = 512
-        faults.push_cuts = [1, 3, 4, 8, 11, 2]
+        faults.push_cuts = cuts
         await world.train_until(lambda: world.exchange.stats.deltas_merged >= 12)
         assert faults.log.count("push cut") == 6
         merged = await world.merged_delta_ids()
@@ -181,9 +187,10 @@ async def test_a_push_that_was_cut_sends_the_same_delta_from_its_last_whole_part
         assert len(world.transport.delta_ids) > len(set(world.transport.delta_ids))
 
 
-async def test_a_download_that_was_cut_goes_on_where_it_broke(target: str) -> None:
+@pytest.mark.parametrize("lane_bytes", [SETTINGS.lane_bytes, 100])
+async def test_a_download_that_was_cut_goes_on_where_it_broke(target: str, lane_bytes: int) -> None:
     faults = Faults()
-    async with training(target, faults) as world:
+    async with training(target, faults, replace(SETTINGS, lane_bytes=lane_bytes)) as world:
         faults.pull_cuts = [0, 1, 1, 2, 0, 1]
         await world.train_until(lambda: min(world.exchange.stats.versions.values()) >= 5)
         assert faults.log.count("pull cut") >= 4
@@ -282,3 +289,65 @@ async def test_a_lone_learner_whose_delta_was_quarantined_goes_on_from_the_run_s
         await world.train_until(
             lambda: all(version > before[name] for name, version in world.exchange.stats.versions.items())
         )
+
+
+class Odd(FaultyTransport):
+    """Says once what no syncer of this version says: an event before or after the answer to the first attach."""
+
+    def __init__(self, target: str, event: types_pb2.Event | None, *, is_first: bool) -> None:
+        super().__init__(target, Faults())
+        self.odd = None if event is None else v1.AttachResponse(event=event)
+        self.is_first = is_first
+
+    async def attach(self, requests: AsyncIterator[v1.AttachRequest]) -> AsyncGenerator[v1.AttachResponse, None]:
+        odd, self.odd = self.odd, None
+        if odd is not None and self.is_first:
+            yield odd
+        async for response in super().attach(requests):
+            if odd is None and response.HasField("attached"):
+                response.attached.lease_term.seconds = -(2**62)
+            yield response
+            if odd is not None and not self.is_first:
+                yield odd
+
+
+@pytest.mark.parametrize(
+    ("event", "is_first"),
+    [
+        (types_pb2.Event(policy_changed=types_pb2.Policy(quorum_count=-1)), False),
+        (types_pb2.Event(round_opened=types_pb2.RoundOpened(fragment="fragment-00", version=2)), True),
+        (None, False),
+    ],
+    ids=["policy out of range", "event before the answer", "lease below 0"],
+)
+async def test_a_learner_exchanges_on_whatever_its_syncer_said(
+    target: str, event: types_pb2.Event | None, is_first: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "tests.client.test_exchange.FaultyTransport", lambda target, _: Odd(target, event, is_first=is_first)
+    )
+    async with training(target, Faults()) as world:
+        await world.train_until(lambda: world.exchange.stats.deltas_acknowledged >= 6)
+        assert world.exchange.failure is None
+
+
+class Planless(FaultyTransport):
+    """Leaves the plan out of two downloads."""
+
+    left = 0
+
+    async def pull_fragment(self, request: v1.PullFragmentRequest) -> AsyncGenerator[v1.PullFragmentResponse, None]:
+        is_planless = self.left > 0
+        self.left -= is_planless
+        async for response in super().pull_fragment(request):
+            if not (is_planless and response.HasField("plan")):
+                yield response
+
+
+async def test_bytes_without_their_plan_are_pulled_again(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.client.test_exchange.FaultyTransport", Planless)
+    async with training(target, Faults()) as world:
+        assert isinstance(world.transport, Planless)
+        world.transport.left = 2
+        await world.train_until(lambda: world.exchange.stats.deltas_acknowledged >= 9)
+        assert (world.transport.left, world.exchange.failure) == (0, None)

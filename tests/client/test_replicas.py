@@ -154,6 +154,7 @@ def test_a_learner_is_attached_to_another_replica_within_a_second(replicas: TwoR
             trainer.until_merged(2)
             detached_s.append(trainer.longest_detached_s)
             replicas.start(at)
+            time.sleep(RECONNECT_S)  # the learner turns to it next
     finally:
         trainer.stop()
     print(f"without an attached stream: {[round(one, 3) for one in detached_s]}")

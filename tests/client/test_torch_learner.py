@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,7 @@ from torch import nn
 from torch._C._distributed_c10d import HashStore
 
 from skerry.client import ArrayLearner, Learner, Policy
+from skerry.client.errors import StopExchangingError
 from skerry.client.parameters import ArrayParameters
 from skerry.client.torch_parameters import TorchParameters
 from skerry.wire import Codec, Encoding, FragmentLayout
@@ -172,3 +175,96 @@ def test_weights_on_a_gpu_give_the_same_frames() -> None:
         assert parameters.encode is encode
         frames.append(list(parameters.encode(buffer, layout, encoding, decoded=buffer)))
     assert frames[0] == frames[1]
+
+
+class _Layers(nn.Module):
+    """A model with a layer that can be replaced."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.second = nn.Linear(4, 4)
+
+
+def _layer_replaced(model: _Layers) -> None:
+    model.second = nn.Linear(4, 4)
+
+
+def _parameter_replaced(model: _Layers) -> None:
+    model.second.weight = nn.Parameter(torch.zeros(4, 4))
+
+
+_REPLACEMENTS: dict[str, tuple[Callable[[_Layers], object], str]] = {
+    "a checkpoint": (lambda model: model.load_state_dict(_Layers().state_dict()), "a state dict was loaded"),
+    "a layer's checkpoint": (
+        lambda model: model.second.load_state_dict(nn.Linear(4, 4).state_dict()),
+        "a state dict was loaded",
+    ),
+    "assigned": (lambda model: model.load_state_dict(_Layers().state_dict(), assign=True), "a state dict was loaded"),
+    "converted": (lambda model: model.double(), "parameter=first.weight"),
+    "narrowed": (lambda model: model.second.bfloat16(), "parameter=second.weight"),
+    "data": (lambda model: setattr(model.second.bias, "data", torch.zeros(4)), "parameter=second.bias"),
+    "a layer": (_layer_replaced, "attribute=second"),
+    "a parameter": (_parameter_replaced, "attribute=weight"),
+}
+
+
+def _train_one_step(target: str, model: _Layers, learner_id: str, replace: Callable[[_Layers], object]) -> Learner:
+    """Attaches a model, replaces what it holds before its first step, and ends as `with` ends."""
+    policy = Policy(inner_step_count=1, lease_term_s=1.0)
+    learner = Learner(model, target=target, run="mine", learner_id=learner_id, create=True, policy=policy)
+
+    def train() -> None:
+        with learner:
+            replace(model)
+            learner.step(tokens=1)
+
+    with pytest.raises(StopExchangingError, match="then attach; the run's weights win") as caught:
+        train()
+    assert caught.value.reason == "WEIGHTS_REPLACED"
+    assert learner.failure is caught.value
+    return learner
+
+
+@pytest.mark.parametrize("how", _REPLACEMENTS)
+def test_weights_that_were_replaced_after_attaching_are_refused_and_not_sent(target: str, how: str) -> None:
+    replace, problem = _REPLACEMENTS[how]
+    learner = _train_one_step(target, _Layers(), "us", replace)
+    assert problem in str(learner.failure)
+    assert learner.stats.deltas_acknowledged == 0
+
+
+def test_replaced_weights_are_not_flushed_either(target: str) -> None:
+    def trained_and_replaced(model: _Layers) -> None:
+        learner.step(tokens=1)
+        model.load_state_dict(_Layers().state_dict())
+
+    model = _Layers()
+    learner = Learner(model, target=target, run="mine", learner_id="us", create=True)
+    with pytest.raises(StopExchangingError), learner:
+        trained_and_replaced(model)
+    assert learner.stats.deltas_acknowledged == 0
+
+
+def test_a_module_that_is_attached_can_be_copied_and_pickled(tmp_path: Path) -> None:
+    model = _Layers()
+    parameters = TorchParameters(model)
+    copied = copy.deepcopy(model)
+    torch.save(model, tmp_path / "model.pt")
+    loaded = torch.load(tmp_path / "model.pt", weights_only=False)
+    for other in (copied, loaded):
+        other.load_state_dict(_Layers().state_dict())
+    assert parameters.replaced() is None
+
+
+def test_several_processes_of_one_island_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = HashStore()
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        model = nn.parallel.DistributedDataParallel(nn.Linear(2, 2))
+        TorchParameters(model)
+        monkeypatch.setattr(type(model.process_group), "size", lambda _: 2)
+        with pytest.raises(ValueError, match="several processes can't be a learner yet"):
+            TorchParameters(model)
+    finally:
+        torch.distributed.destroy_process_group()

@@ -44,6 +44,15 @@ def test_the_health_check_tells_a_server_that_answers_from_one_that_does_not(ser
         services.execute("syncer-1", "env", "SKERRY_LISTEN=0.0.0.0:1", "python3", "/opt/skerry/healthcheck.py")
 
 
+def test_nobody_is_served_without_a_certificate_of_the_authority(services: Composition) -> None:
+    assert services.state("keys")["ExitCode"] == 0
+    without = ("--unset=SKERRY_TLS_CERT", "--unset=SKERRY_TLS_KEY")
+    with pytest.raises(CommandError, match="TLS_FAILED"):
+        services.execute("syncer-1", "env", *without, "skerry", "runs", "list")
+    with pytest.raises(CommandError, match="If it uses TLS"):
+        services.execute("syncer-1", "env", *without, "--unset=SKERRY_TLS_CA", "skerry", "runs", "list")
+
+
 def test_a_region_reaches_the_syncers_and_no_other_region(services: Composition) -> None:
     for syncer in SYNCERS:
         services.execute("learner-us", "python3", "-c", _CONNECT, syncer, "50051")

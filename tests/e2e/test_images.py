@@ -28,7 +28,7 @@ def test_both_generations_of_compose_accept_the_file(composition: Composition, g
         )
     accepted = Composition(composition.engine, commands[generation], composition.variables)
     assert set(accepted.compose("config", "--services", timeout_s=30).split()) == {
-        "syncer-1", "syncer-2", "learner-us", "learner-eu", "learner-asia",
+        "keys", "syncer-1", "syncer-2", "learner-us", "learner-eu", "learner-asia",
     }  # fmt: skip
 
 

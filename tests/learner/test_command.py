@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import resource
@@ -13,11 +14,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from skerry.client import RunsClient
+from skerry.client import RunsClient, Tls
 from skerry.learner.command import learn
 from skerry.learner.metrics import read_metrics
 from skerry.wire.policy import Policy
-from tests.syncer.serve_process import serve_process
+from tests.doubles.made_keys import make_keys, tls_of
+from tests.syncer.serve_process import ServeProcess, serve_process
 
 _SMALL = ["--alone", "--model", "nano", "--batch", "2", "--data-limit-mb", "0.3", "--eval-windows", "4"]
 
@@ -25,7 +27,7 @@ _SMALL = ["--alone", "--model", "nano", "--batch", "2", "--data-limit-mb", "0.3"
 def test_training_alone_says_where_its_metrics_are(tmp_path: Path) -> None:
     result = CliRunner().invoke(learn, [*_SMALL, "--steps", "3", "--work-dir", str(tmp_path)])
     assert result.exit_code == 0, result.output
-    assert "learner-1: 3 steps, 384 tokens" in result.output
+    assert "alone: 3 steps, 384 tokens" in result.output
     assert str(tmp_path / "metrics.jsonl") in result.output
 
 
@@ -44,8 +46,60 @@ async def test_the_run_that_it_creates_is_planned_for_its_schedule_unless_the_po
     assert policy.inner_step_count == stated.get("inner_step_count", 24)
 
 
-def _policy_of(target: str) -> Policy:
-    with RunsClient(target) as client:
+async def test_a_learner_that_lost_its_place_to_another_process_exits_with_what_to_do(tmp_path: Path) -> None:
+    async with serve_process("memory://", tmp_path) as server:
+        arguments = [*_SMALL[1:], "--run", "fit", "--learner-id", "us", "--target", f"127.0.0.1:{server.port}"]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+        first = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "skerry.cli.main", "learn", *arguments),
+            *("--steps", "1000000", "--log-every", "50", "--work-dir", str(tmp_path / "first")),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=environment,
+        )
+        assert first.stdout is not None
+        while b"step=50" not in await first.stdout.readline():
+            pass
+        second = ["--steps", "3", "--work-dir", str(tmp_path / "second")]
+        result = CliRunner().invoke(learn, [*arguments, *second])  # blocks the loop; the first goes on
+        assert result.exit_code == 0, result.output
+        while b"exchange stopped" not in await first.stdout.readline():
+            pass
+        first.terminate()
+        rest, _ = await first.communicate()
+        assert first.returncode == 3
+        assert b"[SESSION_FENCED]\nnext: give each learner a --learner-id of its own" in rest
+
+
+async def test_it_trains_over_mutual_tls(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    make_keys(keys, "--server", "a.example", "--learner", "us")
+    server = ServeProcess("memory://", tmp_path)
+    pair = ["--tls-cert", f"{keys}/a.example.pem", "--tls-key", f"{keys}/a.example.key"]
+    try:
+        await server.start(*pair, "--tls-client-ca", f"{keys}/ca.pem")
+        arguments = [
+            *_SMALL[1:],
+            "--steps",
+            "3",
+            "--run",
+            "fit",
+            "--learner-id",
+            "us",
+            "--work-dir",
+            str(tmp_path / "w"),
+        ]
+        arguments += ["--target", f"127.0.0.1:{server.port}", "--tls-ca", f"{keys}/ca.pem"]
+        arguments += ["--tls-cert", f"{keys}/us.pem", "--tls-key", f"{keys}/us.key"]
+        result = CliRunner().invoke(learn, arguments)  # blocks the loop, on which nothing waits
+        assert result.exit_code == 0, result.output
+        assert _policy_of(f"127.0.0.1:{server.port}", tls_of(keys, "us")).planned_step_count == 3
+    finally:
+        await server.stop()
+
+
+def _policy_of(target: str, tls: Tls | None = None) -> Policy:
+    with RunsClient(target, tls=tls) as client:
         return client.get_run("fit").run.policy
 
 
@@ -69,6 +123,7 @@ def test_help_shows_an_example_without_importing_torch() -> None:
         (["--batch", "5000"], "use more --data, fewer shards, or a smaller --batch"),
         (["--model", "huge"], "is not one of"),
         (["--slowdown", "0.5"], "x>=1"),
+        (["--work-dir", "/proc/nowhere"], "--work-dir: can't be written to"),
     ],
 )
 def test_bad_input_is_refused_with_what_to_do_next(tmp_path: Path, arguments: list[str], advice: str) -> None:
@@ -126,6 +181,6 @@ def test_a_signal_lets_the_step_finish_and_a_second_start_goes_on(tmp_path: Path
         assert process.wait(60) == 0, output
     done = max(line.step for line in read_metrics(tmp_path / "metrics.jsonl"))
     assert done < 1_000_000
-    assert f"learner-1: {done} steps" in output
+    assert f"alone: {done} steps" in output
     result = CliRunner().invoke(learn, [*_SMALL, "--steps", str(done + 1), "--work-dir", str(tmp_path)])
-    assert f"learner-1: {done + 1} steps" in result.output
+    assert f"alone: {done + 1} steps" in result.output

@@ -14,7 +14,7 @@ import torch
 from skerry.client import SkerryError, Stats
 from skerry.learner.checkpoint import TrainingPosition
 from skerry.learner.corpus import ShardSelection
-from skerry.learner.errors import CheckpointError
+from skerry.learner.errors import CheckpointError, UnsentWorkError
 from skerry.learner.metrics import MetricsLine, read_metrics
 from skerry.learner.model import MODEL_CONFIGS
 from skerry.learner.settings import DataSettings, InnerOptimizerName, LearnSettings, LoopSettings, OptimizerSettings
@@ -57,6 +57,7 @@ class ScriptedLearner:
     planned_step_count: int = 0
     is_closed: bool = False
     failure: SkerryError | None = None
+    is_flushed: bool = True
     on_step: Callable[[], None] = lambda: None
     steps: list[tuple[int, float | None]] = field(default_factory=list)
     flushes: list[float] = field(default_factory=list)
@@ -69,11 +70,12 @@ class ScriptedLearner:
     def stats(self) -> Stats:
         # Acknowledged one a step, and one more by the flush.
         count = len(self.steps) + len(self.flushes)
-        return Stats(is_attached=True, deltas_acknowledged=count, versions={"body": count})
+        unsent = 0 if self.is_flushed else len(self.steps)
+        return Stats(is_attached=True, deltas_acknowledged=count, versions={"body": count}, unsent_step_count=unsent)
 
     def flush(self, timeout_s: float) -> bool:
         self.flushes.append(timeout_s)
-        return True
+        return self.is_flushed
 
 
 def _settings(directory: Path, *, steps: int = 12, slowdown: float = 1.0) -> LearnSettings:
@@ -174,6 +176,14 @@ def test_a_learner_that_left_the_run_early_says_so_at_the_end(tmp_path: Path) ->
     with structlog.testing.capture_logs() as logs:
         _train(_settings(tmp_path, steps=2), learner)
     assert [line["because"] for line in logs if line["log_level"] == "warning"] == [str(learner.failure)]
+
+
+def test_last_work_that_the_syncer_did_not_take_is_a_failure_with_everything_saved(tmp_path: Path) -> None:
+    learner = ScriptedLearner(is_flushed=False)
+    with pytest.raises(UnsentWorkError, match=r"did not take the last work within 30 s\. steps=3"):
+        _train(_settings(tmp_path, steps=3), learner)
+    assert (tmp_path / "checkpoint.pt").exists()
+    assert [line.step for line in read_metrics(tmp_path / "metrics.jsonl")][-1] == 3
 
 
 def test_a_stop_finishes_the_step_and_leaves_a_checkpoint(tmp_path: Path) -> None:

@@ -1,17 +1,18 @@
 // A learner in another language: follows a run, pulls a fragment, pushes a delta, sees it merged, and pulls the update.
 // It knows the .proto files and FORMAT.md, speaks float32 without compression, and checks every digest.
 //
-//   node client.cjs <folder of the .proto files> <host:port> <run> <fragment>
+//   node client.cjs <folder of the .proto files> <host:port> <run> <fragment> [<ca.pem> <own .pem> <own .key>]
 //
-// Prints one line of JSON a step, and exits with 0 when all of it came true.
+// With a token in SKERRY_TOKEN, every call carries it. Prints one line of JSON a step, and exits with 0 when all of it came true.
 'use strict';
 
 const crypto = require('node:crypto');
+const fs = require('node:fs');
 const grpc = require('@grpc/grpc-js');
 const protoLoader = require('@grpc/proto-loader');
 const { blake3 } = require('@noble/hashes/blake3');
 
-const [protoFolder, target, runName, fragmentName] = process.argv.slice(2);
+const [protoFolder, target, runName, fragmentName, ...pemFiles] = process.argv.slice(2);
 const HEADER_SIZE = 32;
 const LEAF_NUMEL = 2 ** 20;
 const FRAME_NUMEL = 2 ** 16;
@@ -26,10 +27,17 @@ const definition = protoLoader.loadSync(['skerry/v1/exchange.proto', 'skerry/v1/
   oneofs: true,
 });
 const { skerry } = grpc.loadPackageDefinition(definition);
-const insecure = grpc.credentials.createInsecure();
-const exchange = new skerry.v1.Exchange(target, insecure);
-const runs = new skerry.v1.Runs(target, insecure);
-const capabilities = new skerry.v1.Capabilities(target, insecure);
+const [ca, cert, key] = pemFiles.map((file) => fs.readFileSync(file));
+const channel = ca ? grpc.credentials.createSsl(ca, key, cert) : grpc.credentials.createInsecure();
+const bearer = grpc.credentials.createFromMetadataGenerator((_, callback) => {
+  const metadata = new grpc.Metadata();
+  metadata.set('authorization', `Bearer ${process.env.SKERRY_TOKEN}`);
+  callback(null, metadata);
+});
+const credentials = process.env.SKERRY_TOKEN ? grpc.credentials.combineChannelCredentials(channel, bearer) : channel;
+const exchange = new skerry.v1.Exchange(target, credentials);
+const runs = new skerry.v1.Runs(target, credentials);
+const capabilities = new skerry.v1.Capabilities(target, credentials);
 
 const say = (step, facts) => process.stdout.write(`${JSON.stringify({ step, ...facts })}\n`);
 const sha256 = (...chunks) => chunks.reduce((hash, chunk) => hash.update(chunk), crypto.createHash('sha256')).digest();

@@ -7,14 +7,22 @@ import json
 import os
 import shutil
 import subprocess
+import time
 from pathlib import Path
 
+import grpc
 import pytest
 
+from skerry.client import Tls
+from skerry.runtime.identifiers import SystemEntropy
 from skerry.store.objects.opening import open_objects
+from skerry.store.tokens import create_token, revoke_token, token_digest
 from skerry.syncer.server import ServerSettings, serving
+from skerry.v1 import capabilities_pb2
 from skerry.v1 import types_pb2 as types
-from tests.syncer.raw_learner import QUICK, connected, create_run
+from skerry.wire.identity import Identity
+from tests.doubles.made_keys import make_keys, tls_of
+from tests.syncer.raw_learner import QUICK, Stubs, connected, create_run
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -47,32 +55,92 @@ def node_modules() -> Path:
     return BUILD / "node_modules"
 
 
-async def test_a_node_client_follows_a_run_pulls_pushes_and_sees_its_delta_merged(
-    node_modules: Path, tmp_path: Path
-) -> None:
-    policy = types.Policy()
-    policy.CopyFrom(QUICK)
-    plain = types.Encoding(codec=types.CODEC_FLOAT32, compressor=types.COMPRESSOR_NONE)
-    policy.delta_encoding.CopyFrom(plain)
-    policy.update_encoding.CopyFrom(plain)
-    objects = open_objects((tmp_path / "store").as_uri())
-    async with serving(objects, ServerSettings(listen="127.0.0.1:0")) as server, connected(server.port) as stubs:
-        await create_run(stubs, policy=policy)
-        client = await asyncio.create_subprocess_exec(
-            "node",
-            str(HERE / "client.cjs"),
-            str(ROOT / "protos"),
-            f"127.0.0.1:{server.port}",
-            "demo",
-            "body",
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            env={**os.environ, "NODE_PATH": str(node_modules)},
-        )
-        async with asyncio.timeout(60):
-            output, errors = await client.communicate()
-    assert client.returncode == 0, errors.decode()
-    steps = {line["step"]: line for line in map(json.loads, output.decode().splitlines())}
+PLAIN = types.Encoding(codec=types.CODEC_FLOAT32, compressor=types.COMPRESSOR_NONE)
+POLICY = types.Policy()
+POLICY.CopyFrom(QUICK)
+POLICY.delta_encoding.CopyFrom(PLAIN)
+POLICY.update_encoding.CopyFrom(PLAIN)
+
+
+async def node(node_modules: Path, port: int, *pems: Path, token: str = "") -> tuple[int | None, str, str]:
+    """Returns the client's exit status, what it printed, and its errors."""
+    client = await asyncio.create_subprocess_exec(
+        "node",
+        str(HERE / "client.cjs"),
+        str(ROOT / "protos"),
+        f"127.0.0.1:{port}",
+        "demo",
+        "body",
+        *map(str, pems),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env={**os.environ, "NODE_PATH": str(node_modules), "SKERRY_TOKEN": token},
+    )
+    async with asyncio.timeout(60):
+        output, errors = await client.communicate()
+    return client.returncode, output.decode(), errors.decode()
+
+
+def check_steps(output: str) -> None:
+    steps = {line["step"]: line for line in map(json.loads, output.splitlines())}
     assert list(steps) == ["run", "attached", "pulled", "pushed", "merged", "updated"]
     assert (steps["pulled"]["version"], steps["pulled"]["kinds"]) == (0, ["OBJECT_KIND_SNAPSHOT"])
     assert (steps["updated"]["version"], steps["updated"]["kinds"]) == (1, ["OBJECT_KIND_UPDATE"])
+
+
+@pytest.mark.parametrize("has_tls", [False, True], ids=["plaintext", "mutual TLS"])
+async def test_a_node_client_follows_a_run_pulls_pushes_and_sees_its_delta_merged(
+    has_tls: bool, node_modules: Path, tmp_path: Path
+) -> None:
+    tls: Tls | None = None
+    own: Tls | None = None
+    pems: tuple[Path, ...] = ()
+    if has_tls:
+        make_keys(tmp_path / "keys", "--server", "localhost", "--learner", "node", "--admin", "anna")
+        tls, own = tls_of(tmp_path / "keys", "localhost"), tls_of(tmp_path / "keys", "anna")
+        pems = tuple(tmp_path / "keys" / name for name in ("ca.pem", "node.pem", "node.key"))
+    settings = ServerSettings(listen="127.0.0.1:0", tls=tls)
+    async with (
+        serving(open_objects((tmp_path / "store").as_uri()), settings) as server,
+        connected(server.port, own) as stubs,
+    ):
+        await create_run(stubs, policy=POLICY)
+        status, output, errors = await node(node_modules, server.port, *pems)
+    assert status == 0, errors
+    check_steps(output)
+
+
+async def test_so_it_does_over_tls_with_a_token_until_that_is_revoked(
+    node_modules: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("skerry.syncer.token_book.POLL_S", 0.1)
+    make_keys(tmp_path / "keys", "--server", "localhost")
+    ca = tmp_path / "keys" / "ca.pem"
+    objects = open_objects((tmp_path / "store").as_uri())
+    anna, own, other = [
+        await create_token(objects, Identity.parse(uri), SystemEntropy(), now_unix_s=time.time(), lifetime_s=600)
+        for uri in ("skerry://admin/anna", "skerry://learner/demo/node", "skerry://learner/other/node")
+    ]
+    settings = ServerSettings(
+        listen="127.0.0.1:0", tls=tls_of(tmp_path / "keys", "localhost", ca=False), has_tokens=True
+    )
+    async with serving(objects, settings) as server, connected(server.port, Tls(ca=ca, token=anna)) as stubs:
+        async with asyncio.timeout(10):
+            while not await is_known(stubs):
+                await asyncio.sleep(0.1)
+        await create_run(stubs, policy=POLICY)
+        status, output, errors = await node(node_modules, server.port, ca, token=own)
+        assert status == 0, errors
+        check_steps(output)
+        assert "PERMISSION_DENIED" in (await node(node_modules, server.port, ca, token=other))[2]
+        assert "UNAUTHENTICATED" in (await node(node_modules, server.port, ca))[2]
+        await revoke_token(objects, token_digest(own))
+        async with asyncio.timeout(10), connected(server.port, Tls(ca=ca, token=own)) as revoked:
+            while await is_known(revoked):
+                await asyncio.sleep(0.1)
+        assert "UNAUTHENTICATED" in (await node(node_modules, server.port, ca, token=own))[2]
+
+
+async def is_known(stubs: Stubs) -> bool:
+    answer = stubs.capabilities.GetCapabilities(capabilities_pb2.GetCapabilitiesRequest())
+    return await answer.code() is grpc.StatusCode.OK

@@ -17,10 +17,12 @@ from skerry.algorithm.step import OuterState
 from skerry.runtime.clock import Clock, SystemClock
 from skerry.runtime.workers import InlineWorkers, Workers
 from skerry.store.log.entries import (
+    ENTRY_FORMAT,
     AcceptedItem,
     ClosedItem,
     CommittedItem,
     Item,
+    LevelItem,
     Member,
     ObjectRef,
     PolicyItem,
@@ -89,6 +91,7 @@ class Driver:
         ref = await log.blobs.write_snapshot(FRAGMENT, 0, "weights", snapshot_tensors(layout, zeros))
         self = cls(log, layout, objects, workers, Scratch(None), OuterState(zeros, zeros, zeros, 0))
         items: list[Item] = [
+            *([LevelItem(ENTRY_FORMAT)] if policy.has_median else []),
             PolicyItem("create", policy),
             SnapshotItem(FRAGMENT, 0, tree_digest(zeros, LeafHash.SHA256).hex(), (ref,), ()),
             StatusItem(RunStatus.OPEN),

@@ -20,7 +20,7 @@ PLAIN_SGD = OuterOptimizer(learning_rate=1.0, momentum=0.0, schedule=OuterSchedu
 
 
 def policy(rule: MergeRule, outer: OuterOptimizer = PLAIN_SGD) -> Policy:
-    return Policy(merge=rule, outer=outer, delta_encoding=FLOAT32, update_encoding=FLOAT32)
+    return Policy(merge=rule, outer=outer, delta_encoding=FLOAT32, update_encoding=FLOAT32, quarantine_ratio=0.0)
 
 
 async def test_a_mean_is_weighted_by_its_members_weights() -> None:
@@ -367,7 +367,8 @@ async def test_a_delta_with_a_flipped_bit_is_named() -> None:
 
 
 async def test_a_step_out_of_float32_is_blamed_on_the_largest_delta() -> None:
-    quantised = Policy(merge=MergeRule.MEAN, outer=OuterOptimizer(learning_rate=4.0), update_encoding=INT4)
+    outer = OuterOptimizer(learning_rate=4.0)
+    quantised = Policy(merge=MergeRule.MEAN, outer=outer, update_encoding=INT4, quarantine_ratio=0.0)
     driver = await Driver.start(layout_of((4,)), quantised)
     small, huge = await driver.push(0, [1, 1, 1, 1]), await driver.push(1, [3e38, 0, 0, 0])
     closing = await driver.close([small, huge])

@@ -138,6 +138,7 @@ class Mix:
     network: NetworkFaults = field(default_factory=NetworkFaults)
     delta_codec: Codec = Codec.INT4
     adoption: Adoption = Adoption.REBASE
+    lane_bytes: int = 200  # less than most parts take together, so that transfers go over several connections
     quorum_count: int = 1
     snapshot_ratio: float = 1.0
     closes_under_fire: bool = False

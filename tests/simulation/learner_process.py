@@ -55,6 +55,7 @@ class LearnerProcess:
         seed: str,
         count: Callable[[], int],
         adoption: Adoption = Adoption.REBASE,
+        lane_bytes: int = 2**22,
     ) -> None:
         """Takes what its processes share; `boot` starts one. A step takes about `step_s` seconds."""
         self.name = name
@@ -67,6 +68,7 @@ class LearnerProcess:
         self._seed = seed
         self._count = count
         self._adoption = adoption
+        self._lane_bytes = lane_bytes
         self._is_training = True
         self._poison: float | None = None
 
@@ -145,6 +147,7 @@ class LearnerProcess:
                 policy=self._policy,
                 fragment_count=3,
                 adoption=self._adoption,
+                lane_bytes=self._lane_bytes,
             ),
             workers=InlineWorkers(),
             entropy=SeededEntropy(random.Random(f"{seed}/ids")),

@@ -40,7 +40,7 @@ MIXES: Final[dict[str, Mix]] = {
         Mix("calm", delta_codec=Codec.FLOAT32),
         Mix("network", network=_BAD_NETWORK, kinds=(("partition", 3.0), ("half_open", 2.0))),
         Mix("proxies", network=replace(_BAD_NETWORK, lost_answer=0.1, foreign=_FOREIGN), kinds=(("partition", 2.0),)),
-        Mix("store", store=_BAD_STORE, kinds=(("store_outage", 2.0),), delta_codec=Codec.FLOAT32),
+        Mix("store", store=_BAD_STORE, kinds=(("store_outage", 2.0),), delta_codec=Codec.FLOAT32, lane_bytes=2**22),
         Mix(
             "replicas",
             kinds=(
@@ -59,7 +59,13 @@ MIXES: Final[dict[str, Mix]] = {
             quorum_count=2,
         ),
         Mix("sleepers", kinds=(("replace_learner", 12.0), ("stop_learner", 4.0), ("stop_replica", 4.0))),
-        Mix("everything", kinds=_EVERYTHING, store=_BAD_STORE, network=replace(_BAD_NETWORK, foreign=_FOREIGN)),
+        Mix(
+            "everything",
+            kinds=_EVERYTHING,
+            store=_BAD_STORE,
+            network=replace(_BAD_NETWORK, foreign=_FOREIGN),
+            lane_bytes=2**22,
+        ),
         Mix(
             "everything-float32",
             kinds=_EVERYTHING,
@@ -68,6 +74,7 @@ MIXES: Final[dict[str, Mix]] = {
             delta_codec=Codec.FLOAT32,
             snapshot_ratio=4.0,
             closes_under_fire=True,
+            lane_bytes=2**22,
         ),
         Mix(
             "roll-backs",
@@ -75,7 +82,13 @@ MIXES: Final[dict[str, Mix]] = {
             network=_BAD_NETWORK,
         ),
         Mix("poison", kinds=(("poison", 4.0), ("kill_learner", 1.0)), delta_codec=Codec.INT8),
-        Mix("alone", kinds=(*_EVERYTHING, ("poison", 1.5)), network=_BAD_NETWORK, step_s=(0.5,)),
+        Mix(
+            "alone",
+            kinds=(*_EVERYTHING, ("poison", 1.5)),
+            network=_BAD_NETWORK,
+            step_s=(0.5,),
+            lane_bytes=2**22,
+        ),
         Mix(
             "damage",
             store=StoreFaults(damaged=0.1, cut=0.1),

@@ -104,6 +104,7 @@ class World:
                 seed=f"{seed}/learner-{index}",
                 count=self.count,
                 adoption=plan.mix.adoption,
+                lane_bytes=plan.mix.lane_bytes,
             )
             for index, step_s in enumerate(plan.mix.step_s)
         ]

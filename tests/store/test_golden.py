@@ -29,7 +29,7 @@ from tests.numerics.merge_driver import Driver, layout_of
 from tests.store.make_golden import ALL_GOLDEN, LAYOUT, NEWEST_GOLDEN, make
 
 # By the level of the golden run: kinds of items that came later.
-NEWER_KINDS = {3: {"level", "checkpoint"}, 4: set[str]()}
+NEWER_KINDS = {3: {"level", "checkpoint"}, 4: set[str](), 5: set[str]()}
 
 
 @pytest.fixture(params=ALL_GOLDEN, ids=lambda folder: folder.name)

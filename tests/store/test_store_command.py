@@ -7,6 +7,7 @@ import shutil
 import time
 from pathlib import Path
 
+import click
 import pytest
 from safetensors import safe_open
 
@@ -125,6 +126,21 @@ def test_an_export_has_every_tensor_in_its_own_type(
     assert [path.name for path in tmp_path.glob("out*")] == ["out.safetensors"], "nothing half written is left"
 
 
+def test_an_export_that_cannot_be_written_says_why(store_url: str, tmp_path: Path) -> None:
+    out = tmp_path / "missing" / "out.safetensors"
+    with pytest.raises(click.BadParameter, match=r"can't be written: No such file or directory\. path="):
+        run("export", "--store", store_url, "--run", "golden", "--out", str(out))
+
+
+def test_an_export_follows_no_link(store_url: str, tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("precious")
+    for name in ("out.safetensors", "out.safetensors.partial"):
+        (tmp_path / name).symlink_to(tmp_path / "precious")
+    assert run("export", "--store", store_url, "--run", "golden", "--out", str(tmp_path / "out.safetensors")) == 0
+    assert (tmp_path / "precious").read_text() == "precious"
+    assert not (tmp_path / "out.safetensors").is_symlink()
+
+
 def test_verify_says_ok_and_exits_with_0(store_url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("verify", "--store", store_url, "--run", "golden", "--json") == 0
     said = json.loads(capsys.readouterr().out)
@@ -206,10 +222,24 @@ def test_gc_finds_drafts_of_a_name_that_nobody_ever_had(
     assert ([one["uid"] for one in said["runs"]], said["objects"]) == (["e" * 32], 0)
 
 
+def test_gc_of_all_runs_takes_the_drafts_of_every_name(
+    store_url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = _with_draft(tmp_path)
+    shutil.copytree(runs / ("e" * 32), runs.parent / "other" / ("e" * 32), copy_function=shutil.copy2)
+    run("gc", "--store", store_url, "--all", "--yes", "--json")
+    said = {one["run"]: one for one in map(json.loads, capsys.readouterr().out.splitlines())}
+    assert {name: [draft["uid"] for draft in one["runs"]] for name, one in said.items()} == {
+        "golden": ["e" * 32],
+        "other": ["e" * 32],
+    }
+    assert run("verify", "--store", store_url, "--run", "golden") == 0
+    with pytest.raises(click.UsageError, match="--run or --all"):
+        run("gc", "--store", store_url)
+
+
 @pytest.mark.parametrize("text", ["7", "d", "7 d", "-1d", "1y"])
 def test_a_duration_without_sense_is_refused_with_an_example(store_url: str, text: str) -> None:
-    import click
-
     with pytest.raises(click.BadParameter, match="as in 12h"):
         run("gc", "--store", store_url, "--run", "golden", "--keep-since", text)
 

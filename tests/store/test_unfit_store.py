@@ -38,7 +38,9 @@ def relay(s3_options: dict[str, str]) -> Iterator[S3Relay]:
 def url(relay: S3Relay, s3_options: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> str:
     """An empty prefix behind the relay, whose credentials the environment has, as a person would have it."""
     for name, value in s3_options.items():
-        monkeypatch.setenv(f"AWS_{name.upper()}", relay.endpoint if name == "endpoint" else value)
+        monkeypatch.setenv(f"AWS_{name.upper()}", value)
+    for name in ("AWS_ENDPOINT", "AWS_ENDPOINT_URL"):
+        monkeypatch.setenv(name, relay.endpoint)
     return f"s3://skerry-test/{os.getpid()}-{random.getrandbits(32):x}"
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from google.rpc import error_details_pb2, status_pb2
 from numpy.typing import NDArray
 
+from skerry.runtime.tls import Tls
 from skerry.v1 import capabilities_pb2_grpc, exchange_pb2_grpc, runs_pb2_grpc
 from skerry.v1 import exchange_pb2 as exchange
 from skerry.v1 import runs_pb2 as runs
@@ -62,9 +63,19 @@ class Stubs:
 
 
 @contextlib.asynccontextmanager
-async def connected(port: int) -> AsyncIterator[Stubs]:
+async def connected(port: int, tls: Tls | None = None) -> AsyncIterator[Stubs]:
     options = [("grpc.initial_reconnect_backoff_ms", 50), ("grpc.max_reconnect_backoff_ms", 200)]
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options) as channel:
+    options.append(("grpc.use_local_subchannel_pool", 1))  # a connection of its own
+    if tls is None:
+        opened = grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options)
+    else:
+        files = tls.read()
+        credentials = grpc.ssl_channel_credentials(files.ca, files.key, files.cert)
+        if tls.token:
+            sent = grpc.access_token_call_credentials(tls.token)
+            credentials = grpc.composite_channel_credentials(credentials, sent)
+        opened = grpc.aio.secure_channel(f"127.0.0.1:{port}", credentials, options=options)
+    async with opened as channel:
         yield Stubs(channel)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from skerry.store.log.entries import (
+    INITIAL_BASE,
     AcceptedItem,
     ClosedItem,
     CommittedItem,
@@ -27,7 +28,10 @@ SETTLED_S = 1000.0
 
 
 class RoundWorld:
-    """One fragment `a` of tensors of four elements, some learners, and their accepted deltas."""
+    """One fragment `a` of tensors of four elements, some learners, and their accepted deltas.
+
+    The first learner is the run's creator.
+    """
 
     def __init__(self, *learners: str, policy: Policy | None = None, tensor_count: int = 1) -> None:
         layout = FragmentLayout("a", tuple(TensorSpec(f"w{at}", (2, 2)) for at in range(tensor_count)))
@@ -35,6 +39,8 @@ class RoundWorld:
         self.state = RunState(self.spec)
         self.delta_count = 0
         self.append(PolicyItem("f" * 32, policy or Policy()))
+        for creator in learners[:1]:
+            self.accept(creator, base=INITIAL_BASE)
         self.append(SnapshotItem("a", 0, "digest-0", (), ()), StatusItem(RunStatus.OPEN))
         for learner in learners:
             self.append(SessionItem(learner, f"session-{learner}", "here"))

@@ -18,6 +18,7 @@ class ServeProcess:
         self.store_url = store_url
         self.host = host
         self.port = port
+        self.first_line = ""  # of its output
         self._log = (folder / "serve.log").open("ab")
         self._process: asyncio.subprocess.Process | None = None
 
@@ -36,9 +37,14 @@ class ServeProcess:
         )
         assert self._process.stdout is not None
         async with asyncio.timeout(30):
-            line = (await self._process.stdout.readline()).decode()
+            self.first_line = line = (await self._process.stdout.readline()).decode()
         assert line.startswith(f"listening on {self.host}:"), line
         self.port = int(line.split()[2].rstrip(",").rpartition(":")[2])
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
 
     async def kill(self) -> None:
         """Kills the process with SIGKILL."""

@@ -271,7 +271,7 @@ async def test_a_codec_block_that_is_not_offered_is_refused(trial: Trial) -> Non
 
 
 async def test_a_push_with_parts_missing_is_refused(trial: Trial) -> None:
-    messages = push_messages(trial.header(), trial.values(), INT4, parts=((0, 640), (640, 600)))
+    messages = push_messages(trial.header(), trial.values(), INT4, parts=((0, 512), (512, 728)))
     ends = [at for at, message in enumerate(messages) if message.WhichOneof("kind") == "part_end"]
     with refused("INCOMPLETE", PRECONDITION):
         await trial.send([*messages[: ends[0] + 1], messages[-1]])

@@ -11,8 +11,15 @@ import grpc
 import numpy as np
 import pytest
 
+from skerry.client.exchange import ExchangeLoop
+from skerry.client.grpc_transport import GrpcTransport
+from skerry.client.parameters import ArrayParameters
+from skerry.client.session import ExchangeSettings
+from skerry.runtime.clock import SystemClock
+from skerry.runtime.identifiers import SystemEntropy
+from skerry.runtime.workers import InlineWorkers
 from skerry.store.objects.opening import open_objects
-from skerry.syncer.server import serving
+from skerry.syncer.server import SyncerServer, serving
 from skerry.v1 import runs_pb2 as runs
 from skerry.v1 import types_pb2 as types
 from tests.syncer.conftest import LOCAL
@@ -113,3 +120,30 @@ async def test_a_replica_that_can_not_rebuild_a_version_keeps_its_streams_and_tr
             path.write_bytes(data)
         committed = (await learner.event("version_committed")).version_committed
         assert committed.version.version == 3
+
+
+@pytest.mark.parametrize("lane_bytes", [ExchangeSettings.lane_bytes, 40])
+@pytest.mark.parametrize("how", ["flipped", "short", "lost"])
+async def test_a_learner_joins_by_way_of_an_older_snapshot(
+    store_url: str, server: SyncerServer, stubs: Stubs, how: str, lane_bytes: int
+) -> None:
+    run, _ = await create_run(stubs, policy=snapshot_policy(1e-9))
+    await _trained(stubs, run, 2)
+    await _until_snapshots(stubs, 2)
+    (weights,) = _folder(store_url, run, "snapshots").glob("2-weights-*")
+    _harm(weights, how)
+    transport = GrpcTransport(f"127.0.0.1:{server.port}")
+    exchange = ExchangeLoop(
+        transport,
+        ArrayParameters({one.name: np.zeros(one.shape, np.float32) for one in run.tensors}),
+        ExchangeSettings(run=run.name, learner_id="us", lane_bytes=lane_bytes),
+        workers=InlineWorkers(),
+        entropy=SystemEntropy(),
+        jitter=random.Random(0),
+        clock=SystemClock(),
+    )
+    try:
+        await exchange.join()
+    finally:
+        await transport.close()
+    assert exchange.stats.versions["body"] == 2

@@ -142,12 +142,12 @@ async def test_a_late_delta_is_merged_with_its_staleness(stubs: Stubs, run: type
 
 async def test_a_push_resumes_at_its_last_whole_part(stubs: Stubs, run: types.Run, learner: RawLearner) -> None:
     header = learner.header(await pull(stubs, run, "body"), "body")
-    parts = ((0, 640), (640, 600))
+    parts = ((0, 512), (512, 728))
     first, digest = part_messages(_values(1), layout("body"), INT4, *parts[0])
     answer = await stubs.exchange.PushDelta(iter([exchange.PushDeltaRequest(header=header), *first]))
     assert answer.state == exchange.PUSH_STATE_PARTS_STORED
     found = await learner.query(header)
-    assert [(one.first, one.numel, one.digest) for one in found.parts] == [(0, 640, digest)]
+    assert [(one.first, one.numel, one.digest) for one in found.parts] == [(0, 512, digest)]
     second, _ = part_messages(_values(1), layout("body"), INT4, *parts[1])
     complete = push_messages(header, _values(1), INT4, parts=parts)[-1]
     answer = await stubs.exchange.PushDelta(iter([exchange.PushDeltaRequest(header=header), *second, complete]))
@@ -158,7 +158,7 @@ async def test_several_processes_push_parts_of_one_delta_at_once(
     stubs: Stubs, run: types.Run, learner: RawLearner
 ) -> None:
     header = learner.header(await pull(stubs, run, "body"), "body")
-    parts = ((0, 384), (384, 256), (640, 600))
+    parts = ((0, 256), (256, 256), (512, 728))
 
     async def one(first: int, numel: int) -> None:
         messages, _ = part_messages(_values(1), layout("body"), INT4, first, numel)
@@ -230,6 +230,22 @@ async def test_a_download_goes_on_by_object_and_offset(stubs: Stubs, run: types.
             assert len(received[response.data.object_index]) == response.data.offset
             received[response.data.object_index] += response.data.data
     apply_plan(plan, received, layout("body"), None)
+
+
+@pytest.mark.parametrize("limit_bytes", [1, 700, 2**20])
+async def test_a_download_ends_at_its_limit(
+    stubs: Stubs, run: types.Run, learner: RawLearner, limit_bytes: int
+) -> None:
+    await _make_versions(learner, 2)
+    request = exchange.PullFragmentRequest(run=run.name, run_uid=run.uid, fragment="body", from_version=0)
+    request.target_version, request.limit_bytes = 2, limit_bytes
+    answers = [response async for response in stubs.exchange.PullFragment(request)]
+    whole_bytes = sum(one.size_bytes for one in answers[0].plan.objects)
+    assert len(answers[0].plan.objects) == 2
+    assert sum(len(answer.data.data) for answer in answers[1:]) == min(limit_bytes, whole_bytes)
+    request.limit_bytes = -1
+    with refused("BAD_REQUEST", grpc.StatusCode.INVALID_ARGUMENT):
+        await _read(stubs.exchange.PullFragment(request))
 
 
 async def test_a_plan_with_objects_that_are_not_there_has_expired(stubs: Stubs, run: types.Run) -> None:

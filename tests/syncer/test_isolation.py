@@ -15,6 +15,8 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from skerry.client import RunsClient
+from skerry.store.log.entries import RunSpec
+from skerry.store.log.state import RunState
 from skerry.store.objects.opening import open_objects
 from skerry.syncer.advice import AdviceBoard, share_leases
 from skerry.syncer.membership import LearnerReport, Membership
@@ -98,8 +100,11 @@ async def test_replicas_tell_one_another_of_a_learner_whose_loss_is_not_finite(l
     here, there = (AdviceBoard(objects, "runs/demo/0", SeededEntropy(random.Random(seed))) for seed in (1, 2))
     membership, other = Membership(0.0), Membership(0.0)
     membership.renew("eu", "5" * 32, 1.0, LearnerReport(step_count=7, loss=loss))
-    await share_leases(here, membership, 1.0)
-    assert await share_leases(there, other, 1.0)
+    state = RunState(
+        RunSpec("demo", "0" * 32, LAYOUTS, {t.name: "float32" for one in LAYOUTS for t in one.tensors}, 0.0)
+    )
+    await share_leases(here, membership, state, 1.0)
+    assert await share_leases(there, other, state, 1.0)
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,7 @@ async def test_a_push_cut_off_by_a_kill_goes_on_from_its_last_whole_part(store_u
         await learner.attach()
         header = learner.header(await pull(stubs, run, "body"), "body")
         values = np.random.default_rng(3).standard_normal(layout("body").numel).astype(np.float32)
-        parts = ((0, 640), (640, 600))
+        parts = ((0, 512), (512, 728))
         first, digest = part_messages(values, layout("body"), INT4, *parts[0])
         second, _ = part_messages(values, layout("body"), INT4, *parts[1])
         call = stubs.exchange.PushDelta(None)
@@ -87,7 +87,7 @@ async def test_a_push_cut_off_by_a_kill_goes_on_from_its_last_whole_part(store_u
         with contextlib.suppress(grpc.aio.AioRpcError):
             await call
         found = await _patiently(learner, header)
-        assert [(part.first, part.numel, part.digest) for part in found.parts] == [(0, 640, digest)]
+        assert [(part.first, part.numel, part.digest) for part in found.parts] == [(0, 512, digest)]
         complete = push_messages(header, values, INT4, parts=parts)[-1]
         answer = await stubs.exchange.PushDelta(
             iter([exchange.PushDeltaRequest(header=header), *second, complete]), wait_for_ready=True

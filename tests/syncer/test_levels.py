@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import grpc
 import pytest
 
-from skerry.store.log.entries import ENTRY_FORMAT, OLDEST_LEVEL, Entry, bytes_digest
+from skerry.store.log.entries import CHECKPOINTS_FORMAT, ENTRY_FORMAT, OLDEST_LEVEL, Entry, bytes_digest
 from skerry.store.objects.opening import open_objects
 from skerry.syncer.server import serving
 from skerry.v1 import runs_pb2 as runs
@@ -55,7 +55,7 @@ async def test_a_draft_keeps_its_leaf_hash_and_gets_the_level_for_it_wherever_it
     async with serving(open_objects(store_url), old) as server, connected(server.port) as stubs:
         again = (await stubs.runs.CreateRun(request)).run
     assert (again.uid, again.leaf_hash) == (begun.uid, types.LEAF_HASH_BLAKE3)
-    assert again.format_level == ENTRY_FORMAT
+    assert again.format_level == CHECKPOINTS_FORMAT  # the first that has it
 
 
 async def test_a_replica_that_is_too_old_for_a_run_sends_its_learners_elsewhere(store_url: str) -> None:

@@ -17,7 +17,8 @@ def _session(world: RoundWorld, learner: str) -> str:
 
 
 def _is_live(membership: Membership, world: RoundWorld, learner: str, now_s: float) -> bool:
-    return membership.view(world.state, now_s).learners[learner].is_live
+    seen = membership.view(world.state, now_s).learners.get(learner)
+    return seen is not None and seen.is_live
 
 
 def test_a_lease_lives_for_a_term_after_its_last_sign() -> None:

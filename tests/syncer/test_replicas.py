@@ -139,7 +139,7 @@ async def test_parts_of_one_push_may_land_on_different_replicas(replicas: list[S
     run, _ = await create_run(replicas[0])
     learner = await _learner(replicas[0], run, "eu")
     header = learner.header(await pull(replicas[0], run, "body"), "body")
-    parts = ((0, 640), (640, 600))
+    parts = ((0, 512), (512, 728))
     for stubs, part in zip(replicas, parts, strict=False):
         of_part, _ = part_messages(_values(2), layout("body"), INT4, *part)
         answer = await stubs.exchange.PushDelta(iter([exchange.PushDeltaRequest(header=header), *of_part]))

@@ -8,6 +8,8 @@ import pytest
 from click.testing import CliRunner
 
 from skerry.syncer.command import serve
+from tests.doubles.made_keys import make_keys
+from tests.syncer.serve_process import ServeProcess
 
 
 @pytest.mark.parametrize(
@@ -35,7 +37,44 @@ def test_a_store_that_is_a_file_is_refused(tmp_path: Path) -> None:
 def test_plaintext_on_an_address_that_others_reach_wants_to_be_asked_for(listen: str) -> None:
     result = CliRunner().invoke(serve, ["--listen", listen, "--store", "memory://"])
     assert result.exit_code == 2
-    assert "--insecure" in result.output
+    for way in ("skerry keys", "--tls-cert", "127.0.0.1", "--insecure"):
+        assert way in result.output
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--tokens"], "tokens must not travel in plaintext"),
+        (["--tls-cert", "a.example.pem"], "must be given together"),
+        (["--tls-key", "a.example.key"], "must be given together"),
+        (["--tls-client-ca", "ca.pem"], "needs the server's own certificate"),
+        (["--tls-cert", "a.example.pem", "--tls-key", "us.key"], "is not that of the certificate"),
+        (["--tls-cert", "a.example.key", "--tls-key", "a.example.key"], "must hold a certificate in PEM form"),
+        (["--tls-cert", "a.example.pem", "--tls-key", "nowhere"], "No such file or directory"),
+    ],
+)
+def test_tls_files_that_do_not_fit_are_said_before_it_listens(options: list[str], says: str, tmp_path: Path) -> None:
+    make_keys(tmp_path, "--server", "a.example", "--learner", "us")
+    paths = [word if word.startswith("--") else str(tmp_path / word) for word in options]
+    result = CliRunner().invoke(serve, ["--listen", "127.0.0.1:0", "--store", "memory://", *paths])
+    assert result.exit_code == 2
+    assert says in result.output
+
+
+def test_with_tls_an_address_that_others_reach_wants_no_more(tmp_path: Path) -> None:
+    make_keys(tmp_path, "--server", "a.example")
+    pair = ["--tls-cert", str(tmp_path / "a.example.pem"), "--tls-key", str(tmp_path / "a.example.key")]
+    # An address for documentation, which no machine has.
+    result = CliRunner().invoke(serve, ["--listen", "192.0.2.7:50051", "--store", "memory://", *pair])
+    assert "can't listen on the address" in result.output
+
+
+def test_metrics_have_no_tls(tmp_path: Path) -> None:
+    make_keys(tmp_path, "--server", "a.example")
+    pair = ["--tls-cert", str(tmp_path / "a.example.pem"), "--tls-key", str(tmp_path / "a.example.key")]
+    result = CliRunner().invoke(serve, ["--metrics", "192.0.2.7:9464", "--store", "memory://", *pair])
+    assert result.exit_code == 2
+    assert "Metrics have no TLS" in result.output
 
 
 @pytest.mark.parametrize("listen", ["", "50051", "127.0.0.1", "127.0.0.1:http"])
@@ -43,3 +82,29 @@ def test_an_address_without_a_port_is_refused(listen: str) -> None:
     result = CliRunner().invoke(serve, ["--listen", listen, "--store", "memory://"])
     assert result.exit_code == 2
     assert "HOST:PORT" in result.output
+
+
+async def test_a_port_file_follows_no_link(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("precious")
+    for name in ("port", ".port.partial"):
+        (tmp_path / name).symlink_to(tmp_path / "precious")
+    process = ServeProcess("memory://", tmp_path)
+    try:
+        await process.start("--port-file", str(tmp_path / "port"))
+        process.terminate()
+        await process.exit_status()
+    finally:
+        await process.stop()
+    assert (tmp_path / "precious").read_text() == "precious"
+    assert (tmp_path / "port").read_text() == f"{process.port}\n"
+
+
+async def test_neither_output_nor_log_shows_the_secrets_of_the_store(tmp_path: Path) -> None:
+    process = ServeProcess("memory://user:hunter2@x?secret_key=hunter2", tmp_path)
+    try:
+        await process.start()
+        process.terminate()
+        await process.exit_status()
+    finally:
+        await process.stop()
+    assert "hunter2" not in process.first_line + (tmp_path / "serve.log").read_text()

@@ -22,6 +22,14 @@ from tests.syncer.conftest import LOCAL
 from tests.syncer.raw_learner import QUICK, RawLearner, Stubs, connected, create_run, layout, pull
 
 
+def _alone() -> types.Policy:
+    """A policy by which a first delta does not wait for another learner's, to be compared with."""
+    policy = types.Policy()
+    policy.CopyFrom(QUICK)
+    policy.quarantine_ratio = 0.0
+    return policy
+
+
 class Loss:
     """A store that loses the parts of some deltas after it stored them."""
 
@@ -53,7 +61,7 @@ def _values(seed: int) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
 async def test_a_round_of_one_unreadable_delta_is_void_and_the_next_one_goes_on(
     store_url: str, loss: Loss, lossy_stubs: Stubs
 ) -> None:
-    run, _ = await create_run(lossy_stubs)
+    run, _ = await create_run(lossy_stubs, policy=_alone())
     learners = [RawLearner(lossy_stubs, run, name, random.Random(name)) for name in ("eu", "us")]
     for learner in learners:
         await learner.attach()
@@ -112,7 +120,7 @@ async def _served(store_url: str, loss: Loss) -> AsyncIterator[Stubs]:
 async def test_a_cold_replica_goes_on_without_a_delta_of_the_past(store_url: str, loss: Loss) -> None:
     lost = waiting = ""
     async with _served(store_url, loss) as stubs:
-        run, _ = await create_run(stubs)
+        run, _ = await create_run(stubs, policy=_alone())
         learner = RawLearner(stubs, run, "eu", random.Random("eu"))
         await learner.attach()
         header = learner.header(await pull(stubs, run, "body"), "body")

@@ -8,7 +8,8 @@ from typing import Any, Final, TypeVar
 
 import click
 
-from skerry.client import RunsClient
+from skerry.client import RunsClient, Tls
+from skerry.runtime.tls_options import with_tls
 
 R = TypeVar("R")
 
@@ -17,7 +18,7 @@ _TARGET_HELP: Final = "The syncer's address, as host:port. Replicas are separate
 
 
 def with_client(function: Callable[..., R]) -> Callable[..., R]:
-    """Gives a command the options `--target` and `--timeout`, and the resulting client as its keyword `client`."""
+    """Gives a command `--target`, `--timeout` and the options of TLS, and the resulting client as keyword `client`."""
 
     @click.option("--target", default=DEFAULT_TARGET, help=_TARGET_HELP)
     @click.option(
@@ -27,10 +28,11 @@ def with_client(function: Callable[..., R]) -> Callable[..., R]:
         default=30.0,
         help="Seconds to wait for an answer.",
     )
+    @with_tls
     @functools.wraps(function)
-    def command(*args: Any, target: str, timeout_s: float, **kwargs: Any) -> R:
+    def command(*args: Any, target: str, timeout_s: float, tls: Tls | None, **kwargs: Any) -> R:
         try:
-            client = RunsClient(target, timeout_s=timeout_s)
+            client = RunsClient(target, tls=tls, timeout_s=timeout_s)
         except ValueError as error:
             raise click.BadParameter(str(error), param_hint="--target") from error
         with client:

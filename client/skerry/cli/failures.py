@@ -51,6 +51,7 @@ _NEXT: Final[Mapping[str, str]] = {
     "RUN_NOT_FOUND": "`skerry runs list` lists the runs",
     "RUN_EXISTS": "learners can join it by name; `skerry runs delete` frees the name",
     "RUN_REPLACED": "another run has the name now; `skerry runs show` shows it",
+    "SESSION_FENCED": "give each learner a --learner-id of its own",
     "RUN_CLOSED": "the run is read-only; `skerry export` still reads its weights",
     "BAD_NAME": "a name has 1 to 64 of the characters a-z 0-9 . _ - and starts and ends with a letter or digit",
     "FRAGMENT_NOT_FOUND": "`skerry runs show` lists the fragments",
@@ -64,6 +65,9 @@ _NEXT: Final[Mapping[str, str]] = {
     "OBJECT_UNREADABLE": "`skerry verify` lists what is lost or damaged",
     "INTERNAL": "the syncer's log says why",
     "UNREACHABLE": "check that `skerry serve` is running there, and that --target is right",
+    "TLS_FAILED": "`skerry keys --help` has examples of the files that both sides need",
+    "UNAUTHENTICATED": "give --tls-cert and --tls-key, or --token-file, that the server's operator made for you",
+    "PERMISSION_DENIED": "docs/security.md says what each role may do; ask the server's operator for another role",
     "TIMEOUT": "the syncer took longer than --timeout; try again, or raise --timeout",
 }
 

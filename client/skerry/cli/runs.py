@@ -86,7 +86,7 @@ def list_(client: RunsClient) -> Answer:
 
 
 @runs.command(epilog="\b\nExample:\n  skerry runs show demo")
-@click.argument("run")
+@with_run
 @_printing
 @with_client
 def show(client: RunsClient, run: str) -> Answer:
@@ -151,7 +151,7 @@ Examples:
   skerry runs policy demo --set merge_by_fragment.embedding=mean
 """
 )
-@click.argument("run")
+@with_run
 @_set
 @_printing
 @with_client
@@ -164,7 +164,7 @@ def policy(client: RunsClient, run: str, *, assignments: tuple[str, ...]) -> Ans
 
 
 @runs.command(epilog="\b\nExamples:\n  skerry runs pin demo\n  skerry runs pin demo --position 4711 --remove")
-@click.argument("run")
+@with_run
 @click.option("--position", type=click.IntRange(min=1), help="A log position.  [default: the newest]")
 @click.option("--remove", is_flag=True, help="Let collections take the weights of the position again.")
 @_printing
@@ -180,7 +180,7 @@ def pin(client: RunsClient, run: str, *, position: int | None, remove: bool) -> 
 
 
 @runs.command(epilog="\b\nExample:\n  skerry runs close demo && skerry export --run demo --out demo.safetensors")
-@click.argument("run")
+@with_run
 @_printing
 @with_client
 def close(client: RunsClient, run: str) -> Answer:
@@ -190,7 +190,7 @@ def close(client: RunsClient, run: str) -> Answer:
 
 
 @runs.command(epilog="\b\nExample:\n  skerry runs upgrade demo")
-@click.argument("run")
+@with_run
 @click.option("--level", type=click.IntRange(min=1), help="The level.  [default: the syncer's newest]")
 @_printing
 @with_client

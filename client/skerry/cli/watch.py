@@ -18,7 +18,7 @@ from skerry.cli.console import as_json, console
 from skerry.cli.watch_state import EventLine, WatchState
 from skerry.cli.watch_view import draw
 from skerry.client import RunsClient
-from skerry.client.errors import error_of, is_transient
+from skerry.client.errors import RunNotFoundError, error_of, is_transient
 from skerry.client.records import Event, RunStatus, RunView
 from skerry.runtime.retry import Retry, RetrySettings
 
@@ -39,7 +39,9 @@ Examples:
 @with_run
 @click.option("--once", is_flag=True, help="Show the run once, and exit.")
 @click.option("--after", "after_position", type=_POSITION, default=0, help="Start with the events after this position.")
-@click.option("--patience", "patience_s", type=_SECONDS, default=300.0, help="Seconds to keep trying to reconnect.")
+@click.option(
+    "--patience", "patience_s", type=_SECONDS, default=300.0, help="Seconds to wait for the run or the syncer."
+)
 @as_json
 @with_client
 def watch(client: RunsClient, *, run: str, once: bool, after_position: int, patience_s: float, is_json: bool) -> None:
@@ -51,8 +53,13 @@ def watch(client: RunsClient, *, run: str, once: bool, after_position: int, pati
     if once:
         _show_once(client, run, is_json=is_json)
         return
-    follower = Follower(client, run, after_position=after_position, patience_s=patience_s)
     screen = console()
+
+    def tell(notice: str) -> None:
+        if is_json or not screen.is_terminal:  # the table shows it by itself
+            click.echo(notice, err=True)
+
+    follower = Follower(client, run, after_position=after_position, patience_s=patience_s, tell=tell)
     if is_json:
         for message in follower.messages():
             key = "event" if isinstance(message, Event) else "start"
@@ -84,7 +91,9 @@ class Follower:
         clock: Callable[[], float] = time.monotonic,
         wait: Callable[[float], None] = time.sleep,
         jitter: random.Random | None = None,
+        tell: Callable[[str], None] = lambda _: None,
     ) -> None:
+        """`tell` hears why a stream broke, once for each new reason."""
         self.state = WatchState()
         self._client = client
         self._run = run
@@ -94,6 +103,7 @@ class Follower:
         self._wait = wait
         self._jitter = jitter or random.Random()
         self._notice = ""
+        self._tell = tell
         self._told_count = 0
         self._heard_count = 0  # messages of the newest stream
         self._heard_at_s = 0.0
@@ -103,19 +113,25 @@ class Follower:
         """Yields every message until the run is closed; after a broken stream it continues at the last position seen.
 
         Raises:
-            SkerryError: the run does not exist, or nothing was received for longer than `patience_s`.
+            SkerryError: the call was refused, or nothing was received for longer than `patience_s`; meanwhile a run
+                that does not exist may be created.
         """
         self._heard_at_s = self._clock()
         retry = Retry(
             _RETRY,
             self._jitter,
-            is_transient,
+            self._is_worth_waiting,
             has_progressed=lambda: self._heard_count > 0,
-            before_pause=lambda _, error: self._say(f"reconnecting: {error}"),
+            before_pause=lambda _, error: self._say(
+                f"{'waiting' if isinstance(error, RunNotFoundError) else 'reconnecting'}: {error}"
+            ),
         )
         for attempt in retry.attempts(sleep=self._wait, is_late=self._is_out_of_patience):
             with attempt:
                 yield from self._one_stream()
+
+    def _is_worth_waiting(self, error: BaseException) -> bool:
+        return is_transient(error) or (isinstance(error, RunNotFoundError) and not self.state.position)
 
     def _one_stream(self) -> Iterator[RunView | Event]:
         """Yields a stream's messages, and returns once the run is closed.
@@ -165,6 +181,8 @@ class Follower:
                 self._after_position = max(self._after_position, message.position)
 
     def _say(self, notice: str) -> None:
+        if notice != self._notice:
+            self._tell(notice)
         with self._lock:
             self._notice = notice
 

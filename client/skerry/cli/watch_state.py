@@ -136,12 +136,13 @@ class WatchState:
             self._update_learner(learner, now_s)
 
     def _update_learner(self, status: LearnerStatus, now_s: float) -> bool:
-        """Applies a learner's status; returns whether it came, left or began a new session."""
+        """Applies a learner's status; returns whether it came, left or attached anew."""
         is_new = status.learner_id not in self.learners
         view = self.learners.setdefault(status.learner_id, LearnerView(status))
         before = view.status
         view.update(status, now_s)
-        return is_new or (before.is_live, before.session_id) != (status.is_live, status.session_id)
+        is_again = before.report is not None and status.report is None  # a new session has not reported yet
+        return is_new or is_again or before.is_live != status.is_live
 
     def _apply_event(self, event: Event, now_s: float) -> EventLine | None:
         text: str | None = None

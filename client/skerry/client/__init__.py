@@ -28,6 +28,7 @@ from skerry.client.fragment_plan import FragmentPlan, plan_fragments
 from skerry.client.runs import RunsClient
 from skerry.client.session import Adoption, Stats
 from skerry.runtime.retry import RetrySettings
+from skerry.runtime.tls import Tls
 from skerry.wire.policy import MergeRule, OuterName, OuterOptimizer, OuterSchedule, Policy
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ __all__ = [
     "Stats",
     "StopExchangingError",
     "StoreLostError",
+    "Tls",
     "TryAgainError",
     "WorkRefusedError",
     "plan_fragments",

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +22,8 @@ from skerry.algorithm.step import subtract_update
 from skerry.client.errors import CorruptDownloadError, PlanExpiredError, TryAgainError, error_of
 from skerry.client.parameters import Work
 from skerry.client.session import Adoption, Session
+from skerry.client.transport import LANE_COUNT
+from skerry.runtime.workers import in_order
 from skerry.v1 import exchange_pb2 as v1
 from skerry.wire import FragmentLayout, WireError
 from skerry.wire.digests import tree_digest
@@ -149,12 +153,19 @@ async def pull_newest(
         from_version=-1 if weights is None else version,
         is_newest=True,
     )
-    download = _Download(session, layout, request, weights)
-    async with session.transfers:
+
+    async def attempt(limit_bytes: int) -> Pulled:
+        request.limit_bytes = limit_bytes
+        download = _Download(session, layout, request, weights)
         retry = replace(session.calls.retry, has_progressed=lambda: download.has_progressed)
-        pulled = await retry.call(download.attempt)
-    session.saw(pulled.position)
-    return pulled
+        return await retry.call(download.attempt)
+
+    async with session.transfers:
+        for limit_bytes in (session.settings.lane_bytes, 0):
+            # A syncer notices a damaged object when it reads it as a whole, and then goes around it.
+            with suppress(CorruptDownloadError, PlanExpiredError):
+                return await attempt(limit_bytes)
+        return await attempt(0)
 
 
 class _Download:
@@ -193,6 +204,7 @@ class _Download:
                 raise
         if self._applier is None or not self._is_complete:
             raise error_of("UNREACHABLE", "download ended early")
+        self._session.saw(self._applier.plan.position)
         return await self._session.workers.run(self._applier.finish)
 
     @property
@@ -200,20 +212,69 @@ class _Download:
         return self._applier is not None and self._applier.is_complete
 
     async def _receive(self) -> None:
-        session, run = self._session, self._session.workers.run
-        async with aclosing(session.calls.transport.pull_fragment(self._resumed())) as responses:
+        """Applies what one call sends, and what others fetch beside it of the rest."""
+        async with aclosing(self._data(self._resumed())) as pieces:
+            if not self._request.limit_bytes:
+                async for piece in pieces:
+                    await self._apply(piece)
+                return
+
+            first = await anext(pieces, None)
+            if first is None:
+                return
+
+            async def begun(piece: v1.PullData = first) -> list[v1.PullData]:
+                return [piece, *[following async for following in pieces]]
+
+            async with aclosing(in_order([begun, *self._fetches()], LANE_COUNT)) as stretches:
+                async for stretch in stretches:
+                    for piece in stretch:
+                        await self._apply(piece)
+
+    def _fetches(self) -> Iterator[Callable[[], Coroutine[Any, Any, list[v1.PullData]]]]:
+        """Yields the fetches of all stretches of the plan that the call which brought it does not send."""
+        if self._applier is None:
+            raise _corrupt("bytes came before their plan")
+        index, offset = self._place
+        left = self._request.limit_bytes  # of that call, which goes on from object to object
+        for at, described in enumerate(self._applier.plan.objects[index:], index):
+            sent = min(left, described.size_bytes - offset)
+            for start in range(offset + sent, described.size_bytes, self._request.limit_bytes):
+                yield partial(self._fetch, at, start)
+            left, offset = left - sent, 0
+
+    async def _fetch(self, object_index: int, offset: int) -> list[v1.PullData]:
+        """Returns the pieces of one stretch of an object."""
+        assert self._applier is not None  # the plan is known
+        request = self._resumed(object_index, offset)
+        left = min(request.limit_bytes, self._applier.plan.objects[object_index].size_bytes - offset)
+        request.limit_bytes = left
+        pieces = []
+        async with aclosing(self._data(request)) as received:
+            async for piece in received:
+                pieces.append(piece)
+                left -= len(piece.data)
+                if left <= 0:  # a syncer of an earlier version goes on
+                    return pieces
+        raise _corrupt(f"object ends early. object={request.resume.objects[object_index]}")
+
+    async def _apply(self, piece: v1.PullData) -> None:
+        if self._applier is None:
+            raise _corrupt("bytes came before their plan")
+        await self._session.workers.run(self._applier.feed, piece.object_index, piece.offset, piece.data)
+
+    async def _data(self, request: v1.PullFragmentRequest) -> AsyncGenerator[v1.PullData, None]:
+        """Yields the pieces that one call sends after its plan, which must be the one that is being applied."""
+        session = self._session
+        async with aclosing(session.calls.transport.pull_fragment(request)) as responses:
             while (response := await self._next(responses)) is not None:
-                if response.HasField("plan"):
-                    if self._applier is None:
-                        self._applier = await run(PlanApplier, self._layout, response.plan, self._start)
-                    elif list(response.plan.objects) != list(self._applier.plan.objects):
-                        raise PlanExpiredError("PLAN_EXPIRED", "the resumed plan is another one")
+                if response.HasField("data"):
+                    session.tally.bytes_down += len(response.data.data)
+                    yield response.data
                 elif self._applier is None:
-                    raise _corrupt("bytes came before their plan")
-                else:
-                    data = response.data
-                    session.tally.bytes_down += len(data.data)
-                    await run(self._applier.feed, data.object_index, data.offset, data.data)
+                    self._applier = await session.workers.run(PlanApplier, self._layout, response.plan, self._start)
+                elif list(response.plan.objects) != list(self._applier.plan.objects):
+                    raise PlanExpiredError("PLAN_EXPIRED", "the resumed plan is another one")
 
     async def _next(self, responses: AsyncGenerator[v1.PullFragmentResponse, None]) -> v1.PullFragmentResponse | None:
         stall_timeout_s = self._session.calls.stall_timeout_s
@@ -223,8 +284,8 @@ class _Download:
         except TimeoutError as error:
             raise error_of("TIMEOUT", f"download stalled. stall_timeout_s={stall_timeout_s}") from error
 
-    def _resumed(self) -> v1.PullFragmentRequest:
-        """Returns the request for what is not applied yet."""
+    def _resumed(self, *place: int) -> v1.PullFragmentRequest:
+        """Returns the request for what follows `place`, or what was applied so far."""
         applier = self._applier
         if applier is None:
             return self._request
@@ -234,8 +295,7 @@ class _Download:
         resumed.from_version = applier.plan.from_version
         resumed.target_version = applier.plan.target.version
         resumed.resume.objects.extend(described.name for described in applier.plan.objects)
-        resumed.resume.object_index = applier.object_index
-        resumed.resume.offset = applier.offset
+        resumed.resume.object_index, resumed.resume.offset = place or self._place
         return resumed
 
 
@@ -302,8 +362,13 @@ async def _change(
 ) -> tuple[FlatArray, FlatArray] | None:
     """Makes the change at a step boundary; if it rounds, returns the weights before and after."""
     parameters = session.parameters
+
+    def changed() -> None:
+        change()
+        session.changed.append(layout.name)
+
     if not is_rounded:
-        await session.boundary.run(change)
+        await session.boundary.run(changed)
         return None
     before = await session.workers.run(parameters.buffer, layout)
     after = await session.workers.run(parameters.buffer, layout)
@@ -313,7 +378,7 @@ async def _change(
 
     def copied() -> None:
         copy_before()
-        change()
+        changed()
         copy_after()
 
     await session.boundary.run(copied)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from concurrent.futures import Future, wait
+from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Final, Self
 
 import structlog
@@ -15,10 +17,12 @@ from skerry.client.errors import SkerryError
 from skerry.client.exchange import ExchangeLoop
 from skerry.client.grpc_transport import GrpcTransport
 from skerry.client.loop_thread import LoopThread
+from skerry.client.own_id import own_id
 from skerry.client.parameters import ArrayParameters, Parameters
 from skerry.client.session import Adoption, ExchangeSettings, Stats
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.identifiers import SystemEntropy, system_random
+from skerry.runtime.tls import Tls
 from skerry.runtime.workers import ThreadWorkers
 from skerry.wire.policy import Policy
 
@@ -46,7 +50,8 @@ class ArrayLearner:
         target: the syncer, as host:port; several replicas are separated by commas, and each call goes to the next
             healthy one.
         run: the run's name.
-        learner_id: this learner's name, unique in the run; a newer process with the same id takes its place.
+        learner_id: this learner's name, unique in the run; a newer process with the same id takes its place. By default
+            the host's name and a random suffix, which the folder `.skerry` keeps for a process that starts again here.
         region: where the learner runs, shown to people.
         create: create the run from `arrays` if it does not exist; if several learners try, the first one creates it.
         policy: the policy of a run that is created; an existing run keeps its own.
@@ -57,12 +62,15 @@ class ArrayLearner:
         blend_alpha: the share of the local weights if adoption is "blend".
         fragment_count: the number of fragments of a run that is created; by default it follows from the model's size.
         connect_timeout_s: how long connecting, and then attaching, may take.
+        tls: the authority to trust and this learner's certificate; without it the connection is plain text. The files
+            are read again when a connection can't be made, so they may be renewed while the learner runs.
 
     A learner that restarts begins with the run's newest weights. What its last process had not sent is lost.
 
     Raises:
         SkerryError: the syncer did not answer in time, or the run does not accept this learner; the message says why.
-        ValueError: a name is not legal, the arrays can't be trained, or `planned_step_count` is not 0 to 10^12.
+        ValueError: a name is not legal, the arrays can't be trained, `planned_step_count` is not 0 to 10^12, or the
+            files of `tls` can't be used.
     """
 
     def __init__(
@@ -71,7 +79,7 @@ class ArrayLearner:
         *,
         target: str,
         run: str,
-        learner_id: str,
+        learner_id: str | None = None,
         region: str = "",
         create: bool = False,
         policy: Policy | None = None,
@@ -80,7 +88,12 @@ class ArrayLearner:
         blend_alpha: float = 0.5,
         fragment_count: int | None = None,
         connect_timeout_s: float = 30.0,
+        tls: Tls | None = None,
     ) -> None:
+        self._closing = ExitStack()
+        if learner_id is None:
+            learner_id, lock = own_id(Path(".skerry"))
+            self._closing.enter_context(lock)
         settings = ExchangeSettings(
             run=run,
             learner_id=learner_id,
@@ -98,7 +111,7 @@ class ArrayLearner:
         self._workers = ThreadWorkers(_worker_count())
         self._thread = LoopThread(f"skerry-{learner_id}")
         self._running: Future[None] | None = None
-        self._transport = self._thread.call(lambda: GrpcTransport(target, jitter=system_random()))
+        self._transport = self._thread.call(lambda: GrpcTransport(target, tls=tls, jitter=system_random()))
         try:
             self._exchange = self._thread.run(_joined(self._transport, parameters, settings, workers=self._workers))
             self._running = self._thread.start(self._exchange.run())
@@ -112,24 +125,41 @@ class ArrayLearner:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            self.flush(_EXIT_FLUSH_TIMEOUT_S)
-        self.close()
+        """Sends the last work within 10 s, also when the process was told to end, and leaves the run.
 
-    def step(self, tokens: int, loss: float | None = None) -> None:
+        Work that a failed step may have damaged is not sent.
+        """
+        try:
+            if kind is None or issubclass(kind, SystemExit | KeyboardInterrupt):
+                self.flush(_EXIT_FLUSH_TIMEOUT_S)
+        finally:
+            if (lost := self.stats.unsent_step_count) and not self.is_closed:
+                _log.warning("left the run with steps that it does not have", steps=lost)
+            self.close()
+
+    def step(self, tokens: int, loss: float | None = None) -> tuple[str, ...]:
         """Reports one finished inner step; may copy a fragment or load a newer version of one. Never waits.
+
+        Returns:
+            The names of the fragments whose weights it changed, which are mostly none.
 
         Raises:
             ValueError: `tokens` is below 1.
+            StopExchangingError: WEIGHTS_REPLACED: a checkpoint was loaded, or the model moved, converted or changed,
+                after attaching. Nothing of it was sent; the message says what to do.
         """
-        self._exchange.step(tokens, loss)
+        return self._exchange.step(tokens, loss)
 
     def flush(self, timeout_s: float) -> bool:
         """Sends all unsent work and returns whether it was acknowledged within the timeout.
 
         Also true when this learner was stopped, and when the run is closed and the last fates are known, so that
         nothing can be sent.
+
+        Raises:
+            StopExchangingError: as `step`.
         """
+        self._exchange.check_weights()
         self._thread.loop.call_soon_threadsafe(self._exchange.flush)
         try:
             return self._exchange.serve(lambda: self._exchange.is_flushed, timeout_s)
@@ -176,6 +206,7 @@ class ArrayLearner:
         self._thread.run(self._transport.close())
         self._thread.close()
         self._workers.close()
+        self._closing.close()
 
 
 async def _joined(

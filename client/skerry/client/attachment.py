@@ -20,14 +20,17 @@ from skerry.client.errors import (
     error_of,
 )
 from skerry.client.fragment import FragmentExchange
+from skerry.client.records import policy_of
 from skerry.client.session import Session
 from skerry.v1 import exchange_pb2, types_pb2
-from skerry.wire.messages import layouts_to_messages, policy_from_message
+from skerry.wire.messages import layouts_to_messages
 
 _log = structlog.get_logger(__name__)
 
 # The wait for an answer to a leave is short, since the lease runs out by itself.
 _LEAVE_TIMEOUT_S: Final = 2.0
+# The shortest that a policy can state: a syncer that states less does not make a learner report all the time.
+_SHORTEST_LEASE_S: Final = 0.1
 # Time between two reports even if the lease allows more, so that observers see the learner's progress.
 _LONGEST_REPORT_INTERVAL_S: Final = 2.0
 
@@ -79,7 +82,7 @@ class Attachment:
         assert isinstance(error, SkerryError)
         self._failure = error
         is_lost = isinstance(error, StoreLostError)
-        if attempt == 1 or is_lost:
+        if is_lost or attempt.bit_count() == 1:  # the 1st, 2nd, 4th, 8th …: the reason may change
             log = _log.error if is_lost else _log.warning
             log(
                 "the store lost what was seen, training goes on alone"
@@ -193,8 +196,9 @@ class Attachment:
     def _on_attached(self, attached: exchange_pb2.Attached) -> None:
         session = self._session
         session.saw(attached.run.position)
-        session.policy = policy_from_message(attached.run.policy, session.policy)
-        self._lease_term_s = attached.lease_term.ToTimedelta().total_seconds() or session.policy.lease_term_s
+        session.policy = policy_of(attached.run.policy, session.policy)
+        lease_term_s = attached.lease_term.seconds + attached.lease_term.nanos / 1e9
+        self._lease_term_s = max(lease_term_s or session.policy.lease_term_s, _SHORTEST_LEASE_S)
         self._on_progress(attached.run_step_count)
         self._on_versions(attached.run.versions)
         self._on_status(attached.run.status)
@@ -208,8 +212,8 @@ class Attachment:
         self._session.saw(event.position)
         match event.WhichOneof("kind"):
             case "round_opened":
-                if (fragment := self._fragments.get(event.round_opened.fragment)) is not None:
-                    assert self._run_step_count is not None, "an event before the first attachment"
+                fragment = self._fragments.get(event.round_opened.fragment)
+                if fragment is not None and self._run_step_count is not None:
                     fragment.on_round_opened(event.round_opened.version, self._run_step_count)
             case "delta_accepted":
                 self._on_fate(event.delta_accepted)
@@ -223,7 +227,7 @@ class Attachment:
                 for fate in event.fates_decided.fates:
                     self._on_fate(fate)
             case "policy_changed":
-                self._session.policy = policy_from_message(event.policy_changed, self._session.policy)
+                self._session.policy = policy_of(event.policy_changed, self._session.policy)
             case "rolled_back":
                 self._on_versions(event.rolled_back.versions)
                 self._on_progress(event.rolled_back.run_step_count)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -11,6 +12,7 @@ from skerry.algorithm.rebase import FlatArray, Ledger, Trained
 from skerry.client.errors import error_of
 from skerry.client.parameters import EncodeFrames
 from skerry.client.session import Calls, Session
+from skerry.client.transport import LANE_COUNT
 from skerry.v1 import exchange_pb2 as v1
 from skerry.wire import Encoding, FragmentLayout
 from skerry.wire.codecs import cut_parts
@@ -129,33 +131,59 @@ async def push(
     seen_position: int,
     stored: Collection[tuple[int, int, bytes]],
     count_bytes: Callable[[int], None],
+    is_repeated: bool = False,
 ) -> v1.PushDeltaResponse:
     """Sends what is not among the `stored` parts, and completes the push.
 
-    However long it takes, it goes on while messages move; a stall of `calls.stall_timeout_s` ends it.
+    One call for each `calls.lane_bytes` takes the parts in turns, because one TCP connection does not fill a long link.
+    The first completes the push once the others have ended. If one fails, the others still bring what they can, for the
+    next attempt, which is one call: on a slow link, a part that shares it with many would take too long for the syncer
+    (TOO_SLOW), time after time. However long it takes, it goes on while messages move; a stall of
+    `calls.stall_timeout_s` ends it.
 
     Raises:
         TryAgainError: TIMEOUT for a stall.
         SkerryError: as the server answered.
     """
     loop = asyncio.get_running_loop()
+    waiting = deque(part for part in delta.parts if (part.first, part.numel, part.digest) not in stored)
+    lanes: list[asyncio.Task[v1.PushDeltaResponse]] = []
     is_open = True
 
-    async def requests() -> AsyncIterator[v1.PushDeltaRequest]:
-        for request in push_requests(delta, seen_position=seen_position, stored=stored):
-            if is_open:
-                guard.reschedule(loop.time() + calls.stall_timeout_s)
-            count_bytes(len(request.data))
-            yield request
+    async def requests(*, is_first: bool) -> AsyncIterator[v1.PushDeltaRequest]:
+        header = v1.PushHeader()
+        header.CopyFrom(delta.header)
+        header.seen_position = seen_position
+        yield v1.PushDeltaRequest(header=header)
+        while waiting:
+            for request in part_requests(waiting.popleft()):
+                if is_open:
+                    guard.reschedule(loop.time() + calls.stall_timeout_s)
+                count_bytes(len(request.data))
+                yield request
+        if is_first:
+            if lanes[1:]:
+                await asyncio.wait(lanes[1:])
+            if not any(lane.cancelled() or lane.exception() for lane in lanes[1:]):
+                yield v1.PushDeltaRequest(complete=v1.PushComplete(digest=delta.digest))
 
     try:
         async with asyncio.timeout(calls.stall_timeout_s) as guard:
             try:
-                return await calls.transport.push_delta(requests())
+                size_bytes = sum(len(frame) for part in waiting for frame in part.frames)
+                lanes += [
+                    asyncio.create_task(calls.transport.push_delta(requests(is_first=number == 0)))
+                    for number in range(1 if is_repeated else min(LANE_COUNT, 1 + size_bytes // calls.lane_bytes))
+                ]
+                answers = await asyncio.gather(*lanes, return_exceptions=True)
             finally:
                 is_open = False
     except TimeoutError as error:
         raise error_of("TIMEOUT", f"push made no progress. delta={delta.delta_id}") from error
+    for answer in answers:
+        if isinstance(answer, BaseException):
+            raise answer
+    return lanes[0].result()
 
 
 async def query(calls: Calls, delta: Delta, *, seen_position: int) -> v1.QueryPushResponse:
@@ -170,23 +198,13 @@ async def query(calls: Calls, delta: Delta, *, seen_position: int) -> v1.QueryPu
     return await calls.transport.query_push(request, timeout_s=calls.timeout_s)
 
 
-def push_requests(
-    delta: Delta, *, seen_position: int, stored: Collection[tuple[int, int, bytes]] = ()
-) -> Iterator[v1.PushDeltaRequest]:
-    """Yields the messages of a push without the parts that are durable already."""
-    header = v1.PushHeader()
-    header.CopyFrom(delta.header)
-    header.seen_position = seen_position
-    yield v1.PushDeltaRequest(header=header)
-    for part in delta.parts:
-        if (part.first, part.numel, part.digest) in stored:
-            continue
-        size_bytes = sum(map(len, part.frames))
-        yield v1.PushDeltaRequest(part=v1.PartBegin(first=part.first, numel=part.numel, size_bytes=size_bytes))
-        for data in cut_messages(part.frames):
-            yield v1.PushDeltaRequest(data=data)
-        yield v1.PushDeltaRequest(part_end=v1.PartEnd(digest=part.digest))
-    yield v1.PushDeltaRequest(complete=v1.PushComplete(digest=delta.digest))
+def part_requests(part: Part) -> Iterator[v1.PushDeltaRequest]:
+    """Yields the messages of one part."""
+    size_bytes = sum(map(len, part.frames))
+    yield v1.PushDeltaRequest(part=v1.PartBegin(first=part.first, numel=part.numel, size_bytes=size_bytes))
+    for data in cut_messages(part.frames):
+        yield v1.PushDeltaRequest(data=data)
+    yield v1.PushDeltaRequest(part_end=v1.PartEnd(digest=part.digest))
 
 
 def cut_messages(frames: Iterable[bytes], size_bytes: int = MESSAGE_SIZE_BYTES) -> Iterator[bytes]:

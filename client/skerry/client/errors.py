@@ -14,8 +14,9 @@
     ├── RunExistsError            the name is taken: join that run; `uid` has its uid
     └── RefusedError              the request is wrong: change it; a delta that it sent is never accepted
 
-Reasons are those of `skerry.v1.ErrorReason` without their prefix. The client's own are UNREACHABLE, TIMEOUT, the names
-of gRPC's statuses, CORRUPT_DOWNLOAD, and BAD_ANSWER for an answer that this version can't read.
+Reasons are those of `skerry.v1.ErrorReason` without their prefix. The client's own are UNREACHABLE, TLS_FAILED,
+TIMEOUT, the names of gRPC's statuses, CORRUPT_DOWNLOAD, WEIGHTS_REPLACED, and BAD_ANSWER for an answer that this
+version can't read.
 """
 
 from __future__ import annotations
@@ -106,19 +107,20 @@ class RefusedError(SkerryError):
 
 _REASONS: Final[Mapping[type[SkerryError], str]] = {
     TryAgainError: "STORE_UNAVAILABLE STORE_FULL DRAINING INTERNAL BAD_FRAME DIGEST_MISMATCH INCOMPLETE TOO_SLOW "
-    "NEWER_FORMAT OBJECT_UNREADABLE RUN_OPENING UNREACHABLE TIMEOUT CANCELLED UNKNOWN ABORTED RESOURCE_EXHAUSTED",
+    "NEWER_FORMAT OBJECT_UNREADABLE RUN_OPENING UNAUTHENTICATED UNREACHABLE TLS_FAILED TIMEOUT CANCELLED UNKNOWN "
+    "ABORTED RESOURCE_EXHAUSTED QUOTA_EXCEEDED",
     AttachAgainError: "SESSION_UNKNOWN",
     WorkRefusedError: "BASE_STALE BASE_FOREIGN BASE_FUTURE BASE_REPEATED ID_REUSED",
     PoisonedError: "NON_FINITE",
     PlanExpiredError: "PLAN_EXPIRED",
     CorruptDownloadError: "CORRUPT_DOWNLOAD",
     RunClosedError: "RUN_CLOSED",
-    StopExchangingError: "RUN_REPLACED SESSION_FENCED",
+    StopExchangingError: "RUN_REPLACED SESSION_FENCED WEIGHTS_REPLACED",
     StoreLostError: "STORE_ROLLED_BACK",
     RunNotFoundError: "RUN_NOT_FOUND",
     RunExistsError: "RUN_EXISTS",
     RefusedError: "BAD_REQUEST BAD_NAME RUN_DRAFT SHAPE_MISMATCH FRAGMENT_NOT_FOUND OUT_OF_RANGE TOO_LARGE "
-    "ENCODING_UNSUPPORTED VERSION_NOT_FOUND",
+    "ENCODING_UNSUPPORTED VERSION_NOT_FOUND PERMISSION_DENIED",
 }
 _CLASSES: Final = {reason: kind for kind, reasons in _REASONS.items() for reason in reasons.split()}
 

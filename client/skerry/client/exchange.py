@@ -20,10 +20,11 @@ from skerry.client.adoption import pull_newest
 from skerry.client.attachment import Attachment
 from skerry.client.boundary import Boundary
 from skerry.client.creation import find_or_create, warn_of_missing_plan
-from skerry.client.errors import RunClosedError, SkerryError
+from skerry.client.errors import RunClosedError, SkerryError, StopExchangingError
 from skerry.client.fragment import FragmentExchange
 from skerry.client.fragment_plan import check_same_tensors
 from skerry.client.parameters import Parameters
+from skerry.client.records import policy_of
 from skerry.client.session import ExchangeSettings, Session, Stats
 from skerry.client.transport import Transport
 from skerry.runtime.clock import StepClock
@@ -31,13 +32,15 @@ from skerry.runtime.identifiers import Entropy
 from skerry.runtime.workers import Workers
 from skerry.v1 import capabilities_pb2, types_pb2
 from skerry.wire import FragmentLayout, kernels
-from skerry.wire.messages import layouts_from_messages, policy_from_message
+from skerry.wire.messages import layouts_from_messages
 from skerry.wire.policy import Policy
 
 _log = structlog.get_logger(__name__)
 
 # Weight of a new step in the moving average of step times.
 _STEP_TIME_FACTOR: Final = 0.1
+# Between two log lines that say that a learner exchanges no more.
+_REMINDER_S: Final = 60.0
 
 
 class ExchangeLoop:
@@ -73,19 +76,24 @@ class ExchangeLoop:
         self._attachment = Attachment(self._session, self._fragments)
         self._last_step_end_s: float | None = None
         self._is_step_posted = False
+        self._next_reminder_s = clock.monotonic_s() + _REMINDER_S
 
     # The training thread's side.
 
-    def step(self, tokens: int, loss: float | None = None) -> None:
+    def step(self, tokens: int, loss: float | None = None) -> tuple[str, ...]:
         """Counts a step of `tokens` and does the work that waits for a step boundary; never waits for the network.
+
+        Returns the names of the fragments whose weights it changed.
 
         Raises:
             ValueError: `tokens` is below 1.
             TypeError: `loss` is no number.
+            StopExchangingError: WEIGHTS_REPLACED.
         """
         if tokens < 1:
             raise ValueError(f"a step trains on at least one token. tokens={tokens}")
         begin_s = self._clock.monotonic_s()
+        self.check_weights()
         session = self._session
         if self._last_step_end_s is not None:
             taken_s = begin_s - self._last_step_end_s
@@ -99,8 +107,28 @@ class ExchangeLoop:
             if not self._is_step_posted and any(fragment.may_send for fragment in self._fragments.values()):
                 self._is_step_posted = True
                 self._post(self._on_step)
+        else:
+            self._remind(begin_s)
         self._last_step_end_s = self._clock.monotonic_s()
         session.tally.stalled(self._last_step_end_s - begin_s)
+        return session.take_changed()
+
+    def check_weights(self) -> None:
+        """Ends the exchange if something other than training has replaced the weights: that is no work of the run.
+
+        Raises:
+            StopExchangingError: WEIGHTS_REPLACED.
+        """
+        if problem := self._session.parameters.replaced():
+            error = StopExchangingError("WEIGHTS_REPLACED", problem)
+            self._post(lambda: self._session.stop(error))
+            raise error
+
+    def _remind(self, now_s: float) -> None:
+        """Says now and then that this learner trains alone."""
+        if self._session.failure is not None and now_s >= self._next_reminder_s:
+            self._next_reminder_s = now_s + _REMINDER_S
+            self._session.say_stopped(self._session.failure)
 
     def serve(self, is_over: Callable[[], bool], timeout_s: float) -> bool:
         """Does the training thread's part without steps, until `is_over()` or the timeout; returns `is_over()`."""
@@ -113,6 +141,7 @@ class ExchangeLoop:
         return session.tally.stats(
             step_count=session.trained.step_count,
             token_count=session.trained.token_count,
+            unsent_step_count=max((one.unsent_step_count for one in self._fragments.values()), default=0),
             is_attached=session.attached.is_set() and not session.is_over,
             loss=session.loss,
             step_time_s=session.step_time_s,
@@ -169,7 +198,7 @@ class ExchangeLoop:
             raise RunClosedError("RUN_CLOSED", f"the run is closed. run={run.name}")
         session.run_uid = run.uid
         session.saw(run.position)
-        session.policy = policy_from_message(run.policy, Policy())
+        session.policy = policy_of(run.policy, Policy())
         warn_of_missing_plan(session)
         self._layouts, _ = layouts_from_messages(run.tensors, run.fragments, run.leaf_hash)
         check_same_tensors(session.parameters.tensors, self._layouts)
@@ -248,7 +277,9 @@ class ExchangeLoop:
                 await stack.enter_async_context(fragment.lock)
 
             def restore() -> tuple[list[FragmentExchange], Trained]:
-                return [one for one in fragments if one.restore_if_poisoned()], self._session.trained
+                loaded = [one for one in fragments if one.restore_if_poisoned()]
+                self._session.changed += [one.layout.name for one in loaded]
+                return loaded, self._session.trained
 
             restored, trained = await self._boundary.run(restore)
             for fragment in restored:

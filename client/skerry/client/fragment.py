@@ -133,6 +133,13 @@ class FragmentExchange:
             return not (isinstance(state, Sending) or (isinstance(state, InFlight) and state.is_pending))
         return not isinstance(state, Sending) and self._is_all_sent(state)
 
+    @property
+    def unsent_step_count(self) -> int:
+        """Steps that are in no acknowledged delta. Any thread may ask."""
+        state = self.state
+        being_sent = state.delta.header.step_count if isinstance(state, Sending) else 0
+        return self._session.trained.step_count - state.ledger.sent_until.step_count + being_sent
+
     def _is_all_sent(self, state: State) -> bool:
         return self._session.trained.step_count <= state.ledger.sent_until.step_count
 
@@ -288,6 +295,7 @@ class FragmentExchange:
                 seen_position=session.position,
                 stored=stored,
                 count_bytes=session.tally.sent,
+                is_repeated=state.was_tried,
             )
         except SkerryError as error:
             self._on_push_failed(error)

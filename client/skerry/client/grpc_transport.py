@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import aclosing, contextmanager, suppress
 from typing import Any, Final, TypeVar
 
 import grpc
+from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
 
 from skerry.client.errors import RefusedError, SkerryError, TryAgainError, error_of
+from skerry.client.handshakes import explain
 from skerry.client.replicas import Replica, Replicas, split_targets
+from skerry.client.transport import LANE_COUNT
+from skerry.runtime.tls import Tls
 from skerry.v1 import capabilities_pb2, exchange_pb2, runs_pb2
 
 ERROR_DOMAIN: Final = "skerry"
@@ -35,25 +40,24 @@ A = TypeVar("A")
 
 
 class GrpcTransport:
-    """One or more syncer replicas, with two connections to each: one for attach and small calls, one for bulk.
+    """One or more syncer replicas, with a connection to each for attach and small calls, and others for bulk.
 
+    Bulk calls that overlap take up to `LANE_COUNT` connections, which are made when they are needed.
     `target` is host:port, or several separated by commas; a host may have several addresses. Each call goes to the next
-    healthy replica. Must be made and used on one event loop. Without `credentials` the connections are plain text.
+    healthy replica. Must be made and used on one event loop. Without `tls` the connections are plain text.
 
     Raises:
-        ValueError: a target is empty.
+        ValueError: a target is empty, or the files of `tls` can't be used.
     """
 
-    def __init__(
-        self, target: str, *, credentials: grpc.ChannelCredentials | None = None, jitter: random.Random | None = None
-    ) -> None:
+    def __init__(self, target: str, *, tls: Tls | None = None, jitter: random.Random | None = None) -> None:
         """With `jitter` the replicas are called in an order of this client's own, so that many clients spread."""
         targets = split_targets(target)
         if jitter is not None:
             targets = tuple(jitter.sample(targets, len(targets)))
         self.has_others = len(targets) > 1
-        self._control = Replicas(targets, credentials)
-        self._bulk = Replicas(targets, credentials)
+        self._control = Replicas(targets, tls)
+        self._lanes = [Replicas(targets, tls) for _ in range(LANE_COUNT)]
 
     def attach(
         self, requests: AsyncIterator[exchange_pb2.AttachRequest]
@@ -64,22 +68,27 @@ class GrpcTransport:
     async def push_delta(
         self, requests: AsyncIterator[exchange_pb2.PushDeltaRequest]
     ) -> exchange_pb2.PushDeltaResponse:
-        """Sends a push on the bulk connection."""
-        replica = await self._bulk.next()
-        return await answer(replica.exchange.PushDelta(requests), unknown=TryAgainError)
+        """Sends a push on a bulk connection."""
+        with self._lane() as lane:
+            replica = await lane.next()
+            return await self._answer(replica.exchange.PushDelta(requests), unknown=TryAgainError)
 
     async def query_push(
         self, request: exchange_pb2.QueryPushRequest, *, timeout_s: float
     ) -> exchange_pb2.QueryPushResponse:
         """Asks how far a push has come."""
         replica = await self._control.next()
-        return await answer(replica.exchange.QueryPush(request, timeout=timeout_s), unknown=TryAgainError)
+        call = replica.exchange.QueryPush(request, timeout=timeout_s)
+        return await self._answer(call, unknown=TryAgainError)
 
-    def pull_fragment(
+    async def pull_fragment(
         self, request: exchange_pb2.PullFragmentRequest
     ) -> AsyncGenerator[exchange_pb2.PullFragmentResponse, None]:
-        """Opens a download on the bulk connection."""
-        return _stream(self._bulk, lambda replica: replica.exchange.PullFragment(request))
+        """Opens a download on a bulk connection."""
+        with self._lane() as lane:
+            async with aclosing(_stream(lane, lambda replica: replica.exchange.PullFragment(request))) as responses:
+                async for response in responses:
+                    yield response
 
     def watch(self, request: exchange_pb2.WatchRequest) -> AsyncGenerator[exchange_pb2.WatchResponse, None]:
         """Follows a run."""
@@ -87,7 +96,7 @@ class GrpcTransport:
 
     async def ask(self, call: Callable[[Replica], Awaitable[A]]) -> A:
         """Returns the answer of the next replica to a unary call."""
-        return await answer(call(await self._control.next()))
+        return await self._answer(call(await self._control.next()))
 
     async def get_capabilities(
         self, request: capabilities_pb2.GetCapabilitiesRequest, *, timeout_s: float
@@ -109,21 +118,30 @@ class GrpcTransport:
 
     async def close(self) -> None:
         """Closes every connection."""
-        await self._bulk.close()
-        await self._control.close()
+        for replicas in (*self._lanes, self._control):
+            await replicas.close()
 
+    @contextmanager
+    def _lane(self) -> Iterator[Replicas]:
+        """Yields the bulk connection with the fewest calls; of equal ones the first, so that it stays warm."""
+        lane = min(self._lanes, key=lambda one: one.call_count)
+        lane.call_count += 1
+        try:
+            yield lane
+        finally:
+            lane.call_count -= 1
 
-async def answer(call: Awaitable[A], *, unknown: type[SkerryError] = RefusedError) -> A:
-    """Returns the answer to a unary call; raises SkerryError if it fails, as `error_from_rpc` says."""
-    try:
-        return await call
-    except asyncio.CancelledError:
-        _raise_if_call_was_cancelled()
-        raise
-    except grpc.aio.AioRpcError as error:
-        raise error_from_rpc(error, unknown=unknown) from error
-    except grpc.aio.UsageError as error:  # the channel was closed under the call
-        raise error_of("UNREACHABLE", f"connection is closed. cause={error}") from error
+    async def _answer(self, call: Awaitable[A], *, unknown: type[SkerryError] = RefusedError) -> A:
+        """Returns the answer to a unary call; raises SkerryError if it fails, as `error_from_rpc` says."""
+        try:
+            return await call
+        except asyncio.CancelledError:
+            _raise_if_call_was_cancelled()
+            raise
+        except grpc.aio.AioRpcError as error:
+            raise error_from_rpc(error, unknown=unknown, has_tls=self._control.has_tls) from error
+        except grpc.aio.UsageError as error:  # the channel was closed under the call
+            raise error_of("UNREACHABLE", f"connection is closed. cause={error}") from error
 
 
 async def _stream(replicas: Replicas, open_call: Callable[[Replica], Any]) -> AsyncGenerator[Any, None]:
@@ -136,7 +154,7 @@ async def _stream(replicas: Replicas, open_call: Callable[[Replica], Any]) -> As
         _raise_if_call_was_cancelled()
         raise
     except grpc.aio.AioRpcError as error:
-        raise error_from_rpc(error) from error
+        raise error_from_rpc(error, has_tls=replicas.has_tls) from error
     except grpc.aio.UsageError as error:
         raise error_of("UNREACHABLE", f"connection is closed. cause={error}") from error
     finally:
@@ -153,11 +171,14 @@ def _raise_if_call_was_cancelled() -> None:
         raise error_of("CANCELLED", "the call was cancelled; what it was to send may have failed") from None
 
 
-def error_from_rpc(error: grpc.aio.AioRpcError, *, unknown: type[SkerryError] = RefusedError) -> SkerryError:
+def error_from_rpc(
+    error: grpc.aio.AioRpcError, *, unknown: type[SkerryError] = RefusedError, has_tls: bool = False
+) -> SkerryError:
     """Returns the error for a failed call: by the reason in its details, or else by the gRPC status.
 
-    A status that tells nothing of the call, such as a proxy's UNIMPLEMENTED, gives an error of the class `unknown`, and
-    so does a reason that only later versions know.
+    Where a connection could not be made, `has_tls` decides what that means. A status that tells nothing of the call,
+    such as a proxy's UNIMPLEMENTED, gives an error of the class `unknown`, and so does a reason that only later
+    versions know.
     """
     code = error.code()
     message = error.details() or code.name.lower()
@@ -167,13 +188,16 @@ def error_from_rpc(error: grpc.aio.AioRpcError, *, unknown: type[SkerryError] = 
     for key, value in trailing or ():
         if key != _DETAILS_KEY or not isinstance(value, bytes):
             continue
-        for detail in status_pb2.Status.FromString(value).details:
-            info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
-            if detail.Unpack(info) and info.domain == ERROR_DOMAIN:
-                own = info
-            elif detail.Unpack(retry):
-                retry_after_s = retry.retry_delay.ToTimedelta().total_seconds()
+        with suppress(DecodeError):  # details that can't be read say nothing
+            for detail in status_pb2.Status.FromString(value).details:
+                info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
+                if detail.Unpack(info) and info.domain == ERROR_DOMAIN:
+                    own = info
+                elif detail.Unpack(retry):
+                    retry_after_s = retry.retry_delay.seconds + retry.retry_delay.nanos / 1e9
     if own is None:  # the names of gRPC's statuses are not looked up as reasons: OUT_OF_RANGE is both
+        if code is grpc.StatusCode.UNAVAILABLE and (explained := explain(message, has_tls=has_tls)):
+            return error_of(*explained, retry_after_s=retry_after_s)
         kind = TryAgainError if code in _PASSING else unknown
         return kind(_REASONS.get(code, code.name), message, retry_after_s=retry_after_s)
     reason = own.reason.removeprefix("ERROR_REASON_")

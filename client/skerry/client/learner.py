@@ -9,6 +9,7 @@ import torch
 from skerry.client.array_learner import ArrayLearner
 from skerry.client.session import Adoption
 from skerry.client.torch_parameters import TorchParameters
+from skerry.runtime.tls import Tls
 from skerry.wire.policy import Policy
 
 
@@ -35,7 +36,7 @@ class Learner(ArrayLearner):
         *,
         target: str,
         run: str,
-        learner_id: str,
+        learner_id: str | None = None,
         region: str = "",
         create: bool = False,
         policy: Policy | None = None,
@@ -44,6 +45,7 @@ class Learner(ArrayLearner):
         blend_alpha: float = 0.5,
         fragment_count: int | None = None,
         connect_timeout_s: float = 30.0,
+        tls: Tls | None = None,
     ) -> None:
         super().__init__(
             TorchParameters(model),
@@ -58,4 +60,5 @@ class Learner(ArrayLearner):
             blend_alpha=blend_alpha,
             fragment_count=fragment_count,
             connect_timeout_s=connect_timeout_s,
+            tls=tls,
         )

@@ -37,6 +37,9 @@ class Parameters(Protocol):
     def encode(self) -> EncodeFrames:
         """The encoder for flat arrays of this kind."""
 
+    def replaced(self) -> str | None:
+        """Returns what, other than training, has replaced tensors or values, and what to do; cheap, for every step."""
+
     def is_float32(self, layout: FragmentLayout) -> bool:
         """Whether the fragment's tensors hold float32 exactly."""
 
@@ -80,10 +83,19 @@ class ArrayParameters:
     def __init__(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         for name, array in arrays.items():
             if not isinstance(array, np.ndarray) or array.dtype.kind != "f" or not array.flags.writeable:
-                raise ValueError(f"only writable floating-point NumPy arrays can be trained. array={name}")
+                raise ValueError(
+                    "only writable floating-point NumPy arrays can be trained, in place; of others, such as those of "
+                    f"JAX, train copies made by np.array(). array={name}, type={type(array).__name__}"
+                )
         self._arrays = {name: array for name, array in arrays.items() if array.size}
+        if not self._arrays:
+            raise ValueError("there is no array to train")
         self.tensors = tuple(TensorSpec(name, array.shape) for name, array in self._arrays.items())
         self.dtypes = {name: str(array.dtype) for name, array in self._arrays.items()}
+
+    def replaced(self) -> str | None:
+        """Returns None: arrays are what their caller gave."""
+        return None
 
     def is_float32(self, layout: FragmentLayout) -> bool:
         """Whether every array of the fragment is float32."""

@@ -21,6 +21,7 @@ from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from skerry.client.errors import RefusedError
+from skerry.v1 import types_pb2
 from skerry.wire import Codec, Compressor
 from skerry.wire.messages import policy_from_message
 from skerry.wire.policy import Policy
@@ -120,7 +121,6 @@ class LearnerStatus:
 
     learner_id: str
     region: str = ""
-    session_id: str = ""
     is_live: bool = False
     is_participating: bool = False
     report: LearnerReport | None = None
@@ -255,7 +255,7 @@ def record_of(kind: type[R], message: Message) -> R:
     """Returns a message as the record of this kind.
 
     Raises:
-        RefusedError: BAD_ANSWER: the message has a policy that this version does not know.
+        RefusedError: BAD_ANSWER: the message has a policy that this version does not know, or a time that is none.
     """
     fields: Any = kind  # a type is hashable, whatever its instances are
     return kind(**{name: _field(hint, message, name) for name, hint in _hints(fields)})
@@ -283,19 +283,35 @@ def _field(hint: Any, message: Any, name: str) -> Any:
 
 def _value(hint: Any, value: Any, enum: Any) -> Any:
     if isinstance(value, Duration):
-        return value.ToTimedelta().total_seconds()
+        return value.seconds + value.nanos / 1e9
     if isinstance(value, Timestamp):
-        return value.ToDatetime(UTC)
+        return _time_of(value)
     if hint is Policy:
-        try:
-            return policy_from_message(value, Policy())
-        except ValueError as error:
-            raise RefusedError("BAD_ANSWER", f"the policy is not one that this version knows. {error}") from error
+        return policy_of(value, Policy())
     if isinstance(value, Message):
         return record_of(hint, value)
     if enum is not None:
         return _word(hint, value, enum)
     return value
+
+
+def _time_of(value: Timestamp) -> datetime:
+    try:
+        return value.ToDatetime(UTC)
+    except (ValueError, OverflowError) as error:
+        raise RefusedError("BAD_ANSWER", f"not a time. {error}") from error
+
+
+def policy_of(message: types_pb2.Policy, base: Policy) -> Policy:
+    """Returns `base` with what an answer's policy sets.
+
+    Raises:
+        RefusedError: BAD_ANSWER: this version does not know the policy.
+    """
+    try:
+        return policy_from_message(message, base)
+    except ValueError as error:
+        raise RefusedError("BAD_ANSWER", f"the policy is not one that this version knows. {error}") from error
 
 
 def _word(hint: Any, number: int, enum: Any) -> Any:

@@ -6,11 +6,14 @@ at least that far before it answers. So calls are spread over all replicas, and 
 Each target has a gRPC channel, which spreads its calls over the addresses of the target's name. Of several targets,
 those are ready that accept connections and answer SERVING to `grpc.health.v1`; a server without that service counts as
 healthy. A single target is called whatever its health is, since its own refusal says more than no answer.
+
+With TLS, the files are read again when a connection can't be made, so that renewed certificates come into use.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections import deque
 from collections.abc import Sequence
@@ -19,6 +22,7 @@ from typing import Any, Final
 import grpc
 
 from skerry.client.errors import error_of
+from skerry.runtime.tls import Tls
 from skerry.v1 import capabilities_pb2_grpc, exchange_pb2_grpc, runs_pb2_grpc
 
 _BALANCED: Final[dict[str, Any]] = {"loadBalancingConfig": [{"round_robin": {}}]}
@@ -55,25 +59,55 @@ def split_targets(targets: str) -> tuple[str, ...]:
 class Replica:
     """One target: its channel, and the stubs of its services."""
 
-    def __init__(self, target: str, credentials: grpc.ChannelCredentials | None, *, is_alone: bool) -> None:
+    def __init__(self, target: str, tls: Tls | None, *, is_alone: bool) -> None:
         config = json.dumps(_BALANCED if is_alone else _HEALTH_CHECKED)
-        options = [*_OPTIONS, ("grpc.service_config", config)]
-        if credentials is None:
-            self.channel = grpc.aio.insecure_channel(target, options=options)
+        self._target, self._tls = target, tls
+        self._options = [*_OPTIONS, ("grpc.service_config", config)]
+        self._files = None if tls is None else tls.read()
+        self._connect()
+
+    async def renew(self) -> None:
+        """Connects with the certificates that the files hold now, if they changed and no connection can be made."""
+        if self._tls is None or self.channel.get_state() is not grpc.ChannelConnectivity.TRANSIENT_FAILURE:
+            return
+        with contextlib.suppress(ValueError):  # files that are being replaced are read again before the next call
+            files = self._tls.read(self._files)
+            if files is not self._files:
+                broken, self._files = self.channel, files
+                self._connect()
+                await broken.close(None)
+
+    def _connect(self) -> None:
+        if self._files is None:
+            self.channel = grpc.aio.insecure_channel(self._target, options=self._options)
         else:
-            self.channel = grpc.aio.secure_channel(target, credentials, options=options)
+            credentials = grpc.ssl_channel_credentials(self._files.ca, self._files.key, self._files.cert)
+            if self._tls is not None and (self._tls.token_file or self._tls.token):
+                plugin = grpc.metadata_call_credentials(self._authorize)  # type: ignore[arg-type]  # any callable
+                credentials = grpc.composite_channel_credentials(credentials, plugin)
+            self.channel = grpc.aio.secure_channel(self._target, credentials, options=self._options)
         self.exchange = exchange_pb2_grpc.ExchangeStub(self.channel)
         self.runs = runs_pb2_grpc.RunsStub(self.channel)
         self.capabilities = capabilities_pb2_grpc.CapabilitiesStub(self.channel)
+
+    def _authorize(self, _: grpc.AuthMetadataContext, callback: grpc.AuthMetadataPluginCallback) -> None:
+        """Gives a call the token as it is now; called by threads of gRPC, and only for calls over TLS."""
+        assert self._tls is not None, "there is a token"
+        try:
+            callback((("authorization", f"Bearer {self._tls.bearer()}"),), None)
+        except ValueError as error:
+            callback((), error)
 
 
 class Replicas:
     """The targets of a client, each with a connection for one kind of calls; to be used on one event loop."""
 
-    def __init__(self, targets: Sequence[str], credentials: grpc.ChannelCredentials | None) -> None:
+    def __init__(self, targets: Sequence[str], tls: Tls | None) -> None:
         """Begins with the first target."""
-        self._replicas = deque(Replica(target, credentials, is_alone=len(targets) == 1) for target in targets)
+        self._replicas = deque(Replica(target, tls, is_alone=len(targets) == 1) for target in targets)
+        self.has_tls = tls is not None
         self._is_closed = False
+        self.call_count = 0  # of calls under way, as their owner counts them
 
     async def next(self) -> Replica:
         """Returns the next replica that is ready; or else the next one, so that the call itself says what is wrong.
@@ -81,6 +115,9 @@ class Replicas:
         Raises:
             TryAgainError: UNREACHABLE: the connections were closed.
         """
+        for replica in tuple(self._replicas):  # other calls turn the order meanwhile
+            if not self._is_closed:
+                await replica.renew()
         if len(self._replicas) > 1:
             loop = asyncio.get_running_loop()
             deadline_s = loop.time() + _CONNECT_S

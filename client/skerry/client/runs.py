@@ -18,6 +18,7 @@ from skerry.client.replicas import Replica
 from skerry.client.session import Calls
 from skerry.runtime.identifiers import SystemEntropy, system_random
 from skerry.runtime.retry import Retry, RetrySettings
+from skerry.runtime.tls import Tls
 from skerry.runtime.workers import InlineWorkers
 from skerry.v1 import capabilities_pb2, exchange_pb2, runs_pb2, types_pb2
 from skerry.wire import messages
@@ -30,28 +31,29 @@ _PAGE_SIZE: Final = 100
 # A person waits for the answer: calls are repeated a few times if the server asks for it, or if it is gone and there
 # are others, and not at all if nobody answers.
 _RETRY: Final = RetrySettings(attempt_count=3, longest_wait_s=2.0)
-_HOPELESS: Final = frozenset({"UNREACHABLE", "TIMEOUT"})
-_HOPELESS_WITH_OTHERS: Final = frozenset({"TIMEOUT"})
+_HOPELESS: Final = frozenset({"UNREACHABLE", "TLS_FAILED", "TIMEOUT", "UNAUTHENTICATED"})
+_HOPELESS_WITH_OTHERS: Final = frozenset({"TIMEOUT", "UNAUTHENTICATED"})
 
 
 class RunsClient:
     """Calls `skerry.v1.Runs` of the syncer at `target`, waiting at most `timeout_s` for each answer.
 
-    `target` is host:port, or several replicas separated by commas; see `skerry.client.replicas`.
+    `target` is host:port, or several replicas separated by commas; see `skerry.client.replicas`. Without `tls` the
+    connection is plain text.
 
     Synchronous, for one thread at a time; a context manager. Every method raises SkerryError if the server refuses or
     does not answer. Log positions in answers are remembered and sent along, so that no replica answers from an older
     state.
     """
 
-    def __init__(self, target: str, *, timeout_s: float = 30.0) -> None:
+    def __init__(self, target: str, *, tls: Tls | None = None, timeout_s: float = 30.0) -> None:
         self._timeout_s = timeout_s
         self._entropy = SystemEntropy()
         self._seen: dict[str, int] = {}  # position by run uid
         self._uids: dict[str, str] = {}  # newest uid seen by name
         jitter = system_random()
         self._thread = LoopThread("skerry-runs")
-        self._transport = self._thread.call(lambda: GrpcTransport(target, jitter=jitter))
+        self._transport = self._thread.call(lambda: GrpcTransport(target, tls=tls, jitter=jitter))
         hopeless = _HOPELESS_WITH_OTHERS if self._transport.has_others else _HOPELESS
         retry = Retry(_RETRY, jitter, lambda error: is_transient(error) and error.reason not in hopeless)
         self._calls = Calls(self._transport, retry, timeout_s=timeout_s)

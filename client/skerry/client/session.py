@@ -63,12 +63,15 @@ class ExchangeSettings:
     call_timeout_s: float = 20.0
     stall_timeout_s: float = 60.0  # a transfer may take any time as long as bytes move
     concurrent_transfers: int = 4
+    lane_bytes: int = 4 * 2**20  # of a transfer that are worth a call of their own, beside the others
     retry: RetrySettings = field(default_factory=RetrySettings)
 
     def __post_init__(self) -> None:
         """Checks names and ranges."""
         check_name(self.run, "run")
         check_name(self.learner_id, "learner")
+        if self.policy is not None and not isinstance(self.policy, Policy):
+            raise TypeError("policy must be a skerry.client.Policy; of a dict make one by Policy.from_json(values)")
         if self.region:
             check_name(self.region, "region")
         if not 0 <= self.blend_alpha <= 1:
@@ -83,6 +86,7 @@ class Calls:
     retry: Retry  # for idempotent calls
     timeout_s: float = 20.0  # of a unary call
     stall_timeout_s: float = 60.0  # of a transfer, which may take any time as long as bytes move
+    lane_bytes: int = 4 * 2**20  # of a transfer that are worth a call of their own
 
     @property
     def endless(self) -> Retry:
@@ -96,6 +100,7 @@ class Stats:
 
     step_count: int = 0
     token_count: int = 0
+    unsent_step_count: int = 0  # of the fragment that has most of them: in no delta that was acknowledged
     is_attached: bool = False
     bytes_up: int = 0  # of deltas, as frames; repeated pushes count again
     bytes_down: int = 0  # of updates and snapshots
@@ -180,6 +185,7 @@ class Session:
             Retry(settings.retry, jitter, is_transient),
             timeout_s=settings.call_timeout_s,
             stall_timeout_s=settings.stall_timeout_s,
+            lane_bytes=settings.lane_bytes,
         )
         self.parameters = parameters
         self.workers = workers
@@ -194,6 +200,7 @@ class Session:
         self.trained: Trained = UNTRAINED
         self.loss: float | None = None
         self.step_time_s: float | None = None
+        self.changed: list[str] = []  # fragments, by the training thread
         self.is_flushing = False
         self.is_closed = False
         self.failure: SkerryError | None = None
@@ -207,11 +214,21 @@ class Session:
         Raises:
             SkerryError: the last failure.
         """
-        return await self.calls.endless.call(call, timeout_s=self.settings.connect_timeout_s)
+        retry = replace(self.calls.endless, before_pause=self._say_waiting)
+        return await retry.call(call, timeout_s=self.settings.connect_timeout_s)
+
+    def _say_waiting(self, attempt: int, error: BaseException) -> None:
+        if attempt == 1:
+            _log.warning("no syncer answers yet, trying again", run=self.settings.run, because=str(error))
 
     def saw(self, position: int) -> None:
         """Takes note of a log position that an answer or event carried."""
         self.position = max(self.position, position)
+
+    def take_changed(self) -> tuple[str, ...]:
+        """Returns the fragments whose weights were changed since the last call, each once; for the training thread."""
+        changed, self.changed = tuple(dict.fromkeys(self.changed)), []
+        return changed
 
     @property
     def is_over(self) -> bool:
@@ -223,6 +240,11 @@ class Session:
         if self.is_over:
             return
         self.failure = error
+        self.say_stopped(error)
+        self.end()
+
+    def say_stopped(self, error: SkerryError) -> None:
+        """Logs that this learner exchanges no more."""
         _log.error(
             "exchange stopped, training goes on alone",
             run=self.settings.run,
@@ -230,7 +252,6 @@ class Session:
             reason=error.reason,
             because=str(error),
         )
-        self.end()
 
     def end(self) -> None:
         """Ends the exchange for good."""

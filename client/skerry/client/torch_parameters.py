@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -24,6 +24,47 @@ from skerry.wire.torch_codecs import encode_frames_torch
 _WRAPPERS: Final = (torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel)
 
 
+_ATTACH_LAST: Final = "do that first, then attach; the run's weights win"
+
+
+class _Loads:
+    """A hook that counts the state dicts that were loaded into a module; may be copied and pickled with it."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self, *_: object) -> None:
+        """Counts one."""
+        self.count += 1
+
+
+class _Attached:
+    """The tensors that were attached, and every place of the module that led to them."""
+
+    def __init__(
+        self, model: torch.nn.Module | Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor]
+    ) -> None:
+        self._tensors = [(name, one, one.data_ptr(), one.dtype) for name, one in tensors.items()]
+        self._places: list[tuple[dict[str, Any], str, object]] = []
+        self._loads = _Loads()
+        for module in model.modules() if isinstance(model, torch.nn.Module) else ():
+            module.register_load_state_dict_post_hook(self._loads)  # type: ignore[no-untyped-call]
+            for held in (module._parameters, module._modules):  # noqa: SLF001 - named_parameters() takes milliseconds
+                self._places += [(held, key, one) for key, one in held.items()]
+
+    def replaced(self) -> str | None:
+        """Returns what was replaced, and what to do."""
+        if self._loads.count:
+            return f"a state dict was loaded after attaching, which is not training: {_ATTACH_LAST}"
+        for held, key, one in self._places:
+            if held.get(key) is not one:
+                return f"a parameter or layer was replaced after attaching: {_ATTACH_LAST}. attribute={key}"
+        for name, tensor, address, dtype in self._tensors:
+            if tensor.data_ptr() != address or tensor.dtype is not dtype:
+                return f"the model was moved or converted after attaching: {_ATTACH_LAST}. parameter={name}"
+        return None
+
+
 class TorchParameters:
     """A module's trainable floating-point parameters, tied ones once, under their own names.
 
@@ -31,16 +72,19 @@ class TorchParameters:
     torch.compile, so that learners with and without them can be in one run. Tensors given by name keep their names.
 
     Raises:
-        ValueError: nothing can be trained, two parameters have one name, or they are on more than one device.
+        ValueError: nothing can be trained, two parameters have one name, they are on more than one device, or the
+            model is trained by several processes.
     """
 
     def __init__(self, model: torch.nn.Module | Mapping[str, torch.Tensor]) -> None:
+        _check_one_process(model)
         given = _named_parameters(model) if isinstance(model, torch.nn.Module) else model
-        self._tensors = {
-            name: tensor.detach()
+        trained = {
+            name: tensor
             for name, tensor in given.items()
             if tensor.is_floating_point() and tensor.numel() and (tensor.requires_grad or given is model)
         }
+        self._tensors = {name: tensor.detach() for name, tensor in trained.items()}
         if not self._tensors:
             raise ValueError(
                 "the model has no trainable parameter. Parameters take part if they are floating-point, have elements "
@@ -53,6 +97,7 @@ class TorchParameters:
         self._is_on_host = self._device.type == "cpu"
         self.tensors = tuple(TensorSpec(name, tuple(tensor.shape)) for name, tensor in self._tensors.items())
         self.dtypes = {name: str(tensor.dtype).removeprefix("torch.") for name, tensor in self._tensors.items()}
+        self.replaced = _Attached(model, trained).replaced
 
     @property
     def encode(self) -> EncodeFrames:
@@ -127,6 +172,19 @@ class TorchParameters:
             vector[first : first + spec.numel].view(spec.shape)
             for spec, first in zip(layout.tensors, layout.offsets, strict=True)
         ]
+
+
+def _check_one_process(model: torch.nn.Module | Mapping[str, torch.Tensor]) -> None:
+    """Refuses a model whose ranks would drift apart, since only one of them would adopt what the run merges.
+
+    Raises:
+        ValueError: the model is DistributedDataParallel over several processes.
+    """
+    if isinstance(model, torch.nn.parallel.DistributedDataParallel) and (size := model.process_group.size()) > 1:
+        raise ValueError(
+            "an island of several processes can't be a learner yet: the other ranks would not adopt what one of them "
+            f"does. Train each island in one process. ranks={size}"
+        )
 
 
 def _named_parameters(model: torch.nn.Module) -> dict[str, torch.Tensor]:

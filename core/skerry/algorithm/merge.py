@@ -11,6 +11,14 @@ each tensor t,
     d_t   = u_t                                            (6)  mean
     d_t   = sum(p_m r_m |v_mt|, m) * u_t / |u_t|           (7)  RDA: mean length times mean direction
 
+A delta is held against its peers. R_mt is the upper median of the norms a step |v_jt| / s_j of the other learners j,
+and at least the tensor's share of their whole, by its elements. What is longer than kappa times that counts less:
+
+    x_mt  = min(1, L / s_m) |v_mt| / (L R_mt)              (8)  how many times what its peers lead to expect
+    a_mt  = min(1, kappa / x_mt)^2                         (9)  multiplies c_mt in (3) and (4), and r_m in (7)
+
+So no delta counts for more than kappa times a usual one, and one of 29 times for kappa^2 / 29: next to nothing.
+
 RDA is radial-directional averaging: where deltas disagree, the mean is shorter than they are, and RDA is not. A delta
 without length has no direction, and directions that cancel give d = 0. The norms are taken in float64.
 
@@ -98,6 +106,23 @@ _SMALLEST_NORM: Final = 2.0**-100
 _SMALLEST_NORMAL: Final = float(np.finfo(np.float32).smallest_normal)
 
 
+# kappa. In runs of equal learners no delta exceeds 1.7, where one is three times faster or slower one in sixty 2.
+_LARGEST_RATIO: Final = 2.0
+
+
+def reference_norms(
+    peers: NDArray[np.float64],  # (learners, tensors) |v_jt| / s_j
+    sizes: NDArray[np.float64],  # (tensors,) elements
+) -> NDArray[np.float64]:
+    """Returns R of equation (8), (tensors,); infinite where there is nothing to compare with."""
+    medians = np.sort(peers, axis=0)[len(peers) // 2] if len(peers) else np.zeros(len(sizes))
+    whole = math.hypot(*medians)
+    if whole == 0:
+        return np.full(len(sizes), np.inf)
+    found: NDArray[np.float64] = np.maximum(medians, whole * np.sqrt(sizes / sizes.sum()))
+    return found
+
+
 @dataclass(frozen=True)
 class Round:
     """What the log says of a round's deltas."""
@@ -108,32 +133,45 @@ class Round:
     step_counts: NDArray[np.float64]  # (members,) s
     length: float  # L
     inner_step_count: int  # H
+    references: NDArray[np.float64]  # (members, tensors) R; infinite: nothing to compare with
+    # (members, tensors) q of `median`, which then stand for p in (4) and (7)
+    median_shares: NDArray[np.float64] | None = None
 
     def coefficients(self) -> NDArray[np.float32]:
         """Returns c of equation (3) or (4), (members, tensors). Members whose weights are all zero count alike."""
-        shares = self._shares()[:, None]
+        shares = self.shares()[:, None] if self.median_shares is None else self.median_shares
         if self.rule is MergeRule.MEAN:
-            return _float32(np.broadcast_to(shares * self._ratios()[:, None], self.norms.shape))
+            return _float32(shares * self._ratios())
         is_zero = self.norms < _SMALLEST_NORM
-        return _float32(np.where(is_zero, 0.0, shares / np.where(is_zero, 1.0, self.norms)))
+        return _float32(np.where(is_zero, 0.0, shares / np.where(is_zero, 1.0, self.norms)) * self._trust())
 
     def tensor_scales(self, sum_norms: NDArray[np.float64]) -> NDArray[np.float32]:
         """Returns what takes u to d, (tensors,): equation (7) from the norms |u_t|; 0 where directions cancel."""
         if self.rule is MergeRule.MEAN:
             return np.ones(self.norms.shape[1], np.float32)
         is_zero = sum_norms < _CANCELLED
-        lengths = self._shares() @ (self.norms * self._ratios()[:, None])
+        each = self.norms * self._ratios()
+        lengths = self.shares() @ each if self.median_shares is None else np.sum(self.median_shares * each, axis=0)
         return _float32(np.where(is_zero, 0.0, lengths / np.where(is_zero, 1.0, sum_norms)))
 
-    def _shares(self) -> NDArray[np.float64]:
+    def shares(self) -> NDArray[np.float64]:
         """Returns p of equation (2), (members,)."""
         weights = self.weights * np.minimum(1.0, np.maximum(self.step_counts, 1.0) / self.length)
         total = math.fsum(weights)
         return weights / total if total > 0 else np.full(len(weights), 1 / len(weights))
 
+    def _shortened(self) -> NDArray[np.float64]:
+        """Returns min(1, L / s), (members, 1)."""
+        return np.minimum(1.0, self.length / np.maximum(self.step_counts, 1.0))[:, None]
+
     def _ratios(self) -> NDArray[np.float64]:
-        """Returns r of equation (1), (members,)."""
-        return np.minimum(1.0, self.length / np.maximum(self.step_counts, 1.0)) * (self.inner_step_count / self.length)
+        """Returns a r of equations (1) and (9), (members, tensors)."""
+        return self._shortened() * (self.inner_step_count / self.length) * self._trust()
+
+    def _trust(self) -> NDArray[np.float64]:
+        """Returns a of equation (9), (members, tensors)."""
+        taken, most = self._shortened() * self.norms, _LARGEST_RATIO * self.length * self.references
+        return np.divide(most, taken, out=np.ones_like(taken), where=taken > most) ** 2
 
 
 def _float32(values: NDArray[np.float64]) -> NDArray[np.float32]:

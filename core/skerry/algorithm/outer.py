@@ -85,7 +85,7 @@ def momentum_at(
 
 def learning_rate_at(outer: OuterOptimizer, rule: MergeRule, *, delta_count: int) -> float:
     """Returns lr of equation (5) for a round of so many deltas; a constant schedule returns its rate as it is."""
-    is_longer = rule is MergeRule.RDA and delta_count > 1 and outer.schedule is not OuterSchedule.CONSTANT
+    is_longer = rule is not MergeRule.MEAN and delta_count > 1 and outer.schedule is not OuterSchedule.CONSTANT
     return outer.learning_rate * (_RDA_SHARE if is_longer else 1.0)
 
 

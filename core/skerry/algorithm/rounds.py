@@ -15,6 +15,11 @@ direction that they took, shorter ones are taken as they are, with as much less 
 
     v_m min(1, L / s_m),    w'_m = w_m min(1, s_m / L)                          (4)
 
+No learner's deltas of a round, together, count for more than c times what the others bring, by the median of the larger
+of what each brings now and brought last, so that who lies about its tokens does not have the round to itself:
+
+    sum(w_m, m of one learner) <= c median(W of the others),    if there are two others                        (4a)
+
 So a learner that takes many small steps moves the run, and its clock, no faster than those who do most of the work,
 and a slow learner does not hold the run back. (`merge` writes (4) for a round of H steps, times H / L, and `outer`
 takes it back by the round's share T = rho L / H.)
@@ -37,6 +42,7 @@ against the mean and the maximum.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
@@ -58,6 +64,11 @@ def delta_weight(token_count: int, step_count: int, *, inner_step_count: int, we
     if step_count <= 0:
         return 0.0
     return token_count * min(1.0, weight_cap * inner_step_count / step_count)
+
+
+def most_weight(others: Sequence[float], *, weight_cap: float) -> float:
+    """Returns what one learner counts at most, equation (4a), where the others bring these weights."""
+    return weight_cap * statistics.median(others) if len(others) > 1 else math.inf
 
 
 def rounds_behind(steps_since_base: float, *, inner_step_count: int) -> int:

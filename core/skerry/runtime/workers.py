@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, Protocol, TypeVar, TypeVarTuple
 
@@ -45,6 +46,22 @@ class InlineWorkers:
     async def run(self, function: Callable[[*Arguments], Result], *args: *Arguments) -> Result:
         """Runs `function` before returning to the loop."""
         return function(*args)
+
+
+async def in_order(calls: Iterable[Callable[[], Awaitable[Result]]], count: int) -> AsyncGenerator[Result, None]:
+    """Yields the results of the calls in their order; the next `count` of them are under way meanwhile."""
+    tasks: deque[asyncio.Future[Result]] = deque()
+    try:
+        for call in calls:
+            tasks.append(asyncio.ensure_future(call()))
+            if len(tasks) == count:
+                yield await tasks.popleft()
+        while tasks:
+            yield await tasks.popleft()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def run_jobs(workers: Workers, jobs: AsyncIterator[Callable[[], Result]]) -> list[Result]:

@@ -131,7 +131,8 @@ def pack_frame(cut: Cut, raw: NDArray[np.uint8], encoding: Encoding) -> bytes:
     """Return the frame of these raw bytes; those that compression does not make fewer are stored as they are."""
     payload: bytes | memoryview = raw.data
     compressor = Compressor.NONE
-    if encoding.compressor is Compressor.ZSTD:
+    # To save 2 of 32 bits, zstd takes 10 ns an element.
+    if encoding.compressor is Compressor.ZSTD and cut.codec is not Codec.FLOAT32:
         compressed = compress(raw.data, encoding.level)
         if len(compressed) < raw.nbytes:
             payload, compressor = compressed, Compressor.ZSTD
@@ -186,8 +187,7 @@ def parse_header(buffer: bytes | bytearray | memoryview) -> FrameHeader:
         FrameError: TRUNCATED, BAD_HEADER, TOO_LARGE or BOMB. The checksum is for `parse_frames`.
     """
     if len(buffer) < HEADER_SIZE:
-        msg = f"bytes end inside a header. expected={HEADER_SIZE}, actual={len(buffer)}"
-        raise FrameError(WireReason.TRUNCATED, msg)
+        raise FrameError(WireReason.TRUNCATED, f"header is cut. expected={HEADER_SIZE}, actual={len(buffer)}")
     magic, codec_number, compressor_number, block, first, numel, payload_size, raw_size = _HEADER.unpack_from(buffer)
     codec = CODEC_OF_NUMBER.get(codec_number)
     compressor = COMPRESSOR_OF_NUMBER.get(compressor_number)

@@ -194,6 +194,16 @@ def decode(  # noqa: C901, PLR0912 - as `quantise`
             at += n
 
 
+@_compiled(types.boolean(_read_floats, _float, _float))
+def are_scales(scales: Float32s, smallest: np.float32, largest: np.float32) -> bool:
+    """`quantise._check_scales`: whether each is 0 or from `smallest` to `largest`."""
+    bits, is_right = scales.view(np.uint32), True
+    low, high = np.float32(smallest).view(np.uint32), np.float32(largest).view(np.uint32)
+    for i in range(np.uint64(len(scales))):
+        is_right &= (bits[i] == np.uint32(0)) | ((bits[i] >= low) & (bits[i] <= high))
+    return is_right
+
+
 @_inlined
 def _square(bits: int, code: int) -> np.uint32:
     """The square of a code's level: of e3m0's, times 2^14."""

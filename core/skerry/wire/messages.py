@@ -28,7 +28,6 @@ LEAF_HASHES: Final = {
 # Block sizes that the contract allows. With smaller ones the scales take more bytes than better codes save.
 MIN_BLOCK: Final = 16
 MAX_BLOCK: Final = 4096
-DEFAULT_BLOCK: Final = 128
 
 _CODECS: Final[Mapping[v1.Codec.ValueType, Codec]] = {
     v1.CODEC_FLOAT32: Codec.FLOAT32,
@@ -47,6 +46,7 @@ COMPRESSOR_MESSAGES: Final = {Compressor.NONE: v1.COMPRESSOR_NONE, Compressor.ZS
 _MERGE_RULES: Final[Mapping[v1.MergeRule.ValueType, MergeRule]] = {
     v1.MERGE_RULE_MEAN: MergeRule.MEAN,
     v1.MERGE_RULE_RDA: MergeRule.RDA,
+    v1.MERGE_RULE_GEOMETRIC_MEDIAN: MergeRule.MEDIAN,
 }
 _MERGE_RULE_MESSAGES: Final = {rule: number for number, rule in _MERGE_RULES.items()}
 _SCHEDULES: Final[Mapping[v1.OuterSchedule.ValueType, OuterSchedule]] = {
@@ -88,7 +88,7 @@ def encoding_from_message(message: v1.Encoding) -> Encoding:
         raise ValueError(f"block size is out of range. low={MIN_BLOCK}, high={MAX_BLOCK}, actual={message.block}")
     return Encoding(
         codec=codec,
-        block=message.block if codec.has_blocks else DEFAULT_BLOCK,
+        block=message.block if codec.has_blocks else Encoding.block,
         vector_codec=vector_codec,
         compressor=_known(_COMPRESSORS, message.compressor, "compressor"),
     )

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from types import ModuleType
 from typing import Final
 
@@ -50,8 +51,16 @@ class Blocks:
     @property
     def edges(self) -> NDArray[np.uint64]:
         """`(count + 1,)` the first element of each block, then `numel`: what kernels take."""
-        starts = np.arange(self.count) * self.size if self.starts is None else self.starts
-        return np.append(starts, self.numel).astype(np.uint64)
+        if self.starts is None:
+            return _even_edges(self.numel, self.size)
+        return np.append(self.starts, self.numel).astype(np.uint64)
+
+
+@lru_cache(64)
+def _even_edges(numel: int, size: int) -> NDArray[np.uint64]:
+    edges = np.append(np.arange(0, numel, size), numel).astype(np.uint64)
+    edges.flags.writeable = False
+    return edges
 
 
 def blocks_of(layout: FragmentLayout, first: int, numel: int, size: int) -> Blocks:
@@ -368,10 +377,15 @@ def _decode_elements(codec: Codec, raw: NDArray[np.uint8], out: NDArray[np.float
 
 def _check_scales(codec: Codec, scales: NDArray[np.float32]) -> None:
     """Refuse scales that would decode to what is not finite, or that machines do not agree on."""
-    bits = scales.view(np.uint32)
-    largest = LARGEST_SCALED / np.float32(codec.top_code)
-    # Positive numbers order as their bits do; one less makes zero the largest of all.
-    if bits.max() <= largest.view(np.uint32) and (bits - _ONE).min() >= SMALLEST_SCALE[codec].view(np.uint32) - _ONE:
+    smallest, largest = SMALLEST_SCALE[codec], LARGEST_SCALED / np.float32(codec.top_code)
+    kernels = kernels_for(scales)
+    if kernels is not None:
+        is_right = kernels.are_scales(scales, smallest, largest)
+    else:
+        bits = scales.view(np.uint32)
+        # Positive numbers order as their bits do; one less makes zero the largest of all.
+        is_right = bits.max() <= largest.view(np.uint32) and (bits - _ONE).min() >= smallest.view(np.uint32) - _ONE
+    if is_right:
         return
     reason = WireReason.BAD_SCALE if np.isfinite(scales).all() else WireReason.NON_FINITE
     raise FrameError(reason, f"a block's scale is not finite or out of range. codec={codec}")

@@ -51,6 +51,7 @@ class CapabilitiesServicer(object):
 
         Errors:
         - TOO_LARGE: the message is larger than max_message_size_bytes.
+        - UNAUTHENTICATED: the server wants to know who calls, and neither the client's certificate nor its token says so.
         - INTERNAL: the server failed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

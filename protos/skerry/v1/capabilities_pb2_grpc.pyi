@@ -38,6 +38,7 @@ class CapabilitiesStub:
 
     Errors:
     - TOO_LARGE: the message is larger than max_message_size_bytes.
+    - UNAUTHENTICATED: the server wants to know who calls, and neither the client's certificate nor its token says so.
     - INTERNAL: the server failed.
     """
 
@@ -51,6 +52,7 @@ class CapabilitiesAsyncStub(CapabilitiesStub):
 
     Errors:
     - TOO_LARGE: the message is larger than max_message_size_bytes.
+    - UNAUTHENTICATED: the server wants to know who calls, and neither the client's certificate nor its token says so.
     - INTERNAL: the server failed.
     """
 
@@ -67,6 +69,7 @@ class CapabilitiesServicer(metaclass=_abc_1.ABCMeta):
 
         Errors:
         - TOO_LARGE: the message is larger than max_message_size_bytes.
+        - UNAUTHENTICATED: the server wants to know who calls, and neither the client's certificate nor its token says so.
         - INTERNAL: the server failed.
         """
 

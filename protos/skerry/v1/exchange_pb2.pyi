@@ -391,7 +391,7 @@ class PartBegin(_message.Message):
     first: _builtins.int
     """First element."""
     numel: _builtins.int
-    """Number of elements, at least 1. A part starts and ends where frames may (protos/FORMAT.md, section 2)."""
+    """Number of elements, 1 to 2^26. A part starts and ends where frames may (protos/FORMAT.md, section 2)."""
     size_bytes: _builtins.int
     """Bytes of its frames: those of its `data` messages, summed; more are refused with TOO_LARGE. The replica does not
     read on until it has memory for so many. 0: not stated; it then reserves for the most that `numel` elements take,
@@ -608,6 +608,7 @@ class PullFragmentRequest(_message.Message):
     TARGET_VERSION_FIELD_NUMBER: _builtins.int
     IS_NEWEST_FIELD_NUMBER: _builtins.int
     RESUME_FIELD_NUMBER: _builtins.int
+    LIMIT_BYTES_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     """Name of the run."""
     run_uid: _builtins.str
@@ -624,6 +625,10 @@ class PullFragmentRequest(_message.Message):
     """The version wanted; not read where `is_newest` is true and `resume` is absent."""
     is_newest: _builtins.bool
     """True: the newest version. Not read with `resume`."""
+    limit_bytes: _builtins.int
+    """The most bytes of objects to send; 0: all that follow. A client MAY fetch stretches of a plan side by side, each by
+    a call with `resume` of its own, because one connection does not fill a long link.
+    """
     @_builtins.property
     def resume(self) -> Global___PullResume:
         """If given, goes on with an earlier plan; `from_version` and `target_version` MUST be that plan's."""
@@ -639,10 +644,11 @@ class PullFragmentRequest(_message.Message):
         target_version: _builtins.int = ...,
         is_newest: _builtins.bool = ...,
         resume: Global___PullResume | None = ...,
+        limit_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["resume", b"resume"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fragment", b"fragment", "from_version", b"from_version", "is_newest", b"is_newest", "resume", b"resume", "run", b"run", "run_uid", b"run_uid", "seen_position", b"seen_position", "target_version", b"target_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fragment", b"fragment", "from_version", b"from_version", "is_newest", b"is_newest", "limit_bytes", b"limit_bytes", "resume", b"resume", "run", b"run", "run_uid", b"run_uid", "seen_position", b"seen_position", "target_version", b"target_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -902,7 +908,7 @@ class WatchStart(_message.Message):
 
     @_builtins.property
     def learners(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.LearnerStatus]:
-        """Its learners, live or not."""
+        """Its learners, as in GetRunResponse."""
 
     def __init__(
         self,

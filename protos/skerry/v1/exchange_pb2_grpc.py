@@ -45,6 +45,10 @@ class ExchangeStub(object):
     - STORE_ROLLED_BACK: the run's log is shorter than seen_position, or damaged.
     - OBJECT_UNREADABLE: an object that the log names is lost or damaged.
     - RUN_OPENING: the replica is still reading the run's log.
+    - UNAUTHENTICATED: the server wants to know who calls, and neither the client's certificate nor its token says so.
+    Any call also ends with it when its token is revoked or expires.
+    - PERMISSION_DENIED: the caller's role, run or learner id does not allow this.
+    - QUOTA_EXCEEDED: the caller takes more than its share; the same call succeeds after RetryInfo.
     - DRAINING: the replica is going away. Attach and Watch also end with it.
     - NEWER_FORMAT: the run's format level is above what the replica's version knows. Attach and Watch also end with it.
     - INTERNAL: the server failed.
@@ -103,6 +107,10 @@ class ExchangeServicer(object):
     - STORE_ROLLED_BACK: the run's log is shorter than seen_position, or damaged.
     - OBJECT_UNREADABLE: an object that the log names is lost or damaged.
     - RUN_OPENING: the replica is still reading the run's log.
+    - UNAUTHENTICATED: the server wants to know who calls, and neither the client's certificate nor its token says so.
+    Any call also ends with it when its token is revoked or expires.
+    - PERMISSION_DENIED: the caller's role, run or learner id does not allow this.
+    - QUOTA_EXCEEDED: the caller takes more than its share; the same call succeeds after RetryInfo.
     - DRAINING: the replica is going away. Attach and Watch also end with it.
     - NEWER_FORMAT: the run's format level is above what the replica's version knows. Attach and Watch also end with it.
     - INTERNAL: the server failed.
@@ -124,7 +132,7 @@ class ExchangeServicer(object):
         - SHAPE_MISMATCH: hello.tensors are given and are not the run's.
         - RUN_DRAFT: the run is not committed yet.
         - RUN_CLOSED: the run is closing or closed; or it was closed during this stream.
-        - TOO_SLOW: the client left more than 1 MiB of events unread.
+        - TOO_SLOW: the client left more than 1 MiB of events unread, or a message for more than 20 s.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -166,8 +174,10 @@ class ExchangeServicer(object):
         - BASE_REPEATED: the session has a delta of the fragment from that base that is pending or merged; or the fragment
         has its initial weights.
         - ID_REUSED: the delta_id was used for other bytes or another fragment.
-        - TOO_LARGE: a part has more bytes than it stated or than max_part_size_bytes, or the delta has more parts than a
-        log entry holds.
+        - TOO_LARGE: a part has more bytes than it stated or than max_part_size_bytes, more than 2^26 elements, or frames
+        of fewer than 64 elements on average, one a tensor and 16 apart; or the delta has more parts than a log entry
+        holds.
+        - TOO_SLOW: the client took more than 20 s, and the time at 64 kbit/s, to send a part. Ask QueryPush.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -186,13 +196,16 @@ class ExchangeServicer(object):
 
     def PullFragment(self, request, context):
         """Brings the caller from the version it has to a target. The server sends one `plan`, then the bytes of its objects
-        in order, and ends the stream with OK after the last. Objects are immutable. A download that was cut off goes on
-        with `resume`, on any replica: the same target, the plan's objects, and the offset at which to go on.
+        in order, and ends the stream with OK after the last, or after `limit_bytes`. Objects are immutable. A download
+        that was cut off goes on with `resume`, on any replica: the same target, the plan's objects, and the offset at
+        which to go on. A client's unread downloads share 8 MiB of the server's memory, so one that begins many SHOULD read
+        all of them.
 
         Errors:
         - FRAGMENT_NOT_FOUND: the run has no such fragment.
         - VERSION_NOT_FOUND: from_version or target_version does not exist, or the target's content was collected.
         - PLAN_EXPIRED: an object of the plan was collected; ask without `resume`.
+        - TOO_SLOW: the client left a message unread for more than 20 s, and the time at 64 kbit/s.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -204,7 +217,7 @@ class ExchangeServicer(object):
 
         Errors:
         - VERSION_NOT_FOUND: after_position is beyond the log.
-        - TOO_SLOW: the client left more than 1 MiB of events unread.
+        - TOO_SLOW: the client left more than 1 MiB of events unread, or a message for more than 20 s.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -266,6 +279,10 @@ class Exchange(object):
     - STORE_ROLLED_BACK: the run's log is shorter than seen_position, or damaged.
     - OBJECT_UNREADABLE: an object that the log names is lost or damaged.
     - RUN_OPENING: the replica is still reading the run's log.
+    - UNAUTHENTICATED: the server wants to know who calls, and neither the client's certificate nor its token says so.
+    Any call also ends with it when its token is revoked or expires.
+    - PERMISSION_DENIED: the caller's role, run or learner id does not allow this.
+    - QUOTA_EXCEEDED: the caller takes more than its share; the same call succeeds after RetryInfo.
     - DRAINING: the replica is going away. Attach and Watch also end with it.
     - NEWER_FORMAT: the run's format level is above what the replica's version knows. Attach and Watch also end with it.
     - INTERNAL: the server failed.

@@ -55,6 +55,10 @@ class ExchangeStub:
     - STORE_ROLLED_BACK: the run's log is shorter than seen_position, or damaged.
     - OBJECT_UNREADABLE: an object that the log names is lost or damaged.
     - RUN_OPENING: the replica is still reading the run's log.
+    - UNAUTHENTICATED: the server wants to know who calls, and neither the client's certificate nor its token says so.
+      Any call also ends with it when its token is revoked or expires.
+    - PERMISSION_DENIED: the caller's role, run or learner id does not allow this.
+    - QUOTA_EXCEEDED: the caller takes more than its share; the same call succeeds after RetryInfo.
     - DRAINING: the replica is going away. Attach and Watch also end with it.
     - NEWER_FORMAT: the run's format level is above what the replica's version knows. Attach and Watch also end with it.
     - INTERNAL: the server failed.
@@ -80,7 +84,7 @@ class ExchangeStub:
     - SHAPE_MISMATCH: hello.tensors are given and are not the run's.
     - RUN_DRAFT: the run is not committed yet.
     - RUN_CLOSED: the run is closing or closed; or it was closed during this stream.
-    - TOO_SLOW: the client left more than 1 MiB of events unread.
+    - TOO_SLOW: the client left more than 1 MiB of events unread, or a message for more than 20 s.
     """
     PushDelta: _grpc.StreamUnaryMultiCallable[_exchange_pb2.PushDeltaRequest, _exchange_pb2.PushDeltaResponse]
     """Contributes a delta. The client sends one `header`; then for every part a `part`, its frames in `data` messages,
@@ -118,8 +122,10 @@ class ExchangeStub:
     - BASE_REPEATED: the session has a delta of the fragment from that base that is pending or merged; or the fragment
       has its initial weights.
     - ID_REUSED: the delta_id was used for other bytes or another fragment.
-    - TOO_LARGE: a part has more bytes than it stated or than max_part_size_bytes, or the delta has more parts than a
-      log entry holds.
+    - TOO_LARGE: a part has more bytes than it stated or than max_part_size_bytes, more than 2^26 elements, or frames
+      of fewer than 64 elements on average, one a tensor and 16 apart; or the delta has more parts than a log entry
+      holds.
+    - TOO_SLOW: the client took more than 20 s, and the time at 64 kbit/s, to send a part. Ask QueryPush.
     """
     QueryPush: _grpc.UnaryUnaryMultiCallable[_exchange_pb2.QueryPushRequest, _exchange_pb2.QueryPushResponse]
     """Says which parts of a push are durable and what its fate is. A run always remembers the last accepted delta of each
@@ -130,13 +136,16 @@ class ExchangeStub:
     """
     PullFragment: _grpc.UnaryStreamMultiCallable[_exchange_pb2.PullFragmentRequest, _exchange_pb2.PullFragmentResponse]
     """Brings the caller from the version it has to a target. The server sends one `plan`, then the bytes of its objects
-    in order, and ends the stream with OK after the last. Objects are immutable. A download that was cut off goes on
-    with `resume`, on any replica: the same target, the plan's objects, and the offset at which to go on.
+    in order, and ends the stream with OK after the last, or after `limit_bytes`. Objects are immutable. A download
+    that was cut off goes on with `resume`, on any replica: the same target, the plan's objects, and the offset at
+    which to go on. A client's unread downloads share 8 MiB of the server's memory, so one that begins many SHOULD read
+    all of them.
 
     Errors:
     - FRAGMENT_NOT_FOUND: the run has no such fragment.
     - VERSION_NOT_FOUND: from_version or target_version does not exist, or the target's content was collected.
     - PLAN_EXPIRED: an object of the plan was collected; ask without `resume`.
+    - TOO_SLOW: the client left a message unread for more than 20 s, and the time at 64 kbit/s.
     """
     Watch: _grpc.UnaryStreamMultiCallable[_exchange_pb2.WatchRequest, _exchange_pb2.WatchResponse]
     """Follows a run as an observer: first the run as it is, then events from there, or from `after_position` on. The
@@ -144,7 +153,7 @@ class ExchangeStub:
 
     Errors:
     - VERSION_NOT_FOUND: after_position is beyond the log.
-    - TOO_SLOW: the client left more than 1 MiB of events unread.
+    - TOO_SLOW: the client left more than 1 MiB of events unread, or a message for more than 20 s.
     """
 
 @_typing.type_check_only
@@ -168,6 +177,10 @@ class ExchangeAsyncStub(ExchangeStub):
     - STORE_ROLLED_BACK: the run's log is shorter than seen_position, or damaged.
     - OBJECT_UNREADABLE: an object that the log names is lost or damaged.
     - RUN_OPENING: the replica is still reading the run's log.
+    - UNAUTHENTICATED: the server wants to know who calls, and neither the client's certificate nor its token says so.
+      Any call also ends with it when its token is revoked or expires.
+    - PERMISSION_DENIED: the caller's role, run or learner id does not allow this.
+    - QUOTA_EXCEEDED: the caller takes more than its share; the same call succeeds after RetryInfo.
     - DRAINING: the replica is going away. Attach and Watch also end with it.
     - NEWER_FORMAT: the run's format level is above what the replica's version knows. Attach and Watch also end with it.
     - INTERNAL: the server failed.
@@ -190,7 +203,7 @@ class ExchangeAsyncStub(ExchangeStub):
     - SHAPE_MISMATCH: hello.tensors are given and are not the run's.
     - RUN_DRAFT: the run is not committed yet.
     - RUN_CLOSED: the run is closing or closed; or it was closed during this stream.
-    - TOO_SLOW: the client left more than 1 MiB of events unread.
+    - TOO_SLOW: the client left more than 1 MiB of events unread, or a message for more than 20 s.
     """
     PushDelta: _aio.StreamUnaryMultiCallable[_exchange_pb2.PushDeltaRequest, _exchange_pb2.PushDeltaResponse]  # type: ignore[assignment]
     """Contributes a delta. The client sends one `header`; then for every part a `part`, its frames in `data` messages,
@@ -228,8 +241,10 @@ class ExchangeAsyncStub(ExchangeStub):
     - BASE_REPEATED: the session has a delta of the fragment from that base that is pending or merged; or the fragment
       has its initial weights.
     - ID_REUSED: the delta_id was used for other bytes or another fragment.
-    - TOO_LARGE: a part has more bytes than it stated or than max_part_size_bytes, or the delta has more parts than a
-      log entry holds.
+    - TOO_LARGE: a part has more bytes than it stated or than max_part_size_bytes, more than 2^26 elements, or frames
+      of fewer than 64 elements on average, one a tensor and 16 apart; or the delta has more parts than a log entry
+      holds.
+    - TOO_SLOW: the client took more than 20 s, and the time at 64 kbit/s, to send a part. Ask QueryPush.
     """
     QueryPush: _aio.UnaryUnaryMultiCallable[_exchange_pb2.QueryPushRequest, _exchange_pb2.QueryPushResponse]  # type: ignore[assignment]
     """Says which parts of a push are durable and what its fate is. A run always remembers the last accepted delta of each
@@ -240,13 +255,16 @@ class ExchangeAsyncStub(ExchangeStub):
     """
     PullFragment: _aio.UnaryStreamMultiCallable[_exchange_pb2.PullFragmentRequest, _exchange_pb2.PullFragmentResponse]  # type: ignore[assignment]
     """Brings the caller from the version it has to a target. The server sends one `plan`, then the bytes of its objects
-    in order, and ends the stream with OK after the last. Objects are immutable. A download that was cut off goes on
-    with `resume`, on any replica: the same target, the plan's objects, and the offset at which to go on.
+    in order, and ends the stream with OK after the last, or after `limit_bytes`. Objects are immutable. A download
+    that was cut off goes on with `resume`, on any replica: the same target, the plan's objects, and the offset at
+    which to go on. A client's unread downloads share 8 MiB of the server's memory, so one that begins many SHOULD read
+    all of them.
 
     Errors:
     - FRAGMENT_NOT_FOUND: the run has no such fragment.
     - VERSION_NOT_FOUND: from_version or target_version does not exist, or the target's content was collected.
     - PLAN_EXPIRED: an object of the plan was collected; ask without `resume`.
+    - TOO_SLOW: the client left a message unread for more than 20 s, and the time at 64 kbit/s.
     """
     Watch: _aio.UnaryStreamMultiCallable[_exchange_pb2.WatchRequest, _exchange_pb2.WatchResponse]  # type: ignore[assignment]
     """Follows a run as an observer: first the run as it is, then events from there, or from `after_position` on. The
@@ -254,7 +272,7 @@ class ExchangeAsyncStub(ExchangeStub):
 
     Errors:
     - VERSION_NOT_FOUND: after_position is beyond the log.
-    - TOO_SLOW: the client left more than 1 MiB of events unread.
+    - TOO_SLOW: the client left more than 1 MiB of events unread, or a message for more than 20 s.
     """
 
 class ExchangeServicer(metaclass=_abc_1.ABCMeta):
@@ -277,6 +295,10 @@ class ExchangeServicer(metaclass=_abc_1.ABCMeta):
     - STORE_ROLLED_BACK: the run's log is shorter than seen_position, or damaged.
     - OBJECT_UNREADABLE: an object that the log names is lost or damaged.
     - RUN_OPENING: the replica is still reading the run's log.
+    - UNAUTHENTICATED: the server wants to know who calls, and neither the client's certificate nor its token says so.
+      Any call also ends with it when its token is revoked or expires.
+    - PERMISSION_DENIED: the caller's role, run or learner id does not allow this.
+    - QUOTA_EXCEEDED: the caller takes more than its share; the same call succeeds after RetryInfo.
     - DRAINING: the replica is going away. Attach and Watch also end with it.
     - NEWER_FORMAT: the run's format level is above what the replica's version knows. Attach and Watch also end with it.
     - INTERNAL: the server failed.
@@ -303,7 +325,7 @@ class ExchangeServicer(metaclass=_abc_1.ABCMeta):
         - SHAPE_MISMATCH: hello.tensors are given and are not the run's.
         - RUN_DRAFT: the run is not committed yet.
         - RUN_CLOSED: the run is closing or closed; or it was closed during this stream.
-        - TOO_SLOW: the client left more than 1 MiB of events unread.
+        - TOO_SLOW: the client left more than 1 MiB of events unread, or a message for more than 20 s.
         """
 
     @_abc_1.abstractmethod
@@ -347,8 +369,10 @@ class ExchangeServicer(metaclass=_abc_1.ABCMeta):
         - BASE_REPEATED: the session has a delta of the fragment from that base that is pending or merged; or the fragment
           has its initial weights.
         - ID_REUSED: the delta_id was used for other bytes or another fragment.
-        - TOO_LARGE: a part has more bytes than it stated or than max_part_size_bytes, or the delta has more parts than a
-          log entry holds.
+        - TOO_LARGE: a part has more bytes than it stated or than max_part_size_bytes, more than 2^26 elements, or frames
+          of fewer than 64 elements on average, one a tensor and 16 apart; or the delta has more parts than a log entry
+          holds.
+        - TOO_SLOW: the client took more than 20 s, and the time at 64 kbit/s, to send a part. Ask QueryPush.
         """
 
     @_abc_1.abstractmethod
@@ -371,13 +395,16 @@ class ExchangeServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_exchange_pb2.PullFragmentResponse], _abc.AsyncIterator[_exchange_pb2.PullFragmentResponse]]:
         """Brings the caller from the version it has to a target. The server sends one `plan`, then the bytes of its objects
-        in order, and ends the stream with OK after the last. Objects are immutable. A download that was cut off goes on
-        with `resume`, on any replica: the same target, the plan's objects, and the offset at which to go on.
+        in order, and ends the stream with OK after the last, or after `limit_bytes`. Objects are immutable. A download
+        that was cut off goes on with `resume`, on any replica: the same target, the plan's objects, and the offset at
+        which to go on. A client's unread downloads share 8 MiB of the server's memory, so one that begins many SHOULD read
+        all of them.
 
         Errors:
         - FRAGMENT_NOT_FOUND: the run has no such fragment.
         - VERSION_NOT_FOUND: from_version or target_version does not exist, or the target's content was collected.
         - PLAN_EXPIRED: an object of the plan was collected; ask without `resume`.
+        - TOO_SLOW: the client left a message unread for more than 20 s, and the time at 64 kbit/s.
         """
 
     @_abc_1.abstractmethod
@@ -391,7 +418,7 @@ class ExchangeServicer(metaclass=_abc_1.ABCMeta):
 
         Errors:
         - VERSION_NOT_FOUND: after_position is beyond the log.
-        - TOO_SLOW: the client left more than 1 MiB of events unread.
+        - TOO_SLOW: the client left more than 1 MiB of events unread, or a message for more than 20 s.
         """
 
 def add_ExchangeServicer_to_server(servicer: ExchangeServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

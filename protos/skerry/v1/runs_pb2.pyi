@@ -191,7 +191,9 @@ class GetRunResponse(_message.Message):
 
     @_builtins.property
     def learners(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.LearnerStatus]:
-        """Its learners, live or not."""
+        """Its learners, live or not, by id. Of more than 1000 the live ones are here first, then who has brought something,
+        then who attached last. Reports lack `adopted` where there is no room for it.
+        """
 
     def __init__(
         self,

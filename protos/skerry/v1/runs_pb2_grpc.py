@@ -42,6 +42,9 @@ class RunsStub(object):
     - STORE_ROLLED_BACK: the run's log is shorter than seen_position, or damaged.
     - OBJECT_UNREADABLE: an object that the log names is lost or damaged.
     - RUN_OPENING: the replica is still reading the run's log.
+    - UNAUTHENTICATED: the server wants to know who calls, and neither the client's certificate nor its token says so.
+    - PERMISSION_DENIED: the caller's role, run or learner id does not allow this.
+    - QUOTA_EXCEEDED: the caller takes more than its share; the same call succeeds after RetryInfo.
     - DRAINING: the replica is going away.
     - NEWER_FORMAT: the run's format level is above what the replica's version knows.
     - INTERNAL: the server failed.
@@ -122,6 +125,9 @@ class RunsServicer(object):
     - STORE_ROLLED_BACK: the run's log is shorter than seen_position, or damaged.
     - OBJECT_UNREADABLE: an object that the log names is lost or damaged.
     - RUN_OPENING: the replica is still reading the run's log.
+    - UNAUTHENTICATED: the server wants to know who calls, and neither the client's certificate nor its token says so.
+    - PERMISSION_DENIED: the caller's role, run or learner id does not allow this.
+    - QUOTA_EXCEEDED: the caller takes more than its share; the same call succeeds after RetryInfo.
     - DRAINING: the replica is going away.
     - NEWER_FORMAT: the run's format level is above what the replica's version knows.
     - INTERNAL: the server failed.
@@ -341,6 +347,9 @@ class Runs(object):
     - STORE_ROLLED_BACK: the run's log is shorter than seen_position, or damaged.
     - OBJECT_UNREADABLE: an object that the log names is lost or damaged.
     - RUN_OPENING: the replica is still reading the run's log.
+    - UNAUTHENTICATED: the server wants to know who calls, and neither the client's certificate nor its token says so.
+    - PERMISSION_DENIED: the caller's role, run or learner id does not allow this.
+    - QUOTA_EXCEEDED: the caller takes more than its share; the same call succeeds after RetryInfo.
     - DRAINING: the replica is going away.
     - NEWER_FORMAT: the run's format level is above what the replica's version knows.
     - INTERNAL: the server failed.

@@ -49,6 +49,9 @@ class RunsStub:
     - STORE_ROLLED_BACK: the run's log is shorter than seen_position, or damaged.
     - OBJECT_UNREADABLE: an object that the log names is lost or damaged.
     - RUN_OPENING: the replica is still reading the run's log.
+    - UNAUTHENTICATED: the server wants to know who calls, and neither the client's certificate nor its token says so.
+    - PERMISSION_DENIED: the caller's role, run or learner id does not allow this.
+    - QUOTA_EXCEEDED: the caller takes more than its share; the same call succeeds after RetryInfo.
     - DRAINING: the replica is going away.
     - NEWER_FORMAT: the run's format level is above what the replica's version knows.
     - INTERNAL: the server failed.
@@ -173,6 +176,9 @@ class RunsAsyncStub(RunsStub):
     - STORE_ROLLED_BACK: the run's log is shorter than seen_position, or damaged.
     - OBJECT_UNREADABLE: an object that the log names is lost or damaged.
     - RUN_OPENING: the replica is still reading the run's log.
+    - UNAUTHENTICATED: the server wants to know who calls, and neither the client's certificate nor its token says so.
+    - PERMISSION_DENIED: the caller's role, run or learner id does not allow this.
+    - QUOTA_EXCEEDED: the caller takes more than its share; the same call succeeds after RetryInfo.
     - DRAINING: the replica is going away.
     - NEWER_FORMAT: the run's format level is above what the replica's version knows.
     - INTERNAL: the server failed.
@@ -293,6 +299,9 @@ class RunsServicer(metaclass=_abc_1.ABCMeta):
     - STORE_ROLLED_BACK: the run's log is shorter than seen_position, or damaged.
     - OBJECT_UNREADABLE: an object that the log names is lost or damaged.
     - RUN_OPENING: the replica is still reading the run's log.
+    - UNAUTHENTICATED: the server wants to know who calls, and neither the client's certificate nor its token says so.
+    - PERMISSION_DENIED: the caller's role, run or learner id does not allow this.
+    - QUOTA_EXCEEDED: the caller takes more than its share; the same call succeeds after RetryInfo.
     - DRAINING: the replica is going away.
     - NEWER_FORMAT: the run's format level is above what the replica's version knows.
     - INTERNAL: the server failed.

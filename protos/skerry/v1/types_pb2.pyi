@@ -112,6 +112,11 @@ class _MergeRuleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_MergeRule.V
     """Radial-directional averaging, per tensor: (sum(w |v|) / sum(w)) * u / |u|, u = sum(w phi(v)) / sum(w),
     phi(x) = x / |x|; 0 where |u| is below 2^-20. Its norm does not shrink where deltas disagree.
     """
+    MERGE_RULE_GEOMETRIC_MEDIAN: _MergeRule.ValueType  # 3
+    """As MERGE_RULE_RDA, but u is the geometric median of the phi(v), no learner weighs more than the median one, and one
+    whose delta undoes what the others do has no share: for runs whose learners do not all trust each other. From
+    format level 5 on.
+    """
 
 class MergeRule(_MergeRule, metaclass=_MergeRuleEnumTypeWrapper):
     """How the deltas of a round become one outer gradient. L is the round's length (VersionCommitted.run_step_count). For a
@@ -126,6 +131,11 @@ MERGE_RULE_MEAN: MergeRule.ValueType  # 1
 MERGE_RULE_RDA: MergeRule.ValueType  # 2
 """Radial-directional averaging, per tensor: (sum(w |v|) / sum(w)) * u / |u|, u = sum(w phi(v)) / sum(w),
 phi(x) = x / |x|; 0 where |u| is below 2^-20. Its norm does not shrink where deltas disagree.
+"""
+MERGE_RULE_GEOMETRIC_MEDIAN: MergeRule.ValueType  # 3
+"""As MERGE_RULE_RDA, but u is the geometric median of the phi(v), no learner weighs more than the median one, and one
+whose delta undoes what the others do has no share: for runs whose learners do not all trust each other. From
+format level 5 on.
 """
 Global___MergeRule: _TypeAlias = MergeRule  # noqa: Y015
 
@@ -349,7 +359,7 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """INTERNAL: the server failed; its log says why."""
     ERROR_REASON_TOO_SLOW: _ErrorReason.ValueType  # 31
     """RESOURCE_EXHAUSTED: the caller takes events more slowly than they happen; follow again from the last position seen,
-    after RetryInfo.
+    after RetryInfo. Or it sends a part of a push too slowly; ask QueryPush, and send the rest.
     """
     ERROR_REASON_NEWER_FORMAT: _ErrorReason.ValueType  # 32
     """UNAVAILABLE: this replica is of a version that can't read what a newer one wrote; retry elsewhere after RetryInfo."""
@@ -359,6 +369,18 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """
     ERROR_REASON_RUN_OPENING: _ErrorReason.ValueType  # 34
     """UNAVAILABLE: this replica is still reading the run's log; retry here or elsewhere after RetryInfo."""
+    ERROR_REASON_UNAUTHENTICATED: _ErrorReason.ValueType  # 35
+    """UNAUTHENTICATED: the server wants to know who calls, and neither the client's certificate nor its token says so; or
+    the token was revoked or has expired. The same call may succeed with another certificate or token.
+    """
+    ERROR_REASON_PERMISSION_DENIED: _ErrorReason.ValueType  # 36
+    """PERMISSION_DENIED: the caller's role does not allow the call, or the request is about another run or learner than
+    the caller's.
+    """
+    ERROR_REASON_QUOTA_EXCEEDED: _ErrorReason.ValueType  # 37
+    """RESOURCE_EXHAUSTED: the caller has too many calls under way, creates runs or attaches new learner ids too fast, or
+    stored too much in parts of deltas that it never completed. The same call succeeds after RetryInfo.
+    """
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Why a call was refused: the `reason` of the google.rpc.ErrorInfo (domain "skerry") in the status details, without the
@@ -452,7 +474,7 @@ ERROR_REASON_INTERNAL: ErrorReason.ValueType  # 30
 """INTERNAL: the server failed; its log says why."""
 ERROR_REASON_TOO_SLOW: ErrorReason.ValueType  # 31
 """RESOURCE_EXHAUSTED: the caller takes events more slowly than they happen; follow again from the last position seen,
-after RetryInfo.
+after RetryInfo. Or it sends a part of a push too slowly; ask QueryPush, and send the rest.
 """
 ERROR_REASON_NEWER_FORMAT: ErrorReason.ValueType  # 32
 """UNAVAILABLE: this replica is of a version that can't read what a newer one wrote; retry elsewhere after RetryInfo."""
@@ -462,6 +484,18 @@ retry after RetryInfo, an operator may bring it back. Metadata `object`: its nam
 """
 ERROR_REASON_RUN_OPENING: ErrorReason.ValueType  # 34
 """UNAVAILABLE: this replica is still reading the run's log; retry here or elsewhere after RetryInfo."""
+ERROR_REASON_UNAUTHENTICATED: ErrorReason.ValueType  # 35
+"""UNAUTHENTICATED: the server wants to know who calls, and neither the client's certificate nor its token says so; or
+the token was revoked or has expired. The same call may succeed with another certificate or token.
+"""
+ERROR_REASON_PERMISSION_DENIED: ErrorReason.ValueType  # 36
+"""PERMISSION_DENIED: the caller's role does not allow the call, or the request is about another run or learner than
+the caller's.
+"""
+ERROR_REASON_QUOTA_EXCEEDED: ErrorReason.ValueType  # 37
+"""RESOURCE_EXHAUSTED: the caller has too many calls under way, creates runs or attaches new learner ids too fast, or
+stored too much in parts of deltas that it never completed. The same call succeeds after RetryInfo.
+"""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
 
 @_typing.final
@@ -668,11 +702,14 @@ class Policy(_message.Message):
     max_staleness: _builtins.int
     """A delta whose base is more rounds old than this, counted as in `staleness_exponent`, expires. Default 8."""
     weight_cap: _builtins.float
-    """A delta weighs as much as the tokens that it holds; tokens of more than this many times H steps do not count.
-    Default 2.
+    """A delta weighs as much as the tokens that it holds; tokens of more than this many times H steps do not count. With
+    two others or more, a learner counts in a round for at most this many times the median of what the others bring, or
+    brought last: raise it where one island is as large as that. Default 2.
     """
     quarantine_ratio: _builtins.float
-    """A delta whose norm a step is this many times its peers' and its own history is quarantined; 0: never. Default 30."""
+    """A delta whose norm, of at most H of its steps, is this many times what its peers' deltas lead to expect is
+    quarantined; what is more than twice as long counts less. 0: neither. Default 30.
+    """
     snapshot_ratio: _builtins.float
     """A snapshot is written when the updates since the last weigh this many times one snapshot. Default 1."""
     planned_step_count: _builtins.int
@@ -703,7 +740,7 @@ class Policy(_message.Message):
 
     @_builtins.property
     def delta_encoding(self) -> Global___Encoding:
-        """How learners encode deltas. Default int4, blocks of 128, bfloat16 vectors, zstd."""
+        """How learners encode deltas. Default int4, blocks of 256, bfloat16 vectors, zstd."""
 
     @_builtins.property
     def update_encoding(self) -> Global___Encoding:
@@ -1027,7 +1064,6 @@ class LearnerStatus(_message.Message):
 
     LEARNER_ID_FIELD_NUMBER: _builtins.int
     REGION_FIELD_NUMBER: _builtins.int
-    SESSION_ID_FIELD_NUMBER: _builtins.int
     IS_LIVE_FIELD_NUMBER: _builtins.int
     IS_PARTICIPATING_FIELD_NUMBER: _builtins.int
     REPORT_FIELD_NUMBER: _builtins.int
@@ -1035,8 +1071,6 @@ class LearnerStatus(_message.Message):
     """Its id."""
     region: _builtins.str
     """Its region, for people."""
-    session_id: _builtins.str
-    """Its newest session."""
     is_live: _builtins.bool
     """True while its lease lives in the answering replica's view."""
     is_participating: _builtins.bool
@@ -1050,14 +1084,13 @@ class LearnerStatus(_message.Message):
         *,
         learner_id: _builtins.str = ...,
         region: _builtins.str = ...,
-        session_id: _builtins.str = ...,
         is_live: _builtins.bool = ...,
         is_participating: _builtins.bool = ...,
         report: Global___LearnerReport | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["report", b"report"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_live", b"is_live", "is_participating", b"is_participating", "learner_id", b"learner_id", "region", b"region", "report", b"report", "session_id", b"session_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_live", b"is_live", "is_participating", b"is_participating", "learner_id", b"learner_id", "region", b"region", "report", b"report"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -17,6 +17,7 @@ import torch
 from skerry.learner.errors import CheckpointError
 from skerry.learner.inner_training import InnerOptimizer
 from skerry.learner.model import Gpt, ModelConfig
+from skerry.runtime.files import replacing
 
 _FORMAT: Final = 2
 
@@ -46,15 +47,8 @@ def save_checkpoint(path: Path, *, model: Gpt, optimizer: InnerOptimizer, positi
         "cuda_random_state": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
     }
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            _write(content, file)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with replacing(path) as file:
+        _write(content, file)
     _sync_directory(path.parent)
 
 

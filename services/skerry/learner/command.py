@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from skerry.runtime.tls_options import with_tls
+
 if TYPE_CHECKING:
     from skerry.client import Policy
     from skerry.learner.checkpoint import TrainingPosition
@@ -35,7 +37,12 @@ _HORIZON_HELP = "Steps of the learning-rate schedule, planned for a run that thi
 _WORK_DIR_HELP = (
     "For checkpoint and metrics; training resumes from its checkpoint.  [default: build/learners/LEARNER_ID]"
 )
+_LEARNER_ID_HELP = (
+    "Name of this learner, unique in the run.  [default: host name and a random suffix, kept in --work-dir]"
+)
 _FLUSH_HELP = "Seconds to wait at the end until the last deltas are acknowledged."
+
+_LEARNERS = Path("build", "learners")
 
 # A copy of the names in `skerry.learner.model`, whose import would load torch for every `--help`. A test compares them.
 MODEL_NAMES = ("nano", "tiny", "mini", "small", "base", "medium", "large")
@@ -45,8 +52,8 @@ Examples:
   skerry learn --run demo --learner-id us-east --region us --shard 1/2
   skerry learn --run demo --learner-id eu-west --region eu --shard 2/2
   skerry learn --alone --model tiny --steps 500
-  skerry learn --target syncer.example:443 --run gpt --learner-id eu-1 \\
-      --model base --vocabulary 50304 --data tokens/ --device cuda
+  skerry learn --target syncer.example:443 --tls-ca ca.pem --tls-cert eu-1.pem --tls-key eu-1.key \\
+      --run gpt --learner-id eu-1 --model base --vocabulary 50304 --data tokens/ --device cuda
 """
 
 
@@ -63,8 +70,9 @@ _POSITIVE_NUMBER = click.FloatRange(min=0, min_open=True)
 
 @click.command("learn", epilog=_EPILOG)
 @_option("--target", default="127.0.0.1:50051", help=_TARGET_HELP)
+@with_tls
 @_option("--run", default="demo", help="Name of the run to join.")
-@_option("--learner-id", default="learner-1", help="Name of this learner, unique in the run.")
+@_option("--learner-id", help=_LEARNER_ID_HELP)
 @click.option("--region", default="", help="Where this learner is; for display only.")
 @click.option("--metrics", metavar="HOST:PORT", help=_METRICS_HELP)
 @click.option("--alone", is_flag=True, help="Train without a syncer, as a baseline to compare with.")
@@ -102,7 +110,11 @@ def learn(**options: Any) -> None:
     SIGTERM or SIGINT the learner finishes its step, writes a checkpoint, sends its last deltas and exits. Started again
     with the same --work-dir, it resumes from the checkpoint.
     """
-    settings = _settings(options)
+    try:
+        settings = _settings(options, _own_id(options))
+        settings.work_directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise click.BadParameter(f"can't be written to: {error}", param_hint="--work-dir") from error
     metrics: str | None = options["metrics"]
     if metrics is not None and options["alone"]:
         raise click.UsageError("--metrics shows the exchange with a syncer, and --alone has none")
@@ -110,7 +122,18 @@ def learn(**options: Any) -> None:
     click.echo(f"{settings.learner_id}: {position.step} steps, {position.tokens} tokens. {settings.metrics_path}")
 
 
-def _settings(options: dict[str, Any]) -> LearnSettings:
+def _own_id(options: dict[str, Any]) -> str:
+    """Returns the learner's id: that of the options, or one that no other process of the working folder has."""
+    from skerry.client.own_id import own_id
+
+    if options["learner_id"] or options["alone"]:
+        return options["learner_id"] or "alone"
+    name, lock = own_id(options["work_directory"] or _LEARNERS)
+    click.get_current_context().with_resource(lock)
+    return name
+
+
+def _settings(options: dict[str, Any], learner_id: str) -> LearnSettings:
     from skerry.learner import settings
     from skerry.learner.corpus import ShardSelection
     from skerry.learner.model import MODEL_CONFIGS
@@ -134,7 +157,8 @@ def _settings(options: dict[str, Any]) -> LearnSettings:
     name = settings.InnerOptimizerName(options["name"])
     return filled(
         settings.LearnSettings,
-        work_directory=options["work_directory"] or Path("build", "learners", options["learner_id"]),
+        learner_id=learner_id,
+        work_directory=options["work_directory"] or _LEARNERS / learner_id,
         model=model,
         data=filled(
             settings.DataSettings, shard=shard, size_limit_bytes=None if limit_mb is None else int(limit_mb * 1e6)
@@ -187,11 +211,15 @@ def _train_attached(training: Training, target: str, stop: threading.Event, metr
                 region=settings.run.region,
                 create=settings.run.may_create,
                 policy=_policy(settings),
+                tls=settings.run.tls,
             )
         )
         if metrics is not None:
             _expose(stack, LearnerMetrics(learner, run=settings.run.run, learner_id=settings.learner_id), metrics)
-        return train(training, learner, clock=SystemClock(), stop=stop)
+        position = train(training, learner, clock=SystemClock(), stop=stop)
+        if learner.failure is not None:
+            raise learner.failure
+        return position
 
 
 def _expose(stack: ExitStack, metrics: LearnerMetrics, address: str) -> None:
@@ -215,7 +243,7 @@ def _policy(settings: LearnSettings) -> Policy:
         if run.inner_step_count is not None:
             values["inner_step_count"] = run.inner_step_count
         return Policy.from_json(values)
-    except (ValueError, TypeError, AttributeError, OSError) as error:
+    except (ValueError, TypeError, AttributeError, RecursionError, OSError) as error:
         message = f"cannot read the policy {run.policy_path}: {error}" if run.policy_path else str(error)
         raise click.ClickException(message) from error
 

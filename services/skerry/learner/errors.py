@@ -3,7 +3,8 @@
 LearnerInputError
 ├── DataError           the data cannot be used: use other data, or a smaller batch or context
 ├── CheckpointError     the local checkpoint cannot be read or written: use another work directory
-└── DeviceError         the device does not exist: use another
+├── DeviceError         the device does not exist: use another
+└── UnsentWorkError     the syncer did not take the last work: see what is wrong there, or wait longer
 """
 
 from __future__ import annotations
@@ -23,3 +24,7 @@ class CheckpointError(LearnerInputError):
 
 class DeviceError(LearnerInputError):
     """The device does not exist."""
+
+
+class UnsentWorkError(LearnerInputError):
+    """The syncer has not acknowledged the last work within the time that was allowed."""

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from skerry.learner.corpus import ShardSelection
 from skerry.learner.model import MODEL_CONFIGS, ModelConfig
+from skerry.runtime.tls import Tls
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,7 @@ class RunSettings:
     may_create: bool = True
     policy_path: Path | None = None
     inner_step_count: int | None = None
+    tls: Tls | None = None
 
 
 @dataclass(frozen=True)

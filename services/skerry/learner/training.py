@@ -13,7 +13,7 @@ from skerry.client import SkerryError, Stats
 from skerry.learner.batches import Batch, BatchSampler, held_out_batches
 from skerry.learner.checkpoint import TrainingPosition, load_checkpoint, save_checkpoint
 from skerry.learner.corpus import load_corpus
-from skerry.learner.errors import CheckpointError
+from skerry.learner.errors import CheckpointError, UnsentWorkError
 from skerry.learner.inner_training import InnerOptimizer, evaluate, inner_step, make_optimizer
 from skerry.learner.metrics import MetricsLine, MetricsWriter, read_metrics
 from skerry.learner.model import Gpt
@@ -32,7 +32,7 @@ _EXCHANGE_FIELDS: Final = (
 class AttachedLearner(Protocol):
     """What the loop uses of `skerry.client.Learner`. Only `flush` waits for the network."""
 
-    def step(self, tokens: int, loss: float | None = None) -> None:
+    def step(self, tokens: int, loss: float | None = None) -> object:
         """Counts one finished inner step; may replace parameters of the model."""
 
     def flush(self, timeout_s: float) -> bool:
@@ -125,6 +125,7 @@ def train(
 
     Raises:
         CheckpointError: the last checkpoint could not be written.
+        UnsentWorkError: the last work was not acknowledged.
     """
     with MetricsWriter(training.settings.metrics_path) as writer:
         loop = _Loop(training, learner, clock=clock, writer=writer)
@@ -184,15 +185,26 @@ class _Loop:
         return True
 
     def end(self) -> None:
-        """Flush the learner, and write the last metrics line again, so that the file ends with the final counts."""
+        """Flush the learner, and write the last metrics line again, so that the file ends with the final counts.
+
+        Raises:
+            UnsentWorkError: the last work was not acknowledged.
+        """
+        timeout_s, is_flushed = self._training.settings.loop.flush_timeout_s, True
         if self._learner is not None:
-            self._learner.flush(self._training.settings.loop.flush_timeout_s)
+            is_flushed = self._learner.flush(timeout_s)
             if (failure := self._learner.failure) is not None:
                 _log.warning(
                     "the learner left the run early, later work is only in its checkpoint", because=str(failure)
                 )
         if self._last_line is not None:
             self._write(self._with_exchange(self._last_line))
+        if self._learner is not None and not is_flushed:
+            raise UnsentWorkError(
+                f"trained to the end, but the syncer did not take the last work within {timeout_s:g} s. "
+                f"steps={self._learner.stats.unsent_step_count}. See whether it runs and has space, or raise "
+                "--flush-timeout"
+            )
 
     def _schedule_position(self) -> float:
         if self._learner is None or (progress := self._learner.progress) is None:

@@ -20,11 +20,17 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from skerry.runtime.redaction import redacted
+
 
 class StoreError(Exception):
-    """Any failure of the store; `reason` is stable."""
+    """Any failure of the store; `reason` is stable, and no URL in the message has a secret."""
 
     reason: ClassVar[str] = "INTERNAL"
+
+    def __str__(self) -> str:
+        """Returns the message."""
+        return redacted(super().__str__())
 
 
 class StoreUnavailableError(StoreError):

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import json
-from typing import Final
+from typing import Any, Final
 
 import structlog
 
@@ -27,7 +26,7 @@ from skerry.store.errors import (
 from skerry.store.log.checkpoints import newest_state
 from skerry.store.log.entries import FORMAT, RunSpec, canonical_json, check_format, entry_name, run_prefix
 from skerry.store.log.run_log import RunLog
-from skerry.store.objects.interface import Objects
+from skerry.store.objects.interface import Objects, read_json
 from skerry.store.objects.put_if_absent import Creator
 from skerry.wire.layout import BadNameError, check_id, check_name
 
@@ -76,7 +75,8 @@ class Store:
         check_name(spec.name, "run")
         check_id(spec.uid, "run uid")
         name = entry_name(run_prefix(spec.name, spec.uid), 0)
-        found = _parse_spec(name, await self._creator.create_or_read(name, spec.to_bytes()))
+        data = await self._creator.create_or_read(name, await self._workers.run(spec.to_bytes))
+        found = await self._workers.run(_parse_spec, name, data)
         if dataclasses.replace(found, created_at_unix_s=spec.created_at_unix_s) != spec:
             raise DraftConflictError(
                 f"run was created with other tensors or fragments. run={spec.name}, uid={spec.uid}"
@@ -107,7 +107,19 @@ class Store:
                 raise log.failure from None  # the run existed, so it is lost and not unknown
             raise RunNotFoundError(f"run does not exist. run={name}, uid={uid}") from None
         await self.objects.sync_parent(spec_name)
-        return await self._open(_parse_spec(spec_name, data))
+        return await self._open(await self._workers.run(_parse_spec, spec_name, data))
+
+    async def is_end(self, name: str, uid: str, position: int) -> bool:
+        """Whether the run's log ends at `position`, where it had an entry before.
+
+        Raises:
+            StoreUnavailableError: the store can't be read.
+        """
+        try:
+            await self.objects.get(entry_name(run_prefix(name, uid), position + 1), length=1)
+        except ObjectMissingError:
+            return True
+        return False
 
     def read_position(self, name: str, uid: str) -> int:
         """Returns up to where the run's log was read; 0 if it is not open."""
@@ -265,7 +277,7 @@ def _name_bytes(uid: str | None) -> bytes:
 
 def _parse_name(name: str, data: bytes) -> str | None:
     try:
-        values = json.loads(data)
+        values = read_json(data, dict[str, Any])
         check_format(values["format"], FORMAT)
         uid: str | None = values["uid"]
         return uid if uid is None else check_id(uid, "run uid")
@@ -275,6 +287,8 @@ def _parse_name(name: str, data: bytes) -> str | None:
 
 def _parse_spec(name: str, data: bytes) -> RunSpec:
     try:
-        return RunSpec.from_bytes(data)
+        spec = RunSpec.from_bytes(data)
+        spec.digest  # noqa: B018 - of many tensors it takes long, and this is a worker thread
+        return spec
     except (ValueError, KeyError, TypeError) as error:
         raise LogCorruptError(f"run.json can't be read. name={name}, cause={error!r}") from error

@@ -12,6 +12,7 @@ import structlog
 
 from skerry.runtime.identifiers import Entropy
 from skerry.store.errors import ObjectMissingError
+from skerry.store.log.state import RunState
 from skerry.store.objects.interface import Objects
 from skerry.syncer.membership import Membership
 
@@ -44,6 +45,16 @@ class AdviceBoard:
         if older:
             await self._objects.delete(sorted(older))
 
+    async def withdraw(self, learner: str) -> None:
+        """Deletes the advice about a learner.
+
+        Raises:
+            StoreError: it could not be deleted.
+        """
+        known = self._names.pop(learner, set())
+        if known:
+            await self._objects.delete(sorted(known))
+
     async def read_new(self) -> tuple[tuple[str, bytes], ...]:
         """Returns (learner, advice) of every object that this replica has neither read nor written.
 
@@ -70,18 +81,22 @@ class AdviceBoard:
         return tuple(advice)
 
 
-async def share_leases(board: AdviceBoard, membership: Membership, now_s: float) -> bool:
+async def share_leases(board: AdviceBoard, membership: Membership, state: RunState, now_s: float) -> bool:
     """Publishes the leases that were renewed here and reads those of other replicas; returns whether it read any.
+
+    What is forgotten here is deleted there.
 
     Raises:
         StoreError: the store failed; the next call shares the newest leases.
     """
     for learner, advice in membership.unpublished():
         await board.publish(learner, advice)
+    for learner in membership.forget_absent(state, now_s):
+        await board.withdraw(learner)
     heard = await board.read_new()
     for learner, advice in heard:
         try:
             membership.hear(learner, advice, now_s)
-        except (ValueError, KeyError, TypeError) as error:
+        except ValueError as error:
             _LOG.warning("advice is not readable", learner=learner, cause=str(error))
     return bool(heard)

@@ -14,7 +14,12 @@ from typing import Final
 
 import click
 import structlog
+from structlog.typing import EventDict
 
+from skerry.runtime.files import replacing
+from skerry.runtime.redaction import redacted
+from skerry.runtime.tls import Tls
+from skerry.runtime.tls_options import PEM_FILE, checked
 from skerry.store.errors import StoreRefusedError, StoreURLError
 from skerry.store.log.entries import ENTRY_FORMAT, OLDEST_LEVEL
 from skerry.store.objects.interface import Objects
@@ -23,12 +28,19 @@ from skerry.syncer.host import HostSettings
 from skerry.syncer.server import ListenError, ServerSettings, SyncerServer, serving
 
 _LOG: Final = structlog.get_logger(__name__)
+# Longer than every message of this project, and short enough that a refusal costs the caller more than the disk.
+_MOST_TEXT: Final = 1000
 _LEVELS: Final = ("debug", "info", "warning", "error")
+_KEYS: Final = "Make keys with `skerry keys DIR --server HOST` and pass --tls-cert, --tls-key and --tls-client-ca"
 _EPILOG: Final = """\b
 Examples:
   skerry serve                                       a syncer on this machine with its store in ./skerry-data
   skerry serve --store s3://bucket/skerry            one of several syncers with the same bucket
   skerry serve --listen 127.0.0.1:0 --port-file p    listen on a free port and write its number to the file p
+  skerry serve --listen 0.0.0.0:50051 --tls-cert keys/a.example.pem --tls-key keys/a.example.key \\
+      --tls-client-ca keys/ca.pem                    for other machines, with mutual TLS; see `skerry keys --help`
+  skerry serve --listen 0.0.0.0:50051 --tls-cert a.pem --tls-key a.key --tokens
+                                                     likewise, with tokens; see `skerry tokens --help`
 """
 
 
@@ -74,7 +86,20 @@ Examples:
     show_default=True,
     help="Format level of new runs. Below the newest, syncers of the version before can serve them too.",
 )
-@click.option("--insecure", is_flag=True, help="Allow non-loopback addresses. Traffic is not encrypted.")
+@click.option("--tls-cert", type=PEM_FILE, help="Serve with TLS, and present this certificate (PEM).")
+@click.option("--tls-key", type=PEM_FILE, help="The private key of --tls-cert.")
+@click.option(
+    "--tls-client-ca",
+    type=PEM_FILE,
+    help="Mutual TLS: accept only clients with a certificate of this authority, which says their role.",
+)
+@click.option("--tokens", "has_tokens", is_flag=True, help="Accept clients by tokens that `skerry tokens` made.")
+@click.option(
+    "--enrol-by-run", is_flag=True, help="Accept a learner only in the run that its certificate or token names."
+)
+@click.option("--no-open-health", is_flag=True, help="Answer health checks only to clients with an identity.")
+@click.option("--no-reflection", is_flag=True, help="Do not describe the services to tools such as grpcurl.")
+@click.option("--insecure", is_flag=True, help="Allow plaintext on non-loopback addresses.")
 @click.option("--log-level", type=click.Choice(_LEVELS), default="info", help="Least severe level to log.")
 def serve(
     *,
@@ -87,6 +112,13 @@ def serve(
     workers: int | None,
     drain_grace: float,
     new_run_level: int,
+    tls_cert: Path | None,
+    tls_key: Path | None,
+    tls_client_ca: Path | None,
+    has_tokens: bool,
+    enrol_by_run: bool,
+    no_open_health: bool,
+    no_reflection: bool,
     insecure: bool,
     log_level: str,
 ) -> None:
@@ -95,9 +127,14 @@ def serve(
     A syncer keeps all state in the store, so any number of them may serve one store, and each may be killed at any
     moment. SIGTERM or SIGINT shuts it down after the calls in flight have ended; a second signal stops it at once.
     """
-    _check_listen(listen, "--listen", is_insecure=insecure)
+    tls = _tls(Tls(tls_client_ca, tls_cert, tls_key))
+    if has_tokens and tls is None:
+        raise click.UsageError("tokens must not travel in plaintext: --tokens needs --tls-cert and --tls-key")
+    if (enrol_by_run or no_open_health) and not has_tokens and tls_client_ca is None:
+        raise click.UsageError("without --tls-client-ca or --tokens no client has an identity")
+    _check_listen(listen, "--listen", is_allowed=insecure or tls is not None)
     if metrics is not None:
-        _check_listen(metrics, "--metrics", is_insecure=insecure)
+        _check_listen(metrics, "--metrics", is_allowed=insecure)
     _configure_logs(log_level)
     try:
         objects = open_objects(_absolute(store_url), new=new_store, reserve=True)
@@ -105,6 +142,11 @@ def serve(
         raise click.BadParameter(str(error), param_hint="--store") from error
     settings = ServerSettings(
         listen=listen,
+        tls=tls,
+        has_tokens=has_tokens,
+        enrols_by_run=enrol_by_run,
+        has_open_health=not no_open_health,
+        has_reflection=not no_reflection,
         metrics=metrics,
         drain_grace_s=drain_grace,
         worker_count=workers or max(2, os.cpu_count() or 2),
@@ -119,15 +161,24 @@ def serve(
         raise click.BadParameter(f"{error}. Is another syncer running there?", param_hint=error.option) from error
 
 
-def _check_listen(listen: str, option: str, *, is_insecure: bool) -> None:
+def _tls(given: Tls) -> Tls | None:
+    if given == Tls():
+        return None
+    if given.cert is None and given.key is None:
+        raise click.UsageError("--tls-client-ca needs the server's own certificate: --tls-cert and --tls-key")
+    return checked(given)
+
+
+def _check_listen(listen: str, option: str, *, is_allowed: bool) -> None:
     host, colon, port = listen.rpartition(":")
     if not colon or not host or not port.isdigit():
         raise click.BadParameter(f"use HOST:PORT, for example 127.0.0.1:50051. listen={listen!r}", param_hint=option)
-    if is_insecure or _is_loopback(host.strip("[]")):
+    if is_allowed or _is_loopback(host.strip("[]")):
         return
+    way = "Metrics have no TLS: listen" if option == "--metrics" else f"{_KEYS}, or listen"
     raise click.UsageError(
-        f"traffic on {host} is not encrypted: anyone on the network could read and change it. "
-        "Listen on 127.0.0.1, or pass --insecure if you trust every machine on the network."
+        f"traffic on {host} would not be encrypted: anyone on the network could read and change it. "
+        f"{way} on 127.0.0.1, or pass --insecure if you trust every machine on the network."
     )
 
 
@@ -155,12 +206,21 @@ def _scratch_directory(given: Path | None) -> Path:
     return Path(tempfile.gettempdir())
 
 
+def bounded_text(_logger: object, _method: str, event: EventDict) -> EventDict:
+    """Takes secrets out of every text of a log line, and cuts what a client may have chosen; tracebacks stay whole."""
+    for key, value in event.items():
+        if isinstance(value, str):
+            event[key] = redacted(value)[: None if key == "exception" else _MOST_TEXT]
+    return event
+
+
 def _configure_logs(level: str) -> None:
     structlog.configure(
         processors=[
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,
+            bounded_text,
             structlog.processors.LogfmtRenderer(key_order=["timestamp", "level", "event"]),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
@@ -189,12 +249,11 @@ async def _hurry(signals: asyncio.Queue[None], server: SyncerServer) -> None:
 
 def _announce(listen: str, server: SyncerServer, store_url: str, port_file: Path | None) -> None:
     address = f"{listen.rpartition(':')[0]}:{server.port}"
-    click.echo(f"listening on {address}, store {store_url}")
+    click.echo(f"listening on {address}, store {redacted(store_url)}")
     if server.metrics_url:
         click.echo(f"metrics at {server.metrics_url}")
     sys.stdout.flush()
     if port_file is not None:
-        partial = port_file.with_name(f".{port_file.name}.partial")
-        partial.write_text(f"{server.port}\n", encoding="ascii")
-        partial.replace(port_file)
+        with replacing(port_file) as file:
+            file.write(f"{server.port}\n".encode())
     _LOG.info("listening", address=address, store=store_url)

@@ -104,10 +104,9 @@ def _fill(event: v1.Event, state: RunState, outcome: Outcome) -> None:
         case StatusItem() as item:
             event.status_changed = STATUSES[item.status]
         case SessionItem() as item:
-            event.learner.learner_id, event.learner.region = item.learner, item.region
-            event.learner.session_id, event.learner.is_live = item.session, True
+            event.learner.learner_id, event.learner.region, event.learner.is_live = item.learner, item.region, True
         case LeftItem() as item:
-            event.learner.learner_id, event.learner.session_id = item.learner, item.session
+            event.learner.learner_id = item.learner
         case _:
             pass
 
@@ -143,7 +142,6 @@ def learner_message(record: LearnerRecord) -> v1.LearnerStatus:
     message = v1.LearnerStatus(
         learner_id=record.learner,
         region=record.region,
-        session_id=record.session,
         is_live=record.is_live,
         is_participating=record.is_participating,
     )

@@ -19,19 +19,27 @@ from skerry.runtime.identifiers import Entropy
 from skerry.runtime.workers import Workers
 from skerry.store.errors import RunNotFoundError, StoreError
 from skerry.store.log.entries import ENTRY_FORMAT, RunStatus
+from skerry.store.log.run_log import RunLog
 from skerry.store.store import Store
 from skerry.store.versions.scratch import Scratch
 from skerry.syncer.advice import AdviceBoard
-from skerry.syncer.errors import RETRY_STORE_S, DrainingError, SyncerError
+from skerry.syncer.errors import RETRY_STORE_S, DrainingError, SyncerError, bad_request
 from skerry.syncer.merger import Merger
 from skerry.syncer.metrics import SyncerMetrics
 from skerry.syncer.parts import ByteBudget
+from skerry.syncer.quotas import ID_BURST, ID_PAUSE_S, RUN_BURST, RUN_PAUSE_S, Rate
 from skerry.syncer.replica import RunReplica
 from skerry.syncer.settings import ReplicaSettings
+from skerry.syncer.tidying import tidy
 from skerry.wire import kernels
 from skerry.wire.layout import check_id, check_name
 
 _LOG: Final = structlog.get_logger(__name__)
+# At a thousand entries a second a log gets there in 9,000 years. Below it, a position beyond the log's end may mean
+# that the store lost entries.
+MAX_POSITION: Final = 2**48
+# After its start; a syncer that is restarted every day tidies all the same.
+_FIRST_TIDY_S: Final = 600.0
 
 
 @dataclass(frozen=True)
@@ -39,9 +47,11 @@ class HostSettings:
     """How one process spends its time and memory on all its runs."""
 
     part_budget_bytes: int = 2**30  # of pushed parts in memory: 256 of the suggested size at the same time
+    download_budget_bytes: int = 2**27  # of pieces of downloads that clients have not taken yet, each of 1 MiB
     name_lifetime_s: float = 1.0  # for which the uid of a name is cached
     sweep_s: float = 5.0  # between checks for runs that were deleted, replaced or are idle
     idle_sweep_s: float = 60.0  # at most, between two of a run in which nothing happens
+    tidy_s: float = 86_400.0  # between two times that abandoned drafts and orphaned parts are deleted
     idle_s: float = 60.0  # after which a run without use is closed
     opening_s: float = 5.0  # for which a call waits for its run's log to be read
     new_run_level: int = ENTRY_FORMAT  # the format level at which runs are created
@@ -78,6 +88,9 @@ class RunHost:
         self.workers = workers
         self.settings = settings
         self.budget = ByteBudget(settings.part_budget_bytes, clock)
+        self.downloads = ByteBudget(settings.download_budget_bytes, clock)
+        self.new_runs = Rate("new runs", clock, burst=RUN_BURST, pause_s=RUN_PAUSE_S)
+        self.new_ids = Rate("new learners", clock, burst=ID_BURST, pause_s=ID_PAUSE_S)
         self._entropy = entropy
         self._metrics = metrics or SyncerMetrics(clock)
         self._scratch = scratch
@@ -93,7 +106,7 @@ class RunHost:
         failure: BaseException | None = None
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
-            helpers = [tasks.create_task(work, name="host") for work in (self._sweep(), self._resume())]
+            helpers = [tasks.create_task(work, name="host") for work in (self._sweep(), self._resume(), self._tidy())]
             try:
                 yield
             except BaseException as error:  # noqa: BLE001 - raised below, outside the group, which would wrap it
@@ -113,14 +126,14 @@ class RunHost:
         Raises:
             BadNameError: the name or uid is not legal.
             SyncerError: RUN_NOT_FOUND; RUN_REPLACED: the name has another uid; RUN_EXISTS: another draft got the name;
-                RUN_OPENING; DRAINING; BAD_REQUEST: the position is negative.
+                RUN_OPENING; DRAINING; BAD_REQUEST: no log has such a position.
             StoreError: the store failed, or holds less than the caller has seen.
         """
         check_name(name, "run")
         if uid:
             check_id(uid, "run uid")
-        if seen_position < 0:
-            raise SyncerError("BAD_REQUEST", f"seen_position must not be negative. seen_position={seen_position}")
+        if not 0 <= seen_position <= MAX_POSITION:
+            raise bad_request(f"seen_position must be 0 to {MAX_POSITION}. seen_position={seen_position}")
         if self._is_draining:
             raise DrainingError
         named = await self._uid_of(name)
@@ -132,6 +145,10 @@ class RunHost:
         if seen_position > replica.state.position:
             await replica.log.wait_for(seen_position)
         return replica
+
+    def is_open(self, uid: str) -> bool:
+        """Whether this process serves the run now."""
+        return uid in self._open
 
     def forget_name(self, name: str) -> None:
         """Drops the cached uid of a name that was just published or removed."""
@@ -257,6 +274,21 @@ class RunHost:
                 await self._replica(name, uid, uid, is_patient=True)
             except (StoreError, SyncerError):
                 continue  # opening it has said why
+
+    async def _tidy(self) -> None:
+        """Deletes what nobody will name any more, of all runs, from time to time."""
+
+        async def log_of(name: str, uid: str) -> RunLog:
+            return (await self._replica(name, uid, uid, is_patient=True)).log
+
+        pause_s = min(_FIRST_TIDY_S, self.settings.tidy_s)
+        while True:
+            await self.clock.sleep(pause_s)
+            pause_s = self.settings.tidy_s
+            try:
+                await tidy(self.store, self.clock, log_of)
+            except StoreError as error:
+                _LOG.warning("abandoned drafts could not be looked for", cause=str(error))
 
     async def _sweep(self) -> None:
         """Closes idle runs and those that lost their name, and ends the streams of the latter."""

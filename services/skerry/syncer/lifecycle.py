@@ -21,6 +21,7 @@ from skerry.store.log.entries import (
     StatusItem,
 )
 from skerry.store.log.state import RunState
+from skerry.syncer.caller import author
 from skerry.syncer.errors import SyncerError, bad_request, from_rejection
 from skerry.syncer.host import RunHost, replaced
 from skerry.syncer.replica import RunReplica
@@ -57,8 +58,8 @@ async def create_run(host: RunHost, new: NewRun) -> RunReplica:
     """Returns the run that the request created, now or at an earlier call; it may be past its draft.
 
     Raises:
-        SyncerError: RUN_EXISTS: another run has the name; TOO_LARGE; BAD_REQUEST: the level of new runs has no such
-            policy.
+        SyncerError: RUN_EXISTS: another run has the name; TOO_LARGE; QUOTA_EXCEEDED; BAD_REQUEST: the level of new runs
+            has no such policy.
     """
     check_name(new.name, "run")
     check_id(new.request_id, "request id")
@@ -72,6 +73,7 @@ async def create_run(host: RunHost, new: NewRun) -> RunReplica:
             raise SyncerError("RUN_EXISTS", "the name is taken", metadata=error.metadata) from error
         if error.reason != "RUN_NOT_FOUND":
             raise
+        host.new_runs.take(author())
         is_old = host.settings.new_run_level < _LEAF_HASH_LEVEL
         leaf_hash = LeafHash.SHA256 if is_old else LeafHash.BLAKE3
         fragments = tuple(replace(layout, leaf_hash=leaf_hash) for layout in new.fragments)
@@ -82,12 +84,12 @@ async def create_run(host: RunHost, new: NewRun) -> RunReplica:
     if (spec.fragments, dict(spec.dtypes)) != (new.fragments, dict(new.dtypes)):
         raise SyncerError("ID_REUSED", "request id was used for another run", metadata={"run_uid": uid})
     if replica.state.status is RunStatus.DRAFT and new.request_id not in replica.state.requests:
-        first: list[Item] = [PolicyItem(new.request_id, new.policy)]
+        first: list[Item] = [PolicyItem(new.request_id, new.policy, author())]
         # The replica that began the draft may have had another level for new runs.
         is_old = spec.fragments[0].leaf_hash is LeafHash.SHA256
         level = max(host.settings.new_run_level, 0 if is_old else _LEAF_HASH_LEVEL)
         if level > replica.state.level:
-            first.insert(0, LevelItem(level))
+            first.insert(0, LevelItem(level, author()))
         *_, outcome = await replica.log.append(first)
         if outcome.rejection is not None and new.request_id not in replica.state.requests:
             raise from_rejection(outcome.rejection)
@@ -127,7 +129,7 @@ async def commit_run(host: RunHost, name: str, uid: str, seen_position: int) -> 
         missing = [name for name, f in sorted(replica.state.fragments.items()) if f.version < 0]
         if missing:
             raise SyncerError("RUN_DRAFT", f"initial weights are missing. fragments={missing[:20]}")
-        await replica.log.append([StatusItem(RunStatus.OPEN)])
+        await replica.log.append([StatusItem(RunStatus.OPEN, author())])
     try:
         await host.store.publish(name, uid)
     except RunExistsError as error:
@@ -135,7 +137,7 @@ async def commit_run(host: RunHost, name: str, uid: str, seen_position: int) -> 
             "RUN_EXISTS", f"another run got the name first. run={name}", metadata={"run_uid": error.uid}
         ) from error
     host.forget_name(name)
-    _LOG.info("run committed", run=name, uid=uid)
+    _LOG.info("run committed", run=name, uid=uid, author=author())
     return replica
 
 
@@ -157,7 +159,7 @@ async def set_policy(replica: RunReplica, request_id: str, change: Callable[[Pol
         except ValueError as error:
             raise bad_request(str(error)) from error
         _check_merge_rules(policy, state.fragments.keys())
-        return PolicyItem(request_id, policy)
+        return PolicyItem(request_id, policy, author())
 
     outcome = await replica.log.append_made(changed)
     if outcome.rejection is not None and request_id not in replica.state.requests:
@@ -174,7 +176,7 @@ async def upgrade_run(replica: RunReplica, level: int) -> None:
     if wanted > ENTRY_FORMAT:
         raise bad_request(f"format level is not known to this version. level={wanted}, newest={ENTRY_FORMAT}")
     if wanted > replica.state.level:
-        await replica.log.append([LevelItem(wanted)])
+        await replica.log.append([LevelItem(wanted, author())])
     if level and level < replica.state.level:
         raise bad_request(f"a format level can't be lowered. level={replica.state.level}, asked={level}")
 
@@ -191,7 +193,7 @@ async def close_run(replica: RunReplica) -> None:
     if state.status is RunStatus.DRAFT:
         raise SyncerError("RUN_DRAFT", "a draft can't be closed; commit it first, or abandon it")
     if state.status is RunStatus.OPEN:
-        await replica.log.append([StatusItem(RunStatus.CLOSING)])
+        await replica.log.append([StatusItem(RunStatus.CLOSING, author())])
     await replica.wait_until(lambda state: state.status is RunStatus.CLOSED)
 
 
@@ -214,4 +216,4 @@ async def delete_run(host: RunHost, name: str, uid: str) -> None:
         raise replaced(name, uid, named)
     await host.store.unpublish(name, uid)
     host.forget_name(name)
-    _LOG.info("run deleted", run=name, uid=uid)
+    _LOG.info("run deleted", run=name, uid=uid, author=author())  # the log of a run can be deleted with it

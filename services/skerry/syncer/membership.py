@@ -5,34 +5,29 @@ how long a round waits, never what is merged. Every renewal is timed by this rep
 saw something change; other machines' clocks are never read. Objects below `learners/<id>` carry the last report and a
 beat that grows with each, so that another replica sees change without trusting a time.
 
-`weigh`, `expected_learners` and `closed_round` are pure functions of log and leases. The formulas are
-`skerry.algorithm`'s; here is which learners and deltas they are about. Reports are plain values: no protobuf is needed.
+`expected_learners` is a pure function of log and leases. Reports are plain values: no protobuf is needed.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
+import heapq
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Annotated, Final
 
-from skerry.algorithm.rounds import (
-    Contribution,
-    delta_weight,
-    outage_length,
-    participation,
-    round_length,
-    share_of_length,
-    staleness_damping,
-)
-from skerry.store.log.entries import FORMAT, AcceptedItem, ClosedItem, Decided, Member, canonical_json
-from skerry.store.log.state import DeltaState, FragmentState, LearnerState, RunState
+import msgspec
+
+from skerry.store.log.entries import FORMAT, canonical_json
+from skerry.store.log.state import FragmentState, LearnerState, RunState
+from skerry.store.objects.interface import read_json
 from skerry.wire.policy import Policy
 
-# Rounds that a run goes on before a learner that brings nothing no longer counts as working.
-_ABSENT_AFTER_ROUNDS: Final = 1.5
+# Learners of one answer.
+MOST_LISTED: Final = 1000
+# What is known of a learner that brought nothing is dropped so long after its lease ended.
+_FORGOTTEN_AFTER_S: Final = 600.0
 # Of the tokens of the largest learner's delta: a learner that brought less is not waited for.
 _SMALL_SHARE: Final = 0.4
 
@@ -59,29 +54,19 @@ class MembershipView:
         return self.age_s >= policy.lease_term_s
 
 
-def weigh(delta: DeltaState, fragment: FragmentState, policy: Policy) -> Member:
-    """Returns the delta's place in a set that closes now: its damped weight, and its staleness in versions.
-
-    Staleness damps by rounds and not by versions: where learners are merged one by one each makes a version, and an
-    answer that took a moment is not stale for that.
-    """
-    rounds = fragment.rounds_behind(delta.item.base_version, policy.inner_step_count)
-    weight = _weight(delta.item, policy) * staleness_damping(rounds, exponent=policy.staleness_exponent)
-    return Member(delta.item.delta, weight, fragment.version - delta.item.base_version)
-
-
 def expected_learners(state: RunState, fragment: FragmentState, view: MembershipView) -> set[str]:
     """Returns whom a round of `fragment` waits for.
 
     Before the first close that is everybody; then who contributed to the last two closes, or attached since the first
-    of them. A learner whose last delta held few tokens is not waited for; before the first close, one that reports few
-    tokens a second or none. It contributes early, so its delta is mostly there in time, and it brings less than it
-    costs everybody to have the answer later.
+    of them, unless it attached before and never brought anything. A learner whose last delta held few tokens is not
+    waited for; before the first close, one that reports few tokens a second or none. It contributes early, so its delta
+    is mostly there in time, and it brings less than it costs everybody to have the answer later.
     """
-    present = _present_learners(state, fragment, view)
+    present = present_learners(state, fragment, view)
     if fragment.contributors:
         recent = set[str]().union(*fragment.contributors)
-        attached = {name for name in present if state.learners[name].attached_at > fragment.close_positions[0]}
+        lately = {name for name in present if state.learners[name].attached_at > fragment.close_positions[0]}
+        attached = {name for name in lately if name in fragment.weights or not state.learners[name].was_back}
         expected, brought = present & (recent | attached), fragment.weights
     else:
         expected, brought = present, {name: view.learners[name].token_rate for name in present}
@@ -89,102 +74,32 @@ def expected_learners(state: RunState, fragment: FragmentState, view: Membership
     return {name for name in expected if brought.get(name, largest) >= _SMALL_SHARE * largest}
 
 
-def closed_round(
-    state: RunState,
-    fragment: FragmentState,
-    view: MembershipView,
-    members: Sequence[Member],
-    *,
-    attempt: int,
-    decided: tuple[Decided, ...],
-) -> ClosedItem:
-    """Returns the entry that freezes `members` for the fragment's next version, with participation and length.
-
-    Without members it makes the round void.
-    """
-    items = [state.deltas[member.delta].item for member in members]
-    step_counts, full = [item.step_count for item in items], state.policy.inner_step_count
-    length = round_length(step_counts, [member.weight for member in members], inner_step_count=full)
-    rho = _participation(state, fragment, view, members, length) if members else 1.0
-    missed = fragment.missed_step_count((item.learner for item in items), fragment.version)
-    after_outage = outage_length(step_counts, participation=rho, missed_step_count=missed, inner_step_count=full)
-    return ClosedItem(
-        fragment=fragment.layout.name,
-        version=fragment.version + 1,
-        attempt=attempt,
-        members=tuple(members),
-        participation=rho,
-        decided=decided,
-        length=after_outage or length,
-    )
-
-
-def _present_learners(state: RunState, fragment: FragmentState, view: MembershipView) -> set[str]:
+def present_learners(state: RunState, fragment: FragmentState, view: MembershipView) -> set[str]:
+    """Returns who is live, or contributed to one of the last closes, and has not left."""
     live = {name for name, learner in view.learners.items() if learner.is_live}
     recent = set[str]().union(*fragment.contributors)
     return {name for name in live | recent if (known := state.learners.get(name)) is not None and not known.has_left}
 
 
-def _working_learners(state: RunState, fragment: FragmentState, view: MembershipView) -> set[str]:
-    """Returns whose share of the work a round of `fragment` lacks without them.
-
-    A learner is taken to work until the run has gone on `_ABSENT_AFTER_ROUNDS` without anything of it, so that a dead
-    one damps the others' steps for a round or two, and not for as long as its lease seems to live.
-    """
-    horizon = _ABSENT_AFTER_ROUNDS * state.policy.inner_step_count
-    return {
-        name
-        for name in _present_learners(state, fragment, view)
-        if fragment.newest.step_count
-        < horizon + max(fragment.contributed_at.get(name, 0.0), state.learners[name].attached_at_step)
-    }
-
-
-def _participation(
-    state: RunState, fragment: FragmentState, view: MembershipView, members: Sequence[Member], length: float
-) -> float:
-    """Returns rho of a round of that length.
-
-    An absent learner counts with what it brought last; before its first delta, with what the steps that it reports
-    would bring, at the contributors' weight for a round.
-    """
-    contributed, brought_by = [], set()
-    for member in members:
-        item = state.deltas[member.delta].item
-        weight = _weight(item, state.policy)
-        damping = member.weight / weight if weight else 0.0
-        contributed.append(Contribution(share_of_length(weight, item.step_count, length), damping))
-        brought_by.add(item.learner)
-    mean = sum(delta.weight for delta in contributed) / len(brought_by)
-    absent = []
-    for name in sorted(_working_learners(state, fragment, view) - brought_by):
-        if name in fragment.weights:
-            weight, step_count = fragment.weights[name], fragment.step_counts[name]
-        else:
-            step_count = view.learners[name].step_count if name in view.learners else 0
-            weight = mean * min(1.0, step_count / length)
-        absent.append(share_of_length(weight, step_count, length))
-    return participation(contributed, absent)
-
-
-def _weight(item: AcceptedItem, policy: Policy) -> float:
-    return delta_weight(
-        item.token_count, item.step_count, inner_step_count=policy.inner_step_count, weight_cap=policy.weight_cap
-    )
+# The longest duration that a learner may report. A larger value means a wrong clock, and may not fit a Duration.
+LONGEST_S: Final = 365 * 86_400
+# What the messages can hold; another replica's advice has no other numbers either.
+_Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+_Duration = Annotated[float, msgspec.Meta(ge=0, le=LONGEST_S)]
 
 
 @dataclass(frozen=True)
 class LearnerReport:
     """A learner's own figures; specified in `skerry/v1/types.proto`."""
 
-    step_count: int = 0
-    token_count: int = 0
-    step_time_s: float = 0.0
+    step_count: _Int64 = 0
+    token_count: _Int64 = 0
+    step_time_s: _Duration = 0.0
     loss: float | None = None
-    sent_bytes: int = 0
-    received_bytes: int = 0
-    adopted: tuple[tuple[str, int], ...] = ()  # (fragment, version)
-    stall_time_s: float = 0.0
+    sent_bytes: _Int64 = 0
+    received_bytes: _Int64 = 0
+    adopted: tuple[tuple[str, _Int64], ...] = ()  # (fragment, version)
+    stall_time_s: _Duration = 0.0
 
 
 @dataclass(frozen=True)
@@ -193,9 +108,17 @@ class LearnerRecord:
 
     learner: str
     region: str
-    session: str
     is_live: bool
     is_participating: bool
+    report: LearnerReport | None
+
+
+class _Advice(msgspec.Struct):
+    """The JSON of `learners/<id>`, but for the learner, which the object's name says."""
+
+    format: int
+    session: str
+    beat: int
     report: LearnerReport | None
 
 
@@ -254,14 +177,14 @@ class Membership:
         lease = self._leases.get(learner)
         if lease is not None and lease.advice == advice:
             return
-        values = json.loads(advice)
-        if not isinstance(values, dict) or values.get("format") != FORMAT:
+        heard = read_json(advice, _Advice)
+        if heard.format != FORMAT:
             raise ValueError(f"advice is not readable. learner={learner}")
-        is_first = lease is None or lease.session != values["session"]
-        lease = self._lease(learner, values["session"])
+        is_first = lease is None or lease.session != heard.session
+        lease = self._lease(learner, heard.session)
         if not lease.is_unpublished:
-            lease.report = _report(values["report"])
-            lease.beat = values["beat"]
+            lease.report = heard.report
+            lease.beat = heard.beat
         lease.advice = advice
         # The first sight says nothing of when it was written: it is no renewal, its next change is.
         if not is_first or lease.renewed_at_s is not None:
@@ -269,6 +192,7 @@ class Membership:
 
     def view(self, state: RunState, now_s: float) -> MembershipView:
         """Returns who is live now, as the round engine wants it."""
+        # Who has no lease here is neither live nor has a report.
         learners = {
             name: LearnerView(
                 is_live=self._is_live(known, state.policy.lease_term_s, now_s),
@@ -276,7 +200,7 @@ class Membership:
                 step_time_s=None if report is None or report.step_time_s <= 0 else report.step_time_s,
                 token_rate=0.0 if report is None else _token_rate(report),
             )
-            for name, known in sorted(state.learners.items())
+            for name, known in sorted((name, state.learners[name]) for name in self._leases if name in state.learners)
             for report in (self._report_of(known),)
         }
         return MembershipView(learners, age_s=now_s - self._started_at_s)
@@ -289,8 +213,21 @@ class Membership:
         return min((at_s for at_s in changes if at_s > now_s), default=None)
 
     def records(self, state: RunState, now_s: float) -> tuple[LearnerRecord, ...]:
-        """Returns every learner that the log knows, as observers see it."""
-        return tuple(self.record(state, name, now_s) for name in sorted(state.learners))
+        """Returns the learners that the log knows, as observers see them, at most `MOST_LISTED`.
+
+        Of too many, the live ones come before the others, and of those who brought something before who did not, and
+        who attached last before who did earlier.
+        """
+
+        def rank(name: str) -> tuple[bool, bool, int]:
+            known = state.learners[name]
+            is_live = self._is_live(known, state.policy.lease_term_s, now_s)
+            return is_live, known.step_count > 0, known.attached_at
+
+        names: Iterable[str] = state.learners
+        if len(state.learners) > MOST_LISTED:
+            names = heapq.nlargest(MOST_LISTED, state.learners, key=rank)
+        return tuple(self.record(state, name, now_s) for name in sorted(names))
 
     def record(self, state: RunState, learner: str, now_s: float) -> LearnerRecord:
         """Returns one learner as observers see it."""
@@ -298,7 +235,6 @@ class Membership:
         return LearnerRecord(
             learner=learner,
             region=known.region,
-            session=known.session,
             is_live=self._is_live(known, state.policy.lease_term_s, now_s),
             is_participating=any(
                 learner in contributors for f in state.fragments.values() for contributors in f.contributors
@@ -306,10 +242,24 @@ class Membership:
             report=self._report_of(known),
         )
 
-    def forget_others(self, state: RunState) -> None:
-        """Drops leases of sessions that the log has fenced, so that nothing grows with re-attachments."""
-        for learner in [name for name, lease in self._leases.items() if self._is_fenced(state, name, lease)]:
+    def forget_other(self, state: RunState, learner: str) -> None:
+        """Drops the learner's lease if the log has fenced its session."""
+        lease = self._leases.get(learner)
+        if lease is not None and self._is_fenced(state, learner, lease):
             del self._leases[learner]
+
+    def forget_absent(self, state: RunState, now_s: float) -> list[str]:
+        """Drops leases that ended long ago, of learners that brought nothing; returns whose."""
+        gone = [
+            name
+            for name, lease in self._leases.items()
+            if (known := state.learners.get(name)) is not None
+            and not known.step_count
+            and (lease.renewed_at_s or self._started_at_s) + state.policy.lease_term_s + _FORGOTTEN_AFTER_S < now_s
+        ]
+        for name in gone:
+            del self._leases[name]
+        return gone
 
     def _lease(self, learner: str, session: str) -> _Lease:
         lease = self._leases.get(learner)
@@ -345,12 +295,3 @@ def _advice(learner: str, lease: _Lease) -> bytes:
     return canonical_json(
         {"format": FORMAT, "learner": learner, "session": lease.session, "beat": lease.beat, "report": report}
     )
-
-
-def _report(values: Mapping[str, object] | None) -> LearnerReport | None:
-    if values is None:
-        return None
-    fields: dict[str, object] = dict(values)
-    adopted = fields.pop("adopted", ())
-    pairs = tuple((str(name), int(version)) for name, version in adopted)  # type: ignore[attr-defined]
-    return LearnerReport(adopted=pairs, **fields)  # type: ignore[arg-type]

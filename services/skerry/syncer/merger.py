@@ -28,6 +28,7 @@ import numpy as np
 import structlog
 from msgspec import structs
 
+from skerry.algorithm.median import median_shares
 from skerry.algorithm.merge import Round, per_tensor_squared_norms
 from skerry.algorithm.outer import OuterStep, learning_rate_at, momentum_at, outer_step
 from skerry.algorithm.step import (
@@ -63,6 +64,8 @@ from skerry.store.versions.replay import (
     weights_digest,
 )
 from skerry.store.versions.scratch import Scratch
+from skerry.syncer.closing import references
+from skerry.syncer.inner_products import inner_products
 from skerry.syncer.outer_states import OuterStates
 from skerry.syncer.restart import restart
 from skerry.syncer.rounds import MergeKey, most_members
@@ -141,11 +144,15 @@ async def merge_round(
     merged = _round(log.state, closing, policy)
     outer = _outer_step(log.state, closing, policy, merged)
 
+    if merged.rule is MergeRule.MEDIAN:
+        products = await inner_products(log, fragment, deltas, workers=workers)
+        sizes = np.array([tensor.numel for tensor in layout.tensors], np.float64)
+        merged = replace(merged, median_shares=median_shares(merged.shares(), products, sizes))
     coefficients = merged.coefficients()
     (acc,) = scratch.zeros(1, layout.numel)
     await accumulate_deltas(log, fragment, deltas, coefficients, acc, workers=workers)
     sum_norms = np.empty(0)
-    if merged.rule is MergeRule.RDA:
+    if merged.rule is not MergeRule.MEAN:
         sum_norms = np.sqrt(await workers.run(per_tensor_squared_norms, acc, layout))
     scalars = Scalars(
         np.float32(outer.rate),
@@ -166,14 +173,18 @@ async def merge_round(
 
 
 def _round(state: RunState, closing: ClosedItem, policy: Policy) -> Round:
+    fragment = state.fragments[closing.fragment]
     deltas = [state.deltas[member.delta].item for member in closing.members]
+    norms = np.sqrt(np.array([delta.squared_norms for delta in deltas]))
+    are_judged = policy.quarantine_ratio > 0
     return Round(
         policy.merge_rule(closing.fragment),
         weights=np.array([member.weight for member in closing.members]),
-        norms=np.sqrt(np.array([delta.squared_norms for delta in deltas])),
+        norms=norms,
         step_counts=np.array([delta.step_count for delta in deltas], np.float64),
-        length=state.closed_length(state.fragments[closing.fragment], closing),
+        length=state.closed_length(fragment, closing),
         inner_step_count=policy.inner_step_count,
+        references=references(state, fragment, deltas) if are_judged else np.full_like(norms, np.inf),
     )
 
 

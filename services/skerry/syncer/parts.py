@@ -7,7 +7,8 @@ push stops halfway for want of memory, and those that were admitted fill their l
 A slow sender holds its bytes for longer than a fast one, so what senders share is bytes times seconds. While memory is
 scarce, the next part is that of the sender that has held the least since it became scarce. So a fast sender waits for
 the next part to be done with, however many slow ones there are. Nobody waits for ever, for a push has one part at a
-time (and a second one that is being stored, as long as memory is not scarce), and what it holds counts.
+time (and a second one that is being stored, as long as memory is not scarce), and what it holds counts. A sender whose
+parts hold a sixteenth of the budget waits for its own, and the others pass it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -33,8 +34,13 @@ from skerry.wire.frames import Frame, FrameBatch, parse_frames, raw_bytes
 from skerry.wire.layout import FragmentLayout
 from skerry.wire.messages import MAX_BLOCK, MIN_BLOCK
 
-# Below this many bytes of frames, checking them takes less time than handing them to another thread.
+# Below this many bytes of frames that hold this many elements, checking them takes less time than handing them to
+# another thread. A frame by itself takes as long as some hundred elements.
 INLINE_CHECK_BYTES: Final = 32 * 2**10
+INLINE_CHECK_NUMEL: Final = 2**15
+FRAME_COST_NUMEL: Final = 512
+# Of the budget, what one sender's parts may hold at a time: 16 of the suggested size, of 1 GiB.
+_SENDER_SHARE: Final = 1 / 16
 
 
 @dataclass(frozen=True)
@@ -109,7 +115,9 @@ class ByteBudget:
         self._clock = clock
         self._order = itertools.count()
         self._held: defaultdict[str, float] = defaultdict(float)  # by sender: bytes times seconds, since some waited
-        self._waiting: list[tuple[float, int, int, asyncio.Event]] = []  # heap: held before, order, bytes, to grant
+        self._used_by: Counter[str] = Counter()  # by sender: bytes
+        # A heap: held before, order, bytes, to grant, sender.
+        self._waiting: list[tuple[float, int, int, asyncio.Event, str]] = []
 
     async def reserve(self, sender: str, size_bytes: int) -> Reservation:
         """Returns when `sender` may hold `size_bytes`, which the caller releases in any case."""
@@ -121,7 +129,7 @@ class ByteBudget:
         return not self._waiting and self.used_bytes + size_bytes <= self.limit_bytes
 
     def _give_back(self, one: Reservation) -> None:
-        self.used_bytes -= one.size_bytes
+        self._count(one.sender, -one.size_bytes)
         self._held[one.sender] += one.size_bytes * (self._clock.monotonic_s() - one.granted_at_s)
         if not self._waiting:
             self._held.clear()
@@ -129,14 +137,14 @@ class ByteBudget:
 
     async def _turn(self, sender: str, size_bytes: int) -> None:
         granted = asyncio.Event()
-        one = (self._held[sender], next(self._order), size_bytes, granted)
+        one = (self._held[sender], next(self._order), size_bytes, granted, sender)
         heapq.heappush(self._waiting, one)
         self._grant()
         try:
             await granted.wait()
         except asyncio.CancelledError:
             if granted.is_set():
-                self.used_bytes -= size_bytes
+                self._count(sender, -size_bytes)
             else:
                 self._waiting.remove(one)
                 heapq.heapify(self._waiting)
@@ -144,15 +152,30 @@ class ByteBudget:
             raise
 
     def _grant(self) -> None:
-        """Grants what fits, in order; a part that does not fit keeps the others waiting."""
+        """Grants what fits, in order; a part that does not fit keeps the others waiting, but for its sender's share."""
+        passed = []
         while self._waiting:
-            _, _, size_bytes, granted = self._waiting[0]
+            one = heapq.heappop(self._waiting)
+            _, _, size_bytes, granted, sender = one
+            used = self._used_by[sender]
+            # In a small budget too, a push sends one part while the one before is stored.
+            if used and used + size_bytes > max(self.limit_bytes * _SENDER_SHARE, 2 * size_bytes):
+                passed.append(one)
+                continue
             if self.used_bytes and self.used_bytes + size_bytes > self.limit_bytes:
-                return
-            heapq.heappop(self._waiting)
-            self.used_bytes += size_bytes
+                passed.append(one)
+                break
+            self._count(sender, size_bytes)
             self.peak_bytes = max(self.peak_bytes, self.used_bytes)
             granted.set()
+        for one in passed:
+            heapq.heappush(self._waiting, one)
+
+    def _count(self, sender: str, size_bytes: int) -> None:
+        self.used_bytes += size_bytes
+        self._used_by[sender] += size_bytes
+        if not self._used_by[sender]:
+            del self._used_by[sender]
 
 
 @dataclass

@@ -19,20 +19,35 @@ from skerry.store.log.checks import check_push
 from skerry.store.log.entries import INITIAL_BASE, AcceptedItem
 from skerry.store.log.run_log import AppendTooLargeError
 from skerry.store.log.state import DeltaState
-from skerry.store.versions.blobs import StoredPart
+from skerry.store.versions.blobs import StoredPart, StoredParts
+from skerry.syncer.caller import CALLER
 from skerry.syncer.errors import SyncerError, bad_request, from_rejection, from_wire
 from skerry.syncer.lifecycle import uid_of_draft
-from skerry.syncer.parts import INLINE_CHECK_BYTES, ByteBudget, PartChecker, PartSummary, Reservation
+from skerry.syncer.parts import (
+    FRAME_COST_NUMEL,
+    INLINE_CHECK_BYTES,
+    INLINE_CHECK_NUMEL,
+    ByteBudget,
+    PartChecker,
+    PartSummary,
+    Reservation,
+)
+from skerry.syncer.quotas import patience_s
 from skerry.syncer.replica import RunReplica
 from skerry.wire.codecs import Codec
 from skerry.wire.digests import DIGEST_SIZE, delta_digest
 from skerry.wire.errors import FrameError
-from skerry.wire.frames import FrameReader
+from skerry.wire.frames import FrameBatch, FrameReader
 from skerry.wire.layout import check_id, check_name
 
 # The most that an interrupted push has to send again, and a small share of a process's budget.
 SUGGESTED_PART_BYTES: Final = 4 * 2**20
 MAX_PART_BYTES: Final = 32 * 2**20
+# A part of 4-bit codes that nothing compresses: frames that decode to more cost far more than they take to send.
+MAX_PART_NUMEL: Final = 2 * MAX_PART_BYTES
+# Elements that a frame has on average, apart from one a tensor and these: a frame costs as much as hundreds of them.
+_LEAST_FRAME_NUMEL: Final = 64
+_LEAST_FRAMES: Final = 16
 # The most that frames of one element each take, for clients that do not say how large a part is.
 _MOST_BYTES_AN_ELEMENT: Final = 64
 # A part's frames are kept for the merge if they decompress to at most this many times its stated size.
@@ -54,15 +69,27 @@ class _Arriving:
     checker: PartChecker
     reader: FrameReader
     reservation: Reservation
+    most_frames: int
     frames: list[bytes] = field(default_factory=list)
     size_bytes: int = 0
+    waited_s: float = 0.0  # for its client
 
     def feed(self, data: bytes) -> None:
         """Checks the frames that `data` completes; slow enough for a worker thread."""
+        self.check(self.cut(data))
+
+    def cut(self, data: bytes) -> list[FrameBatch]:
+        """Returns the frames that `data` completes, of which the headers are checked alone."""
         try:
             batches = self.reader.feed(data)
         except FrameError as error:
             raise from_wire(error) from error
+        if len(self.frames) + len(batches) > self.most_frames:
+            raise SyncerError("TOO_LARGE", f"part has too many frames; make them larger. limit={self.most_frames}")
+        return batches
+
+    def check(self, batches: Sequence[FrameBatch]) -> None:
+        """Decodes frames and keeps them; slow enough for a worker thread, if they are many or large."""
         self.checker.check(batches)
         self.frames += [batch.data for batch in batches]
 
@@ -89,14 +116,29 @@ class Push:
         self._header = header
         self._layout = replica.state.fragments[header.fragment].layout
         self._budget = budget
+        self._sender = CALLER.get().identity or header.session
         self._arriving: _Arriving | None = None
         self._storing: tuple[asyncio.Task[None], Reservation] | None = None  # the part before it
-        self._stored: dict[tuple[int, int], StoredPart] = {}
+        # Shared by all open calls of the delta, so that the one that completes it need not list the store.
+        self._stored = replica.stored_parts.setdefault((header.fragment, header.delta), StoredParts())
 
     @property
     def known(self) -> DeltaState | None:
         """The delta, if it is accepted already: then bytes are ignored, and only the digest is compared."""
         return self._replica.state.deltas.get(self._header.delta)
+
+    @property
+    def patience_s(self) -> float | None:
+        """How long the client may still take for the part that it sends; None if no part holds memory."""
+        part = self._arriving
+        if part is None or not part.reservation.size_bytes:
+            return None
+        return patience_s(part.size_bytes) - part.waited_s
+
+    def waited(self, wait_s: float) -> None:
+        """Counts time in which the client sent nothing."""
+        if self._arriving is not None:
+            self._arriving.waited_s += wait_s
 
     async def abandon(self) -> None:
         """Releases the memory of the parts that are not stored yet; stored ones stay."""
@@ -113,7 +155,7 @@ class Push:
         """Begins the part `[first, first + numel)` of `size_bytes`, 0 if not stated; waits for memory for all of it.
 
         Raises:
-            SyncerError: OUT_OF_RANGE; TOO_LARGE; BAD_REQUEST: the part before has no end.
+            SyncerError: OUT_OF_RANGE; TOO_LARGE; QUOTA_EXCEEDED; BAD_REQUEST: the part before has no end.
             StoreError: the part before could not be stored.
         """
         if self._arriving is not None:
@@ -127,7 +169,10 @@ class Push:
             raise SyncerError(
                 "TOO_LARGE", f"part's size is out of range. size_bytes={size_bytes}, limit={MAX_PART_BYTES}"
             )
+        if numel > MAX_PART_NUMEL:
+            raise SyncerError("TOO_LARGE", f"part has too many elements. numel={numel}, limit={MAX_PART_NUMEL}")
         most_bytes = size_bytes or min(MAX_PART_BYTES, numel * _MOST_BYTES_AN_ELEMENT)
+        self._replica.orphans.check(self._sender, most_bytes)
         if not self._budget.has_room(most_bytes):
             await self.all_stored()  # while memory is scarce, a push holds one part
         codecs = _WEIGHT_CODECS if self._header.base_version == INITIAL_BASE else _DELTA_CODECS
@@ -137,7 +182,8 @@ class Push:
             PartChecker(self._layout, numel, codecs=codecs, most_kept_bytes=_MOST_KEPT_TIMES * size_bytes),
             FrameReader(first, numel),
             # The bytes of a delta that is known are ignored.
-            await self._budget.reserve(self._header.session, most_bytes if self.known is None else 0),
+            await self._budget.reserve(self._sender, most_bytes if self.known is None else 0),
+            len(self._layout.tensors) + _LEAST_FRAMES + numel // _LEAST_FRAME_NUMEL,
         )
 
     async def feed(self, data: bytes) -> None:
@@ -154,10 +200,14 @@ class Push:
         part.size_bytes += len(data)
         if part.size_bytes > part.reservation.size_bytes:
             raise SyncerError("TOO_LARGE", f"part has too many bytes. limit={part.reservation.size_bytes}")
-        if len(data) < INLINE_CHECK_BYTES:
-            part.feed(data)
-        else:
+        if len(data) >= INLINE_CHECK_BYTES:
             await self._replica.workers.run(part.feed, data)
+            return
+        batches = part.cut(data)
+        if sum(batch.numel + FRAME_COST_NUMEL for batch in batches) < INLINE_CHECK_NUMEL:
+            part.check(batches)
+        else:
+            await self._replica.workers.run(part.check, batches)
 
     async def end_part(self, digest: bytes) -> None:
         """Begins to make the part durable, once the one before is; `complete` waits for all.
@@ -195,6 +245,7 @@ class Push:
                 part.frames,
                 summary.kept,
             )
+            self._replica.orphans.stored(self._sender, self._header.delta, part.size_bytes)
         finally:
             part.reservation.release()
 

@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
+from weakref import WeakValueDictionary
 
 import structlog
 
@@ -19,9 +20,10 @@ from skerry.runtime.clock import Clock
 from skerry.runtime.workers import Workers
 from skerry.store.errors import LogCorruptError, NewerFormatError, StoreError, UnreadableObjectError
 from skerry.store.log.checks import check_item
-from skerry.store.log.entries import INITIAL_BASE, Entry, Fate, Item, LeftItem, RunStatus, SessionItem
+from skerry.store.log.entries import INITIAL_BASE, AcceptedItem, Entry, Fate, Item, LeftItem, RunStatus, SessionItem
 from skerry.store.log.run_log import RunLog
 from skerry.store.log.state import Outcome, RunState
+from skerry.store.versions.blobs import StoredParts
 from skerry.store.versions.replay import DAMAGE, UnreadableDeltaError
 from skerry.syncer.advice import AdviceBoard, share_leases
 from skerry.syncer.errors import DrainingError, SyncerError, fenced, from_rejection
@@ -29,6 +31,7 @@ from skerry.syncer.events import EventStream, Followers, duration_message, event
 from skerry.syncer.membership import LearnerRecord, LearnerReport, Membership
 from skerry.syncer.merger import DamagedStateError, Merger
 from skerry.syncer.pace import Pace, wait
+from skerry.syncer.quotas import Orphans
 from skerry.syncer.restart import closed_without
 from skerry.syncer.rollback import RollBacks
 from skerry.syncer.rounds import MergeKey, RoundEngine
@@ -57,8 +60,10 @@ class RunReplica:
         self.log = log
         self.workers = workers
         self.merger = merger
+        self.stored_parts: WeakValueDictionary[tuple[str, str], StoredParts] = WeakValueDictionary()
         self.membership = Membership(clock.monotonic_s())
         self.followers = Followers(settings.stream_limit_bytes)
+        self.orphans = Orphans(clock, 4 * sum(layout.numel for layout in log.spec.fragments))
         self._clock = clock
         self._advice = advice
         self._settings = settings
@@ -99,8 +104,7 @@ class RunReplica:
         """Serves until cancelled.
 
         Raises:
-            LogCorruptError, NewerFormatError: the log can't be followed here any more; all streams were ended with the
-                reason.
+            LogCorruptError, NewerFormatError: the log can't be followed here any more, as all streams were told.
         """
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -213,7 +217,9 @@ class RunReplica:
             if outcome.rejection is None and isinstance(outcome.item, SessionItem):
                 item = outcome.item
                 self.followers.end(fenced(item.learner), learner=item.learner, but_session=item.session)
-                self.membership.forget_others(self.state)
+                self.membership.forget_other(self.state, item.learner)
+            if outcome.rejection is None and isinstance(outcome.item, AcceptedItem):
+                self.orphans.accepted(outcome.item.delta)
             for delta in outcome.decided:
                 if delta.fate is not Fate.MERGED:  # its round may be void; the next one is announced again
                     self._announced.pop(delta.item.fragment, None)
@@ -317,7 +323,7 @@ class RunReplica:
             await wait(self._advise_now, pause_s)
 
     async def _share_leases(self) -> None:
-        if await share_leases(self._advice, self.membership, self._clock.monotonic_s()):
+        if await share_leases(self._advice, self.membership, self.state, self._clock.monotonic_s()):
             self._decide_now.set()
 
     def _start(self, work: Coroutine[Any, Any, object]) -> None:

@@ -20,7 +20,8 @@ from skerry.store.log.run_log import RunLog
 from skerry.store.log.state import FragmentState, RunState, VersionState
 from skerry.store.versions.replay import DAMAGE, Replayer, snapshot_tensors
 from skerry.store.versions.scratch import Scratch
-from skerry.syncer.membership import MembershipView, closed_round
+from skerry.syncer.closing import closed_round
+from skerry.syncer.membership import MembershipView
 
 _LOG: Final = structlog.get_logger(__name__)
 

@@ -24,6 +24,8 @@ from skerry.store.errors import ObjectExistsError, ObjectMissingError, StoreErro
 from skerry.store.log.entries import RollbackFragment, RollbackItem, RunStatus
 from skerry.store.log.run_log import RunLog
 from skerry.store.log.state import FragmentState, VersionState
+from skerry.store.objects.interface import read_json
+from skerry.syncer.caller import author
 from skerry.syncer.errors import DrainingError, SyncerError, from_rejection
 from skerry.syncer.restart import stored_again
 from skerry.wire.layout import check_id
@@ -130,7 +132,7 @@ class RollBacks:
         """Returns what an earlier attempt has stored, on whatever replica, or stores it now."""
         name = f"{self._log.prefix}/rollbacks/{request_id}/{fragment.layout.name}"
         with suppress(ObjectMissingError, ValueError):
-            noted = msgspec.json.decode(await self._log.objects.get(name), type=RollbackFragment)
+            noted = read_json(await self._log.objects.get(name), RollbackFragment)
             if noted.digest == source.digest and not self._log.state.are_condemned(noted.weights):
                 return noted
         one = await stored_again(self._log, fragment, source, self._workers)
@@ -148,7 +150,7 @@ class RollBacks:
         for _ in range(_ATTEMPTS):
             newest = self._log.state.fragments
             fragments = tuple(structs.replace(one, version=newest[one.fragment].version + 1) for one in job.stored)
-            (outcome,) = await self._log.append([RollbackItem(request_id, target_position, fragments)])
+            (outcome,) = await self._log.append([RollbackItem(request_id, target_position, fragments, author())])
             if request_id in self._log.state.requests:
                 _LOG.info("run rolled back", run=self._log.spec.name, target_position=target_position)
                 with suppress(StoreError):

@@ -21,16 +21,16 @@ project's.
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from skerry.store.log.entries import ClosedItem, Decided, Fate, FateItem, Item, RunStatus, StatusItem
+from skerry.store.log.entries import AcceptedItem, ClosedItem, Decided, Fate, FateItem, Item, RunStatus, StatusItem
 from skerry.store.log.run_log import MAX_APPEND_BYTES
 from skerry.store.log.state import DeltaState, FragmentState, Outcome, RunState
-from skerry.syncer.membership import MembershipView, closed_round, expected_learners, weigh
+from skerry.syncer.closing import bounded, closed_round, is_unexplained, outliers, weigh
+from skerry.syncer.membership import MembershipView, expected_learners
 from skerry.wire.layout import FragmentLayout
 from skerry.wire.policy import Policy
 
@@ -43,6 +43,8 @@ _SCALARS_BYTES: Final = MAX_APPEND_BYTES * 3 // 4
 _SCALAR_BYTES: Final = 11
 # The grace window covers the step that a learner is in when it hears of the round, and half of one for its encoding.
 GRACE_STEPS: Final = 1.5
+# How long a fragment's first delta waits for one to be compared with, where others are attached who may never send any.
+FIRST_WAIT_S: Final = 600.0
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,8 @@ class RoundEngine:
         self._xi_quorum = _Average()
         self._xi_sync = _Average()
         self._xi_arrival = _Average()
+        self._last_seen: dict[tuple[str, str], tuple[int, float]] = {}  # (learner, fragment) -> last step, and when
+        self._steps_s: dict[str, float] = {}  # by learner
         self._own: set[MergeKey] = set()  # sets that an entry of this replica froze
         self._merging: set[MergeKey] = set()
 
@@ -178,6 +182,8 @@ class RoundEngine:
             timing.last_quorum_at_s = timing.quorum_at_s
             timing.opened_at_s = timing.quorum_at_s = None
         for name, delta in fragment.pending.items():
+            if name not in timing.seen:
+                self._time_steps(delta.item, now_s)
             reference_s = self._answered_quorum_s(state, fragment, delta, timing)
             if name not in timing.seen and reference_s is not None:
                 self._xi_arrival.observe(min(now_s - reference_s, self._interval_s(state.policy, view)))
@@ -189,6 +195,13 @@ class RoundEngine:
         if timing.opened_at_s is not None and timing.quorum_at_s is None and _has_quorum(fragment, state.policy):
             timing.quorum_at_s = now_s
             self._xi_quorum.observe(now_s - timing.opened_at_s)
+
+    def _time_steps(self, item: AcceptedItem, now_s: float) -> None:
+        """Times a learner's steps by when its deltas of one fragment come: what it reports may be anything."""
+        last_step, at_s = self._last_seen.get((item.learner, item.fragment), (item.last_step, now_s))
+        self._last_seen[item.learner, item.fragment] = item.last_step, now_s
+        if item.last_step > last_step:
+            self._steps_s[item.learner] = (now_s - at_s) / (item.last_step - last_step)
 
     @staticmethod
     def _answered_quorum_s(
@@ -225,32 +238,43 @@ class RoundEngine:
                 return None, None
             contributors = {delta.item.learner for delta in fragment.pending.values()}
             expected = expected_learners(state, fragment, view)
+            if is_unexplained(state, fragment, view) and now_s < timing.opened_at_s + FIRST_WAIT_S:
+                return None, timing.opened_at_s + FIRST_WAIT_S
             is_complete = view.is_mature(state.policy) and expected <= contributors
             deadline_s = timing.quorum_at_s + self.grace_s(state.policy, view, expected)
             if not is_complete and now_s < deadline_s:
                 return None, deadline_s
         expired = _expired(fragment, state.policy)
-        fresh = [delta for name, delta in fragment.pending.items() if name not in {one.delta for one in expired}]
-        decided = (*expired, *_outliers(fresh, fragment, state.policy))
+        late = {one.delta for one in expired}
+        fresh = [delta for name, delta in fragment.pending.items() if name not in late]
+        decided = (*expired, *outliers(state, fragment, fresh))
         named = {one.delta for one in decided}
         members = [weigh(delta, fragment, state.policy) for delta in fresh if delta.item.delta not in named]
         members = members[: most_members(fragment.layout)]  # the others are in the next round
-        if not members or (not is_ending and not _has_quorum(fragment, state.policy, without=named)):
+        # Who brought an outlier was there: a round of all must not stop for it.
+        if not members or (not is_ending and not _has_quorum(fragment, state.policy, without=late)):
             return (FateItem(decided), None) if decided else (None, None)
+        members = list(bounded(state, fragment, view, members))
         return closed_round(state, fragment, view, members, attempt=fragment.next_attempt, decided=decided), None
 
     def grace_s(self, policy: Policy, view: MembershipView, expected: Collection[str]) -> float:
         """Returns the seconds that a round waits for the deltas of `expected` once its quorum is in."""
-        live = {name: v.step_time_s for name, v in view.learners.items() if v.is_live and v.step_time_s is not None}
-        xi_step_s = statistics.median(live.values()) if live else UNKNOWN_STEP_S
+        live = self._step_times_s(view)
+        xi_step_s = statistics.median_high(live.values()) if live else UNKNOWN_STEP_S
         steps_s = [step_s for name, step_s in live.items() if name in expected]
         slack_s = policy.tau * xi_step_s - (self._xi_quorum.value + self._xi_sync.value)
         enough_s = GRACE_STEPS * max(steps_s, default=UNKNOWN_STEP_S) + 2 * self._xi_arrival.value
         return max(0.0, min(policy.grace_factor * slack_s, enough_s))
 
     def _interval_s(self, policy: Policy, view: MembershipView) -> float:
-        steps_s = [v.step_time_s for v in view.learners.values() if v.is_live and v.step_time_s is not None]
-        return policy.inner_step_count * (statistics.median(steps_s) if steps_s else UNKNOWN_STEP_S)
+        steps_s = self._step_times_s(view).values()
+        return policy.inner_step_count * (statistics.median_high(steps_s) if steps_s else UNKNOWN_STEP_S)
+
+    def _step_times_s(self, view: MembershipView) -> dict[str, float]:
+        """Returns the step times of live learners: as their deltas came, or as reported while nobody's came twice."""
+        live = {name: learner for name, learner in view.learners.items() if learner.is_live}
+        seen = {name: self._steps_s[name] for name in live if name in self._steps_s}
+        return seen or {name: one.step_time_s for name, one in live.items() if one.step_time_s is not None}
 
 
 def most_members(layout: FragmentLayout) -> int:
@@ -274,27 +298,6 @@ def _expired(fragment: FragmentState, policy: Policy) -> tuple[Decided, ...]:
         for name, delta in fragment.pending.items()
         if (rounds := fragment.rounds_behind(delta.item.base_version, policy.inner_step_count)) > policy.max_staleness
     )
-
-
-def _outliers(deltas: list[DeltaState], fragment: FragmentState, policy: Policy) -> tuple[Decided, ...]:
-    """Names deltas whose norm a step exceeds both their peers' and their own history by the policy's ratio."""
-    if policy.quarantine_ratio == 0:
-        return ()
-    found = []
-    for delta in deltas:
-        learner = delta.item.learner
-        own = fragment.squared_norms.get(learner, ())
-        peers = [other.squared_norm_a_step for other in deltas if other.item.learner != learner]
-        peers += [
-            value for name, history in sorted(fragment.squared_norms.items()) if name != learner for value in history
-        ]
-        references = [statistics.median(values) for values in (own, peers) if values]
-        reference = max(references, default=0.0)
-        value = delta.squared_norm_a_step
-        if reference > 0 and value > policy.quarantine_ratio**2 * reference:
-            ratio = math.sqrt(value / reference)
-            found.append(Decided(delta.item.delta, Fate.QUARANTINED, f"norm is an outlier. ratio={ratio:.1f}"))
-    return tuple(found)
 
 
 def _has_quorum(fragment: FragmentState, policy: Policy, *, without: Iterable[str] = ()) -> bool:

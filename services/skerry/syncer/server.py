@@ -7,7 +7,7 @@ import importlib.metadata
 import itertools
 import random
 from collections.abc import AsyncIterator, Sequence
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -20,22 +20,27 @@ from skerry.runtime.clock import Clock, SystemClock
 from skerry.runtime.exposition import exposed
 from skerry.runtime.identifiers import Entropy, SystemEntropy
 from skerry.runtime.retry import RetrySettings
+from skerry.runtime.tls import Tls
 from skerry.runtime.workers import ThreadWorkers
 from skerry.store.errors import StoreRefusedError, StoreUnavailableError
 from skerry.store.objects.interface import Objects
 from skerry.store.objects.put_if_absent import check_put_if_absent
 from skerry.store.store import Store
 from skerry.store.versions.scratch import Scratch, memory_share_bytes
+from skerry.syncer.certificates import ServerCertificates
+from skerry.syncer.descriptors import most_connections
 from skerry.syncer.events import running
 from skerry.syncer.host import HostSettings, RunHost
 from skerry.syncer.measured_objects import MeasuredObjects
 from skerry.syncer.metrics import OnLoop, SyncerMetrics
+from skerry.syncer.services.authentication import Authentication
 from skerry.syncer.services.capabilities import MAX_MESSAGE_BYTES, CapabilitiesServicer
 from skerry.syncer.services.exchange import ExchangeServicer
 from skerry.syncer.services.health import HealthServicer
 from skerry.syncer.services.interceptor import ErrorInterceptor
 from skerry.syncer.services.reflection import enable_reflection
 from skerry.syncer.services.runs import RunsServicer
+from skerry.syncer.token_book import TokenBook
 from skerry.v1 import capabilities_pb2, capabilities_pb2_grpc, exchange_pb2, exchange_pb2_grpc, runs_pb2, runs_pb2_grpc
 
 _LOG: Final = structlog.get_logger(__name__)
@@ -53,9 +58,17 @@ _OPTIONS: Final[Sequence[tuple[str, int]]] = (
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
     ("grpc.http2.max_ping_strikes", 0),
+    # Streams of one connection: learners have a handful. Without a bound, streams that are reset faster than they are
+    # refused take memory without end.
+    ("grpc.max_concurrent_streams", 128),
+    # A connection that does not speak, or has had no call for a while, makes room for others. Clients connect again.
+    ("grpc.server_handshake_timeout_ms", 10_000),
+    ("grpc.max_connection_idle_ms", 300_000),
     # With port reuse, two servers on one port would each get half of the calls, without an error.
     ("grpc.so_reuseport", 0),
 )
+# What is under way when a connection has lived long enough goes on for so long; learners then take it up again.
+_CONNECTION_GRACE_MS: Final = 60_000
 _SERVICES: Final = (
     capabilities_pb2.DESCRIPTOR.services_by_name["Capabilities"].full_name,
     exchange_pb2.DESCRIPTOR.services_by_name["Exchange"].full_name,
@@ -68,6 +81,13 @@ class ServerSettings:
     """How one syncer process is configured."""
 
     listen: str = "127.0.0.1:50051"  # port 0: any free one
+    tls: Tls | None = None  # with `ca`: clients need a certificate of that authority, and have roles; None: plain text
+    # How long a connection lives with TLS, so that who has no valid certificate any more is out by then.
+    tls_connection_age_s: float = 3600.0
+    has_tokens: bool = False  # clients may say who they are by a token of the store, and have roles; only with `tls`
+    enrols_by_run: bool = False  # learners need an identity that names the run; only with roles
+    has_open_health: bool = True  # clients without an identity get answers of health; else only with roles
+    has_reflection: bool = True
     metrics: str | None = None  # where Prometheus asks, likewise; None: nowhere
     drain_grace_s: float = 20.0
     worker_count: int = 2
@@ -129,6 +149,7 @@ async def serving(objects: Objects, settings: ServerSettings) -> AsyncIterator[S
         ListenError: it can't listen on that address.
         StoreRefusedError: the store refuses the credentials, or has no such bucket.
         StoreURLError: no syncer can work with such a store.
+        ValueError: the files of `settings.tls` can't be used.
     """
     clock, entropy, workers = SystemClock(), SystemEntropy(), ThreadWorkers(settings.worker_count)
     await _wait_for(objects, clock, entropy)
@@ -145,15 +166,30 @@ async def serving(objects: Objects, settings: ServerSettings) -> AsyncIterator[S
         metrics=metrics,
     )
     metrics.begin(importlib.metadata.version("skerry"), host.budget)
-    server = grpc.aio.server(interceptors=[ErrorInterceptor(MAX_MESSAGE_BYTES, metrics)], options=_OPTIONS)
-    servicer = HealthServicer()
+    tokens = TokenBook(objects, clock) if settings.has_tokens else None
+    has_roles = tokens is not None or (settings.tls is not None and settings.tls.ca is not None)
+    authentication = Authentication(tokens, wants_run=settings.enrols_by_run) if has_roles else None
+    interceptor = ErrorInterceptor(MAX_MESSAGE_BYTES, metrics, authentication)
+    server = grpc.aio.server(interceptors=[interceptor], options=_options(settings))
+    servicer = HealthServicer(None if authentication is None or settings.has_open_health else authentication.knows)
     _add_services(server, host, servicer)
+    if settings.has_reflection:
+        enable_reflection((*_SERVICES, health.SERVICE_NAME), server)
     try:
-        port = server.add_insecure_port(settings.listen)
+        if settings.tls is None:
+            port = server.add_insecure_port(settings.listen)
+        else:
+            port = server.add_secure_port(settings.listen, ServerCertificates(settings.tls).credentials())
     except RuntimeError as error:
         raise ListenError("--listen", settings.listen) from error
     try:
-        async with running(metrics.watch_lag()), _exposed(metrics, settings.metrics) as metrics_url, host.serving():
+        following = nullcontext() if tokens is None else running(tokens.follow())
+        async with (
+            following,
+            running(metrics.watch_lag()),
+            _exposed(metrics, settings.metrics) as metrics_url,
+            host.serving(),
+        ):
             await server.start()
             for name in ("", *_SERVICES):
                 servicer.set(name, health_pb2.HealthCheckResponse.SERVING)
@@ -193,6 +229,14 @@ async def _exposed(metrics: SyncerMetrics, address: str | None) -> AsyncIterator
         yield url
 
 
+def _options(settings: ServerSettings) -> list[tuple[str, int]]:
+    options = [*_OPTIONS, ("grpc.max_allowed_incoming_connections", most_connections())]
+    if settings.tls is not None:
+        options.append(("grpc.max_connection_age_ms", int(1e3 * settings.tls_connection_age_s)))
+        options.append(("grpc.max_connection_age_grace_ms", _CONNECTION_GRACE_MS))
+    return options
+
+
 def _add_services(server: grpc.aio.Server, host: RunHost, servicer: HealthServicer) -> None:
     runs_pb2_grpc.add_RunsServicer_to_server(RunsServicer(host), server)
     exchange_pb2_grpc.add_ExchangeServicer_to_server(ExchangeServicer(host), server)
@@ -200,4 +244,3 @@ def _add_services(server: grpc.aio.Server, host: RunHost, servicer: HealthServic
         CapabilitiesServicer(importlib.metadata.version("skerry")), server
     )
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
-    enable_reflection((*_SERVICES, health.SERVICE_NAME), server)

@@ -31,14 +31,15 @@ async def keep_small(
         if checkpoints.is_due(log.state, settings.checkpoint_every):
             await attempt(checkpoints.write_checkpoint(log), "checkpoint could not be stored")
         is_full, now_s = log.blobs.is_full, clock.monotonic_s()
-        if _collects(log) and (is_full or now_s - looked_at_s >= settings.collection_look_s):
+        if may_collect(log) and (is_full or now_s - looked_at_s >= settings.collection_look_s):
             looked_at_s = now_s
             if is_full or retention.is_due(log.state):
                 await attempt(_collect(log, clock, is_full=is_full), "collection failed")
         await clock.sleep(min(_LOOK_S, settings.collection_look_s))
 
 
-def _collects(log: RunLog) -> bool:
+def may_collect(log: RunLog) -> bool:
+    """Whether syncers collect objects of the run by themselves."""
     return log.state.level >= CHECKPOINTS_FORMAT and log.state.status is not RunStatus.DRAFT
 
 

@@ -8,6 +8,7 @@ from typing import assert_never
 from skerry.store.log.entries import (
     CHECKPOINTS_FORMAT,
     INITIAL_BASE,
+    MEDIAN_FORMAT,
     AcceptedItem,
     CheckpointItem,
     ClosedItem,
@@ -109,6 +110,8 @@ def check_policy(state: RunState, item: PolicyItem) -> Rejection | None:
         return Rejection("RUN_CLOSED", f"run takes no policy any more. status={state.status}")
     if state.entry_format < CHECKPOINTS_FORMAT and item.policy.states_retention:
         return Rejection("BAD_REQUEST", f"the run's format level has no retention. level={state.level}")
+    if state.entry_format < MEDIAN_FORMAT and item.policy.has_median:
+        return Rejection("BAD_REQUEST", f"the run's format level has no geometric median. level={state.level}")
     pins = set(item.policy.pinned_positions).difference(state.policy.pinned_positions)
     if gone := sorted(position for position in pins if not has_weights_at(state, position)):
         return Rejection("VERSION_NOT_FOUND", f"weights at a position are not there to pin. positions={gone[:20]}")
@@ -168,8 +171,8 @@ def check_base(state: RunState, fragment: FragmentState, version: int, digest: s
     if base is None:
         return Rejection("BASE_FOREIGN", f"base version never existed. base={version}")
     if base.digest != digest:
-        detail = f"base digest differs. base={version}, expected={base.digest}, actual={digest}"
-        return Rejection("BASE_FOREIGN", detail)
+        # Without the right digest, which a client that has not pulled the base must not learn.
+        return Rejection("BASE_FOREIGN", f"base digest differs. base={version}, actual={digest}")
     if base.is_abandoned:
         return Rejection("BASE_STALE", f"base version was rolled back. base={version}, newest={fragment.version}")
     staleness = state.staleness(fragment, version)

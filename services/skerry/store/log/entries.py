@@ -1,7 +1,6 @@
 """What the run log is made of, and its JSON, which FORMAT.md specifies: `run.json`, then entries that carry items.
 
 `run.json` (`RunSpec`) is what never changes of a run: its tensors and its fragment plan.
-
 An entry is one object of the log. It carries any number of items; each item is one decision. The classes below are the
 format: their fields are the JSON fields, `tag` is the item's `kind`, and a field at its default is left out. Fields
 that are not known are ignored, unknown kinds are refused. Scalars of replayed arithmetic are stored as the 8
@@ -15,11 +14,13 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 from typing import Any, ClassVar, Final
 
 import msgspec
 
 from skerry.store.errors import NewerFormatError
+from skerry.store.objects.interface import read_json
 from skerry.wire.codecs import Encoding
 from skerry.wire.digests import LeafHash
 from skerry.wire.layout import FragmentLayout, TensorSpec
@@ -27,9 +28,10 @@ from skerry.wire.policy import Policy
 
 FORMAT: Final = 1  # of everything but log entries and run.json; raised when an old reader could misread them
 RUN_FORMAT: Final = 2  # of run.json; 1 where it has SHA-256 leaves, which it then does not name
-ENTRY_FORMAT: Final = 4  # of log entries, the newest that this version writes: FORMAT.md, section 10
+ENTRY_FORMAT: Final = 5  # of log entries, the newest that this version writes: FORMAT.md, section 10
 OLDEST_LEVEL: Final = 3  # the oldest, and the format level of a run whose log has no level item
 CHECKPOINTS_FORMAT: Final = 4  # the first with checkpoints and retention
+MEDIAN_FORMAT: Final = 5  # the first with the geometric median
 INITIAL_BASE: Final = -1  # base version of the deltas that bring a draft's initial weights
 
 
@@ -170,6 +172,7 @@ class PolicyItem(_Item, frozen=True, tag="policy"):
 
     request_id: str
     policy: Any  # a Policy; it reads its own JSON, because a policy with an unknown field is refused
+    author: str = ""  # whose call it was, as in their certificate or token; empty: servers without roles. So below
 
     def __post_init__(self) -> None:
         """Reads a policy that is still JSON values."""
@@ -204,6 +207,7 @@ class RollbackItem(_Item, frozen=True, tag="rollback"):
     request_id: str
     target_position: int
     fragments: tuple[RollbackFragment, ...]
+    author: str = ""
 
 
 class CollectedItem(_Item, frozen=True, tag="collected"):
@@ -216,6 +220,7 @@ class StatusItem(_Item, frozen=True, tag="status"):
     """The run's life moved on."""
 
     status: RunStatus
+    author: str = ""
 
 
 class CheckpointItem(_Item, frozen=True, tag="checkpoint"):
@@ -234,6 +239,7 @@ class LevelItem(_Item, frozen=True, tag="level"):
     """Entries from this one on may be of this format. Programs that don't know it can't follow the run any more."""
 
     level: int
+    author: str = ""
 
 
 Item = (
@@ -277,11 +283,8 @@ class Entry(msgspec.Struct, frozen=True):
             NewerFormatError: a newer version wrote it.
             ValueError: not an entry.
         """
-        check_format(msgspec.json.decode(data, type=_Format).format, ENTRY_FORMAT)
-        try:
-            entry = msgspec.json.decode(data, type=cls)
-        except (KeyError, AttributeError) as error:  # from reading a policy
-            raise ValueError(f"log entry is malformed. cause={error!r}") from error
+        check_format(read_json(data, _Format).format, ENTRY_FORMAT)
+        entry = read_json(data, cls)
         if entry_format(entry.format, entry.items) > entry.format:
             raise ValueError(f"log entry raises the level above its own format. format={entry.format}")
         return entry
@@ -353,6 +356,11 @@ class RunSpec:
         """Returns the layout of the fragment called `name`; KeyError where there is none."""
         return {layout.name: layout for layout in self.fragments}[name]
 
+    @cached_property
+    def digest(self) -> str:
+        """The SHA-256 of `run.json` in hex."""
+        return bytes_digest(self.to_bytes())
+
     def to_bytes(self) -> bytes:
         """Returns `run.json`."""
         leaf_hash = self.fragments[0].leaf_hash
@@ -364,18 +372,12 @@ class RunSpec:
                 "name": self.name,
                 "uid": self.uid,
                 "created_at_unix_s": self.created_at_unix_s,
-                "fragments": [
-                    {
-                        "name": layout.name,
-                        "tensors": [
-                            {"name": t.name, "shape": list(t.shape), "dtype": self.dtypes[t.name]}
-                            for t in layout.tensors
-                        ],
-                    }
-                    for layout in self.fragments
-                ],
+                "fragments": [{"name": one.name, "tensors": self._tensors_json(one.tensors)} for one in self.fragments],
             }
         )
+
+    def _tensors_json(self, tensors: Iterable[TensorSpec]) -> list[dict[str, Any]]:
+        return [{"name": one.name, "shape": list(one.shape), "dtype": self.dtypes[one.name]} for one in tensors]
 
     @classmethod
     def from_bytes(cls, data: bytes) -> RunSpec:
@@ -385,9 +387,11 @@ class RunSpec:
             NewerFormatError: a newer version wrote it.
             ValueError, KeyError, TypeError: not a `run.json`.
         """
-        values = json.loads(data)
+        values = read_json(data, dict[str, Any])
         check_format(values["format"], RUN_FORMAT)
         leaf_hash = LeafHash(values.get("leaf_hash", LeafHash.SHA256))
+        if not values["fragments"]:
+            raise ValueError("a run has at least one fragment")
         fragments = tuple(
             FragmentLayout(f["name"], tuple(TensorSpec(t["name"], tuple(t["shape"])) for t in f["tensors"]), leaf_hash)
             for f in values["fragments"]

@@ -13,6 +13,7 @@ import msgspec
 
 from skerry.store.log.entries import ENTRY_FORMAT, Fate, RunSpec, RunStatus, check_format
 from skerry.store.log.state import DeltaState, FragmentState, LearnerState, RunState, VersionState
+from skerry.store.objects.interface import read_json
 from skerry.wire.policy import Policy
 
 # Raised when the fields change so that older bytes can't be read any more: the log is then folded instead.
@@ -74,7 +75,7 @@ def state_from_bytes(data: bytes, spec: RunSpec) -> RunState:
     Raises:
         ValueError: not a state of this run that this version reads.
     """
-    saved = msgspec.json.decode(data, type=_SavedState)
+    saved = read_json(data, _SavedState)
     check_format(saved.level, ENTRY_FORMAT)
     if saved.format != CHECKPOINT_FORMAT or saved.run_uid != spec.uid:
         raise ValueError(f"not this run's checkpoint. format={saved.format}, run_uid={saved.run_uid}")
@@ -91,7 +92,10 @@ def state_from_bytes(data: bytes, spec: RunSpec) -> RunState:
         values["versions"] = {version.version: version for version in fragment.versions}
         state.fragments[name] = FragmentState(state.fragments[name].layout, **values)
     state.deltas = {delta.item.delta: delta for delta in saved.deltas}
-    _derive(state)
+    try:
+        _derive(state)
+    except KeyError as error:
+        raise ValueError(f"checkpoint names a fragment that the run has not. fragment={error}") from error
     return state
 
 

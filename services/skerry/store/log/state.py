@@ -18,7 +18,6 @@ from skerry.store.log.entries import (
     ObjectRef,
     RunSpec,
     RunStatus,
-    bytes_digest,
 )
 from skerry.store.log.legacy import STALENESS_IN_ROUNDS_FORMAT, round_length
 from skerry.wire.layout import FragmentLayout
@@ -166,6 +165,11 @@ class LearnerState:
     attached_at_step: float = 0.0  # the run's progress then
     last_deltas: dict[str, str] = field(default_factory=dict)  # by fragment: its last accepted delta
 
+    @property
+    def was_back(self) -> bool:
+        """Whether it attached again with a new session."""
+        return len(self.sessions) > 1
+
 
 class RunState:
     """A run after the entries that were applied to it. Mutable; only the fold changes it."""
@@ -181,7 +185,7 @@ class RunState:
         self.status = RunStatus.DRAFT
         self.position = 0
         self.written_at_unix_s = 0.0  # the newest entry's, by the clock of its writer
-        self.head_digest = bytes_digest(spec.to_bytes())
+        self.head_digest = spec.digest
         self.fragments = {layout.name: FragmentState(layout) for layout in spec.fragments}
         self.deltas: dict[str, DeltaState] = {}
         self.learners: dict[str, LearnerState] = {}
@@ -286,6 +290,14 @@ class RunState:
             yield at
             if at.weights and self.condemned.isdisjoint(ref.name for ref in (*at.weights, *at.outer)):
                 return
+
+    def chain_of_rounds(self, fragment: FragmentState) -> Iterator[CommitRecord]:
+        """Yields the remembered rounds that led to the newest version, newest first, back to a roll-back."""
+        for number in range(fragment.version, fragment.oldest - 1, -1):
+            at = fragment.versions.get(number)
+            if at is None or at.commit is None:
+                return
+            yield at.commit
 
     def round_refs(self, version: VersionState) -> Iterator[ObjectRef]:
         """Yields the objects of the round that made a version: its update, and the deltas that went into it."""

@@ -33,6 +33,10 @@ MARKER: Final = "skerry.store"  # says that a folder is a store: without it, its
 RESERVE: Final = "reserve"
 _RESERVE_COUNT: Final = 64
 _RESERVE_BYTES: Final = 2**18
+# A model is its owner's: all processes of a `file://` store run as one user.
+FOLDER_MODE: Final = 0o700
+_FILE_MODE: Final = 0o600
+_NEW_FILE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 # A collection may remove a new folder before the file is published into it. Then the folder is made again.
 _PUBLISH_ATTEMPTS: Final = 3
 _REMEMBERED_FOLDERS: Final = 10_000  # a few MB; a folder that was forgotten is synced once more
@@ -61,7 +65,7 @@ class FileSystem:
 
     def make_folder(self, path: Path) -> None:
         """Makes one folder, if it does not exist."""
-        path.mkdir(exist_ok=True)
+        path.mkdir(FOLDER_MODE, exist_ok=True)
 
     def publish(self, source: Path, target: Path) -> None:
         """Gives the file a second name; raises FileExistsError if the name is taken."""
@@ -127,13 +131,13 @@ class LocalObjects(ObstoreObjects):
         self._has_reserve = True
         folder = self.root / RESERVE
         with contextlib.suppress(OSError):
-            folder.mkdir(exist_ok=True)
+            folder.mkdir(FOLDER_MODE, exist_ok=True)
             for path in (folder / f"{number:02}" for number in range(_RESERVE_COUNT)):
                 if not path.exists():
                     partial = self.root / TEMPORARY / self._entropy.hex_id()
-                    partial.parent.mkdir(exist_ok=True)
+                    partial.parent.mkdir(FOLDER_MODE, exist_ok=True)
                     try:
-                        with partial.open("xb") as file:
+                        with os.fdopen(os.open(partial, _NEW_FILE, _FILE_MODE), "wb") as file:
                             os.posix_fallocate(file.fileno(), 0, _RESERVE_BYTES)
                         partial.rename(path)
                     finally:
@@ -267,7 +271,7 @@ class LocalObjects(ObstoreObjects):
         path = self.root / TEMPORARY / self._entropy.hex_id()
         with translated_errors("write", name):
             self._file_system.make_folder(path.parent)
-            return _Draft(name, path, os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644))
+            return _Draft(name, path, os.open(path, _NEW_FILE, _FILE_MODE))
 
     def _append(self, draft: _Draft, data: bytes) -> None:
         with translated_errors("write", draft.name):

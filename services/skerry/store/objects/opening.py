@@ -18,8 +18,9 @@ from skerry.runtime.identifiers import SystemEntropy
 from skerry.runtime.workers import ThreadWorkers, Workers
 from skerry.store.errors import StoreError, StoreURLError
 from skerry.store.objects.buckets import ObstoreObjects
+from skerry.store.objects.credentials import found_credentials
 from skerry.store.objects.interface import Objects
-from skerry.store.objects.local import MARKER, LocalObjects
+from skerry.store.objects.local import FOLDER_MODE, MARKER, LocalObjects
 
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, RetryConfig
@@ -39,7 +40,8 @@ def open_objects(
     """Returns the object store at `url`: `file:///path`, `memory://` or `s3://bucket/prefix`.
 
     Credentials, region and endpoint of `s3://` come from `options` (obstore's names: `endpoint`, `region`,
-    `access_key_id`, `secret_access_key` ...) or else the AWS_* environment. `create` makes the folder of a `file://`
+    `access_key_id`, `secret_access_key` ...) or else the AWS_* environment; credentials also from where else
+    `found_credentials` looks. `create` makes the folder of a `file://`
     store where it is missing. A folder that exists and is no store is refused, because it may be the mount point of a
     volume that is not mounted; `new` begins a store in it. `reserve` sets 16 MiB of a `file://` store's disk aside, so
     that collections work on a full one.
@@ -103,7 +105,7 @@ def _begin(root: Path, workers: Workers) -> None:
     _make_root(root.parent)
     entropy = SystemEntropy()
     partial = root.with_name(f".{root.name}-{entropy.hex_id()}")
-    partial.mkdir()
+    partial.mkdir(FOLDER_MODE)
     try:
         LocalObjects(partial, workers=workers, entropy=entropy).mark()
         partial.rename(root)
@@ -140,7 +142,8 @@ def _open_bucket(url: str, bucket: str, options: Mapping[str, str]) -> Objects:
     try:
         # Plain HTTP is used only if the endpoint's own URL says http.
         client: ClientConfig = {**_CLIENT, "allow_http": True}
-        store = S3Store.from_url(url, client_options=client, retry_config=_RETRIES, **options)  # type: ignore[arg-type]  # names are checked by obstore
+        given = {**options, **found_credentials(options)}
+        store = S3Store.from_url(url, client_options=client, retry_config=_RETRIES, **given)  # type: ignore[arg-type]  # names are checked by obstore
     except (exceptions.BaseError, ValueError, TypeError) as error:
         cause = str(error).partition("\n")[0]
         raise StoreURLError(f"bucket can't be used; {_HELP}. url={url!r}, cause={cause}") from error

@@ -8,7 +8,7 @@ is for people.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -102,9 +102,12 @@ async def collect(
     retention: Retention,
     *,
     now_unix_s: float,
+    only: Container[Why] = frozenset(Why),
     progress: Callable[[int, int], None] | None = None,
 ) -> CollectionPlan:
     """Condemns and deletes objects, and returns which; calls `progress` with (objects deleted, in all).
+
+    Objects that may go for other reasons than those in `only` stay.
 
     Raises:
         StoreUnavailableError: the store can't be used; everything deleted by then was condemned before.
@@ -112,10 +115,11 @@ async def collect(
     went: list[Victim] = []
     for _ in range(_ATTEMPTS):
         plan = await plan_collection(log, retention, now_unix_s=now_unix_s)
-        total = len(went) + len(plan.victims)
+        victims = [victim for victim in plan.victims if victim.why in only]
+        total = len(went) + len(victims)
         is_outrun = False
-        for start in range(0, len(plan.victims), _NAMES_AN_ENTRY):
-            batch = plan.victims[start : start + _NAMES_AN_ENTRY]
+        for start in range(0, len(victims), _NAMES_AN_ENTRY):
+            batch = victims[start : start + _NAMES_AN_ENTRY]
             if not await _condemn(log, batch):
                 is_outrun = True  # the log moved on, and an object of the batch is needed now
                 continue

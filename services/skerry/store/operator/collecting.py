@@ -1,4 +1,4 @@
-"""`skerry gc`: deletes what no kept version of a run needs."""
+"""`skerry gc`: deletes what no kept version of a run, or of any run, needs."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from skerry.store.operator.options import (
     json_option,
     opened_store,
     resolved,
-    run_options,
     seconds,
     shown_progress,
+    store_and_run_options,
     warn_of_damage,
 )
 from skerry.store.store import Store
@@ -27,10 +27,12 @@ from skerry.store.store import Store
     epilog="""\b
 Examples:
   skerry gc --store file:///var/lib/skerry --run demo
+  skerry gc --store s3://bucket/skerry --all --yes
   skerry gc --store s3://bucket/skerry --run demo --keep-versions 4 --keep-since 7d --yes
 """,
 )
-@run_options
+@store_and_run_options(is_run_required=False)
+@click.option("--all", "is_all", is_flag=True, help="Collect all runs of the store, instead of one.")
 @click.option(
     "--keep-versions",
     type=click.IntRange(min=1),
@@ -60,7 +62,8 @@ Examples:
 def gc(
     *,
     store_url: str,
-    run_name: str,
+    run_name: str | None,
+    is_all: bool,
     uid: str | None,
     keep_versions: int | None,
     keep_since: float | None,
@@ -76,24 +79,26 @@ def gc(
     last version of each day, for as long as the policy says.
 
     A draft is a run that was created under the name and never got it; each has a full copy of the weights. With --uid
-    only that run is looked at. Where the log is damaged, a dry run goes by its good entries and exits with status 1,
-    and nothing is deleted.
+    only that run is looked at, with --all every run. Where a log is damaged, a dry run goes by its good entries and
+    exits with status 1, and nothing is deleted.
     """
     from skerry.store.log.retention import Retention
     from skerry.store.operator.collect import CollectionPlan, collect, plan_collection
     from skerry.store.operator.drafts import NamelessRun, delete_nameless, nameless_runs
 
+    if is_all == (run_name is not None) or (is_all and uid is not None):
+        raise click.UsageError("give either --run or --all")
     now = SystemClock().unix_s()
     oldest = now - litter_age
 
-    async def sweep_nameless(store: Store) -> list[NamelessRun]:
+    async def sweep_nameless(store: Store, run_name: str) -> list[NamelessRun]:
         found = await nameless_runs(store, run_name, modified_before_unix_s=oldest, includes_deleted=deleted_runs)
         chosen = [one for one in found if uid in (None, one.uid)]
         if not yes:
             return chosen
         return [one for one in chosen if await delete_nameless(store, one, modified_before_unix_s=oldest)]
 
-    async def sweep(store: Store) -> tuple[CollectionPlan, bool]:
+    async def sweep(store: Store, run_name: str) -> tuple[CollectionPlan, bool]:
         open_log = store.open_log if yes else store.read_log
         run_log = await open_log(run_name, uid or await resolved(store, run_name))
         policy = run_log.state.policy
@@ -109,16 +114,21 @@ def gc(
         with shown_progress("deleting", is_hidden=is_json) as progress:
             return await collect(run_log, retention, now_unix_s=now, progress=progress), False
 
-    async def sweep_all() -> tuple[CollectionPlan, bool, list[NamelessRun]]:
+    async def sweep_all() -> bool:
+        is_any_cut = False
         async with opened_store(store_url, writes=yes) as (store, _):
-            nameless = await sweep_nameless(store)
-            if nameless and (uid is not None or await _is_free(store, run_name)):
-                return CollectionPlan((), 0, 0), False, nameless
-            return *await sweep(store), nameless
+            for name in await store.objects.folders("runs") if run_name is None else [run_name]:
+                nameless = await sweep_nameless(store, name)
+                plan, is_cut = CollectionPlan((), 0, 0), False
+                if not (nameless or is_all) or (uid is None and not await _is_free(store, name)):
+                    plan, is_cut = await sweep(store, name)
+                if is_all and not is_json:
+                    click.echo(f"{name}:")
+                _show_collection(name, plan, nameless, is_dry=not yes, is_json=is_json)
+                is_any_cut |= is_cut
+        return is_any_cut
 
-    plan, is_cut, nameless = asyncio.run(sweep_all())
-    _show_collection(plan, nameless, is_dry=not yes, is_json=is_json)
-    sys.exit(is_cut)
+    sys.exit(asyncio.run(sweep_all()))
 
 
 async def _is_free(store: Store, run_name: str) -> bool:
@@ -126,13 +136,14 @@ async def _is_free(store: Store, run_name: str) -> bool:
     return not history or history[-1] is None
 
 
-def _show_collection(plan: Any, nameless: list[Any], *, is_dry: bool, is_json: bool) -> None:
+def _show_collection(run_name: str, plan: Any, nameless: list[Any], *, is_dry: bool, is_json: bool) -> None:
     by_reason: dict[str, tuple[int, int]] = {}
     for victim in plan.victims:
         count, size = by_reason.get(victim.why, (0, 0))
         by_reason[victim.why] = (count + 1, size + victim.size_bytes)
     if is_json:
         values = {
+            "run": run_name,
             "is_dry_run": is_dry,
             "objects": len(plan.victims),
             "size_bytes": plan.size_bytes,

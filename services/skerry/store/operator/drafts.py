@@ -86,6 +86,8 @@ async def _nameless(
     store: Store, name: str, uid: str, modified_before_unix_s: float, *, includes_deleted: bool
 ) -> NamelessRun | None:
     """Returns the run if it may be deleted."""
+    if not includes_deleted and uid in await store.name_history(name):
+        return None  # its objects, which may be many, need not be listed
     # Listed before the name is read. A run that gets the name after that has written to its log, and is young.
     infos = await _objects(store, name, uid)
     if not infos or max(info.modified_at_unix_s for info in infos) >= modified_before_unix_s:

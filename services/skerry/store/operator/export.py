@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, Literal
 
+from skerry.runtime.files import replacing
 from skerry.runtime.workers import Workers
 from skerry.store.errors import LogCorruptError, ObjectMissingError
 from skerry.store.log.entries import INITIAL_BASE, ObjectRef, RunSpec
@@ -72,26 +72,19 @@ async def export_checkpoint(
             "versions": json.dumps(versions),
         },
     )
-    partial = path.with_name(f"{path.name}.partial")
     total = sum(layout.numel for layout in log.spec.fragments)
     done = 0
-    try:
-        with partial.open("wb") as file:
-            file.write(header)
-            for layout in log.spec.fragments:
-                weights = await Replayer(log, layout.name, workers).weights_at(versions[layout.name])
-                for spec, offset in zip(layout.tensors, layout.offsets, strict=True):
-                    values = weights[offset : offset + spec.numel]
-                    for chunk in tensor_bytes(values, dtypes[spec.name]):
-                        await workers.run(file.write, chunk)
-                done += layout.numel
-                if progress is not None:
-                    progress(done, total)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    with replacing(path) as file:
+        file.write(header)
+        for layout in log.spec.fragments:
+            weights = await Replayer(log, layout.name, workers).weights_at(versions[layout.name])
+            for spec, offset in zip(layout.tensors, layout.offsets, strict=True):
+                values = weights[offset : offset + spec.numel]
+                for chunk in tensor_bytes(values, dtypes[spec.name]):
+                    await workers.run(file.write, chunk)
+            done += layout.numel
+            if progress is not None:
+                progress(done, total)
     return versions
 
 

@@ -40,7 +40,7 @@ def entry_lines(entry: Entry, outcomes: tuple[Outcome, ...]) -> Iterator[tuple[s
             time,
             entry.writer,
             outcome.item.kind,
-            item_text(outcome.item),
+            item_text(outcome.item) + _author_text(outcome.item),
             effect_text(outcome),
         )
 
@@ -144,6 +144,11 @@ def item_text(item: Item) -> str:  # noqa: C901, PLR0911, PLR0912 - one branch a
             return f"format level {item.level}"
         case _:
             assert_never(item)
+
+
+def _author_text(item: Item) -> str:
+    author = getattr(item, "author", "")
+    return f", by {author}" if author else ""
 
 
 def _fates(decided: tuple[Decided, ...]) -> str:

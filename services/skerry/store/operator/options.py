@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from functools import reduce
 from typing import Any, Final, TypeVar
 
 import click
@@ -46,12 +47,17 @@ def position_or_seconds(context: click.Context, parameter: click.Parameter, valu
 
 def run_options(function: Function) -> Function:
     """Gives a command the options that say which run of which store."""
-    for option in (
+    return store_and_run_options(is_run_required=True)(function)
+
+
+def store_and_run_options(*, is_run_required: bool) -> Callable[[Function], Function]:
+    """Returns what gives a command these options; without `is_run_required` it may be about all runs."""
+    options = (
         click.option(
             "--uid",
             help="The run's uid, for a draft or a deleted run.  [default: the uid of the run that has the name]",
         ),
-        click.option("--run", "run_name", required=True, help="The run's name."),
+        click.option("--run", "run_name", required=is_run_required, help="The run's name."),
         click.option(
             "--store",
             "store_url",
@@ -59,9 +65,8 @@ def run_options(function: Function) -> Function:
             show_default=True,
             help="Where the run is stored: file://folder, as in file:///var/lib/skerry, or s3://bucket/prefix.",
         ),
-    ):
-        function = option(function)
-    return function
+    )
+    return lambda function: reduce(lambda given, option: option(given), options, function)
 
 
 def json_option(function: Function) -> Function:

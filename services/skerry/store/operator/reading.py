@@ -150,7 +150,10 @@ def export(
             is_cut = position is None and warn_of_damage(run_log)
             return {"path": str(out_path), "position": at, "versions": versions}, is_cut
 
-    done, is_cut = asyncio.run(write())
+    try:
+        done, is_cut = asyncio.run(write())
+    except OSError as error:
+        raise click.BadParameter(f"can't be written: {error.strerror}. path={out_path}", param_hint="--out") from error
     if is_json:
         click.echo(json.dumps(done))
     else:

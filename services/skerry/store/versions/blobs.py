@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 import random
 import re
-from collections.abc import AsyncIterator, Container, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Container, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, Literal
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -25,7 +26,7 @@ from skerry.runtime.retry import RetrySettings
 from skerry.runtime.workers import Workers
 from skerry.store.errors import ObjectMissingError, StoreFullError, StoreUnavailableError, UnreadableObjectError
 from skerry.store.log.entries import FORMAT, ObjectRef, canonical_json
-from skerry.store.objects.interface import STREAM_CHUNK_BYTES, Chunks, Objects
+from skerry.store.objects.interface import STREAM_CHUNK_BYTES, Chunks, Objects, read_json
 from skerry.store.versions.kept import LIMIT_BYTES, Kept
 from skerry.wire.digests import Hasher
 from skerry.wire.frames import Frame, FrameBatch, FrameReader
@@ -48,6 +49,10 @@ class StoredPart:
 
     ref: ObjectRef
     squared_norms: tuple[float, ...]  # |v_t|^2 of what the part has of each tensor of the fragment
+
+
+class StoredParts(dict[tuple[int, int], StoredPart]):
+    """Durable parts of one delta, by first element and number of elements."""
 
 
 class Blobs:
@@ -135,6 +140,10 @@ class Blobs:
         """Returns a part's frames and forgets them; nothing if they are not in memory."""
         return self._parts.take(ref.name)
 
+    def kept_frames(self, ref: ObjectRef) -> Sequence[Frame]:
+        """Returns a part's frames; nothing if they are not in memory."""
+        return self._parts.get(ref.name)
+
     async def part_frames(self, ref: ObjectRef) -> AsyncIterator[bytes]:
         """Yields the bytes of a part's frames in pieces of about 1 MiB, which may end inside a frame.
 
@@ -185,7 +194,7 @@ class Blobs:
         numel = sum(values.size for values in tensors.values())
         return await self._write_hashed(name, snapshot_pieces(fragment, version, kind, tensors), first, numel)
 
-    async def read(self, ref: ObjectRef, *, offset: int = 0) -> AsyncIterator[bytes]:
+    async def read(self, ref: ObjectRef, *, offset: int = 0) -> AsyncGenerator[bytes, None]:
         """Yields the bytes of an object of any kind from `offset`, in pieces of at most 1 MiB.
 
         A read that has begun and breaks off goes on where it stopped.
@@ -207,11 +216,11 @@ class Blobs:
                 jitter = random.Random(self._entropy.hex_id())
                 await self._clock.sleep(_RESUMED.wait_s(failure_count, error, jitter))
 
-    async def read_checked(self, ref: ObjectRef) -> AsyncIterator[bytes]:
-        """Yields all bytes of an update or snapshot, in pieces of at most 1 MiB.
+    async def read_checked(self, ref: ObjectRef) -> AsyncGenerator[bytes, None]:
+        """Yields all bytes of an update or snapshot, in pieces of at most 1 MiB; the last one once all were checked.
 
         Raises:
-            UnreadableObjectError: it is not there, or the bytes that were yielded are not those that were written.
+            UnreadableObjectError: it is not there, or has other bytes than were written.
         """
         kept = self._updates.get(ref.name)
         for piece in kept:
@@ -223,6 +232,8 @@ class Blobs:
             async for piece in self.read(ref):
                 await self._hash(hasher, piece)
                 size += len(piece)
+                if size >= ref.size_bytes and hasher.hexdigest() != ref.digest:
+                    break
                 yield piece
         except ObjectMissingError as error:
             self.unreadable.add(ref.name)
@@ -260,7 +271,7 @@ class Blobs:
             await self._workers.run(hasher.update, piece)
 
     async def _stored_part(self, ref: ObjectRef) -> StoredPart | None:
-        """Returns the part with the norms of its header line; None if it was collected meanwhile."""
+        """Returns the part with the norms of its header line; None if it is collected or damaged: it is sent again."""
         length = _HEADER_READ_BYTES
         while length <= _MAX_HEADER_BYTES:
             try:
@@ -269,14 +280,21 @@ class Blobs:
                 return None
             line, newline, _ = head.partition(b"\n")
             if newline:
-                return StoredPart(ref, tuple(float(norm) for norm in json.loads(line)["squared_norms"]))
-            if len(head) < length:
+                with suppress(ValueError):
+                    return StoredPart(ref, read_json(line, _PartHeader).squared_norms)
+            if newline or len(head) < length:
                 break
             length *= 8
-        raise UnreadableObjectError(ref.name, "part has no header line")
+        return None
 
     def _path(self, name: str) -> str:
         return f"{self._prefix}/{name}"
+
+
+class _PartHeader(msgspec.Struct):
+    """What is read of a part's first line."""
+
+    squared_norms: tuple[float, ...]
 
 
 def _cut_and_hashed(frames: Sequence[bytes]) -> tuple[Sequence[bytes], str]:

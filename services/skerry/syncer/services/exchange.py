@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import suppress
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, suppress
 from typing import Any, Final
 
+from skerry.runtime.clock import Clock
 from skerry.store.errors import ObjectMissingError, UnreadableObjectError
 from skerry.store.log.checkpoints import newest_state
 from skerry.store.log.entries import AcceptedItem, SessionItem
 from skerry.store.log.fold import apply_entry
 from skerry.store.log.state import FragmentState
-from skerry.syncer.errors import SyncerError, bad_request
-from skerry.syncer.events import EventStream, duration_message, events_of, fate_message, learner_message, running
+from skerry.store.objects.interface import STREAM_CHUNK_BYTES
+from skerry.syncer.caller import CALLER
+from skerry.syncer.errors import RETRY_STORE_S, SyncerError, bad_request
+from skerry.syncer.events import EventStream, duration_message, events_of, fate_message, running
 from skerry.syncer.host import RunHost
 from skerry.syncer.pull import PullPlan, Resume, plan_pull, resume_plan
 from skerry.syncer.push import Push, begin_push
 from skerry.syncer.replica import RunReplica
-from skerry.syncer.services.translate import fragment_of, plan_message, report_from_message, run_message
+from skerry.syncer.services.translate import (
+    fragment_of,
+    learner_messages,
+    plan_message,
+    report_from_message,
+    run_message,
+)
 from skerry.v1 import exchange_pb2 as v1
 from skerry.v1 import exchange_pb2_grpc
 from skerry.v1.types_pb2 import Event
@@ -27,8 +36,8 @@ from skerry.wire.messages import tensor_from_message
 
 # A push whose client sends nothing for this long is ended, which releases its memory; its whole parts are durable.
 SILENCE_S: Final = 60.0
-# Bytes of an object in one message: large enough to be fast, and below the message limit of every client.
-_MESSAGE_BYTES: Final = 2**20
+# Between two reports of one stream, each of which every observer gets: what comes faster waits in the client.
+_REPORT_PAUSE_S: Final = 0.05
 
 
 class ExchangeServicer(exchange_pb2_grpc.ExchangeServicer):
@@ -37,6 +46,7 @@ class ExchangeServicer(exchange_pb2_grpc.ExchangeServicer):
     def __init__(self, host: RunHost) -> None:
         """Serves the runs of `host`."""
         self._host = host
+        self._replaying = asyncio.Lock()
 
     async def Attach(
         self, request_iterator: AsyncIterator[v1.AttachRequest], context: Any
@@ -51,14 +61,17 @@ class ExchangeServicer(exchange_pb2_grpc.ExchangeServicer):
             check_name(hello.region, "region")
         check_id(hello.session_id, "session id")
         replica = await self._host.open(hello.run, hello.run_uid, seen_position=hello.seen_position)
-        _check_tensors(replica, hello)
+        if hello.tensors:  # there may be many
+            await self._host.workers.run(_check_tensors, replica, hello)
+        if hello.learner_id not in replica.state.learners:
+            self._host.new_ids.take(replica.log.spec.uid)
         await replica.attach(SessionItem(hello.learner_id, hello.session_id, hello.region))
         with replica.attached(hello.learner_id, hello.session_id) as stream:
             open_rounds = replica.open_rounds()
             yield v1.AttachResponse(attached=_attached(replica, hello.learner_id, hello.session_id))
             for event in open_rounds:
                 yield v1.AttachResponse(event=event)
-            async with running(_take_reports(replica, hello, request_iterator, stream)):
+            async with running(_take_reports(replica, hello, request_iterator, stream, self._host.clock)):
                 while (news := await stream.get()) is not None:
                     yield v1.AttachResponse(event=news)
 
@@ -74,7 +87,7 @@ class ExchangeServicer(exchange_pb2_grpc.ExchangeServicer):
         replica = await self._host.open(header.run, header.run_uid, seen_position=header.seen_position)
         push = await begin_push(replica, _header(header), self._host.budget)
         try:
-            while (request := await _next(request_iterator)) is not None:
+            while (request := await self._next_of(push, request_iterator)) is not None:
                 if request.WhichOneof("kind") == "complete":
                     await push.complete(request.complete.digest)
                     break
@@ -83,6 +96,25 @@ class ExchangeServicer(exchange_pb2_grpc.ExchangeServicer):
         finally:
             await push.abandon()
         return _push_answer(replica, push)
+
+    async def _next_of(self, push: Push, requests: AsyncIterator[v1.PushDeltaRequest]) -> v1.PushDeltaRequest | None:
+        """Returns the next message, or None at the end.
+
+        Raises:
+            SyncerError: TOO_SLOW: the part comes too slowly; INCOMPLETE, as `_next`.
+        """
+        patience_s, began_s = push.patience_s, self._host.clock.monotonic_s()
+        try:
+            async with asyncio.timeout(patience_s):
+                return await _next(requests)
+        except TimeoutError:
+            raise SyncerError(
+                "TOO_SLOW",
+                "the part came too slowly; ask QueryPush which parts are durable, and send the rest in smaller ones",
+                retry_after_s=RETRY_STORE_S,
+            ) from None
+        finally:
+            push.waited(self._host.clock.monotonic_s() - began_s)
 
     async def QueryPush(self, request: v1.QueryPushRequest, context: Any) -> v1.QueryPushResponse:
         """Returns which parts are durable and the delta's fate."""
@@ -115,19 +147,37 @@ class ExchangeServicer(exchange_pb2_grpc.ExchangeServicer):
         fragment = fragment_of(replica.state, request.fragment)
         plan, resume = await _plan(replica, fragment, request)
         yield v1.PullFragmentResponse(plan=plan_message(fragment, plan, replica.state.position))
+        left = request.limit_bytes or plan.size_bytes
         for index in range(resume.object_index, len(plan.objects)):
+            if not left:
+                return
             offset = resume.offset if index == resume.object_index else 0
             ref, blobs = plan.objects[index].ref, replica.log.blobs
             try:
-                async for piece in blobs.read(ref, offset=offset) if offset else blobs.read_checked(ref):
-                    for start in range(0, len(piece), _MESSAGE_BYTES):
-                        data = piece[start : start + _MESSAGE_BYTES]
+                read = blobs.read(ref, offset=offset) if offset else blobs.read_checked(ref)
+                async with aclosing(read), aclosing(self._held(read)) as pieces:
+                    async for piece in pieces:
+                        data = piece[:left]
                         yield v1.PullFragmentResponse(data=v1.PullData(object_index=index, offset=offset, data=data))
-                        offset += len(data)
+                        offset, left = offset + len(data), left - len(data)
+                        if not left and offset < ref.size_bytes:  # at its end, it is checked
+                            return
             except (ObjectMissingError, UnreadableObjectError) as error:
                 blobs.unreadable.add(ref.name)  # the next plan goes around it
                 await replica.log.tail()
                 raise SyncerError("PLAN_EXPIRED", f"an object of the plan can't be read; ask anew. {error}") from error
+
+    async def _held(self, pieces: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
+        """Yields the pieces; none is read before the caller may hold it, and the one before was sent."""
+        while True:
+            room = await self._host.downloads.reserve(CALLER.get().sender, STREAM_CHUNK_BYTES)
+            try:
+                piece = await anext(pieces, None)
+                if piece is None:
+                    return
+                yield piece
+            finally:
+                room.release()
 
     async def Watch(self, request: v1.WatchRequest, context: Any) -> AsyncIterator[v1.WatchResponse]:
         """Follows a run as an observer."""
@@ -143,14 +193,30 @@ class ExchangeServicer(exchange_pb2_grpc.ExchangeServicer):
             until = replica.state.position
             yield v1.WatchResponse(
                 start=v1.WatchStart(
-                    run=run_message(replica.state), learners=map(learner_message, replica.learner_records())
+                    run=run_message(replica.state), learners=learner_messages(replica.learner_records())
                 )
             )
             if request.after_position >= 1:
-                async for event in _past(replica, request.after_position, until):
+                async for event in self._past(replica, request.after_position, until):
                     yield v1.WatchResponse(event=event)
             while (news := await stream.get()) is not None:
                 yield v1.WatchResponse(event=news)
+
+    async def _past(self, replica: RunReplica, after: int, until: int) -> AsyncIterator[Event]:
+        """Yields the events of entries `after + 1` to `until`, by folding the log again from the checkpoint before.
+
+        Observers take turns, so that many cost the learners no more time than one.
+        """
+        async with self._replaying:
+            state = await newest_state(replica.log.objects, replica.log.spec, at_most=after)
+        entries = replica.log.entries(state.position + 1, until + 1)
+        while state.position < until:
+            async with self._replaying:
+                entry, data = await anext(entries)
+                outcomes = apply_entry(state, entry, data)
+                events = events_of(state, entry, outcomes) if entry.position > after else []
+            for event in events:
+                yield event
 
 
 def _attached(replica: RunReplica, learner: str, session: str) -> v1.Attached:
@@ -173,8 +239,6 @@ def _attached(replica: RunReplica, learner: str, session: str) -> v1.Attached:
 
 
 def _check_tensors(replica: RunReplica, hello: v1.Hello) -> None:
-    if not hello.tensors:
-        return
     try:
         given = {tensor.name: tensor_from_message(tensor).shape for tensor in hello.tensors}
     except ValueError as error:
@@ -189,7 +253,11 @@ def _check_tensors(replica: RunReplica, hello: v1.Hello) -> None:
 
 
 async def _take_reports(
-    replica: RunReplica, hello: v1.Hello, requests: AsyncIterator[v1.AttachRequest], stream: EventStream
+    replica: RunReplica,
+    hello: v1.Hello,
+    requests: AsyncIterator[v1.AttachRequest],
+    stream: EventStream,
+    clock: Clock,
 ) -> None:
     """Takes reports until the learner leaves or stops sending; an error ends its stream of events."""
     try:
@@ -199,6 +267,7 @@ async def _take_reports(
                     replica.report(
                         hello.learner_id, hello.session_id, report_from_message(request.report, replica.state.fragments)
                     )
+                    await clock.sleep(_REPORT_PAUSE_S)
                 case "leave":
                     await replica.leave(hello.learner_id, hello.session_id)
                     break
@@ -266,12 +335,13 @@ async def _plan(
     replica: RunReplica, fragment: FragmentState, request: v1.PullFragmentRequest
 ) -> tuple[PullPlan, Resume]:
     """Returns the plan and where in it to begin; looks at the log's end before it says that there is none."""
-    for name, version, least in (
+    for name, value, least in (
         ("from_version", request.from_version, -1),
         ("target_version", request.target_version, 0),
+        ("limit_bytes", request.limit_bytes, 0),
     ):
-        if version < least:
-            raise bad_request(f"{name} must be at least {least}. {name}={version}")
+        if value < least:
+            raise bad_request(f"{name} must be at least {least}. {name}={value}")
     target = fragment.version if request.is_newest and not request.HasField("resume") else request.target_version
     if max(target, request.from_version) not in fragment.versions:
         await replica.log.tail()
@@ -306,13 +376,3 @@ def _new_plan(replica: RunReplica, fragment: FragmentState, from_version: int, t
         unreadable -= damaged
         raise UnreadableObjectError(min(damaged), f"no other way to the version. version={target}")
     return plan
-
-
-async def _past(replica: RunReplica, after: int, until: int) -> AsyncIterator[Event]:
-    """Yields the events of entries `after + 1` to `until`, by folding the log again from the checkpoint before."""
-    state = await newest_state(replica.log.objects, replica.log.spec, at_most=after)
-    async for entry, data in replica.log.entries(state.position + 1, until + 1):
-        outcomes = apply_entry(state, entry, data)
-        if entry.position > after:
-            for event in events_of(state, entry, outcomes):
-                yield event

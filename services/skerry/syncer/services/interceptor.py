@@ -1,4 +1,4 @@
-"""Translates the errors of every method of `skerry.v1` to `google.rpc.Status`.
+"""Admits the calls of every method of `skerry.v1`, and translates their errors to `google.rpc.Status`.
 
 The stock services (health, reflection) are not wrapped: wrapping breaks the `Watch` method of health.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn, Self
 
@@ -14,6 +15,7 @@ import grpc
 import structlog
 from google.protobuf import any_pb2
 from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import DecodeError
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
@@ -24,12 +26,17 @@ from skerry.store.errors import (
     StoreUnavailableError,
     UnreadableObjectError,
 )
-from skerry.syncer.errors import RETRY_ELSEWHERE_S, RETRY_FULL_S, RETRY_STORE_S, SyncerError
+from skerry.syncer.caller import CALLER, Caller
+from skerry.syncer.errors import RETRY_ELSEWHERE_S, RETRY_FULL_S, RETRY_STORE_S, SyncerError, bad_request
 from skerry.syncer.metrics import SyncerMetrics
+from skerry.syncer.quotas import patience_s
+from skerry.syncer.services.authentication import Authentication
 from skerry.wire.layout import BadNameError
 
 _LOG: Final = structlog.get_logger(__name__)
 DOMAIN: Final = "skerry"
+# A status and its details have to fit the 8 KiB of metadata that clients take.
+_MOST_MESSAGE: Final = 1000
 _OWN_METHODS: Final = "/skerry.v1."
 
 # The reasons of each code, as the comments of `skerry.v1.ErrorReason` have them.
@@ -41,8 +48,10 @@ _REASONS: Final[Mapping[int, str]] = {
     "BASE_FUTURE BASE_STALE BASE_FOREIGN PLAN_EXPIRED",
     code_pb2.ALREADY_EXISTS: "RUN_EXISTS BASE_REPEATED ID_REUSED",
     code_pb2.UNAVAILABLE: "STORE_UNAVAILABLE DRAINING NEWER_FORMAT OBJECT_UNREADABLE RUN_OPENING",
-    code_pb2.RESOURCE_EXHAUSTED: "STORE_FULL TOO_LARGE TOO_SLOW",
+    code_pb2.RESOURCE_EXHAUSTED: "STORE_FULL TOO_LARGE TOO_SLOW QUOTA_EXCEEDED",
     code_pb2.DATA_LOSS: "STORE_ROLLED_BACK",
+    code_pb2.UNAUTHENTICATED: "UNAUTHENTICATED",
+    code_pb2.PERMISSION_DENIED: "PERMISSION_DENIED",
 }
 _CODES: Final = {reason: code for code, reasons in _REASONS.items() for reason in reasons.split()}
 
@@ -56,7 +65,9 @@ def status_of(error: Exception) -> status_pb2.Status:
         delay = Duration()
         delay.FromMilliseconds(round(known.retry_after_s * 1000))
         details.append(_packed(error_details_pb2.RetryInfo(retry_delay=delay)))
-    return status_pb2.Status(code=_CODES.get(known.reason, code_pb2.INTERNAL), message=str(known), details=details)
+    return status_pb2.Status(
+        code=_CODES.get(known.reason, code_pb2.INTERNAL), message=str(known)[:_MOST_MESSAGE], details=details
+    )
 
 
 def _as_syncer_error(error: Exception) -> SyncerError:
@@ -90,14 +101,18 @@ def _packed(message: Any) -> any_pb2.Any:
 class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in its stub alone
     """Wraps the four kinds of methods; what they raise becomes the call's status.
 
-    It also refuses messages above a limit, undecoded. gRPC's own limit must be higher: what gRPC refuses by itself has
-    no details.
+    It refuses calls that `authentication` does not admit, and messages above a limit, undecoded. gRPC's own limit must
+    be higher: what gRPC refuses by itself has no details.
     """
 
-    def __init__(self, limit_bytes: int, metrics: SyncerMetrics) -> None:
-        """Takes the largest message that the contract allows, and what counts bytes and refusals."""
+    def __init__(self, limit_bytes: int, metrics: SyncerMetrics, authentication: Authentication | None = None) -> None:
+        """Takes the largest message that the contract allows, what counts bytes and refusals, and who may call.
+
+        Without `authentication` everybody may do everything.
+        """
         self._limit_bytes = limit_bytes
         self._metrics = metrics
+        self._authentication = authentication
 
     async def intercept_service(
         self,
@@ -118,7 +133,11 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
         def refused(reason: str) -> None:
             self._metrics.refusals.labels(name, reason).inc()
 
-        wrapping = (method, _Admitted if handler.request_streaming else _admitted, refused)
+        def calling(context: grpc.aio.ServicerContext[Any, Any]) -> _Calling:
+            CALLER.set(Caller(peer=context.peer() or ""))
+            return nullcontext(_any) if self._authentication is None else self._authentication.admitted(name, context)
+
+        wrapping = (method, calling, _Admitted if handler.request_streaming else _admitted, refused)
         if handler.unary_unary is not None:
             return grpc.unary_unary_rpc_method_handler(_answering(handler.unary_unary, *wrapping), **serializers)
         if handler.unary_stream is not None:
@@ -133,7 +152,10 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
 
         def bounded(data: bytes) -> Any:
             received.inc(len(data))
-            return deserializer(data) if len(data) <= limit else _Oversized(len(data), limit)
+            try:
+                return deserializer(data) if len(data) <= limit else _Oversized(len(data), limit)
+            except DecodeError:
+                return _MALFORMED
 
         return bounded
 
@@ -149,6 +171,10 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
         return counted
 
 
+# Stands for a message that is none, until it can be refused.
+_MALFORMED: Final = object()
+
+
 @dataclass(frozen=True)
 class _Oversized:
     """Stands for a message above the limit, until it can be refused."""
@@ -157,79 +183,135 @@ class _Oversized:
     limit_bytes: int
 
 
-def _admitted(request: Any) -> Any:
+# A call's context, within which its first message is checked by what it yields.
+_Check = Callable[[Any], None]
+_Calling = AbstractAsyncContextManager[_Check]
+
+
+def _any(_: Any) -> None:
+    """Admits any message."""
+
+
+def _admitted(request: Any, check: _Check) -> Any:
     """Returns the request.
 
     Raises:
-        SyncerError: TOO_LARGE: it was above the limit.
+        SyncerError: TOO_LARGE: it was above the limit; BAD_REQUEST: it was no protobuf message of its type; or as
+            `check` raises.
     """
+    if request is _MALFORMED:
+        raise bad_request("message can't be parsed; is it a protobuf message of the method's type?")
     if isinstance(request, _Oversized):
         raise SyncerError(
             "TOO_LARGE", f"message is too large. limit_bytes={request.limit_bytes}, size_bytes={request.size_bytes}"
         )
+    check(request)
     return request
 
 
 class _Admitted:
-    """The messages of a stream, each of them `_admitted`."""
+    """The messages of a stream, each of them `_admitted`; only the first says whom it is about, and is checked."""
 
-    def __init__(self, requests: AsyncIterator[Any]) -> None:
+    def __init__(self, requests: AsyncIterator[Any], check: _Check) -> None:
         self._requests = requests
+        self._check = check
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> Any:
-        return _admitted(await anext(self._requests))
+        request = _admitted(await anext(self._requests), self._check)
+        self._check = _any
+        return request
 
 
 def _answering(
-    behaviour: Any, method: str, admit: Callable[[Any], Any], refused: Callable[[str], None]
+    behaviour: Any,
+    method: str,
+    calling: Callable[[Any], _Calling],
+    admit: Callable[[Any, _Check], Any],
+    refused: Callable[[str], None],
 ) -> Callable[..., Awaitable[Any]]:
     async def answer(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
         try:
-            return await behaviour(admit(request), context)
+            async with calling(context) as check:
+                return await behaviour(admit(request, check), context)
         except asyncio.CancelledError:
             raise
         except Exception as error:  # noqa: BLE001 - the outermost edge
-            await _abort(error, method, context, refused)
+            status = _refusal(error, method, refused)
+        del request  # the aborted call's traceback would keep it
+        return await _abort(status, context)
 
     return answer
 
 
 def _streaming(
-    behaviour: Any, method: str, admit: Callable[[Any], Any], refused: Callable[[str], None]
-) -> Callable[..., AsyncIterator[Any]]:
-    async def stream(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
+    behaviour: Any,
+    method: str,
+    calling: Callable[[Any], _Calling],
+    admit: Callable[[Any, _Check], Any],
+    refused: Callable[[str], None],
+) -> Callable[..., Awaitable[None]]:
+    # Not a generator: one that gRPC sends from can't say how long a message may take.
+    async def stream(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         responses = None
         try:
-            responses = behaviour(admit(request), context)
-            async for response in responses:
-                yield response
+            async with calling(context) as check:
+                responses = behaviour(admit(request, check), context)
+                async for response in responses:
+                    await _sent(response, context)
         except asyncio.CancelledError:
             raise
         except Exception as error:  # noqa: BLE001 - the outermost edge
-            await _abort(error, method, context, refused)
+            status = _refusal(error, method, refused)
+        else:
+            return
         finally:
             aclose = getattr(responses, "aclose", None)
             if aclose is not None:
                 await aclose()
+        del request, responses  # the aborted call's traceback would keep them
+        await _abort(status, context)
 
     return stream
 
 
-async def _abort(
-    error: Exception, method: str, context: grpc.aio.ServicerContext[Any, Any], refused: Callable[[str], None]
-) -> NoReturn:
+async def _sent(response: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    """Returns when the client has room for the response.
+
+    Raises:
+        SyncerError: TOO_SLOW: it has none for too long. It hears of that when it reads on.
+    """
+    size_bytes = response.ByteSize()
+    try:
+        async with asyncio.timeout(patience_s(size_bytes)):
+            await context.write(response)
+    except TimeoutError:
+        raise SyncerError(
+            "TOO_SLOW",
+            f"the client did not read what it asked for. size_bytes={size_bytes}",
+            retry_after_s=RETRY_STORE_S,
+        ) from None
+
+
+def _refusal(error: Exception, method: str, refused: Callable[[str], None]) -> status_pb2.Status:
+    """Returns the status for `error`, once it is counted and logged."""
     status = status_of(error)
     reason = _as_syncer_error(error).reason
     refused(reason)
-    if status.code in {code_pb2.INTERNAL, code_pb2.DATA_LOSS}:
+    if status.code == code_pb2.INTERNAL:
         _LOG.error("call failed", method=method, reason=reason, exc_info=error)
+    elif status.code == code_pb2.DATA_LOSS:
+        _LOG.error("call failed", method=method, reason=reason, cause=str(error))
     elif isinstance(error, StoreError):
         _LOG.warning("call failed", method=method, reason=reason, cause=str(error))
     else:
         _LOG.info("call refused", method=method, reason=reason, message=str(error))
+    return status
+
+
+async def _abort(status: status_pb2.Status, context: grpc.aio.ServicerContext[Any, Any]) -> NoReturn:
     translated = rpc_status.to_status(status)
     await context.abort(translated.code, translated.details, translated.trailing_metadata)
     raise AssertionError("abort returned")

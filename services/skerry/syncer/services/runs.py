@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import nullcontext
 from typing import Any, Final
 
 import structlog
@@ -10,7 +11,6 @@ import structlog
 from skerry.store.errors import LogCorruptError, NewerFormatError
 from skerry.store.log.entries import RunStatus
 from skerry.syncer.errors import SyncerError, bad_request
-from skerry.syncer.events import learner_message
 from skerry.syncer.host import RunHost
 from skerry.syncer.lifecycle import (
     NewRun,
@@ -22,7 +22,7 @@ from skerry.syncer.lifecycle import (
     upgrade_run,
 )
 from skerry.syncer.replica import RunReplica
-from skerry.syncer.services.translate import fragment_of, run_message, version_record
+from skerry.syncer.services.translate import fragment_of, learner_messages, run_message, version_record
 from skerry.v1 import runs_pb2, runs_pb2_grpc, types_pb2
 from skerry.wire.layout import BadNameError, check_name
 from skerry.wire.messages import layouts_from_messages, policy_from_message
@@ -33,31 +33,42 @@ _PAGE_SIZE: Final = 100
 _MAX_PAGE_SIZE: Final = 1000
 # Tensors and fragments of one run. Answers carry them beside the versions' digests, in one message.
 _MAX_LAYOUT_BYTES: Final = 3 * 2**20
+# Above it one is read at a time, so that merges always have a worker: 60,000 tensors take a second.
+_LARGE_LAYOUT_BYTES: Final = 2**16
 # A page ends before it grows past this, so that it fits into one message.
 _PAGE_BYTES: Final = 2 * 2**20
 
+# A larger run is opened for each listing. Smaller ones are not, as long as their logs have not grown.
+_MOST_KEPT_BYTES: Final = 2**14
+
 
 class RunsServicer(runs_pb2_grpc.RunsServicer):
-    """Administers runs. Holds no state, and does not use the calls' contexts."""
+    """Administers runs. Holds no state but a cache, and does not use the calls' contexts."""
 
     def __init__(self, host: RunHost) -> None:
         """Serves the runs of `host`."""
         self._host = host
+        self._creating = asyncio.Lock()
+        self._listed_runs: dict[str, types_pb2.Run] = {}  # by uid, the one that was listed last at the end
 
     async def CreateRun(self, request: runs_pb2.CreateRunRequest, context: Any) -> runs_pb2.CreateRunResponse:
         """Creates a draft."""
         check_name(request.name, "run")
         if request.ByteSize() > _MAX_LAYOUT_BYTES:
             raise SyncerError("TOO_LARGE", f"tensors and fragments have too many bytes. limit={_MAX_LAYOUT_BYTES}")
+        async with self._creating if request.ByteSize() > _LARGE_LAYOUT_BYTES else nullcontext():
+            replica = await self._create(request)
+            return runs_pb2.CreateRunResponse(run=await self._host.workers.run(run_message, replica.state))
+
+    async def _create(self, request: runs_pb2.CreateRunRequest) -> RunReplica:
         try:
-            fragments, dtypes = layouts_from_messages(request.tensors, request.fragments)
+            fragments, dtypes = await self._host.workers.run(layouts_from_messages, request.tensors, request.fragments)
         except BadNameError:
             raise
         except ValueError as error:
             raise SyncerError("SHAPE_MISMATCH", str(error)) from error
         new = NewRun(request.request_id, request.name, fragments, dtypes, _changed(request.policy, Policy()))
-        replica = await create_run(self._host, new)
-        return runs_pb2.CreateRunResponse(run=run_message(replica.state))
+        return await create_run(self._host, new)
 
     async def CommitRun(self, request: runs_pb2.CommitRunRequest, context: Any) -> runs_pb2.CommitRunResponse:
         """Opens a draft under its name."""
@@ -68,7 +79,7 @@ class RunsServicer(runs_pb2_grpc.RunsServicer):
         """Returns a run and its learners."""
         replica = await self._replica(request)
         return runs_pb2.GetRunResponse(
-            run=run_message(replica.state), learners=map(learner_message, replica.learner_records())
+            run=run_message(replica.state), learners=learner_messages(replica.learner_records())
         )
 
     async def ListRuns(self, request: runs_pb2.ListRunsRequest, context: Any) -> runs_pb2.ListRunsResponse:
@@ -98,14 +109,22 @@ class RunsServicer(runs_pb2_grpc.RunsServicer):
 
     async def _listed(self, name: str, uid: str) -> types_pb2.Run | None:
         """Returns the run, or None where it is to be left out of a listing."""
+        known = self._listed_runs.get(uid)
         try:
-            return run_message((await self._host.open(name, uid)).state)
+            if known is None or self._host.is_open(uid) or not await self._host.store.is_end(name, uid, known.position):
+                known = run_message((await self._host.open(name, uid)).state)
         except (SyncerError, LogCorruptError, NewerFormatError) as error:
             if error.reason == "DRAINING":
                 raise
             if error.reason not in {"RUN_NOT_FOUND", "RUN_REPLACED"}:  # deleted since it was listed
                 _LOG.warning("run is left out of a listing", run=name, uid=uid, cause=str(error))
             return None
+        if known.ByteSize() <= _MOST_KEPT_BYTES:
+            self._listed_runs.pop(uid, None)
+            self._listed_runs[uid] = known
+            if len(self._listed_runs) > _MAX_PAGE_SIZE:
+                del self._listed_runs[next(iter(self._listed_runs))]
+        return known
 
     async def SetPolicy(self, request: runs_pb2.SetPolicyRequest, context: Any) -> runs_pb2.SetPolicyResponse:
         """Changes the policy."""

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Iterable
 from typing import Final
+from weakref import WeakKeyDictionary
 
 from google.protobuf.duration_pb2 import Duration
 
+from skerry.store.log.entries import RunSpec
 from skerry.store.log.state import FragmentState, RunState, VersionState
 from skerry.syncer.errors import SyncerError, bad_request
-from skerry.syncer.events import STATUSES, fate_message, version_message
-from skerry.syncer.membership import LearnerReport
+from skerry.syncer.events import STATUSES, fate_message, learner_message, version_message
+from skerry.syncer.membership import LONGEST_S, LearnerRecord, LearnerReport
 from skerry.syncer.pull import ObjectKind, PullPlan
 from skerry.v1 import exchange_pb2, runs_pb2, types_pb2
 from skerry.wire.messages import LEAF_HASHES, layouts_to_messages, policy_to_message
@@ -20,32 +22,48 @@ _KINDS: Final = {
     ObjectKind.UPDATE: exchange_pb2.OBJECT_KIND_UPDATE,
 }
 _LEAF_HASHES: Final = {hash_: number for number, hash_ in LEAF_HASHES.items()}
-# The longest duration that a learner may report. A larger value means a wrong clock, and may not fit a Duration.
-_LONGEST_S: Final = 365 * 86_400
+# Of the learners in an answer, beside the run's tensors.
+_MOST_LEARNER_BYTES: Final = 2**19
+# By the state of an open run: with many tensors it takes long to make.
+_CREATED: Final[WeakKeyDictionary[RunState, types_pb2.Run]] = WeakKeyDictionary()
 
 
 def run_message(state: RunState) -> types_pb2.Run:
     """Returns the run as clients see it."""
-    spec = state.spec
-    tensors, fragments = layouts_to_messages(spec.fragments, spec.dtypes)
+    if state not in _CREATED:
+        _CREATED[state] = _created(state.spec)
     message = types_pb2.Run(
-        name=spec.name,
-        uid=spec.uid,
-        tensors=tensors,
-        fragments=fragments,
         policy=policy_to_message(state.policy),
         status=STATUSES[state.status],
         versions=[
             version_message(layout.name, fragment.newest.version, fragment.newest.digest)
-            for layout in spec.fragments
+            for layout in state.spec.fragments
             if (fragment := state.fragments[layout.name]).version >= 0
         ],
         position=state.position,
         format_level=state.level,
-        leaf_hash=_LEAF_HASHES[spec.fragments[0].leaf_hash],
     )
+    message.MergeFrom(_CREATED[state])
+    return message
+
+
+def _created(spec: RunSpec) -> types_pb2.Run:
+    """Returns what never changes of a run."""
+    tensors, fragments = layouts_to_messages(spec.fragments, spec.dtypes)
+    leaf_hash = _LEAF_HASHES[spec.fragments[0].leaf_hash]
+    message = types_pb2.Run(name=spec.name, uid=spec.uid, tensors=tensors, fragments=fragments, leaf_hash=leaf_hash)
     message.created_at.FromMilliseconds(round(spec.created_at_unix_s * 1000))
     return message
+
+
+def learner_messages(records: Iterable[LearnerRecord]) -> list[types_pb2.LearnerStatus]:
+    """Returns learners as clients see them, without the versions that they adopted if those are too many to send."""
+    messages = [learner_message(record) for record in records]
+    if sum(message.ByteSize() for message in messages) > _MOST_LEARNER_BYTES:
+        for message in messages:
+            if message.HasField("report"):
+                message.report.ClearField("adopted")
+    return messages
 
 
 def fragment_of(state: RunState, name: str) -> FragmentState:
@@ -85,8 +103,8 @@ def report_from_message(message: types_pb2.LearnerReport, fragments: Container[s
 
 def _seconds(message: Duration, field: str) -> float:
     seconds = message.seconds + message.nanos / 1e9
-    if not 0 <= seconds <= _LONGEST_S:
-        raise bad_request(f"{field} must be 0 to {_LONGEST_S} s. seconds={seconds}")
+    if not 0 <= seconds <= LONGEST_S:
+        raise bad_request(f"{field} must be 0 to {LONGEST_S} s. seconds={seconds}")
     return seconds
 
 

@@ -1,0 +1,47 @@
+"""Why a connection could not be made, where TLS is the reason: what gRPC reports, in words that say what to do."""
+
+from __future__ import annotations
+
+from typing import Final
+
+# What gRPC's details contain, and what that means; the first that fits. gRPC 1.80 has the words of BoringSSL.
+_MEANINGS: Final = {
+    "certificate has expired": (
+        "the server's certificate has expired: renew it with `skerry keys DIR --server HOST --renew`"
+    ),
+    "CERTIFICATE_VERIFY_FAILED": (
+        "the server's certificate does not come from an authority that this client trusts: give --tls-ca the ca.pem "
+        "that the server's certificate was made with"
+    ),
+    "Hostname Verification Check failed": (
+        "the server's certificate is not valid for the host in --target: use a host that it names, or make one for "
+        "this host with `skerry keys DIR --server HOST`"
+    ),
+    "WRONG_VERSION_NUMBER": (
+        "the server does not use TLS and this client does: start `skerry serve` with --tls-cert and --tls-key, or "
+        "leave out this client's TLS options"
+    ),
+    "Tls handshake failed": "the TLS handshake with the server failed",
+}
+_CLOSED: Final = ("Socket closed", "Connection reset by peer")
+_REFUSED_CERTIFICATE: Final = (
+    "the server closed the connection during the TLS handshake, as it does when it refuses the client's certificate: "
+    "give --tls-cert and --tls-key files that the authority in the server's --tls-client-ca made and that have not "
+    "expired"
+)
+_REFUSED_PLAINTEXT: Final = (
+    "the server closed the connection before it answered. If it uses TLS, this client must too: give --tls-ca the "
+    "server's ca.pem, and --tls-cert and --tls-key if it asks for a client certificate"
+)
+
+
+def explain(details: str, *, has_tls: bool) -> tuple[str, str] | None:
+    """Returns the reason and the message for gRPC's details of a status UNAVAILABLE; None if TLS has no part in it."""
+    # gRPC says this of connections that it could not make; one that breaks later is no matter of TLS.
+    if "last error:" not in details:
+        return None
+    meaning = next((meaning for sign, meaning in _MEANINGS.items() if sign in details), "")
+    is_closed = any(sign in details for sign in _CLOSED)
+    if has_tls and (meaning or is_closed):
+        return "TLS_FAILED", f"{meaning or _REFUSED_CERTIFICATE}. cause={details}"
+    return ("UNREACHABLE", f"{_REFUSED_PLAINTEXT}. cause={details}") if is_closed else None

@@ -1,0 +1,99 @@
+"""One end of a TLS connection: its PEM files, checked before gRPC sees them, which does not say what is wrong."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+
+class TlsFiles(NamedTuple):
+    """What the files of one end of a connection hold."""
+
+    ca: bytes | None
+    cert: bytes | None
+    key: bytes | None
+
+
+@dataclass(frozen=True)
+class Tls:
+    """Where one end of a TLS connection has its files, all in PEM form.
+
+        Tls(ca="keys/ca.pem", cert="keys/us-east.pem", key="keys/us-east.key")
+
+    Args:
+        ca: certificates of the authorities that the other end's certificate may come from. Without it a client trusts
+            the public authorities that gRPC brings along, and a server asks for no client certificate.
+        cert: this end's own certificate, followed by intermediate ones if there are any.
+        key: the private key of `cert`, not encrypted.
+        token_file: a client's token, from `skerry tokens create`; read at each call, so it can be replaced at any time.
+        token: the token itself, instead of its file.
+    """
+
+    ca: Path | str | None = None
+    cert: Path | str | None = None
+    key: Path | str | None = None
+    token_file: Path | str | None = None
+    token: str | None = field(default=None, repr=False)
+
+    def read(self, known: TlsFiles | None = None) -> TlsFiles:
+        """Returns what the files hold now, after checking it; `known` itself if they still hold that.
+
+        Raises:
+            ValueError: a file can't be read or is not what it should be, or the key is not that of the certificate.
+        """
+        if (self.cert is None) != (self.key is None):
+            raise ValueError(f"a certificate and its key must be given together. cert={self.cert}, key={self.key}")
+        found = TlsFiles(_content(self.ca), _content(self.cert), _content(self.key))
+        if found == known:
+            return known
+        self._check(found)
+        self.bearer()
+        return found
+
+    def bearer(self) -> str | None:
+        """Returns the token as it is now; None if there is none.
+
+        Raises:
+            ValueError: its file can't be read, or it is no token.
+        """
+        content = None if self.token_file is None else _content(self.token_file)
+        token = self.token if content is None else content.decode("ascii", "replace").strip()
+        if token is not None and re.fullmatch(r"[\x21-\x7e]+", token) is None:
+            raise ValueError(f"a token is one line that `skerry tokens create` printed. file={self.token_file}")
+        return token
+
+    def _check(self, found: TlsFiles) -> None:
+        # Its import takes a tenth of a second, which nobody should pay without TLS.
+        from cryptography import x509
+        from cryptography.exceptions import UnsupportedAlgorithm
+        from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+        file, wanted = self.ca, "a certificate"
+        try:
+            if found.ca is not None:
+                x509.load_pem_x509_certificates(found.ca)
+            if found.cert is None or found.key is None:
+                return
+            file = self.cert
+            owner = x509.load_pem_x509_certificates(found.cert)[0].public_key()
+            file, wanted = self.key, "a private key without a password"
+            own = load_pem_private_key(found.key, None).public_key()
+        except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+            raise ValueError(f"the TLS file must hold {wanted} in PEM form. file={file}") from error
+        if own != owner:
+            raise ValueError(
+                "the private key is not that of the certificate; give the two files that were made together. "
+                f"cert={self.cert}, key={self.key}"
+            )
+
+
+def _content(path: Path | str | None) -> bytes | None:
+    try:
+        return None if path is None else Path(path).read_bytes()
+    except OSError as error:
+        raise ValueError(
+            f"the TLS file can't be read; give its right path, or make keys with `skerry keys`. "
+            f"file={path}, because={error.strerror}"
+        ) from error

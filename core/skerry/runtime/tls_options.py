@@ -1,0 +1,62 @@
+"""The options by which a command connects with TLS."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import click
+
+from skerry.runtime.tls import Tls
+
+R = TypeVar("R")
+
+PEM_FILE: Final = click.Path(dir_okay=False, path_type=Path)
+
+
+def with_tls(function: Callable[..., R]) -> Callable[..., R]:
+    """Gives a command the options of a TLS client, and the resulting `Tls` as its keyword `tls`; None is plaintext."""
+
+    @click.option("--tls", "is_tls", is_flag=True, help="Use TLS and trust public authorities.")
+    @click.option("--tls-ca", type=PEM_FILE, help="Use TLS and trust the authority in this PEM file: ca.pem.")
+    @click.option("--tls-cert", type=PEM_FILE, help="Use TLS and present this client certificate.")
+    @click.option("--tls-key", type=PEM_FILE, help="The private key of --tls-cert.")
+    @click.option(
+        "--token-file",
+        type=PEM_FILE,
+        help="Use TLS and send the token in this file, as in --token-file us-east.token; or set SKERRY_TOKEN to the "
+        "token itself.",
+    )
+    @functools.wraps(function)
+    def command(
+        *args: Any,
+        is_tls: bool,
+        tls_ca: Path | None,
+        tls_cert: Path | None,
+        tls_key: Path | None,
+        token_file: Path | None,
+        **kwargs: Any,
+    ) -> R:
+        # No option: every process of the machine can read a command line.
+        token = os.environ.get("SKERRY_TOKEN")  # noqa: TID251 - a secret is no option
+        tls = Tls(tls_ca, tls_cert, tls_key, token_file, None if token_file else token or None)
+        is_wanted = is_tls or tls != Tls()
+        return function(*args, tls=checked(tls) if is_wanted else None, **kwargs)
+
+    return command
+
+
+def checked(tls: Tls) -> Tls:
+    """Returns `tls` if its files can be used.
+
+    Raises:
+        click.UsageError: they can't; the message says why.
+    """
+    try:
+        tls.read()
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    return tls

@@ -1,0 +1,107 @@
+"""`skerry tokens`: makes, lists and revokes the tokens of a store."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+import click
+
+from skerry.runtime.clock import SystemClock
+from skerry.runtime.identifiers import SystemEntropy
+from skerry.store.operator.log_lines import time_text
+from skerry.store.operator.options import opened_store
+from skerry.store.tokens import Token, create_token, read_token, revoke_token, token_digests
+from skerry.wire.identity import SCHEME, Identity, Role
+
+F = TypeVar("F", bound=Callable[..., Any])
+_SHORT: Final = 12  # digits of a digest that are shown
+_DAY_S: Final = 86_400
+
+
+def _store_option(function: F) -> F:
+    text = "Store of the syncers: file://folder, as in file:///var/lib/skerry, or s3://bucket/prefix."
+    return click.option("--store", "store_url", default="file://./skerry-data", show_default=True, help=text)(function)
+
+
+@click.group(
+    epilog="""\b
+Examples:
+  skerry tokens create --store s3://bucket/skerry --role learner --name us-east --run gpt > us-east.token
+  skerry tokens list --store s3://bucket/skerry
+  skerry tokens revoke --store s3://bucket/skerry 3f0c5e1d2a77
+"""
+)
+def tokens() -> None:
+    """Make, list and revoke tokens, by which clients of `skerry serve --tokens` say who they are.
+
+    A client sends its token over TLS: see --token-file of `skerry learn` and `skerry runs`.
+    """
+
+
+@tokens.command(
+    epilog="""\b
+Examples:
+  skerry tokens create --store s3://bucket/skerry --role learner --name us-east > us-east.token
+  skerry tokens create --store file:///var/lib/skerry --role reader --name grafana --days 365
+"""
+)
+@_store_option
+@click.option("--role", required=True, type=click.Choice([role.value for role in Role]), help="What the client may do.")
+@click.option("--name", required=True, help="Name of the client; of a learner its id.")
+@click.option("--run", "run_name", help="The only run that a learner may use.  [default: any]")
+@click.option("--days", type=click.IntRange(1, 3650), default=90, show_default=True, help="How long it is valid.")
+def create(*, store_url: str, role: str, name: str, run_name: str | None, days: int) -> None:
+    """Make a token and print it. It is shown only now: the store keeps a hash of it."""
+    try:
+        identity = Identity.parse(f"{SCHEME}{role}/{f'{run_name}/' if run_name else ''}{name}")
+    except ValueError as error:
+        raise click.UsageError(f"{error}. A learner's name may have a --run, other names may not.") from error
+    now = SystemClock().unix_s()
+
+    async def make() -> str:
+        async with opened_store(store_url, writes=True) as (store, _):
+            return await create_token(
+                store.objects, identity, SystemEntropy(), now_unix_s=now, lifetime_s=days * _DAY_S
+            )
+
+    click.echo(asyncio.run(make()))
+    click.echo(f"for {identity}, until {time_text(now + days * _DAY_S)} UTC; syncers know it within 10 s", err=True)
+
+
+@tokens.command("list", epilog="\b\nExample:\n  skerry tokens list --store s3://bucket/skerry")
+@_store_option
+def list_(*, store_url: str) -> None:
+    """List tokens: the id by which one is revoked, whose it is, when it was made and when it ends, in UTC."""
+    now = SystemClock().unix_s()
+    for token in asyncio.run(_read_all(store_url)):
+        state = "valid until" if now < token.expires_at_unix_s else "expired"
+        made, end = time_text(token.created_at_unix_s), time_text(token.expires_at_unix_s)
+        click.echo(f"{token.digest[:_SHORT]}  {token.identity}  made {made}  {state} {end}")
+
+
+@tokens.command(epilog="\b\nExample:\n  skerry tokens revoke --store s3://bucket/skerry 3f0c5e1d2a77")
+@_store_option
+@click.argument("ids", metavar="ID...", nargs=-1, required=True)
+def revoke(*, store_url: str, ids: tuple[str, ...]) -> None:
+    """Take tokens back. Within 10 s every syncer refuses them, and ends the calls that were made with them."""
+
+    async def take_back() -> None:
+        async with opened_store(store_url) as (store, _):
+            known = [digest async for digest in token_digests(store.objects)]
+            chosen = {one: [digest for digest in known if digest.startswith(one)] for one in ids}
+            unclear = [one for one, found in chosen.items() if len(found) != 1]
+            if unclear:
+                raise click.UsageError(f"not the id of one token; `skerry tokens list` shows them. ids={unclear}")
+            for found in chosen.values():
+                await revoke_token(store.objects, found[0])
+
+    asyncio.run(take_back())
+    click.echo(f"revoked {len(ids)}; syncers refuse them within 10 s")
+
+
+async def _read_all(store_url: str) -> list[Token]:
+    async with opened_store(store_url) as (store, _):
+        found = [await read_token(store.objects, digest) async for digest in token_digests(store.objects)]
+    return sorted(found, key=lambda one: (str(one.identity), one.created_at_unix_s))

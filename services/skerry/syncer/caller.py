@@ -1,0 +1,30 @@
+"""Who makes the call that is being served, for what is counted and recorded by caller; the interceptor says it."""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True)
+class Caller:
+    """The client of one call."""
+
+    identity: str = ""  # as in its certificate or token; empty where the server has no roles
+    peer: str = ""  # its connection
+
+    @property
+    def sender(self) -> str:
+        """Whose share of the syncer's memory the call takes."""
+        return self.identity or self.peer
+
+
+# Set in the task of each call, and inherited by the tasks that it starts.
+_NOBODY: Final = Caller()
+CALLER: Final[ContextVar[Caller]] = ContextVar("CALLER", default=_NOBODY)
+
+
+def author() -> str:
+    """Returns who is recorded as the author of what the call changes; empty where the server has no roles."""
+    return CALLER.get().identity

@@ -1,0 +1,242 @@
+"""What a close says of its deltas: who is a member, how much each counts, and how long the round is.
+
+Pure functions of log and leases; the formulas are `skerry.algorithm`'s, and here is which learners and deltas they are
+about. What a delta claims is judged by what the others bring: its norm by theirs, and its learner's weight too, so that
+one learner that lies can neither take over a round nor stop it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from typing import Final
+
+import numpy as np
+from msgspec import structs
+from numpy.typing import NDArray
+
+from skerry.algorithm.merge import reference_norms
+from skerry.algorithm.rounds import (
+    Contribution,
+    delta_weight,
+    most_weight,
+    outage_length,
+    participation,
+    round_length,
+    share_of_length,
+    staleness_damping,
+)
+from skerry.store.log.entries import INITIAL_BASE, AcceptedItem, ClosedItem, Decided, Fate, Member
+from skerry.store.log.state import DeltaState, FragmentState, RunState
+from skerry.syncer.membership import MembershipView, present_learners
+from skerry.wire.policy import Policy
+
+# Rounds that a run goes on before a learner that brings nothing no longer counts as working.
+_ABSENT_AFTER_ROUNDS: Final = 1.5
+# Of each learner the newest delta in so many versions of a fragment is what its peers are compared with.
+_RECENT_VERSIONS: Final = 8
+
+
+def newest_deltas(state: RunState, fragment: FragmentState) -> dict[str, AcceptedItem]:
+    """Returns by learner its newest delta that was merged lately; a roll-back begins anew."""
+    found: dict[str, AcceptedItem] = {}
+    for version in islice(state.chain_of_rounds(fragment), _RECENT_VERSIONS):
+        for member in reversed(version.close.members):
+            item = state.deltas[member.delta].item
+            found.setdefault(item.learner, item)
+    return found
+
+
+def references(
+    state: RunState, fragment: FragmentState, items: Sequence[AcceptedItem]
+) -> NDArray[np.float64]:  # (items, tensors)
+    """Returns by delta and tensor R of `merge`: the norm a step that its peers lead to expect; infinite without any.
+
+    A peer counts with its delta of this round, or else its newest. With one peer alone the learner's own newest counts
+    too, so that neither of two can have the other refused by sending next to nothing.
+    """
+    before = newest_deltas(state, fragment)
+    newest = before | {item.learner: item for item in items}
+    norms = {name: norms_a_step(item) for name, item in newest.items()}
+    sizes = np.array([tensor.numel for tensor in fragment.layout.tensors], np.float64)
+    rows = []
+    for item in items:
+        peers = [value for name, value in norms.items() if name != item.learner]
+        if len(peers) == 1 and item.learner in before:
+            peers.append(norms_a_step(before[item.learner]))
+        rows.append(reference_norms(np.array(peers).reshape(-1, len(sizes)), sizes))
+    return np.array(rows).reshape(-1, len(sizes))
+
+
+def norms_a_step(item: AcceptedItem) -> NDArray[np.float64]:  # (tensors,)
+    """Returns |v_t| / s of a delta."""
+    norms: NDArray[np.float64] = np.sqrt(np.array(item.squared_norms)) / max(item.step_count, 1)
+    return norms
+
+
+def outliers(state: RunState, fragment: FragmentState, deltas: Sequence[DeltaState]) -> tuple[Decided, ...]:
+    """Names deltas whose step in a round of H steps would exceed its reference by the policy's ratio.
+
+    Without peers, the reference is the learner's own newest delta.
+    """
+    policy, items = state.policy, [delta.item for delta in deltas]
+    if policy.quarantine_ratio == 0:
+        return ()
+    before, found = newest_deltas(state, fragment), []
+    for item, peers in zip(items, references(state, fragment, items), strict=True):
+        is_alone = not np.isfinite(peers).all() and item.learner in before
+        limit = policy.inner_step_count * math.hypot(*(norms_a_step(before[item.learner]) if is_alone else peers))
+        norm = math.sqrt(math.fsum(item.squared_norms))
+        taken = norm * min(1.0, policy.inner_step_count / max(item.step_count, 1))
+        if 0 < limit * policy.quarantine_ratio < taken:
+            found.append(Decided(item.delta, Fate.QUARANTINED, f"norm is an outlier. ratio={taken / limit:.1f}"))
+    return tuple(found)
+
+
+def is_unexplained(state: RunState, fragment: FragmentState, view: MembershipView) -> bool:
+    """Whether the pending deltas are of one learner, with nothing that they could be compared with.
+
+    What comes first into a fragment is merged as it is, so it is its creator's, or another learner's who is alone.
+    Otherwise it waits for a second.
+    """
+    learners = {delta.item.learner for delta in fragment.pending.values()}
+    if state.policy.quarantine_ratio == 0 or len(learners) > 1 or newest_deltas(state, fragment):
+        return False
+    creators = {
+        delta.item.learner
+        for delta in state.deltas.values()
+        if delta.item.base_version == INITIAL_BASE and delta.item.fragment == fragment.layout.name
+    }
+    return not learners & creators and not present_learners(state, fragment, view) <= learners
+
+
+def weigh(delta: DeltaState, fragment: FragmentState, policy: Policy) -> Member:
+    """Returns the delta's place in a set that closes now: its damped weight, and its staleness in versions.
+
+    Staleness damps by rounds and not by versions: where learners are merged one by one each makes a version, and an
+    answer that took a moment is not stale for that.
+    """
+    weight = _weight(delta.item, policy) * _damping(delta.item, fragment, policy)
+    return Member(delta.item.delta, weight, fragment.version - delta.item.base_version)
+
+
+def bounded(
+    state: RunState, fragment: FragmentState, view: MembershipView, members: Sequence[Member]
+) -> tuple[Member, ...]:
+    """Returns the members with no learner counting for more than the policy's cap times what the others bring."""
+    items = [state.deltas[member.delta].item for member in members]
+    brought = _brought(state, fragment, view, items)
+    found = []
+    for member, item in zip(members, items, strict=True):
+        own = math.fsum(_weight(one, state.policy) for one in items if one.learner == item.learner)
+        most = _most(item.learner, brought, state.policy)
+        found.append(member if own <= most else structs.replace(member, weight=member.weight * (most / own)))
+    return tuple(found)
+
+
+def closed_round(
+    state: RunState,
+    fragment: FragmentState,
+    view: MembershipView,
+    members: Sequence[Member],
+    *,
+    attempt: int,
+    decided: tuple[Decided, ...],
+) -> ClosedItem:
+    """Returns the entry that freezes `members` for the fragment's next version, with participation and length.
+
+    Without members it makes the round void.
+    """
+    items = [state.deltas[member.delta].item for member in members]
+    step_counts, full = [item.step_count for item in items], state.policy.inner_step_count
+    length = round_length(step_counts, [member.weight for member in members], inner_step_count=full)
+    rho = _participation(state, fragment, view, members, length) if members else 1.0
+    missed = fragment.missed_step_count((item.learner for item in items), fragment.version)
+    after_outage = outage_length(step_counts, participation=rho, missed_step_count=missed, inner_step_count=full)
+    return ClosedItem(
+        fragment=fragment.layout.name,
+        version=fragment.version + 1,
+        attempt=attempt,
+        members=tuple(members),
+        participation=rho,
+        decided=decided,
+        length=after_outage or length,
+    )
+
+
+def _participation(
+    state: RunState, fragment: FragmentState, view: MembershipView, members: Sequence[Member], length: float
+) -> float:
+    """Returns rho of a round of that length.
+
+    An absent learner counts with what it brought last, as far as the others bear it out; before its first delta, with
+    what the steps that it reports would bring, at the contributors' weight for a round.
+    """
+    items = [state.deltas[member.delta].item for member in members]
+    contributed = []
+    for member, item in zip(members, items, strict=True):
+        weight, damping = _weight(item, state.policy), _damping(item, fragment, state.policy)
+        if member.weight < weight * damping:  # `bounded` made it less
+            weight = member.weight / damping
+        damping = member.weight / weight if weight else 0.0
+        contributed.append(Contribution(share_of_length(weight, item.step_count, length), damping))
+    brought = _brought(state, fragment, view, items)
+    brought_by = {item.learner for item in items}
+    mean = sum(delta.weight for delta in contributed) / len(brought_by)
+    absent = []
+    for name in sorted(_working_learners(state, fragment, view) - brought_by):
+        if name in fragment.weights:
+            weight = min(fragment.weights[name], _most(name, brought, state.policy))
+            step_count = fragment.step_counts[name]
+        else:
+            step_count = view.learners[name].step_count if name in view.learners else 0
+            weight = mean * min(1.0, step_count / length)
+        absent.append(share_of_length(weight, step_count, length))
+    return participation(contributed, absent)
+
+
+def _working_learners(state: RunState, fragment: FragmentState, view: MembershipView) -> set[str]:
+    """Returns whose share of the work a round of `fragment` lacks without them.
+
+    A learner is taken to work until the run has gone on `_ABSENT_AFTER_ROUNDS` without anything of it, so that a dead
+    one damps the others' steps for a round or two, and not for as long as its lease seems to live. To attach again is
+    no work.
+    """
+    horizon = _ABSENT_AFTER_ROUNDS * state.policy.inner_step_count
+    since = dict(fragment.contributed_at)
+    for name, learner in state.learners.items():
+        if not learner.was_back:
+            since[name] = max(since.get(name, 0.0), learner.attached_at_step)
+    return {
+        name
+        for name in present_learners(state, fragment, view)
+        if name in since and fragment.newest.step_count < horizon + since[name]
+    }
+
+
+def _brought(
+    state: RunState, fragment: FragmentState, view: MembershipView, items: Sequence[AcceptedItem]
+) -> dict[str, float]:
+    """Returns by learner that works what it brings to a round of these deltas, or the more that it brought last."""
+    known = fragment.weights
+    found = {name: known[name] for name in _working_learners(state, fragment, view) if name in known}
+    for item in items:
+        found[item.learner] = max(found.get(item.learner, known.get(item.learner, 0.0)), _weight(item, state.policy))
+    return found
+
+
+def _most(learner: str, brought: Mapping[str, float], policy: Policy) -> float:
+    others = [weight for name, weight in brought.items() if name != learner]
+    return most_weight(others, weight_cap=policy.weight_cap)
+
+
+def _damping(item: AcceptedItem, fragment: FragmentState, policy: Policy) -> float:
+    rounds = fragment.rounds_behind(item.base_version, policy.inner_step_count)
+    return staleness_damping(rounds, exponent=policy.staleness_exponent)
+
+
+def _weight(item: AcceptedItem, policy: Policy) -> float:
+    return delta_weight(
+        item.token_count, item.step_count, inner_step_count=policy.inner_step_count, weight_cap=policy.weight_cap
+    )

@@ -1,0 +1,138 @@
+"""What one client may take, by its identity. The defaults are far above what honest ones need.
+
+Without roles all clients are one. Each replica counts for itself.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from skerry.runtime.clock import Clock
+from skerry.syncer.errors import RETRY_STORE_S, SyncerError
+
+# What a client may take beyond the time at the least rate, 64 kbit/s, to send or to read what is held in memory for it:
+# four transfers at once on a slow line take longer than one.
+GRACE_S: Final = 20.0
+LEAST_BYTES_A_SECOND: Final = 8 * 2**10
+# Calls of one identity that are under way: a learner of a hundred processes has some hundreds.
+MOST_CALLS: Final = 1024
+_CALLS_RETRY_S: Final = RETRY_STORE_S
+# Runs that an identity creates at once, and the pause between further ones.
+RUN_BURST: Final = 1000
+RUN_PAUSE_S: Final = 60.0
+# Learner ids that are new to a run, likewise: each is remembered for as long as the run lives.
+ID_BURST: Final = 256
+ID_PAUSE_S: Final = 1.0
+# Bytes of parts that belong to no accepted delta, of one identity in one run within a day: so many, and times the run.
+ORPHAN_BYTES: Final = 2**30
+ORPHAN_TIMES: Final = 16
+_DAY_S: Final = 86_400.0
+# A rate forgets clients that it would let through anyway when it knows so many.
+_MOST_KNOWN: Final = 1024
+
+
+def patience_s(size_bytes: int) -> float:
+    """Returns for how long the syncer waits for so many bytes to come, or to be read."""
+    return GRACE_S + size_bytes / LEAST_BYTES_A_SECOND
+
+
+class Rate:
+    """Lets a number of things of each client happen at once, and further ones after a pause each."""
+
+    def __init__(self, what: str, clock: Clock, *, burst: int, pause_s: float) -> None:
+        """`what` is in the refusals."""
+        self._what = what
+        self._clock = clock
+        self._burst_s = (burst - 1) * pause_s
+        self._pause_s = pause_s
+        self._paid_until_s: dict[str, float] = {}
+
+    def take(self, client: str) -> None:
+        """Counts one.
+
+        Raises:
+            SyncerError: QUOTA_EXCEEDED: it comes too soon.
+        """
+        now_s = self._clock.monotonic_s()
+        paid_s = max(now_s, self._paid_until_s.get(client, now_s))
+        early_s = paid_s - now_s - self._burst_s
+        if early_s > 0:
+            raise exceeded(f"too many {self._what} at once", retry_after_s=early_s)
+        self._paid_until_s[client] = paid_s + self._pause_s
+        if len(self._paid_until_s) > _MOST_KNOWN:
+            self._paid_until_s = {one: until_s for one, until_s in self._paid_until_s.items() if until_s > now_s}
+
+
+class Calls:
+    """Counts the calls that are under way, by client."""
+
+    def __init__(self, most: int = MOST_CALLS) -> None:
+        """Admits `most` of each client."""
+        self._most = most
+        self._count: Counter[str] = Counter()
+
+    @contextmanager
+    def under_way(self, client: str) -> Iterator[None]:
+        """Counts a call as long as the context lasts.
+
+        Raises:
+            SyncerError: QUOTA_EXCEEDED.
+        """
+        if self._count[client] >= self._most:
+            raise exceeded(f"too many calls are under way. limit={self._most}", retry_after_s=_CALLS_RETRY_S)
+        self._count[client] += 1
+        try:
+            yield
+        finally:
+            self._count[client] -= 1
+            if not self._count[client]:
+                del self._count[client]
+
+
+class Orphans:
+    """Bytes of stored parts whose deltas were not accepted, of one run, for a day; then they expire."""
+
+    def __init__(self, clock: Clock, run_bytes: int) -> None:
+        """Takes the size of the run's weights, which is that of one delta of all its fragments without compression."""
+        self._clock = clock
+        self._most_bytes = ORPHAN_BYTES + ORPHAN_TIMES * run_bytes
+        self._deltas: dict[str, tuple[str, int, float]] = {}  # by delta id: whose, bytes, first stored at
+        self._size_bytes: Counter[str] = Counter()  # by client
+
+    def check(self, client: str, size_bytes: int) -> None:
+        """Returns if the client may store so many bytes more.
+
+        Raises:
+            SyncerError: QUOTA_EXCEEDED.
+        """
+        if self._size_bytes[client] + size_bytes <= self._most_bytes:
+            return
+        expired_s = self._clock.monotonic_s() - _DAY_S
+        for delta in [delta for delta, one in self._deltas.items() if one[2] < expired_s]:
+            self.accepted(delta)
+        if self._size_bytes[client] + size_bytes > self._most_bytes:
+            raise exceeded(
+                f"too many parts belong to no accepted delta; complete them. limit_bytes={self._most_bytes}",
+                retry_after_s=_DAY_S / 24,
+            )
+
+    def stored(self, client: str, delta: str, size_bytes: int) -> None:
+        """Counts a part of a delta that is not accepted yet."""
+        client, before, at_s = self._deltas.get(delta, (client, 0, self._clock.monotonic_s()))
+        self._deltas[delta] = (client, before + size_bytes, at_s)
+        self._size_bytes[client] += size_bytes
+
+    def accepted(self, delta: str) -> None:
+        """Forgets the parts of a delta."""
+        client, size_bytes, _ = self._deltas.pop(delta, ("", 0, 0.0))
+        self._size_bytes[client] -= size_bytes
+        if not self._size_bytes[client]:
+            del self._size_bytes[client]
+
+
+def exceeded(message: str, *, retry_after_s: float) -> SyncerError:
+    """Returns the error for a client that takes more than its share."""
+    return SyncerError("QUOTA_EXCEEDED", message, retry_after_s=retry_after_s)

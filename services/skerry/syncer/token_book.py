@@ -1,0 +1,90 @@
+"""The tokens that this replica accepts: those of the store, which it looks through every few seconds."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Final
+
+import structlog
+
+from skerry.runtime.clock import Clock
+from skerry.store.errors import StoreError
+from skerry.store.objects.interface import Objects
+from skerry.store.tokens import Token, read_token, token_digest, token_digests
+from skerry.syncer.errors import SyncerError
+from skerry.wire.identity import Identity
+
+_LOG: Final = structlog.get_logger(__name__)
+# A token is honoured, and a revoked one refused, within 10 s: this, and the time that a listing takes.
+POLL_S: Final = 5.0
+
+
+class TokenBook:
+    """Tokens by their digest; call `follow` in a task. While the store can't be reached, what was known stays valid."""
+
+    def __init__(self, objects: Objects, clock: Clock) -> None:
+        """Knows no token before the first look."""
+        self._objects = objects
+        self._clock = clock
+        self._tokens: dict[str, Token] = {}
+        self._calls: set[tuple[str, asyncio.Timeout]] = set()
+
+    async def follow(self) -> None:
+        """Looks through the store for ever."""
+        while True:
+            try:
+                await self.refresh()
+            except StoreError as error:
+                _LOG.warning("tokens can't be read, those that are known stay valid", cause=str(error))
+            await self._clock.sleep(POLL_S)
+
+    async def refresh(self) -> None:
+        """Takes in new tokens; ends the calls of those that were revoked or have expired."""
+        found = {digest async for digest in token_digests(self._objects)}
+        self._tokens = {digest: token for digest, token in self._tokens.items() if digest in found}
+        for call in [call for call in self._calls if self._valid(call[0]) is None]:
+            self._calls.discard(call)
+            call[1].reschedule(0.0)
+        for digest in sorted(found - self._tokens.keys()):
+            try:
+                self._tokens[digest] = await read_token(self._objects, digest)
+            except (StoreError, ValueError) as error:
+                _LOG.warning("a token can't be read and is not accepted", token=digest[:12], cause=str(error))
+
+    @asynccontextmanager
+    async def calling(self, token: str) -> AsyncIterator[Identity]:
+        """Yields whose token it is; cancels what runs in the context when the token stops being valid.
+
+        Raises:
+            SyncerError: UNAUTHENTICATED: it is not valid, or not any more.
+        """
+        digest = token_digest(token)
+        found = self._valid(digest)
+        invalid = SyncerError(
+            "UNAUTHENTICATED",
+            "the token is not known here, was revoked or has expired; `skerry tokens create` makes a new one, which "
+            f"every syncer knows within 10 s. token={digest[:12]}",
+        )
+        if found is None:
+            raise invalid
+        end = asyncio.timeout(None)
+        call = (digest, end)
+        try:
+            async with end:
+                self._calls.add(call)
+                try:
+                    yield found.identity
+                finally:
+                    self._calls.discard(call)
+        except TimeoutError as error:
+            raise invalid if end.expired() else error from error
+
+    def knows(self, token: str) -> bool:
+        """Whether the token is valid."""
+        return self._valid(token_digest(token)) is not None
+
+    def _valid(self, digest: str) -> Token | None:
+        token = self._tokens.get(digest)
+        return token if token is not None and self._clock.unix_s() < token.expires_at_unix_s else None

@@ -1,0 +1,292 @@
+"""The attacks. Each runs in a process of its own until it is killed, and counts by name what it was told."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import random
+import socket
+import struct
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from typing import Any, Final
+
+import grpc
+import numpy as np
+import zstandard
+
+from skerry.v1 import exchange_pb2 as exchange
+from skerry.v1 import runs_pb2 as runs
+from skerry.v1 import types_pb2 as types
+from skerry.wire.codecs import Compressor
+from skerry.wire.digests import delta_digest
+from skerry.wire.layout import FragmentLayout, TensorSpec
+from tests.syncer import forgery
+from tests.syncer.raw_learner import (
+    FLOAT32,
+    RawLearner,
+    connected,
+    create_run,
+    hex_id,
+    layout,
+    part_messages,
+    pull,
+    refusal_of,
+)
+
+Attack = Callable[[int, Counter[str]], Coroutine[Any, Any, None]]
+_FRAME_NUMEL: Final = 2**18
+
+
+async def _told(call: Awaitable[Any], told: Counter[str]) -> None:
+    """Awaits the call and counts its refusal."""
+    try:
+        await call
+    except grpc.aio.AioRpcError as error:
+        try:
+            told[refusal_of(error).reason] += 1
+        except AssertionError:
+            told[error.code().name] += 1
+
+
+def _http2(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+    return struct.pack(">I", len(payload))[1:] + bytes([kind, flags]) + struct.pack(">I", stream) + payload
+
+
+def _reset_streams() -> Iterator[bytes]:
+    """Yields calls that are reset at once, a hundred at a time."""
+    headers = {":method": "POST", ":scheme": "http", ":path": "/skerry.v1.Exchange/Attach", ":authority": "x"}
+    headers |= {"content-type": "application/grpc", "te": "trailers"}
+    block = b"".join(
+        bytes([0, len(name)]) + name.encode() + bytes([len(value)]) + value.encode() for name, value in headers.items()
+    )
+    numbers = itertools.count(1, 2)
+    while True:
+        yield b"".join(
+            _http2(1, 4, number, block) + _http2(3, 0, number, struct.pack(">I", 8))
+            for number in itertools.islice(numbers, 100)
+        )
+
+
+async def rapid_resets(port: int, told: Counter[str]) -> None:
+    """Opens streams and resets them at once, as fast as the connection takes them."""
+    while True:
+        with contextlib.suppress(OSError):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _http2(4, 0, 0, b""))
+            eating = asyncio.create_task(reader.read(-1))
+            for frames in itertools.islice(_reset_streams(), 10_000):
+                writer.write(frames)
+                await writer.drain()
+                told["streams"] += 100
+            eating.cancel()
+        told["connections ended"] += 1
+
+
+async def unread_pulls(port: int, told: Counter[str]) -> None:
+    """Begins 200 pulls and reads none of them."""
+    numel = 2**22
+    async with connected(port) as stubs:
+        request_id = hex_id(random.Random(3))
+        create = runs.CreateRunRequest(
+            request_id=request_id,
+            name="big",
+            tensors=[types.Tensor(name="w", shape=[numel], dtype="float32")],
+            fragments=[types.Fragment(name="all", tensors=["w"])],
+        )
+        uid = (await stubs.runs.CreateRun(create)).run.uid
+        header = exchange.PushHeader(
+            run="big", run_uid=uid, learner_id="a", session_id=request_id, fragment="all", base_version=-1
+        )
+        header.delta_id = request_id
+        values = np.random.default_rng(1).standard_normal(numel).astype(np.float32)
+        tensor = FragmentLayout("all", (TensorSpec("w", (numel,)),))
+        messages, digest = part_messages(values, tensor, FLOAT32, 0, numel, cut=2**20)
+        complete = exchange.PushComplete(digest=delta_digest([(0, numel, digest)]))
+        whole = [exchange.PushDeltaRequest(header=header), *messages, exchange.PushDeltaRequest(complete=complete)]
+        await stubs.exchange.PushDelta(iter(whole))
+        await stubs.runs.CommitRun(runs.CommitRunRequest(name="big", run_uid=uid))
+        request = exchange.PullFragmentRequest(run="big", fragment="all", from_version=-1, is_newest=True)
+        calls = [stubs.exchange.PullFragment(request) for _ in range(200)]
+        told["pulls"] = len(calls)
+        await asyncio.Event().wait()
+
+
+async def idle_sockets(port: int, told: Counter[str]) -> None:
+    """Opens 1,100 connections that say nothing."""
+    held: list[socket.socket] = []
+    while True:
+        try:
+            if len(held) < 1100:
+                held.append(socket.create_connection(("127.0.0.1", port), 1))
+                told["sockets"] = len(held)
+        except OSError as error:
+            told[type(error).__name__] += 1
+        await asyncio.sleep(0 if len(held) < 1100 else 0.1)
+
+
+async def slow_pushes(port: int, told: Counter[str]) -> None:
+    """Begins a hundred pushes that each reserve memory and send a byte a second."""
+    async with connected(port) as stubs:
+        run = (await stubs.runs.GetRun(runs.GetRunRequest(name="demo"))).run
+        learner = RawLearner(stubs, run, "slow", random.Random(1))
+        await learner.attach()
+        base = await pull(stubs, run, "body")
+
+        async def push(source: random.Random) -> None:
+            while True:
+                call = stubs.exchange.PushDelta(None)
+                header = learner.header(base, "body")
+                header.delta_id = hex_id(source)
+                part = exchange.PartBegin(numel=layout("body").numel, size_bytes=32 * 2**20)
+                with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                    await call.write(exchange.PushDeltaRequest(header=header))
+                    await call.write(exchange.PushDeltaRequest(part=part))
+                    while True:
+                        await call.write(exchange.PushDeltaRequest(data=b"S"))
+                        await asyncio.sleep(1)
+                await _told(call, told)
+
+        await asyncio.gather(*(push(random.Random(number)) for number in range(100)))
+
+
+async def zeros(port: int, told: Counter[str]) -> None:
+    """Pushes 31 KiB that decode to some 300 MiB, again and again."""
+    payload = zstandard.ZstdCompressor(level=19).compress(bytes(4 * _FRAME_NUMEL))
+    count = 31 * 2**10 // (32 + len(payload))
+    data = b"".join(
+        forgery.frame(
+            payload,
+            compressor=Compressor.ZSTD,
+            first=number * _FRAME_NUMEL,
+            numel=_FRAME_NUMEL,
+            raw_size=4 * _FRAME_NUMEL,
+        )
+        for number in range(count)
+    )
+    async with connected(port) as stubs:
+        request_id = hex_id(random.Random(3))
+        create = runs.CreateRunRequest(
+            request_id=request_id,
+            name="zeros",
+            tensors=[types.Tensor(name="w", shape=[count * _FRAME_NUMEL], dtype="float32")],
+            fragments=[types.Fragment(name="all", tensors=["w"])],
+        )
+        uid = (await stubs.runs.CreateRun(create)).run.uid
+        header = exchange.PushHeader(
+            run="zeros", run_uid=uid, learner_id="a", session_id=request_id, fragment="all", base_version=-1
+        )
+        while True:
+            header.delta_id = hex_id(random.Random(told.total()))
+            messages = forgery.messages(header, data, numel=count * _FRAME_NUMEL)
+            await _told(stubs.exchange.PushDelta(iter(messages)), told)
+
+
+async def refused_hellos(port: int, told: Counter[str]) -> None:
+    """Attaches with 250 KiB of tensors to a run that is not there, as fast as it is refused."""
+    tensors = [types.Tensor(name=f"{number}" + "n" * 100, shape=[1]) for number in range(2000)]
+    hello = exchange.Hello(run="demo", run_uid="0" * 32, learner_id="a", session_id="0" * 32, tensors=tensors)
+    async with connected(port) as stubs:
+        while True:
+            call = stubs.exchange.Attach(iter([exchange.AttachRequest(hello=hello)]))
+            await _told(call.read(), told)
+
+
+async def reports(port: int, told: Counter[str]) -> None:
+    """Attaches and reports as fast as the stream takes it."""
+    async with connected(port) as stubs:
+        run = (await stubs.runs.GetRun(runs.GetRunRequest(name="demo"))).run
+        learner = RawLearner(stubs, run, "talker", random.Random(1))
+        await learner.attach()
+        assert learner.call is not None
+
+        async def drain(call: Any) -> None:
+            while await call.read():
+                pass
+
+        draining = asyncio.create_task(drain(learner.call))
+        while not draining.done():
+            await learner.report()
+            told["reports"] += 1
+
+
+async def slow_sessions(port: int, told: Counter[str]) -> None:
+    """Does as `slow_pushes` under 32 learner ids, each with a session and a share of its own."""
+    async with connected(port) as stubs:
+        run = (await stubs.runs.GetRun(runs.GetRunRequest(name="demo"))).run
+        base = await pull(stubs, run, "body")
+
+        async def push(number: int) -> None:
+            learner = RawLearner(stubs, run, f"slow{number}", random.Random(number))
+            await _told(learner.attach(), told)
+            while True:
+                call = stubs.exchange.PushDelta(None)
+                with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                    await call.write(exchange.PushDeltaRequest(header=learner.header(base, "body")))
+                    part = exchange.PartBegin(numel=layout("body").numel, size_bytes=32 * 2**20)
+                    await call.write(exchange.PushDeltaRequest(part=part))
+                    while True:
+                        await call.write(exchange.PushDeltaRequest(data=b"S"))
+                        await asyncio.sleep(1)
+                await _told(call, told)
+
+        await asyncio.gather(*(push(number) for number in range(32)))
+
+
+async def learner_ids(port: int, told: Counter[str]) -> None:
+    """Attaches under one new learner id after another, and never says goodbye."""
+    async with connected(port) as stubs:
+        run = (await stubs.runs.GetRun(runs.GetRunRequest(name="demo"))).run
+        for number in itertools.count():
+            learner = RawLearner(stubs, run, f"id{number}", random.Random(number))
+            refused = told.total()
+            await _told(learner.attach(), told)
+            told["attached"] += told.total() == refused
+            learner.detach()
+
+
+async def many_tensors(port: int, told: Counter[str]) -> None:
+    """Creates one draft of 60,000 tensors after another."""
+    tensors = [types.Tensor(name=f"t{number}", shape=[1], dtype="float32") for number in range(60_000)]
+    fragments = [types.Fragment(name="all", tensors=[one.name for one in tensors])]
+    async with connected(port) as stubs:
+        for number in itertools.count():
+            request_id = hex_id(random.Random(number))
+            create = runs.CreateRunRequest(request_id=request_id, name="many", tensors=tensors, fragments=fragments)
+            await _told(stubs.runs.CreateRun(create), told)
+            told["drafts"] += 1
+
+
+async def watches(port: int, told: Counter[str]) -> None:
+    """Watches from the first entry ten times at once, again and again."""
+    async with connected(port) as stubs:
+
+        async def watch() -> None:
+            while True:
+                call: Any = stubs.exchange.Watch(exchange.WatchRequest(run="demo", after_position=1))
+                with contextlib.suppress(grpc.aio.AioRpcError):
+                    newest = (await call.read()).start.run.position
+                    while (await call.read()).event.position < newest:
+                        told["events"] += 1
+                call.cancel()
+
+        await asyncio.gather(*(watch() for _ in range(10)))
+
+
+async def run_lists(port: int, told: Counter[str]) -> None:
+    """Creates 100 runs, and lists them again and again."""
+    async with connected(port) as stubs:
+        for number in range(100):
+            await create_run(stubs, f"run{number}", seed=number)
+        while True:
+            told["runs"] += len((await stubs.runs.ListRuns(runs.ListRunsRequest(page_size=1000))).runs)
+
+
+ATTACKS: Final[Mapping[str, Attack]] = {
+    one.__name__.replace("_", "-"): one
+    for one in (
+        *(rapid_resets, unread_pulls, idle_sockets, slow_pushes, slow_sessions, zeros, refused_hellos, reports),
+        *(learner_ids, many_tensors, watches, run_lists),
+    )
+}

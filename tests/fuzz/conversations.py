@@ -1,0 +1,359 @@
+"""Right conversations with a syncer, made wrong: fields, order, repetition, cuts and sizes of their messages.
+
+A finding is an answer without a reason of this project's, INTERNAL, an error in the syncer's log, a call that is not
+answered in time, or a syncer that no longer merges an honest learner's delta after all of it. And the other way round:
+a learner whose syncer's answers are changed trains on and exchanges again once they are right.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import random
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from typing import Any, Final, TypeVar
+
+import grpc
+import numpy as np
+import psutil
+import structlog
+from google.protobuf.message import Message
+
+from skerry.client.errors import SkerryError
+from skerry.client.exchange import ExchangeLoop
+from skerry.client.grpc_transport import GrpcTransport
+from skerry.client.parameters import ArrayParameters
+from skerry.client.session import ExchangeSettings
+from skerry.runtime.clock import SystemClock
+from skerry.runtime.identifiers import SystemEntropy
+from skerry.runtime.retry import RetrySettings
+from skerry.runtime.workers import InlineWorkers
+from skerry.store.objects.opening import open_objects
+from skerry.syncer.server import serving
+from skerry.v1 import capabilities_pb2, runs_pb2
+from skerry.v1 import exchange_pb2 as exchange
+from skerry.v1 import types_pb2 as types
+from tests.client.quadratic import QUICK as QUADRATIC_POLICY
+from tests.client.quadratic import Quadratic
+from tests.fuzz.campaign import Finding, Result
+from tests.fuzz.mutations import mutated_bytes, mutated_message, pick
+from tests.syncer.conftest import LOCAL
+from tests.syncer.raw_learner import (
+    FLOAT32,
+    INT4,
+    RawLearner,
+    Stubs,
+    connected,
+    create_run,
+    hex_id,
+    layout,
+    plan_messages,
+    pull,
+    push_messages,
+    refusal_of,
+)
+
+R = TypeVar("R", bound=Message)
+_ANSWERED_WITHIN_S: Final = 10.0
+# Conversations with one run, after which an honest delta must still be merged.
+_A_RUN: Final = 50
+# gRPC's own, where it ends a call by itself.
+_OF_GRPC: Final = frozenset({"Internal error from Core", "Exception iterating requests!"})
+_KINDS: Final = {
+    "Runs/GetRun": "unary_unary",
+    "Runs/CreateRun": "unary_unary",
+    "Runs/CommitRun": "unary_unary",
+    "Runs/ListRuns": "unary_unary",
+    "Runs/ListVersions": "unary_unary",
+    "Runs/SetPolicy": "unary_unary",
+    "Runs/RollBack": "unary_unary",
+    "Exchange/QueryPush": "unary_unary",
+    "Exchange/PullFragment": "unary_stream",
+    "Exchange/Watch": "unary_stream",
+    "Exchange/PushDelta": "stream_unary",
+    "Exchange/Attach": "stream_stream",
+}
+Conversation = tuple[str, Sequence[Message]]
+
+
+def _right_conversations(source: random.Random, run: types.Run, learner: RawLearner, base: Any) -> list[Conversation]:
+    tensors, fragments = plan_messages()
+    named: dict[str, Any] = {"name": run.name, "run_uid": run.uid}
+    of_run: dict[str, Any] = {"run": run.name, "run_uid": run.uid, "seen_position": run.position}
+    values = np.random.default_rng(1).standard_normal(layout("body").numel).astype(np.float32)
+    header = learner.header(base, "body")
+    parts = pick(source, (((0, 1240),), ((0, 768), (768, 472))))
+    hello = RawLearner(learner.stubs, run, f"l{source.randrange(30)}", source).hello()
+    report = types.LearnerReport(step_count=5, token_count=50, loss=1.0)
+    report.step_time.FromMilliseconds(10)
+    return [
+        ("Runs/GetRun", [runs_pb2.GetRunRequest(**named)]),
+        ("Runs/ListRuns", [runs_pb2.ListRunsRequest(page_size=10)]),
+        ("Runs/ListVersions", [runs_pb2.ListVersionsRequest(**named, fragment="body", page_size=10)]),
+        ("Runs/SetPolicy", [runs_pb2.SetPolicyRequest(**named, request_id=hex_id(source), policy=run.policy)]),
+        ("Runs/RollBack", [runs_pb2.RollBackRequest(**named, request_id=hex_id(source), target_position=run.position)]),
+        ("Runs/CommitRun", [runs_pb2.CommitRunRequest(**named)]),
+        (
+            "Runs/CreateRun",
+            [
+                runs_pb2.CreateRunRequest(
+                    request_id=hex_id(source), name="other", tensors=tensors, fragments=fragments, policy=run.policy
+                )
+            ],
+        ),
+        ("Exchange/QueryPush", [exchange.QueryPushRequest(**of_run, fragment="body", delta_id=header.delta_id)]),
+        ("Exchange/PullFragment", [exchange.PullFragmentRequest(**of_run, fragment="body", is_newest=True)]),
+        ("Exchange/Watch", [exchange.WatchRequest(run=run.name, run_uid=run.uid)]),
+        *[
+            ("Exchange/PushDelta", list(push_messages(header, values, encoding, parts=parts)))
+            for encoding in (FLOAT32, INT4, INT4)
+        ],
+        (
+            "Exchange/Attach",
+            [
+                exchange.AttachRequest(hello=hello),
+                exchange.AttachRequest(report=report),
+                exchange.AttachRequest(leave=exchange.Leave()),
+            ],
+        ),
+    ]
+
+
+def _wrong(source: random.Random, messages: Sequence[Message]) -> list[bytes]:
+    """Returns the messages as bytes, some of them changed, repeated, dropped or in another place."""
+    changed = list(messages)
+    for _ in range(1 + int(source.random() ** 2 * 3)):
+        at = int(source.random() * len(changed))
+        match int(source.random() * 10):
+            case 0 if len(changed) > 1:
+                del changed[at]
+            case 1:
+                changed.insert(int(source.random() * len(changed)), changed[at])
+            case 2 if len(changed) > 1:
+                changed = changed[at:] + changed[:at]
+            case 3:
+                changed[at:at] = [changed[at]] * pick(source, (2, 20))
+            case _:
+                changed[at] = mutated_message(
+                    source, changed[at], [m for m in messages if type(m) is type(changed[at])]
+                )
+    data = [message.SerializeToString() for message in changed]
+    if source.random() < 0.1:
+        at = int(source.random() * len(data))
+        data[at] = mutated_bytes(source, data[at]) if source.random() < 0.9 else data[at] + bytes(2**21)
+    return data
+
+
+def _same(data: bytes) -> bytes:
+    return data
+
+
+async def _say(stubs: Stubs, method: str, data: list[bytes]) -> tuple[bool, str]:
+    """Holds one conversation; returns whether all went through, and what is wrong with its end; empty: nothing."""
+    kind = _KINDS[method]
+    call = getattr(stubs.channel, kind)(f"/skerry.v1.{method}", _same, _same)
+    is_endless = method in {"Exchange/Watch", "Exchange/Attach"}
+    timeout_s = 0.05 if is_endless else _ANSWERED_WITHIN_S
+    try:
+        answer = call(iter(data) if kind.startswith("stream") else data[0], timeout=timeout_s)
+        if kind.endswith("stream"):
+            async for _ in answer:
+                pass
+        else:
+            await answer
+    except asyncio.CancelledError:  # gRPC's own word for messages that the other side did not want any more
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        return False, ""
+    except grpc.aio.AioRpcError as error:
+        if error.details() in _OF_GRPC or (is_endless and error.code() is grpc.StatusCode.DEADLINE_EXCEEDED):
+            return True, ""
+        try:
+            refusal = refusal_of(error)
+        except AssertionError:
+            return False, f"{method}: {error.code()} without a reason: {error.details()!r:.100}"
+        is_wrong = refusal.reason in {"INTERNAL", "STORE_UNAVAILABLE"}
+        return False, f"{method}: {refusal.reason}" if is_wrong else ""
+    return True, ""
+
+
+class _Complaints:
+    """Collects what the syncer logs as an error."""
+
+    def __init__(self) -> None:
+        self.found: list[str] = []
+
+    def __call__(self, _logger: object, _name: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+        if event.get("exc_info"):
+            self.found.append(f"logged {event['event']}: {event['exc_info']!r:.100}")
+        raise structlog.DropEvent
+
+
+async def _still_merges(stubs: Stubs, source: random.Random, number: int) -> None:
+    run, _ = await create_run(stubs, name=f"honest-{number}")
+    learner = RawLearner(stubs, run, "honest", source)
+    await learner.attach()
+    header = learner.header(await pull(stubs, run, "body"), "body")
+    await learner.push(header, np.ones(layout("body").numel, np.float32))
+    await learner.event("version_committed", timeout_s=10)
+    learner.detach()
+
+
+async def _against_syncer(seed: str, seconds: float, complaints: _Complaints) -> Result:
+    result, source, seen = Result(), random.Random(seed), set[str]()
+    end_s, size_bytes = time.monotonic() + seconds, psutil.Process().memory_info().rss
+    for number in itertools.count():
+        if time.monotonic() > end_s:
+            break
+        async with serving(open_objects("memory://"), LOCAL) as server, connected(server.port) as stubs:
+            run, _ = await create_run(stubs)
+            learner = RawLearner(stubs, run, "here", source)
+            await learner.attach()
+            base = await pull(stubs, run, "body")
+            for _ in range(_A_RUN):
+                method, messages = pick(source, _right_conversations(source, run, learner, base))
+                data = _wrong(source, messages)
+                is_through, wrong = await _say(stubs, method, data)
+                result.inputs += 1
+                result.accepted += is_through
+                for one in [wrong, *complaints.found]:
+                    if one and one not in seen:
+                        seen.add(one)
+                        result.findings.append(Finding(one, method.encode() + b"\n" + repr(data).encode()))
+                complaints.found.clear()
+            learner.detach()
+            await _still_merges(stubs, source, number)
+    result.grown_bytes = psutil.Process().memory_info().rss - size_bytes
+    return result
+
+
+def against_syncer(seed: str, seconds: float) -> Result:
+    """Returns what came of conversations with a syncer of this process over a real socket."""
+    complaints = _Complaints()
+    structlog.configure(processors=[complaints], wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
+    logging.getLogger("grpc").setLevel(logging.CRITICAL)
+    return asyncio.run(_against_syncer(seed, seconds, complaints))
+
+
+class _Liar(GrpcTransport):
+    """Changes some of a syncer's answers on their way to the learner."""
+
+    def __init__(self, target: str, source: random.Random) -> None:
+        super().__init__(target)
+        self.source = source
+        self.share = 0.0  # of the answers
+        self.lies = 0
+        self.told: list[Message] = []
+
+    def _changed(self, answer: R) -> R:
+        if self.source.random() >= self.share:
+            return answer
+        self.lies += 1
+        self.told = [*self.told[-20:], lie := mutated_message(self.source, answer)]
+        return lie
+
+    async def attach(
+        self, requests: AsyncIterator[exchange.AttachRequest]
+    ) -> AsyncGenerator[exchange.AttachResponse, None]:
+        async for answer in super().attach(requests):
+            yield self._changed(answer)
+
+    async def push_delta(self, requests: AsyncIterator[exchange.PushDeltaRequest]) -> exchange.PushDeltaResponse:
+        return self._changed(await super().push_delta(requests))
+
+    async def query_push(self, request: exchange.QueryPushRequest, *, timeout_s: float) -> exchange.QueryPushResponse:
+        return self._changed(await super().query_push(request, timeout_s=timeout_s))
+
+    async def pull_fragment(
+        self, request: exchange.PullFragmentRequest
+    ) -> AsyncGenerator[exchange.PullFragmentResponse, None]:
+        async for answer in super().pull_fragment(request):
+            yield self._changed(answer)
+
+    async def get_capabilities(
+        self, request: capabilities_pb2.GetCapabilitiesRequest, *, timeout_s: float
+    ) -> capabilities_pb2.GetCapabilitiesResponse:
+        return self._changed(await super().get_capabilities(request, timeout_s=timeout_s))
+
+    async def get_run(self, request: runs_pb2.GetRunRequest, *, timeout_s: float) -> runs_pb2.GetRunResponse:
+        return self._changed(await super().get_run(request, timeout_s=timeout_s))
+
+
+@contextlib.asynccontextmanager
+async def _learner(liar: _Liar, number: int, share: float) -> AsyncIterator[tuple[ExchangeLoop, Callable[[], float]]]:
+    problem = Quadratic()
+    settings = ExchangeSettings(
+        run=f"fit-{number}",
+        learner_id="a",
+        may_create=True,
+        policy=QUADRATIC_POLICY,
+        connect_timeout_s=2.0,
+        call_timeout_s=2.0,
+        retry=RetrySettings(attempt_count=3, first_wait_s=0.01, longest_wait_s=0.05),
+    )
+    loop = ExchangeLoop(
+        liar,
+        ArrayParameters(problem.arrays),
+        settings,
+        workers=InlineWorkers(),
+        entropy=SystemEntropy(),
+        jitter=random.Random(0),
+        clock=SystemClock(),
+    )
+    await loop.join()
+    running = asyncio.ensure_future(loop.run())
+    await loop.wait_attached()
+    liar.share = share
+    try:
+        yield loop, problem.descend
+        if running.done():
+            running.result()
+    finally:
+        liar.share = 0.0
+        await loop.leave()
+        await running
+
+
+async def _against_learner(seed: str, seconds: float) -> Result:
+    result, source = Result(), random.Random(seed)
+    end_s, size_bytes = time.monotonic() + seconds, psutil.Process().memory_info().rss
+    async with serving(open_objects("memory://"), LOCAL) as server:
+        for number in itertools.count():
+            if time.monotonic() > end_s:
+                break
+            liar = _Liar(f"127.0.0.1:{server.port}", source)
+            try:
+                async with _learner(liar, number, share=0.2) as (loop, descend):
+                    lied_until_s = min(time.monotonic() + 1.5, end_s)
+                    while time.monotonic() < lied_until_s:
+                        loop.step(8, await asyncio.to_thread(descend))
+            except SkerryError:
+                result.accepted += 1
+            except Exception as error:  # noqa: BLE001 - what must not come
+                told = "\n".join(map(str, liar.told)).encode()
+                result.findings.append(Finding(f"{type(error).__name__}: {_innermost(error)!r:.200}", told))
+            else:
+                result.accepted += liar.lies
+            result.inputs += liar.lies
+            await liar.close()
+    result.grown_bytes = psutil.Process().memory_info().rss - size_bytes
+    return result
+
+
+def _innermost(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def against_learner(seed: str, seconds: float) -> Result:
+    """Returns what came of changing a syncer's answers to a learner."""
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    return asyncio.run(_against_learner(seed, seconds))
+
+
+TARGETS: Final = {"calls": against_syncer, "answers": against_learner}

@@ -1,0 +1,105 @@
+"""Every decoder answers wrong bytes with an error that it documents, in bounded time and memory.
+
+`python -m tests.fuzz` looks for longer. What it found lies in `corpus/<decoder>` and is read again here.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import time
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from skerry.syncer.services import runs
+from tests.fuzz.__main__ import COUNTS, PAGE, with_table
+from tests.fuzz.campaign import check, hunt
+from tests.fuzz.conversations import TARGETS, against_syncer
+from tests.fuzz.decoders import DECODERS, Decoder
+
+CORPUS = Path(__file__).parent / "corpus"
+SECONDS = 0.5
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_what_was_found_once_is_answered_as_documented(name: str) -> None:
+    decoder = DECODERS[name]
+    for path in sorted((CORPUS / name).glob("*")):
+        _, took_s, wrong = check(decoder, path.read_bytes())
+        assert not wrong, (path.name, wrong, took_s)
+
+
+def test_every_folder_of_the_corpus_is_a_decoders() -> None:
+    assert {path.name for path in CORPUS.iterdir()} <= set(DECODERS)
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_wrong_bytes_do_no_harm(name: str) -> None:
+    """The seed is always the same, so that the suite does not depend on luck; `python -m tests.fuzz` takes others."""
+    seed = "1"
+    result = hunt(DECODERS[name], seed, SECONDS)
+    assert not result.findings, (seed, result.findings)
+    assert result.inputs > 10
+
+
+@pytest.mark.parametrize("name", [name for name in DECODERS if name not in {"part-header", "status"}])
+def test_inputs_are_neither_all_right_nor_all_wrong(name: str) -> None:
+    """A decoder that refused all of them at its first look would not have been tested."""
+    decoder, source = DECODERS[name], Random(5)
+    accepted = [check(decoder, decoder.make(source))[0] for _ in range(200)]
+    assert 2 <= sum(accepted) <= 198
+
+
+def test_the_page_has_the_counts() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    assert with_table(page, json.loads(COUNTS.read_text())) == page
+
+
+def _faulty(fault: str) -> Decoder:
+    def decode(data: bytes) -> None:
+        if data[0] < 8:
+            return
+        match fault:
+            case "error":
+                raise KeyError("x")
+            case "memory":
+                bytearray(2**30)
+            case "time":
+                began_s = time.thread_time()
+                while time.thread_time() - began_s < 1.1:
+                    pass
+            case "crash":
+                faulthandler.disable()  # what it says is no trouble of this test
+                os.abort()
+
+    return Decoder(fault, lambda source: source.randbytes(2), decode, (ValueError,))
+
+
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [("error", "KeyError"), ("memory", "MemoryError"), ("time", "took 1."), ("crash", "process ended by SIGABRT")],
+)
+def test_a_fault_is_found_and_its_input_is_known(fault: str, told: str) -> None:
+    result = hunt(_faulty(fault), "1", 0.5)
+    (finding,) = result.findings
+    assert finding.what.startswith(told)
+    assert finding.data[0] >= 8
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_wrong_conversations_do_no_harm(name: str) -> None:
+    seed = "1"
+    result = TARGETS[name](seed, 3.0)
+    assert not result.findings, (seed, result.findings)
+    assert result.inputs
+
+
+def test_a_fault_of_a_method_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise KeyError("x")
+
+    monkeypatch.setattr(runs, "set_policy", fail)
+    assert "Runs/SetPolicy: INTERNAL" in {finding.what for finding in against_syncer("0", 0.1).findings}

@@ -1,0 +1,390 @@
+"""What one client may take of a syncer's time, memory and connections, so that the others go on."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import hashlib
+import random
+import resource
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import grpc
+import numpy as np
+import psutil
+import pytest
+import zstandard
+
+from skerry.runtime.clock import SystemClock
+from skerry.store.log.entries import SessionItem
+from skerry.store.objects.opening import open_objects
+from skerry.syncer import membership, quotas
+from skerry.syncer.descriptors import most_connections
+from skerry.syncer.errors import SyncerError
+from skerry.syncer.host import HostSettings
+from skerry.syncer.parts import ByteBudget, PartChecker
+from skerry.syncer.quotas import Orphans, Rate
+from skerry.syncer.server import SyncerServer, serving
+from skerry.v1 import exchange_pb2 as exchange
+from skerry.v1 import runs_pb2 as runs
+from skerry.v1 import types_pb2 as types
+from skerry.wire.codecs import Compressor
+from skerry.wire.digests import delta_digest
+from skerry.wire.frames import FrameBatch
+from tests.syncer import forgery
+from tests.syncer.conftest import LOCAL
+from tests.syncer.raw_learner import (
+    FLOAT32,
+    RawLearner,
+    Stubs,
+    connected,
+    create_run,
+    hex_id,
+    layout,
+    pull,
+    push_messages,
+    refused,
+    send,
+)
+
+EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
+ZEROS = 2**18  # elements of the largest frame
+
+
+async def attached(stubs: Stubs, name: str = "greedy") -> tuple[RawLearner, exchange.PushHeader]:
+    run, _ = await create_run(stubs)
+    learner = RawLearner(stubs, run, name, random.Random(7))
+    await learner.attach()
+    return learner, learner.header(await pull(stubs, run, "body"), "body")
+
+
+async def test_a_sender_that_holds_its_share_waits_and_the_others_do_not() -> None:
+    budget = ByteBudget(1600, SystemClock())
+    other = await budget.reserve("other", 10)
+    held = [await budget.reserve("greedy", 50) for _ in range(2)]
+    waiting = asyncio.create_task(budget.reserve("greedy", 50))
+    await asyncio.wait([waiting], timeout=0.01)
+    assert not waiting.done()
+    passing = await asyncio.wait_for(budget.reserve("honest", 100), 1)
+    held[0].release()
+    last = await asyncio.wait_for(waiting, 1)
+    for one in (other, held[1], passing, last):
+        one.release()
+    assert budget.used_bytes == 0
+
+
+async def test_a_sender_that_is_alone_leaves_room_for_the_next() -> None:
+    budget = ByteBudget(1600, SystemClock())
+    waiting = [asyncio.create_task(budget.reserve("greedy", 50)) for _ in range(40)]
+    await asyncio.wait(waiting, timeout=0.01)
+    assert sum(one.done() for one in waiting) == 2
+    await asyncio.wait_for(budget.reserve("honest", 1000), 1)
+    for one in waiting:
+        one.cancel()
+
+
+async def test_a_part_that_comes_too_slowly_is_ended(stubs: Stubs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quotas, "GRACE_S", 0.3)
+    learner, header = await attached(stubs)
+    values = np.ones(layout("body").numel, np.float32)
+    call = stubs.exchange.PushDelta(None)
+    began_s = time.monotonic()
+
+    async def drip() -> None:
+        for message in push_messages(header, values, FLOAT32)[:2]:
+            await call.write(message)
+        for byte in forgery.float32_frame(values):
+            await call.write(exchange.PushDeltaRequest(data=bytes([byte])))
+            await asyncio.sleep(0.05)
+
+    with refused("TOO_SLOW", EXHAUSTED) as caught:
+        dripping = asyncio.create_task(drip())
+        try:
+            await call
+        finally:
+            dripping.cancel()
+            await asyncio.wait([dripping])
+    assert caught.refusal.retry_after_s
+    assert time.monotonic() - began_s < 5
+    answer = await learner.push(header, values)
+    assert answer.state == exchange.PUSH_STATE_ACCEPTED
+    learner.detach()
+
+
+async def _create_large(stubs: Stubs, numel: int) -> exchange.PushHeader:
+    """Returns a header for the initial weights of a draft with one tensor."""
+    request_id = hex_id(random.Random(3))
+    draft = await stubs.runs.CreateRun(
+        runs.CreateRunRequest(
+            request_id=request_id,
+            name="large",
+            tensors=[types.Tensor(name="w", shape=[numel], dtype="float32")],
+            fragments=[types.Fragment(name="all", tensors=["w"])],
+        )
+    )
+    return exchange.PushHeader(
+        run="large",
+        run_uid=draft.run.uid,
+        learner_id="a",
+        session_id=request_id,
+        delta_id="1" * 32,
+        fragment="all",
+        base_version=-1,
+    )
+
+
+def _zeros(count: int) -> Iterator[bytes]:
+    payload = zstandard.ZstdCompressor(level=19).compress(bytes(4 * ZEROS))
+    for number in range(count):
+        yield forgery.frame(payload, compressor=Compressor.ZSTD, first=number * ZEROS, numel=ZEROS, raw_size=4 * ZEROS)
+
+
+async def test_zeros_that_decode_to_hundreds_of_megabytes_are_not_decoded_on_the_loop(
+    stubs: Stubs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads, check = set[str](), PartChecker.check
+
+    def spied(self: PartChecker, batches: Sequence[FrameBatch]) -> None:
+        threads.add(threading.current_thread().name)
+        check(self, batches)
+
+    monkeypatch.setattr(PartChecker, "check", spied)
+    data = b"".join(_zeros(100))
+    assert len(data) < 31 * 2**10
+    header = await _create_large(stubs, 100 * ZEROS)
+    with refused("DIGEST_MISMATCH", grpc.StatusCode.INVALID_ARGUMENT):
+        await stubs.exchange.PushDelta(iter(forgery.messages(header, data, numel=100 * ZEROS)))
+    assert "MainThread" not in threads
+
+
+async def test_a_part_that_would_decode_to_more_than_any_is_refused(stubs: Stubs) -> None:
+    header = await _create_large(stubs, 2**27)
+    with refused("TOO_LARGE", EXHAUSTED):
+        await stubs.exchange.PushDelta(iter(forgery.messages(header, b"", numel=2**27)))
+
+
+async def test_frames_of_one_element_are_refused(stubs: Stubs) -> None:
+    header = await _create_large(stubs, 1000)
+    data = b"".join(forgery.float32_frame(np.zeros(1, np.float32), first=at) for at in range(1000))
+    with refused("TOO_LARGE", EXHAUSTED):
+        await stubs.exchange.PushDelta(iter(forgery.messages(header, data, numel=1000)))
+
+
+async def test_what_was_refused_is_freed(stubs: Stubs) -> None:
+    run, _ = await create_run(stubs)
+    hello = RawLearner(stubs, run, "a", random.Random(7)).hello()
+    hello.run_uid = "0" * 32
+    for number in range(2000):
+        hello.tensors.add(name=f"{number}" + "n" * 100, shape=[1])
+    gc.collect()
+    gc.disable()
+    process, grown = psutil.Process(), list[int]()
+    try:
+        for _ in range(2):
+            before = process.memory_info().rss
+            for _ in range(150):
+                call = stubs.exchange.Attach(iter([exchange.AttachRequest(hello=hello)]))
+                assert await call.code() != grpc.StatusCode.OK
+            grown.append(process.memory_info().rss - before)
+    finally:
+        gc.enable()
+    assert grown[1] < 20 * 2**20, grown
+
+
+async def test_reports_are_read_slowly_and_the_last_one_counts(stubs: Stubs) -> None:
+    learner, _ = await attached(stubs)
+    seen = list[types.Event]()
+    watch = stubs.exchange.Watch(exchange.WatchRequest(run="demo"))
+    await watch.read()
+
+    async def watching() -> None:
+        while isinstance(response := await watch.read(), exchange.WatchResponse):
+            seen.append(response.event)
+
+    task = asyncio.create_task(watching())
+    for learner.step in range(200):
+        await learner.report()
+    await asyncio.sleep(1)
+    watch.cancel()
+    await asyncio.wait([task])
+    assert 5 < len(seen) < 60
+    learner.detach()
+
+
+def test_connections_leave_files_for_the_store() -> None:
+    old = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        for soft in (256, 1024):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, old[1]))
+            count = most_connections()
+            raised = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+            assert raised >= min(4352, old[1])
+            assert 0 < count < raised
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, old)
+
+
+async def _created_large(stubs: Stubs, numel: int) -> exchange.PullFragmentRequest:
+    """Creates a run of one tensor; returns what pulls all of it."""
+    header = await _create_large(stubs, numel)
+    frames = [
+        forgery.float32_frame(np.zeros(min(ZEROS, numel - at), np.float32), first=at) for at in range(0, numel, ZEROS)
+    ]
+    digest = hashlib.sha256(bytes(4 * numel)).digest()
+    messages = [exchange.PushDeltaRequest(header=header)]
+    messages.append(exchange.PushDeltaRequest(part=exchange.PartBegin(numel=numel)))
+    messages += [exchange.PushDeltaRequest(data=frame) for frame in frames]
+    messages.append(exchange.PushDeltaRequest(part_end=exchange.PartEnd(digest=digest)))
+    whole = delta_digest([(0, numel, digest)])
+    messages.append(exchange.PushDeltaRequest(complete=exchange.PushComplete(digest=whole)))
+    await send(stubs, messages)
+    await stubs.runs.CommitRun(runs.CommitRunRequest(name=header.run, run_uid=header.run_uid))
+    return exchange.PullFragmentRequest(run=header.run, fragment="all", from_version=-1, is_newest=True)
+
+
+async def test_downloads_that_nobody_reads_hold_few_pieces_and_are_ended(
+    server: SyncerServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with connected(server.port) as stubs, connected(server.port) as honest:
+        request = await _created_large(stubs, 2**22)
+        calls = [stubs.exchange.PullFragment(request) for _ in range(40)]
+        for call in calls:
+            await call.read()
+        budget = server.host.downloads
+        async with asyncio.timeout(20):
+            while budget.used_bytes < budget.limit_bytes // 16:
+                await asyncio.sleep(0.05)
+        begun_s, read_bytes = time.monotonic(), 0
+        async for response in honest.exchange.PullFragment(request):
+            read_bytes += len(response.data.data)
+        assert (read_bytes > 2**24, time.monotonic() - begun_s < 10) == (True, True)
+        assert budget.peak_bytes <= budget.limit_bytes // 8  # two clients' shares
+        for call in calls:
+            call.cancel()
+        await _released(budget)
+
+        monkeypatch.setattr(quotas, "GRACE_S", 0.2)
+        monkeypatch.setattr(quotas, "LEAST_BYTES_A_SECOND", 2**24)
+        calls = [stubs.exchange.PullFragment(request) for _ in range(40)]
+        await asyncio.sleep(1)
+        await _released(budget)  # all were ended, though no client has read or left
+        with refused("TOO_SLOW", EXHAUSTED):
+            async for _ in calls[0]:
+                pass
+        for call in calls:
+            call.cancel()
+
+
+async def test_new_learner_ids_come_at_a_rate_and_known_ones_at_any(
+    server: SyncerServer, stubs: Stubs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server.host, "new_ids", Rate("new learners", SystemClock(), burst=5, pause_s=600.0))
+    run, _ = await create_run(stubs)
+    learners = [RawLearner(stubs, run, f"n{number}", random.Random(number)) for number in range(6)]
+    for learner in learners[:5]:
+        await learner.attach()
+        learner.detach()
+    with refused("QUOTA_EXCEEDED", EXHAUSTED) as caught:
+        await learners[5].attach()
+    assert 0 < (caught.refusal.retry_after_s or 0) <= 600
+    await learners[0].attach()
+    for learner in learners:
+        learner.detach()
+
+
+async def test_of_many_learners_an_answer_has_the_live_ones(
+    server: SyncerServer, stubs: Stubs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(membership, "MOST_LISTED", 50)
+    run, _ = await create_run(stubs)
+    log = (await server.host.open("demo")).log
+    await log.append([SessionItem(f"n{number}", f"{number:032x}", "") for number in range(5000)])
+    learner = RawLearner(stubs, run, "us", random.Random(1))
+    await learner.attach()
+    seen = (await stubs.runs.GetRun(runs.GetRunRequest(name="demo"))).learners
+    assert (len(seen), [one.learner_id for one in seen if one.is_live]) == (50, ["us"])
+    learner.detach()
+
+
+def test_a_rate_lets_a_burst_through_and_then_one_after_each_pause() -> None:
+    clock = FakeClock()
+    rate = Rate("things", clock, burst=3, pause_s=10.0)
+    for _ in range(3):
+        rate.take("a")
+    with pytest.raises(SyncerError, match="too many things") as caught:
+        rate.take("a")
+    assert (caught.value.reason, caught.value.retry_after_s) == ("QUOTA_EXCEEDED", 10.0)
+    rate.take("b")
+    clock.now_s += 10
+    rate.take("a")
+    with pytest.raises(SyncerError):
+        rate.take("a")
+
+
+def test_parts_of_deltas_that_are_never_completed_are_bounded_and_completed_ones_are_not() -> None:
+    clock, gib = FakeClock(), 2**30
+    orphans = Orphans(clock, gib // 16)
+    for number in range(100):
+        orphans.check("a", gib)
+        orphans.stored("a", str(number), gib)
+        orphans.accepted(str(number))
+    orphans.stored("a", "lost", 2 * gib)
+    with pytest.raises(SyncerError) as caught:
+        orphans.check("a", 1)
+    assert caught.value.reason == "QUOTA_EXCEEDED"
+    orphans.check("b", gib)
+    clock.now_s += 86_401
+    orphans.check("a", gib)
+
+
+class FakeClock(SystemClock):
+    """Stands still until it is moved."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now_s = 100.0
+
+    def monotonic_s(self) -> float:
+        return self.now_s
+
+
+async def _released(budget: ByteBudget) -> None:
+    async with asyncio.timeout(20):
+        while budget.used_bytes:
+            await asyncio.sleep(0.05)
+
+
+async def test_one_connection_has_a_bounded_number_of_streams(stubs: Stubs) -> None:
+    await create_run(stubs)
+    watches = [stubs.exchange.Watch(exchange.WatchRequest(run="demo")) for _ in range(200)]
+    firsts = [asyncio.ensure_future(watch.read()) for watch in watches]
+    await asyncio.wait(firsts, timeout=2)
+    served = [one for one in firsts if one.done() and one.exception() is None]
+    for watch in watches:
+        watch.cancel()
+    await asyncio.gather(*firsts, return_exceptions=True)
+    assert 100 < len(served) <= 128
+
+
+async def test_a_listing_opens_no_run_that_did_not_change_since_the_last(store_url: str) -> None:
+    settings = replace(LOCAL, host=HostSettings(idle_s=0.1, sweep_s=0.05, name_lifetime_s=0.1))
+    async with serving(open_objects(store_url), settings) as server, connected(server.port) as stubs:
+        run, _ = await create_run(stubs)
+
+        async def listed() -> types.Run:
+            async with asyncio.timeout(20):
+                while server.host.is_open(run.uid):
+                    await asyncio.sleep(0.02)
+            (found,) = (await stubs.runs.ListRuns(runs.ListRunsRequest())).runs
+            return found
+
+        first = await listed()
+        assert server.host.is_open(run.uid)
+        assert await listed() == first
+        assert not server.host.is_open(run.uid)
+        policy = types.Policy(quorum_count=3)
+        await stubs.runs.SetPolicy(runs.SetPolicyRequest(request_id="a" * 32, name="demo", policy=policy))
+        assert (await listed()).policy.quorum_count == 3

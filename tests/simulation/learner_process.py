@@ -38,7 +38,7 @@ SHAPES: Final[dict[str, tuple[int, ...]]] = {
 _STEP_SIZE: Final = 0.1
 _TOKENS: Final = 100
 _REJOIN_S: Final = 3.0
-# A delta stays in flight when nobody opens its round any more, and later work can't be sent. Leaving waits this long.
+# How long leaving waits until everything is acknowledged.
 _FLUSH_S: Final = 30.0
 
 

@@ -234,6 +234,11 @@ class World:
         ]
         self._director.dismiss_operator()
         if not self.plan.mix.closes_under_fire:
+            self.complaints += [
+                f"{one.name} could not send its last steps, though nothing failed"
+                for one in self.learners
+                if one.record.has_left and not one.record.has_flushed and one.record.failure is None
+            ]
             await self._close_run()
 
     @staticmethod

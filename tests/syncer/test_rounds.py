@@ -83,6 +83,13 @@ def test_a_short_delta_closes_once_its_learner_has_trained_h_steps_more() -> Non
     assert len(engine.decide(world.state, view("eu", step_count=53), 1.0).items) == 1
 
 
+def test_a_short_delta_closes_at_once_when_its_learner_trains_no_more() -> None:
+    world = RoundWorld("eu")
+    world.accept("eu", steps=5)
+    seen = MembershipView({"eu": LearnerView(True, 8, 0.1, is_flushing=True)}, 1000.0)
+    assert len(RoundEngine().decide(world.state, seen, 0.0).items) == 1
+
+
 @pytest.mark.parametrize(("steps", "closes"), [(9, True), (10, False)])
 def test_nobody_waits_for_a_learner_that_brings_less_than_two_fifths(steps: int, *, closes: bool) -> None:
     world = RoundWorld("eu", "us", "slow")

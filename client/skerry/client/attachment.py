@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Final
@@ -44,6 +44,7 @@ class Attachment:
         self._fragments = fragments
         self._lease_term_s = session.policy.lease_term_s
         self._leaving = asyncio.Event()
+        self.report_due = asyncio.Event()  # set: the next report is sent at once
         self._detached = asyncio.Event()
         self._failure: SkerryError | None = None
         self._was_attached = False  # by the last stream
@@ -113,6 +114,7 @@ class Attachment:
         """Tells the syncer that this learner leaves, so that no round waits for it."""
         session = self._session
         self._leaving.set()
+        self.report_due.set()
         if session.attached.is_set() and not session.stopped.is_set():
             try:
                 async with asyncio.timeout(_LEAVE_TIMEOUT_S):
@@ -166,11 +168,10 @@ class Attachment:
         await has_answer.wait()
         while not self._leaving.is_set():
             yield exchange_pb2.AttachRequest(report=self._report())
-            try:
+            with suppress(TimeoutError):
                 async with asyncio.timeout(min(self._lease_term_s / 3, _LONGEST_REPORT_INTERVAL_S)):
-                    await self._leaving.wait()
-            except TimeoutError:
-                continue
+                    await self.report_due.wait()
+            self.report_due.clear()
         yield exchange_pb2.AttachRequest(leave=exchange_pb2.Leave())
 
     def _report(self) -> types_pb2.LearnerReport:
@@ -180,6 +181,7 @@ class Attachment:
             token_count=session.trained.token_count,
             sent_bytes=session.tally.bytes_up,
             received_bytes=session.tally.bytes_down,
+            is_flushing=session.is_flushing,
             adopted=[
                 types_pb2.FragmentVersion(fragment=name, version=fragment.ledger.version)
                 for name, fragment in self._fragments.items()

@@ -257,6 +257,7 @@ class ExchangeLoop:
     def flush(self) -> None:
         """Has every fragment send its unsent work at once, however few steps it holds."""
         self._session.is_flushing = True
+        self._attachment.report_due.set()
         for fragment in self._fragments.values():
             fragment.wake()
 

@@ -113,6 +113,7 @@ class LearnerReport:
     received_bytes: int = 0
     adopted: tuple[FragmentVersion, ...] = ()
     stall_time_s: float | None = None
+    is_flushing: bool = False
 
 
 @dataclass(frozen=True)

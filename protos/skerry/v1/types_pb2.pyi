@@ -1012,6 +1012,7 @@ class LearnerReport(_message.Message):
     RECEIVED_BYTES_FIELD_NUMBER: _builtins.int
     ADOPTED_FIELD_NUMBER: _builtins.int
     STALL_TIME_FIELD_NUMBER: _builtins.int
+    IS_FLUSHING_FIELD_NUMBER: _builtins.int
     step_count: _builtins.int
     """Inner steps taken since the learner's own training began."""
     token_count: _builtins.int
@@ -1022,6 +1023,10 @@ class LearnerReport(_message.Message):
     """Bytes sent in deltas, as frames."""
     received_bytes: _builtins.int
     """Bytes received in snapshots and updates, as they travel."""
+    is_flushing: _builtins.bool
+    """True while the learner trains no more and sends its last work. A round with a delta of it opens at once, since its
+    later steps can't be sent before that delta is merged.
+    """
     @_builtins.property
     def step_time(self) -> _duration_pb2.Duration:
         """Moving average of an inner step's time; 0 or absent: not known. At most a year."""
@@ -1045,10 +1050,11 @@ class LearnerReport(_message.Message):
         received_bytes: _builtins.int = ...,
         adopted: _abc.Iterable[Global___FragmentVersion] | None = ...,
         stall_time: _duration_pb2.Duration | None = ...,
+        is_flushing: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "loss", b"loss", "stall_time", b"stall_time", "step_time", b"step_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "adopted", b"adopted", "loss", b"loss", "received_bytes", b"received_bytes", "sent_bytes", b"sent_bytes", "stall_time", b"stall_time", "step_count", b"step_count", "step_time", b"step_time", "token_count", b"token_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "adopted", b"adopted", "is_flushing", b"is_flushing", "loss", b"loss", "received_bytes", b"received_bytes", "sent_bytes", b"sent_bytes", "stall_time", b"stall_time", "step_count", b"step_count", "step_time", b"step_time", "token_count", b"token_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__loss: _TypeAlias = _typing.Literal["loss"]  # noqa: Y015
     _WhichOneofArgType__loss: _TypeAlias = _typing.Literal["_loss", b"_loss"]  # noqa: Y015

@@ -157,6 +157,7 @@ def learner_message(record: LearnerRecord) -> v1.LearnerStatus:
                 received_bytes=report.received_bytes,
                 adopted=[v1.FragmentVersion(fragment=name, version=number) for name, number in report.adopted],
                 stall_time=duration_message(report.stall_time_s),
+                is_flushing=report.is_flushing,
             )
         )
     return message

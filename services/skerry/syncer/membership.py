@@ -40,6 +40,7 @@ class LearnerView:
     step_count: int = 0  # of its last report
     step_time_s: float | None = None  # moving average that it reports
     token_rate: float = 0.0  # tokens a second, by that average; 0: not known
+    is_flushing: bool = False  # it trains no more, and sends its last work
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,7 @@ class LearnerReport:
     received_bytes: _Int64 = 0
     adopted: tuple[tuple[str, _Int64], ...] = ()  # (fragment, version)
     stall_time_s: _Duration = 0.0
+    is_flushing: bool = False
 
 
 @dataclass(frozen=True)
@@ -199,6 +201,7 @@ class Membership:
                 step_count=0 if report is None else report.step_count,
                 step_time_s=None if report is None or report.step_time_s <= 0 else report.step_time_s,
                 token_rate=0.0 if report is None else _token_rate(report),
+                is_flushing=report is not None and report.is_flushing,
             )
             for name, known in sorted((name, state.learners[name]) for name in self._leases if name in state.learners)
             for report in (self._report_of(known),)

@@ -4,7 +4,8 @@ Pure decisions: no I/O, no clock, no randomness; time comes in as an argument. W
 log, and only the fold makes it true, so any number of replicas may run an engine each over the same log.
 
 A round of a fragment is *open* when a pending delta holds at least H steps, or its learner has trained H steps since
-it took the delta (so that a late, short delta whose learner is alone now can't wait for ever). An open round closes
+it took the delta (so that a late, short delta whose learner is alone now can't wait for ever) or trains no more (its
+later steps can't be sent before). An open round closes
 
     at once        when every expected learner is in it: live leases, and the contributors of the last closes until
                    they leave or miss two;
@@ -30,7 +31,7 @@ from skerry.store.log.entries import AcceptedItem, ClosedItem, Decided, Fate, Fa
 from skerry.store.log.run_log import MAX_APPEND_BYTES
 from skerry.store.log.state import DeltaState, FragmentState, Outcome, RunState
 from skerry.syncer.closing import bounded, closed_round, is_unexplained, outliers, weigh
-from skerry.syncer.membership import MembershipView, expected_learners
+from skerry.syncer.membership import LearnerView, MembershipView, expected_learners
 from skerry.wire.layout import FragmentLayout
 from skerry.wire.policy import Policy
 
@@ -285,9 +286,9 @@ def most_members(layout: FragmentLayout) -> int:
 def is_open(fragment: FragmentState, policy: Policy, view: MembershipView) -> bool:
     """Whether the fragment's pending deltas make a round that may close."""
     for delta in fragment.pending.values():
-        learner = view.learners.get(delta.item.learner)
-        later_steps = 0 if learner is None else learner.step_count - delta.item.last_step
-        if max(delta.item.step_count, later_steps) >= policy.inner_step_count:
+        learner = view.learners.get(delta.item.learner, LearnerView(is_live=False))
+        later_steps = learner.step_count - delta.item.last_step
+        if learner.is_flushing or max(delta.item.step_count, later_steps) >= policy.inner_step_count:
             return True
     return False
 

@@ -98,6 +98,7 @@ def report_from_message(message: types_pb2.LearnerReport, fragments: Container[s
         received_bytes=message.received_bytes,
         adopted=tuple((one.fragment, one.version) for one in message.adopted),
         stall_time_s=_seconds(message.stall_time, "stall_time"),
+        is_flushing=message.is_flushing,
     )
 
 

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from skerry.runtime.tls import Tls
-from skerry.wire.identity import SCHEME, Identity
+from skerry.wire.identity import Identity, Role
 
 _HOST: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
 _LIFETIME: Final = timedelta(days=3652)  # of an authority
@@ -50,15 +50,16 @@ def server(hosts: str) -> Wanted:
     return Wanted(found[0], names, usage, "server")
 
 
-def client(role: str, name: str) -> Wanted:
+def client(role: Role, name: str, weight: float = 0.0) -> Wanted:
     """Returns the certificate of a client, which can't stand for a server; a learner is ID or RUN/ID.
 
     Raises:
-        ValueError: the name is not legal.
+        ValueError: the name or the weight is not legal.
     """
-    uri = str(Identity.parse(f"{SCHEME}{role}/{name}"))
-    names = x509.SubjectAlternativeName([x509.UniformResourceIdentifier(uri)])
-    return Wanted(name.replace("/", "."), names, x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH]), role, uri)
+    found = Identity.parse(str(Identity(role, name, weight=weight)))
+    names = x509.SubjectAlternativeName([x509.UniformResourceIdentifier(str(found))])
+    usage = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH])
+    return Wanted(f"{found.run}{'.' if found.run else ''}{found.name}", names, usage, role, str(found))
 
 
 class Authority:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from skerry.wire.identity import LEAST_WEIGHT, MOST_WEIGHT, Identity, Role
+
 if TYPE_CHECKING:
     from skerry.cli.authority import Wanted
 
@@ -17,12 +19,15 @@ _SERVER_HELP: Final = (
 )
 _LEARNER_HELP: Final = "Make a client certificate for a learner, of one run or of any. May be repeated."
 
+_WEIGHT_HELP: Final = "Times a usual learner that each learner of this call may count.  [default: the run's weight_cap]"
+
 
 @click.command(
     epilog="""\b
 Examples:
   skerry keys keys --server a.example,10.0.0.1 --learner us-east --learner eu-west --admin anna
   skerry keys keys --learner gpt/asia-1       one learner more, of the run gpt only, from the same authority
+  skerry keys keys --learner big --weight 8   one that is as large as eight of the others
   skerry keys keys --server a.example,10.0.0.1 --renew       a new key and certificate in place of the old
 """
 )
@@ -33,6 +38,7 @@ Examples:
 @click.option(
     "--admin", "admins", multiple=True, metavar="NAME", help="Make a client certificate for an administrator."
 )
+@click.option("--weight", type=click.FloatRange(LEAST_WEIGHT, MOST_WEIGHT), help=_WEIGHT_HELP)
 @click.option("--days", type=click.IntRange(1, 3650), default=365, help="How long the certificates are valid.")
 @click.option("--renew", is_flag=True, help="Replace certificates, and their keys, that are there already.")
 def keys(
@@ -42,6 +48,7 @@ def keys(
     learners: tuple[str, ...],
     readers: tuple[str, ...],
     admins: tuple[str, ...],
+    weight: float | None,
     days: int,
     renew: bool,
 ) -> None:
@@ -54,10 +61,12 @@ def keys(
     """
     from skerry.cli.authority import Authority, client, server
 
-    clients = [("learner", name) for name in learners] + [("reader", name) for name in readers]
-    clients += [("admin", name) for name in admins]
+    if weight and not learners:
+        raise click.UsageError("--weight is for learners; give --learner ID too.")
     try:
-        wanted = [*(server(hosts) for hosts in servers), *(client(role, name) for role, name in clients)]
+        wanted = [server(hosts) for hosts in servers]
+        wanted += [client(Role.LEARNER, name, weight or 0.0) for name in learners]
+        wanted += [client(Role.READER, name) for name in readers] + [client(Role.ADMIN, name) for name in admins]
         names = ["ca", *(one.name for one in wanted)]
         if len(set(names)) < len(names):
             raise ValueError(f"two certificates can't have the same file name. names={', '.join(names)}")
@@ -87,7 +96,8 @@ def _next(folder: Path, wanted: Iterable[Wanted]) -> Iterator[str]:
             host = one.name
             yield f"skerry serve --listen 0.0.0.0:50051 {pair} --tls-client-ca {folder / 'ca.pem'}"
         else:
-            command = f"learn --learner-id {one.uri.rpartition('/')[2]}" if one.role == "learner" else "runs list"
+            is_learner = one.role == Role.LEARNER
+            command = f"learn --learner-id {Identity.parse(one.uri).name}" if is_learner else "runs list"
             yield f"skerry {command} --target {host}:50051 --tls-ca {folder / 'ca.pem'} {pair}"
     if not wanted:
         yield f"skerry keys {folder} --server HOST --learner ID"

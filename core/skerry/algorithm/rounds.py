@@ -16,9 +16,11 @@ direction that they took, shorter ones are taken as they are, with as much less 
     v_m min(1, L / s_m),    w'_m = w_m min(1, s_m / L)                          (4)
 
 No learner's deltas of a round, together, count for more than c times what the others bring, by the median of the larger
-of what each brings now and brought last, so that who lies about its tokens does not have the round to itself:
+of what each brings now and brought last, so that who lies about its tokens does not have the round to itself. One that
+is larger than the others may have been granted a factor g when it was enrolled, in place of c. In the bounds of the
+others it counts as a usual one, so that large learners do not raise them:
 
-    sum(w_m, m of one learner) <= c median(W of the others),    if there are two others                        (4a)
+    sum(w_m, m of l) <= g_l median(W_j min(1, c / g_j), j != l),    if there are two others                    (4a)
 
 So a learner that takes many small steps moves the run, and its clock, no faster than those who do most of the work,
 and a slow learner does not hold the run back. (`merge` writes (4) for a round of H steps, times H / L, and `outer`
@@ -52,6 +54,13 @@ _NEARLY_EVERYBODY: Final = 0.75
 _MOST_MISSED: Final = 0.5
 
 
+class Brought(NamedTuple):
+    """What another learner brings, or brought last."""
+
+    weight: float  # W
+    grant: float  # g; c where it was granted nothing
+
+
 class Contribution(NamedTuple):
     """One delta of a round."""
 
@@ -66,9 +75,10 @@ def delta_weight(token_count: int, step_count: int, *, inner_step_count: int, we
     return token_count * min(1.0, weight_cap * inner_step_count / step_count)
 
 
-def most_weight(others: Sequence[float], *, weight_cap: float) -> float:
-    """Returns what one learner counts at most, equation (4a), where the others bring these weights."""
-    return weight_cap * statistics.median(others) if len(others) > 1 else math.inf
+def most_weight(others: Iterable[Brought], *, grant: float, weight_cap: float) -> float:
+    """Returns what a learner of that grant counts at most, equation (4a); infinite with fewer than two others."""
+    usual = [other.weight * min(1.0, weight_cap / other.grant) for other in others]
+    return grant * statistics.median(usual) if len(usual) > 1 else math.inf
 
 
 def rounds_behind(steps_since_base: float, *, inner_step_count: int) -> int:

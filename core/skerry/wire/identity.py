@@ -5,18 +5,26 @@
     skerry://learner/RUN/ID      does so in the run RUN only
     skerry://reader/NAME         reads
 
+A learner's may end in ?weight=G, as in skerry://learner/us?weight=8: in a round it counts for up to G times as much as
+the others' median, instead of the policy's `weight_cap` times.
+
 Certificates hold the URI as a subject alternative name, the store's records of tokens as text.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final, Self
 
 from skerry.wire.layout import check_name
 
 SCHEME: Final = "skerry://"
+# What a learner may be granted: the range of `Policy.weight_cap`.
+LEAST_WEIGHT: Final = 1.0
+MOST_WEIGHT: Final = 1_000.0
+_WEIGHT: Final = re.compile(r"weight=([0-9]{1,4}(?:\.[0-9]{1,5})?)")
 
 
 class Role(StrEnum):
@@ -34,6 +42,7 @@ class Identity:
     role: Role
     name: str  # of a learner: its id
     run: str = ""  # the only run that a learner may use; empty: any
+    weight: float = 0.0  # that a learner is granted; 0: none, so that the run's policy says what it may weigh
 
     @classmethod
     def parse(cls, uri: str) -> Self:
@@ -42,11 +51,31 @@ class Identity:
         Raises:
             ValueError: the URI names none.
         """
-        role, _, path = uri.removeprefix(SCHEME).partition("/")
+        client, mark, query = uri.partition("?")
+        role, _, path = client.removeprefix(SCHEME).partition("/")
         if not uri.startswith(SCHEME) or role not in Role.__members__.values():
             raise ValueError(f"not the URI of a client of Skerry. uri={uri[:200]!r}")
         run, slash, name = path.rpartition("/") if role == Role.LEARNER else ("", "", path)
-        return cls(Role(role), check_name(name, role), check_name(run, "run") if slash else "")
+        found = cls(Role(role), check_name(name, role), check_name(run, "run") if slash else "")
+        return replace(found, weight=_weight(role, query)) if mark else found
+
+    @property
+    def client(self) -> str:
+        """Its URI without a weight: who it is, by whichever of its certificates and tokens."""
+        return f"{SCHEME}{self.role}/{self.run}{'/' if self.run else ''}{self.name}"
 
     def __str__(self) -> str:
-        return f"{SCHEME}{self.role}/{self.run}{'/' if self.run else ''}{self.name}"
+        return f"{self.client}?weight={self.weight:g}" if self.weight else self.client
+
+
+def _weight(role: str, query: str) -> float:
+    """Returns G of the URI of a client in that role."""
+    digits = _WEIGHT.fullmatch(query)
+    weight = float(digits[1]) if digits else 0.0
+    # One form for each value, so that equal identities have equal URIs.
+    if role != Role.LEARNER or not LEAST_WEIGHT <= weight <= MOST_WEIGHT or query != f"weight={weight:g}":
+        raise ValueError(
+            f"only a learner has a weight, which is a number from {LEAST_WEIGHT:g} to {MOST_WEIGHT:g} of at most six "
+            f"digits, as in ?weight=8. role={role}, found={query[:80]!r}"
+        )
+    return weight

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from skerry.algorithm.merge import reference_norms
 from skerry.algorithm.rounds import (
+    Brought,
     Contribution,
     delta_weight,
     most_weight,
@@ -124,13 +125,13 @@ def weigh(delta: DeltaState, fragment: FragmentState, policy: Policy) -> Member:
 def bounded(
     state: RunState, fragment: FragmentState, view: MembershipView, members: Sequence[Member]
 ) -> tuple[Member, ...]:
-    """Returns the members with no learner counting for more than the policy's cap times what the others bring."""
+    """Returns the members with no learner counting for more than what it may beside what the others bring."""
     items = [state.deltas[member.delta].item for member in members]
     brought = _brought(state, fragment, view, items)
     found = []
     for member, item in zip(members, items, strict=True):
         own = math.fsum(_weight(one, state.policy) for one in items if one.learner == item.learner)
-        most = _most(item.learner, brought, state.policy)
+        most = _most(state, item.learner, brought)
         found.append(member if own <= most else structs.replace(member, weight=member.weight * (most / own)))
     return tuple(found)
 
@@ -187,7 +188,7 @@ def _participation(
     absent = []
     for name in sorted(_working_learners(state, fragment, view) - brought_by):
         if name in fragment.weights:
-            weight = min(fragment.weights[name], _most(name, brought, state.policy))
+            weight = min(fragment.weights[name], _most(state, name, brought))
             step_count = fragment.step_counts[name]
         else:
             step_count = view.learners[name].step_count if name in view.learners else 0
@@ -226,9 +227,10 @@ def _brought(
     return found
 
 
-def _most(learner: str, brought: Mapping[str, float], policy: Policy) -> float:
-    others = [weight for name, weight in brought.items() if name != learner]
-    return most_weight(others, weight_cap=policy.weight_cap)
+def _most(state: RunState, learner: str, brought: Mapping[str, float]) -> float:
+    cap, grants = state.policy.weight_cap, state.grants
+    others = [Brought(weight, grants.get(name, cap)) for name, weight in brought.items() if name != learner]
+    return most_weight(others, grant=grants.get(learner, cap), weight_cap=cap)
 
 
 def _damping(item: AcceptedItem, fragment: FragmentState, policy: Policy) -> float:

@@ -29,6 +29,7 @@ from skerry.store.log.entries import (
 )
 from skerry.store.log.retention import has_weights_at, pinned_names
 from skerry.store.log.state import FragmentState, Rejection, RunState
+from skerry.wire.identity import LEAST_WEIGHT, MOST_WEIGHT
 
 
 def check_item(state: RunState, item: Item) -> Rejection | None:
@@ -212,14 +213,17 @@ def check_push(state: RunState, item: AcceptedItem) -> Rejection | None:
 
 
 def check_session(state: RunState, item: SessionItem) -> Rejection | None:
-    """A session that was fenced never comes back."""
+    """A session that was fenced never comes back; an attached one attaches again only with another grant."""
     if state.status is not RunStatus.OPEN:
         reason = "RUN_DRAFT" if state.status is RunStatus.DRAFT else "RUN_CLOSED"
         return Rejection(reason, f"run takes no learners. status={state.status}")
-    learner = state.learners.get(item.learner)
+    granted, learner = state.granted(item), state.learners.get(item.learner)
+    if granted and not LEAST_WEIGHT <= granted <= MOST_WEIGHT:
+        return Rejection("BAD_REQUEST", f"no learner can be granted such a weight. weight={granted}")
     if learner is not None and item.session in learner.sessions and learner.session != item.session:
         return Rejection("SESSION_FENCED", f"a newer session of this learner attached. learner={item.learner}")
-    if learner is not None and learner.session == item.session and not learner.has_left:
+    is_attached = learner is not None and learner.session == item.session and not learner.has_left
+    if is_attached and granted == state.grants.get(item.learner, 0.0):
         return Rejection("REPEATED", f"session is attached. learner={item.learner}")
     if learner is not None and item.session not in learner.sessions and 0 < item.seen_position < learner.attached_at:
         # Only entries of earlier versions state a position. By their rule such a session asked too late.

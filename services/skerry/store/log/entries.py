@@ -1,10 +1,9 @@
 """What the run log is made of, and its JSON, which FORMAT.md specifies: `run.json`, then entries that carry items.
 
-`run.json` (`RunSpec`) is what never changes of a run: its tensors and its fragment plan.
-An entry is one object of the log. It carries any number of items; each item is one decision. The classes below are the
-format: their fields are the JSON fields, `tag` is the item's `kind`, and a field at its default is left out. Fields
-that are not known are ignored, unknown kinds are refused. Scalars of replayed arithmetic are stored as the 8
-hexadecimal digits of their float32 bits; other floats are JSON numbers in shortest round-trip form.
+`run.json` (`RunSpec`) has what never changes of a run: its tensors and its fragment plan. An entry is one object of the
+log and carries any number of items, each one decision. The classes below are the format: their fields are the JSON
+fields, `tag` is the item's `kind`, and a field at its default is left out. Unknown fields are ignored, unknown kinds
+refused. Scalars of replayed arithmetic are the 8 hexadecimal digits of their float32 bits, other floats JSON numbers.
 """
 
 from __future__ import annotations
@@ -32,6 +31,7 @@ ENTRY_FORMAT: Final = 5  # of log entries, the newest that this version writes: 
 OLDEST_LEVEL: Final = 3  # the oldest, and the format level of a run whose log has no level item
 CHECKPOINTS_FORMAT: Final = 4  # the first with checkpoints and retention
 MEDIAN_FORMAT: Final = 5  # the first with the geometric median
+GRANTS_FORMAT: Final = 5  # the first with a learner's weight in its session item
 INITIAL_BASE: Final = -1  # base version of the deltas that bring a draft's initial weights
 
 
@@ -84,6 +84,7 @@ class SessionItem(_Item, frozen=True, tag="session"):
     session: str
     region: str
     seen_position: int = 0  # what the learner had seen, in entries of earlier versions; 0: not stated, as it is now
+    weight: float = 0.0  # that the learner's certificate or token grants it; 0: none, or an older format
 
 
 class LeftItem(_Item, frozen=True, tag="left"):
@@ -327,9 +328,7 @@ def _to_float(value: object) -> float:
 def item_to_json(item: Item) -> dict[str, Any]:
     """Returns the item as JSON values: its kind, and its fields but for those that are at their default."""
     values: dict[str, Any] = msgspec.to_builtins(item, enc_hook=_to_float)
-    if isinstance(item, PolicyItem):
-        values["policy"] = item.policy.to_json()
-    return values
+    return values | {"policy": item.policy.to_json()} if isinstance(item, PolicyItem) else values
 
 
 def run_prefix(name: str, uid: str) -> str:

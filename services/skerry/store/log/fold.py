@@ -87,11 +87,7 @@ def _admit(state: RunState, item: Item) -> list[DeltaState]:  # noqa: C901, PLR0
         case AcceptedItem():
             return _admit_accepted(state, item)
         case SessionItem():
-            learner = state.learners.setdefault(item.learner, LearnerState(item.learner, item.region, item.session))
-            learner.region, learner.session, learner.has_left = item.region, item.session, False
-            if item.session not in learner.sessions:
-                learner.sessions.append(item.session)
-            learner.attached_at, learner.attached_at_step = state.position, state.step_count
+            _admit_session(state, item)
         case LeftItem():
             state.learners[item.learner].has_left = True
         case ClosedItem():
@@ -119,6 +115,20 @@ def _admit(state: RunState, item: Item) -> list[DeltaState]:  # noqa: C901, PLR0
         case _:
             assert_never(item)
     return []
+
+
+def _admit_session(state: RunState, item: SessionItem) -> None:
+    if granted := state.granted(item):
+        state.grants[item.learner] = granted
+    else:
+        state.grants.pop(item.learner, None)
+    learner = state.learners.setdefault(item.learner, LearnerState(item.learner, item.region, item.session))
+    if item.session in learner.sessions and not learner.has_left:
+        return  # it is attached, and only its grant is another
+    learner.region, learner.session, learner.has_left = item.region, item.session, False
+    if item.session not in learner.sessions:
+        learner.sessions.append(item.session)
+    learner.attached_at, learner.attached_at_step = state.position, state.step_count
 
 
 def _admit_accepted(state: RunState, item: AcceptedItem) -> list[DeltaState]:

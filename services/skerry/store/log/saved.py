@@ -24,7 +24,7 @@ _HINTS: Final = get_type_hints(FragmentState) | {"versions": list[VersionState]}
 _SavedFragment: Any = msgspec.defstruct("_SavedFragment", [(name, _HINTS[name]) for name in _FIELDS])
 
 
-class _SavedState(msgspec.Struct):
+class _SavedState(msgspec.Struct, omit_defaults=True):
     """A checkpoint's JSON."""
 
     format: int
@@ -41,6 +41,7 @@ class _SavedState(msgspec.Struct):
     condemned_at: dict[str, int]
     requests: dict[str, int]
     written_at_unix_s: float
+    grants: dict[str, float] = msgspec.field(default_factory=dict)
 
 
 def state_to_bytes(state: RunState) -> bytes:
@@ -60,6 +61,7 @@ def state_to_bytes(state: RunState) -> bytes:
         state.condemned_at,
         state.requests,
         state.written_at_unix_s,
+        state.grants,
     )
     return msgspec.json.encode(saved, order="deterministic")
 
@@ -86,6 +88,7 @@ def state_from_bytes(data: bytes, spec: RunSpec) -> RunState:
     state.level = state.entry_format = saved.level
     state.checkpoint_at, state.learners = saved.checkpoint_at, saved.learners
     state.requests, state.written_at_unix_s = saved.requests, saved.written_at_unix_s
+    state.grants = saved.grants
     state.condemned_at.update(saved.condemned_at)
     for name, fragment in saved.fragments.items():
         values = msgspec.structs.asdict(fragment)

@@ -8,6 +8,7 @@ from typing import Final
 
 from skerry.algorithm.rounds import rounds_behind
 from skerry.store.log.entries import (
+    GRANTS_FORMAT,
     INITIAL_BASE,
     OLDEST_LEVEL,
     AcceptedItem,
@@ -18,6 +19,7 @@ from skerry.store.log.entries import (
     ObjectRef,
     RunSpec,
     RunStatus,
+    SessionItem,
 )
 from skerry.store.log.legacy import STALENESS_IN_ROUNDS_FORMAT, round_length
 from skerry.wire.layout import FragmentLayout
@@ -189,6 +191,7 @@ class RunState:
         self.fragments = {layout.name: FragmentState(layout) for layout in spec.fragments}
         self.deltas: dict[str, DeltaState] = {}
         self.learners: dict[str, LearnerState] = {}
+        self.grants: dict[str, float] = {}  # by learner: what it may weigh where that is not for the policy to say
         self.condemned_at: dict[str, int] = {}  # names of objects, with the positions at which they were condemned
         self.requests: dict[str, int] = {}  # request ids of policy changes and roll-backs, with their positions
         self.bases: dict[tuple[str, str, int], str] = {}  # (session, fragment, base version) -> delta
@@ -216,6 +219,10 @@ class RunState:
         """
         fragment = self.fragments.get(name.split("/", 2)[1]) if name.count("/") > 1 else None
         return 0 if fragment is None or fragment.oldest == 0 else fragment.versions[fragment.oldest].position
+
+    def granted(self, item: SessionItem) -> float:
+        """Returns what an item grants its learner; 0: nothing, as in older formats."""
+        return item.weight if self.entry_format >= GRANTS_FORMAT else 0.0
 
     def delta(self, name: str) -> DeltaState | None:
         """Returns an accepted delta that is not forgotten, or None."""

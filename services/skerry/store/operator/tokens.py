@@ -13,11 +13,12 @@ from skerry.runtime.identifiers import SystemEntropy
 from skerry.store.operator.log_lines import time_text
 from skerry.store.operator.options import opened_store
 from skerry.store.tokens import Token, create_token, read_token, revoke_token, token_digests
-from skerry.wire.identity import SCHEME, Identity, Role
+from skerry.wire.identity import LEAST_WEIGHT, MOST_WEIGHT, Identity, Role
 
 F = TypeVar("F", bound=Callable[..., Any])
 _SHORT: Final = 12  # digits of a digest that are shown
 _DAY_S: Final = 86_400
+_WEIGHT_HELP: Final = "Times a usual learner that a learner may count in a round.  [default: the run's weight_cap]"
 
 
 def _store_option(function: F) -> F:
@@ -44,6 +45,7 @@ def tokens() -> None:
     epilog="""\b
 Examples:
   skerry tokens create --store s3://bucket/skerry --role learner --name us-east > us-east.token
+  skerry tokens create --store s3://bucket/skerry --role learner --name big --weight 8 > big.token
   skerry tokens create --store file:///var/lib/skerry --role reader --name grafana --days 365
 """
 )
@@ -51,13 +53,14 @@ Examples:
 @click.option("--role", required=True, type=click.Choice([role.value for role in Role]), help="What the client may do.")
 @click.option("--name", required=True, help="Name of the client; of a learner its id.")
 @click.option("--run", "run_name", help="The only run that a learner may use.  [default: any]")
+@click.option("--weight", type=click.FloatRange(LEAST_WEIGHT, MOST_WEIGHT), help=_WEIGHT_HELP)
 @click.option("--days", type=click.IntRange(1, 3650), default=90, show_default=True, help="How long it is valid.")
-def create(*, store_url: str, role: str, name: str, run_name: str | None, days: int) -> None:
+def create(*, store_url: str, role: str, name: str, run_name: str | None, weight: float | None, days: int) -> None:
     """Make a token and print it. It is shown only now: the store keeps a hash of it."""
     try:
-        identity = Identity.parse(f"{SCHEME}{role}/{f'{run_name}/' if run_name else ''}{name}")
+        identity = Identity.parse(str(Identity(Role(role), name, run_name or "", weight or 0.0)))
     except ValueError as error:
-        raise click.UsageError(f"{error}. A learner's name may have a --run, other names may not.") from error
+        raise click.UsageError(f"{error}. Only a learner may have a --run and a --weight.") from error
     now = SystemClock().unix_s()
 
     async def make() -> str:

@@ -10,7 +10,7 @@ from typing import Any, Final
 from skerry.runtime.clock import Clock
 from skerry.store.errors import ObjectMissingError, UnreadableObjectError
 from skerry.store.log.checkpoints import newest_state
-from skerry.store.log.entries import AcceptedItem, SessionItem
+from skerry.store.log.entries import GRANTS_FORMAT, AcceptedItem, SessionItem
 from skerry.store.log.fold import apply_entry
 from skerry.store.log.state import FragmentState
 from skerry.store.objects.interface import STREAM_CHUNK_BYTES
@@ -65,7 +65,8 @@ class ExchangeServicer(exchange_pb2_grpc.ExchangeServicer):
             await self._host.workers.run(_check_tensors, replica, hello)
         if hello.learner_id not in replica.state.learners:
             self._host.new_ids.take(replica.log.spec.uid)
-        await replica.attach(SessionItem(hello.learner_id, hello.session_id, hello.region))
+        weight = CALLER.get().weight if replica.state.level >= GRANTS_FORMAT else 0.0
+        await replica.attach(SessionItem(hello.learner_id, hello.session_id, hello.region, weight=weight))
         with replica.attached(hello.learner_id, hello.session_id) as stream:
             open_rounds = replica.open_rounds()
             yield v1.AttachResponse(attached=_attached(replica, hello.learner_id, hello.session_id))

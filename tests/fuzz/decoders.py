@@ -266,7 +266,12 @@ def _apply_step(data: bytes) -> object:
     return state_to_bytes(state)
 
 
-_TOKEN: Final = {"format": 1, "identity": "skerry://learner/us", "created_at_unix_s": 1.0, "expires_at_unix_s": 2e9}
+_TOKEN: Final = {
+    "format": 1,
+    "identity": "skerry://learner/us?weight=8",
+    "created_at_unix_s": 1.0,
+    "expires_at_unix_s": 2e9,
+}
 
 
 def _decode_token(data: bytes) -> object:
@@ -386,7 +391,13 @@ def _decode_token_file(data: bytes) -> object:
         return Tls(token_file=file.name).bearer()
 
 
-_URIS: Final = (b"skerry://learner/us-east", b"skerry://learner/run/us", b"skerry://admin/anna", b"skerry://reader/x")
+_URIS: Final = (
+    b"skerry://learner/us-east",
+    b"skerry://learner/run/us",
+    b"skerry://learner/run/us?weight=2.5",
+    b"skerry://admin/anna",
+    b"skerry://reader/x",
+)
 
 
 def _make_uri(source: Random) -> bytes:

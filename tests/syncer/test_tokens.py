@@ -209,7 +209,10 @@ def test_the_store_is_looked_through_often_enough() -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("--role", "admin", "--name", "anna", "--run", "demo"), "A learner's name may have a --run"),
+        (("--role", "admin", "--name", "anna", "--run", "demo"), "Only a learner may have a --run and a --weight"),
+        (("--role", "admin", "--name", "anna", "--weight", "8"), "Only a learner may have a --run and a --weight"),
+        (("--role", "learner", "--name", "us", "--weight", "1001"), "is not in the range"),
+        (("--role", "learner", "--name", "us", "--weight", "nan"), "a number from 1 to 1000"),
         (("--role", "learner", "--name", "../us"), "name is not legal"),
         (("--role", "owner", "--name", "anna"), "is not one of"),
     ],
@@ -229,3 +232,9 @@ async def test_only_the_hash_of_a_token_is_in_the_store(store_url: str, tmp_path
     values = json.loads(stored[token_digest(token)])
     assert values["identity"] == "skerry://learner/gpt/us"
     assert values["expires_at_unix_s"] - values["created_at_unix_s"] == 2 * 86_400
+
+
+async def test_a_token_has_its_learners_weight_and_the_list_shows_it(store_url: str) -> None:
+    open_objects(store_url)
+    await in_thread("create", "--store", store_url, "--role", "learner", "--name", "us", "--weight", "8")
+    assert "  skerry://learner/us?weight=8  made" in await in_thread("list", "--store", store_url)

@@ -50,7 +50,7 @@ def server(hosts: str) -> Wanted:
     return Wanted(found[0], names, usage, "server")
 
 
-def client(role: Role, name: str, weight: float = 0.0) -> Wanted:
+def client(role: Role, name: str, weight: float | None = None) -> Wanted:
     """Returns the certificate of a client, which can't stand for a server; a learner is ID or RUN/ID.
 
     Raises:

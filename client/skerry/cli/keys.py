@@ -61,11 +61,11 @@ def keys(
     """
     from skerry.cli.authority import Authority, client, server
 
-    if weight and not learners:
+    if weight is not None and not learners:
         raise click.UsageError("--weight is for learners; give --learner ID too.")
     try:
         wanted = [server(hosts) for hosts in servers]
-        wanted += [client(Role.LEARNER, name, weight or 0.0) for name in learners]
+        wanted += [client(Role.LEARNER, name, weight) for name in learners]
         wanted += [client(Role.READER, name) for name in readers] + [client(Role.ADMIN, name) for name in admins]
         names = ["ca", *(one.name for one in wanted)]
         if len(set(names)) < len(names):

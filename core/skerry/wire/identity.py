@@ -42,7 +42,7 @@ class Identity:
     role: Role
     name: str  # of a learner: its id
     run: str = ""  # the only run that a learner may use; empty: any
-    weight: float = 0.0  # that a learner is granted; 0: none, so that the run's policy says what it may weigh
+    weight: float | None = None  # that a learner is granted; None: the run's policy says what it may weigh
 
     @classmethod
     def parse(cls, uri: str) -> Self:
@@ -65,7 +65,7 @@ class Identity:
         return f"{SCHEME}{self.role}/{self.run}{'/' if self.run else ''}{self.name}"
 
     def __str__(self) -> str:
-        return f"{self.client}?weight={self.weight:g}" if self.weight else self.client
+        return self.client if self.weight is None else f"{self.client}?weight={self.weight:g}"
 
 
 def _weight(role: str, query: str) -> float:

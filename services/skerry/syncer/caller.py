@@ -13,7 +13,7 @@ class Caller:
 
     identity: str = ""  # as in its certificate or token; empty where the server has no roles
     peer: str = ""  # its connection
-    weight: float = 0.0  # that it is granted as a learner; 0: none
+    weight: float | None = None  # that it is granted as a learner
 
     @property
     def sender(self) -> str:

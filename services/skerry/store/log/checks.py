@@ -218,12 +218,12 @@ def check_session(state: RunState, item: SessionItem) -> Rejection | None:
         reason = "RUN_DRAFT" if state.status is RunStatus.DRAFT else "RUN_CLOSED"
         return Rejection(reason, f"run takes no learners. status={state.status}")
     granted, learner = state.granted(item), state.learners.get(item.learner)
-    if granted and not LEAST_WEIGHT <= granted <= MOST_WEIGHT:
+    if granted is not None and not LEAST_WEIGHT <= granted <= MOST_WEIGHT:
         return Rejection("BAD_REQUEST", f"no learner can be granted such a weight. weight={granted}")
     if learner is not None and item.session in learner.sessions and learner.session != item.session:
         return Rejection("SESSION_FENCED", f"a newer session of this learner attached. learner={item.learner}")
     is_attached = learner is not None and learner.session == item.session and not learner.has_left
-    if is_attached and granted == state.grants.get(item.learner, 0.0):
+    if is_attached and granted == state.grants.get(item.learner):
         return Rejection("REPEATED", f"session is attached. learner={item.learner}")
     if learner is not None and item.session not in learner.sessions and 0 < item.seen_position < learner.attached_at:
         # Only entries of earlier versions state a position. By their rule such a session asked too late.

@@ -84,7 +84,7 @@ class SessionItem(_Item, frozen=True, tag="session"):
     session: str
     region: str
     seen_position: int = 0  # what the learner had seen, in entries of earlier versions; 0: not stated, as it is now
-    weight: float = 0.0  # that the learner's certificate or token grants it; 0: none, or an older format
+    weight: float | None = None  # that the learner's certificate or token grants it; None in formats below 5
 
 
 class LeftItem(_Item, frozen=True, tag="left"):

@@ -118,10 +118,9 @@ def _admit(state: RunState, item: Item) -> list[DeltaState]:  # noqa: C901, PLR0
 
 
 def _admit_session(state: RunState, item: SessionItem) -> None:
-    if granted := state.granted(item):
+    state.grants.pop(item.learner, None)
+    if (granted := state.granted(item)) is not None:
         state.grants[item.learner] = granted
-    else:
-        state.grants.pop(item.learner, None)
     learner = state.learners.setdefault(item.learner, LearnerState(item.learner, item.region, item.session))
     if item.session in learner.sessions and not learner.has_left:
         return  # it is attached, and only its grant is another

@@ -220,9 +220,9 @@ class RunState:
         fragment = self.fragments.get(name.split("/", 2)[1]) if name.count("/") > 1 else None
         return 0 if fragment is None or fragment.oldest == 0 else fragment.versions[fragment.oldest].position
 
-    def granted(self, item: SessionItem) -> float:
-        """Returns what an item grants its learner; 0: nothing, as in older formats."""
-        return item.weight if self.entry_format >= GRANTS_FORMAT else 0.0
+    def granted(self, item: SessionItem) -> float | None:
+        """Returns what an item grants its learner; None: nothing, as in older formats."""
+        return item.weight if self.entry_format >= GRANTS_FORMAT else None
 
     def delta(self, name: str) -> DeltaState | None:
         """Returns an accepted delta that is not forgotten, or None."""

@@ -58,7 +58,7 @@ Examples:
 def create(*, store_url: str, role: str, name: str, run_name: str | None, weight: float | None, days: int) -> None:
     """Make a token and print it. It is shown only now: the store keeps a hash of it."""
     try:
-        identity = Identity.parse(str(Identity(Role(role), name, run_name or "", weight or 0.0)))
+        identity = Identity.parse(str(Identity(Role(role), name, run_name or "", weight)))
     except ValueError as error:
         raise click.UsageError(f"{error}. Only a learner may have a --run and a --weight.") from error
     now = SystemClock().unix_s()

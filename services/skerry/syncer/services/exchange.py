@@ -65,7 +65,7 @@ class ExchangeServicer(exchange_pb2_grpc.ExchangeServicer):
             await self._host.workers.run(_check_tensors, replica, hello)
         if hello.learner_id not in replica.state.learners:
             self._host.new_ids.take(replica.log.spec.uid)
-        weight = CALLER.get().weight if replica.state.level >= GRANTS_FORMAT else 0.0
+        weight = CALLER.get().weight if replica.state.level >= GRANTS_FORMAT else None
         await replica.attach(SessionItem(hello.learner_id, hello.session_id, hello.region, weight=weight))
         with replica.attached(hello.learner_id, hello.session_id) as stream:
             open_rounds = replica.open_rounds()

@@ -167,7 +167,7 @@ def test_a_name_that_can_not_be_certified_is_refused_before_anything_is_made(
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("--learner", "us", "--weight", "0.5"), "0.5 is not in the range 1.0<=x<=1000.0"),
+        (("--learner", "us", "--weight", "0.5"), "0.5 is not in the range 1<=x<=1000"),
         (("--learner", "us", "--weight", "large"), "not a valid float"),
         (("--reader", "prom", "--weight", "8"), "--weight is for learners; give --learner ID too"),
     ],

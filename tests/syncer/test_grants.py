@@ -17,7 +17,7 @@ from skerry.algorithm.rounds import Brought, most_weight
 from skerry.client import Tls
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.identifiers import SystemEntropy
-from skerry.store.log.entries import GRANTS_FORMAT, LevelItem, SessionItem
+from skerry.store.log.entries import GRANTS_FORMAT, LevelItem, PolicyItem, SessionItem
 from skerry.store.log.state import Outcome
 from skerry.store.objects.opening import open_objects
 from skerry.store.operator.log_lines import entry_lines
@@ -30,6 +30,7 @@ from tests.syncer.conftest import LOCAL
 from tests.syncer.raw_learner import RawLearner, connected, create_run
 from tests.syncer.round_world import RoundWorld
 from tests.syncer.test_liars import MOST, round_of
+from tests.syncer.test_tokens import heard
 
 CAP = 2.0
 WEIGHTS = st.floats(0, 1e12)
@@ -201,7 +202,12 @@ async def test_what_a_token_grants_is_in_the_log(keys: Path) -> None:
         connected(server.port, tls[0]) as plain,
         connected(server.port, tls[1]) as large,
     ):
-        run, _ = await create_run(plain)
+        for one in tls:
+            await heard(server.port, one)
+        run, _ = await create_run(large)
         await RawLearner(plain, run, "us", random.Random(1)).attach()
         await RawLearner(large, run, "big", random.Random(2)).attach()
         assert await sessions(server) == [("us", None, ""), ("big", 8.0, ", weight 8")]
+        entries = [entry async for entry, _ in (await server.host.open("demo")).log.entries()]
+        authors = {item.author for entry in entries for item in entry.items if isinstance(item, PolicyItem)}
+        assert authors == {"skerry://learner/demo/big"}, "who it is has no weight"

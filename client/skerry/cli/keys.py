@@ -19,7 +19,7 @@ _SERVER_HELP: Final = (
 )
 _LEARNER_HELP: Final = "Make a client certificate for a learner, of one run or of any. May be repeated."
 
-_WEIGHT_HELP: Final = "Times a usual learner that each learner of this call may count.  [default: the run's weight_cap]"
+_WEIGHT_HELP: Final = "How many usual learners each learner of this call may count for.  [default: by policy, 2]"
 
 
 @click.command(

@@ -6,7 +6,7 @@
     skerry://reader/NAME         reads
 
 A learner's may end in ?weight=G, as in skerry://learner/us?weight=8: in a round it counts for up to G times as much as
-the others' median, instead of the policy's `weight_cap` times.
+the others' median, whatever the run's policy says of the others.
 
 Certificates hold the URI as a subject alternative name, the store's records of tokens as text.
 """
@@ -21,9 +21,9 @@ from typing import Final, Self
 from skerry.wire.layout import check_name
 
 SCHEME: Final = "skerry://"
-# What a learner may be granted: the range of `Policy.weight_cap`.
-LEAST_WEIGHT: Final = 1.0
-MOST_WEIGHT: Final = 1_000.0
+# What a learner may be granted: the range of the policy's cap.
+LEAST_WEIGHT: Final = 1
+MOST_WEIGHT: Final = 1_000
 _WEIGHT: Final = re.compile(r"weight=([0-9]{1,4}(?:\.[0-9]{1,5})?)")
 
 
@@ -75,7 +75,7 @@ def _weight(role: str, query: str) -> float:
     # One form for each value, so that equal identities have equal URIs.
     if role != Role.LEARNER or not LEAST_WEIGHT <= weight <= MOST_WEIGHT or query != f"weight={weight:g}":
         raise ValueError(
-            f"only a learner has a weight, which is a number from {LEAST_WEIGHT:g} to {MOST_WEIGHT:g} of at most six "
+            f"only a learner has a weight, which is a number from {LEAST_WEIGHT} to {MOST_WEIGHT} of at most six "
             f"digits, as in ?weight=8. role={role}, found={query[:80]!r}"
         )
     return weight

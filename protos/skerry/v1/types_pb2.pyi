@@ -704,8 +704,8 @@ class Policy(_message.Message):
     weight_cap: _builtins.float
     """A delta weighs as much as the tokens that it holds; tokens of more than this many times H steps do not count. With
     two others or more, a learner counts in a round for at most this many times the median of what the others bring, or
-    brought last. Where a learner's certificate or token grants it a weight, that takes the place of this number for it,
-    from format level 5 on: for an island that is larger than the others. Default 2.
+    brought last. Where its certificate or token grants a learner a weight, because it is larger than the others, that
+    takes the place of this number for it, from format level 5 on. Default 2.
     """
     quarantine_ratio: _builtins.float
     """A delta whose norm, of at most H of its steps, is this many times what its peers' deltas lead to expect is

@@ -18,7 +18,7 @@ from skerry.wire.identity import LEAST_WEIGHT, MOST_WEIGHT, Identity, Role
 F = TypeVar("F", bound=Callable[..., Any])
 _SHORT: Final = 12  # digits of a digest that are shown
 _DAY_S: Final = 86_400
-_WEIGHT_HELP: Final = "Times a usual learner that a learner may count in a round.  [default: the run's weight_cap]"
+_WEIGHT_HELP: Final = "How many usual learners a learner may count for in a round.  [default: by policy, 2]"
 
 
 def _store_option(function: F) -> F:

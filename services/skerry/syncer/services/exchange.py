@@ -20,6 +20,7 @@ from skerry.syncer.events import EventStream, duration_message, events_of, fate_
 from skerry.syncer.host import RunHost
 from skerry.syncer.pull import PullPlan, Resume, plan_pull, resume_plan
 from skerry.syncer.push import Push, begin_push
+from skerry.syncer.quotas import Turns
 from skerry.syncer.replica import RunReplica
 from skerry.syncer.services.translate import (
     fragment_of,
@@ -49,6 +50,7 @@ class ExchangeServicer(exchange_pb2_grpc.ExchangeServicer):
         """Serves the runs of `host`."""
         self._host = host
         self._replaying = asyncio.Lock()
+        self._turns = Turns()
 
     async def Attach(
         self, request_iterator: AsyncIterator[v1.AttachRequest], context: Any
@@ -177,6 +179,7 @@ class ExchangeServicer(exchange_pb2_grpc.ExchangeServicer):
                 piece = await anext(pieces, None)
                 if piece is None:
                     return
+                await self._turns.take(CALLER.get().sender)
                 yield piece
             finally:
                 room.release()

@@ -9,7 +9,7 @@ import random
 import socket
 import struct
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
 from typing import Any, Final
 
 import grpc
@@ -26,6 +26,7 @@ from tests.syncer import forgery
 from tests.syncer.raw_learner import (
     FLOAT32,
     RawLearner,
+    Stubs,
     connected,
     create_run,
     hex_id,
@@ -84,8 +85,9 @@ async def rapid_resets(port: int, told: Counter[str]) -> None:
         told["connections ended"] += 1
 
 
-async def unread_pulls(port: int, told: Counter[str]) -> None:
-    """Begins 200 pulls and reads none of them."""
+@contextlib.asynccontextmanager
+async def _large_run(port: int) -> AsyncIterator[tuple[Stubs, exchange.PullFragmentRequest]]:
+    """Yields how to pull 16 MiB of weights, of a run made for it."""
     numel = 2**22
     async with connected(port) as stubs:
         request_id = hex_id(random.Random(3))
@@ -107,10 +109,29 @@ async def unread_pulls(port: int, told: Counter[str]) -> None:
         whole = [exchange.PushDeltaRequest(header=header), *messages, exchange.PushDeltaRequest(complete=complete)]
         await stubs.exchange.PushDelta(iter(whole))
         await stubs.runs.CommitRun(runs.CommitRunRequest(name="big", run_uid=uid))
-        request = exchange.PullFragmentRequest(run="big", fragment="all", from_version=-1, is_newest=True)
+        yield stubs, exchange.PullFragmentRequest(run="big", fragment="all", from_version=-1, is_newest=True)
+
+
+async def unread_pulls(port: int, told: Counter[str]) -> None:
+    """Begins 200 pulls and reads none of them."""
+    async with _large_run(port) as (stubs, request):
         calls = [stubs.exchange.PullFragment(request) for _ in range(200)]
         told["pulls"] = len(calls)
         await asyncio.Event().wait()
+
+
+async def greedy_pulls(port: int, told: Counter[str]) -> None:
+    """Pulls 16 MiB in 32 calls at once, as fast as they come, again and again."""
+    async with _large_run(port) as (stubs, request):
+
+        async def pull_all() -> None:
+            while True:
+                call: Any = stubs.exchange.PullFragment(request)
+                with contextlib.suppress(grpc.aio.AioRpcError):
+                    while (message := await call.read()) and isinstance(message, exchange.PullFragmentResponse):
+                        told["bytes"] += message.ByteSize()
+
+        await asyncio.gather(*(pull_all() for _ in range(32)))
 
 
 async def idle_sockets(port: int, told: Counter[str]) -> None:
@@ -286,7 +307,17 @@ async def run_lists(port: int, told: Counter[str]) -> None:
 ATTACKS: Final[Mapping[str, Attack]] = {
     one.__name__.replace("_", "-"): one
     for one in (
-        *(rapid_resets, unread_pulls, idle_sockets, slow_pushes, slow_sessions, zeros, refused_hellos, reports),
+        *(
+            rapid_resets,
+            unread_pulls,
+            greedy_pulls,
+            idle_sockets,
+            slow_pushes,
+            slow_sessions,
+            zeros,
+            refused_hellos,
+            reports,
+        ),
         *(learner_ids, many_tensors, watches, run_lists),
     )
 }

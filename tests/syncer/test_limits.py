@@ -269,7 +269,9 @@ async def test_downloads_that_nobody_reads_hold_few_pieces_and_are_ended(
         monkeypatch.setattr(quotas, "GRACE_S", 0.2)
         monkeypatch.setattr(quotas, "LEAST_BYTES_A_SECOND", 2**24)
         calls = [stubs.exchange.PullFragment(request) for _ in range(40)]
-        await asyncio.sleep(1)
+        async with asyncio.timeout(20):
+            while not budget.used_bytes:
+                await asyncio.sleep(0.02)
         await _released(budget)  # all were ended, though no client has read or left
         with refused("TOO_SLOW", EXHAUSTED):
             async for _ in calls[0]:

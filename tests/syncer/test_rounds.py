@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 
 from skerry.store.log.entries import (
@@ -21,6 +24,7 @@ from skerry.store.log.entries import (
     item_to_json,
 )
 from skerry.store.log.run_log import MAX_APPEND_BYTES
+from skerry.store.log.state import LearnerState
 from skerry.syncer.lifecycle import MAX_FRAGMENT_NUMEL, MAX_TENSOR_COUNT
 from skerry.syncer.membership import LearnerView, MembershipView
 from skerry.syncer.merger import UPDATE_OBJECT_SPANS
@@ -550,3 +554,24 @@ def test_an_early_delta_says_nothing_of_lateness_and_lets_its_round_close_at_onc
         world.close_and_commit(item)
         engine.decide(world.state, view("eu", "slow"), 10.0 * number + 5)
     assert engine.grace_s(world.state.policy, view("eu", "slow"), {"eu"}) == pytest.approx(before_s)
+
+
+class _Unwalked(dict[str, LearnerState]):
+    """Learners that can be looked up, but not gone through."""
+
+    def __iter__(self) -> Iterator[str]:
+        raise AssertionError("a close goes through all learners that ever attached")
+
+    def items(self) -> Any:
+        return iter(self)
+
+    def values(self) -> Any:
+        return iter(self)
+
+
+def test_a_close_costs_no_more_for_learners_that_are_gone() -> None:
+    world = RoundWorld("eu", "us", "gone")
+    world.accept("eu")
+    world.accept("us")
+    world.state.learners = _Unwalked(world.state.learners)
+    assert len(RoundEngine().decide(world.state, view("eu", "us"), 0.0).items) == 1

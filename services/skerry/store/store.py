@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import operator
 from typing import Any, Final
 
 import structlog
@@ -77,7 +78,8 @@ class Store:
         name = entry_name(run_prefix(spec.name, spec.uid), 0)
         data = await self._creator.create_or_read(name, await self._workers.run(spec.to_bytes))
         found = await self._workers.run(_parse_spec, name, data)
-        if dataclasses.replace(found, created_at_unix_s=spec.created_at_unix_s) != spec:
+        same = dataclasses.replace(found, created_at_unix_s=spec.created_at_unix_s)
+        if not await self._workers.run(operator.eq, same, spec):  # of many tensors it takes long
             raise DraftConflictError(
                 f"run was created with other tensors or fragments. run={spec.name}, uid={spec.uid}"
             )
@@ -288,7 +290,8 @@ def _parse_name(name: str, data: bytes) -> str | None:
 def _parse_spec(name: str, data: bytes) -> RunSpec:
     try:
         spec = RunSpec.from_bytes(data)
-        spec.digest  # noqa: B018 - of many tensors it takes long, and this is a worker thread
+        # Both are kept; of many tensors they take long, and this is a worker thread.
+        spec.digest, [layout.numel for layout in spec.fragments]  # noqa: B018
         return spec
     except (ValueError, KeyError, TypeError) as error:
         raise LogCorruptError(f"run.json can't be read. name={name}, cause={error!r}") from error

@@ -205,15 +205,14 @@ def _working_learners(state: RunState, fragment: FragmentState, view: Membership
     no work.
     """
     horizon = _ABSENT_AFTER_ROUNDS * state.policy.inner_step_count
-    since = dict(fragment.contributed_at)
-    for name, learner in state.learners.items():
-        if not learner.was_back:
-            since[name] = max(since.get(name, 0.0), learner.attached_at_step)
-    return {
-        name
-        for name in present_learners(state, fragment, view)
-        if name in since and fragment.newest.step_count < horizon + since[name]
-    }
+    found = set()
+    for name in present_learners(state, fragment, view):
+        known, since = state.learners[name], fragment.contributed_at.get(name, -math.inf)
+        if not known.was_back:
+            since = max(since, known.attached_at_step)
+        if fragment.newest.step_count < horizon + since:
+            found.add(name)
+    return found
 
 
 def _brought(

@@ -30,6 +30,9 @@ from skerry.syncer.server import ListenError, ServerSettings, SyncerServer, serv
 _LOG: Final = structlog.get_logger(__name__)
 # Longer than every message of this project, and short enough that a refusal costs the caller more than the disk.
 _MOST_TEXT: Final = 1000
+# How long a worker thread that runs Python keeps the event loop waiting. With Python's 5 ms, drafts of 60,000 tensors
+# left other learners 1.6 merges a second of 26.
+_SWITCH_INTERVAL_S: Final = 2e-4
 _LEVELS: Final = ("debug", "info", "warning", "error")
 _KEYS: Final = "Make keys with `skerry keys DIR --server HOST` and pass --tls-cert, --tls-key and --tls-client-ca"
 _EPILOG: Final = """\b
@@ -153,6 +156,7 @@ def serve(
         scratch_directory=_scratch_directory(scratch),
         host=HostSettings(new_run_level=new_run_level),
     )
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
     try:
         asyncio.run(_serve(objects, settings, store_url, port_file))
     except (StoreRefusedError, StoreURLError) as error:

@@ -63,7 +63,7 @@ async def create_run(host: RunHost, new: NewRun) -> RunReplica:
     """
     check_name(new.name, "run")
     check_id(new.request_id, "request id")
-    _check_size(new)
+    await host.workers.run(_check_size, new)
     _check_merge_rules(new.policy, {layout.name for layout in new.fragments})
     uid = uid_of_draft(new.name, new.request_id)
     try:
@@ -81,7 +81,7 @@ async def create_run(host: RunHost, new: NewRun) -> RunReplica:
         await host.store.create_draft(spec)
         replica = await host.open(new.name, uid, is_creator=True)
     spec = replica.log.spec
-    if (spec.fragments, dict(spec.dtypes)) != (new.fragments, dict(new.dtypes)):
+    if not await host.workers.run(_is_same_plan, spec, new):
         raise SyncerError("ID_REUSED", "request id was used for another run", metadata={"run_uid": uid})
     if replica.state.status is RunStatus.DRAFT and new.request_id not in replica.state.requests:
         first: list[Item] = [PolicyItem(new.request_id, new.policy, author())]
@@ -94,6 +94,10 @@ async def create_run(host: RunHost, new: NewRun) -> RunReplica:
         if outcome.rejection is not None and new.request_id not in replica.state.requests:
             raise from_rejection(outcome.rejection)
     return replica
+
+
+def _is_same_plan(spec: RunSpec, new: NewRun) -> bool:
+    return (spec.fragments, dict(spec.dtypes)) == (new.fragments, dict(new.dtypes))
 
 
 def _check_size(new: NewRun) -> None:

@@ -5,10 +5,12 @@ Without roles all clients are one. Each replica counts for itself.
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
+from weakref import WeakValueDictionary
 
 from skerry.runtime.clock import Clock
 from skerry.syncer.errors import RETRY_STORE_S, SyncerError
@@ -90,6 +92,24 @@ class Calls:
             self._count[client] -= 1
             if not self._count[client]:
                 del self._count[client]
+
+
+class Turns:
+    """Lets one of each client's transfers take a step in each pass of the event loop, however many it has.
+
+    A step copies up to a megabyte. With 32 downloads of one client in each pass, a learner beside them had 2 merges a
+    second of 19.
+    """
+
+    def __init__(self) -> None:
+        """Starts without clients."""
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    async def take(self, client: str) -> None:
+        """Returns when it is the turn of this transfer of the client."""
+        lock = self._locks.setdefault(client, asyncio.Lock())
+        async with lock:
+            await asyncio.sleep(0)
 
 
 class Orphans:

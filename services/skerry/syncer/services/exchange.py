@@ -20,6 +20,7 @@ from skerry.syncer.events import EventStream, duration_message, events_of, fate_
 from skerry.syncer.host import RunHost
 from skerry.syncer.pull import PullPlan, Resume, plan_pull, resume_plan
 from skerry.syncer.push import Push, begin_push
+from skerry.syncer.quotas import Turns
 from skerry.syncer.replica import RunReplica
 from skerry.syncer.services.translate import (
     fragment_of,
@@ -38,6 +39,8 @@ from skerry.wire.messages import tensor_from_message
 SILENCE_S: Final = 60.0
 # Between two reports of one stream, each of which every observer gets: what comes faster waits in the client.
 _REPORT_PAUSE_S: Final = 0.05
+# After each entry that is read again for an observer: all of them together cost the learners less than half a core.
+_PAST_PAUSE_S: Final = 0.001
 
 
 class ExchangeServicer(exchange_pb2_grpc.ExchangeServicer):
@@ -47,6 +50,7 @@ class ExchangeServicer(exchange_pb2_grpc.ExchangeServicer):
         """Serves the runs of `host`."""
         self._host = host
         self._replaying = asyncio.Lock()
+        self._turns = Turns()
 
     async def Attach(
         self, request_iterator: AsyncIterator[v1.AttachRequest], context: Any
@@ -176,6 +180,7 @@ class ExchangeServicer(exchange_pb2_grpc.ExchangeServicer):
                 piece = await anext(pieces, None)
                 if piece is None:
                     return
+                await self._turns.take(CALLER.get().sender)
                 yield piece
             finally:
                 room.release()
@@ -216,6 +221,7 @@ class ExchangeServicer(exchange_pb2_grpc.ExchangeServicer):
                 entry, data = await anext(entries)
                 outcomes = apply_entry(state, entry, data)
                 events = events_of(state, entry, outcomes) if entry.position > after else []
+                await self._host.clock.sleep(_PAST_PAUSE_S)
             for event in events:
                 yield event
 

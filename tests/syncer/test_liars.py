@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from skerry.store.log.entries import ClosedItem, Fate, FateItem, PolicyItem, SessionItem
+from skerry.store.log.entries import (
+    ENTRY_FORMAT,
+    ClosedItem,
+    Fate,
+    FateItem,
+    LeftItem,
+    LevelItem,
+    PolicyItem,
+    SessionItem,
+)
 from skerry.syncer.membership import LearnerView, MembershipView
 from skerry.syncer.rounds import FIRST_WAIT_S, RoundEngine
 from skerry.wire.policy import MergeRule, Policy
@@ -149,6 +158,29 @@ def test_to_attach_again_is_no_work() -> None:
     (close,) = RoundEngine().decide(world.state, seen, 0.0).items
     assert isinstance(close, ClosedItem)
     assert close.participation == 1
+
+
+def test_to_say_goodbye_and_attach_again_is_no_work() -> None:
+    """The same, with a session that leaves and comes back before each round."""
+    world = RoundWorld(*THREE, "ghost")
+    world.append(LevelItem(ENTRY_FORMAT))
+    for _ in range(6):
+        world.append(LeftItem("ghost", "session-ghost"), SessionItem("ghost", "session-ghost", "here"))
+        for learner in THREE:
+            world.accept(learner)
+        items = RoundEngine().decide(world.state, view(*THREE, "ghost"), 0.0).items
+        close = world.close_and_commit(items[0] if items else round_of(world, *THREE))
+    assert items, "the last round waited for the ghost"
+    assert close.participation == 1
+
+
+def test_a_liar_that_claims_many_tokens_still_has_the_others_waited_for() -> None:
+    world = RoundWorld(*THREE)
+    for learner in THREE:
+        world.accept(learner, tokens=2**32 if learner == "ap" else None)
+    world.close_and_commit(round_of(world, *THREE))
+    world.accept("ap", tokens=2**32)
+    assert RoundEngine().decide(world.state, view(*THREE), 0.0).items == ()
 
 
 def test_who_contributed_and_comes_back_is_waited_for() -> None:

@@ -291,7 +291,7 @@ def _parse_spec(name: str, data: bytes) -> RunSpec:
     try:
         spec = RunSpec.from_bytes(data)
         # Both are kept; of many tensors they take long, and this is a worker thread.
-        spec.digest, [layout.numel for layout in spec.fragments]  # noqa: B018
+        spec.digest, [layout.numel for layout in spec.fragments]
         return spec
     except (ValueError, KeyError, TypeError) as error:
         raise LogCorruptError(f"run.json can't be read. name={name}, cause={error!r}") from error

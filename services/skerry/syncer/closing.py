@@ -8,7 +8,7 @@ one learner that lies can neither take over a round nor stop it.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import islice
 from typing import Final
 
@@ -18,10 +18,8 @@ from numpy.typing import NDArray
 
 from skerry.algorithm.merge import reference_norms
 from skerry.algorithm.rounds import (
-    Brought,
     Contribution,
     delta_weight,
-    most_weight,
     outage_length,
     participation,
     round_length,
@@ -30,7 +28,7 @@ from skerry.algorithm.rounds import (
 )
 from skerry.store.log.entries import INITIAL_BASE, AcceptedItem, ClosedItem, Decided, Fate, Member
 from skerry.store.log.state import DeltaState, FragmentState, RunState
-from skerry.syncer.membership import MembershipView, present_learners
+from skerry.syncer.membership import MembershipView, most, present_learners
 from skerry.wire.policy import Policy
 
 # Rounds that a run goes on before a learner that brings nothing no longer counts as working.
@@ -131,8 +129,8 @@ def bounded(
     found = []
     for member, item in zip(members, items, strict=True):
         own = math.fsum(_weight(one, state.policy) for one in items if one.learner == item.learner)
-        most = _most(state, item.learner, brought)
-        found.append(member if own <= most else structs.replace(member, weight=member.weight * (most / own)))
+        bound = most(state, item.learner, brought)
+        found.append(member if own <= bound else structs.replace(member, weight=member.weight * (bound / own)))
     return tuple(found)
 
 
@@ -188,7 +186,7 @@ def _participation(
     absent = []
     for name in sorted(_working_learners(state, fragment, view) - brought_by):
         if name in fragment.weights:
-            weight = min(fragment.weights[name], _most(state, name, brought))
+            weight = min(fragment.weights[name], most(state, name, brought))
             step_count = fragment.step_counts[name]
         else:
             step_count = view.learners[name].step_count if name in view.learners else 0
@@ -224,12 +222,6 @@ def _brought(
     for item in items:
         found[item.learner] = max(found.get(item.learner, known.get(item.learner, 0.0)), _weight(item, state.policy))
     return found
-
-
-def _most(state: RunState, learner: str, brought: Mapping[str, float]) -> float:
-    cap, grants = state.policy.weight_cap, state.grants
-    others = [Brought(weight, grants.get(name, cap)) for name, weight in brought.items() if name != learner]
-    return most_weight(others, grant=grants.get(learner, cap), weight_cap=cap)
 
 
 def _damping(item: AcceptedItem, fragment: FragmentState, policy: Policy) -> float:

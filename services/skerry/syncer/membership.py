@@ -19,6 +19,7 @@ from typing import Annotated, Final
 
 import msgspec
 
+from skerry.algorithm.rounds import Brought, most_weight
 from skerry.store.log.entries import FORMAT, canonical_json
 from skerry.store.log.state import FragmentState, LearnerState, RunState
 from skerry.store.objects.interface import read_json
@@ -59,9 +60,10 @@ def expected_learners(state: RunState, fragment: FragmentState, view: Membership
     """Returns whom a round of `fragment` waits for.
 
     Before the first close that is everybody; then who contributed to the last two closes, or attached since the first
-    of them, unless it attached before and never brought anything. A learner whose last delta held few tokens is not
-    waited for; before the first close, one that reports few tokens a second or none. It contributes early, so its delta
-    is mostly there in time, and it brings less than it costs everybody to have the answer later.
+    of them, unless it attached before and never brought anything. A learner whose last delta held few tokens, next to
+    the most that one of them counts for, is not waited for; before the first close, one that reports few tokens a
+    second or none. It contributes early, so its delta is mostly there in time, and it brings less than it costs
+    everybody to have the answer later.
     """
     present = present_learners(state, fragment, view)
     if fragment.contributors:
@@ -71,8 +73,16 @@ def expected_learners(state: RunState, fragment: FragmentState, view: Membership
         expected, brought = present & (recent | attached), fragment.weights
     else:
         expected, brought = present, {name: view.learners[name].token_rate for name in present}
-    largest = max((weight for name, weight in brought.items() if name in present), default=0.0)
+    brought = {name: weight for name, weight in brought.items() if name in present}
+    largest = max((min(weight, most(state, name, brought)) for name, weight in brought.items()), default=0.0)
     return {name for name in expected if brought.get(name, largest) >= _SMALL_SHARE * largest}
+
+
+def most(state: RunState, learner: str, brought: Mapping[str, float]) -> float:
+    """Returns what a learner counts for at most where these learners bring these weights."""
+    cap, grants = state.policy.weight_cap, state.grants
+    others = [Brought(weight, grants.get(name, cap)) for name, weight in brought.items() if name != learner]
+    return most_weight(others, grant=grants.get(learner, cap), weight_cap=cap)
 
 
 def present_learners(state: RunState, fragment: FragmentState, view: MembershipView) -> set[str]:

@@ -20,6 +20,7 @@ from skerry.algorithm.rounds import delta_weight, share_of_length
 from skerry.store.errors import LogCorruptError
 from skerry.store.log.checks import check_item
 from skerry.store.log.entries import (
+    GRANTS_FORMAT,
     INITIAL_BASE,
     AcceptedItem,
     CheckpointItem,
@@ -122,12 +123,11 @@ def _admit_session(state: RunState, item: SessionItem) -> None:
     if (granted := state.granted(item)) is not None:
         state.grants[item.learner] = granted
     learner = state.learners.setdefault(item.learner, LearnerState(item.learner, item.region, item.session))
-    if item.session in learner.sessions and not learner.has_left:
-        return  # it is attached, and only its grant is another
     learner.region, learner.session, learner.has_left = item.region, item.session, False
-    if item.session not in learner.sessions:
+    if is_new := item.session not in learner.sessions:
         learner.sessions.append(item.session)
-    learner.attached_at, learner.attached_at_step = state.position, state.step_count
+    if is_new or state.entry_format < GRANTS_FORMAT:  # else it has another grant, or is back, which is no work
+        learner.attached_at, learner.attached_at_step = state.position, state.step_count
 
 
 def _admit_accepted(state: RunState, item: AcceptedItem) -> list[DeltaState]:

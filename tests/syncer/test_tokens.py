@@ -17,7 +17,6 @@ from skerry.cli.runs import runs as runs_command
 from skerry.client import RunsClient, Tls, TryAgainError
 from skerry.runtime.identifiers import SystemEntropy
 from skerry.store.objects.opening import open_objects
-from skerry.store.operator.tokens import tokens
 from skerry.store.tokens import create_token, revoke_token, token_digest
 from skerry.syncer.errors import SyncerError
 from skerry.syncer.server import SyncerServer, serving
@@ -26,6 +25,7 @@ from skerry.v1 import exchange_pb2 as exchange
 from skerry.v1 import runs_pb2 as runs
 from skerry.wire.identity import Identity, Role
 from tests.doubles.made_keys import make_keys, tls_of
+from tests.doubles.made_tokens import in_thread, skerry_tokens
 from tests.syncer.conftest import LOCAL
 from tests.syncer.raw_learner import RawLearner, connected, create_run, refused
 
@@ -48,18 +48,6 @@ class SetClock:
     async def sleep(self, duration_s: float) -> None:
         self.slept_s.append(duration_s)
         await asyncio.Event().wait()
-
-
-def skerry_tokens(*words: str, status: int = 0) -> str:
-    """Returns what `skerry tokens` prints on standard output."""
-    result = CliRunner().invoke(tokens, words)
-    assert result.exit_code == status, result.output
-    return result.stdout if status == 0 else result.output
-
-
-async def in_thread(*words: str) -> str:
-    """Returns what `skerry tokens` prints, which runs a loop of its own."""
-    return await asyncio.to_thread(skerry_tokens, *words)
 
 
 @pytest.fixture

@@ -9,12 +9,15 @@
 //   {"do": "call", "channel", "method", "fields"}    sends one message, and answers when the first answer is here
 //   {"do": "hold", "channel", "method", "fields"}    likewise, and the stream stays open
 //   {"do": "heard", "channel"}                       the next message of that stream, or its end
+//   {"do": "connect", "ca", "cert", "key", "version", "resumes"}    connects without a call, by that version of TLS;
+//                                                    `resumes`: with the session of the last such connection
 //
 // A call's answer has the status that the client saw (`code`, `message`, `details`), and in `serial` the serial number
 // of the certificate that the server of the call's connection presented.
 'use strict';
 
 const fs = require('node:fs');
+const http2 = require('node:http2');
 const path = require('node:path');
 const readline = require('node:readline');
 const grpc = require('@grpc/grpc-js');
@@ -106,6 +109,24 @@ function begin({ client }, { method: name, fields }, told, deadline) {
   return call;
 }
 
+let session; // of the last connection without a call
+
+// Answers whether the server spoke HTTP/2, and whether it went on with the session.
+function connect({ ca, cert, key, version, resumes }) {
+  return new Promise((resolve) => {
+    const files = { ca: read(ca), cert: read(cert), key: read(key) };
+    const connection = http2.connect(`https://${target}`, { ...files, maxVersion: version, session: resumes ? session : undefined });
+    const answer = { is_in: false, is_resumed: false };
+    connection.socket.on('session', (one) => { session = one; });
+    connection.on('error', () => {}); // it was refused
+    connection.on('close', () => resolve(answer));
+    connection.on('remoteSettings', () => {
+      Object.assign(answer, { is_in: true, is_resumed: connection.socket.isSessionReused() });
+      connection.ping(() => connection.destroy()); // by its answer the session has come
+    });
+  });
+}
+
 const serialOf = (call) => call.getAuthContext()?.sslPeerCertificate?.serialNumber.toLowerCase() ?? null;
 
 // Answers with the first message, or with the end if there is none. A stream of answers is left then.
@@ -132,6 +153,8 @@ function obey(command) {
       return Object.fromEntries([...methods].map(([name, method]) => [name, fieldPaths(method.requestType.type).map((one) => one.at(-1))]));
     case 'open':
       return open(command);
+    case 'connect':
+      return connect(command);
     case 'call':
       return firstAnswer(channel, command, false);
     case 'hold':

@@ -106,9 +106,12 @@ class Caller:
 
     async def open(self, channel: str, tls: Tls | None) -> None:
         """Makes a connection, which begins with its first call."""
-        files = {} if tls is None else {"ca": tls.ca, "cert": tls.cert, "key": tls.key}
-        given = {name: str(file) for name, file in files.items() if file is not None}
-        await self._told(do="open", channel=channel, **given, token=(tls and tls.token) or "")
+        await self._told(do="open", channel=channel, **_files(tls), token=(tls and tls.token) or "")
+
+    async def connect(self, tls: Tls, version: str, *, resumes: bool) -> tuple[bool, bool]:
+        """Returns whether a connection without a call got in, and whether it resumed the last one's TLS session."""
+        said = await self._told(do="connect", **_files(tls), version=version, resumes=resumes)
+        return said["is_in"], said["is_resumed"]
 
     async def call(self, channel: str, method: str, **fields: Any) -> Answer:
         """Sends one message with those of the fields that it has, and returns the first answer."""
@@ -121,6 +124,11 @@ class Caller:
     async def heard(self, channel: str) -> Answer:
         """Waits for what comes next on the connection's open stream: a message, or its end."""
         return Answer.parse(await self._told(do="heard", channel=channel))
+
+
+def _files(tls: Tls | None) -> dict[str, str]:
+    files = {} if tls is None else {"ca": tls.ca, "cert": tls.cert, "key": tls.key}
+    return {name: str(file) for name, file in files.items() if file is not None}
 
 
 @contextlib.asynccontextmanager

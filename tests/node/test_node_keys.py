@@ -6,6 +6,8 @@ import itertools
 import time
 from dataclasses import replace
 
+import pytest
+
 from skerry.client import Tls
 from tests.doubles.made_keys import make_keys, replace_pair, tls_of
 from tests.doubles.made_tokens import in_thread
@@ -33,6 +35,21 @@ async def test_with_mutual_tls_only_a_certificate_of_the_authority_connects(depl
             assert (who, answer.code, answer.reason) == (who, "UNAVAILABLE", "")
             assert why in answer.message, who
             assert await presented(served, own) == deployment.serial(), who
+
+
+@pytest.mark.parametrize("version", ["TLSv1.2", "TLSv1.3"])
+async def test_a_session_is_not_resumed_so_that_each_connection_needs_a_certificate_that_is_valid_then(
+    version: str, deployment: Deployment
+) -> None:
+    keys, us = deployment.keys, deployment.certificate(LEARNER)
+    async with deployment.served(deployment.certificate(ADMIN), "--tls-client-ca", f"{keys}/ca.pem") as served:
+        client = served.client
+        assert await client.connect(us, version, resumes=False) == (True, False)
+        assert await client.connect(tls_of(keys), version, resumes=True) == (False, False)
+        assert await client.connect(us, version, resumes=True) == (True, False)
+        (keys / "a.example.key").unlink()  # what is in service then is the last that could be read
+        assert await client.connect(us, version, resumes=False) == (True, False)
+        assert await client.connect(tls_of(keys), version, resumes=True) == (False, False)
 
 
 async def test_a_renewed_certificate_is_for_new_connections_and_old_ones_go_on(deployment: Deployment) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import itertools
 import time
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from skerry.cli.authority import Authority, client
 from skerry.client import Tls
 from tests.doubles.made_keys import make_keys, replace_pair, tls_of
 from tests.doubles.made_tokens import in_thread
@@ -21,9 +23,11 @@ async def test_with_mutual_tls_only_a_certificate_of_the_authority_connects(depl
     others, keys = deployment.folder / "others", deployment.keys
     make_keys(others, "--learner", "us")
     own, strange = tls_of(keys, "us"), tls_of(others, "us")
+    Authority(keys, datetime.now(UTC) - timedelta(days=2)).make(client("learner", "late"), days=1)
     refused = {
         "no certificate": (tls_of(keys), "Failed to connect"),
         "a certificate of another authority": (replace(strange, ca=own.ca), "Failed to connect"),
+        "a certificate that has expired": (tls_of(keys, "late"), "Failed to connect"),
         "plaintext": (None, "Failed to connect"),
         "no trust in the server": (replace(own, ca=strange.ca), "unable to verify the first certificate"),
     }
@@ -43,13 +47,13 @@ async def test_a_session_is_not_resumed_so_that_each_connection_needs_a_certific
 ) -> None:
     keys, us = deployment.keys, deployment.certificate(LEARNER)
     async with deployment.served(deployment.certificate(ADMIN), "--tls-client-ca", f"{keys}/ca.pem") as served:
-        client = served.client
-        assert await client.connect(us, version, resumes=False) == (True, False)
-        assert await client.connect(tls_of(keys), version, resumes=True) == (False, False)
-        assert await client.connect(us, version, resumes=True) == (True, False)
+        connect = served.client.connect
+        assert await connect(us, version, resumes=False) == (True, False)
+        assert await connect(tls_of(keys), version, resumes=True) == (False, False)
+        assert await connect(us, version, resumes=True) == (True, False)
         (keys / "a.example.key").unlink()  # what is in service then is the last that could be read
-        assert await client.connect(us, version, resumes=False) == (True, False)
-        assert await client.connect(tls_of(keys), version, resumes=True) == (False, False)
+        assert await connect(us, version, resumes=False) == (True, False)
+        assert await connect(tls_of(keys), version, resumes=True) == (False, False)
 
 
 async def test_a_renewed_certificate_is_for_new_connections_and_old_ones_go_on(deployment: Deployment) -> None:

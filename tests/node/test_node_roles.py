@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 
+from skerry.v1 import runs_pb2 as runs
 from skerry.wire.identity import Identity
 from tests.doubles.made_keys import make_keys
 from tests.node.deployment import ADMIN, LEARNER, LEARNER_OF_DEMO, LEARNER_OF_GPT, READER, Deployment, attach
 from tests.node.node_clients import ROOT, check_steps, train
+from tests.syncer.raw_learner import create_run, plan_messages
 
 ID = "a" * 32
 CALLERS = {
@@ -120,6 +122,25 @@ async def test_each_caller_is_refused_the_methods_that_the_documented_table_says
                 assert not refusal or answer.reason == refusal
                 worked |= {method.partition("/")[2]} if answer.code == "OK" else set()
             assert worked == WORKS[who]
+
+
+async def test_a_learner_of_one_run_does_not_reach_another_by_its_uid(deployment: Deployment) -> None:
+    admin = deployment.certificate(ADMIN)
+    async with deployment.served(admin, "--tls-client-ca", f"{deployment.keys}/ca.pem") as served:
+        gpt, _ = await create_run(served.admin, "gpt")
+        tensors, fragments = plan_messages()
+        new = runs.CreateRunRequest(request_id=ID, name="new", tensors=tensors, fragments=fragments)
+        draft = (await served.admin.runs.CreateRun(new)).run
+        await served.client.open("us", deployment.certificate(LEARNER_OF_DEMO))
+        methods = await served.client.methods()
+        for uid in (gpt.uid, draft.uid):
+            refused = set[str]()
+            for method, fields in requests(methods, uid):
+                if "run_uid" in fields and not by_table(method, LEARNER_OF_DEMO, fields):
+                    answer = await served.client.call("us", method, **fields)
+                    assert (method, answer.reason) == (method, "RUN_REPLACED")
+                    refused.add(method)
+            assert len(refused) == 8
 
 
 async def test_where_enrolment_is_by_run_only_learners_of_the_run_join_it(deployment: Deployment) -> None:

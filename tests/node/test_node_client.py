@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import os
-import shutil
-import subprocess
 import time
 from pathlib import Path
 
@@ -19,73 +15,10 @@ from skerry.store.objects.opening import open_objects
 from skerry.store.tokens import create_token, revoke_token, token_digest
 from skerry.syncer.server import ServerSettings, serving
 from skerry.v1 import capabilities_pb2
-from skerry.v1 import types_pb2 as types
 from skerry.wire.identity import Identity
 from tests.doubles.made_keys import make_keys, tls_of
-from tests.syncer.raw_learner import QUICK, Stubs, connected, create_run
-
-HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
-BUILD = ROOT / "build" / "node"
-
-
-@pytest.fixture(scope="session")
-def node_modules() -> Path:
-    """The client's packages, installed once from the lock file into build/."""
-    for tool in ("node", "npm"):
-        if shutil.which(tool) is None:
-            pytest.skip(f"{tool} is not installed")
-    lock = (HERE / "package-lock.json").read_bytes()
-    stamp = BUILD / "installed.json"
-    if not stamp.exists() or stamp.read_bytes() != lock:
-        BUILD.mkdir(parents=True, exist_ok=True)
-        for name in ("package.json", "package-lock.json"):
-            shutil.copy(HERE / name, BUILD / name)
-        installing = subprocess.run(
-            ["npm", "ci", "--no-audit", "--no-fund"],
-            cwd=BUILD,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=180,
-        )
-        if installing.returncode != 0:
-            pytest.skip(f"npm could not install the client's packages: {installing.stderr.strip()[-300:]}")
-        stamp.write_bytes(lock)
-    return BUILD / "node_modules"
-
-
-PLAIN = types.Encoding(codec=types.CODEC_FLOAT32, compressor=types.COMPRESSOR_NONE)
-POLICY = types.Policy()
-POLICY.CopyFrom(QUICK)
-POLICY.delta_encoding.CopyFrom(PLAIN)
-POLICY.update_encoding.CopyFrom(PLAIN)
-
-
-async def node(node_modules: Path, port: int, *pems: Path, token: str = "") -> tuple[int | None, str, str]:
-    """Returns the client's exit status, what it printed, and its errors."""
-    client = await asyncio.create_subprocess_exec(
-        "node",
-        str(HERE / "client.cjs"),
-        str(ROOT / "protos"),
-        f"127.0.0.1:{port}",
-        "demo",
-        "body",
-        *map(str, pems),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env={**os.environ, "NODE_PATH": str(node_modules), "SKERRY_TOKEN": token},
-    )
-    async with asyncio.timeout(60):
-        output, errors = await client.communicate()
-    return client.returncode, output.decode(), errors.decode()
-
-
-def check_steps(output: str) -> None:
-    steps = {line["step"]: line for line in map(json.loads, output.splitlines())}
-    assert list(steps) == ["run", "attached", "pulled", "pushed", "merged", "updated"]
-    assert (steps["pulled"]["version"], steps["pulled"]["kinds"]) == (0, ["OBJECT_KIND_SNAPSHOT"])
-    assert (steps["updated"]["version"], steps["updated"]["kinds"]) == (1, ["OBJECT_KIND_UPDATE"])
+from tests.node.node_clients import POLICY, check_steps, train
+from tests.syncer.raw_learner import Stubs, connected, create_run
 
 
 @pytest.mark.parametrize("has_tls", [False, True], ids=["plaintext", "mutual TLS"])
@@ -105,7 +38,7 @@ async def test_a_node_client_follows_a_run_pulls_pushes_and_sees_its_delta_merge
         connected(server.port, own) as stubs,
     ):
         await create_run(stubs, policy=POLICY)
-        status, output, errors = await node(node_modules, server.port, *pems)
+        status, output, errors = await train(node_modules, server.port, *pems)
     assert status == 0, errors
     check_steps(output)
 
@@ -129,16 +62,16 @@ async def test_so_it_does_over_tls_with_a_token_until_that_is_revoked(
             while not await is_known(stubs):
                 await asyncio.sleep(0.1)
         await create_run(stubs, policy=POLICY)
-        status, output, errors = await node(node_modules, server.port, ca, token=own)
+        status, output, errors = await train(node_modules, server.port, ca, token=own)
         assert status == 0, errors
         check_steps(output)
-        assert "PERMISSION_DENIED" in (await node(node_modules, server.port, ca, token=other))[2]
-        assert "UNAUTHENTICATED" in (await node(node_modules, server.port, ca))[2]
+        assert "PERMISSION_DENIED" in (await train(node_modules, server.port, ca, token=other))[2]
+        assert "UNAUTHENTICATED" in (await train(node_modules, server.port, ca))[2]
         await revoke_token(objects, token_digest(own))
         async with asyncio.timeout(10), connected(server.port, Tls(ca=ca, token=own)) as revoked:
             while await is_known(revoked):
                 await asyncio.sleep(0.1)
-        assert "UNAUTHENTICATED" in (await node(node_modules, server.port, ca, token=own))[2]
+        assert "UNAUTHENTICATED" in (await train(node_modules, server.port, ca, token=own))[2]
 
 
 async def is_known(stubs: Stubs) -> bool:

@@ -71,11 +71,11 @@ class ServeProcess:
 
 
 @contextlib.asynccontextmanager
-async def serve_process(store_url: str, folder: Path) -> AsyncIterator[ServeProcess]:
+async def serve_process(store_url: str, folder: Path, *options: str) -> AsyncIterator[ServeProcess]:
     """Yields a started process, and ends it at the end of the context."""
     process = ServeProcess(store_url, folder)
     try:
-        await process.start()
+        await process.start(*options)
         yield process
     finally:
         await process.stop()

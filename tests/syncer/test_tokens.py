@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,6 @@ from skerry.cli.runs import runs as runs_command
 from skerry.client import RunsClient, Tls, TryAgainError
 from skerry.runtime.identifiers import SystemEntropy
 from skerry.store.objects.opening import open_objects
-from skerry.store.operator.tokens import tokens
 from skerry.store.tokens import create_token, revoke_token, token_digest
 from skerry.syncer.errors import SyncerError
 from skerry.syncer.server import SyncerServer, serving
@@ -26,6 +26,8 @@ from skerry.v1 import exchange_pb2 as exchange
 from skerry.v1 import runs_pb2 as runs
 from skerry.wire.identity import Identity, Role
 from tests.doubles.made_keys import make_keys, tls_of
+from tests.doubles.made_tokens import in_thread, skerry_tokens
+from tests.doubles.stuck_objects import StuckObjects
 from tests.syncer.conftest import LOCAL
 from tests.syncer.raw_learner import RawLearner, connected, create_run, refused
 
@@ -48,18 +50,6 @@ class SetClock:
     async def sleep(self, duration_s: float) -> None:
         self.slept_s.append(duration_s)
         await asyncio.Event().wait()
-
-
-def skerry_tokens(*words: str, status: int = 0) -> str:
-    """Returns what `skerry tokens` prints on standard output."""
-    result = CliRunner().invoke(tokens, words)
-    assert result.exit_code == status, result.output
-    return result.stdout if status == 0 else result.output
-
-
-async def in_thread(*words: str) -> str:
-    """Returns what `skerry tokens` prints, which runs a loop of its own."""
-    return await asyncio.to_thread(skerry_tokens, *words)
 
 
 @pytest.fixture
@@ -152,6 +142,27 @@ async def test_a_certificate_and_a_token_may_be_wanted_both_and_the_token_decide
         async with connected(server.port, replace(tls_of(keys, "anna"), token="skerry_unknown")) as stubs:
             with refused("UNAUTHENTICATED", grpc.StatusCode.UNAUTHENTICATED):
                 await stubs.runs.ListRuns(runs.ListRunsRequest())
+
+
+async def test_a_server_does_not_listen_before_it_knows_the_tokens_of_its_store(keys: Path) -> None:
+    objects = StuckObjects()
+    token = await create_token(objects, US, SystemEntropy(), now_unix_s=time.time(), lifetime_s=60.0)
+    objects.unread = "tokens/"
+    settings = replace(LOCAL, tls=tls_of(keys, "a.example", ca=False), has_tokens=True)
+    asyncio.get_running_loop().call_later(0.5, objects.go.set)
+    async with (
+        serving(objects, settings) as server,
+        connected(server.port, replace(tls_of(keys), token=token)) as stubs,
+    ):
+        with refused("RUN_NOT_FOUND", grpc.StatusCode.NOT_FOUND):
+            await stubs.runs.GetRun(runs.GetRunRequest(name="demo"))
+
+
+async def test_all_tokens_of_a_store_are_known_at_the_start() -> None:
+    objects = open_objects("memory://")
+    made = [await create_token(objects, US, SystemEntropy(), now_unix_s=1000.0, lifetime_s=60.0) for _ in range(100)]
+    book = await TokenBook(objects, SetClock()).begin()
+    assert [token for token in made if not book.knows(token)] == []
 
 
 async def test_a_token_ends_at_its_time_and_so_do_its_calls() -> None:

@@ -33,25 +33,28 @@ class ServerCertificates:
         """Returns the credentials of a port. With an authority to trust, clients must present a certificate of it."""
         return grpc.dynamic_ssl_server_credentials(
             _configuration(self._files),
-            self._changed,  # type: ignore[arg-type]  # None says that nothing changed
+            self._next,
             require_client_authentication=self._tls.ca is not None,
         )
 
-    def _changed(self) -> grpc.ServerCertificateConfiguration | None:
-        """Returns what to present from now on if the files have changed; called by threads of gRPC."""
+    def _next(self) -> grpc.ServerCertificateConfiguration:
+        """Returns the configuration of a new connection; called by threads of gRPC.
+
+        Each connection has one of its own, because connections of one configuration can resume each other's TLS
+        sessions, in which the client's certificate is not looked at again: one that has expired would get in.
+        """
         try:
             files = self._tls.read(self._files)
         except ValueError as error:
             if str(error) != self._problem:
                 self._problem = str(error)
                 _LOG.warning("certificates can't be reloaded, the old ones stay in use", because=str(error))
-            return None
-        self._problem = ""
-        if files is self._files:
-            return None
-        self._files = files
-        _LOG.info("certificates reloaded", cert=str(self._tls.cert))
-        return _configuration(files)
+        else:
+            self._problem = ""
+            if files is not self._files:
+                self._files = files
+                _LOG.info("certificates reloaded", cert=str(self._tls.cert))
+        return _configuration(self._files)
 
 
 def _configuration(files: TlsFiles) -> grpc.ServerCertificateConfiguration:

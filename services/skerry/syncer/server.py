@@ -143,7 +143,7 @@ class SyncerServer:
 async def serving(objects: Objects, settings: ServerSettings) -> AsyncIterator[SyncerServer]:
     """Yields a syncer that listens on `settings.listen`, and stops it at the end of the context.
 
-    It does not listen before the store has answered.
+    It does not listen before the store has answered, and its tokens are known.
 
     Raises:
         ListenError: it can't listen on that address.
@@ -166,7 +166,7 @@ async def serving(objects: Objects, settings: ServerSettings) -> AsyncIterator[S
         metrics=metrics,
     )
     metrics.begin(importlib.metadata.version("skerry"), host.budget)
-    tokens = TokenBook(objects, clock) if settings.has_tokens else None
+    tokens = await TokenBook(objects, clock).begin() if settings.has_tokens else None
     has_roles = tokens is not None or (settings.tls is not None and settings.tls.ca is not None)
     authentication = Authentication(tokens, wants_run=settings.enrols_by_run) if has_roles else None
     interceptor = ErrorInterceptor(MAX_MESSAGE_BYTES, metrics, authentication)

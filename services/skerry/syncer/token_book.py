@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Final
+from typing import Final, Self
 
 import structlog
 
@@ -19,26 +19,42 @@ from skerry.wire.identity import Identity
 _LOG: Final = structlog.get_logger(__name__)
 # A token is honoured, and a revoked one refused, within 10 s: this, and the time that a listing takes.
 POLL_S: Final = 5.0
+# A store answers in tens of milliseconds: one by one, a syncer with 1000 tokens would start half a minute later.
+_READS_AT_ONCE: Final = 32
 
 
 class TokenBook:
-    """Tokens by their digest; call `follow` in a task. While the store can't be reached, what was known stays valid."""
+    """Tokens by their digest; `begin` comes first, then `follow` in a task.
+
+    While the store can't be reached, what was known stays valid.
+    """
 
     def __init__(self, objects: Objects, clock: Clock) -> None:
-        """Knows no token before the first look."""
+        """Knows no token before `begin`."""
         self._objects = objects
         self._clock = clock
         self._tokens: dict[str, Token] = {}
         self._calls: set[tuple[str, asyncio.Timeout]] = set()
 
+    async def begin(self) -> Self:
+        """Returns this when the store's tokens are known: until then their calls would be refused."""
+        while not await self._looked():
+            await self._clock.sleep(POLL_S)
+        return self
+
     async def follow(self) -> None:
         """Looks through the store for ever."""
         while True:
-            try:
-                await self.refresh()
-            except StoreError as error:
-                _LOG.warning("tokens can't be read, those that are known stay valid", cause=str(error))
             await self._clock.sleep(POLL_S)
+            await self._looked()
+
+    async def _looked(self) -> bool:
+        try:
+            await self.refresh()
+        except StoreError as error:
+            _LOG.warning("tokens can't be read, those that are known stay valid", cause=str(error))
+            return False
+        return True
 
     async def refresh(self) -> None:
         """Takes in new tokens; ends the calls of those that were revoked or have expired."""
@@ -47,11 +63,15 @@ class TokenBook:
         for call in [call for call in self._calls if self._valid(call[0]) is None]:
             self._calls.discard(call)
             call[1].reschedule(0.0)
-        for digest in sorted(found - self._tokens.keys()):
-            try:
-                self._tokens[digest] = await read_token(self._objects, digest)
-            except (StoreError, ValueError) as error:
-                _LOG.warning("a token can't be read and is not accepted", token=digest[:12], cause=str(error))
+        new = sorted(found - self._tokens.keys())
+        for first in range(0, len(new), _READS_AT_ONCE):
+            await asyncio.gather(*map(self._learn, new[first : first + _READS_AT_ONCE]))
+
+    async def _learn(self, digest: str) -> None:
+        try:
+            self._tokens[digest] = await read_token(self._objects, digest)
+        except (StoreError, ValueError) as error:
+            _LOG.warning("a token can't be read and is not accepted", token=digest[:12], cause=str(error))
 
     @asynccontextmanager
     async def calling(self, token: str) -> AsyncIterator[Identity]:

@@ -11,6 +11,7 @@ import pytest
 
 from skerry.cli.authority import Authority, client
 from skerry.client import Tls
+from skerry.wire.identity import Role
 from tests.doubles.made_keys import make_keys, replace_pair, tls_of
 from tests.doubles.made_tokens import in_thread
 from tests.node.deployment import ADMIN, LEARNER, LEARNER_OF_DEMO, Deployment, Served, attach, hears
@@ -23,7 +24,7 @@ async def test_with_mutual_tls_only_a_certificate_of_the_authority_connects(depl
     others, keys = deployment.folder / "others", deployment.keys
     make_keys(others, "--learner", "us")
     own, strange = tls_of(keys, "us"), tls_of(others, "us")
-    Authority(keys, datetime.now(UTC) - timedelta(days=2)).make(client("learner", "late"), days=1)
+    Authority(keys, datetime.now(UTC) - timedelta(days=2)).make(client(Role.LEARNER, "late"), days=1)
     refused = {
         "no certificate": (tls_of(keys), "Failed to connect"),
         "a certificate of another authority": (replace(strange, ca=own.ca), "Failed to connect"),

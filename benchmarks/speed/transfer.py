@@ -87,7 +87,7 @@ async def peer(syncer: Served, run: Run, layout: FragmentLayout, learner_id: str
     session = Session(
         settings=ExchangeSettings(run=run.name, learner_id=learner_id),
         transport=transport,
-        parameters=ArrayParameters({}),
+        parameters=ArrayParameters({"unused": np.zeros(1, np.float32)}),
         workers=workers,
         entropy=entropy,
         jitter=random.Random(SEED),

@@ -47,7 +47,7 @@ class HostSettings:
     """How one process spends its time and memory on all its runs."""
 
     part_budget_bytes: int = 2**30  # of pushed parts in memory: 256 of the suggested size at the same time
-    download_budget_bytes: int = 2**27  # of pieces of downloads that clients have not taken yet, each of 1 MiB
+    download_budget_bytes: int = 2**27  # of pieces of downloads that clients have not taken yet
     name_lifetime_s: float = 1.0  # for which the uid of a name is cached
     sweep_s: float = 5.0  # between checks for runs that were deleted, replaced or are idle
     idle_sweep_s: float = 60.0  # at most, between two of a run in which nothing happens

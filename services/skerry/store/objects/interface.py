@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 # A blob's bytes: at hand, or as they come.
 Chunks = bytes | Sequence[bytes] | AsyncIterator[bytes]
-STREAM_CHUNK_BYTES: Final = 2**20  # large enough that the cost of a call is negligible, small enough to hold many
+STREAM_CHUNK_BYTES: Final = 2**19  # large enough that the cost of a call is small, small enough to hold many
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]+(?:/[A-Za-z0-9._-]+)*")
 
 
@@ -61,7 +61,7 @@ class Objects(Protocol):
         """
 
     def stream(self, name: str, *, offset: int = 0) -> AsyncIterator[bytes]:
-        """Yields the object's bytes from `offset` in pieces of at most 1 MiB.
+        """Yields the object's bytes from `offset` in pieces of at most `STREAM_CHUNK_BYTES`.
 
         No request of it takes long, however large the object is. An error may come between two pieces; the same call
         with a later offset goes on from there.

@@ -1,0 +1,20 @@
+"""The benchmarks of the data path still run; `make bench` has the figures."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(200)]
+
+
+@pytest.mark.parametrize("table", ["codec", "transfer", "merge"])
+def test_a_table_is_measured(table: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    command = [sys.executable, "-m", "benchmarks.speed", table, "--quick"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr[-3000:]
+    assert f"{table}: " in result.stdout + result.stderr

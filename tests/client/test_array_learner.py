@@ -269,7 +269,7 @@ def test_training_goes_on_while_the_syncer_is_dead_and_what_was_learned_is_sent_
     try:
         thread.run(process.start())
         target = f"127.0.0.1:{process.port}"
-        policy = Policy(inner_step_count=4, lease_term_s=1.0)
+        policy = Policy(inner_step_count=4, lease_term_s=1.0, quarantine_ratio=0)
         with ArrayLearner(
             problem.arrays, target=target, run="fit", learner_id="a", create=True, policy=policy
         ) as learner:

@@ -338,6 +338,20 @@ def test_an_outlier_alone_in_its_round_is_named_without_a_close() -> None:
     assert world.state.deltas[bad].fate is Fate.QUARANTINED
 
 
+def test_what_comes_again_as_large_from_a_learner_alone_is_training() -> None:
+    """Nobody else bears it out, and the same steps from the same weights lead there for ever."""
+    world = RoundWorld("eu")
+    world.accept("eu")
+    world.close_and_commit(closed(world, "eu"))
+    for norm in (1e2, 1e5):  # the second is as far from the first as that from what was merged
+        world.accept("eu", norm=norm)
+        (item,) = RoundEngine().decide(world.state, view("eu"), 0.0).items
+        assert isinstance(item, FateItem)
+        world.append(item)
+    world.accept("eu", norm=3e4)
+    assert len(closed(world, "eu").members) == 1
+
+
 def test_the_replica_that_closed_merges_at_once_and_another_after_a_term() -> None:
     world = RoundWorld("eu")
     world.accept("eu")

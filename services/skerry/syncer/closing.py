@@ -77,7 +77,8 @@ def norms_a_step(item: AcceptedItem) -> NDArray[np.float64]:  # (tensors,)
 def outliers(state: RunState, fragment: FragmentState, deltas: Sequence[DeltaState]) -> tuple[Decided, ...]:
     """Names deltas whose step in a round of H steps would exceed its reference by the policy's ratio.
 
-    Without peers, the reference is the learner's own newest delta.
+    Without peers, the reference is the learner's own newest delta, and what was named for it since the newest version:
+    nobody else can bear out that the steps have become larger, and without that nothing would be merged any more.
     """
     policy, items = state.policy, [delta.item for delta in deltas]
     if policy.quarantine_ratio == 0:
@@ -85,12 +86,24 @@ def outliers(state: RunState, fragment: FragmentState, deltas: Sequence[DeltaSta
     before, found = newest_deltas(state, fragment), []
     for item, peers in zip(items, references(state, fragment, items), strict=True):
         is_alone = not np.isfinite(peers).all() and item.learner in before
-        limit = policy.inner_step_count * math.hypot(*(norms_a_step(before[item.learner]) if is_alone else peers))
+        limit = policy.inner_step_count * (_own_norm(state, before[item.learner]) if is_alone else math.hypot(*peers))
         norm = math.sqrt(math.fsum(item.squared_norms))
         taken = norm * min(1.0, policy.inner_step_count / max(item.step_count, 1))
         if 0 < limit * policy.quarantine_ratio < taken:
             found.append(Decided(item.delta, Fate.QUARANTINED, f"norm is an outlier. ratio={taken / limit:.1f}"))
     return tuple(found)
+
+
+def _own_norm(state: RunState, merged: AcceptedItem) -> float:
+    """Returns the largest norm a step of the learner's newest merged delta and those that were named since then."""
+    since = state.fragments[merged.fragment].newest.position
+    named = [
+        delta.item
+        for delta in state.deltas.values()
+        if delta.fate is Fate.QUARANTINED and delta.position > since
+        if (delta.item.learner, delta.item.fragment) == (merged.learner, merged.fragment)
+    ]
+    return max(math.hypot(*norms_a_step(item)) for item in (merged, *named))
 
 
 def is_unexplained(state: RunState, fragment: FragmentState, view: MembershipView) -> bool:

@@ -102,7 +102,9 @@ def main(settings: str) -> None:
         return
     _train(learner, given, arrays, journal, is_ending)
     if learner.failure is None:
-        journal.note("flushed", learner.flush(_FLUSH_S) and learner.failure is None and not learner.is_closed)
+        journal.note(
+            "flushed", learner.flush(_FLUSH_S, is_last=True) and learner.failure is None and not learner.is_closed
+        )
         for name, fragment in learner._exchange._fragments.items():
             ledger = fragment.ledger
             journal.note("adopted", [name, ledger.version, tree_digest(ledger.anchor, LeafHash.BLAKE3).hex()])

@@ -73,7 +73,7 @@ class ScriptedLearner:
         unsent = 0 if self.is_flushed else len(self.steps)
         return Stats(is_attached=True, deltas_acknowledged=count, versions={"body": count}, unsent_step_count=unsent)
 
-    def flush(self, timeout_s: float) -> bool:
+    def flush(self, timeout_s: float, *, is_last: bool = False) -> bool:
         self.flushes.append(timeout_s)
         return self.is_flushed
 

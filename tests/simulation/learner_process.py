@@ -194,7 +194,7 @@ class LearnerProcess:
     async def _leave(self, record: LearnerRecord, exchange: ExchangeLoop) -> None:
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + _FLUSH_S
-        exchange.flush()
+        exchange.flush(is_last=True)
         while not (is_flushed := exchange.is_flushed) and loop.time() < deadline_s:
             exchange._boundary.work()  # what `serve` does, without a thread to wait in
             await asyncio.sleep(0.1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 import statistics
+import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skerry.algorithm.rounds import Brought, most_weight
+from skerry.algorithm.rounds import Brought, most_weights
 from skerry.client import Tls
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.identifiers import SystemEntropy
@@ -22,13 +23,14 @@ from skerry.store.log.state import Outcome
 from skerry.store.objects.opening import open_objects
 from skerry.store.operator.log_lines import entry_lines
 from skerry.store.tokens import create_token
+from skerry.syncer.rounds import RoundEngine
 from skerry.syncer.server import SyncerServer, serving
 from skerry.v1 import runs_pb2 as runs
 from skerry.wire.identity import Identity, Role
 from tests.doubles.made_keys import make_keys, tls_of
 from tests.syncer.conftest import LOCAL
 from tests.syncer.raw_learner import RawLearner, connected, create_run
-from tests.syncer.round_world import RoundWorld
+from tests.syncer.round_world import RoundWorld, view
 from tests.syncer.test_liars import MOST, round_of
 from tests.syncer.test_tokens import heard
 
@@ -36,6 +38,11 @@ CAP = 2.0
 WEIGHTS = st.floats(0, 1e12)
 OTHERS = st.lists(st.builds(Brought, WEIGHTS, st.floats(1, 1000)), max_size=8)
 FIVE = ("eu", "us", "ap", "big", "liar")
+
+
+def most_weight(others: Sequence[Brought], *, grant: float, weight_cap: float) -> float:
+    brought = {str(at): one for at, one in enumerate(others)} | {"own": Brought(3.0, grant)}
+    return most_weights(brought, weight_cap=weight_cap)["own"]
 
 
 def most(others: Sequence[float], grant: float = CAP) -> float:
@@ -78,6 +85,24 @@ def test_learners_as_large_as_they_were_granted_all_count_in_full(sizes: list[fl
     for at, own in enumerate(learners):
         others = [*learners[:at], *learners[at + 1 :]]
         assert own.weight <= most_weight(others, grant=own.grant, weight_cap=CAP) * (1 + 1e-9)
+
+
+def test_the_bounds_of_thousands_take_no_time() -> None:
+    """Rounds ask for them at each report, on the event loop."""
+    brought = {str(at): Brought(float(at % 97), CAP) for at in range(4000)}
+    begun_s = time.process_time()
+    most_weights(brought, weight_cap=CAP)
+    assert time.process_time() - begun_s < 1
+
+
+def test_beside_a_large_learner_the_usual_ones_are_waited_for() -> None:
+    names = ("eu", "us", "ap", "uk", "big")
+    world = world_of(*names)
+    for learner in names:
+        world.accept(learner, tokens=2400 * (8 if learner == "big" else 1))
+    world.close_and_commit(round_of(world, *names))
+    world.accept("big", tokens=8 * 2400)
+    assert RoundEngine().decide(world.state, view(*names), 0.0).items == ()
 
 
 def world_of(*learners: str, level: int = GRANTS_FORMAT) -> RoundWorld:

@@ -17,8 +17,11 @@ from click.testing import CliRunner
 from skerry.cli.runs import runs as runs_command
 from skerry.client import RunsClient, Tls, TryAgainError
 from skerry.runtime.identifiers import SystemEntropy
+from skerry.store.errors import StoreUnavailableError
+from skerry.store.objects.interface import Objects
 from skerry.store.objects.opening import open_objects
-from skerry.store.tokens import create_token, revoke_token, token_digest
+from skerry.store.tokens import Token, create_token, read_token, revoke_token, token_digest
+from skerry.syncer import token_book
 from skerry.syncer.errors import SyncerError
 from skerry.syncer.server import SyncerServer, serving
 from skerry.syncer.token_book import POLL_S, TokenBook
@@ -161,6 +164,22 @@ async def test_a_server_does_not_listen_before_it_knows_the_tokens_of_its_store(
 async def test_all_tokens_of_a_store_are_known_at_the_start() -> None:
     objects = open_objects("memory://")
     made = [await create_token(objects, US, SystemEntropy(), now_unix_s=1000.0, lifetime_s=60.0) for _ in range(100)]
+    book = await TokenBook(objects, SetClock()).begin()
+    assert [token for token in made if not book.knows(token)] == []
+
+
+async def test_a_syncer_begins_when_the_store_has_answered_for_each_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    objects = open_objects("memory://")
+    made = [await create_token(objects, US, SystemEntropy(), now_unix_s=1000.0, lifetime_s=60.0) for _ in range(3)]
+    failures = [StoreUnavailableError("it took too long")]
+
+    async def read(store: Objects, digest: str) -> Token:
+        if failures:
+            raise failures.pop()
+        return await read_token(store, digest)
+
+    monkeypatch.setattr(token_book, "read_token", read)
+    monkeypatch.setattr(token_book, "POLL_S", 0.01)
     book = await TokenBook(objects, SetClock()).begin()
     assert [token for token in made if not book.knows(token)] == []
 

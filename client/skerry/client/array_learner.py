@@ -131,7 +131,7 @@ class ArrayLearner:
         """
         try:
             if kind is None or issubclass(kind, SystemExit | KeyboardInterrupt):
-                self.flush(_EXIT_FLUSH_TIMEOUT_S)
+                self.flush(_EXIT_FLUSH_TIMEOUT_S, is_last=True)
         finally:
             if (lost := self.stats.unsent_step_count) and not self.is_closed:
                 _log.warning("left the run with steps that it does not have", steps=lost)
@@ -150,8 +150,11 @@ class ArrayLearner:
         """
         return self._exchange.step(tokens, loss)
 
-    def flush(self, timeout_s: float) -> bool:
+    def flush(self, timeout_s: float, *, is_last: bool = False) -> bool:
         """Sends all unsent work and returns whether it was acknowledged within the timeout.
+
+        Steps behind a delta in flight wait for its round. If nothing is trained afterwards, say `is_last`: such a round
+        opens at once then, which cuts it short for everybody.
 
         Also true when this learner was stopped, and when the run is closed and the last fates are known, so that
         nothing can be sent.
@@ -160,7 +163,7 @@ class ArrayLearner:
             StopExchangingError: as `step`.
         """
         self._exchange.check_weights()
-        self._thread.loop.call_soon_threadsafe(self._exchange.flush)
+        self._thread.loop.call_soon_threadsafe(lambda: self._exchange.flush(is_last=is_last))
         try:
             return self._exchange.serve(lambda: self._exchange.is_flushed, timeout_s)
         finally:

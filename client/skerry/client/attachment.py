@@ -181,7 +181,7 @@ class Attachment:
             token_count=session.trained.token_count,
             sent_bytes=session.tally.bytes_up,
             received_bytes=session.tally.bytes_down,
-            is_flushing=session.is_flushing,
+            is_flushing=session.is_ending,
             adopted=[
                 types_pb2.FragmentVersion(fragment=name, version=fragment.ledger.version)
                 for name, fragment in self._fragments.items()

@@ -254,16 +254,20 @@ class ExchangeLoop:
         await self._attachment.leave()
         self._session.end()
 
-    def flush(self) -> None:
-        """Has every fragment send its unsent work at once, however few steps it holds."""
-        self._session.is_flushing = True
+    def flush(self, *, is_last: bool = False) -> None:
+        """Has every fragment send its unsent work at once, however few steps it holds.
+
+        With `is_last` nothing is trained afterwards, and rounds open for what is in flight.
+        """
+        self._session.is_flushing, self._session.is_ending = True, is_last
         self._attachment.report_due.set()
         for fragment in self._fragments.values():
             fragment.wake()
 
     def end_flush(self) -> None:
         """Goes back to a delta every H steps."""
-        self._session.is_flushing = False
+        self._session.is_flushing = self._session.is_ending = False
+        self._attachment.report_due.set()
 
     def _on_step(self) -> None:
         self._is_step_posted = False

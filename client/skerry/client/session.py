@@ -202,6 +202,7 @@ class Session:
         self.step_time_s: float | None = None
         self.changed: list[str] = []  # fragments, by the training thread
         self.is_flushing = False
+        self.is_ending = False  # nothing is trained after this flush
         self.is_closed = False
         self.failure: SkerryError | None = None
         self.attached = asyncio.Event()

@@ -44,8 +44,8 @@ against the mean and the maximum.
 from __future__ import annotations
 
 import math
-import statistics
-from collections.abc import Iterable, Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 # Participation from which a round has nearly everybody: one that died meanwhile is expected for a round or two.
@@ -55,7 +55,7 @@ _MOST_MISSED: Final = 0.5
 
 
 class Brought(NamedTuple):
-    """What another learner brings, or brought last."""
+    """What a learner brings, or brought last."""
 
     weight: float  # W
     grant: float  # g; c where it was granted nothing
@@ -75,10 +75,18 @@ def delta_weight(token_count: int, step_count: int, *, inner_step_count: int, we
     return token_count * min(1.0, weight_cap * inner_step_count / step_count)
 
 
-def most_weight(others: Iterable[Brought], *, grant: float, weight_cap: float) -> float:
-    """Returns what a learner of that grant counts at most, equation (4a); infinite with fewer than two others."""
-    usual = [other.weight * min(1.0, weight_cap / other.grant) for other in others]
-    return grant * statistics.median(usual) if len(usual) > 1 else math.inf
+def most_weights(brought: Mapping[str, Brought], *, weight_cap: float) -> dict[str, float]:
+    """Returns by learner what it counts for at most, equation (4a); infinite with fewer than two others."""
+    usual = {name: one.weight * min(1.0, weight_cap / one.grant) for name, one in brought.items()}
+    order, others = sorted(usual.values()), len(usual) - 1
+    if others < 2:
+        return dict.fromkeys(brought, math.inf)
+    found = {}
+    for name, own in usual.items():
+        at = bisect_left(order, own)  # left out of the median
+        low, high = (order[index + (index >= at)] for index in ((others - 1) // 2, others // 2))
+        found[name] = brought[name].grant * ((low + high) / 2)
+    return found
 
 
 def rounds_behind(steps_since_base: float, *, inner_step_count: int) -> int:

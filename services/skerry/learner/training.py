@@ -35,8 +35,8 @@ class AttachedLearner(Protocol):
     def step(self, tokens: int, loss: float | None = None) -> object:
         """Counts one finished inner step; may replace parameters of the model."""
 
-    def flush(self, timeout_s: float) -> bool:
-        """Sends what is unsent and waits at most `timeout_s` until it is acknowledged."""
+    def flush(self, timeout_s: float, *, is_last: bool = False) -> bool:
+        """Sends what is unsent and waits at most `timeout_s` until it is acknowledged; `is_last`: it trains no more."""
 
     @property
     def stats(self) -> Stats:
@@ -192,7 +192,7 @@ class _Loop:
         """
         timeout_s, is_flushed = self._training.settings.loop.flush_timeout_s, True
         if self._learner is not None:
-            is_flushed = self._learner.flush(timeout_s)
+            is_flushed = self._learner.flush(timeout_s, is_last=True)
             if (failure := self._learner.failure) is not None:
                 _log.warning(
                     "the learner left the run early, later work is only in its checkpoint", because=str(failure)

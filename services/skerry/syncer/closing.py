@@ -28,7 +28,7 @@ from skerry.algorithm.rounds import (
 )
 from skerry.store.log.entries import INITIAL_BASE, AcceptedItem, ClosedItem, Decided, Fate, Member
 from skerry.store.log.state import DeltaState, FragmentState, RunState
-from skerry.syncer.membership import MembershipView, most, present_learners
+from skerry.syncer.membership import MembershipView, most_by_learner, present_learners
 from skerry.wire.policy import Policy
 
 # Rounds that a run goes on before a learner that brings nothing no longer counts as working.
@@ -138,12 +138,12 @@ def bounded(
 ) -> tuple[Member, ...]:
     """Returns the members with no learner counting for more than what it may beside what the others bring."""
     items = [state.deltas[member.delta].item for member in members]
-    brought = _brought(state, fragment, view, items)
+    bounds = most_by_learner(state, _brought(state, fragment, view, items))
     found = []
     for member, item in zip(members, items, strict=True):
         own = math.fsum(_weight(one, state.policy) for one in items if one.learner == item.learner)
-        bound = most(state, item.learner, brought)
-        found.append(member if own <= bound else structs.replace(member, weight=member.weight * (bound / own)))
+        most = bounds[item.learner]
+        found.append(member if own <= most else structs.replace(member, weight=member.weight * (most / own)))
     return tuple(found)
 
 
@@ -193,13 +193,13 @@ def _participation(
             weight = member.weight / damping
         damping = member.weight / weight if weight else 0.0
         contributed.append(Contribution(share_of_length(weight, item.step_count, length), damping))
-    brought = _brought(state, fragment, view, items)
+    bounds = most_by_learner(state, _brought(state, fragment, view, items))
     brought_by = {item.learner for item in items}
     mean = sum(delta.weight for delta in contributed) / len(brought_by)
     absent = []
     for name in sorted(_working_learners(state, fragment, view) - brought_by):
         if name in fragment.weights:
-            weight = min(fragment.weights[name], most(state, name, brought))
+            weight = min(fragment.weights[name], bounds[name])
             step_count = fragment.step_counts[name]
         else:
             step_count = view.learners[name].step_count if name in view.learners else 0

@@ -19,7 +19,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from skerry.algorithm.rounds import Brought, most_weight
+from skerry.algorithm.rounds import Brought, most_weights
 from skerry.store.log.entries import FORMAT, canonical_json
 from skerry.store.log.state import FragmentState, LearnerState, RunState
 from skerry.store.objects.interface import read_json
@@ -73,16 +73,19 @@ def expected_learners(state: RunState, fragment: FragmentState, view: Membership
         expected, brought = present & (recent | attached), fragment.weights
     else:
         expected, brought = present, {name: view.learners[name].token_rate for name in present}
-    brought = {name: weight for name, weight in brought.items() if name in present}
-    largest = max((min(weight, most(state, name, brought)) for name, weight in brought.items()), default=0.0)
+    known = {name: weight for name, weight in brought.items() if name in present and weight}
+    cap, bounds = state.policy.weight_cap, most_by_learner(state, known)
+    # Who was granted much is as large as a usual learner here: the usual ones are worth waiting for beside it.
+    usual = (min(weight, bounds[name]) * min(1, cap / state.grants.get(name, cap)) for name, weight in known.items())
+    largest = max(usual, default=0.0)
     return {name for name in expected if brought.get(name, largest) >= _SMALL_SHARE * largest}
 
 
-def most(state: RunState, learner: str, brought: Mapping[str, float]) -> float:
-    """Returns what a learner counts for at most where these learners bring these weights."""
+def most_by_learner(state: RunState, brought: Mapping[str, float]) -> dict[str, float]:
+    """Returns what each learner counts for at most where they bring these weights."""
     cap, grants = state.policy.weight_cap, state.grants
-    others = [Brought(weight, grants.get(name, cap)) for name, weight in brought.items() if name != learner]
-    return most_weight(others, grant=grants.get(learner, cap), weight_cap=cap)
+    known = {name: Brought(weight, grants.get(name, cap)) for name, weight in brought.items()}
+    return most_weights(known, weight_cap=cap)
 
 
 def present_learners(state: RunState, fragment: FragmentState, view: MembershipView) -> set[str]:

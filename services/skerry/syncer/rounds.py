@@ -1,7 +1,7 @@
 """Decides when rounds close, with which deltas, weights and participation, and which closes this replica merges.
 
-Pure decisions: no I/O, no clock, no randomness; time comes in as an argument. What is decided is proposed to the
-log, and only the fold makes it true, so any number of replicas may run an engine each over the same log.
+Pure decisions: no I/O, no clock, no randomness; time comes in as an argument. What is decided is proposed to the log,
+and only the fold makes it true, so any number of replicas may run an engine each over the same log.
 
 A round of a fragment is *open* when a pending delta holds at least H steps, or its learner has trained H steps since
 it took the delta (so that a late, short delta whose learner is alone now can't wait for ever) or trains no more (its
@@ -191,11 +191,13 @@ class RoundEngine:
         timing.seen = set(fragment.pending)
         if not fragment.pending:  # closed, or what it gathered was given up: the next one has its own time
             timing.opened_at_s = timing.quorum_at_s = None
-        if timing.opened_at_s is None and is_open(fragment, state.policy, view):
+        if not is_open(fragment, state.policy, view):  # nor any more, if the learner that would have ended is gone
+            timing.opened_at_s = timing.opened_at_s if timing.quorum_at_s is not None else None
+        elif timing.opened_at_s is None:
             timing.opened_at_s = now_s
         if timing.opened_at_s is not None and timing.quorum_at_s is None and _has_quorum(fragment, state.policy):
             timing.quorum_at_s = now_s
-            self._xi_quorum.observe(now_s - timing.opened_at_s)
+            self._xi_quorum.observe(min(now_s - timing.opened_at_s, self._interval_s(state.policy, view)))
 
     def _time_steps(self, item: AcceptedItem, now_s: float) -> None:
         """Times a learner's steps by when its deltas of one fragment come: what it reports may be anything."""
@@ -288,7 +290,8 @@ def is_open(fragment: FragmentState, policy: Policy, view: MembershipView) -> bo
     for delta in fragment.pending.values():
         learner = view.learners.get(delta.item.learner, LearnerView(is_live=False))
         later_steps = learner.step_count - delta.item.last_step
-        if learner.is_flushing or max(delta.item.step_count, later_steps) >= policy.inner_step_count:
+        is_last = learner.is_live and learner.is_flushing
+        if is_last or max(delta.item.step_count, later_steps) >= policy.inner_step_count:
             return True
     return False
 

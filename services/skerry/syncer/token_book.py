@@ -10,7 +10,7 @@ from typing import Final, Self
 import structlog
 
 from skerry.runtime.clock import Clock
-from skerry.store.errors import StoreError
+from skerry.store.errors import StoreError, StoreUnavailableError
 from skerry.store.objects.interface import Objects
 from skerry.store.tokens import Token, read_token, token_digest, token_digests
 from skerry.syncer.errors import SyncerError
@@ -50,28 +50,33 @@ class TokenBook:
 
     async def _looked(self) -> bool:
         try:
-            await self.refresh()
+            return await self.refresh()
         except StoreError as error:
-            _LOG.warning("tokens can't be read, those that are known stay valid", cause=str(error))
+            _LOG.warning("tokens can't be read, will try again; those that are known stay valid", cause=str(error))
             return False
-        return True
 
-    async def refresh(self) -> None:
-        """Takes in new tokens; ends the calls of those that were revoked or have expired."""
+    async def refresh(self) -> bool:
+        """Takes in new tokens; ends the calls of those that were revoked or have expired.
+
+        Returns whether the store answered for all of them.
+        """
         found = {digest async for digest in token_digests(self._objects)}
         self._tokens = {digest: token for digest, token in self._tokens.items() if digest in found}
         for call in [call for call in self._calls if self._valid(call[0]) is None]:
             self._calls.discard(call)
             call[1].reschedule(0.0)
-        new = sorted(found - self._tokens.keys())
+        new, is_complete = sorted(found - self._tokens.keys()), True
         for first in range(0, len(new), _READS_AT_ONCE):
-            await asyncio.gather(*map(self._learn, new[first : first + _READS_AT_ONCE]))
+            is_complete &= all(await asyncio.gather(*map(self._learn, new[first : first + _READS_AT_ONCE])))
+        return is_complete
 
-    async def _learn(self, digest: str) -> None:
+    async def _learn(self, digest: str) -> bool:
         try:
             self._tokens[digest] = await read_token(self._objects, digest)
         except (StoreError, ValueError) as error:
             _LOG.warning("a token can't be read and is not accepted", token=digest[:12], cause=str(error))
+            return not isinstance(error, StoreUnavailableError)
+        return True
 
     @asynccontextmanager
     async def calling(self, token: str) -> AsyncIterator[Identity]:

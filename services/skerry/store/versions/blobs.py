@@ -145,7 +145,7 @@ class Blobs:
         return self._parts.get(ref.name)
 
     async def part_frames(self, ref: ObjectRef) -> AsyncIterator[bytes]:
-        """Yields the bytes of a part's frames in pieces of about 1 MiB, which may end inside a frame.
+        """Yields the bytes of a part's frames in pieces of about 512 KiB, which may end inside a frame.
 
         Raises:
             ObjectMissingError: the part was collected.
@@ -195,7 +195,7 @@ class Blobs:
         return await self._write_hashed(name, snapshot_pieces(fragment, version, kind, tensors), first, numel)
 
     async def read(self, ref: ObjectRef, *, offset: int = 0) -> AsyncGenerator[bytes, None]:
-        """Yields the bytes of an object of any kind from `offset`, in pieces of at most 1 MiB.
+        """Yields the bytes of an object of any kind from `offset`, in pieces of at most 512 KiB.
 
         A read that has begun and breaks off goes on where it stopped.
 
@@ -217,7 +217,7 @@ class Blobs:
                 await self._clock.sleep(_RESUMED.wait_s(failure_count, error, jitter))
 
     async def read_checked(self, ref: ObjectRef) -> AsyncGenerator[bytes, None]:
-        """Yields all bytes of an update or snapshot, in pieces of at most 1 MiB; the last one once all were checked.
+        """Yields all bytes of an update or snapshot, in pieces of at most 512 KiB; the last one once all were checked.
 
         Raises:
             UnreadableObjectError: it is not there, or has other bytes than were written.

@@ -39,8 +39,6 @@ from skerry.wire.messages import tensor_from_message
 SILENCE_S: Final = 60.0
 # Between two reports of one stream, each of which every observer gets: what comes faster waits in the client.
 _REPORT_PAUSE_S: Final = 0.05
-# After each entry that is read again for an observer: all of them together cost the learners less than half a core.
-_PAST_PAUSE_S: Final = 0.001
 
 
 class ExchangeServicer(exchange_pb2_grpc.ExchangeServicer):
@@ -221,7 +219,7 @@ class ExchangeServicer(exchange_pb2_grpc.ExchangeServicer):
                 entry, data = await anext(entries)
                 outcomes = apply_entry(state, entry, data)
                 events = events_of(state, entry, outcomes) if entry.position > after else []
-                await self._host.clock.sleep(_PAST_PAUSE_S)
+            await self._turns.take(CALLER.get().sender)
             for event in events:
                 yield event
 

@@ -179,7 +179,7 @@ async def test_a_syncer_begins_when_the_store_has_answered_for_each_token(monkey
         return await read_token(store, digest)
 
     monkeypatch.setattr(token_book, "read_token", read)
-    monkeypatch.setattr(token_book, "POLL_S", 0.01)
+    monkeypatch.setattr(SetClock, "sleep", lambda *_: asyncio.sleep(0))
     book = await TokenBook(objects, SetClock()).begin()
     assert [token for token in made if not book.knows(token)] == []
 

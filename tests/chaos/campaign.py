@@ -17,6 +17,7 @@ from tests.chaos.points import Deed
 from tests.chaos.schedule import UNTOUCHED, draw
 from tests.chaos.store_place import StorePlace, store_place
 from tests.chaos.watcher import CALM_S, Learned
+from tests.e2e.machine import find
 from tests.simulation.auditor import Finding
 
 Say = Callable[[str], None]
@@ -96,7 +97,7 @@ class Campaign:
         plan = draw(self._seed, storm_s)
         folder = self._folder / "storm"
         async with Deployment(place, folder, seed=self._seed, schedule=plan, say=self._say) as on:
-            director = Director(on, may_drop=self._is_own)
+            director = Director(on, may_drop=self._is_own and find("iptables") is not None)
             await _until_trained(on)
             looking = asyncio.create_task(_look_on(on, director))
             await director.storm(plan, storm_s)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import pytest
 
-from tests.e2e.machine import need_root, run
+from tests.e2e.machine import need_programs, need_root, run
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
@@ -15,4 +16,6 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 def test_a_short_storm_loses_nothing_and_merges_nothing_twice(store: str) -> None:
     if store == "s3":
         need_root()
+    if os.geteuid() == 0:
+        need_programs({"iptables": "iptables", "ip": "iproute2"})
     print(run([sys.executable, "-B", "-m", "tests.chaos", "--short", "--store", store], timeout_s=800))

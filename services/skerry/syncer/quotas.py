@@ -97,8 +97,8 @@ class Calls:
 class Turns:
     """Lets one of each client's transfers take a step in each pass of the event loop, however many it has.
 
-    A step copies up to a megabyte. With 32 downloads of one client in each pass, a learner beside them had 2 merges a
-    second of 19.
+    A step copies up to half a megabyte. With 32 downloads of one client in each pass, a learner beside them had 2
+    merges a second of 19.
     """
 
     def __init__(self) -> None:

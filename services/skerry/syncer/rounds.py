@@ -191,10 +191,10 @@ class RoundEngine:
         timing.seen = set(fragment.pending)
         if not fragment.pending:  # closed, or what it gathered was given up: the next one has its own time
             timing.opened_at_s = timing.quorum_at_s = None
-        if not is_open(fragment, state.policy, view):  # nor any more, if the learner that would have ended is gone
-            timing.opened_at_s = timing.opened_at_s if timing.quorum_at_s is not None else None
-        elif timing.opened_at_s is None:
-            timing.opened_at_s = now_s
+        if is_open(fragment, state.policy, view):
+            timing.opened_at_s = now_s if timing.opened_at_s is None else timing.opened_at_s
+        elif timing.quorum_at_s is None:  # the learner whose end would have opened it is gone
+            timing.opened_at_s = None
         if timing.opened_at_s is not None and timing.quorum_at_s is None and _has_quorum(fragment, state.policy):
             timing.quorum_at_s = now_s
             self._xi_quorum.observe(min(now_s - timing.opened_at_s, self._interval_s(state.policy, view)))

@@ -8,11 +8,12 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.skerry-ready
 SUPPLY := build/supply-chain
+SITE := build/site-environment
 MINUTES ?= 60
 # What pytest is given beyond the defaults, for example: make test ARGS="tests/cli -x"
 ARGS ?= tests
 
-.PHONY: help demo test test-e2e lint format bench fuzz lock sbom audit protos clean
+.PHONY: help demo test test-e2e lint format bench fuzz lock sbom audit protos docs clean
 
 help: ## say what there is
 	@echo "make <target>, the virtual environment .venv is made on the way:"
@@ -69,6 +70,10 @@ audit: $(SUPPLY)/.ready ## look the locked packages up in the advisories; status
 protos: $(READY) ## write the stubs beside the .proto files
 	@$(BIN)/python protos/generate.py
 
+docs: $(SITE)/.ready ## build the documents as a site and check its links; it goes to build/site/html
+	@echo "docs: building build/site/html"
+	@$(SITE)/bin/python docs/site/build.py
+
 clean: ## remove what was built, the virtual environment too
 	@rm -rf build dist .venv
 
@@ -87,4 +92,9 @@ $(SUPPLY)/.ready: pyproject.toml
 	@$(PYTHON) -m venv $(SUPPLY)
 	@$(SUPPLY)/bin/python -m pip install -qq --disable-pip-version-check --upgrade 'pip>=25.1'
 	@$(SUPPLY)/bin/python -m pip install -qq --disable-pip-version-check --group supply-chain
+	@touch $@
+
+$(SITE)/.ready: docs/site/requirements.txt
+	@$(PYTHON) -m venv $(SITE)
+	@$(SITE)/bin/python -m pip install -qq --disable-pip-version-check --requirement $<
 	@touch $@

@@ -14,6 +14,7 @@ from skerry.cli.main import cli
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "SECURITY.md"]
+DOCUMENTS += sorted((ROOT / "docs" / "guides").glob("*.md"))
 
 
 def code_lines(document: Path) -> Iterator[str]:
@@ -43,7 +44,7 @@ def test_every_command_line_of_the_documents_is_understood(line: str) -> None:
 def test_every_link_into_the_tree_leads_somewhere(document: Path) -> None:
     targets = re.findall(r"\]\(([^)#]+)\)", document.read_text(encoding="utf-8"))
     local = [target for target in targets if "://" not in target]
-    assert [target for target in local if not (ROOT / target).exists()] == []
+    assert [target for target in local if not (document.parent / target).exists()] == []
 
 
 def test_every_make_target_that_the_documents_name_exists() -> None:

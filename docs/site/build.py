@@ -16,6 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 SITE = ROOT / "build" / "site"
 SOURCE = SITE / "source"
+SETTINGS = Path(__file__).with_name("mkdocs.yml")
 _PATTERNS = ("*.md", "docs/**/*.md", "protos/*.md", "services/**/*.md", "docker/*.md", "tests/simulation/*.md")
 _LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)#:]+)(#[^)]*)?\)|!\[[^\]]*\]\(([^):]+)\)")
 # What a page fetches from elsewhere when it is read; links to follow are no such thing.
@@ -64,9 +65,12 @@ def fetched() -> list[str]:
 def main() -> int:
     """Returns the exit status."""
     copy_documents()
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--config-file"]
-    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}  # it is about versions that are not used here
-    built = subprocess.run([*command, Path(__file__).with_name("mkdocs.yml")], check=False, cwd=ROOT, env=environment)
+    # Not --quiet: --strict would count no warnings. The variable is about versions of mkdocs that are not used here.
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--config-file", SETTINGS]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    built = subprocess.run(command, check=False, cwd=ROOT, env=environment, capture_output=True, text=True)
+    if built.returncode:
+        print(*(line for line in built.stderr.splitlines() if not line.startswith("INFO")), sep="\n")
     if built.returncode == 0 and (found := fetched()):
         print("the site fetches from elsewhere:", *found, sep="\n")
         return 1

@@ -60,8 +60,12 @@ class Environment:
         path.mkdir(parents=True)
         (path / "python3").symlink_to(python)
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "SKERRY_"))}
-        # An index that is not reached is asked only once.
-        self.variables = {**kept, "PATH": f"{path}:{os.environ['PATH']}", "PIP_RETRIES": "0"}
+        self.variables = {
+            **kept,
+            "PATH": f"{path}:{os.environ['PATH']}",
+            "PIP_RETRIES": "0",  # an index that is not reached is asked only once
+            "PIP_CONSTRAINT": str(ROOT / "constraints.txt"),  # what the tree is tested with
+        }
         self._activate = ""
         self.shell(VENV_LINE)
         self._activate = VENV_LINE.partition("&&")[2].strip() + " && "

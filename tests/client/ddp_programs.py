@@ -28,8 +28,14 @@ EXACT = Policy(
 
 def learner_of(model: nn.Module, rank: Rank, **options: Any) -> Learner:
     """Returns a learner of the one run of these tests."""
-    given: dict[str, Any] = {"learner_id": "island", "create": True, "policy": POLICY, **options}
-    return Learner(model, target=rank.target, run="theirs", **given)
+    given: dict[str, Any] = {
+        "run": "theirs",
+        "learner_id": "island",
+        "create": True,
+        "policy": POLICY,
+        **options,
+    }
+    return Learner(model, target=rank.target, **given)
 
 
 def train_until_version(rank: Rank, version: int, seed: int = 0) -> dict[str, Any]:

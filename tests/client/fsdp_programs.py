@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
+from skerry.client import Learner
 from tests.client.ddp_programs import learner_of
 from tests.client.ranks import Rank, loss_of, network
 
@@ -37,42 +39,64 @@ def weights_of(model: nn.Module) -> Weights:
 
 
 def train_in_turns(
-    rank: Rank, shape: tuple[int, ...], options: dict[str, Any], *, data: int = 0, barrier: str = ""
+    rank: Rank, shape: tuple[int, ...], options: dict[str, Any], turns: Turns | None = None
 ) -> tuple[Weights, Weights]:
     """Trains 3 times 3 steps, each time until the work is merged and adopted.
 
     Returns the weights after joining, and those at the end.
     """
-    model: Any = network(data)
+    number = turns.number if turns else 0
+    model: Any = network()
     if shape:
         sharded(model, shape)
-    part, parts = (rank.number, rank.count) if shape else (0, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    step = 1000 * data
     with learner_of(model, rank, **options) as learner:
         began = weights_of(model)
-        if barrier:
-            _wait_for_all(Path(barrier), options["learner_id"])
-        for _ in range(3):
-            for _ in range(3):
-                step += 1
-                optimizer.zero_grad()
-                loss_of(model, step, part, parts).backward()
-                optimizer.step()
-                with torch.no_grad():
-                    loss_of(model, step, part, parts)  # leaves gathered weights in the place of the shards
-                learner.step(tokens=24 // parts)
-            for _ in range(2):  # the second is acknowledged once the version of the first is adopted
-                learner.step(tokens=24 // parts)
-                assert learner.flush(60.0, is_last=True)
+        for turn in range(3):
+            if turns:
+                turns.wait(turn)
+                _exchange_all(learner, rank)
+            for step in range(3):
+                _train(model, optimizer, 100 * number + 10 * turn + step, rank if shape else Rank(0, 1, ""))
+                learner.step(tokens=24 // rank.count)
+            _exchange_all(learner, rank)
+            if turns and rank.number == 0:
+                turns.end(turn)
         return began, weights_of(model)
 
 
-def _wait_for_all(folder: Path, name: str) -> None:
-    (folder / name).touch()
-    expected = int(folder.name)
-    while len(list(folder.iterdir())) < expected:
-        time.sleep(0.01)
+def _train(model: Any, optimizer: torch.optim.Optimizer, step: int, rank: Rank) -> None:
+    optimizer.zero_grad()
+    loss_of(model, step, rank.number, rank.count).backward()  # type: ignore[no-untyped-call]
+    optimizer.step()
+    with torch.no_grad():
+        loss_of(model, step, rank.number, rank.count)  # leaves gathered weights in the place of the shards
+
+
+def _exchange_all(learner: Learner, rank: Rank) -> None:
+    """Sends what is unsent, and adopts the newest version: what the second flush sends follows that."""
+    for _ in range(2):
+        learner.step(tokens=24 // rank.count)
+        assert learner.flush(60.0, is_last=True)
+
+
+@dataclass(frozen=True)
+class Turns:
+    """Learners that train one after another; a file says that one has ended a turn."""
+
+    number: int
+    count: int
+    folder: Path
+
+    def wait(self, turn: int) -> None:
+        """Waits until the learner before has ended its turn."""
+        before = turn * self.count + self.number - 1
+        while before >= 0 and not (self.folder / str(before)).exists():
+            time.sleep(0.01)
+
+    def end(self, turn: int) -> None:
+        """Ends this learner's turn."""
+        (self.folder / str(turn * self.count + self.number)).touch()
 
 
 def join_with_tensor_parallelism(rank: Rank) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 
 from tests.client import fsdp_programs
 from tests.client.ddp_programs import EXACT
-from tests.client.ranks import run, values
+from tests.client.ranks import run, start, values
 
 
 @pytest.mark.parametrize("shape", [(2,), (4,), (2, 2)], ids=str)
@@ -31,3 +32,31 @@ def test_tensor_parallelism_under_fully_shard_is_refused(target: str, tmp_path: 
     ends = run(tmp_path, fsdp_programs.join_with_tensor_parallelism, 4, target)
     assert any("tensor parallelism and fully_shard" in end.message for end in ends)
     assert {end.reason for end in ends} <= {"ValueError", "RANK_LEFT"}
+
+
+def test_islands_of_every_size_in_one_run_learn_what_single_processes_learn(target: str, tmp_path: Path) -> None:
+    """The weights that the run ends with do not depend on how a learner's processes hold the model."""
+    shapes: list[tuple[int, ...]] = [(), (2,), (2,), (4,)]
+    ends = {
+        "single": _train_together(tmp_path / "single", target, "single", [() for _ in shapes]),
+        "mixed": _train_together(tmp_path / "mixed", target, "mixed", shapes),
+    }
+    for learner, (single, mixed) in enumerate(zip(ends["single"], ends["mixed"], strict=True)):
+        for rank in mixed:
+            for name, weights in single[0][1].items():
+                np.testing.assert_allclose(rank[1][name], weights, rtol=1e-5, atol=1e-6, err_msg=f"{learner=} {name=}")
+
+
+def _train_together(
+    folder: Path, target: str, run_name: str, shapes: list[tuple[int, ...]]
+) -> list[list[tuple[fsdp_programs.Weights, fsdp_programs.Weights]]]:
+    """Trains one learner for each shape, in turns, all in one run; returns what each of its ranks returned."""
+    folder.mkdir()
+    policy = replace(EXACT, grace_factor=0.0)
+    waits = []
+    for number, shape in enumerate(shapes):
+        options = {"policy": policy, "run": run_name, "learner_id": f"learner-{number}", "connect_timeout_s": 90.0}
+        turns = fsdp_programs.Turns(number, len(shapes), folder)
+        program, count = fsdp_programs.train_in_turns, math.prod(shape)
+        waits.append(start(folder / f"ranks-{number}", program, count, target, shape, options, turns))
+    return [values(wait()) for wait in waits]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from skerry.client import Learner
 from tests.client.ddp_programs import learner_of
 from tests.client.ranks import Rank, loss_of, network
 
+TURN_COUNT = 2
 Weights = dict[str, np.ndarray[Any, Any]]
 
 
@@ -41,7 +42,7 @@ def weights_of(model: nn.Module) -> Weights:
 def train_in_turns(
     rank: Rank, shape: tuple[int, ...], options: dict[str, Any], turns: Turns | None = None
 ) -> tuple[Weights, Weights]:
-    """Trains 3 times 3 steps, each time until the work is merged and adopted.
+    """Trains `TURN_COUNT` times 3 steps, each time until the work is merged and adopted.
 
     Returns the weights after joining, and those at the end.
     """
@@ -52,7 +53,7 @@ def train_in_turns(
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with learner_of(model, rank, **options) as learner:
         began = weights_of(model)
-        for turn in range(3):
+        for turn in range(TURN_COUNT):
             if turns:
                 turns.wait(turn)
                 _exchange_all(learner, rank)
@@ -62,7 +63,10 @@ def train_in_turns(
             _exchange_all(learner, rank)
             if turns and rank.number == 0:
                 turns.end(turn)
-        return began, weights_of(model)
+        ended = weights_of(model)
+        if turns:
+            turns.wait_all(TURN_COUNT)  # since the others' rounds count who is there
+        return began, ended
 
 
 def _train(model: Any, optimizer: torch.optim.Optimizer, step: int, rank: Rank) -> None:
@@ -93,6 +97,10 @@ class Turns:
         before = turn * self.count + self.number - 1
         while before >= 0 and not (self.folder / str(before)).exists():
             time.sleep(0.01)
+
+    def wait_all(self, turn_count: int) -> None:
+        """Waits until the last learner has ended its last turn."""
+        replace(self, number=0).wait(turn_count)
 
     def end(self, turn: int) -> None:
         """Ends this learner's turn."""

@@ -69,9 +69,8 @@ class Island:
         self._was_told = False  # that another rank failed
         self._store = distributed.PrefixStore(f"skerry/{'-'.join(map(str, ranks))}/{next(_NUMBERS)}", store)
         self._meet_all(timeout_s)
-        self._control: distributed.ProcessGroup | None = distributed.new_group(
-            ranks, backend="gloo", use_local_synchronization=True
-        )
+        self._groups: list[distributed.ProcessGroup] = []  # none once this rank has left
+        self._control = self.new_group()
 
     def _meet_all(self, timeout_s: float) -> None:
         self._store.set(str(self.rank), "here")
@@ -85,9 +84,15 @@ class Island:
                 f"the run merges. To train in one process, give it a process_group of its own. missing={missing}",
             ) from error
 
+    def new_group(self, timeout: timedelta | None = None) -> distributed.ProcessGroup:
+        """Returns another gloo group of the same ranks; every rank must ask for it."""
+        group = distributed.new_group(self._ranks, timeout, backend="gloo", use_local_synchronization=True)
+        self._groups.append(group)
+        return group
+
     def leave(self, error: BaseException | None = None) -> None:
         """Closes this rank's connections; `error` says to the other ranks why. Idempotent."""
-        if self._control is None:
+        if not self._groups:
             return
         if error is not None and not self._was_told:
             kind = "" if isinstance(error, SkerryError) else f"{type(error).__name__}: "
@@ -96,9 +101,10 @@ class Island:
                 if not self._store.check(["failure"]):
                     said = {"rank": self.rank, "reason": reason, "because": f"{kind}{error}"}
                     self._store.set("failure", json.dumps(said))
-        control, self._control = self._control, None
-        with suppress(ValueError, RuntimeError, AssertionError):  # the program may have destroyed all groups before
-            distributed.destroy_process_group(control)
+        while self._groups:
+            with suppress(ValueError, RuntimeError, AssertionError):  # the program may have destroyed all groups before
+                distributed.destroy_process_group(self._groups.pop())
+        del self._control  # the last reference closes its connections
 
     def gather(self, word: Word) -> list[Word]:
         """Returns the words of all ranks to the leader, and nothing to the others."""
@@ -146,20 +152,20 @@ class Island:
             is_on_host = values.device.type == "cpu"
             distributed.broadcast(values, self._ranks[0], group=group if is_on_host else self._data)
 
-    def send(self, values: torch.Tensor, rank: int) -> None:
-        """Sends a tensor of the host to a rank."""
-        with self._talking() as group:
-            distributed.send(values, self._ranks[rank], group=group)
+    def send(self, values: torch.Tensor, rank: int, over: distributed.ProcessGroup | None = None) -> None:
+        """Sends a tensor of the host to a rank, by default between two orders."""
+        with self._talking() as control:
+            distributed.send(values, self._ranks[rank], group=over or control)
 
-    def receive(self, values: torch.Tensor, rank: int) -> None:
+    def receive(self, values: torch.Tensor, rank: int, over: distributed.ProcessGroup | None = None) -> None:
         """Overwrites a tensor of the host with what a rank sends."""
-        with self._talking() as group:
-            distributed.recv(values, self._ranks[rank], group=group)
+        with self._talking() as control:
+            distributed.recv(values, self._ranks[rank], group=over or control)
 
     @contextmanager
     def _talking(self) -> Iterator[distributed.ProcessGroup]:
         """Yields the group, and turns its errors into the reason of the rank that left."""
-        if self._control is None:
+        if not self._groups:
             raise StopExchangingError("RANK_LEFT", "this rank has left its island")
         try:
             yield self._control

@@ -96,9 +96,11 @@ class IslandMember:
 
     def close(self, error: BaseException | None = None) -> None:
         """Leaves the run; the other ranks learn of `error`. Idempotent."""
-        self._island.leave(error)
+        if error is not None:
+            self._island.leave(error)
         if self._leading is not None:
             self._leading.close()
+        self._island.leave()
 
     @property
     def _leader(self) -> ArrayLearner:

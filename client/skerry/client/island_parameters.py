@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -21,13 +21,17 @@ from numpy.typing import NDArray
 
 from skerry.algorithm.rebase import FlatArray
 from skerry.client.island import Call, Island, Word
-from skerry.client.parameters import EncodeFrames, Work
+from skerry.client.parameters import UNLIMITED, EncodeFrames, Work
+from skerry.client.spread import Shelf
 from skerry.client.torch_parameters import Region, TorchParameters
 from skerry.wire import FragmentLayout, TensorSpec
 from skerry.wire.frames import encode_frames
 
 # Columns of the table that a fingerprint sums up: a prime, so that no layout of a tensor has the same period.
-_FINGERPRINT_COLUMNS = 4093
+_FINGERPRINT_COLUMNS: Final = 4093
+# Where no rank holds the model, the leader has whole vectors of so many fragments at a time: one moves while the next
+# one is pulled.
+_MOVING_LIMIT: Final = 2
 
 
 class IslandParameters:
@@ -54,6 +58,8 @@ class IslandParameters:
         self._fingerprints: list[torch.Tensor] = []
         self._failure: BaseException | None = None
         self._check_cover()
+        self._shelf = None if self._is_whole else Shelf(island)
+        self.moving_limit = UNLIMITED if self._is_whole else _MOVING_LIMIT
 
     def _check_cover(self) -> None:
         for name, spec in self._specs.items():
@@ -113,6 +119,10 @@ class IslandParameters:
         """Returns the values on the host."""
         return self._own.to_host(values) if self._is_whole else values
 
+    def keep(self, values: FlatArray) -> FlatArray:
+        """Returns the values, spread over the ranks where no rank holds the whole model."""
+        return values if self._shelf is None else self._shelf.keep(values)
+
     def raise_failure(self) -> None:
         """Raises the error that left the ranks with different weights, if there was one."""
         if self._failure is not None:
@@ -127,10 +137,11 @@ class IslandParameters:
                 self._island.broadcast(_as_tensor(values))
                 own()
             else:
+                whole = torch.from_numpy(np.asarray(values))
                 for rank in range(1, self._island.size):
-                    if (share := self._cut(layout, torch.from_numpy(values), rank)).numel():
+                    if (share := self._cut(layout, whole, rank)).numel():
                         self._island.send(share, rank)
-                self._apply(kind, layout, self._cut(layout, torch.from_numpy(values), 0).numpy(), alpha)
+                self._apply(kind, layout, self._cut(layout, whole, 0).numpy(), alpha)
             self._note_change(layout)
 
         return lambda: self._guarded(work)

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from skerry.algorithm.rebase import FlatArray
-from skerry.client.parameters import EncodeFrames, Work
+from skerry.client.parameters import UNLIMITED, EncodeFrames, Work
 from skerry.wire import FragmentLayout, TensorSpec
 from skerry.wire.frames import encode_frames
 from skerry.wire.torch_codecs import encode_frames_torch
@@ -85,6 +85,8 @@ class TorchParameters:
         ValueError: nothing can be trained, two parameters have one name, they are on more than one device, or a part
             of a DTensor is no box.
     """
+
+    moving_limit = UNLIMITED
 
     def __init__(self, model: torch.nn.Module | Mapping[str, torch.Tensor]) -> None:
         given = _named_parameters(model) if isinstance(model, torch.nn.Module) else model
@@ -179,6 +181,10 @@ class TorchParameters:
     def to_host(self, values: FlatArray) -> NDArray[np.float32]:
         """Returns the values on the host."""
         return values if self._is_on_host else values.cpu().numpy()  # type: ignore[no-any-return]
+
+    def keep(self, values: FlatArray) -> FlatArray:
+        """Returns `values`."""
+        return values
 
     def synchronize(self) -> None:
         """Waits for the GPU, so that a worker's stream sees what the training thread's has done, and the reverse."""

@@ -29,7 +29,7 @@ class View:
 
     stats: Stats
     progress: float | None = None
-    planned_step_count: int = 0
+    planned: int = 0  # steps of each learner
     is_closed: bool = False
     failure: SkerryError | None = None
 
@@ -53,6 +53,7 @@ class IslandMember:
         island: Island,
         model: Any,
         join: Callable[[Parameters], ArrayLearner],
+        view_of: Callable[[ArrayLearner], View],
         *,
         name: str,
     ) -> None:
@@ -63,6 +64,7 @@ class IslandMember:
         """
         self._island = island
         self._leading: ArrayLearner | None = None
+        self._view_of = view_of
         self.view = View(Stats())
         with self._together():
             own = TorchParameters(model)
@@ -153,9 +155,7 @@ class IslandMember:
         if self._island.is_leader:
             result = work()
             self._parameters.raise_failure()
-            one = self._leader
-            view = View(one.stats, one.progress, one.planned_step_count, one.is_closed, one.failure)
-            order: dict[str, Any] = {"do": "end", "result": result, "view": view.to_json()}
+            order: dict[str, Any] = {"do": "end", "result": result, "view": self._view_of(self._leader).to_json()}
             self._island.order(**order)
         else:
             while (order := self._island.ordered())["do"] != "end":

@@ -11,7 +11,7 @@ from torch import distributed
 from skerry.client.array_learner import ArrayLearner
 from skerry.client.errors import SkerryError
 from skerry.client.island import Island, process_group_of
-from skerry.client.island_member import IslandMember
+from skerry.client.island_member import IslandMember, View
 from skerry.client.parameters import Parameters
 from skerry.client.session import Adoption, Stats
 from skerry.client.torch_parameters import TorchParameters
@@ -89,7 +89,7 @@ class Learner(ArrayLearner):
             return ArrayLearner(parameters, **options)
 
         island = Island(group, timeout_s=connect_timeout_s)
-        self._member = IslandMember(island, model, join, name=f"{run} {learner_id}")
+        self._member = IslandMember(island, model, join, _view_of, name=f"{run} {learner_id}")
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None = None, *rest: object) -> None:
         """Sends the last work within 10 s and leaves the run. With several ranks, nothing is sent after an error."""
@@ -128,7 +128,7 @@ class Learner(ArrayLearner):
     @property
     def planned_step_count(self) -> int:
         """As `ArrayLearner.planned_step_count`."""
-        return super().planned_step_count if self._member is None else self._member.view.planned_step_count
+        return super().planned_step_count if self._member is None else self._member.view.planned
 
     @property
     def is_closed(self) -> bool:
@@ -139,3 +139,7 @@ class Learner(ArrayLearner):
     def failure(self) -> SkerryError | None:
         """As `ArrayLearner.failure`."""
         return super().failure if self._member is None else self._member.view.failure
+
+
+def _view_of(one: ArrayLearner) -> View:
+    return View(one.stats, one.progress, one.planned_step_count, one.is_closed, one.failure)

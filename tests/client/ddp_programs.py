@@ -42,7 +42,7 @@ def train_until_version(rank: Rank, version: int, seed: int = 0) -> dict[str, An
     """Trains with accumulated gradients until every fragment has a version; returns what every step left."""
     model = nn.parallel.DistributedDataParallel(network(seed + rank.number))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    steps = []
+    steps: list[Any] = []
     with learner_of(model, rank) as learner:
         began = weights_digest(model)
         while min(learner.stats.versions.values()) < version:

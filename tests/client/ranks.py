@@ -116,7 +116,7 @@ def batch(step: int, count: int = 24) -> tuple[torch.Tensor, torch.Tensor]:
     return tokens, tokens.sum(1) % 3
 
 
-def loss_of(model: nn.Module, step: int, part: int = 0, parts: int = 1) -> torch.Tensor:
+def loss_of(model: nn.Module, step: int, part: int = 0, parts: int = 1) -> Any:
     """Returns the loss of one of `parts` equal parts of a step's batch."""
     tokens, labels = (whole.chunk(parts)[part] for whole in batch(step))
     return nn.functional.cross_entropy(model(tokens).mean(1), labels)

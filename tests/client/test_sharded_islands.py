@@ -34,6 +34,7 @@ def test_tensor_parallelism_under_fully_shard_is_refused(target: str, tmp_path: 
     assert {end.reason for end in ends} <= {"ValueError", "RANK_LEFT"}
 
 
+@pytest.mark.e2e  # 13 processes, a minute on two busy cores
 def test_islands_of_every_size_in_one_run_learn_what_single_processes_learn(target: str, tmp_path: Path) -> None:
     """The weights that the run ends with do not depend on how a learner's processes hold the model."""
     shapes: list[tuple[int, ...]] = [(), (2,), (2,), (4,)]

@@ -90,7 +90,7 @@ class Island:
         self._groups.append(group)
         return group
 
-    def leave(self, error: BaseException | None = None) -> None:
+    def leave(self, error: object = None) -> None:
         """Closes this rank's connections; `error` says to the other ranks why. Idempotent."""
         if not self._groups:
             return

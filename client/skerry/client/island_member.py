@@ -96,7 +96,7 @@ class IslandMember:
             is_flushed: bool = self._run(lambda: self._leader.flush(timeout_s, is_last=is_last))
             return is_flushed
 
-    def close(self, error: BaseException | None = None) -> None:
+    def close(self, error: object = None) -> None:
         """Leaves the run; the other ranks learn of `error`. Idempotent."""
         if error is not None:
             self._island.leave(error)

@@ -91,12 +91,12 @@ class Learner(ArrayLearner):
         island = Island(group, timeout_s=connect_timeout_s)
         self._member = IslandMember(island, model, join, _view_of, name=f"{run} {learner_id}")
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None = None, *rest: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *details: object) -> None:
         """Sends the last work within 10 s and leaves the run. With several ranks, nothing is sent after an error."""
         if self._member is None or kind is None:
-            super().__exit__(kind, error, *rest)
+            super().__exit__(kind, *details)
         else:
-            self._member.close(error)
+            self._member.close(*details[:1])
 
     def step(self, tokens: int, loss: float | None = None) -> tuple[str, ...]:
         """As `ArrayLearner.step`."""

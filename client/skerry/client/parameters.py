@@ -87,6 +87,7 @@ class ArrayParameters:
                     "only writable floating-point NumPy arrays can be trained, in place; of others, such as those of "
                     f"JAX, train copies made by np.array(). array={name}, type={type(array).__name__}"
                 )
+        self._given = arrays
         self._arrays = {name: array for name, array in arrays.items() if array.size}
         if not self._arrays:
             raise ValueError("there is no array to train")
@@ -94,8 +95,16 @@ class ArrayParameters:
         self.dtypes = {name: str(array.dtype) for name, array in self._arrays.items()}
 
     def replaced(self) -> str | None:
-        """Returns None: arrays are what their caller gave."""
-        return None
+        """Returns which array the caller has put another one in place of, and what to do."""
+        return next(
+            (
+                "an array was replaced after attaching, and the new one takes no part: change arrays in place, for "
+                f"example by array[...] = values. array={name}"
+                for name, array in self._arrays.items()
+                if self._given.get(name) is not array
+            ),
+            None,
+        )
 
     def is_float32(self, layout: FragmentLayout) -> bool:
         """Whether every array of the fragment is float32."""

@@ -45,12 +45,19 @@ class _Attached:
         self, model: torch.nn.Module | Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor]
     ) -> None:
         self._tensors = [(name, one, one.data_ptr(), one.dtype) for name, one in tensors.items()]
-        self._places: list[tuple[dict[str, Any], str, object]] = []
+        self._places: list[tuple[Mapping[str, Any], str, object]] = []
+        self._held: list[tuple[Mapping[str, Any], int]] = []  # with how many there are
+        self._frozen: list[tuple[str, torch.Tensor]] = []
         self._loads = _Loads()
-        for module in model.modules() if isinstance(model, torch.nn.Module) else ():
+        if not isinstance(model, torch.nn.Module):
+            self._places = [(model, name, one) for name, one in tensors.items()]
+            return
+        for module in model.modules():
             module.register_load_state_dict_post_hook(self._loads)  # type: ignore[no-untyped-call]
             for held in (module._parameters, module._modules):  # noqa: SLF001 - named_parameters() takes milliseconds
                 self._places += [(held, key, one) for key, one in held.items()]
+                self._held.append((held, len(held)))
+        self._frozen = [(name, one) for name, one in model.named_parameters() if not one.requires_grad]
 
     def replaced(self) -> str | None:
         """Returns what was replaced, and what to do."""
@@ -59,9 +66,15 @@ class _Attached:
         for held, key, one in self._places:
             if held.get(key) is not one:
                 return f"a parameter or layer was replaced after attaching: {_ATTACH_LAST}. attribute={key}"
+        for held, count in self._held:
+            if len(held) != count:
+                return f"a parameter or layer was added after attaching: {_ATTACH_LAST}. attribute={list(held)[-1]}"
         for name, tensor, address, dtype in self._tensors:
             if tensor.data_ptr() != address or tensor.dtype is not dtype:
                 return f"the model was moved or converted after attaching: {_ATTACH_LAST}. parameter={name}"
+        for name, tensor in self._frozen:
+            if tensor.requires_grad:
+                return f"a frozen parameter was made trainable after attaching: {_ATTACH_LAST}. parameter={name}"
         return None
 
 
@@ -72,8 +85,8 @@ class TorchParameters:
     torch.compile, so that learners with and without them can be in one run. Tensors given by name keep their names.
 
     Raises:
-        ValueError: nothing can be trained, two parameters have one name, they are on more than one device, or the
-            model is trained by several processes.
+        ValueError: nothing can be trained, a trainable parameter is complex, two parameters have one name, they are on
+            more than one device, or the model is trained by several processes.
     """
 
     def __init__(self, model: torch.nn.Module | Mapping[str, torch.Tensor]) -> None:
@@ -84,6 +97,11 @@ class TorchParameters:
             for name, tensor in given.items()
             if tensor.is_floating_point() and tensor.numel() and (tensor.requires_grad or given is model)
         }
+        if odd := [name for name, tensor in given.items() if tensor.is_complex() and tensor.requires_grad]:
+            raise ValueError(
+                "complex parameters can't be merged; train real ones, as torch.view_as_real gives, or freeze them: see "
+                f"requires_grad_(). parameter={odd[0]}, dtype={given[odd[0]].dtype}"
+            )
         self._tensors = {name: tensor.detach() for name, tensor in trained.items()}
         if not self._tensors:
             raise ValueError(

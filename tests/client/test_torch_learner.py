@@ -265,7 +265,7 @@ def test_a_tensor_or_array_that_another_one_replaces_is_noticed() -> None:
 def test_a_complex_parameter_is_refused_unless_it_is_frozen() -> None:
     model = nn.Linear(2, 2)
     model.phase = nn.Parameter(torch.zeros(3, dtype=torch.complex64))
-    with pytest.raises(ValueError, match="parameter=phase, dtype=torch.complex64"):
+    with pytest.raises(ValueError, match=r"parameter=phase, dtype=torch\.complex64"):
         TorchParameters(model)
     model.phase.requires_grad_(False)
     assert [tensor.name for tensor in TorchParameters(model).tensors] == ["weight", "bias"]

@@ -61,6 +61,8 @@ class ArrayLearner:
         adoption: what happens to local work when a new version arrives.
         blend_alpha: the share of the local weights if adoption is "blend".
         fragment_count: the number of fragments of a run that is created; by default it follows from the model's size.
+        allow_other_frozen: train although the model's frozen parameters are not those that the run was created with, as
+            where they are quantised on some machines only; a warning says what differs.
         connect_timeout_s: how long connecting, and then attaching, may take.
         tls: the authority to trust and this learner's certificate; without it the connection is plain text. The files
             are read again when a connection can't be made, so they may be renewed while the learner runs.
@@ -87,6 +89,7 @@ class ArrayLearner:
         adoption: Adoption | str = Adoption.REBASE,
         blend_alpha: float = 0.5,
         fragment_count: int | None = None,
+        allow_other_frozen: bool = False,
         connect_timeout_s: float = 30.0,
         tls: Tls | None = None,
     ) -> None:
@@ -105,6 +108,7 @@ class ArrayLearner:
             fragment_count=fragment_count,
             adoption=Adoption(adoption),
             blend_alpha=blend_alpha,
+            allow_other_frozen=allow_other_frozen,
             connect_timeout_s=connect_timeout_s,
         )
         parameters = ArrayParameters(arrays) if isinstance(arrays, Mapping) else arrays

@@ -27,6 +27,7 @@ from skerry.client.parameters import Parameters
 from skerry.client.records import policy_of
 from skerry.client.session import ExchangeSettings, Session, Stats
 from skerry.client.transport import Transport
+from skerry.client.untrained import check_untrained
 from skerry.runtime.clock import StepClock
 from skerry.runtime.identifiers import Entropy
 from skerry.runtime.workers import Workers
@@ -182,7 +183,7 @@ class ExchangeLoop:
 
         Raises:
             RunNotFoundError: no such run, and it may not be created.
-            RefusedError: SHAPE_MISMATCH, or another refusal by the server.
+            RefusedError: SHAPE_MISMATCH, FROZEN_DIFFERS, or another refusal by the server.
             SkerryError: the syncer did not answer within `connect_timeout_s`.
         """
         session = self._session
@@ -202,6 +203,7 @@ class ExchangeLoop:
         warn_of_missing_plan(session)
         self._layouts, _ = layouts_from_messages(run.tensors, run.fragments, run.leaf_hash)
         check_same_tensors(session.parameters.tensors, self._layouts)
+        await check_untrained(session, run)
         largest_numel = max(layout.numel for layout in self._layouts)
         await asyncio.gather(self._load_newest(), session.workers.run(kernels.warm_up, largest_numel))
 

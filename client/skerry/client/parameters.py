@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from skerry.algorithm.rebase import FlatArray
 from skerry.wire import FragmentLayout, TensorSpec
 from skerry.wire.frames import encode_frames
+from skerry.wire.untrained import UntrainedTensor
 
 # Prepared by a worker, called by the training thread.
 Work = Callable[[], None]
@@ -36,6 +37,9 @@ class Parameters(Protocol):
     @property
     def encode(self) -> EncodeFrames:
         """The encoder for flat arrays of this kind."""
+
+    def untrained(self) -> tuple[UntrainedTensor, ...]:
+        """Returns what else the model has, as far as that is known: may read all of it, in a worker."""
 
     def replaced(self) -> str | None:
         """Returns what, other than training, has replaced tensors or values, and what to do; cheap, for every step."""
@@ -93,6 +97,10 @@ class ArrayParameters:
             raise ValueError("there is no array to train")
         self.tensors = tuple(TensorSpec(name, array.shape) for name, array in self._arrays.items())
         self.dtypes = {name: str(array.dtype) for name, array in self._arrays.items()}
+
+    def untrained(self) -> tuple[UntrainedTensor, ...]:
+        """Returns nothing: there may be more to the model, but nobody has said what."""
+        return ()
 
     def replaced(self) -> str | None:
         """Returns which array the caller has put another one in place of, and what to do."""

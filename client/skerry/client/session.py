@@ -59,6 +59,7 @@ class ExchangeSettings:
     fragment_count: int | None = None  # likewise
     adoption: Adoption = Adoption.REBASE
     blend_alpha: float = 0.5
+    allow_other_frozen: bool = False
     connect_timeout_s: float = 30.0
     call_timeout_s: float = 20.0
     stall_timeout_s: float = 60.0  # a transfer may take any time as long as bytes move

@@ -7,7 +7,7 @@ codes and scales are copied to the host.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -16,9 +16,11 @@ from numpy.typing import NDArray
 
 from skerry.algorithm.rebase import FlatArray
 from skerry.client.parameters import EncodeFrames, Work
+from skerry.client.torch_untrained import persistent_buffers, untrained_tensors
 from skerry.wire import FragmentLayout, TensorSpec
 from skerry.wire.frames import encode_frames
 from skerry.wire.torch_codecs import encode_frames_torch
+from skerry.wire.untrained import UntrainedTensor
 
 # Modules that wrap a model in their attribute `module`.
 _WRAPPERS: Final = (torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel)
@@ -91,7 +93,7 @@ class TorchParameters:
 
     def __init__(self, model: torch.nn.Module | Mapping[str, torch.Tensor]) -> None:
         _check_one_process(model)
-        given = _named_parameters(model) if isinstance(model, torch.nn.Module) else model
+        given = _own_names(model, model.named_parameters()) if isinstance(model, torch.nn.Module) else model
         trained = {
             name: tensor
             for name, tensor in given.items()
@@ -116,6 +118,15 @@ class TorchParameters:
         self.tensors = tuple(TensorSpec(name, tuple(tensor.shape)) for name, tensor in self._tensors.items())
         self.dtypes = {name: str(tensor.dtype).removeprefix("torch.") for name, tensor in self._tensors.items()}
         self.replaced = _Attached(model, trained).replaced
+        self._untrained: tuple[UntrainedTensor, ...] | None = None
+        self._frozen = {name: tensor for name, tensor in given.items() if name not in trained}
+        self._buffers = _own_names(model, persistent_buffers(model)) if isinstance(model, torch.nn.Module) else {}
+
+    def untrained(self) -> tuple[UntrainedTensor, ...]:
+        """Returns frozen parameters and persistent buffers; the first call reads all of the former."""
+        if self._untrained is None:
+            self._untrained = untrained_tensors(self._frozen, self._buffers)
+        return self._untrained
 
     @property
     def encode(self) -> EncodeFrames:
@@ -205,8 +216,8 @@ def _check_one_process(model: torch.nn.Module | Mapping[str, torch.Tensor]) -> N
         )
 
 
-def _named_parameters(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Returns each parameter by its own name, tied ones once.
+def _own_names(model: torch.nn.Module, tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """Returns each of the model's tensors, given by their paths, by its own name.
 
     Raises:
         ValueError: two have the same name.
@@ -221,7 +232,7 @@ def _named_parameters(model: torch.nn.Module) -> dict[str, torch.Tensor]:
             prefixes[path] = prefixes[parent] if is_wrapped else f"{prefixes[parent]}{attribute}."
     found: dict[str, torch.Tensor] = {}
     paths: dict[str, str] = {}
-    for path, tensor in model.named_parameters():
+    for path, tensor in tensors:
         parent, _, attribute = path.rpartition(".")
         name = prefixes[parent] + attribute
         if name in found:

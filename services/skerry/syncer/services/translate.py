@@ -15,7 +15,7 @@ from skerry.syncer.events import STATUSES, fate_message, learner_message, versio
 from skerry.syncer.membership import LONGEST_S, LearnerRecord, LearnerReport
 from skerry.syncer.pull import ObjectKind, PullPlan
 from skerry.v1 import exchange_pb2, runs_pb2, types_pb2
-from skerry.wire.messages import LEAF_HASHES, layouts_to_messages, policy_to_message
+from skerry.wire.messages import LEAF_HASHES, layouts_to_messages, policy_to_message, untrained_to_messages
 
 _KINDS: Final = {
     ObjectKind.SNAPSHOT: exchange_pb2.OBJECT_KIND_SNAPSHOT,
@@ -52,6 +52,7 @@ def _created(spec: RunSpec) -> types_pb2.Run:
     tensors, fragments = layouts_to_messages(spec.fragments, spec.dtypes)
     leaf_hash = _LEAF_HASHES[spec.fragments[0].leaf_hash]
     message = types_pb2.Run(name=spec.name, uid=spec.uid, tensors=tensors, fragments=fragments, leaf_hash=leaf_hash)
+    message.untrained.extend(untrained_to_messages(spec.untrained))
     message.created_at.FromMilliseconds(round(spec.created_at_unix_s * 1000))
     return message
 

@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Awaitable, Iterator
 from pathlib import Path
 
+import click
 import numpy as np
 import pytest
 
@@ -19,10 +20,12 @@ from skerry.store.errors import StoreFullError
 from skerry.store.log.entries import ENTRY_FORMAT, AcceptedItem, LevelItem, PolicyItem
 from skerry.store.objects.local import RESERVE, FileSystem, LocalObjects
 from skerry.store.objects.opening import open_objects
+from skerry.store.operator.command import export
 from skerry.syncer.settings import ReplicaSettings
 from skerry.syncer.upkeep import keep_small
 from skerry.wire.policy import Policy
 from tests.numerics.merge_driver import Driver, layout_of
+from tests.store.make_golden import GOLDEN
 
 NUMEL = 2**17  # half a mebibyte of float32
 BOUNDED = Policy(kept_version_count=1, kept_hours=0, kept_day_count=0)
@@ -132,3 +135,13 @@ async def test_a_file_of_the_reserve_that_is_an_object_already_is_not_written_ag
     assert not (folder / "00").exists()
     assert not (folder / "01").exists(), "which was taken in its place"
     assert await objects.get("runs/run/log/1") == b"an entry"
+
+
+def test_an_export_to_a_full_disk_says_so_and_leaves_nothing(disk: Path) -> None:
+    fill(disk)
+    out = disk / "out.safetensors"
+    with pytest.raises(
+        click.BadParameter, match=r"No space left on device\. path=.*/out\.safetensors"
+    ):
+        export.main(["--store", f"file://{GOLDEN}/store", "--run", "golden", "--out", str(out)], standalone_mode=False)
+    assert [path.name for path in disk.iterdir()] == ["of others"]

@@ -40,8 +40,10 @@ _log = structlog.get_logger(__name__)
 
 # Weight of a new step in the moving average of step times.
 _STEP_TIME_FACTOR: Final = 0.1
-# Between two log lines that say that a learner exchanges no more.
+# Between two log lines that say that a learner exchanges no more, or that nothing of its work is taken.
 _REMINDER_S: Final = 60.0
+# So many rounds of work are only unsent if something is wrong: one is being trained, and one may be on its way.
+_MANY_ROUNDS: Final = 4
 
 
 class ExchangeLoop:
@@ -77,6 +79,7 @@ class ExchangeLoop:
         self._attachment = Attachment(self._session, self._fragments)
         self._last_step_end_s: float | None = None
         self._is_step_posted = False
+        self._acknowledged_count = 0  # at the last reminder
         self._next_reminder_s = clock.monotonic_s() + _REMINDER_S
 
     # The training thread's side.
@@ -108,8 +111,9 @@ class ExchangeLoop:
             if not self._is_step_posted and any(fragment.may_send for fragment in self._fragments.values()):
                 self._is_step_posted = True
                 self._post(self._on_step)
-        else:
-            self._remind(begin_s)
+        if begin_s >= self._next_reminder_s:
+            self._next_reminder_s = begin_s + _REMINDER_S
+            self._remind()
         self._last_step_end_s = self._clock.monotonic_s()
         session.tally.stalled(self._last_step_end_s - begin_s)
         return session.take_changed()
@@ -125,11 +129,26 @@ class ExchangeLoop:
             self._post(lambda: self._session.stop(error))
             raise error
 
-    def _remind(self, now_s: float) -> None:
-        """Says now and then that this learner trains alone."""
-        if self._session.failure is not None and now_s >= self._next_reminder_s:
-            self._next_reminder_s = now_s + _REMINDER_S
-            self._session.say_stopped(self._session.failure)
+    def _remind(self) -> None:
+        """Says that this learner trains alone, or that none of its work was taken since the last reminder."""
+        session, acknowledged_count = self._session, self._session.tally.deltas_acknowledged
+        unsent_count = self.stats.unsent_step_count
+        if session.failure is not None:
+            session.say_stopped(session.failure)
+        elif (
+            acknowledged_count == self._acknowledged_count
+            and unsent_count >= _MANY_ROUNDS * session.policy.inner_step_count
+            and not session.is_closed
+        ):
+            _log.error(
+                "the run takes none of this learner's work, training goes on",
+                run=session.settings.run,
+                learner=session.settings.learner_id,
+                unsent_steps=unsent_count,
+                reason=session.problem.reason if session.problem else "",
+                because=str(session.problem or "its deltas wait for rounds that do not close"),
+            )
+        self._acknowledged_count = acknowledged_count
 
     def serve(self, is_over: Callable[[], bool], timeout_s: float) -> bool:
         """Does the training thread's part without steps, until `is_over()` or the timeout; returns `is_over()`."""
@@ -143,6 +162,7 @@ class ExchangeLoop:
             step_count=session.trained.step_count,
             token_count=session.trained.token_count,
             unsent_step_count=max((one.unsent_step_count for one in self._fragments.values()), default=0),
+            problem=session.problem,
             is_attached=session.attached.is_set() and not session.is_over,
             loss=session.loss,
             step_time_s=session.step_time_s,

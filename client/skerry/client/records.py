@@ -125,6 +125,8 @@ class LearnerReport:
     adopted: tuple[FragmentVersion, ...] = ()
     stall_time_s: float | None = None
     is_flushing: bool = False
+    unsent_step_count: int = 0
+    problem: str = ""
 
 
 @dataclass(frozen=True)

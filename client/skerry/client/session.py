@@ -102,6 +102,7 @@ class Stats:
     step_count: int = 0
     token_count: int = 0
     unsent_step_count: int = 0  # of the fragment that has most of them: in no delta that was acknowledged
+    problem: SkerryError | None = None  # the last call's failure; None once a delta was acknowledged since
     is_attached: bool = False
     bytes_up: int = 0  # of deltas, as frames; repeated pushes count again
     bytes_down: int = 0  # of updates and snapshots
@@ -183,7 +184,7 @@ class Session:
         self.settings = settings
         self.calls = Calls(
             transport,
-            Retry(settings.retry, jitter, is_transient),
+            Retry(settings.retry, jitter, is_transient, before_pause=self._note_failure),
             timeout_s=settings.call_timeout_s,
             stall_timeout_s=settings.stall_timeout_s,
             lane_bytes=settings.lane_bytes,
@@ -206,6 +207,7 @@ class Session:
         self.is_ending = False  # nothing is trained after this flush
         self.is_closed = False
         self.failure: SkerryError | None = None
+        self.problem: SkerryError | None = None  # the last failure since a delta was acknowledged
         self.attached = asyncio.Event()
         self.stopped = asyncio.Event()
         self.transfers = asyncio.Semaphore(settings.concurrent_transfers)
@@ -222,6 +224,27 @@ class Session:
     def _say_waiting(self, attempt: int, error: BaseException) -> None:
         if attempt == 1:
             _log.warning("no syncer answers yet, trying again", run=self.settings.run, because=str(error))
+
+    def _note_failure(self, _attempt: int, error: BaseException) -> None:
+        """Takes note of a call that failed and will be repeated, and logs what was not so before."""
+        assert isinstance(error, SkerryError)  # nothing else is transient
+        if self.problem is None or self.problem.reason != error.reason:
+            _log.warning(
+                "a call failed and will be repeated, training goes on",
+                run=self.settings.run,
+                learner=self.settings.learner_id,
+                reason=error.reason,
+                because=str(error),
+            )
+        self.problem = error
+
+    def acknowledged(self, numel: int) -> None:
+        """Takes note that a delta of so many elements was acknowledged."""
+        self.problem = None
+        self.tally.deltas_acknowledged += 1
+        self.tally.parameters_up_count += numel
+        if self.is_flushing:
+            self.boundary.wake()
 
     def saw(self, position: int) -> None:
         """Takes note of a log position that an answer or event carried."""
@@ -241,7 +264,7 @@ class Session:
         """Ends the exchange for good because of `error`, and logs it once; training goes on."""
         if self.is_over:
             return
-        self.failure = error
+        self.failure = self.problem = error
         self.say_stopped(error)
         self.end()
 

@@ -1061,6 +1061,8 @@ class LearnerReport(_message.Message):
     ADOPTED_FIELD_NUMBER: _builtins.int
     STALL_TIME_FIELD_NUMBER: _builtins.int
     IS_FLUSHING_FIELD_NUMBER: _builtins.int
+    UNSENT_STEP_COUNT_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
     step_count: _builtins.int
     """Inner steps taken since the learner's own training began."""
     token_count: _builtins.int
@@ -1074,6 +1076,14 @@ class LearnerReport(_message.Message):
     is_flushing: _builtins.bool
     """True while the learner trains no more and sends its last work. A round with a delta of it opens at once, since its
     later steps can't be sent before that delta is merged.
+    """
+    unsent_step_count: _builtins.int
+    """Inner steps that are in no acknowledged delta, of the fragment that has most of them. It grows while the learner
+    trains and its work is not taken.
+    """
+    problem: _builtins.str
+    """Why the learner's last call failed, as a reason without ERROR_REASON_ or one of the client's own; empty once a delta
+    was acknowledged since. At most 64 of the characters A-Z 0-9 _.
     """
     @_builtins.property
     def step_time(self) -> _duration_pb2.Duration:
@@ -1099,10 +1109,12 @@ class LearnerReport(_message.Message):
         adopted: _abc.Iterable[Global___FragmentVersion] | None = ...,
         stall_time: _duration_pb2.Duration | None = ...,
         is_flushing: _builtins.bool = ...,
+        unsent_step_count: _builtins.int = ...,
+        problem: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "loss", b"loss", "stall_time", b"stall_time", "step_time", b"step_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "adopted", b"adopted", "is_flushing", b"is_flushing", "loss", b"loss", "received_bytes", b"received_bytes", "sent_bytes", b"sent_bytes", "stall_time", b"stall_time", "step_count", b"step_count", "step_time", b"step_time", "token_count", b"token_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "adopted", b"adopted", "is_flushing", b"is_flushing", "loss", b"loss", "problem", b"problem", "received_bytes", b"received_bytes", "sent_bytes", b"sent_bytes", "stall_time", b"stall_time", "step_count", b"step_count", "step_time", b"step_time", "token_count", b"token_count", "unsent_step_count", b"unsent_step_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__loss: _TypeAlias = _typing.Literal["loss"]  # noqa: Y015
     _WhichOneofArgType__loss: _TypeAlias = _typing.Literal["_loss", b"_loss"]  # noqa: Y015

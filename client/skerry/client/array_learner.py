@@ -94,6 +94,7 @@ class ArrayLearner:
         tls: Tls | None = None,
     ) -> None:
         self._closing = ExitStack()
+        self._leave_status: int | None = None
         if learner_id is None:
             learner_id, lock = own_id(Path(".skerry"))
             self._closing.enter_context(lock)
@@ -149,10 +150,22 @@ class ArrayLearner:
 
         Raises:
             ValueError: `tokens` is below 1.
+            SystemExit: `leave_soon` was called.
             StopExchangingError: WEIGHTS_REPLACED: a checkpoint was loaded, or the model moved, converted or changed,
                 after attaching. Nothing of it was sent; the message says what to do.
         """
-        return self._exchange.step(tokens, loss)
+        changed = self._exchange.step(tokens, loss)
+        if self._leave_status is not None:
+            _log.info("leaving as was asked", steps=self.stats.step_count)
+            raise SystemExit(self._leave_status)
+        return changed
+
+    def leave_soon(self, exit_status: int = 0) -> None:
+        """Has the next `step` raise SystemExit, as soon as its step is counted; for any thread and signal handlers.
+
+        Leaving the context then sends the last work. `leave_on_signal` calls this on SIGTERM.
+        """
+        self._leave_status = exit_status
 
     def flush(self, timeout_s: float, *, is_last: bool = False) -> bool:
         """Sends all unsent work and returns whether it was acknowledged within the timeout.

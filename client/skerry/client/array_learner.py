@@ -19,7 +19,7 @@ from skerry.client.grpc_transport import GrpcTransport
 from skerry.client.loop_thread import LoopThread
 from skerry.client.own_id import own_id
 from skerry.client.parameters import ArrayParameters, Parameters
-from skerry.client.session import Adoption, ExchangeSettings, Stats
+from skerry.client.session import Adoption, ExchangeSettings, Stats, check_policy
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.identifiers import SystemEntropy, system_random
 from skerry.runtime.tls import Tls
@@ -93,11 +93,16 @@ class ArrayLearner:
         connect_timeout_s: float = 30.0,
         tls: Tls | None = None,
     ) -> None:
+        if not isinstance(arrays, Mapping) and not hasattr(arrays, "tensors"):
+            raise TypeError(
+                f"arrays must be given by name; a torch module is for Learner. type={type(arrays).__name__}"
+            )
         self._closing = ExitStack()
         self._leave_status: int | None = None
         if learner_id is None:
             learner_id, lock = own_id(Path(".skerry"))
             self._closing.enter_context(lock)
+        check_policy(policy)
         settings = ExchangeSettings(
             run=run,
             learner_id=learner_id,

@@ -43,6 +43,16 @@ class Adoption(StrEnum):
     """The weights become `blend_alpha` times themselves plus `1 - blend_alpha` times the new version."""
 
 
+def check_policy(policy: object) -> None:
+    """Checks what a caller gave as a policy.
+
+    Raises:
+        TypeError: it is something else, and not None.
+    """
+    if policy is not None and not isinstance(policy, Policy):
+        raise TypeError("policy must be a skerry.client.Policy; of a dict make one by Policy.from_json(values)")
+
+
 @dataclass(frozen=True)
 class ExchangeSettings:
     """How a learner takes part in a run.
@@ -71,8 +81,7 @@ class ExchangeSettings:
         """Checks names and ranges."""
         check_name(self.run, "run")
         check_name(self.learner_id, "learner")
-        if self.policy is not None and not isinstance(self.policy, Policy):
-            raise TypeError("policy must be a skerry.client.Policy; of a dict make one by Policy.from_json(values)")
+        check_policy(self.policy)
         if self.region:
             check_name(self.region, "region")
         if not 0 <= self.blend_alpha <= 1:

@@ -89,11 +89,18 @@ class TorchParameters:
     Raises:
         ValueError: nothing can be trained, a trainable parameter is complex, two parameters have one name, they are on
             more than one device, or the model is trained by several processes.
+        TypeError: what is given by name is no tensor.
     """
 
     def __init__(self, model: torch.nn.Module | Mapping[str, torch.Tensor]) -> None:
         _check_one_process(model)
         given = _own_names(model, model.named_parameters()) if isinstance(model, torch.nn.Module) else model
+        for name, tensor in given.items():
+            if not isinstance(tensor, torch.Tensor):
+                raise TypeError(
+                    "a Learner trains torch tensors; NumPy arrays are for ArrayLearner, as are copies of others, such as "
+                    f"those of JAX, made by np.array(). name={name}, type={type(tensor).__name__}"
+                )
         trained = {
             name: tensor
             for name, tensor in given.items()

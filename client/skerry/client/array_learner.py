@@ -94,9 +94,7 @@ class ArrayLearner:
         tls: Tls | None = None,
     ) -> None:
         if not isinstance(arrays, Mapping) and not hasattr(arrays, "tensors"):
-            raise TypeError(
-                f"arrays must be given by name; a torch module is for Learner. type={type(arrays).__name__}"
-            )
+            raise TypeError(f"arrays are given by name; a torch module is for Learner. type={type(arrays).__name__}")
         self._closing = ExitStack()
         self._leave_status: int | None = None
         if learner_id is None:

@@ -98,8 +98,8 @@ class TorchParameters:
         for name, tensor in given.items():
             if not isinstance(tensor, torch.Tensor):
                 raise TypeError(
-                    "a Learner trains torch tensors; NumPy arrays are for ArrayLearner, as are copies of others, such as "
-                    f"those of JAX, made by np.array(). name={name}, type={type(tensor).__name__}"
+                    "a Learner trains torch tensors; NumPy arrays are for ArrayLearner, and so are copies of others, "
+                    f"such as those of JAX, made by np.array(). name={name}, type={type(tensor).__name__}"
                 )
         trained = {
             name: tensor

@@ -1082,8 +1082,8 @@ class LearnerReport(_message.Message):
     trains and its work is not taken.
     """
     problem: _builtins.str
-    """Why the learner's last call failed, as a reason without ERROR_REASON_ or one of the client's own; empty once a delta
-    was acknowledged since. At most 64 of the characters A-Z 0-9 _.
+    """Why the learner's last call failed, as a reason without ERROR_REASON_ or one of the client's own; empty once a
+    delta was acknowledged since. At most 64 of the characters A-Z 0-9 _.
     """
     @_builtins.property
     def step_time(self) -> _duration_pb2.Duration:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Sequence
 
 import grpc
@@ -60,6 +61,18 @@ def test_once_shows_learners_and_fragments(capsys: pytest.CaptureFixture[str]) -
     assert "1 live, 1 participating" in shown
     assert "35 ms" in shown
     assert "embedding" in shown
+
+
+def test_the_help_explains_every_column(capsys: pytest.CaptureFixture[str]) -> None:
+    with serving(scripted()) as target:
+        failures.run(cli, ["watch", "demo", "--once", "--target", target])
+    _, learners, fragments = [part.splitlines()[0] for part in capsys.readouterr().out.split("\n\n")]
+    assert failures.run(cli, ["watch", "--help"]) == 0
+    legend = capsys.readouterr().out
+    columns = re.split(r"\s{2,}", f"{learners.strip()}  {fragments.strip()}")
+    assert len(columns) == 19
+    for column in columns:
+        assert re.search(rf"^ +([a-z ]+, )?{column}[, ]", legend, re.MULTILINE), column
 
 
 def test_a_stream_that_breaks_goes_on_after_the_last_position_seen() -> None:

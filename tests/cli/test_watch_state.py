@@ -104,6 +104,22 @@ def test_a_report_alone_is_no_event_to_tell() -> None:
     assert state.apply(report("us", sent_bytes=9), 2.0) is None
 
 
+def test_a_problem_is_told_when_it_comes_and_when_it_goes_also_if_it_was_there_before() -> None:
+    def said(problem: str) -> LearnerStatus:
+        return LearnerStatus("us", is_live=True, report=LearnerReport(problem=problem, unsent_step_count=40))
+
+    state = started()
+    state.apply(RunView(Run("demo"), (said("STORE_FULL"),)), 0.0)
+    events = [Event(position=5, learner=said(problem)) for problem in ("STORE_FULL", "STORE_FULL", "", "")]
+    lines = [state.apply(event, 1.0) for event in events]
+    assert [line.text if line else "" for line in lines] == [
+        "us reports STORE_FULL, 40 steps unsent",
+        "",
+        "us delivers again",
+        "",
+    ]
+
+
 def test_a_run_that_closes_is_closed() -> None:
     state = started()
     state.apply(Event(position=9, status_changed=RunStatus.CLOSED), 1.0)

@@ -14,7 +14,7 @@ from skerry.syncer.server import ServerSettings, serving
 
 @contextmanager
 def syncer(tls: Tls | None = None, host: str = "127.0.0.1", store_url: str = "memory://") -> Iterator[str]:
-    """Yields where a fresh syncer listens, an address of `host`, with an empty store if it is not told which."""
+    """Yields where a fresh syncer listens, an address of `host`; its store is empty unless `store_url` has one."""
     thread = LoopThread("syncer")
     stop = asyncio.Event()
     port: asyncio.Future[int] = asyncio.run_coroutine_threadsafe(_future(), thread.loop).result()

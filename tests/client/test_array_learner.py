@@ -391,6 +391,12 @@ def test_what_is_no_policy_and_no_array_is_refused_with_what_to_give(target: str
     given: Any = {"inner_step_count": 5}
     with pytest.raises(TypeError, match=r"by Policy.from_json\(values\)"):
         ArrayLearner(Quadratic().arrays, target=target, run="fit", learner_id="us", policy=given)
+    with pytest.raises(TypeError, match=r"skerry\.client\.Policy; of a dict"):
+        ArrayLearner(Quadratic().arrays, target=target, run="fit", learner_id="us", policy=given, planned_step_count=5)
+    with RunsClient(target) as client, pytest.raises(TypeError, match=r"skerry\.client\.Policy; of a dict"):
+        client.create_run("fit", Quadratic().arrays, policy=given)
+    with RunsClient(target) as client, pytest.raises(TypeError, match=r"skerry\.client\.Policy; of a dict"):
+        client.set_policy("fit", given)
     foreign: Any = {"w": [1.0]}
     with pytest.raises(ValueError, match=r"copies made by np.array\(\)"):
         ArrayLearner(foreign, target=target, run="fit", learner_id="us")

@@ -119,6 +119,15 @@ def test_a_model_with_nothing_to_train_is_refused_with_the_reason(model: nn.Modu
         TorchParameters(model)
 
 
+def test_what_is_no_tensor_is_refused_with_what_to_give_instead(target: str) -> None:
+    arrays: Any = {"w": np.zeros(3)}
+    with pytest.raises(TypeError, match=r"NumPy arrays are for ArrayLearner.*name=w, type=ndarray"):
+        TorchParameters(arrays)
+    module: Any = nn.Linear(2, 2)
+    with pytest.raises(TypeError, match=r"a torch module is for Learner\. type=Linear"):
+        ArrayLearner(module, target=target, run="fit", learner_id="us")
+
+
 def test_parameters_on_several_devices_are_refused() -> None:
     with pytest.raises(ValueError, match="one device"):
         TorchParameters({"a": torch.zeros(2), "b": torch.zeros(2, device="meta")})
@@ -178,12 +187,13 @@ def test_weights_on_a_gpu_give_the_same_frames() -> None:
 
 
 class _Layers(nn.Module):
-    """A model with a layer that can be replaced."""
+    """A model with a layer that can be replaced, and one that is frozen."""
 
     def __init__(self) -> None:
         super().__init__()
         self.first = nn.Linear(4, 4)
         self.second = nn.Linear(4, 4)
+        self.base = nn.Linear(4, 4).requires_grad_(False)
 
 
 def _layer_replaced(model: _Layers) -> None:
@@ -206,6 +216,8 @@ _REPLACEMENTS: dict[str, tuple[Callable[[_Layers], object], str]] = {
     "data": (lambda model: setattr(model.second.bias, "data", torch.zeros(4)), "parameter=second.bias"),
     "a layer": (_layer_replaced, "attribute=second"),
     "a parameter": (_parameter_replaced, "attribute=weight"),
+    "a new layer": (lambda model: model.add_module("third", nn.Linear(4, 4)), "attribute=third"),
+    "thawed": (lambda model: model.base.bias.requires_grad_(True), "parameter=base.bias"),
 }
 
 
@@ -244,6 +256,28 @@ def test_replaced_weights_are_not_flushed_either(target: str) -> None:
     with pytest.raises(StopExchangingError), learner:
         trained_and_replaced(model)
     assert learner.stats.deltas_acknowledged == 0
+
+
+def test_a_tensor_or_array_that_another_one_replaces_is_noticed() -> None:
+    tensors = {"w": torch.zeros(3), "b": torch.zeros(2)}
+    arrays = {"w": np.zeros(3), "b": np.zeros(2)}
+    of_torch, of_numpy = TorchParameters(tensors), ArrayParameters(arrays)
+    tensors["w"] += 1
+    arrays["w"] += 1
+    assert of_torch.replaced() is of_numpy.replaced() is None
+    tensors["b"] = tensors["b"] - 0.1
+    arrays["b"] = arrays["b"] - 0.1
+    for parameters, name in ((of_torch, "attribute=b"), (of_numpy, "array=b")):
+        assert name in (parameters.replaced() or "")
+
+
+def test_a_complex_parameter_is_refused_unless_it_is_frozen() -> None:
+    model = nn.Linear(2, 2)
+    model.phase = nn.Parameter(torch.zeros(3, dtype=torch.complex64))
+    with pytest.raises(ValueError, match=r"parameter=phase, dtype=torch\.complex64"):
+        TorchParameters(model)
+    model.phase.requires_grad_(False)
+    assert [tensor.name for tensor in TorchParameters(model).tensors] == ["weight", "bias"]
 
 
 def test_a_module_that_is_attached_can_be_copied_and_pickled(tmp_path: Path) -> None:

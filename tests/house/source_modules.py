@@ -17,6 +17,7 @@ TORCH_MODULES = (
     "skerry.client.island",
     "skerry.client.spread",
     "skerry.client.torch_parameters",
+    "skerry.client.torch_untrained",
 )
 
 # Run by another interpreter: tries modules in turn while torch and its like are blocked, and prints what failed.

@@ -19,6 +19,7 @@ from skerry.learner.command import learn
 from skerry.learner.metrics import read_metrics
 from skerry.wire.policy import Policy
 from tests.doubles.made_keys import make_keys, tls_of
+from tests.doubles.small_disk import fill, small_disk
 from tests.syncer.serve_process import ServeProcess, serve_process
 
 _SMALL = ["--alone", "--model", "nano", "--batch", "2", "--data-limit-mb", "0.3", "--eval-windows", "4"]
@@ -69,6 +70,30 @@ async def test_a_learner_that_lost_its_place_to_another_process_exits_with_what_
         rest, _ = await first.communicate()
         assert first.returncode == 3
         assert b"[SESSION_FENCED]\nnext: give each learner a --learner-id of its own" in rest
+
+
+async def test_last_work_that_a_full_store_does_not_take_is_a_failure(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk") as disk:
+        async with serve_process(f"file://{disk}/store", tmp_path) as server:
+            arguments = [*_SMALL[1:], "--run", "fit", "--target", f"127.0.0.1:{server.port}", "--inner-steps", "4"]
+            arguments += ["--steps", "1000000", "--log-every", "5", "--flush-timeout", "1"]
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "skerry.cli.main", "learn", *arguments),
+                *("--work-dir", str(tmp_path / "work")),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
+            )
+            assert process.stdout is not None
+            while b"step=20" not in await process.stdout.readline():
+                pass
+            fill(disk)
+            while b"reason=STORE_FULL" not in await process.stdout.readline():
+                pass
+            process.terminate()
+            rest, _ = await process.communicate()
+    assert b"error: trained to the end, but the syncer did not take the last work within 1 s. steps=" in rest
+    assert process.returncode == 1
 
 
 async def test_it_trains_over_mutual_tls(tmp_path: Path) -> None:

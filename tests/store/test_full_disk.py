@@ -1,14 +1,12 @@
 """A store on a disk that is really full still collects, and training goes on."""
 
 import asyncio
-import contextlib
 import errno
-import gc
 import os
-import subprocess
 from collections.abc import Awaitable, Iterator
 from pathlib import Path
 
+import click
 import numpy as np
 import pytest
 
@@ -19,10 +17,13 @@ from skerry.store.errors import StoreFullError
 from skerry.store.log.entries import ENTRY_FORMAT, AcceptedItem, LevelItem, PolicyItem
 from skerry.store.objects.local import RESERVE, FileSystem, LocalObjects
 from skerry.store.objects.opening import open_objects
+from skerry.store.operator.command import export
 from skerry.syncer.settings import ReplicaSettings
 from skerry.syncer.upkeep import keep_small
 from skerry.wire.policy import Policy
+from tests.doubles.small_disk import fill, small_disk
 from tests.numerics.merge_driver import Driver, layout_of
+from tests.store.make_golden import GOLDEN
 
 NUMEL = 2**17  # half a mebibyte of float32
 BOUNDED = Policy(kept_version_count=1, kept_hours=0, kept_day_count=0)
@@ -30,14 +31,8 @@ BOUNDED = Policy(kept_version_count=1, kept_hours=0, kept_day_count=0)
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 24 MiB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(folder)]
-    if subprocess.run(mount, capture_output=True, check=False).returncode != 0:
-        pytest.skip("needs root to mount a small disk")
-    yield folder
-    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+    with small_disk(tmp_path / "disk") as folder:
+        yield folder
 
 
 async def filled(disk: Path) -> Driver:
@@ -54,15 +49,6 @@ async def filled(disk: Path) -> Driver:
     with pytest.raises(StoreFullError):
         await pushed(driver)
     return driver
-
-
-def fill(disk: Path) -> None:
-    """Takes the rest of the disk, the files of deltas that did not fit included, which are closed late."""
-    gc.collect()
-    with (disk / "of others").open("wb", buffering=0) as file:
-        for _ in range(24 * 2**8):
-            with contextlib.suppress(OSError):
-                file.write(b"\0" * 2**12)
 
 
 async def pushed(driver: Driver) -> AcceptedItem:
@@ -132,3 +118,11 @@ async def test_a_file_of_the_reserve_that_is_an_object_already_is_not_written_ag
     assert not (folder / "00").exists()
     assert not (folder / "01").exists(), "which was taken in its place"
     assert await objects.get("runs/run/log/1") == b"an entry"
+
+
+def test_an_export_to_a_full_disk_says_so_and_leaves_nothing(disk: Path) -> None:
+    fill(disk)
+    out = disk / "out.safetensors"
+    with pytest.raises(click.BadParameter, match=r"No space left on device\. path=.*/out\.safetensors"):
+        export.main(["--store", f"file://{GOLDEN}/store", "--run", "golden", "--out", str(out)], standalone_mode=False)
+    assert [path.name for path in disk.iterdir()] == ["of others"]

@@ -111,6 +111,9 @@ async def test_replicas_tell_one_another_of_a_learner_whose_loss_is_not_finite(l
     "report",
     [
         types.LearnerReport(step_count=-1),
+        types.LearnerReport(unsent_step_count=-1),
+        types.LearnerReport(problem="STORE_FULL\x1b[2J"),
+        types.LearnerReport(problem="A" * 65),
         types.LearnerReport(adopted=[types.FragmentVersion(fragment="x" * 1000, version=1)]),
         types.LearnerReport(adopted=[types.FragmentVersion(fragment="body", version=1)] * 3),
     ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import random
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import grpc
@@ -86,3 +87,42 @@ async def test_a_level_is_one_that_this_version_writes(stubs: Stubs, level: int)
     await create_run(stubs)
     with refused("BAD_REQUEST", grpc.StatusCode.INVALID_ARGUMENT):
         await stubs.runs.UpgradeRun(_upgrade(level))
+
+
+async def test_a_run_of_an_older_level_records_no_untrained_tensors(store_url: str) -> None:
+    old = dataclasses.replace(LOCAL, host=dataclasses.replace(LOCAL.host, new_run_level=OLDEST_LEVEL))
+    tensors, fragments = plan_messages()
+    request = runs.CreateRunRequest(request_id="1" * 32, name="demo", tensors=tensors, fragments=fragments)
+    request.untrained.add(name="base", shape=[2, 0], dtype="uint8", digest=bytes(32))
+    async with serving(open_objects(store_url), old) as server, connected(server.port) as stubs:
+        assert not (await stubs.runs.CreateRun(request)).run.untrained
+    request.request_id = "2" * 32
+    async with serving(open_objects(store_url), LOCAL) as server, connected(server.port) as stubs:
+        run = (await stubs.runs.CreateRun(request)).run
+        assert list(run.untrained) == list(request.untrained)
+    log = Path(urlsplit(store_url).path) / "runs" / "demo" / run.uid / "log"
+    for entry in log.iterdir():
+        entry.unlink()  # as if the replica had died after it had written run.json
+    async with serving(open_objects(store_url), old) as server, connected(server.port) as stubs:
+        again = (await stubs.runs.CreateRun(request)).run
+    assert list(again.untrained) == list(request.untrained)
+    assert again.format_level == ENTRY_FORMAT  # so that no older version reads it
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"name": ""},
+        {"name": "x" * 513},
+        {"name": "base", "shape": [-1]},
+        {"name": "base", "digest": b"short"},
+        {"name": "body.0"},
+    ],
+)
+async def test_malformed_untrained_tensors_are_refused(stubs: Stubs, wrong: dict[str, Any]) -> None:
+    tensors, fragments = plan_messages()
+    tensors[0].name = fragments[0].tensors[0] = "body.0"
+    request = runs.CreateRunRequest(request_id="1" * 32, name="demo", tensors=tensors, fragments=fragments)
+    request.untrained.add(**wrong)
+    with refused("SHAPE_MISMATCH", grpc.StatusCode.INVALID_ARGUMENT):
+        await stubs.runs.CreateRun(request)

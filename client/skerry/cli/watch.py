@@ -30,6 +30,23 @@ _RETRY: Final = RetrySettings(attempt_count=None, first_wait_s=0.5)
 
 @click.command(
     epilog="""\b
+Columns:
+  learner, region    who trains, and where
+  state              live: attached; participating: a recent round has its delta
+  step, tokens       since the learner's process attached
+  step time, loss    as the learner says; with the course of the loss
+  up, down           mean of the last 10 s
+  behind             versions that the learner has not adopted, at most
+  stall              longest pause that Skerry made in a step, at the last report
+  unsent             steps that the run does not have; then why, if a call failed
+  fragment, version  the newest version of each part of the model
+  deltas             how many are in that version
+  staleness          versions that were made since the oldest of them was begun
+  participation      their share of the weight that was expected
+  update             what a learner downloads of it
+  round              the version whose deltas are being gathered
+
+\b
 Examples:
   skerry watch demo
   skerry watch demo --once

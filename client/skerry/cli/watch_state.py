@@ -30,6 +30,7 @@ class LearnerView:
     status: LearnerStatus
     losses: deque[float] = field(default_factory=lambda: deque(maxlen=_LOSS_COUNT))
     samples: deque[TrafficSample] = field(default_factory=deque)
+    told_problem: str = ""  # the last that an event's words had
 
     def update(self, status: LearnerStatus, now_s: float) -> None:
         """Applies a report; a learner that has restarted counts from zero again."""
@@ -144,6 +145,18 @@ class WatchState:
         is_again = before.report is not None and status.report is None  # a new session has not reported yet
         return is_new or is_again or before.is_live != status.is_live
 
+    def _learner_text(self, status: LearnerStatus, now_s: float) -> str | None:
+        """Applies a learner's status and returns what is new in it, in words."""
+        if self._update_learner(status, now_s):
+            return f"{status.learner_id} {'attached' if status.is_live else 'left or lost its lease'}"
+        view, report = self.learners[status.learner_id], status.report
+        if report is None or report.problem == view.told_problem:
+            return None
+        view.told_problem = report.problem
+        if not report.problem:
+            return f"{status.learner_id} delivers again"
+        return f"{status.learner_id} reports {report.problem}, {report.unsent_step_count} steps unsent"
+
     def _apply_event(self, event: Event, now_s: float) -> EventLine | None:
         text: str | None = None
         match event:
@@ -169,8 +182,7 @@ class WatchState:
                 self.status = status
                 text = f"the run is {status}"
             case Event(learner=learner) if learner is not None:
-                if self._update_learner(learner, now_s):
-                    text = f"{learner.learner_id} {'attached' if learner.is_live else 'left or lost its lease'}"
+                text = self._learner_text(learner, now_s)
             case Event(draining=draining) if draining is not None:
                 text = "this replica is shutting down"
         return None if text is None else EventLine(event.position, event.kind, text)

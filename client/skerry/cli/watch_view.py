@@ -20,7 +20,7 @@ def draw(state: WatchState, *, notice: str = "", event_count: int = 10) -> Rende
     parts: list[RenderableType] = [_headline(state, notice), "", _learners(state), "", _fragments(state)]
     if state.events and event_count:
         parts += ["", _events(state, event_count)]
-    return Group(*parts)
+    return Group(*parts, Text("columns: skerry watch --help", style="dim"))
 
 
 def _headline(state: WatchState, notice: str) -> Text:
@@ -36,7 +36,8 @@ def _headline(state: WatchState, notice: str) -> Text:
 def _learners(state: WatchState) -> RenderableType:
     rows = table(
         "learner", "region", "state", "step", "tokens", "step time", "loss", "", "up", "down", "behind", "stall",
-        right=("step", "tokens", "step time", "loss", "up", "down", "behind", "stall"),
+        "unsent", "",
+        right=("step", "tokens", "step time", "loss", "up", "down", "behind", "stall", "unsent"),
     )  # fmt: skip
     for name in sorted(state.learners):
         rows.add_row(*_learner(state, state.learners[name]))
@@ -59,6 +60,8 @@ def _learner(state: WatchState, view: LearnerView) -> Iterable[Text | str]:
     yield rate_text(view.down_bits_per_s)
     yield "-" if behind is None else str(behind)
     yield f"{(report.stall_time_s or 0) * 1000:.0f} ms"
+    yield str(report.unsent_step_count)
+    yield Text(report.problem, style="bold red")
 
 
 def _fragments(state: WatchState) -> RenderableType:

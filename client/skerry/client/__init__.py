@@ -25,6 +25,7 @@ from skerry.client.errors import (
     WorkRefusedError,
 )
 from skerry.client.fragment_plan import FragmentPlan, plan_fragments
+from skerry.client.leaving import leave_on_signal
 from skerry.client.runs import RunsClient
 from skerry.client.session import Adoption, Stats
 from skerry.runtime.retry import RetrySettings
@@ -61,6 +62,7 @@ __all__ = [
     "Tls",
     "TryAgainError",
     "WorkRefusedError",
+    "leave_on_signal",
     "plan_fragments",
 ]
 

@@ -19,7 +19,7 @@ from skerry.client.grpc_transport import GrpcTransport
 from skerry.client.loop_thread import LoopThread
 from skerry.client.own_id import own_id
 from skerry.client.parameters import ArrayParameters, Parameters
-from skerry.client.session import Adoption, ExchangeSettings, Stats
+from skerry.client.session import Adoption, ExchangeSettings, Stats, check_policy
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.identifiers import SystemEntropy, system_random
 from skerry.runtime.tls import Tls
@@ -61,6 +61,8 @@ class ArrayLearner:
         adoption: what happens to local work when a new version arrives.
         blend_alpha: the share of the local weights if adoption is "blend".
         fragment_count: the number of fragments of a run that is created; by default it follows from the model's size.
+        allow_other_frozen: train although the model's frozen parameters are not those that the run was created with, as
+            where they are quantised on some machines only; a warning says what differs.
         connect_timeout_s: how long connecting, and then attaching, may take.
         tls: the authority to trust and this learner's certificate; without it the connection is plain text. The files
             are read again when a connection can't be made, so they may be renewed while the learner runs.
@@ -87,13 +89,18 @@ class ArrayLearner:
         adoption: Adoption | str = Adoption.REBASE,
         blend_alpha: float = 0.5,
         fragment_count: int | None = None,
+        allow_other_frozen: bool = False,
         connect_timeout_s: float = 30.0,
         tls: Tls | None = None,
     ) -> None:
+        if not isinstance(arrays, Mapping) and not hasattr(arrays, "tensors"):
+            raise TypeError(f"arrays are given by name; a torch module is for Learner. type={type(arrays).__name__}")
         self._closing = ExitStack()
+        self._leave_status: int | None = None
         if learner_id is None:
             learner_id, lock = own_id(Path(".skerry"))
             self._closing.enter_context(lock)
+        check_policy(policy)
         settings = ExchangeSettings(
             run=run,
             learner_id=learner_id,
@@ -105,6 +112,7 @@ class ArrayLearner:
             fragment_count=fragment_count,
             adoption=Adoption(adoption),
             blend_alpha=blend_alpha,
+            allow_other_frozen=allow_other_frozen,
             connect_timeout_s=connect_timeout_s,
         )
         parameters = ArrayParameters(arrays) if isinstance(arrays, Mapping) else arrays
@@ -145,10 +153,22 @@ class ArrayLearner:
 
         Raises:
             ValueError: `tokens` is below 1.
+            SystemExit: `leave_soon` was called.
             StopExchangingError: WEIGHTS_REPLACED: a checkpoint was loaded, or the model moved, converted or changed,
                 after attaching. Nothing of it was sent; the message says what to do.
         """
-        return self._exchange.step(tokens, loss)
+        changed = self._exchange.step(tokens, loss)
+        if self._leave_status is not None:
+            _log.info("leaving as was asked", steps=self.stats.step_count)
+            raise SystemExit(self._leave_status)
+        return changed
+
+    def leave_soon(self, exit_status: int = 0) -> None:
+        """Has the next `step` raise SystemExit, as soon as its step is counted; for any thread and signal handlers.
+
+        Leaving the context then sends the last work. `leave_on_signal` calls this on SIGTERM.
+        """
+        self._leave_status = exit_status
 
     def flush(self, timeout_s: float, *, is_last: bool = False) -> bool:
         """Sends all unsent work and returns whether it was acknowledged within the timeout.

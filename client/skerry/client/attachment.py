@@ -81,7 +81,7 @@ class Attachment:
 
     def _note_failure(self, attempt: int, error: BaseException) -> None:
         assert isinstance(error, SkerryError)
-        self._failure = error
+        self._failure = self._session.problem = error
         is_lost = isinstance(error, StoreLostError)
         if is_lost or attempt.bit_count() == 1:  # the 1st, 2nd, 4th, 8th …: the reason may change
             log = _log.error if is_lost else _log.warning
@@ -182,6 +182,8 @@ class Attachment:
             sent_bytes=session.tally.bytes_up,
             received_bytes=session.tally.bytes_down,
             is_flushing=session.is_ending,
+            unsent_step_count=max(fragment.unsent_step_count for fragment in self._fragments.values()),
+            problem=session.problem.reason if session.problem else "",
             adopted=[
                 types_pb2.FragmentVersion(fragment=name, version=fragment.ledger.version)
                 for name, fragment in self._fragments.items()

@@ -6,7 +6,7 @@ A run is created from initial weights: a draft, the weights of every fragment, a
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -18,6 +18,7 @@ from skerry.client.delta import Delta, digest_of, encode_parts, push
 from skerry.client.errors import PoisonedError, RunExistsError, RunNotFoundError, error_of
 from skerry.client.fragment_plan import FragmentPlan, plan_fragments
 from skerry.client.session import DEFAULT_PART_SIZE_BYTES, Calls, Session
+from skerry.client.untrained import recorded
 from skerry.runtime.workers import Workers
 from skerry.v1 import exchange_pb2, runs_pb2, types_pb2
 from skerry.wire import Codec, Compressor, Encoding, FragmentLayout, NonFiniteError
@@ -41,6 +42,7 @@ class NewRun:
     plan: FragmentPlan
     dtypes: Mapping[str, str]
     policy: Policy
+    untrained: Sequence[types_pb2.UntrainedTensor] = ()
 
 
 async def create_run(
@@ -65,6 +67,7 @@ async def create_run(
         tensors=tensors,
         fragments=fragments,
         policy=policy_to_message(new.plan.policy(new.policy), has_derived=False),
+        untrained=new.untrained,
     )
     transport, timeout_s = calls.transport, calls.timeout_s
     draft = (await calls.retry.call(lambda: transport.create_run(request, timeout_s=timeout_s))).run
@@ -164,6 +167,7 @@ async def _create_from_model(session: Session) -> types_pb2.Run:
         plan=plan_fragments(parameters.tensors, fragment_count=settings.fragment_count),
         dtypes=parameters.dtypes,
         policy=settings.policy or Policy(),
+        untrained=recorded(await session.workers.run(parameters.untrained)),
     )
 
     def weights_of(layout: FragmentLayout) -> NDArray[np.float32]:

@@ -15,8 +15,8 @@
     └── RefusedError              the request is wrong: change it; a delta that it sent is never accepted
 
 Reasons are those of `skerry.v1.ErrorReason` without their prefix. The client's own are UNREACHABLE, TLS_FAILED,
-TIMEOUT, the names of gRPC's statuses, CORRUPT_DOWNLOAD, WEIGHTS_REPLACED, RANKS_DIFFER, RANK_LEFT, and BAD_ANSWER for
-an answer that this version can't read.
+TIMEOUT, the names of gRPC's statuses, CORRUPT_DOWNLOAD, WEIGHTS_REPLACED, FROZEN_DIFFERS, RANKS_DIFFER, RANK_LEFT, and
+BAD_ANSWER for an answer that this version can't read.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ _REASONS: Final[Mapping[type[SkerryError], str]] = {
     RunNotFoundError: "RUN_NOT_FOUND",
     RunExistsError: "RUN_EXISTS",
     RefusedError: "BAD_REQUEST BAD_NAME RUN_DRAFT SHAPE_MISMATCH FRAGMENT_NOT_FOUND OUT_OF_RANGE TOO_LARGE "
-    "ENCODING_UNSUPPORTED VERSION_NOT_FOUND PERMISSION_DENIED",
+    "ENCODING_UNSUPPORTED VERSION_NOT_FOUND PERMISSION_DENIED FROZEN_DIFFERS",
 }
 _CLASSES: Final = {reason: kind for kind, reasons in _REASONS.items() for reason in reasons.split()}
 

@@ -27,6 +27,7 @@ from skerry.client.parameters import Parameters
 from skerry.client.records import policy_of
 from skerry.client.session import ExchangeSettings, Session, Stats
 from skerry.client.transport import Transport
+from skerry.client.untrained import check_untrained
 from skerry.runtime.clock import StepClock
 from skerry.runtime.identifiers import Entropy
 from skerry.runtime.workers import Workers
@@ -39,8 +40,10 @@ _log = structlog.get_logger(__name__)
 
 # Weight of a new step in the moving average of step times.
 _STEP_TIME_FACTOR: Final = 0.1
-# Between two log lines that say that a learner exchanges no more.
+# Between two log lines that say that a learner exchanges no more, or that nothing of its work is taken.
 _REMINDER_S: Final = 60.0
+# So many rounds of work are only unsent if something is wrong: one is being trained, and one may be on its way.
+_MANY_ROUNDS: Final = 4
 
 
 class ExchangeLoop:
@@ -76,6 +79,7 @@ class ExchangeLoop:
         self._attachment = Attachment(self._session, self._fragments)
         self._last_step_end_s: float | None = None
         self._is_step_posted = False
+        self._acknowledged_count = 0  # at the last reminder
         self._next_reminder_s = clock.monotonic_s() + _REMINDER_S
 
     # The training thread's side.
@@ -107,8 +111,9 @@ class ExchangeLoop:
             if not self._is_step_posted and any(fragment.may_send for fragment in self._fragments.values()):
                 self._is_step_posted = True
                 self._post(self._on_step)
-        else:
-            self._remind(begin_s)
+        if begin_s >= self._next_reminder_s:
+            self._next_reminder_s = begin_s + _REMINDER_S
+            self._remind()
         self._last_step_end_s = self._clock.monotonic_s()
         session.tally.stalled(self._last_step_end_s - begin_s)
         return session.take_changed()
@@ -124,11 +129,26 @@ class ExchangeLoop:
             self._post(lambda: self._session.stop(error))
             raise error
 
-    def _remind(self, now_s: float) -> None:
-        """Says now and then that this learner trains alone."""
-        if self._session.failure is not None and now_s >= self._next_reminder_s:
-            self._next_reminder_s = now_s + _REMINDER_S
-            self._session.say_stopped(self._session.failure)
+    def _remind(self) -> None:
+        """Says that this learner trains alone, or that none of its work was taken since the last reminder."""
+        session, acknowledged_count = self._session, self._session.tally.deltas_acknowledged
+        unsent_count = self.stats.unsent_step_count
+        if session.failure is not None:
+            session.say_stopped(session.failure)
+        elif (
+            acknowledged_count == self._acknowledged_count
+            and unsent_count >= _MANY_ROUNDS * session.policy.inner_step_count
+            and not session.is_closed
+        ):
+            _log.error(
+                "the run takes none of this learner's work, training goes on",
+                run=session.settings.run,
+                learner=session.settings.learner_id,
+                unsent_steps=unsent_count,
+                reason=session.problem.reason if session.problem else "",
+                because=str(session.problem or "its deltas wait for rounds that do not close"),
+            )
+        self._acknowledged_count = acknowledged_count
 
     def serve(self, is_over: Callable[[], bool], timeout_s: float) -> bool:
         """Does the training thread's part without steps, until `is_over()` or the timeout; returns `is_over()`."""
@@ -142,6 +162,7 @@ class ExchangeLoop:
             step_count=session.trained.step_count,
             token_count=session.trained.token_count,
             unsent_step_count=max((one.unsent_step_count for one in self._fragments.values()), default=0),
+            problem=session.problem,
             is_attached=session.attached.is_set() and not session.is_over,
             loss=session.loss,
             step_time_s=session.step_time_s,
@@ -182,7 +203,7 @@ class ExchangeLoop:
 
         Raises:
             RunNotFoundError: no such run, and it may not be created.
-            RefusedError: SHAPE_MISMATCH, or another refusal by the server.
+            RefusedError: SHAPE_MISMATCH, FROZEN_DIFFERS, or another refusal by the server.
             SkerryError: the syncer did not answer within `connect_timeout_s`.
         """
         session = self._session
@@ -202,6 +223,7 @@ class ExchangeLoop:
         warn_of_missing_plan(session)
         self._layouts, _ = layouts_from_messages(run.tensors, run.fragments, run.leaf_hash)
         check_same_tensors(session.parameters.tensors, self._layouts)
+        await check_untrained(session, run)
         largest_numel = max(layout.numel for layout in self._layouts)
         await asyncio.gather(self._load_newest(), session.workers.run(kernels.warm_up, largest_numel))
 

@@ -116,10 +116,7 @@ class FragmentExchange:
 
     def _note_acknowledged(self) -> None:
         self._has_progressed = True
-        self._session.tally.deltas_acknowledged += 1
-        self._session.tally.parameters_up_count += self.layout.numel
-        if self._session.is_flushing:
-            self._session.boundary.wake()
+        self._session.acknowledged(self.layout.numel)
 
     def wake(self) -> None:
         """Has the fragment look at the session's state again."""
@@ -232,6 +229,8 @@ class FragmentExchange:
         """Takes note of a failure before the pause that follows it."""
         self._pulls_whole |= isinstance(error, CorruptDownloadError)
         is_defect = isinstance(error, RefusedError | StoreLostError)
+        if isinstance(error, SkerryError):
+            self._session.problem = error
         if (attempt == 1 or is_defect) and not isinstance(error, WorkRefusedError):
             log = _log.error if is_defect else _log.warning
             log("exchange of a fragment failed, will try again", **self._facts(error))

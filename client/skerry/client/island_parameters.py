@@ -48,6 +48,7 @@ class IslandParameters:
         self.dtypes = own.dtypes
         self.replaced = own.replaced
         self.synchronize = own.synchronize
+        self.untrained = own.untrained
         self._specs = {tensor.name: tensor for tensor in own.tensors}
         self._regions: list[Mapping[str, Region]] = island.regions(own.regions)
         self._first_replica = [self._regions.index(regions) for regions in self._regions]

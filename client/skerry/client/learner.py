@@ -31,7 +31,8 @@ class Learner(ArrayLearner):
     Args:
         model: a module, of which the trainable floating-point parameters take part (tied ones once; names without the
             wrappers DistributedDataParallel, DataParallel and torch.compile), or tensors by name. Their storage must
-            stay what it is: move the model to its device first.
+            stay what it is: move the model to its device first. Frozen parameters have to be the same on all learners,
+            which is checked when a learner attaches. Buffers are not synchronised, and a warning names them.
         process_group: the ranks that train the model together (DistributedDataParallel, `fully_shard`): one learner, of
             which the first rank exchanges for all. By default all ranks, if torch.distributed is initialised.
 
@@ -59,6 +60,7 @@ class Learner(ArrayLearner):
         adoption: Adoption | str = Adoption.REBASE,
         blend_alpha: float = 0.5,
         fragment_count: int | None = None,
+        allow_other_frozen: bool = False,
         connect_timeout_s: float = 30.0,
         tls: Tls | None = None,
         process_group: distributed.ProcessGroup | None = None,
@@ -74,6 +76,7 @@ class Learner(ArrayLearner):
             "adoption": adoption,
             "blend_alpha": blend_alpha,
             "fragment_count": fragment_count,
+            "allow_other_frozen": allow_other_frozen,
             "connect_timeout_s": connect_timeout_s,
             "tls": tls,
         }

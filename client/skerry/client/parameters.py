@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from skerry.algorithm.rebase import FlatArray
 from skerry.wire import FragmentLayout, TensorSpec
 from skerry.wire.frames import encode_frames
+from skerry.wire.untrained import UntrainedTensor
 
 # Prepared by a worker, called by the training thread.
 Work = Callable[[], None]
@@ -42,6 +43,9 @@ class Parameters(Protocol):
     @property
     def encode(self) -> EncodeFrames:
         """The encoder for flat arrays of this kind."""
+
+    def untrained(self) -> tuple[UntrainedTensor, ...]:
+        """Returns what else the model has, as far as that is known: may read all of it, in a worker."""
 
     def replaced(self) -> str | None:
         """Returns what, other than training, has replaced tensors or values, and what to do; cheap, for every step."""
@@ -97,15 +101,28 @@ class ArrayParameters:
                     "only writable floating-point NumPy arrays can be trained, in place; of others, such as those of "
                     f"JAX, train copies made by np.array(). array={name}, type={type(array).__name__}"
                 )
+        self._given = arrays
         self._arrays = {name: array for name, array in arrays.items() if array.size}
         if not self._arrays:
             raise ValueError("there is no array to train")
         self.tensors = tuple(TensorSpec(name, array.shape) for name, array in self._arrays.items())
         self.dtypes = {name: str(array.dtype) for name, array in self._arrays.items()}
 
+    def untrained(self) -> tuple[UntrainedTensor, ...]:
+        """Returns nothing: there may be more to the model, but nobody has said what."""
+        return ()
+
     def replaced(self) -> str | None:
-        """Returns None: arrays are what their caller gave."""
-        return None
+        """Returns which array the caller has put another one in place of, and what to do."""
+        return next(
+            (
+                "an array was replaced after attaching, and the new one takes no part: change arrays in place, for "
+                f"example by array[...] = values. array={name}"
+                for name, array in self._arrays.items()
+                if self._given.get(name) is not array
+            ),
+            None,
+        )
 
     def is_float32(self, layout: FragmentLayout) -> bool:
         """Whether every array of the fragment is float32."""

@@ -68,6 +68,16 @@ class Tensor:
 
 
 @dataclass(frozen=True)
+class UntrainedTensor:
+    """A tensor of the model that the run does not train."""
+
+    name: str
+    shape: tuple[int, ...] = ()
+    dtype: str = ""
+    digest: bytes = b""
+
+
+@dataclass(frozen=True)
 class Fragment:
     """One fragment of a run's plan: the names of its tensors, in the order of its flat vector."""
 
@@ -99,6 +109,7 @@ class Run:
     created_at: datetime | None = None
     format_level: int = 0
     leaf_hash: LeafHash = LeafHash.UNSPECIFIED
+    untrained: tuple[UntrainedTensor, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -114,6 +125,8 @@ class LearnerReport:
     adopted: tuple[FragmentVersion, ...] = ()
     stall_time_s: float | None = None
     is_flushing: bool = False
+    unsent_step_count: int = 0
+    problem: str = ""
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from skerry.client.grpc_transport import GrpcTransport
 from skerry.client.loop_thread import LoopThread
 from skerry.client.records import Capabilities, Event, FragmentVersion, Run, RunView, VersionRecord, record_of
 from skerry.client.replicas import Replica
-from skerry.client.session import Calls, Reader
+from skerry.client.session import Calls, Reader, check_policy
 from skerry.runtime.identifiers import SystemEntropy, system_random
 from skerry.runtime.retry import Retry, RetrySettings
 from skerry.runtime.tls import Tls
@@ -117,6 +117,7 @@ class RunsClient:
             RunExistsError: the name is taken.
             ValueError: no arrays.
         """
+        check_policy(policy)
         specs = [TensorSpec(tensor, tuple(array.shape)) for tensor, array in arrays.items()]
         plan = plan_fragments(specs) if fragments is None else FragmentPlan(tuple(fragments))
         dtypes = {tensor: str(array.dtype) for tensor, array in arrays.items()}
@@ -135,6 +136,7 @@ class RunsClient:
 
         Without `base` every field is set.
         """
+        check_policy(policy)
         request = runs_pb2.SetPolicyRequest(
             request_id=self._entropy.hex_id(), name=name, policy=_changes(base, policy), **self._known(name)
         )

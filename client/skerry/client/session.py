@@ -43,6 +43,16 @@ class Adoption(StrEnum):
     """The weights become `blend_alpha` times themselves plus `1 - blend_alpha` times the new version."""
 
 
+def check_policy(policy: object) -> None:
+    """Checks what a caller gave as a policy.
+
+    Raises:
+        TypeError: it is something else, and not None.
+    """
+    if policy is not None and not isinstance(policy, Policy):
+        raise TypeError("policy must be a skerry.client.Policy; of a dict make one by Policy.from_json(values)")
+
+
 @dataclass(frozen=True)
 class ExchangeSettings:
     """How a learner takes part in a run.
@@ -59,6 +69,7 @@ class ExchangeSettings:
     fragment_count: int | None = None  # likewise
     adoption: Adoption = Adoption.REBASE
     blend_alpha: float = 0.5
+    allow_other_frozen: bool = False
     connect_timeout_s: float = 30.0
     call_timeout_s: float = 20.0
     stall_timeout_s: float = 60.0  # a transfer may take any time as long as bytes move
@@ -70,8 +81,7 @@ class ExchangeSettings:
         """Checks names and ranges."""
         check_name(self.run, "run")
         check_name(self.learner_id, "learner")
-        if self.policy is not None and not isinstance(self.policy, Policy):
-            raise TypeError("policy must be a skerry.client.Policy; of a dict make one by Policy.from_json(values)")
+        check_policy(self.policy)
         if self.region:
             check_name(self.region, "region")
         if not 0 <= self.blend_alpha <= 1:
@@ -101,6 +111,7 @@ class Stats:
     step_count: int = 0
     token_count: int = 0
     unsent_step_count: int = 0  # of the fragment that has most of them: in no delta that was acknowledged
+    problem: SkerryError | None = None  # the last call's failure; None once a delta was acknowledged since
     is_attached: bool = False
     bytes_up: int = 0  # of deltas, as frames; repeated pushes count again
     bytes_down: int = 0  # of updates and snapshots
@@ -198,7 +209,7 @@ class Session(Reader):
     ) -> None:
         calls = Calls(
             transport,
-            Retry(settings.retry, jitter, is_transient),
+            Retry(settings.retry, jitter, is_transient, before_pause=self._note_failure),
             timeout_s=settings.call_timeout_s,
             stall_timeout_s=settings.stall_timeout_s,
             lane_bytes=settings.lane_bytes,
@@ -219,6 +230,7 @@ class Session(Reader):
         self.is_ending = False  # nothing is trained after this flush
         self.is_closed = False
         self.failure: SkerryError | None = None
+        self.problem: SkerryError | None = None  # the last failure since a delta was acknowledged
         self.attached = asyncio.Event()
         self.stopped = asyncio.Event()
         self.moving = asyncio.Semaphore(parameters.moving_limit)  # held while vectors of a fragment are in memory
@@ -236,6 +248,27 @@ class Session(Reader):
         if attempt == 1:
             _log.warning("no syncer answers yet, trying again", run=self.settings.run, because=str(error))
 
+    def _note_failure(self, _attempt: int, error: BaseException) -> None:
+        """Takes note of a call that failed and will be repeated, and logs what was not so before."""
+        assert isinstance(error, SkerryError)  # nothing else is transient
+        if self.problem is None or self.problem.reason != error.reason:
+            _log.warning(
+                "a call failed and will be repeated, training goes on",
+                run=self.settings.run,
+                learner=self.settings.learner_id,
+                reason=error.reason,
+                because=str(error),
+            )
+        self.problem = error
+
+    def acknowledged(self, numel: int) -> None:
+        """Takes note that a delta of so many elements was acknowledged."""
+        self.problem = None
+        self.tally.deltas_acknowledged += 1
+        self.tally.parameters_up_count += numel
+        if self.is_flushing:
+            self.boundary.wake()
+
     def take_changed(self) -> tuple[str, ...]:
         """Returns the fragments whose weights were changed since the last call, each once; for the training thread."""
         changed, self.changed = tuple(dict.fromkeys(self.changed)), []
@@ -250,7 +283,7 @@ class Session(Reader):
         """Ends the exchange for good because of `error`, and logs it once; training goes on."""
         if self.is_over:
             return
-        self.failure = error
+        self.failure = self.problem = error
         self.say_stopped(error)
         self.end()
 

@@ -7,7 +7,7 @@ codes and scales are copied to the host.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -16,9 +16,11 @@ from numpy.typing import NDArray
 
 from skerry.algorithm.rebase import FlatArray
 from skerry.client.parameters import UNLIMITED, EncodeFrames, Work
+from skerry.client.torch_untrained import persistent_buffers, untrained_tensors
 from skerry.wire import FragmentLayout, TensorSpec
 from skerry.wire.frames import encode_frames
 from skerry.wire.torch_codecs import encode_frames_torch
+from skerry.wire.untrained import UntrainedTensor
 
 # Modules that wrap a model in their attribute `module`.
 _WRAPPERS: Final = (torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel)
@@ -52,13 +54,20 @@ class _Attached:
         self, model: torch.nn.Module | Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor]
     ) -> None:
         self._tensors = [(name, one, _local(one).data_ptr(), one.dtype) for name, one in tensors.items()]
-        self._places: list[tuple[dict[str, Any], str, object]] = []
+        self._places: list[tuple[Mapping[str, Any], str, object]] = []
+        self._held: list[tuple[Mapping[str, Any], int]] = []  # with how many there are
+        self._frozen: list[tuple[str, torch.Tensor]] = []
         self._loads = _Loads()
-        for module in model.modules() if isinstance(model, torch.nn.Module) else ():
+        if not isinstance(model, torch.nn.Module):
+            self._places = [(model, name, one) for name, one in tensors.items()]
+            return
+        for module in model.modules():
             module.register_load_state_dict_post_hook(self._loads)  # type: ignore[no-untyped-call]
             for held in (module._parameters, module._modules):  # noqa: SLF001 - named_parameters() takes milliseconds
                 # fully_shard puts the gathered parameters in the place of their shards, and back.
                 self._places += [(held, key, one) for key, one in held.items() if not _is_sharded(one)]
+                self._held.append((held, len(held)))
+        self._frozen = [(name, one) for name, one in model.named_parameters() if not one.requires_grad]
 
     def replaced(self) -> str | None:
         """Returns what was replaced, and what to do."""
@@ -67,9 +76,15 @@ class _Attached:
         for held, key, one in self._places:
             if held.get(key) is not one:
                 return f"a parameter or layer was replaced after attaching: {_ATTACH_LAST}. attribute={key}"
+        for held, count in self._held:
+            if len(held) != count:
+                return f"a parameter or layer was added after attaching: {_ATTACH_LAST}. attribute={list(held)[-1]}"
         for name, tensor, address, dtype in self._tensors:
             if _local(tensor).data_ptr() != address or tensor.dtype is not dtype:
                 return f"the model was moved or converted after attaching: {_ATTACH_LAST}. parameter={name}"
+        for name, tensor in self._frozen:
+            if tensor.requires_grad:
+                return f"a frozen parameter was made trainable after attaching: {_ATTACH_LAST}. parameter={name}"
         return None
 
 
@@ -82,19 +97,31 @@ class TorchParameters:
     Of a DTensor this is the part that this process holds. Layouts then have the shapes of `regions`.
 
     Raises:
-        ValueError: nothing can be trained, two parameters have one name, they are on more than one device, or a part
-            of a DTensor is no box.
+        ValueError: nothing can be trained, a trainable parameter is complex, two parameters have one name, they are on
+            more than one device, or a part of a DTensor is no box.
+        TypeError: what is given by name is no tensor.
     """
 
     moving_limit = UNLIMITED
 
     def __init__(self, model: torch.nn.Module | Mapping[str, torch.Tensor]) -> None:
-        given = _named_parameters(model) if isinstance(model, torch.nn.Module) else model
+        given = _own_names(model, model.named_parameters()) if isinstance(model, torch.nn.Module) else model
+        for name, tensor in given.items():
+            if not isinstance(tensor, torch.Tensor):
+                raise TypeError(
+                    "a Learner trains torch tensors; NumPy arrays are for ArrayLearner, and so are copies of others, "
+                    f"such as those of JAX, made by np.array(). name={name}, type={type(tensor).__name__}"
+                )
         trained = {
             name: tensor
             for name, tensor in given.items()
             if tensor.is_floating_point() and tensor.numel() and (tensor.requires_grad or given is model)
         }
+        if odd := [name for name, tensor in given.items() if tensor.is_complex() and tensor.requires_grad]:
+            raise ValueError(
+                "complex parameters can't be merged; train real ones, as torch.view_as_real gives, or freeze them: see "
+                f"requires_grad_(). parameter={odd[0]}, dtype={given[odd[0]].dtype}"
+            )
         self._tensors = {name: _local(tensor.detach()) for name, tensor in trained.items()}
         self.regions = {name: _region(name, tensor) for name, tensor in trained.items()}
         if not self._tensors:
@@ -112,6 +139,9 @@ class TorchParameters:
         self.replaced = _Attached(model, trained).replaced
         modules = model.modules() if isinstance(model, torch.nn.Module) else ()
         self._gathered = [module for module in modules if hasattr(module, "reshard")]
+        self._untrained: tuple[UntrainedTensor, ...] | None = None
+        self._frozen = {name: tensor for name, tensor in given.items() if name not in trained}
+        self._buffers = _own_names(model, persistent_buffers(model)) if isinstance(model, torch.nn.Module) else {}
 
     def check_whole(self) -> None:
         """Raises ValueError if other processes hold parts of the model."""
@@ -123,6 +153,12 @@ class TorchParameters:
         """Has fully_shard forget gathered weights: the next pass would use them, and not what was adopted."""
         for module in self._gathered:
             module.reshard()  # type: ignore[operator]
+
+    def untrained(self) -> tuple[UntrainedTensor, ...]:
+        """Returns frozen parameters and persistent buffers; the first call reads all of the former."""
+        if self._untrained is None:
+            self._untrained = untrained_tensors(self._frozen, self._buffers)
+        return self._untrained
 
     @property
     def encode(self) -> EncodeFrames:
@@ -232,8 +268,8 @@ def _region(name: str, tensor: torch.Tensor) -> Region:
     return Region(tuple(chunk.offsets), tuple(chunk.sizes))
 
 
-def _named_parameters(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Returns each parameter by its own name, tied ones once.
+def _own_names(model: torch.nn.Module, tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """Returns each of the model's tensors, given by their paths, by its own name.
 
     Raises:
         ValueError: two have the same name.
@@ -248,7 +284,7 @@ def _named_parameters(model: torch.nn.Module) -> dict[str, torch.Tensor]:
             prefixes[path] = prefixes[parent] if is_wrapped else f"{prefixes[parent]}{attribute}."
     found: dict[str, torch.Tensor] = {}
     paths: dict[str, str] = {}
-    for path, tensor in model.named_parameters():
+    for path, tensor in tensors:
         parent, _, attribute = path.rpartition(".")
         name = prefixes[parent] + attribute
         if name in found:

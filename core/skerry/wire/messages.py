@@ -16,6 +16,7 @@ from skerry.wire.codecs import Codec, Compressor, Encoding
 from skerry.wire.digests import LeafHash
 from skerry.wire.layout import MAX_TENSOR_NAME_BYTES, FragmentLayout, TensorSpec, check_name
 from skerry.wire.policy import MergeRule, OuterName, OuterOptimizer, OuterSchedule, Policy, outer_name
+from skerry.wire.untrained import UntrainedTensor
 
 V = TypeVar("V")
 
@@ -230,3 +231,17 @@ def tensor_from_message(tensor: v1.Tensor) -> TensorSpec:
     if any(size < 1 for size in tensor.shape):
         raise ValueError(f"every dimension must be at least 1. tensor={tensor.name!r}, shape={list(tensor.shape)}")
     return TensorSpec(tensor.name, tuple(tensor.shape))
+
+
+def untrained_to_messages(tensors: Iterable[UntrainedTensor]) -> list[v1.UntrainedTensor]:
+    """Returns the tensors of a model that are not trained."""
+    return [v1.UntrainedTensor(name=one.name, shape=one.shape, dtype=one.dtype, digest=one.digest) for one in tensors]
+
+
+def untrained_from_messages(messages: Iterable[v1.UntrainedTensor]) -> tuple[UntrainedTensor, ...]:
+    """Returns what `untrained_to_messages` gave.
+
+    Raises:
+        ValueError: a field is not legal.
+    """
+    return tuple(UntrainedTensor(one.name, tuple(one.shape), one.dtype, one.digest) for one in messages)

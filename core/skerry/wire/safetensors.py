@@ -2,15 +2,18 @@
 
 The format: a little-endian u64 with the size of the header, the header (JSON, padded with spaces to a multiple of 8),
 then the bytes of the tensors in row-major order. The safetensors project specifies it, and its libraries read it.
-protos/FORMAT.md says what Skerry's snapshots hold. Nothing here does I/O.
+protos/FORMAT.md says what Skerry's snapshots hold. Nothing here does I/O but `read_file_header`.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import struct
 from collections.abc import Iterable, Iterator, Mapping
 from operator import index as index_of
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -49,19 +52,35 @@ def tensor_key(name: str, names: Iterable[str]) -> str:
     return key
 
 
-def header_bytes(tensors: Mapping[str, tuple[str, tuple[int, ...]]], metadata: Mapping[str, str]) -> bytes:
+class FileTensor(NamedTuple):
+    """A tensor in a file: its element type as the format calls it, and where its bytes are."""
+
+    code: str
+    shape: tuple[int, ...]
+    offset: int  # from the start of the file
+    size_bytes: int
+
+
+def header_bytes(tensors: Mapping[str, tuple[str, tuple[int, ...]] | FileTensor], metadata: Mapping[str, str]) -> bytes:
     """Returns the start of a file whose tensors have these (dtype, shape) and follow in this order.
+
+    Of a tensor of another file, type, shape and size are taken over.
 
     Raises:
         ValueError: a dtype is not one of `WRITABLE_DTYPES`.
     """
     header: dict[str, Any] = {_METADATA: dict(metadata)} if metadata else {}
     offset = 0
-    for name, (dtype, shape) in tensors.items():
-        if dtype not in _DTYPES:
-            raise ValueError(f"element type can't be written. tensor={name}, dtype={dtype}, known={sorted(_DTYPES)}")
-        code, item_bytes = _DTYPES[dtype]
-        size = item_bytes * int(np.prod(shape, dtype=np.int64))
+    for name, one in tensors.items():
+        if isinstance(one, FileTensor):
+            code, shape, size = one.code, one.shape, one.size_bytes
+        else:
+            dtype, shape = one
+            if dtype not in _DTYPES:
+                known = sorted(_DTYPES)
+                raise ValueError(f"element type can't be written. tensor={name}, dtype={dtype}, known={known}")
+            code, item_bytes = _DTYPES[dtype]
+            size = item_bytes * int(np.prod(shape, dtype=np.int64))
         key = tensor_key(name, tensors)
         header[key] = {"dtype": code, "shape": list(shape), "data_offsets": [offset, offset + size]}
         offset += size
@@ -78,10 +97,13 @@ def checkpoint_header(
     uid: str,
     position: int,
     versions: Mapping[str, int],
+    before: Mapping[str, tuple[str, tuple[int, ...]]] = MappingProxyType({}),
+    behind: Mapping[str, tuple[str, tuple[int, ...]]] = MappingProxyType({}),
 ) -> tuple[bytes, dict[str, str]]:
     """Returns the start of a file with a run's weights, and the dtype by which each tensor is to be written.
 
-    With the dtype "original" that is its own (float32 where a file can't have it), else "float32".
+    With the dtype "original" that is its own (float32 where a file can't have it), else "float32". What comes before
+    and behind the weights keeps its dtype.
     """
     dtypes = {
         name: own if dtype == "original" and own in WRITABLE_DTYPES else "float32" for name, (own, _) in tensors.items()
@@ -93,7 +115,8 @@ def checkpoint_header(
         "position": str(position),
         "versions": json.dumps(dict(versions)),
     }
-    return header_bytes({name: (dtypes[name], shape) for name, (_, shape) in tensors.items()}, metadata), dtypes
+    places = {name: (dtypes[name], shape) for name, (_, shape) in tensors.items()}
+    return header_bytes({**before, **places, **behind}, metadata), dtypes
 
 
 def tensor_bytes(values: NDArray[np.float32], dtype: str = "float32") -> Iterator[bytes]:
@@ -107,6 +130,33 @@ def tensor_bytes(values: NDArray[np.float32], dtype: str = "float32") -> Iterato
             with np.errstate(over="ignore"):  # what float16 can't hold becomes infinite
                 data = piece.astype(np.dtype(dtype).newbyteorder("<"), copy=False).tobytes()
             yield data  # outside of the context, which a generator may leave on another thread than it entered
+
+
+def read_file_header(path: Path) -> dict[str, FileTensor]:
+    """Returns the tensors of a file by name.
+
+    Raises:
+        OSError: it can't be read.
+        TensorFileError: it is no safetensors file.
+    """
+    with path.open("rb") as file:
+        (size,) = _SIZE.unpack(file.read(_SIZE.size).ljust(_SIZE.size, b"\0"))
+        begin, end = _SIZE.size + size, file.seek(0, os.SEEK_END)
+        if not 0 < size <= min(MAX_HEADER_BYTES, end):
+            raise TensorFileError(WireReason.BAD_HEADER, f"not a safetensors file. path={path}")
+        file.seek(_SIZE.size)
+        text = file.read(size)
+    found: dict[str, FileTensor] = {}
+    try:
+        for name, one in json.loads(text).items():
+            if name != _METADATA:
+                first, stop = (begin + index_of(at) for at in one["data_offsets"])
+                if not begin <= first <= stop <= end:
+                    raise ValueError(f"data is outside of the file. tensor={name}")
+                found[name] = FileTensor(str(one["dtype"]), tuple(map(index_of, one["shape"])), first, stop - first)
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+        raise TensorFileError(WireReason.BAD_HEADER, f"header can't be read. path={path}, cause={error!r}") from error
+    return found
 
 
 class _Place(NamedTuple):

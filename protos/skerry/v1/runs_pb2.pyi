@@ -36,6 +36,7 @@ class CreateRunRequest(_message.Message):
     TENSORS_FIELD_NUMBER: _builtins.int
     FRAGMENTS_FIELD_NUMBER: _builtins.int
     POLICY_FIELD_NUMBER: _builtins.int
+    UNTRAINED_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """128 random bits; the draft's uid follows from it and the name. Whoever has it can push the draft's initial weights."""
     name: _builtins.str
@@ -52,6 +53,12 @@ class CreateRunRequest(_message.Message):
     def policy(self) -> _types_pb2.Policy:
         """The policy; absent fields take their defaults."""
 
+    @_builtins.property
+    def untrained(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.UntrainedTensor]:
+        """The tensors of the model that are not trained, each name once; MAY be empty. Kept by runs that begin with format
+        level 5 or above.
+        """
+
     def __init__(
         self,
         *,
@@ -60,10 +67,11 @@ class CreateRunRequest(_message.Message):
         tensors: _abc.Iterable[_types_pb2.Tensor] | None = ...,
         fragments: _abc.Iterable[_types_pb2.Fragment] | None = ...,
         policy: _types_pb2.Policy | None = ...,
+        untrained: _abc.Iterable[_types_pb2.UntrainedTensor] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["policy", b"policy"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fragments", b"fragments", "name", b"name", "policy", b"policy", "request_id", b"request_id", "tensors", b"tensors"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fragments", b"fragments", "name", b"name", "policy", b"policy", "request_id", b"request_id", "tensors", b"tensors", "untrained", b"untrained"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -66,7 +66,8 @@ class RunsStub:
 
     Errors:
     - RUN_EXISTS: another run has the name.
-    - SHAPE_MISMATCH: a tensor's name or shape is not legal, or the plan is not a partition of the tensors.
+    - SHAPE_MISMATCH: a tensor's name or shape is not legal, the plan is not a partition of the tensors, or an
+      untrained tensor is malformed.
     - TOO_LARGE: the request has more than 3 MiB, 100,000 tensors or 4,096 fragments, or a fragment more than 2^35
       elements.
     - ID_REUSED: request_id made a draft of other tensors or fragments.
@@ -190,7 +191,8 @@ class RunsAsyncStub(RunsStub):
 
     Errors:
     - RUN_EXISTS: another run has the name.
-    - SHAPE_MISMATCH: a tensor's name or shape is not legal, or the plan is not a partition of the tensors.
+    - SHAPE_MISMATCH: a tensor's name or shape is not legal, the plan is not a partition of the tensors, or an
+      untrained tensor is malformed.
     - TOO_LARGE: the request has more than 3 MiB, 100,000 tensors or 4,096 fragments, or a fragment more than 2^35
       elements.
     - ID_REUSED: request_id made a draft of other tensors or fragments.
@@ -317,7 +319,8 @@ class RunsServicer(metaclass=_abc_1.ABCMeta):
 
         Errors:
         - RUN_EXISTS: another run has the name.
-        - SHAPE_MISMATCH: a tensor's name or shape is not legal, or the plan is not a partition of the tensors.
+        - SHAPE_MISMATCH: a tensor's name or shape is not legal, the plan is not a partition of the tensors, or an
+          untrained tensor is malformed.
         - TOO_LARGE: the request has more than 3 MiB, 100,000 tensors or 4,096 fragments, or a fragment more than 2^35
           elements.
         - ID_REUSED: request_id made a draft of other tensors or fragments.

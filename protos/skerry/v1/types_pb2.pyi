@@ -569,6 +569,44 @@ class Tensor(_message.Message):
 Global___Tensor: _TypeAlias = Tensor  # noqa: Y015
 
 @_typing.final
+class UntrainedTensor(_message.Message):
+    """A tensor of the model that a run does not train: a frozen parameter, or a buffer."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    SHAPE_FIELD_NUMBER: _builtins.int
+    DTYPE_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Name in the model, under the same rules as Tensor.name; no tensor that is trained has it."""
+    dtype: _builtins.str
+    """Element type, as the creator's framework calls it, for example "bfloat16" or "uint8"."""
+    digest: _builtins.bytes
+    """Values digest (protos/FORMAT.md, section 7). Empty: the values are not compared, since each learner has its own, as
+    of a buffer.
+    """
+    @_builtins.property
+    def shape(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Dimensions; empty for a scalar."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        shape: _abc.Iterable[_builtins.int] | None = ...,
+        dtype: _builtins.str = ...,
+        digest: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "dtype", b"dtype", "name", b"name", "shape", b"shape"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UntrainedTensor: _TypeAlias = UntrainedTensor  # noqa: Y015
+
+@_typing.final
 class Fragment(_message.Message):
     """One fragment of the plan."""
 
@@ -888,6 +926,7 @@ class Run(_message.Message):
     CREATED_AT_FIELD_NUMBER: _builtins.int
     FORMAT_LEVEL_FIELD_NUMBER: _builtins.int
     LEAF_HASH_FIELD_NUMBER: _builtins.int
+    UNTRAINED_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Its name."""
     uid: _builtins.str
@@ -924,6 +963,13 @@ class Run(_message.Message):
     def created_at(self) -> _timestamp_pb2.Timestamp:
         """When it was created, by the creating replica's clock; for people, never for decisions."""
 
+    @_builtins.property
+    def untrained(self) -> _containers.RepeatedCompositeFieldContainer[Global___UntrainedTensor]:
+        """What its creator said of the rest of the model; empty: nothing is known of it. A learner SHOULD NOT train where its
+        own tensors of these names have other shapes, types or digests, unless a person allows it: quantised bases differ
+        on purpose.
+        """
+
     def __init__(
         self,
         *,
@@ -938,10 +984,11 @@ class Run(_message.Message):
         created_at: _timestamp_pb2.Timestamp | None = ...,
         format_level: _builtins.int = ...,
         leaf_hash: Global___LeafHash.ValueType = ...,
+        untrained: _abc.Iterable[Global___UntrainedTensor] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["created_at", b"created_at", "policy", b"policy"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["created_at", b"created_at", "format_level", b"format_level", "fragments", b"fragments", "leaf_hash", b"leaf_hash", "name", b"name", "policy", b"policy", "position", b"position", "status", b"status", "tensors", b"tensors", "uid", b"uid", "versions", b"versions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["created_at", b"created_at", "format_level", b"format_level", "fragments", b"fragments", "leaf_hash", b"leaf_hash", "name", b"name", "policy", b"policy", "position", b"position", "status", b"status", "tensors", b"tensors", "uid", b"uid", "untrained", b"untrained", "versions", b"versions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1014,6 +1061,8 @@ class LearnerReport(_message.Message):
     ADOPTED_FIELD_NUMBER: _builtins.int
     STALL_TIME_FIELD_NUMBER: _builtins.int
     IS_FLUSHING_FIELD_NUMBER: _builtins.int
+    UNSENT_STEP_COUNT_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
     step_count: _builtins.int
     """Inner steps taken since the learner's own training began."""
     token_count: _builtins.int
@@ -1027,6 +1076,14 @@ class LearnerReport(_message.Message):
     is_flushing: _builtins.bool
     """True while the learner trains no more and sends its last work. A round with a delta of it opens at once, since its
     later steps can't be sent before that delta is merged.
+    """
+    unsent_step_count: _builtins.int
+    """Inner steps that are in no acknowledged delta, of the fragment that has most of them. It grows while the learner
+    trains and its work is not taken.
+    """
+    problem: _builtins.str
+    """Why the learner's last call failed, as a reason without ERROR_REASON_ or one of the client's own; empty once a
+    delta was acknowledged since. At most 64 of the characters A-Z 0-9 _.
     """
     @_builtins.property
     def step_time(self) -> _duration_pb2.Duration:
@@ -1052,10 +1109,12 @@ class LearnerReport(_message.Message):
         adopted: _abc.Iterable[Global___FragmentVersion] | None = ...,
         stall_time: _duration_pb2.Duration | None = ...,
         is_flushing: _builtins.bool = ...,
+        unsent_step_count: _builtins.int = ...,
+        problem: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "loss", b"loss", "stall_time", b"stall_time", "step_time", b"step_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "adopted", b"adopted", "is_flushing", b"is_flushing", "loss", b"loss", "received_bytes", b"received_bytes", "sent_bytes", b"sent_bytes", "stall_time", b"stall_time", "step_count", b"step_count", "step_time", b"step_time", "token_count", b"token_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "adopted", b"adopted", "is_flushing", b"is_flushing", "loss", b"loss", "problem", b"problem", "received_bytes", b"received_bytes", "sent_bytes", b"sent_bytes", "stall_time", b"stall_time", "step_count", b"step_count", "step_time", b"step_time", "token_count", b"token_count", "unsent_step_count", b"unsent_step_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__loss: _TypeAlias = _typing.Literal["loss"]  # noqa: Y015
     _WhichOneofArgType__loss: _TypeAlias = _typing.Literal["_loss", b"_loss"]  # noqa: Y015

@@ -23,6 +23,7 @@ _COUNTERS: Final[dict[str, tuple[str, _Value]]] = {
 }
 _GAUGES: Final[dict[str, tuple[str, _Value]]] = {
     "skerry_learner_attached": ("Whether a syncer has the learner's stream.", lambda stats: stats.is_attached),
+    "skerry_learner_unsent_steps": ("Steps in no acknowledged delta.", lambda stats: stats.unsent_step_count),
     "skerry_learner_loss": ("Loss of the last step.", lambda stats: stats.loss),
     "skerry_learner_step_duration_seconds": ("Time of a step.", lambda stats: stats.step_time_s),
     "skerry_learner_staleness_versions": ("Staleness of merged deltas.", lambda stats: stats.staleness),

@@ -159,6 +159,8 @@ def learner_message(record: LearnerRecord) -> v1.LearnerStatus:
                 adopted=[v1.FragmentVersion(fragment=name, version=number) for name, number in report.adopted],
                 stall_time=duration_message(report.stall_time_s),
                 is_flushing=report.is_flushing,
+                unsent_step_count=report.unsent_step_count,
+                problem=report.problem,
             )
         )
     return message

@@ -28,12 +28,14 @@ from skerry.syncer.replica import RunReplica
 from skerry.wire.digests import LeafHash
 from skerry.wire.layout import FragmentLayout, check_id, check_name
 from skerry.wire.policy import Policy
+from skerry.wire.untrained import UntrainedTensor
 
 _LOG: Final = structlog.get_logger(__name__)
 # Limits of one run: far above what is trained today, far below what the process that folds it could not hold.
 MAX_TENSOR_COUNT: Final = 100_000
 MAX_FRAGMENT_COUNT: Final = 4_096
 _LEAF_HASH_LEVEL: Final = 4  # the first format level at which a run may hash leaves with BLAKE3
+_UNTRAINED_LEVEL: Final = 5  # and at which run.json may have untrained tensors
 # In parts of the suggested size a delta of so many elements still fits one log entry.
 MAX_FRAGMENT_NUMEL: Final = 2**35
 
@@ -47,6 +49,7 @@ class NewRun:
     fragments: tuple[FragmentLayout, ...]
     dtypes: Mapping[str, str]
     policy: Policy
+    untrained: tuple[UntrainedTensor, ...] = ()
 
 
 def uid_of_draft(name: str, request_id: str) -> str:
@@ -65,6 +68,7 @@ async def create_run(host: RunHost, new: NewRun) -> RunReplica:
     check_id(new.request_id, "request id")
     await host.workers.run(_check_size, new)
     _check_merge_rules(new.policy, {layout.name for layout in new.fragments})
+    _check_untrained(new)
     uid = uid_of_draft(new.name, new.request_id)
     try:
         replica = await host.open(new.name, uid, is_creator=True)
@@ -77,7 +81,8 @@ async def create_run(host: RunHost, new: NewRun) -> RunReplica:
         is_old = host.settings.new_run_level < _LEAF_HASH_LEVEL
         leaf_hash = LeafHash.SHA256 if is_old else LeafHash.BLAKE3
         fragments = tuple(replace(layout, leaf_hash=leaf_hash) for layout in new.fragments)
-        spec = RunSpec(new.name, uid, fragments, new.dtypes, host.clock.unix_s())
+        untrained = new.untrained if host.settings.new_run_level >= _UNTRAINED_LEVEL else ()
+        spec = RunSpec(new.name, uid, fragments, new.dtypes, host.clock.unix_s(), untrained)
         await host.store.create_draft(spec)
         replica = await host.open(new.name, uid, is_creator=True)
     spec = replica.log.spec
@@ -87,7 +92,8 @@ async def create_run(host: RunHost, new: NewRun) -> RunReplica:
         first: list[Item] = [PolicyItem(new.request_id, new.policy, author())]
         # The replica that began the draft may have had another level for new runs.
         is_old = spec.fragments[0].leaf_hash is LeafHash.SHA256
-        level = max(host.settings.new_run_level, 0 if is_old else _LEAF_HASH_LEVEL)
+        least = _UNTRAINED_LEVEL if spec.untrained else 0 if is_old else _LEAF_HASH_LEVEL
+        level = max(host.settings.new_run_level, least)
         if level > replica.state.level:
             first.insert(0, LevelItem(level, author()))
         *_, outcome = await replica.log.append(first)
@@ -110,6 +116,12 @@ def _check_size(new: NewRun) -> None:
     ):
         if value > limit:
             raise SyncerError("TOO_LARGE", f"too many {what}. limit={limit}, actual={value}")
+
+
+def _check_untrained(new: NewRun) -> None:
+    names = [*new.dtypes, *(one.name for one in new.untrained)]
+    if len(set(names)) != len(names):
+        raise SyncerError("SHAPE_MISMATCH", "a tensor is named twice among trained and untrained ones")
 
 
 def _check_merge_rules(policy: Policy, fragments: AbstractSet[str]) -> None:

@@ -100,6 +100,8 @@ LONGEST_S: Final = 365 * 86_400
 # What the messages can hold; another replica's advice has no other numbers either.
 _Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 _Duration = Annotated[float, msgspec.Meta(ge=0, le=LONGEST_S)]
+REASON_PATTERN: Final = "[A-Z0-9_]{0,64}"
+_Reason = Annotated[str, msgspec.Meta(pattern=f"^{REASON_PATTERN}$")]
 
 
 @dataclass(frozen=True)
@@ -115,6 +117,8 @@ class LearnerReport:
     adopted: tuple[tuple[str, _Int64], ...] = ()  # (fragment, version)
     stall_time_s: _Duration = 0.0
     is_flushing: bool = False
+    unsent_step_count: _Int64 = 0
+    problem: _Reason = ""
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from skerry.wire.codecs import Encoding
 from skerry.wire.digests import LeafHash
 from skerry.wire.layout import FragmentLayout, TensorSpec
 from skerry.wire.policy import Policy
+from skerry.wire.untrained import UntrainedTensor
 
 FORMAT: Final = 1  # of everything but log entries and run.json; raised when an old reader could misread them
 RUN_FORMAT: Final = 2  # of run.json; 1 where it has SHA-256 leaves, which it then does not name
@@ -350,6 +351,7 @@ class RunSpec:
     fragments: tuple[FragmentLayout, ...]
     dtypes: Mapping[str, str]  # the learner's own element type, by tensor name
     created_at_unix_s: float  # the creating replica's clock; for people only
+    untrained: tuple[UntrainedTensor, ...] = ()  # in the order that the creator gave; empty: not known
 
     def fragment(self, name: str) -> FragmentLayout:
         """Returns the layout of the fragment called `name`; KeyError where there is none."""
@@ -362,21 +364,18 @@ class RunSpec:
 
     def to_bytes(self) -> bytes:
         """Returns `run.json`."""
-        leaf_hash = self.fragments[0].leaf_hash
-        newer = {} if leaf_hash is LeafHash.SHA256 else {"format": RUN_FORMAT, "leaf_hash": leaf_hash}
-        return canonical_json(
-            {
-                "format": FORMAT,
-                **newer,
-                "name": self.name,
-                "uid": self.uid,
-                "created_at_unix_s": self.created_at_unix_s,
-                "fragments": [{"name": one.name, "tensors": self._tensors_json(one.tensors)} for one in self.fragments],
-            }
-        )
 
-    def _tensors_json(self, tensors: Iterable[TensorSpec]) -> list[dict[str, Any]]:
-        return [{"name": one.name, "shape": list(one.shape), "dtype": self.dtypes[one.name]} for one in tensors]
+        def tensors(layout: FragmentLayout) -> list[dict[str, Any]]:
+            return [{"name": t.name, "shape": list(t.shape), "dtype": self.dtypes[t.name]} for t in layout.tensors]
+
+        values: dict[str, Any] = {"format": FORMAT, "name": self.name, "uid": self.uid}
+        values["created_at_unix_s"] = self.created_at_unix_s
+        values["fragments"] = [{"name": one.name, "tensors": tensors(one)} for one in self.fragments]
+        if (leaf_hash := self.fragments[0].leaf_hash) is not LeafHash.SHA256:
+            values |= {"format": RUN_FORMAT, "leaf_hash": leaf_hash}
+        if self.untrained:
+            values["untrained"] = [one.to_json() for one in self.untrained]
+        return canonical_json(values)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> RunSpec:
@@ -396,4 +395,5 @@ class RunSpec:
             for f in values["fragments"]
         )
         dtypes = {t["name"]: t["dtype"] for f in values["fragments"] for t in f["tensors"]}
-        return cls(values["name"], values["uid"], fragments, dtypes, values["created_at_unix_s"])
+        untrained = tuple(UntrainedTensor.from_json(one) for one in values.get("untrained", ()))
+        return cls(values["name"], values["uid"], fragments, dtypes, values["created_at_unix_s"], untrained)

@@ -1,8 +1,11 @@
-"""Writes a checkpoint of a run as of any log position: one safetensors file with every tensor of the model."""
+"""Writes a checkpoint of a run as of any log position: one safetensors file with the tensors that the run trains.
+
+What else the model has comes from files that the caller names: `skerry.store.operator.base_model`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Final, Literal
 
@@ -13,6 +16,7 @@ from skerry.store.log.entries import INITIAL_BASE, ObjectRef
 from skerry.store.log.fold import apply_entry
 from skerry.store.log.run_log import RunLog
 from skerry.store.log.state import FragmentState, RunState, VersionState
+from skerry.store.operator.base_model import BaseModel
 from skerry.store.operator.log_lines import time_text
 from skerry.store.versions.replay import Replayer
 from skerry.wire.safetensors import checkpoint_header, tensor_bytes
@@ -48,20 +52,26 @@ async def export_checkpoint(
     position: int,
     dtype: ExportDtype,
     workers: Workers,
+    base: BaseModel | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, int]:
-    """Writes the run's weights at `position` to `path` and returns the versions in it, by fragment.
+    """Writes the run's weights at `position`, and the tensors of `base`, to `path`; returns the versions by fragment.
 
     Needs memory for the largest fragment. The file appears when complete. `progress` gets (elements done, in all).
 
     Raises:
         ObjectMissingError: there is no such position, or what it takes was collected.
         LogCorruptError: the weights do not have the digests that the log names.
+        OSError: `path` can't be written, or a file of `base` not read.
     """
+    base = base or BaseModel(log.spec, ())
+    before, behind = base.wide(is_wide=True), base.wide(is_wide=False)
     versions = await versions_at(log, position)
     await _check_not_collected(log, position, versions)
     header, dtypes = checkpoint_header(
         {t.name: (log.spec.dtypes[t.name], t.shape) for layout in log.spec.fragments for t in layout.tensors},
+        before={name: one.place for name, one in before.items()},
+        behind={name: one.place for name, one in behind.items()},
         dtype=dtype,
         run=log.spec.name,
         uid=log.spec.uid,
@@ -71,7 +81,14 @@ async def export_checkpoint(
     total = sum(layout.numel for layout in log.spec.fragments)
     done = 0
     with replacing(path) as file:
+
+        async def copy(names: Iterable[str]) -> None:
+            for name in names:
+                for piece in base.pieces(name):
+                    await workers.run(file.write, piece)
+
         file.write(header)
+        await copy(before)
         for layout in log.spec.fragments:
             weights = await Replayer(log, layout.name, workers).weights_at(versions[layout.name])
             for spec, offset in zip(layout.tensors, layout.offsets, strict=True):
@@ -81,6 +98,7 @@ async def export_checkpoint(
             done += layout.numel
             if progress is not None:
                 progress(done, total)
+        await copy(behind)
     return versions
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 from rich.console import Console
@@ -19,8 +20,12 @@ from skerry.store.log.state import RunState
 from skerry.store.operator.log_lines import entry_json, entry_lines
 from skerry.store.operator.options import json_option, opened_log, run_options, shown_progress, warn_of_damage
 
+if TYPE_CHECKING:
+    from skerry.store.operator.base_model import BaseModel
+
 _WIDE: Final = 160  # columns of a pipe or a file
 _FOLLOW_PAUSE_S: Final = 1.0
+_NAMED: Final = 5  # tensors in a warning
 
 
 @click.command(
@@ -99,6 +104,7 @@ def _end(run_log: RunLog, stop: int | None) -> int | None:
 Examples:
   skerry export --store file:///var/lib/skerry --run demo --out model.safetensors
   skerry export --store s3://bucket/skerry --run demo --position 4711 --dtype float32 --out then.safetensors
+  skerry export --store s3://bucket/skerry --run lora --base gemma/model.safetensors --out tuned.safetensors
 """,
 )
 @run_options
@@ -115,6 +121,13 @@ Examples:
     help="Position in the log whose weights to write.  [default: the log's end]",
 )
 @click.option(
+    "--base",
+    "base_paths",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    multiple=True,
+    help="A safetensors file with what the run does not train: frozen parameters, buffers. May be repeated.",
+)
+@click.option(
     "--dtype",
     type=click.Choice(["original", "float32"]),
     default="original",
@@ -129,13 +142,19 @@ def export(
     uid: str | None,
     out_path: Path,
     position: int | None,
+    base_paths: tuple[Path, ...],
     dtype: str,
     is_json: bool,
 ) -> None:
     """Write a run's weights at any log position as one safetensors file.
 
+    The run has only the tensors that it trains. A model with frozen parameters or buffers is complete with --base: the
+    files that learners loaded it from. What is not in the file, and what differs from the run's record, is said on
+    standard error and, with --json, in `missing` and `other`.
+
     Where the log is damaged, its last good entry is the default position, and the exit status is 1.
     """
+    from skerry.store.operator.base_model import BaseModel
     from skerry.store.operator.export import ExportDtype, export_checkpoint
 
     chosen: ExportDtype = "float32" if dtype == "float32" else "original"
@@ -143,12 +162,15 @@ def export(
     async def write() -> tuple[dict[str, Any], bool]:
         async with opened_log(store_url, run_name, uid) as (run_log, workers):
             at = run_log.state.position if position is None else position
+            base = BaseModel(run_log.spec, base_paths)
             with shown_progress("exporting", is_hidden=is_json) as progress:
                 versions = await export_checkpoint(
-                    run_log, out_path, position=at, dtype=chosen, workers=workers, progress=progress
+                    run_log, out_path, position=at, dtype=chosen, workers=workers, base=base, progress=progress
                 )
             is_cut = position is None and warn_of_damage(run_log)
-            return {"path": str(out_path), "position": at, "versions": versions}, is_cut
+            _say_rest(base)
+            lacks = {"missing": base.missing, "other": base.other}
+            return {"path": str(out_path), "position": at, "versions": versions, **lacks}, is_cut
 
     try:
         done, is_cut = asyncio.run(write())
@@ -160,3 +182,18 @@ def export(
         versions = ", ".join(f"{fragment} {version}" for fragment, version in done["versions"].items())
         click.echo(f"wrote {out_path}: position {done['position']}, versions {versions}")
     sys.exit(is_cut)
+
+
+def _say_rest(base: BaseModel) -> None:
+    """Says in what way an export is not the whole model of the run's creator."""
+
+    def say(names: Sequence[str], what: str) -> None:
+        if names:
+            more = ", …" if len(names) > _NAMED else ""
+            click.echo(f"warning: {what}. tensors={len(names)}, names={', '.join(names[:_NAMED])}{more}", err=True)
+
+    given = "no file of --base has them" if base.tensors else "give the file that has them as --base"
+    say(base.missing, f"the export lacks tensors that the model has and the run does not train: {given}")
+    say(base.other, "tensors of --base are not those that the run was created with")
+    was = "were taken" if set(base.unknown) <= base.tensors.keys() else "were left out"
+    say(base.unknown, f"tensors of --base that the run does not know of {was}")

@@ -25,7 +25,7 @@ from skerry.syncer.replica import RunReplica
 from skerry.syncer.services.translate import fragment_of, learner_messages, run_message, version_record
 from skerry.v1 import runs_pb2, runs_pb2_grpc, types_pb2
 from skerry.wire.layout import BadNameError, check_name
-from skerry.wire.messages import layouts_from_messages, policy_from_message
+from skerry.wire.messages import layouts_from_messages, policy_from_message, untrained_from_messages
 from skerry.wire.policy import Policy
 
 _LOG: Final = structlog.get_logger(__name__)
@@ -63,11 +63,13 @@ class RunsServicer(runs_pb2_grpc.RunsServicer):
     async def _create(self, request: runs_pb2.CreateRunRequest) -> RunReplica:
         try:
             fragments, dtypes = await self._host.workers.run(layouts_from_messages, request.tensors, request.fragments)
+            untrained = await self._host.workers.run(untrained_from_messages, request.untrained)
         except BadNameError:
             raise
         except ValueError as error:
             raise SyncerError("SHAPE_MISMATCH", str(error)) from error
-        new = NewRun(request.request_id, request.name, fragments, dtypes, _changed(request.policy, Policy()))
+        policy = _changed(request.policy, Policy())
+        new = NewRun(request.request_id, request.name, fragments, dtypes, policy, untrained)
         return await create_run(self._host, new)
 
     async def CommitRun(self, request: runs_pb2.CommitRunRequest, context: Any) -> runs_pb2.CommitRunResponse:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Container, Iterable
 from typing import Final
 from weakref import WeakKeyDictionary
@@ -12,10 +13,10 @@ from skerry.store.log.entries import RunSpec
 from skerry.store.log.state import FragmentState, RunState, VersionState
 from skerry.syncer.errors import SyncerError, bad_request
 from skerry.syncer.events import STATUSES, fate_message, learner_message, version_message
-from skerry.syncer.membership import LONGEST_S, LearnerRecord, LearnerReport
+from skerry.syncer.membership import LONGEST_S, REASON_PATTERN, LearnerRecord, LearnerReport
 from skerry.syncer.pull import ObjectKind, PullPlan
 from skerry.v1 import exchange_pb2, runs_pb2, types_pb2
-from skerry.wire.messages import LEAF_HASHES, layouts_to_messages, policy_to_message
+from skerry.wire.messages import LEAF_HASHES, layouts_to_messages, policy_to_message, untrained_to_messages
 
 _KINDS: Final = {
     ObjectKind.SNAPSHOT: exchange_pb2.OBJECT_KIND_SNAPSHOT,
@@ -52,6 +53,7 @@ def _created(spec: RunSpec) -> types_pb2.Run:
     tensors, fragments = layouts_to_messages(spec.fragments, spec.dtypes)
     leaf_hash = _LEAF_HASHES[spec.fragments[0].leaf_hash]
     message = types_pb2.Run(name=spec.name, uid=spec.uid, tensors=tensors, fragments=fragments, leaf_hash=leaf_hash)
+    message.untrained.extend(untrained_to_messages(spec.untrained))
     message.created_at.FromMilliseconds(round(spec.created_at_unix_s * 1000))
     return message
 
@@ -83,9 +85,11 @@ def report_from_message(message: types_pb2.LearnerReport, fragments: Container[s
     Raises:
         SyncerError: BAD_REQUEST.
     """
-    for field in ("step_count", "token_count", "sent_bytes", "received_bytes"):
+    for field in ("step_count", "token_count", "sent_bytes", "received_bytes", "unsent_step_count"):
         if getattr(message, field) < 0:
             raise bad_request(f"{field} must not be negative. {field}={getattr(message, field)}")
+    if re.fullmatch(REASON_PATTERN, message.problem) is None:
+        raise bad_request(f"problem must be a reason: {REASON_PATTERN}. problem={message.problem[:80]!r}")
     names = [one.fragment for one in message.adopted]
     if len(set(names)) != len(names) or any(name not in fragments for name in names):
         raise bad_request("adopted names a fragment twice, or a fragment that the run does not have")
@@ -99,6 +103,8 @@ def report_from_message(message: types_pb2.LearnerReport, fragments: Container[s
         adopted=tuple((one.fragment, one.version) for one in message.adopted),
         stall_time_s=_seconds(message.stall_time, "stall_time"),
         is_flushing=message.is_flushing,
+        unsent_step_count=message.unsent_step_count,
+        problem=message.problem,
     )
 
 

@@ -1,0 +1,51 @@
+"""What a torch module has besides the parameters that are trained."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from skerry.wire.untrained import UntrainedTensor, values_digest
+
+# Copied from a GPU at a time.
+_PIECE_BYTES: Final = 2**26
+
+
+def persistent_buffers(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yields the buffers that are in the module's state dict, by path."""
+    for path, module in model.named_modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            if name not in module._non_persistent_buffers_set:  # noqa: SLF001 - state_dict() would copy what it unshards
+                yield f"{path}.{name}" if path else name, buffer
+
+
+def untrained_tensors(
+    frozen: Mapping[str, torch.Tensor], buffers: Mapping[str, torch.Tensor]
+) -> tuple[UntrainedTensor, ...]:
+    """Returns frozen parameters with the digests of their values, and buffers without; reads all of the former.
+
+    A parameter that can't be read here, since it is on the meta device or one of several shards, has no digest either.
+    """
+    return tuple(
+        UntrainedTensor(
+            name,
+            tuple(tensor.shape),
+            str(tensor.dtype).removeprefix("torch."),
+            values_digest(_pieces(tensor)) if name in frozen and _is_readable(tensor) else b"",
+        )
+        for name, tensor in {**frozen, **buffers}.items()
+    )
+
+
+def _is_readable(tensor: torch.Tensor) -> bool:
+    return tensor.device.type != "meta" and not is_traceable_wrapper_subclass(tensor)
+
+
+def _pieces(tensor: torch.Tensor) -> Iterator[memoryview]:
+    """Yields the tensor's bytes in row-major order."""
+    flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    for piece in flat.split(_PIECE_BYTES):
+        yield piece.cpu().numpy().data

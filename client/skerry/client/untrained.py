@@ -1,0 +1,82 @@
+"""What a model has besides the tensors that a run trains: whether it is what the run's other learners have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import structlog
+
+from skerry.client.errors import error_of
+from skerry.client.session import Session
+from skerry.v1 import types_pb2
+from skerry.wire.messages import untrained_from_messages, untrained_to_messages
+from skerry.wire.untrained import UntrainedTensor
+
+_log = structlog.get_logger(__name__)
+
+# More does not fit the message that creates a run, beside its tensors.
+_MOST_BYTES: Final = 2**20
+_NAMED: Final = 3  # in a message
+
+
+def recorded(tensors: Sequence[UntrainedTensor]) -> list[types_pb2.UntrainedTensor]:
+    """Returns what a new run is told of the rest of its model; nothing where that would be too long."""
+    messages = untrained_to_messages(tensors)
+    if (size := sum(message.ByteSize() for message in messages)) > _MOST_BYTES:
+        _log.warning(
+            "too many frozen parameters for the run to record: whether learners have the same is not checked",
+            tensors=len(tensors),
+            bytes=size,
+            limit=_MOST_BYTES,
+        )
+        return []
+    return messages
+
+
+async def check_untrained(session: Session, run: types_pb2.Run) -> None:
+    """Checks that the frozen parameters are those of the run's creator, and says what nobody checks or synchronises.
+
+    Raises:
+        RefusedError: FROZEN_DIFFERS: they are others, and the settings don't allow that.
+    """
+    facts = {"run": session.settings.run, "learner": session.settings.learner_id}
+    own = await session.workers.run(session.parameters.untrained)
+    if loose := [one.name for one in own if not one.digest]:
+        _log.warning(
+            "buffers are not synchronised: each learner keeps its own values, and exports take them from --base",
+            **facts,
+            buffers=len(loose),
+            names=loose[:_NAMED],
+        )
+    theirs = [one for one in untrained_from_messages(run.untrained) if one.digest]
+    if not theirs:
+        if any(one.digest for one in own):
+            _log.warning(
+                "the run has no record of frozen parameters: whether learners have the same is not checked", **facts
+            )
+        return
+    differences = list(_differences(own, theirs))
+    if not differences:
+        return
+    said = f"differences={len(differences)} of {len(theirs)}, first={'; '.join(differences[:_NAMED])}"
+    if not session.settings.allow_other_frozen:
+        raise error_of(
+            "FROZEN_DIFFERS",
+            "the model's frozen parameters are not those that the run was created with, so its deltas would be for "
+            "another model. Load the same base; or pass allow_other_frozen=True if it differs on purpose, as where it "
+            f"is quantised. {said}",
+        )
+    _log.warning("frozen parameters are not those that the run was created with, as allowed", **facts, differences=said)
+
+
+def _differences(own: Iterable[UntrainedTensor], theirs: Iterable[UntrainedTensor]) -> Iterable[str]:
+    """Yields, in words, what differs in each frozen parameter that either side has."""
+    here, there = ({one.name: one for one in side if one.digest} for side in (own, theirs))
+    unread = {one.name for one in own} - here.keys()  # such as parameters that were offloaded to a disk
+    for name in sorted(here.keys() | there.keys() - unread):
+        if name not in here or name not in there:
+            yield f"{name} is only in the {'run' if name in there else 'model'}"
+        elif here[name] != there[name]:
+            ours, run = (f"{one.dtype}{list(one.shape)}" for one in (here[name], there[name]))
+            yield f"{name} has other values" if ours == run else f"{name} is {ours} here and {run} in the run"

@@ -1,0 +1,56 @@
+"""What a model has besides the tensors that a run trains: frozen parameters, and buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from blake3 import blake3
+
+from skerry.wire.digests import DIGEST_SIZE
+from skerry.wire.layout import MAX_TENSOR_NAME_BYTES
+
+
+@dataclass(frozen=True)
+class UntrainedTensor:
+    """A tensor that is not exchanged.
+
+    Raises:
+        ValueError: a field is not legal.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str  # as the framework calls it, for example "bfloat16" or "uint8"
+    digest: bytes = b""  # of its values, `values_digest`; empty: they are not compared, each learner has its own
+
+    def __post_init__(self) -> None:
+        """Checks what a client may send."""
+        if not 1 <= len(self.name.encode()) <= MAX_TENSOR_NAME_BYTES or len(self.dtype) > MAX_TENSOR_NAME_BYTES:
+            raise ValueError(f"name or type of an untrained tensor is empty or too long. name={self.name[:80]!r}")
+        if any(size < 0 for size in self.shape) or len(self.digest) not in (0, DIGEST_SIZE):
+            raise ValueError(f"shape or digest of an untrained tensor is not legal. name={self.name[:80]!r}")
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns its JSON values."""
+        values = {"name": self.name, "shape": list(self.shape), "dtype": self.dtype}
+        return values | {"digest": self.digest.hex()} if self.digest else values
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> UntrainedTensor:
+        """Returns what `to_json` gave.
+
+        Raises:
+            ValueError, KeyError, TypeError: it is something else.
+        """
+        digest = bytes.fromhex(values.get("digest", ""))
+        return cls(values["name"], tuple(values["shape"]), values["dtype"], digest)
+
+
+def values_digest(pieces: Iterable[memoryview]) -> bytes:
+    """Returns the BLAKE3 of a tensor's bytes, row-major and little-endian, given in order; on all processors."""
+    hasher = blake3(max_threads=blake3.AUTO)
+    for piece in pieces:
+        hasher.update(piece)
+    return hasher.digest()

@@ -1,0 +1,100 @@
+"""What an export takes from files that its caller names: the tensors of the model that the run does not train."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from blake3 import blake3
+
+from skerry.store.log.entries import RunSpec
+from skerry.wire.safetensors import FileTensor, read_file_header
+
+_PIECE_BYTES: Final = 2**20
+# What a file of safetensors calls the element types of frameworks.
+_DTYPES: Final[Mapping[str, str]] = {
+    "F64": "float64",
+    "F32": "float32",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+    "BOOL": "bool",
+    **{f"{sign}{bits}": f"{name}{bits}" for sign, name in (("I", "int"), ("U", "uint")) for bits in (8, 16, 32, 64)},
+}
+
+
+@dataclass(frozen=True)
+class BaseTensor:
+    """A tensor of a safetensors file."""
+
+    path: Path
+    place: FileTensor
+
+    def pieces(self, is_same: Callable[[bytes], object]) -> Iterator[bytes]:
+        """Yields its bytes, and at the end tells `is_same` their BLAKE3."""
+        hasher, left = blake3(), self.place.size_bytes
+        with self.path.open("rb") as file:
+            file.seek(self.place.offset)
+            while left:
+                piece = file.read(min(left, _PIECE_BYTES))
+                if not piece:
+                    raise OSError(None, "file ended early", str(self.path))
+                hasher.update(piece)
+                left -= len(piece)
+                yield piece
+        is_same(hasher.digest())
+
+
+class BaseModel:
+    """The tensors of a run's model that come from files, and what there is to say about them.
+
+    `missing`: tensors of the model that are in no file. `other`: those whose shape, type or values are not what the
+    run's creator had; it is complete once all were read. `unknown`: what the run does not know of; if it knows of any
+    untrained tensor, these are not of its model, or are other names of tied tensors, and are left out.
+    """
+
+    def __init__(self, spec: RunSpec, paths: Sequence[Path]) -> None:
+        """Reads the headers of the files; of tensors that several of them have, the first counts.
+
+        Raises:
+            OSError: a file can't be read.
+            TensorFileError: a file is no safetensors file.
+        """
+        found: dict[str, BaseTensor] = {}
+        for path in paths:
+            for name, place in read_file_header(path).items():
+                found.setdefault(name, BaseTensor(path, place))
+        self._recorded = {one.name: one for one in spec.untrained}
+        self.missing = [name for name in self._recorded if name not in found]
+        self.unknown = [name for name in found if name not in self._recorded and name not in spec.dtypes]
+        self.other: list[str] = []
+        taken = self._recorded.keys() if self._recorded else set(self.unknown)
+        self.tensors = {name: one for name, one in found.items() if name in taken}
+
+    def wide(self, *, is_wide: bool) -> dict[str, BaseTensor]:
+        """Returns the tensors whose elements have at least four bytes, or those whose have fewer.
+
+        A file that has the former before the run's tensors, and the latter behind them, has all of them aligned.
+        """
+
+        def item_bytes(one: BaseTensor) -> float:
+            return one.place.size_bytes / max(1, math.prod(one.place.shape))
+
+        ordered = sorted(self.tensors.items(), key=lambda pair: -item_bytes(pair[1]))
+        return {name: one for name, one in ordered if (item_bytes(one) >= 4) == is_wide}
+
+    def pieces(self, name: str) -> Iterator[bytes]:
+        """Yields a tensor's bytes, and takes note if they are not those of the run's creator."""
+        one, wanted = self.tensors[name], self._recorded.get(name)
+
+        def compare(digest: bytes) -> None:
+            if wanted is None or not wanted.digest:
+                return
+            if (_DTYPES.get(one.place.code), one.place.shape, digest) != (wanted.dtype, wanted.shape, wanted.digest):
+                self.other.append(name)
+
+        yield from one.pieces(compare)

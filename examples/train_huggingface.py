@@ -26,5 +26,8 @@ skerry = SkerryCallback(target=target, run="huggingface", learner_id=learner_id,
 trainer = Trainer(
     model, arguments, train_dataset=[{"input_ids": row, "labels": row} for row in tokens], callbacks=[skerry]
 )
-trainer.train()
+try:
+    trainer.train()
+finally:
+    skerry.leave()  # after an exception: sends what was learned until then
 trainer.save_model()  # the run's weights, merged

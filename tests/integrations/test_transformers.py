@@ -141,6 +141,23 @@ def test_wrong_options_and_missing_runs_are_said_before_training(target: str, tm
         _train(target, tmp_path, SkerryCallback(target=target, run="absent"))
 
 
+def test_leaving_after_an_exception_loses_no_step(target: str, tmp_path: Path) -> None:
+    class _Failing(TrainerCallback):
+        def on_step_begin(self, _: Any, state: Any, *__: Any, **___: Any) -> None:
+            if state.global_step == 3:
+                raise OSError("the data are gone")
+
+    skerry = SkerryCallback(target=target, run="hf", learner_id="us", create=True)
+    with pytest.raises(OSError, match="the data"):
+        _train(target, tmp_path, skerry, _Failing())
+    learner = skerry.learner
+    assert learner is not None
+    assert learner.stats.unsent_step_count == 3
+    skerry.leave()
+    skerry.leave()
+    assert learner.stats.unsent_step_count == 0
+
+
 def test_what_is_logged_can_be_written_as_json(target: str, tmp_path: Path) -> None:
     trainer = _train(target, tmp_path, _callback(target), save_steps=6)
     state = json.loads((tmp_path / "checkpoint-6" / "trainer_state.json").read_text())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
@@ -121,6 +122,8 @@ class ArrayLearner:
         except BaseException:
             self._stop_threads()
             raise
+        atexit.register(self._say_forgotten)
+        self._closing.callback(atexit.unregister, self._say_forgotten)
 
     def __enter__(self) -> Self:
         return self
@@ -163,6 +166,11 @@ class ArrayLearner:
         if (lost := self.stats.unsent_step_count) and not self.is_closed:
             _log.warning("left the run with steps that it does not have", steps=lost)
         self.close()
+
+    def _say_forgotten(self) -> None:
+        # It is too late to send them: Python lets no thread begin work once the main thread has ended.
+        if (lost := self.stats.unsent_step_count) and not self.is_closed:
+            _log.warning("the process ends with steps that the run does not have. leave() sends them", steps=lost)
 
     def step(self, tokens: int, loss: float | None = None) -> tuple[str, ...]:
         """Reports one finished inner step; may copy a fragment or load a newer version of one. Never waits.

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import atexit
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import structlog
 import torch
 
 from skerry.client.array_learner import ArrayLearner
@@ -14,8 +12,6 @@ from skerry.client.session import Adoption
 from skerry.client.torch_parameters import TorchParameters
 from skerry.runtime.tls import Tls
 from skerry.wire.policy import Policy
-
-_log = structlog.get_logger(__name__)
 
 
 class Learner(ArrayLearner):
@@ -124,15 +120,6 @@ class _Attached(Learner):
             self.step(count_tokens())
 
         self._closing.callback(optimizer.register_step_post_hook(stepped).remove)
-        atexit.register(self._say_forgotten)
-        self._closing.callback(atexit.unregister, self._say_forgotten)
-
-    def _say_forgotten(self) -> None:
-        # It is too late to send: Python lets no thread begin work once the main thread has ended.
-        _log.warning(
-            "the process ends without leaving the run, so its last steps are lost. Call leave(), or use `with`",
-            steps=self.stats.unsent_step_count,
-        )
 
 
 def _unwrapped(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:

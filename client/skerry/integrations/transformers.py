@@ -23,6 +23,8 @@ class SkerryCallback(TrainerCallback):  # type: ignore[misc]  # untyped
     this learner's weights; the last one and what `save_model` writes afterwards hold the run's, merged. Where the
     trainer loads its best checkpoint at the end, that is what it has then.
 
+    A trainer tells callbacks nothing of exceptions, so call `leave` in a `finally` to send what was learned until then.
+
     The logs get `skerry/...`. Trackers of `report_to` are called before the callbacks of the constructor, so give
     theirs after this one (`report_to="none", callbacks=[SkerryCallback(...), WandbCallback()]`) to have it there too.
 
@@ -94,6 +96,10 @@ class SkerryCallback(TrainerCallback):  # type: ignore[misc]  # untyped
         """Leaves if training ended without a last step, for example at the end of an epoch."""
         has_best = args.load_best_model_at_end and state.best_model_checkpoint is not None
         self._island.leave(load_merged=not has_best)
+
+    def leave(self) -> None:
+        """Sends the steps that were completed, and leaves the run. Idempotent."""
+        self._island.leave(load_merged=False)
 
     def _tokens_since(self, token_count: int) -> int:
         if self._tokens_per_step is not None:

@@ -6,11 +6,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import click
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
-from skerry.cli import failures
+from skerry.cli import failures, settings
 from skerry.cli.main import cli
 
 COMMANDS = (
@@ -85,6 +88,73 @@ def test_every_option_has_its_variable(words: tuple[str, ...], command: click.Co
     for option in options:
         assert option.envvar is not None, f"{words} {option.opts}"
         assert str(option.envvar).startswith("SKERRY_")
+
+
+@pytest.mark.parametrize(("words", "command"), EVERY_COMMAND)
+def test_every_option_has_its_key_in_the_settings_file(words: tuple[str, ...], command: click.Command) -> None:
+    context = click.Context(cli)
+    for option in (one for one in command.params if isinstance(one, click.Option) and one.name != "yes"):
+        key = next(name[2:] for name in option.opts if name.startswith("--"))
+        table: dict[str, Any] = {key: "said"}
+        for word in reversed(words):
+            table = {word: table}
+        for file in ({key: "said"}, table):
+            found: Any = settings.defaults(file, cli, context, words[0])
+            for word in words[1:]:
+                found = found[word]
+            assert found[option.name] == "said", f"{words} {key}"
+
+
+# What each command about a run needs besides its name.
+_NEEDED: dict[str, tuple[str, ...]] = {
+    "export": ("--out", "out"),
+    "gc": (),
+    "log": (),
+    "repair": (),
+    "rollback": ("--to", "1"),
+    "runs close": (),
+    "runs create": ("--weights", "weights"),
+    "runs delete": ("--yes",),
+    "runs pin": (),
+    "runs policy": (),
+    "runs show": (),
+    "runs upgrade": (),
+    "runs versions": ("embedding",),
+    "verify": (),
+    "watch": ("--patience", "0.1"),
+}
+
+
+def test_every_command_about_a_run_is_among_those_that_are_tried() -> None:
+    # `learn` has a default, and `tokens create --run` says for which run a token is.
+    about_a_run = {
+        " ".join(words)
+        for words, command in every_command()
+        if any("--run" in one.opts or one.name in ("run", "run_argument") for one in command.params)
+    }
+    assert about_a_run - {"learn", "tokens create"} == set(_NEEDED)
+
+
+@pytest.mark.parametrize("words", _NEEDED)
+def test_every_command_takes_the_run_from_the_environment_and_the_file(
+    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    save_file({"embedding": np.ones((8, 8), np.float32)}, tmp_path / "weights")
+    places = "target = '127.0.0.1:1'\nstore = 'file:///nowhere'\ntimeout = 1\n"
+
+    def status(settings_text: str) -> int:
+        (tmp_path / "skerry.toml").write_text(places + settings_text, encoding="utf-8")
+        return failures.run(cli, [*words.split(), *_NEEDED[words]])
+
+    # A command that knows its run finds neither a syncer nor a store.
+    nowhere = (failures.ExitStatus.TRY_AGAIN, failures.ExitStatus.REFUSED)
+    if words != "gc":  # which can be about all runs
+        assert status("") == failures.ExitStatus.USAGE
+    assert status("run = 'demo'\n") in nowhere
+    assert status(f"[{words.replace(' ', '.')}]\nrun = 'demo'\n") in nowhere
+    monkeypatch.setenv("SKERRY_RUN", "demo")
+    assert status("") in nowhere
 
 
 def test_a_learner_without_torch_is_told_what_to_install(tmp_path: Path) -> None:

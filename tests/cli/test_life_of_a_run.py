@@ -3,31 +3,30 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from skerry.cli import failures
+from skerry.cli.main import cli
+from skerry.client import ArrayLearner
+from tests.cli.serving import serving
+from tests.client.quadratic import Quadratic
+from tests.client.syncer_thread import syncer
+from tests.doubles.made_keys import make_keys, tls_of
+
 
 @pytest.fixture
 def target(tmp_path: Path) -> Iterator[str]:
     """The address of `skerry serve` on an empty store."""
-    words = ["serve", "--listen", "127.0.0.1:0", "--store", f"file://{tmp_path}/data", "--log-level", "error"]
-    command = [sys.executable, "-m", "skerry.cli", *words]
-    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        found = re.match(r"listening on ([\d.:]+),", process.stdout.readline())
-        try:
-            assert found is not None, "the syncer has not started"
-            yield found[1]
-        finally:
-            process.terminate()
-            process.communicate(timeout=30)
+    with serving(tmp_path) as address:
+        yield address
 
 
 def test_a_run_is_created_steered_rolled_back_closed_and_deleted(target: str, tmp_path: Path) -> None:
@@ -63,3 +62,25 @@ def test_a_run_is_created_steered_rolled_back_closed_and_deleted(target: str, tm
 
     skerry("runs", "delete", "demo", "--yes")
     assert json.loads(skerry("runs", "list", "--json")) == []
+
+
+def test_show_has_the_weight_that_a_learner_is_granted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    keys = tmp_path / "keys"
+    make_keys(keys, "--server", "a.example", "--learner", "us", "--reader", "rita")
+    make_keys(keys, "--learner", "fit/big", "--weight", "8")
+    shown = ["runs", "show", "fit", "--tls-ca", f"{keys}/ca.pem"]
+    shown += ["--tls-cert", f"{keys}/rita.pem", "--tls-key", f"{keys}/rita.key"]
+    with syncer(tls_of(keys, "a.example")) as target:
+        place: dict[str, Any] = {"target": target, "run": "fit", "create": True}
+        with (
+            ArrayLearner(Quadratic().arrays, learner_id="big", tls=tls_of(keys, "fit.big"), **place),
+            ArrayLearner(Quadratic().arrays, learner_id="us", tls=tls_of(keys, "us"), **place),
+        ):
+            capsys.readouterr()
+            assert failures.run(cli, [*shown, "--target", target]) == 0
+            table = capsys.readouterr().out
+            assert failures.run(cli, [*shown, "--target", target, "--json"]) == 0
+            values = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert {one["learner_id"]: one.get("weight") for one in values["learners"]} == {"big": 8.0, "us": None}
+    rows = [line.split() for line in table.splitlines()]
+    assert [row[3] for row in rows if row[:1] in (["learner"], ["big"], ["us"])] == ["weight", "8", "-"]

@@ -13,14 +13,14 @@ from skerry.syncer.server import ServerSettings, serving
 
 
 @contextmanager
-def syncer(tls: Tls | None = None, host: str = "127.0.0.1") -> Iterator[str]:
-    """Yields where a fresh syncer with an empty store listens, an address of `host`."""
+def syncer(tls: Tls | None = None, host: str = "127.0.0.1", store_url: str = "memory://") -> Iterator[str]:
+    """Yields where a fresh syncer listens, an address of `host`, with an empty store if it is not told which."""
     thread = LoopThread("syncer")
     stop = asyncio.Event()
     port: asyncio.Future[int] = asyncio.run_coroutine_threadsafe(_future(), thread.loop).result()
 
     async def serve() -> None:
-        async with serving(open_objects("memory://"), ServerSettings(listen=f"{host}:0", tls=tls)) as server:
+        async with serving(open_objects(store_url), ServerSettings(listen=f"{host}:0", tls=tls)) as server:
             port.set_result(server.port)
             await stop.wait()
 

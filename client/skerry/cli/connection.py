@@ -41,19 +41,29 @@ def with_client(function: Callable[..., R]) -> Callable[..., R]:
     return command
 
 
+run_option: Final = click.option("--run", "run_option", metavar="RUN", help="The run's name, instead of the argument.")
+
+
 def with_run(function: Callable[..., R]) -> Callable[..., R]:
     """Gives a command an argument or option `--run`, and the run's name as its keyword `run`."""
 
     @click.argument("run_argument", metavar="[RUN]", required=False)
-    @click.option("--run", "run_option", metavar="RUN", help="The run's name, instead of the argument.")
+    @run_option
     @functools.wraps(function)
     def command(*args: Any, run_argument: str | None, run_option: str | None, **kwargs: Any) -> R:
-        # The argument takes precedence: --run may come from the environment or the settings file.
-        run = run_argument or run_option
-        if not run:
-            raise click.UsageError(
-                "the run is missing. Name it as the argument, by --run, in SKERRY_RUN, or as run in the settings file"
-            )
-        return function(*args, run=run, **kwargs)
+        return function(*args, run=run_of(run_argument, run_option), **kwargs)
 
     return command
+
+
+def run_of(*places: str | None) -> str:
+    """Returns the run's name from the first place that has one: the argument, then --run, which may be set elsewhere.
+
+    Raises:
+        click.UsageError: there is none.
+    """
+    for run in filter(None, places):
+        return run
+    raise click.UsageError(
+        "the run is missing. Name it as the argument, by --run, in SKERRY_RUN, or as run in the settings file"
+    )

@@ -15,7 +15,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from skerry.cli import plain, policy_text
-from skerry.cli.connection import with_client, with_run
+from skerry.cli.connection import run_of, run_option, with_client, with_run
 from skerry.cli.console import as_json, console, count_text, shown_progress, size_text, table
 from skerry.cli.watch_state import learner_state
 from skerry.cli.weights import read_weights
@@ -97,13 +97,17 @@ def show(client: RunsClient, run: str) -> Answer:
 
 
 @runs.command(epilog="\b\nExample:\n  skerry runs versions demo embedding --limit 20")
-@click.argument("run")
-@click.argument("fragment")
+@click.argument("names", metavar="[RUN] FRAGMENT", nargs=-1, required=True)
+@run_option
 @click.option("--limit", type=click.IntRange(min=1, max=1000), default=20, help="How many versions to list.")
 @_printing
 @with_client
-def versions(client: RunsClient, run: str, fragment: str, *, limit: int) -> Answer:
+def versions(client: RunsClient, names: tuple[str, ...], run_option: str | None, *, limit: int) -> Answer:
     """List a fragment's versions, newest first, and the learners whose deltas each was merged from."""
+    *named, fragment = names
+    if len(named) > 1:
+        raise click.UsageError(f"name a run and a fragment. names={', '.join(names)}")
+    run = run_of(*named, run_option)
     records = list(itertools.islice(client.list_versions(run, fragment), limit))
     rows = table(
         "version", "position", "merged from", "update", "snapshot", "", right=("version", "position", "update")
@@ -121,7 +125,7 @@ def versions(client: RunsClient, run: str, fragment: str, *, limit: int) -> Answ
 
 
 @runs.command(epilog="\b\nExample:\n  skerry runs create gemma --weights initial.safetensors --set quorum_count=2")
-@click.argument("run")
+@with_run
 @click.option(
     "--weights",
     required=True,
@@ -205,7 +209,7 @@ def upgrade(client: RunsClient, run: str, *, level: int | None) -> Answer:
 
 
 @runs.command(epilog="\b\nExample:\n  skerry runs delete demo --yes")
-@click.argument("run")
+@with_run
 @click.option("--uid", help="Delete the run only if it has this uid, so that a repeated delete spares a newer run.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @with_client
@@ -284,13 +288,15 @@ def _run_parts(run: Run) -> Iterator[RenderableType]:
 
 
 def _learners(learners: Iterable[LearnerStatus]) -> RenderableType:
-    rows = table("learner", "region", "state", "step", "tokens", "loss", right=("step", "tokens", "loss"))
+    columns = ("learner", "region", "state", "weight", "step", "tokens", "loss")
+    rows = table(*columns, right=("weight", "step", "tokens", "loss"))
     for learner in learners:
         report = learner.report or LearnerReport()
         rows.add_row(
             learner.learner_id,
             learner.region or "-",
             learner_state(learner),
+            "-" if learner.weight is None else f"{learner.weight:g}",
             str(report.step_count),
             count_text(report.token_count),
             "-" if report.loss is None else f"{report.loss:.4f}",

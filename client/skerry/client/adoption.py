@@ -21,7 +21,7 @@ from skerry.algorithm.rebase import FlatArray, Ledger
 from skerry.algorithm.step import subtract_update
 from skerry.client.errors import CorruptDownloadError, PlanExpiredError, TryAgainError, error_of
 from skerry.client.parameters import Work
-from skerry.client.session import Adoption, Session
+from skerry.client.session import Adoption, Reader, Session
 from skerry.client.transport import LANE_COUNT
 from skerry.runtime.workers import in_order
 from skerry.v1 import exchange_pb2 as v1
@@ -130,13 +130,14 @@ class PlanApplier:
 
 
 async def pull_newest(
-    session: Session,
+    session: Reader,
     layout: FragmentLayout,
     *,
     version: int = -1,
     weights: NDArray[np.float32] | None = None,  # (numel,) of `version`; not written to
+    target_version: int | None = None,
 ) -> Pulled:
-    """Returns a fragment's newest version, by way of updates to `weights` or of a snapshot.
+    """Returns a fragment's newest version, or the target, by way of updates to `weights` or of a snapshot.
 
     A download that breaks is resumed where it broke.
 
@@ -146,12 +147,13 @@ async def pull_newest(
         SkerryError: the last of too many failures in a row without progress.
     """
     request = v1.PullFragmentRequest(
-        run=session.settings.run,
+        run=session.run,
         run_uid=session.run_uid,
         seen_position=session.position,
         fragment=layout.name,
         from_version=-1 if weights is None else version,
-        is_newest=True,
+        target_version=target_version,
+        is_newest=target_version is None,
     )
 
     async def attempt(limit_bytes: int) -> Pulled:
@@ -161,7 +163,7 @@ async def pull_newest(
         return await retry.call(download.attempt)
 
     async with session.transfers:
-        for limit_bytes in (session.settings.lane_bytes, 0):
+        for limit_bytes in (session.calls.lane_bytes, 0):
             # A syncer notices a damaged object when it reads it as a whole, and then goes around it.
             with suppress(CorruptDownloadError, PlanExpiredError):
                 return await attempt(limit_bytes)
@@ -173,7 +175,7 @@ class _Download:
 
     def __init__(
         self,
-        session: Session,
+        session: Reader,
         layout: FragmentLayout,
         request: v1.PullFragmentRequest,
         start: NDArray[np.float32] | None,  # (numel,) the weights of request.from_version
@@ -205,7 +207,9 @@ class _Download:
         if self._applier is None or not self._is_complete:
             raise error_of("UNREACHABLE", "download ended early")
         self._session.saw(self._applier.plan.position)
-        return await self._session.workers.run(self._applier.finish)
+        pulled = await self._session.workers.run(self._applier.finish)
+        self._applier = None  # what repeats calls refers to this in cycles, which would keep the weights for longer
+        return pulled
 
     @property
     def _is_complete(self) -> bool:

@@ -125,6 +125,7 @@ class LearnerStatus:
     is_live: bool = False
     is_participating: bool = False
     report: LearnerReport | None = None
+    weight: float | None = None
 
 
 @dataclass(frozen=True)

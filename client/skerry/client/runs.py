@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import wait
+from dataclasses import replace
 from typing import Any, Final, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from skerry.client.adoption import pull_newest
 from skerry.client.creation import NewRun, create_run
-from skerry.client.errors import is_transient
+from skerry.client.errors import RefusedError, is_transient
 from skerry.client.fragment_plan import FragmentPlan, plan_fragments
 from skerry.client.grpc_transport import GrpcTransport
 from skerry.client.loop_thread import LoopThread
-from skerry.client.records import Capabilities, Event, Run, RunView, VersionRecord, record_of
+from skerry.client.records import Capabilities, Event, FragmentVersion, Run, RunView, VersionRecord, record_of
 from skerry.client.replicas import Replica
-from skerry.client.session import Calls
+from skerry.client.session import Calls, Reader
 from skerry.runtime.identifiers import SystemEntropy, system_random
 from skerry.runtime.retry import Retry, RetrySettings
 from skerry.runtime.tls import Tls
-from skerry.runtime.workers import InlineWorkers
+from skerry.runtime.workers import InlineWorkers, ThreadWorkers
 from skerry.v1 import capabilities_pb2, exchange_pb2, runs_pb2, types_pb2
 from skerry.wire import messages
+from skerry.wire.digests import LeafHash
 from skerry.wire.layout import FragmentLayout, TensorSpec
 from skerry.wire.policy import Policy
 
@@ -33,6 +37,7 @@ _PAGE_SIZE: Final = 100
 _RETRY: Final = RetrySettings(attempt_count=3, longest_wait_s=2.0)
 _HOPELESS: Final = frozenset({"UNREACHABLE", "TLS_FAILED", "TIMEOUT", "UNAUTHENTICATED"})
 _HOPELESS_WITH_OTHERS: Final = frozenset({"TIMEOUT", "UNAUTHENTICATED"})
+_PROGRESS_S: Final = 0.5
 
 
 class RunsClient:
@@ -147,6 +152,59 @@ class RunsClient:
                 return
             request.before_version = response.versions[-1].version.version
 
+    def run_at(self, name: str, position: int) -> Run:
+        """Returns the run with the versions that it had at a position of its log.
+
+        Raises:
+            RefusedError: VERSION_NOT_FOUND: the log has no such position, or the run had no weights then.
+        """
+        run = self.get_run(name).run
+        versions: list[FragmentVersion] = []
+        for fragment in run.fragments:
+            known = (one for one in self.list_versions(name, fragment.name) if one.position <= position)
+            if position > run.position or (found := next(known, None)) is None:
+                raise RefusedError(
+                    "VERSION_NOT_FOUND",
+                    f"the run has no weights at that position. position={position}, end={run.position}",
+                )
+            versions.append(found.version)
+        return replace(run, versions=tuple(versions), position=position)
+
+    def pull(
+        self, run: str | Run, *, progress: Callable[[int, int], None] | None = None
+    ) -> Iterator[tuple[str, NDArray[np.float32]]]:
+        """Yields the name and the values of each tensor, as float32, in the order of the run's fragments.
+
+            weights = dict(client.pull("demo"))
+
+        Of a name the newest weights, of a `Run` those of its versions. A tensor is a view of its fragment, and one
+        fragment is held at a time. `progress` is called now and then with (elements received, in all).
+        """
+        run = self.get_run(run).run if isinstance(run, str) else run
+        targets = {version.fragment: version.version for version in run.versions}
+        layouts = _layouts(run)
+        total, done = sum(layout.numel for layout in layouts), 0
+        retry = replace(self._calls.retry, settings=RetrySettings(), is_worth_it=is_transient)
+        workers = ThreadWorkers(2)
+        try:
+            for layout in layouts:
+                reader = self._thread.call(lambda: Reader(replace(self._calls, retry=retry), workers, run.name))
+                reader.run_uid, reader.position = run.uid, run.position
+                pulling = self._thread.start(pull_newest(reader, layout, target_version=targets[layout.name]))
+                try:
+                    while not wait([pulling], _PROGRESS_S).done:
+                        if progress is not None:
+                            progress(done + min(layout.numel, reader.tally.bytes_down // 4), total)
+                    weights = pulling.result().weights
+                finally:
+                    pulling.cancel()
+                for spec, first in zip(layout.tensors, layout.offsets, strict=True):
+                    yield spec.name, weights[first : first + spec.numel].reshape(spec.shape)
+                del weights, pulling  # while the next is received
+                done += layout.numel
+        finally:
+            workers.close()
+
     def roll_back(self, name: str, target_position: int, *, progress: Callable[[int, int], None] | None = None) -> Run:
         """Returns the run after every fragment got the content that it had at `target_position`.
 
@@ -216,6 +274,15 @@ class RunsClient:
         """Returns the answer to `request` of the method that `method` takes from a replica's stubs."""
         ask, timeout_s = self._transport.ask, self._timeout_s
         return self._thread.run(self._calls.retry.call(lambda: ask(lambda at: method(at)(request, timeout=timeout_s))))
+
+
+def _layouts(run: Run) -> list[FragmentLayout]:
+    shapes = {tensor.name: tensor.shape for tensor in run.tensors}
+    leaf_hash = LeafHash.BLAKE3 if run.leaf_hash == LeafHash.BLAKE3 else LeafHash.SHA256
+    return [
+        FragmentLayout(one.name, tuple(TensorSpec(name, shapes[name]) for name in one.tensors), leaf_hash)
+        for one in run.fragments
+    ]
 
 
 def _changes(base: Policy | None, policy: Policy) -> types_pb2.Policy:

@@ -165,7 +165,24 @@ def _mean(values: tuple[float, ...]) -> float:
     return sum(values) / len(values) if values else 0.0
 
 
-class Session:
+class Reader:
+    """What it takes to download from a run: calls, workers, and what was seen and counted. For one event loop."""
+
+    def __init__(self, calls: Calls, workers: Workers, run: str, *, concurrent_transfers: int = 1) -> None:
+        self.calls = calls
+        self.workers = workers
+        self.run = run
+        self.run_uid = ""
+        self.position = 0
+        self.tally = Tally()
+        self.transfers = asyncio.Semaphore(concurrent_transfers)
+
+    def saw(self, position: int) -> None:
+        """Takes note of a log position that an answer or event carried."""
+        self.position = max(self.position, position)
+
+
+class Session(Reader):
     """The shared state. It belongs to the event loop, except `trained`, which the training thread replaces."""
 
     def __init__(
@@ -179,24 +196,21 @@ class Session:
         jitter: random.Random,
         boundary: Boundary,
     ) -> None:
-        self.settings = settings
-        self.calls = Calls(
+        calls = Calls(
             transport,
             Retry(settings.retry, jitter, is_transient),
             timeout_s=settings.call_timeout_s,
             stall_timeout_s=settings.stall_timeout_s,
             lane_bytes=settings.lane_bytes,
         )
+        super().__init__(calls, workers, settings.run, concurrent_transfers=settings.concurrent_transfers)
+        self.settings = settings
         self.parameters = parameters
-        self.workers = workers
         self.entropy = entropy
         self.boundary = boundary
         self.session_id = entropy.hex_id()
-        self.run_uid = ""
-        self.position = 0
         self.policy = Policy()
         self.part_size_bytes = DEFAULT_PART_SIZE_BYTES
-        self.tally = Tally()
         self.trained: Trained = UNTRAINED
         self.loss: float | None = None
         self.step_time_s: float | None = None
@@ -207,7 +221,6 @@ class Session:
         self.failure: SkerryError | None = None
         self.attached = asyncio.Event()
         self.stopped = asyncio.Event()
-        self.transfers = asyncio.Semaphore(settings.concurrent_transfers)
 
     async def until_connected(self, call: Callable[[], Awaitable[R]]) -> R:
         """Returns a call's result, repeated until the syncer answers or `connect_timeout_s` is over.
@@ -221,10 +234,6 @@ class Session:
     def _say_waiting(self, attempt: int, error: BaseException) -> None:
         if attempt == 1:
             _log.warning("no syncer answers yet, trying again", run=self.settings.run, because=str(error))
-
-    def saw(self, position: int) -> None:
-        """Takes note of a log position that an answer or event carried."""
-        self.position = max(self.position, position)
 
     def take_changed(self) -> tuple[str, ...]:
         """Returns the fragments whose weights were changed since the last call, each once; for the training thread."""

@@ -70,6 +70,32 @@ def header_bytes(tensors: Mapping[str, tuple[str, tuple[int, ...]]], metadata: M
     return _SIZE.pack(len(text)) + text
 
 
+def checkpoint_header(
+    tensors: Mapping[str, tuple[str, tuple[int, ...]]],
+    *,
+    dtype: str,
+    run: str,
+    uid: str,
+    position: int,
+    versions: Mapping[str, int],
+) -> tuple[bytes, dict[str, str]]:
+    """Returns the start of a file with a run's weights, and the dtype by which each tensor is to be written.
+
+    With the dtype "original" that is its own (float32 where a file can't have it), else "float32".
+    """
+    dtypes = {
+        name: own if dtype == "original" and own in WRITABLE_DTYPES else "float32" for name, (own, _) in tensors.items()
+    }
+    metadata = {
+        "format": "pt",  # loaders of model files expect it
+        "run": run,
+        "uid": uid,
+        "position": str(position),
+        "versions": json.dumps(dict(versions)),
+    }
+    return header_bytes({name: (dtypes[name], shape) for name, (_, shape) in tensors.items()}, metadata), dtypes
+
+
 def tensor_bytes(values: NDArray[np.float32], dtype: str = "float32") -> Iterator[bytes]:
     """Yields a tensor's bytes as elements of `dtype`, rounded to nearest even, in pieces of at most 2^18 elements."""
     flat = np.ascontiguousarray(values).reshape(-1)

@@ -1074,6 +1074,7 @@ class LearnerStatus(_message.Message):
     IS_LIVE_FIELD_NUMBER: _builtins.int
     IS_PARTICIPATING_FIELD_NUMBER: _builtins.int
     REPORT_FIELD_NUMBER: _builtins.int
+    WEIGHT_FIELD_NUMBER: _builtins.int
     learner_id: _builtins.str
     """Its id."""
     region: _builtins.str
@@ -1082,6 +1083,10 @@ class LearnerStatus(_message.Message):
     """True while its lease lives in the answering replica's view."""
     is_participating: _builtins.bool
     """True where it contributed to one of the last closes of any fragment: a live learner need not be participating."""
+    weight: _builtins.float
+    """The most that it may count for in a round, in multiples of the others' median, as its certificate or token grants;
+    absent: the policy's weight_cap.
+    """
     @_builtins.property
     def report(self) -> Global___LearnerReport:
         """Its last report; absent before the first."""
@@ -1094,12 +1099,15 @@ class LearnerStatus(_message.Message):
         is_live: _builtins.bool = ...,
         is_participating: _builtins.bool = ...,
         report: Global___LearnerReport | None = ...,
+        weight: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["report", b"report"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_weight", b"_weight", "report", b"report", "weight", b"weight"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_live", b"is_live", "is_participating", b"is_participating", "learner_id", b"learner_id", "region", b"region", "report", b"report"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_weight", b"_weight", "is_live", b"is_live", "is_participating", b"is_participating", "learner_id", b"learner_id", "region", b"region", "report", b"report", "weight", b"weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__weight: _TypeAlias = _typing.Literal["weight"]  # noqa: Y015
+    _WhichOneofArgType__weight: _TypeAlias = _typing.Literal["_weight", b"_weight"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__weight) -> _WhichOneofReturnType__weight | None: ...
 
 Global___LearnerStatus: _TypeAlias = LearnerStatus  # noqa: Y015
 

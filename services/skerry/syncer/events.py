@@ -144,6 +144,7 @@ def learner_message(record: LearnerRecord) -> v1.LearnerStatus:
         region=record.region,
         is_live=record.is_live,
         is_participating=record.is_participating,
+        weight=record.weight,
     )
     report = record.report
     if report is not None:

@@ -126,6 +126,7 @@ class LearnerRecord:
     is_live: bool
     is_participating: bool
     report: LearnerReport | None
+    weight: float | None  # that it is granted
 
 
 class _Advice(msgspec.Struct):
@@ -256,6 +257,7 @@ class Membership:
                 learner in contributors for f in state.fragments.values() for contributors in f.contributors
             ),
             report=self._report_of(known),
+            weight=state.grants.get(learner),
         )
 
     def forget_other(self, state: RunState, learner: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, Literal
@@ -10,13 +9,13 @@ from typing import Final, Literal
 from skerry.runtime.files import replacing
 from skerry.runtime.workers import Workers
 from skerry.store.errors import LogCorruptError, ObjectMissingError
-from skerry.store.log.entries import INITIAL_BASE, ObjectRef, RunSpec
+from skerry.store.log.entries import INITIAL_BASE, ObjectRef
 from skerry.store.log.fold import apply_entry
 from skerry.store.log.run_log import RunLog
 from skerry.store.log.state import FragmentState, RunState, VersionState
 from skerry.store.operator.log_lines import time_text
 from skerry.store.versions.replay import Replayer
-from skerry.wire.safetensors import WRITABLE_DTYPES, header_bytes, tensor_bytes
+from skerry.wire.safetensors import checkpoint_header, tensor_bytes
 
 ExportDtype = Literal["original", "float32"]
 _NAMED_SPANS: Final = 8  # of positions, in a message
@@ -61,16 +60,13 @@ async def export_checkpoint(
     """
     versions = await versions_at(log, position)
     await _check_not_collected(log, position, versions)
-    dtypes = _written_dtypes(log.spec, dtype)
-    header = header_bytes(
-        {t.name: (dtypes[t.name], t.shape) for layout in log.spec.fragments for t in layout.tensors},
-        {
-            "format": "pt",  # loaders of model files expect it
-            "run": log.spec.name,
-            "uid": log.spec.uid,
-            "position": str(position),
-            "versions": json.dumps(versions),
-        },
+    header, dtypes = checkpoint_header(
+        {t.name: (log.spec.dtypes[t.name], t.shape) for layout in log.spec.fragments for t in layout.tensors},
+        dtype=dtype,
+        run=log.spec.name,
+        uid=log.spec.uid,
+        position=position,
+        versions=versions,
     )
     total = sum(layout.numel for layout in log.spec.fragments)
     done = 0
@@ -86,12 +82,6 @@ async def export_checkpoint(
             if progress is not None:
                 progress(done, total)
     return versions
-
-
-def _written_dtypes(spec: RunSpec, dtype: ExportDtype) -> dict[str, str]:
-    if dtype == "float32":
-        return dict.fromkeys(spec.dtypes, "float32")
-    return {name: own if own in WRITABLE_DTYPES else "float32" for name, own in spec.dtypes.items()}
 
 
 def exportable_positions(state: RunState) -> list[range]:

@@ -1,0 +1,205 @@
+"""`skerry export`: a run's weights as a safetensors file or a Hugging Face folder, from a syncer or from the store."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import shutil
+from pathlib import Path
+from typing import Any, Final
+
+import click
+from click.core import ParameterSource
+
+from skerry.cli.connection import with_client, with_run
+from skerry.cli.console import as_json, shown_progress
+from skerry.client import RunsClient
+from skerry.client.records import Run
+from skerry.runtime.files import replacing
+from skerry.wire.safetensors import checkpoint_header, tensor_bytes
+
+# The group of entry points for commands that read a store themselves: the command line knows no store.
+_STORED_GROUP: Final = "skerry.stored"
+# From the nearest place to the furthest.
+_PLACES: Final = (
+    ParameterSource.COMMANDLINE,
+    ParameterSource.ENVIRONMENT,
+    ParameterSource.DEFAULT_MAP,
+    ParameterSource.DEFAULT,
+)
+# Files of a Hugging Face folder that are not weights.
+_COPIED_SUFFIXES: Final = frozenset({".json", ".txt", ".model", ".jinja"})
+_WEIGHTS: Final = "model.safetensors"
+
+
+@click.command("export")
+@click.option(
+    "--out",
+    "out_path",
+    type=click.Path(writable=True, path_type=Path),
+    required=True,
+    help="The file to write; with --format hf the folder.",
+)
+@click.option("--uid", help="The run's uid, if it must be this one.  [default: that of the run that has the name]")
+@click.option(
+    "--position",
+    type=click.IntRange(min=0),
+    help="Position in the log whose weights to write.  [default: the log's end]",
+)
+@click.option(
+    "--dtype",
+    type=click.Choice(["original", "float32"]),
+    default="original",
+    help="Element types: the learners' own, or float32, which is exact.",
+)
+@as_json
+@with_client
+def _download(
+    client: RunsClient,
+    run_name: str,
+    *,
+    out_path: Path,
+    uid: str | None,
+    position: int | None,
+    dtype: str,
+    is_json: bool,
+) -> None:
+    run = client.get_run(run_name, uid=uid).run
+    if position is not None:
+        run = client.run_at(run.name, position)
+    _write(client, run, out_path, dtype)
+    versions = {version.fragment: version.version for version in run.versions}
+    if is_json:
+        click.echo(json.dumps({"path": str(out_path), "position": run.position, "versions": versions}))
+        return
+    listed = ", ".join(f"{fragment} {version}" for fragment, version in versions.items())
+    click.echo(f"wrote {out_path}: position {run.position}, versions {listed}")
+
+
+def _write(client: RunsClient, run: Run, path: Path, dtype: str) -> None:
+    own = {tensor.name: (tensor.dtype, tensor.shape) for tensor in run.tensors}
+    header, dtypes = checkpoint_header(
+        {name: own[name] for fragment in run.fragments for name in fragment.tensors},
+        dtype=dtype,
+        run=run.name,
+        uid=run.uid,
+        position=run.position,
+        versions={version.fragment: version.version for version in run.versions},
+    )
+    try:
+        with shown_progress("exporting") as progress, replacing(path) as file:
+            file.write(header)
+            for name, values in client.pull(run, progress=progress):
+                for piece in tensor_bytes(values, dtypes[name]):
+                    file.write(piece)
+                del values  # and with it its fragment, while the next is received
+    except OSError as error:
+        raise click.BadParameter(f"can't be written: {error.strerror}. path={path}", param_hint="--out") from error
+
+
+def _stored() -> click.Command | None:
+    """Returns the command that exports from a store; None where this installation has no store."""
+    for found in importlib.metadata.entry_points(group=_STORED_GROUP, name="export"):
+        try:
+            command = found.load()
+        except ImportError:
+            return None
+        assert isinstance(command, click.Command)
+        return command
+    return None
+
+
+_STORED: Final = _stored()
+
+
+def _params() -> list[click.Parameter]:
+    """Returns what both ways take, those of a syncer first, but for the run's name."""
+    own = {param.name: param for param in _download.params}
+    return list({param.name: param for param in (*(_STORED.params if _STORED else ()), *own.values())}.values())
+
+
+@click.command(
+    params=[param for param in _params() if param.name != "run_name"],
+    epilog="""\b
+Examples:
+  skerry export demo --target syncer.example:443 --tls-ca ca.pem --token-file reader.token --out model.safetensors
+  skerry export demo --store s3://bucket/skerry --position 4711 --dtype float32 --out then.safetensors
+  skerry export demo --format hf --like ./gemma-3-1b --out ./gemma-3-1b-merged
+""",
+)
+@click.option(
+    "--format",
+    "file_format",
+    type=click.Choice(["safetensors", "hf"]),
+    default="safetensors",
+    help="One file, or a folder that Hugging Face's from_pretrained loads, which takes --like.",
+)
+@click.option(
+    "--like",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="A folder of the same model, whose config.json and tokenizer are copied.",
+)
+@with_run
+def export(run: str, *, file_format: str, like: Path | None, out_path: Path, **values: Any) -> None:
+    """Write a run's weights as a safetensors file or a Hugging Face folder, while it trains or afterwards.
+
+    With --target they are downloaded from the syncer, which takes a reader's certificate or token where the syncer has
+    roles, and no access to its store. With --store they are read from the store, without a syncer. If neither is given,
+    it is the store in ./skerry-data. If both are, the one that is given nearer counts: a flag before the environment,
+    and that before the settings file.
+
+    Memory is needed for the largest fragment. Where the log in a store is damaged, its last good entry is the default
+    position, and the exit status is 1.
+    """
+    if file_format == "hf":
+        out_path = _prepared(out_path, like)
+    chosen = _chosen(click.get_current_context())
+    names = {param.name for param in chosen.params}
+    assert chosen.callback is not None
+    chosen.callback(run_name=run, out_path=out_path, **{name: value for name, value in values.items() if name in names})
+
+
+def _chosen(context: click.Context) -> click.Command:
+    """Returns the command to carry out.
+
+    Raises:
+        click.UsageError: both a store and a syncer are given, or an option of the other command.
+    """
+    if _STORED is None:
+        return _download
+    target, store = (_place(context, name) for name in ("target", "store_url"))
+    if target == store == 0:
+        raise click.UsageError("give --target to download from a syncer, or --store to read the store, not both")
+    chosen, other = (_download, _STORED) if target < store else (_STORED, _download)
+    own = {param.name for param in chosen.params}
+    for param in other.params:
+        if param.name not in own and param.name in context.params and not _place(context, param.name):
+            raise click.UsageError(
+                f"{param.opts[0]} is for {'--store' if chosen is _download else '--target'}, which is not given"
+            )
+    return chosen
+
+
+def _place(context: click.Context, name: str) -> int:
+    source = context.get_parameter_source(name)
+    return len(_PLACES) if source is None else _PLACES.index(source)
+
+
+def _prepared(folder: Path, like: Path | None) -> Path:
+    """Copies what is not weights, and returns the file for the weights.
+
+    Raises:
+        click.UsageError: there is no model folder to copy from, or it can't be copied.
+    """
+    if like is None or not (like / "config.json").is_file():
+        raise click.UsageError(f"--format hf takes --like FOLDER, a model folder with a config.json. like={like}")
+    try:
+        folder.mkdir(exist_ok=True)
+        for path in like.iterdir():
+            if path.suffix in _COPIED_SUFFIXES and not path.name.endswith(".index.json"):
+                shutil.copyfile(path, folder / path.name)
+    except shutil.SameFileError as error:
+        raise click.BadParameter("is the folder of --like; name another one", param_hint="--out") from error
+    except OSError as error:
+        raise click.BadParameter(f"can't be written: {error.strerror}. path={folder}", param_hint="--out") from error
+    return folder / _WEIGHTS

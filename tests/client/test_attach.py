@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -162,5 +162,5 @@ def test_a_process_that_forgets_to_leave_is_told_what_it_lost(target: str, endin
     done = subprocess.run(
         [sys.executable, "-c", FORGETFUL, target, ending], capture_output=True, text=True, check=True, timeout=120
     )
-    is_told = "the process ends with steps" in cast("str", done.stdout) and "steps=1" in done.stdout
+    is_told = "the process ends with steps" in done.stdout and "steps=1" in done.stdout
     assert is_told == (ending == "forget"), done.stdout + done.stderr

@@ -18,7 +18,7 @@ from tests.integrations.two_islands import assert_merged, train_two_islands
 POLICY = Policy(inner_step_count=2, lease_term_s=1.0)
 
 
-class _Spy(lightning.Callback):
+class _Spy(lightning.Callback):  # type: ignore[misc]  # untyped
     """Keeps the learner's counts after each batch, and ends training as told after some of them."""
 
     def __init__(self, skerry: SkerryCallback, fail_after: int = -1, failure: BaseException | None = None) -> None:
@@ -50,7 +50,7 @@ def _fit(module: Any, *callbacks: Any, batches: int = 8, path: Path | None = Non
 
 
 def _callback(target: str, **options: Any) -> SkerryCallback:
-    shared = {"run": "pl", "learner_id": "us", "create": True, "policy": POLICY, "tokens_per_step": 4}
+    shared: dict[str, Any] = {"run": "pl", "learner_id": "us", "create": True, "policy": POLICY, "tokens_per_step": 4}
     return SkerryCallback(target=target, **(shared | options))
 
 

@@ -43,7 +43,7 @@ def _callback(target: str, **options: Any) -> SkerryCallback:
     return SkerryCallback(target=target, run="hf", learner_id="us", create=True, policy=POLICY, **options)
 
 
-class _Spy(TrainerCallback):
+class _Spy(TrainerCallback):  # type: ignore[misc]  # untyped
     """Keeps the learner's counts after each step, and what the trackers after Skerry's callback are given."""
 
     def __init__(self, skerry: SkerryCallback) -> None:
@@ -142,7 +142,7 @@ def test_wrong_options_and_missing_runs_are_said_before_training(target: str, tm
 
 
 def test_leaving_after_an_exception_loses_no_step(target: str, tmp_path: Path) -> None:
-    class _Failing(TrainerCallback):
+    class _Failing(TrainerCallback):  # type: ignore[misc]  # untyped
         def on_step_begin(self, _: Any, state: Any, *__: Any, **___: Any) -> None:
             if state.global_step == 3:
                 raise OSError("the data are gone")

@@ -126,6 +126,25 @@ def test_the_best_checkpoint_is_what_the_trainer_ends_with_where_it_loads_it(tar
         assert torch.equal(ours, theirs)
 
 
+def test_an_early_stop_loses_no_step(target: str, tmp_path: Path) -> None:
+    kept: list[Any] = []
+
+    class _Stopping(TrainerCallback):  # type: ignore[misc]  # untyped
+        def on_evaluate(self, _: Any, __: Any, control: Any, **___: Any) -> None:
+            kept.append(skerry.learner)
+            control.should_training_stop = True
+
+    skerry = SkerryCallback(target=target, run="hf", learner_id="us", create=True)
+    trainer = _train(
+        target, tmp_path, skerry, _Stopping(), max_steps=100, load_best_model_at_end=True, eval_strategy="steps",
+        eval_steps=3, save_steps=3,
+    )  # fmt: skip
+    assert trainer.state.global_step == 3
+    assert skerry.learner is None
+    assert (kept[0].stats.step_count, kept[0].stats.unsent_step_count) == (3, 0)
+    assert kept[0].failure is None
+
+
 def test_several_processes_are_refused(target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TrainingArguments, "world_size", property(lambda _: 2))
     with pytest.raises(ValueError, match="several processes can't be a learner yet"):

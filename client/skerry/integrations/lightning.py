@@ -10,7 +10,7 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from skerry.client import Learner, attach
-from skerry.integrations.island import Island
+from skerry.integrations.callbacks import CallbackLearner
 
 __all__ = ["SkerryCallback"]
 
@@ -34,13 +34,13 @@ class SkerryCallback(Callback):  # type: ignore[misc]  # untyped
     """
 
     def __init__(self, *, tokens_per_step: int | Callable[[], int], **options: Any) -> None:
-        self._island = Island(options)
+        self._part = CallbackLearner(options)
         self._tokens_per_step = tokens_per_step
 
     @property
     def learner(self) -> Learner | None:
         """The learner; None before training and after it."""
-        return self._island.learner
+        return self._part.learner
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Attaches the module.
@@ -50,7 +50,7 @@ class SkerryCallback(Callback):  # type: ignore[misc]  # untyped
             SkerryError: as `Learner`.
         """
         step_count = trainer.estimated_stepping_batches
-        self._island.begin(
+        self._part.begin(
             partial(attach, pl_module, trainer.optimizers[-1], tokens_per_step=self._tokens_per_step),
             process_count=trainer.world_size,
             step_count=int(step_count) if 0 < step_count < math.inf else None,
@@ -58,12 +58,12 @@ class SkerryCallback(Callback):  # type: ignore[misc]  # untyped
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """Logs `skerry/...`."""
-        pl_module.log_dict(self._island.metrics)
+        pl_module.log_dict(self._part.metrics)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Leaves, with the run's weights in the module."""
-        self._island.leave(load_merged=True)
+        self._part.leave(load_merged=True)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Sends the steps that were completed, and leaves."""
-        self._island.leave(load_merged=False)
+        self._part.leave(load_merged=False)

@@ -8,7 +8,7 @@ from typing import Any
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from skerry.client import Learner
-from skerry.integrations.island import Island
+from skerry.integrations.callbacks import CallbackLearner
 
 __all__ = ["SkerryCallback"]
 
@@ -38,7 +38,7 @@ class SkerryCallback(TrainerCallback):  # type: ignore[misc]  # untyped
     """
 
     def __init__(self, *, tokens_per_step: int | None = None, **options: Any) -> None:
-        self._island = Island(options)
+        self._part = CallbackLearner(options)
         self._tokens_per_step = tokens_per_step
         self._token_count = 0  # of the trainer, at the last step
         self._loss: float | None = None
@@ -46,7 +46,7 @@ class SkerryCallback(TrainerCallback):  # type: ignore[misc]  # untyped
     @property
     def learner(self) -> Learner | None:
         """The learner; None before training and after it."""
-        return self._island.learner
+        return self._part.learner
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -61,7 +61,7 @@ class SkerryCallback(TrainerCallback):  # type: ignore[misc]  # untyped
             args.include_num_input_tokens_seen = "all"
         self._token_count = state.num_input_tokens_seen
         attach = partial(Learner, kwargs["model"])
-        self._island.begin(attach, process_count=args.world_size, step_count=state.max_steps)
+        self._part.begin(attach, process_count=args.world_size, step_count=state.max_steps)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Counts a step. After the last one it leaves, before the trainer evaluates and saves.
@@ -74,7 +74,7 @@ class SkerryCallback(TrainerCallback):  # type: ignore[misc]  # untyped
             return
         self.learner.step(self._tokens_since(state.num_input_tokens_seen), self._loss)
         if control.should_training_stop:
-            self._island.leave(load_merged=True)
+            self._part.leave(load_merged=True)
 
     def on_log(
         self,
@@ -85,21 +85,21 @@ class SkerryCallback(TrainerCallback):  # type: ignore[misc]  # untyped
         **_: Any,
     ) -> None:
         """Adds `skerry/...` for the callbacks after this one and for the trainer's history, and notes the loss."""
-        metrics = self._island.metrics
+        metrics = self._part.metrics
         if logs is None or not metrics:
             return
         self._loss = logs.get("loss", self._loss)
         logs.update(metrics)
         state.log_history[-1].update(metrics)
 
-    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """Leaves if training ended without a last step, for example at the end of an epoch."""
-        has_best = args.load_best_model_at_end and state.best_model_checkpoint is not None
-        self._island.leave(load_merged=not has_best)
+    def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """Leaves if training was ended after the step, as by early stopping, before the best checkpoint is loaded."""
+        if control.should_training_stop:
+            self._part.leave(load_merged=True)
 
     def leave(self) -> None:
         """Sends the steps that were completed, and leaves the run. Idempotent."""
-        self._island.leave(load_merged=False)
+        self._part.leave(load_merged=False)
 
     def _tokens_since(self, token_count: int) -> int:
         if self._tokens_per_step is not None:

@@ -17,8 +17,8 @@ _log = structlog.get_logger(__name__)
 _LEAVE_TIMEOUT_S: Final = 60.0
 
 
-class Island:
-    """One trainer's part in a run, from the start of its training to the end.
+class CallbackLearner:
+    """A callback's part in a run, from the start of its training to the end.
 
     Args:
         options: the arguments of `Learner` except the model.

@@ -32,8 +32,12 @@ def arm(learner_count: int, merge: str, **settings: Any) -> Islands:
 
 
 def lived(learner_count: int, merge: str, lie: Lie | None, seed: int = 0) -> Outcome:
-    """Returns the outcome with a liar as the last learner, or of honest learners."""
-    return train_islands(arm(learner_count, merge), seed, lie)
+    """Returns the outcome with a liar as the last learner, or of honest learners.
+
+    A flood has links without delay, on which it does the most harm.
+    """
+    settings = {"delay": 0.1} if lie and lie.is_flood else {}
+    return train_islands(arm(learner_count, merge, **settings), seed, lie)
 
 
 def percent_over(outcome: Outcome, reference: Outcome) -> float:

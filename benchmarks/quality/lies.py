@@ -32,7 +32,7 @@ Values = NDArray[np.float32]  # (numel,)
 _MOST: Final = 2**32  # what a header may claim at most: steps, and tokens a step
 _PLAIN: Final = Encoding(Codec.FLOAT32, 128, Codec.FLOAT32, Compressor.NONE)
 _GHOST_PAUSE_S: Final = 3.0
-_FLOOD_PAUSE_S: Final = 0.2
+_FLOOD_PAUSE_S: Final = 0.02
 
 
 def _same(values: Values, earlier: Sequence[Values]) -> Values:  # noqa: ARG001 - the form of all lies

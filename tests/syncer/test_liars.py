@@ -15,7 +15,7 @@ from skerry.store.log.entries import (
     SessionItem,
 )
 from skerry.syncer.membership import LearnerView, MembershipView
-from skerry.syncer.rounds import FIRST_WAIT_S, RoundEngine
+from skerry.syncer.rounds import FIRST_WAIT_S, Decisions, RoundEngine
 from skerry.wire.policy import MergeRule, Policy
 from tests.syncer.round_world import SETTLED_S, RoundWorld, view
 
@@ -207,6 +207,7 @@ def test_pace_comes_from_accepted_deltas_and_not_from_reports() -> None:
         (item,) = engine.decide(world.state, reported, 24.0 * turn).items
         assert not isinstance(item, FateItem)
         world.close_and_commit(item)
+        engine.decide(world.state, reported, 24.0 * turn)
     assert engine.grace_s(world.state.policy, reported, ["ap"]) == pytest.approx(1.5)
 
 
@@ -215,3 +216,82 @@ def test_a_policy_names_the_median_from_its_format_level_on() -> None:
     (outcome,) = world.append(PolicyItem("e" * 32, Policy(merge_by_fragment={"a": MergeRule.MEDIAN})))
     assert outcome.rejection is not None
     assert outcome.rejection.reason == "BAD_REQUEST"
+
+
+def patient(*learners: str, merge: MergeRule = MergeRule.RDA) -> RoundWorld:
+    """Returns a world of the newest format whose rounds wait for nobody."""
+    world = RoundWorld(*learners)
+    world.append(LevelItem(ENTRY_FORMAT))
+    (outcome,) = world.append(PolicyItem("e" * 32, Policy(merge=merge, grace_factor=0.0)))
+    assert outcome.rejection is None
+    return world
+
+
+def flooded(world: RoundWorld, *live: str, last_step: int = 48) -> tuple[RoundEngine, Decisions]:
+    """Returns an engine and what it decides at 1.1 s on a delta of 24 claimed steps, after a joint round at 1 s."""
+    engine, learners = RoundEngine(), view(*live, step_time_s=1.0)
+    engine.decide(world.state, learners, 0.0)  # looks at the run before its first delta
+    for name in THREE:
+        world.accept(name)
+    (item,) = engine.decide(world.state, learners, 1.0).items
+    assert isinstance(item, ClosedItem)
+    world.close_and_commit(item)
+    engine.decide(world.state, learners, 1.0)
+    world.accept("ap", last_step=last_step)
+    return engine, engine.decide(world.state, learners, 1.1)
+
+
+@pytest.mark.parametrize(("merge", "pace"), [(MergeRule.MEDIAN, 1), (MergeRule.RDA, 4)])
+def test_a_delta_for_every_version_takes_the_run_on_no_faster_than_the_median_learner_allows(
+    merge: MergeRule, pace: int
+) -> None:
+    world = patient(*THREE, merge=merge)
+    engine, decisions = flooded(world, *THREE)
+    due_s = 1.0 + 24 / 3 / pace  # one of three takes part
+    assert decisions.items == ()
+    assert decisions.wake_at_s == pytest.approx(due_s)
+    assert engine.decide(world.state, view(*THREE, step_time_s=1.0), due_s - 0.01).items == ()
+    (item,) = engine.decide(world.state, view(*THREE, step_time_s=1.0), due_s + 0.01).items
+    assert isinstance(item, ClosedItem)
+
+
+def test_who_never_brought_anything_says_nothing_of_the_pace() -> None:
+    world, ghosts = patient(*THREE, merge=MergeRule.MEDIAN), tuple(f"ghost-{at}" for at in range(12))
+    for name in ghosts:
+        world.append(SessionItem(name, "s", "here"))
+    engine, _ = flooded(world, *THREE)
+    slow = view(*ghosts, step_time_s=3600.0).learners
+    assert engine.decide(
+        world.state, MembershipView({**slow, **view(*THREE, step_time_s=1.0).learners}, 1e3), 9.1
+    ).items
+
+
+def test_two_learners_are_not_held_to_a_pace() -> None:
+    _, decisions = flooded(patient(*THREE), "us", "ap", last_step=24)
+    assert decisions.items
+
+
+def test_who_was_granted_more_may_be_faster() -> None:
+    world = patient(*THREE)
+    world.append(SessionItem("ap", "session-ap", "here", weight=1000.0))
+    _, decisions = flooded(world, *THREE)
+    assert decisions.items
+
+
+def test_a_pause_of_everybody_holds_no_round_back() -> None:
+    world, engine = patient(*THREE, merge=MergeRule.MEDIAN), RoundEngine()
+    learners = view(*THREE, step_time_s=100.0)  # what they report has the pause in it
+    engine.decide(world.state, learners, 0.0)
+    for turn, at_s in enumerate((24.0, 48.0, 2448.0, 2472.0), 1):
+        for name in THREE:
+            world.accept(name, last_step=24 * turn)
+        (item,) = engine.decide(world.state, learners, at_s).items
+        assert isinstance(item, ClosedItem)
+        world.close_and_commit(item)
+        engine.decide(world.state, learners, at_s)
+
+
+def test_a_replica_that_begins_holds_no_round_back() -> None:
+    world = patient(*THREE, merge=MergeRule.MEDIAN)
+    flooded(world, *THREE)
+    assert RoundEngine().decide(world.state, view(*THREE, step_time_s=1.0), 1.1).items

@@ -35,6 +35,8 @@ from skerry.wire.policy import Policy
 _ABSENT_AFTER_ROUNDS: Final = 1.5
 # Of each learner the newest delta in so many versions of a fragment is what its peers are compared with.
 _RECENT_VERSIONS: Final = 8
+# Learners three times as fast as most (docs/learning.md) are not held back by it.
+_PACE_FACTOR: Final = 2.0
 
 
 def newest_deltas(state: RunState, fragment: FragmentState) -> dict[str, AcceptedItem]:
@@ -175,6 +177,18 @@ def closed_round(
         decided=decided,
         length=after_outage or length,
     )
+
+
+def most_pace(state: RunState, item: ClosedItem) -> float:
+    """Returns how many times faster than its median learner the run may go on by this round.
+
+    With the geometric median no learner counts for more than the median one, and so not in pace either. Otherwise a
+    fast minority has room for twice what one of it may weigh.
+    """
+    if state.policy.has_median:
+        return 1.0
+    granted = (state.grants.get(state.deltas[member.delta].item.learner, 0.0) for member in item.members)
+    return _PACE_FACTOR * max(state.policy.weight_cap, *granted)
 
 
 def _participation(

@@ -13,6 +13,9 @@ later steps can't be sent before). An open round closes
                    is waited for plus twice the mean lateness), slack = tau * xi_step - (xi_quorum + xi_sync);
                    negative: at once.
 
+but not before the run's pace allows it (`_pace_s`), so that a learner that sends H claimed steps for each new version
+does not make the run come to its end early.
+
 While a replica's view of the leases is younger than a term, it can't know who is missing, and only quorum and grace
 close a round.
 
@@ -22,6 +25,7 @@ project's.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
@@ -30,7 +34,7 @@ from typing import Final
 from skerry.store.log.entries import AcceptedItem, ClosedItem, Decided, Fate, FateItem, Item, RunStatus, StatusItem
 from skerry.store.log.run_log import MAX_APPEND_BYTES
 from skerry.store.log.state import DeltaState, FragmentState, Outcome, RunState
-from skerry.syncer.closing import bounded, closed_round, is_unexplained, outliers, weigh
+from skerry.syncer.closing import bounded, closed_round, is_unexplained, most_pace, outliers, weigh
 from skerry.syncer.membership import LearnerView, MembershipView, expected_learners
 from skerry.wire.layout import FragmentLayout
 from skerry.wire.policy import Policy
@@ -46,6 +50,8 @@ _SCALAR_BYTES: Final = 11
 GRACE_STEPS: Final = 1.5
 # How long a fragment's first delta waits for one to be compared with, where others are attached who may never send any.
 FIRST_WAIT_S: Final = 600.0
+# Of two learners, nobody can tell which one is too fast.
+_LEAST_LEARNERS: Final = 3
 
 
 @dataclass(frozen=True)
@@ -74,7 +80,8 @@ class _RoundTiming:
     quorum_at_s: float | None = None
     closing_seen_at_s: float | None = None
     closing_key: MergeKey | None = None
-    close_position: int = 0  # of the last close seen: a round may open, close and commit between two looks
+    close_position: int = -1  # of the last close seen: a round may open, close and commit between two looks
+    closed_at_s: float | None = None  # when that was; None: before this replica looked
     last_quorum_at_s: float | None = None  # of the round before: late deltas tell how long the grace should have been
     seen: set[str] = field(default_factory=set)  # pending deltas already accounted in the averages
 
@@ -179,6 +186,7 @@ class RoundEngine:
                 self._xi_sync.observe(now_s - timing.closing_seen_at_s)
             timing.closing_key, timing.closing_seen_at_s = key, now_s
         if fragment.last_close_position != timing.close_position:
+            timing.closed_at_s = None if timing.close_position < 0 else now_s
             timing.close_position = fragment.last_close_position
             timing.last_quorum_at_s = timing.quorum_at_s
             timing.opened_at_s = timing.quorum_at_s = None
@@ -258,7 +266,27 @@ class RoundEngine:
         if not members or (not is_ending and not _has_quorum(fragment, state.policy, without=late)):
             return (FateItem(decided), None) if decided else (None, None)
         members = list(bounded(state, fragment, view, members))
-        return closed_round(state, fragment, view, members, attempt=fragment.next_attempt, decided=decided), None
+        item = closed_round(state, fragment, view, members, attempt=fragment.next_attempt, decided=decided)
+        begun_s = -math.inf if is_ending or timing.closed_at_s is None else timing.closed_at_s
+        due_s = begun_s + self._pace_s(item, state, view)
+        return (item, None) if due_s <= now_s else (None, due_s)
+
+    def _pace_s(self, item: ClosedItem, state: RunState, view: MembershipView) -> float:
+        """Returns the seconds from the close before to this one, at least.
+
+        That is how long the median learner takes for the steps by which the round takes the run on, divided by how
+        many times faster the run may be. A learner's step takes what it reports or what its deltas say, whichever is
+        less: it may have paused, or report anything. Who brought nothing says nothing.
+        """
+        times_s = [
+            min(self._steps_s.get(name, math.inf), learner.step_time_s or math.inf)
+            for name, learner in view.learners.items()
+            if learner.is_live and name in state.fragments[item.fragment].weights
+        ]
+        known_s = [one for one in times_s if one < math.inf]
+        if len(known_s) < _LEAST_LEARNERS:
+            return 0.0
+        return item.participation * item.length * statistics.median_low(known_s) / most_pace(state, item)
 
     def grace_s(self, policy: Policy, view: MembershipView, expected: Collection[str]) -> float:
         """Returns the seconds that a round waits for the deltas of `expected` once its quorum is in."""

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from examples.train_lightning import Rotation
+from examples.lightning_trainer import Rotation
 from skerry.client import Policy, RunsClient
 from skerry.integrations.lightning import SkerryCallback
 from tests.integrations.two_islands import assert_merged, train_two_islands
@@ -55,7 +55,7 @@ def _callback(target: str, **options: Any) -> SkerryCallback:
 
 
 def test_two_islands_one_is_killed_and_the_merged_checkpoint_loads(target: str, tmp_path: Path) -> None:
-    out = train_two_islands("train_lightning.py", target, "lightning", tmp_path)
+    out = train_two_islands("lightning_trainer", target, "lightning", tmp_path)
     loaded = Rotation.load_from_checkpoint(out)
     assert_merged(target, "lightning", dict(loaded.named_parameters()))
 

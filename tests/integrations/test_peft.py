@@ -30,7 +30,7 @@ def _trained(model: Any) -> dict[str, torch.Tensor]:
 
 
 def test_two_islands_one_is_killed_and_peft_loads_the_merged_adapter(target: str, tmp_path: Path) -> None:
-    out = train_two_islands("train_lora.py", target, "lora", tmp_path)
+    out = train_two_islands("lora", target, "lora", tmp_path)
     loaded = PeftModel.from_pretrained(_base(), out, is_trainable=True)
     assert_merged(target, "lora", _trained(loaded))
     with RunsClient(target) as runs:

@@ -63,7 +63,7 @@ class _Spy(TrainerCallback):  # type: ignore[misc]  # untyped
 
 
 def test_two_islands_one_is_killed_and_the_merged_model_loads(target: str, tmp_path: Path) -> None:
-    out = train_two_islands("train_huggingface.py", target, "huggingface", tmp_path)
+    out = train_two_islands("huggingface", target, "huggingface", tmp_path)
     loaded = LlamaForCausalLM.from_pretrained(out)
     assert_merged(target, "huggingface", dict(loaded.named_parameters()))
     row = torch.arange(1, 17)[None]

@@ -48,8 +48,8 @@ def assert_merged(target: str, run: str, weights: Mapping[str, torch.Tensor]) ->
 
 
 def _island(example: str, target: str, learner_id: str, steps: int, folder: Path) -> subprocess.Popen[bytes]:
-    command = [sys.executable, str(EXAMPLES / example), target, learner_id, str(steps), str(folder / learner_id)]
-    environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(EXAMPLES / f"{example}.py"), learner_id, str(steps), str(folder / learner_id)]
+    environment = os.environ | {"SKERRY_TARGET": target, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     with (folder / f"{learner_id}.txt").open("w") as printed:
         return subprocess.Popen(command, cwd=folder, env=environment, stdout=printed, stderr=subprocess.STDOUT)
 

@@ -1,11 +1,14 @@
-"""One island with Lightning's Trainer: `python examples/train_lightning.py TARGET LEARNER_ID STEPS OUT`."""
+"""One island with Lightning's Trainer: `python examples/lightning_trainer.py LEARNER_ID STEPS OUT`."""
 
+import os
 import sys
 
 import lightning
 import torch
 
 from skerry.integrations.lightning import SkerryCallback
+
+TARGET = os.environ.get("SKERRY_TARGET", "127.0.0.1:50051")
 
 
 class Rotation(lightning.LightningModule):
@@ -26,8 +29,8 @@ class Rotation(lightning.LightningModule):
 
 
 if __name__ == "__main__":
-    target, learner_id, steps, out = sys.argv[1:]
-    skerry = SkerryCallback(tokens_per_step=32, target=target, run="lightning", learner_id=learner_id, create=True)
+    learner_id, steps, out = sys.argv[1:]
+    skerry = SkerryCallback(tokens_per_step=32, target=TARGET, run="lightning", learner_id=learner_id, create=True)
     trainer = lightning.Trainer(
         max_steps=int(steps), accumulate_grad_batches=2, callbacks=[skerry], accelerator="cpu", logger=False,
         enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,

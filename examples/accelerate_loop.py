@@ -1,9 +1,7 @@
-"""One island with accelerate: `python examples/train_accelerate.py TARGET LEARNER_ID STEPS OUT`.
-
-Without accelerate Skerry's two lines are the same.
-"""
+"""One island with accelerate: `python examples/accelerate_loop.py LEARNER_ID STEPS OUT`."""
 
 import itertools
+import os
 import sys
 
 import torch
@@ -12,7 +10,9 @@ from torch.utils.data import DataLoader
 
 from skerry.client import attach
 
-target, learner_id, steps, out = sys.argv[1:]
+TARGET = os.environ.get("SKERRY_TARGET", "127.0.0.1:50051")
+
+learner_id, steps, out = sys.argv[1:]
 inputs = torch.randn(256, 8)
 data = list(zip(inputs, inputs.roll(1, dims=1) + torch.randn(256, 8), strict=True))
 
@@ -24,7 +24,7 @@ model, optimizer, scheduler, loader = accelerator.prepare(model, optimizer, sche
 
 learner = attach(
     model, optimizer, tokens_per_step=32, planned_step_count=int(steps),
-    target=target, run="accelerate", learner_id=learner_id, create=True,
+    target=TARGET, run="accelerate", learner_id=learner_id, create=True,
 )  # fmt: skip
 for given, wanted in itertools.chain.from_iterable(itertools.repeat(loader)):
     with accelerator.accumulate(model):

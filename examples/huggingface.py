@@ -1,5 +1,6 @@
-"""One island with Hugging Face's Trainer: `python examples/train_huggingface.py TARGET LEARNER_ID STEPS OUT`."""
+"""One island with Hugging Face's Trainer: `python examples/huggingface.py LEARNER_ID STEPS OUT`."""
 
+import os
 import sys
 
 import torch
@@ -7,7 +8,9 @@ from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArgumen
 
 from skerry.integrations.transformers import SkerryCallback
 
-target, learner_id, steps, out = sys.argv[1:]
+TARGET = os.environ.get("SKERRY_TARGET", "127.0.0.1:50051")
+
+learner_id, steps, out = sys.argv[1:]
 model = LlamaForCausalLM(
     LlamaConfig(vocab_size=64, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2)
 )
@@ -22,7 +25,7 @@ arguments = TrainingArguments(
     save_strategy="no",
     use_cpu=True,
 )
-skerry = SkerryCallback(target=target, run="huggingface", learner_id=learner_id, create=True)
+skerry = SkerryCallback(target=TARGET, run="huggingface", learner_id=learner_id, create=True)
 trainer = Trainer(
     model, arguments, train_dataset=[{"input_ids": row, "labels": row} for row in tokens], callbacks=[skerry]
 )

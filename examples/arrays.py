@@ -1,0 +1,39 @@
+"""Any framework, here in the functional style of JAX: Skerry holds NumPy copies of the parameters, changed in place.
+
+With JAX, write jax.numpy for what `train_step` uses, and jnp.asarray(copies[name]) where parameters are taken back.
+"""
+
+import os
+import sys
+
+import numpy as np
+
+from skerry.client import ArrayLearner
+
+TARGET = os.environ.get("SKERRY_TARGET", "127.0.0.1:50051")
+STEPS = 300
+
+learner_id = sys.argv[1]
+draw = np.random.default_rng(sum(learner_id.encode()))
+wanted = np.linspace(-1, 1, 64).reshape(16, 4)
+
+
+def train_step(params: dict[str, np.ndarray], inputs: np.ndarray) -> tuple[dict[str, np.ndarray], float]:
+    """Returns new parameters and the loss."""
+    error = inputs @ params["kernel"] + params["bias"] - inputs @ wanted
+    gradients = {"kernel": inputs.T @ error / len(inputs), "bias": error.mean(0)}
+    return {name: value - 0.1 * gradients[name] for name, value in params.items()}, float((error**2).mean())
+
+
+params = {"kernel": np.zeros((16, 4)), "bias": np.zeros(4)}
+copies = {name: np.array(value, np.float32) for name, value in params.items()}
+with ArrayLearner(
+    copies, target=TARGET, run="arrays", learner_id=learner_id, create=True, planned_step_count=STEPS
+) as learner:
+    params = {name: value.astype(np.float64) for name, value in copies.items()}  # attaching has loaded the run's
+    for _ in range(STEPS):
+        params, loss = train_step(params, draw.normal(size=(32, 16)))
+        for name, value in params.items():
+            copies[name][...] = value
+        if learner.step(tokens=32, loss=loss):  # it has loaded a newer version of something
+            params = {name: value.astype(np.float64) for name, value in copies.items()}

@@ -1,0 +1,38 @@
+"""Your own checkpoint: load it first, then attach. Run it again with more steps, and it goes on where it was.
+
+The run has the weights, and they win; what it does not have is the optimizer's state and how far the data was read.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from skerry.client import Learner
+
+TARGET = os.environ.get("SKERRY_TARGET", "127.0.0.1:50051")
+
+learner_id, steps = sys.argv[1], int(sys.argv[2])
+checkpoint = Path(f"{learner_id}.pt")
+model = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 1))
+optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+state = {"step": 0}
+if checkpoint.exists():
+    state = torch.load(checkpoint)
+    model.load_state_dict(state["model"])
+    optimizer.load_state_dict(state["optimizer"])
+
+with Learner(model, target=TARGET, run="checkpoint", learner_id=learner_id, create=True) as learner:
+    for step in range(state["step"], steps):
+        inputs = torch.randn(32, 16, generator=torch.Generator().manual_seed(step))
+        loss = nn.functional.mse_loss(model(inputs), inputs.sin().sum(1, keepdim=True))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        learner.step(tokens=len(inputs), loss=loss.item())
+        if step % 50 == 49:
+            state = {"step": step + 1, "model": model.state_dict(), "optimizer": optimizer.state_dict()}
+            torch.save(state, checkpoint.with_suffix(".new"))
+            checkpoint.with_suffix(".new").replace(checkpoint)  # at once, so that a kill leaves a whole one

@@ -1,0 +1,107 @@
+"""Every program of examples/ runs as it stands, against a real syncer."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from skerry.client import RunNotFoundError, RunsClient
+from tests.client.syncer_thread import syncer
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+# Those with two learners that do the same.
+TWO_LEARNERS = ("plain", "accumulation", "arrays")
+
+
+@pytest.fixture
+def target() -> Iterator[str]:
+    with syncer() as address:
+        yield address
+
+
+def start(target: str, folder: Path, *words: str) -> subprocess.Popen[str]:
+    environment = {**os.environ, "SKERRY_TARGET": target, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, EXAMPLES / f"{words[0]}.py", *words[1:]]
+    return subprocess.Popen(
+        command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> str:
+    """Returns what a program printed, which must have succeeded."""
+    try:
+        said, _ = process.communicate(timeout=120)
+    finally:
+        process.kill()
+    assert process.returncode == 0, said
+    return said
+
+
+def merged_learners(target: str, run: str) -> set[str]:
+    """Returns whose deltas the versions of a run were merged from; every fragment has one at least."""
+    with RunsClient(target) as client:
+        fragments = client.get_run(run).run.fragments
+        versions = [version for one in fragments for version in client.list_versions(run, one.name)]
+    assert {version.version.fragment for version in versions if version.merged} == {one.name for one in fragments}
+    return {delta.learner_id for version in versions for delta in version.merged}
+
+
+def test_there_are_only_short_examples_and_each_is_tried() -> None:
+    lengths = {path.stem: len(path.read_text(encoding="utf-8").splitlines()) for path in EXAMPLES.glob("*.py")}
+    assert max(lengths.values()) < 40, lengths
+    # Those of integrations are run in an environment of their own.
+    tests = [path for folder in ("examples", "integrations") for path in EXAMPLES.parent.glob(f"tests/{folder}/*.py")]
+    text = "".join(path.read_text(encoding="utf-8") for path in tests)
+    assert [name for name in lengths if f'"{name}"' not in text] == []
+
+
+@pytest.mark.parametrize("name", TWO_LEARNERS)
+def test_two_learners_train_one_model(name: str, target: str, tmp_path: Path) -> None:
+    for process in [start(target, tmp_path, name, learner) for learner in ("us", "eu")]:
+        finish(process)
+    assert merged_learners(target, name) == {"us", "eu"}
+
+
+def test_a_checkpoint_goes_on_where_it_was(target: str, tmp_path: Path) -> None:
+    import torch
+
+    for steps in (100, 200):
+        finish(start(target, tmp_path, "checkpoint", "us", str(steps)))
+        state = torch.load(tmp_path / "us.pt")
+        # Adam counts its steps: those of both processes.
+        assert (state["step"], state["optimizer"]["state"][0]["step"].item()) == (steps, steps)
+    assert merged_learners(target, "checkpoint") == {"us"}
+
+
+def test_a_machine_that_is_taken_away_costs_no_step(target: str, tmp_path: Path) -> None:
+    process = start(target, tmp_path, "preemption", "us")
+    deadline_s = time.monotonic() + 60
+    with RunsClient(target) as client:
+        while time.monotonic() < deadline_s and process.poll() is None:
+            try:
+                if any(version.version for version in client.get_run("preemption").run.versions):
+                    break
+            except RunNotFoundError:
+                pass
+            time.sleep(0.1)
+    process.send_signal(signal.SIGTERM)
+    said = re.search(r"ended after step (\d+); steps not sent: (\d+)", finish(process))
+    assert said is not None
+    assert int(said[1]) > 0
+    assert said[2] == "0"
+
+
+def test_the_merged_model_is_better_than_at_first(target: str, tmp_path: Path) -> None:
+    finish(start(target, tmp_path, "plain", "us"))
+    said = finish(start(target, tmp_path, "watch", "plain", "3"))
+    losses = [float(found) for found in re.findall(r"merged model: loss ([\d.]+)", said)]
+    assert len(losses) == 3
+    assert losses[-1] < 3, "a model that predicts nothing has 6.9"

@@ -33,7 +33,7 @@ test-e2e: $(READY) ## run what needs root, containers or Debian's servers, and s
 
 test-integrations: $(TRAINERS)/.skerry-ready ## train with transformers, accelerate, Lightning and PEFT (3 minutes)
 	@echo "test-integrations: each trainer trains two islands, one of which is killed"
-	@HF_HUB_OFFLINE=1 $(TRAINERS)/bin/python -m pytest tests/integrations
+	@HF_HUB_OFFLINE=1 $(TRAINERS)/bin/python -m pytest -n 2 --dist worksteal tests/integrations
 
 lint: $(READY) ## check style, types, imports, dead code, stubs and the contract
 	@echo "lint: ruff"

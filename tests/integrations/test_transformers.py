@@ -92,12 +92,14 @@ def test_a_given_count_of_tokens_needs_no_counting(target: str, tmp_path: Path) 
 
 def test_a_model_whose_tokens_are_not_counted_is_refused(target: str, tmp_path: Path) -> None:
     model = _model()
+    skerry = _callback(target)
     type(model).main_input_name, kept = "pixels", type(model).main_input_name
     try:
         with pytest.raises(ValueError, match="counts no tokens of this model"):
-            _train(target, tmp_path, _callback(target), model=model)
+            _train(target, tmp_path, skerry, model=model)
     finally:
         type(model).main_input_name = kept
+        skerry.leave()
 
 
 def test_a_resumed_trainer_attaches_after_its_checkpoint_and_the_last_checkpoint_is_merged(

@@ -14,6 +14,8 @@ TORCH_MODULES = (
     "skerry.wire.torch_codecs",
     "skerry.integrations",
     "skerry.client.learner",
+    "skerry.client.island",
+    "skerry.client.spread",
     "skerry.client.torch_parameters",
 )
 

@@ -280,6 +280,23 @@ async def test_downloads_that_nobody_reads_hold_few_pieces_and_are_ended(
             call.cancel()
 
 
+async def test_a_clients_pushes_and_downloads_together_have_a_rate() -> None:
+    rate, numel = 2**23, 2**20
+    settings = replace(LOCAL, host=HostSettings(client_bytes_a_second=rate))
+    async with serving(open_objects("memory://"), settings) as bounded, connected(bounded.port) as stubs:
+        begun_s = time.monotonic()
+        request = await _created_large(stubs, numel)
+        pushed_s = time.monotonic() - begun_s
+
+        async def pulled() -> int:
+            return sum([len(one.data.data) async for one in stubs.exchange.PullFragment(request)])
+
+        begun_s = time.monotonic()
+        assert min(await asyncio.gather(pulled(), pulled())) >= 4 * numel
+        pulled_s = time.monotonic() - begun_s
+    assert (pushed_s > 4 * numel / rate, pulled_s > 2 * 4 * numel / rate) == (True, True)
+
+
 async def test_new_learner_ids_come_at_a_rate_and_known_ones_at_any(
     server: SyncerServer, stubs: Stubs, monkeypatch: pytest.MonkeyPatch
 ) -> None:

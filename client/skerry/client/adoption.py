@@ -46,6 +46,7 @@ class PlanApplier:
 
     def __init__(self, layout: FragmentLayout, plan: v1.PullPlan, start: NDArray[np.float32] | None) -> None:
         self.plan = plan
+        start = None if start is None else np.asarray(start)
         self._layout = layout
         self._start: NDArray[np.float32] | None = None  # what updates are subtracted from while they are of one version
         if start is None or plan.from_version < 0:
@@ -328,7 +329,14 @@ async def adopt(
     around = await _change(session, layout, add, is_rounded=not session.parameters.is_float32(layout))
     if around is not None:
         base = await session.workers.run(lambda: ledger.rounded_base(*around, is_merged=is_merged))
-    return ledger.rebased(pulled.version, pulled.digest, pulled.weights, base, is_merged=is_merged)
+    anchor, base = await session.workers.run(kept, session, pulled.weights, base)
+    return ledger.rebased(pulled.version, pulled.digest, anchor, base, is_merged=is_merged)
+
+
+def kept(session: Session, anchor: NDArray[np.float32], base: FlatArray) -> tuple[NDArray[np.float32], FlatArray]:
+    """Returns what a ledger holds of anchor and base, once if they are one array."""
+    first = session.parameters.keep(anchor)
+    return first, first if base is anchor else session.parameters.keep(base)
 
 
 async def _overwrite(
@@ -358,7 +366,8 @@ async def _overwrite(
     is_rounded = is_blend or not session.parameters.is_float32(layout)
     around = await _change(session, layout, change, is_rounded=is_rounded)
     base = on_device if around is None else around[1]
-    return ledger.replaced(pulled.version, pulled.digest, pulled.weights, base, trained)
+    anchor, base = await session.workers.run(kept, session, pulled.weights, base)
+    return ledger.replaced(pulled.version, pulled.digest, anchor, base, trained)
 
 
 async def _change(

@@ -31,7 +31,7 @@ from skerry.wire.policy import Policy
 _log = structlog.get_logger(__name__)
 
 # How long leaving the context waits for the last work to be sent.
-_EXIT_FLUSH_TIMEOUT_S: Final = 10.0
+EXIT_FLUSH_TIMEOUT_S: Final = 10.0
 # Ending the exchange takes less; the bound is there so that a defect cannot keep the process alive.
 _END_TIMEOUT_S: Final = 5.0
 
@@ -138,7 +138,7 @@ class ArrayLearner:
         else:
             self._close_with_warning()
 
-    def leave(self, timeout_s: float = _EXIT_FLUSH_TIMEOUT_S, *, load_merged: bool = False) -> bool:
+    def leave(self, timeout_s: float = EXIT_FLUSH_TIMEOUT_S, *, load_merged: bool = False) -> bool:
         """Sends the last work and leaves the run, as the end of `with` does. Idempotent.
 
         With `load_merged` it also waits until the work is merged, and then loads the run's weights, so that all

@@ -90,7 +90,7 @@ def make_delta(
         session.part_size_bytes,
         base=ledger.base,
     )
-    return Delta(header, parts, digest_of(parts), taken_at_s), weights
+    return Delta(header, parts, digest_of(parts), taken_at_s), session.parameters.keep(weights)
 
 
 def encode_parts(

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from skerry.algorithm.rebase import Ledger, Trained
 from skerry.algorithm.schedule import first_contributions
-from skerry.client.adoption import pull_newest
+from skerry.client.adoption import kept, pull_newest
 from skerry.client.attachment import Attachment
 from skerry.client.boundary import Boundary
 from skerry.client.creation import find_or_create, warn_of_missing_plan
@@ -239,21 +239,24 @@ class ExchangeLoop:
         """Loads every fragment; the training thread has not started, so no step boundary is waited for."""
         session = self._session
         starts = first_contributions(len(self._layouts), session.policy.inner_step_count)
-        pulled = await asyncio.gather(*(pull_newest(session, layout) for layout in self._layouts))
-        for layout, version, start in zip(self._layouts, pulled, starts, strict=True):
+        loaded = await asyncio.gather(*map(self._load, self._layouts, starts))
+        self._fragments.update((fragment.layout.name, fragment) for fragment in loaded)
+
+    async def _load(self, layout: FragmentLayout, contributed_step: int) -> FragmentExchange:
+        session = self._session
+        async with session.moving:
+            version = await pull_newest(session, layout)
             base = session.parameters.from_host(version.weights)
             session.parameters.load(layout, base)()
             if not session.parameters.is_float32(layout):
                 base = session.parameters.buffer(layout)
                 session.parameters.snapshot(layout, base)()
             session.tally.parameters_down_count += layout.numel
-            self._fragments[layout.name] = FragmentExchange(
-                session,
-                layout,
-                Ledger(version.version, version.digest, version.weights, base),
-                contributed_step=start,
-                restore_all=self._restore_poisoned,
-            )
+            anchor, base = await session.workers.run(kept, session, version.weights, base)
+        ledger = Ledger(version.version, version.digest, anchor, base)
+        return FragmentExchange(
+            session, layout, ledger, contributed_step=contributed_step, restore_all=self._restore_poisoned
+        )
 
     # Running.
 

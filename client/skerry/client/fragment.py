@@ -249,7 +249,7 @@ class FragmentExchange:
         """Copies the weights at the next step boundary and makes a delta of them."""
         session, layout = self._session, self.layout
         self.state = fragment_state.turn_used(state)
-        async with self.lock:
+        async with session.moving, self.lock:
             buffer = await session.workers.run(session.parameters.buffer, layout)
             copy = await session.workers.run(session.parameters.snapshot, layout, buffer)
 
@@ -352,32 +352,32 @@ class FragmentExchange:
 
     async def _adopt(self) -> None:
         """Pulls the newest version and brings the model to it."""
-        ledger = self.ledger
-        weights = None if self._pulls_whole else ledger.anchor
-        pulled = await pull_newest(self._session, self.layout, version=ledger.version, weights=weights)
-        self._newest_version = max(self._newest_version, pulled.version)
-        is_merged = await self._is_merged_into(pulled)
-        if isinstance(self.state, InFlight) and self.state.fate.fate in {*RETURNING, types_pb2.FATE_QUARANTINED}:
-            return  # `_advance` changes the ledger first, and adopts then
-        async with self.lock:
-            ledger = await adopt(
-                self._session,
-                self.layout,
-                self.ledger,
-                pulled,
-                is_merged=is_merged,
-                must_replace=isinstance(self.state, Replacing),
-            )
-            state = self.state
-            assert not isinstance(state, Sending)
-            self.state = fragment_state.adopted(state, ledger, is_merged=is_merged)
-        self._pulls_whole = False
-        # After a refusal only an acknowledged delta counts, so that pauses grow if every delta is refused.
-        self._has_progressed |= not isinstance(state, Refused)
-        self._session.tally.parameters_down_count += self.layout.numel
-        if pulled.version < self._newest_version:
-            # A version that was announced is not available yet; without a pause it would be asked for at once.
-            await asyncio.sleep(self._session.settings.retry.first_wait_s)
+        async with self._session.moving:
+            weights = None if self._pulls_whole else self.ledger.anchor
+            pulled = await pull_newest(self._session, self.layout, version=self.ledger.version, weights=weights)
+            self._newest_version = max(self._newest_version, pulled.version)
+            is_merged = await self._is_merged_into(pulled)
+            if isinstance(self.state, InFlight) and self.state.fate.fate in {*RETURNING, types_pb2.FATE_QUARANTINED}:
+                return  # `_advance` changes the ledger first, and adopts then
+            async with self.lock:
+                ledger = await adopt(
+                    self._session,
+                    self.layout,
+                    self.ledger,
+                    pulled,
+                    is_merged=is_merged,
+                    must_replace=isinstance(self.state, Replacing),
+                )
+                state = self.state
+                assert not isinstance(state, Sending)
+                self.state = fragment_state.adopted(state, ledger, is_merged=is_merged)
+            self._pulls_whole = False
+            # After a refusal only an acknowledged delta counts, so that pauses grow if every delta is refused.
+            self._has_progressed |= not isinstance(state, Refused)
+            self._session.tally.parameters_down_count += self.layout.numel
+            if pulled.version < self._newest_version:
+                # A version that was announced is not available yet; without a pause it would be asked for at once.
+                await asyncio.sleep(self._session.settings.retry.first_wait_s)
 
     async def _is_merged_into(self, pulled: Pulled) -> bool:
         """Whether the delta in flight is in `pulled` or an earlier version; asks the syncer if no event has told."""

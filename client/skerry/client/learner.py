@@ -5,10 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import distributed
 
-from skerry.client.array_learner import ArrayLearner
-from skerry.client.session import Adoption
+from skerry.client.array_learner import EXIT_FLUSH_TIMEOUT_S, ArrayLearner
+from skerry.client.errors import SkerryError
+from skerry.client.island import Island, process_group_of
+from skerry.client.island_member import IslandMember, View
+from skerry.client.parameters import Parameters
+from skerry.client.session import Adoption, Stats
 from skerry.client.torch_parameters import TorchParameters
 from skerry.runtime.tls import Tls
 from skerry.wire.policy import Policy
@@ -27,8 +34,17 @@ class Learner(ArrayLearner):
         model: a module, of which the trainable floating-point parameters take part (tied ones once; names without the
             wrappers DistributedDataParallel, DataParallel and torch.compile), or tensors by name. Their storage must
             stay what it is: move the model to its device first.
+        process_group: the ranks that train the model together (DistributedDataParallel, `fully_shard`): one learner, of
+            which the first rank exchanges for all. By default all ranks, if torch.distributed is initialised.
 
-    The other arguments, and everything else, are as `ArrayLearner` says.
+    The other arguments, and everything else, are as `ArrayLearner` says. With several ranks, every rank makes a Learner
+    and makes the same calls in the same order. Each gives its own tokens and loss to `step`, which waits for the other
+    ranks. What it returns and all properties say the same at every rank, as of the end of the last call. If one rank
+    fails, the others raise an error at their next call; no rank can go on without the others.
+
+    Raises:
+        StopExchangingError: RANK_LEFT: another rank failed or made no Learner in `connect_timeout_s`. RANKS_DIFFER: the
+            ranks do not do the same.
     """
 
     def __init__(
@@ -47,22 +63,107 @@ class Learner(ArrayLearner):
         fragment_count: int | None = None,
         connect_timeout_s: float = 30.0,
         tls: Tls | None = None,
+        process_group: distributed.ProcessGroup | None = None,
     ) -> None:
-        super().__init__(
-            TorchParameters(model),
-            target=target,
-            run=run,
-            learner_id=learner_id,
-            region=region,
-            create=create,
-            policy=policy,
-            planned_step_count=planned_step_count,
-            adoption=adoption,
-            blend_alpha=blend_alpha,
-            fragment_count=fragment_count,
-            connect_timeout_s=connect_timeout_s,
-            tls=tls,
-        )
+        options: dict[str, Any] = {
+            "target": target,
+            "run": run,
+            "learner_id": learner_id,
+            "region": region,
+            "create": create,
+            "policy": policy,
+            "planned_step_count": planned_step_count,
+            "adoption": adoption,
+            "blend_alpha": blend_alpha,
+            "fragment_count": fragment_count,
+            "connect_timeout_s": connect_timeout_s,
+            "tls": tls,
+        }
+        self._member: IslandMember | None = None
+        group = process_group_of(model, process_group)
+        if group is None:
+            parameters = TorchParameters(model)
+            parameters.check_whole()
+            super().__init__(parameters, **options)
+            return
+
+        def join(parameters: Parameters) -> ArrayLearner:
+            return ArrayLearner(parameters, **options)
+
+        island = Island(group, timeout_s=connect_timeout_s)
+        self._member = IslandMember(island, model, join, _view_of, name=f"{run} {learner_id}")
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None = None, *rest: object) -> None:
+        """Sends the last work within 10 s and leaves the run. With several ranks, nothing is sent after an error."""
+        if self._member is None or kind is None:
+            super().__exit__(kind, error, *rest)
+        else:
+            self._member.close(error)
+
+    def step(self, tokens: int, loss: float | None = None) -> tuple[str, ...]:
+        """As `ArrayLearner.step`."""
+        return super().step(tokens, loss) if self._member is None else self._member.step(tokens, loss)
+
+    def flush(self, timeout_s: float, *, is_last: bool = False) -> bool:
+        """As `ArrayLearner.flush`."""
+        if self._member is None:
+            return super().flush(timeout_s, is_last=is_last)
+        return self._member.flush(timeout_s, is_last=is_last)
+
+    def leave(self, timeout_s: float = EXIT_FLUSH_TIMEOUT_S, *, load_merged: bool = False) -> bool:
+        """As `ArrayLearner.leave`. With several ranks, every rank calls it, and keeps its own weights."""
+        if self._member is None:
+            return super().leave(timeout_s, load_merged=load_merged)
+        try:
+            return self.flush(timeout_s, is_last=True) and not load_merged
+        finally:
+            self.close()
+
+    def merged_weights(self) -> dict[str, NDArray[np.float32]]:
+        """As `ArrayLearner.merged_weights`, for a learner of one process.
+
+        Raises:
+            ValueError: it has several.
+        """
+        if self._member is not None:
+            raise ValueError("a learner of several ranks does not hand out the run's weights: use `skerry export`")
+        return super().merged_weights()
+
+    def close(self) -> None:
+        """As `ArrayLearner.close`."""
+        if self._member is None:
+            super().close()
+        else:
+            self._member.close()
+
+    @property
+    def stats(self) -> Stats:
+        """As `ArrayLearner.stats`."""
+        return super().stats if self._member is None else self._member.view.stats
+
+    @property
+    def progress(self) -> float | None:
+        """As `ArrayLearner.progress`."""
+        return super().progress if self._member is None else self._member.view.progress
+
+    @property
+    def planned_step_count(self) -> int:
+        """As `ArrayLearner.planned_step_count`."""
+        return super().planned_step_count if self._member is None else self._member.view.planned
+
+    @property
+    def is_closed(self) -> bool:
+        """As `ArrayLearner.is_closed`."""
+        return super().is_closed if self._member is None else self._member.view.is_closed
+
+    @property
+    def failure(self) -> SkerryError | None:
+        """As `ArrayLearner.failure`."""
+        return super().failure if self._member is None else self._member.view.failure
+
+
+def _view_of(one: ArrayLearner) -> View:
+    return View(one.stats, one.progress, one.planned_step_count, one.is_closed, one.failure)
 
 
 def attach(
@@ -119,7 +220,12 @@ class _Attached(Learner):
         def stepped(*_: object) -> None:
             self.step(count_tokens())
 
-        self._closing.callback(optimizer.register_step_post_hook(stepped).remove)
+        self._hook = optimizer.register_step_post_hook(stepped)
+
+    def close(self) -> None:
+        """As `Learner.close`; the optimizer is free for another learner."""
+        self._hook.remove()
+        super().close()
 
 
 def _unwrapped(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:

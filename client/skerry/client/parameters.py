@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,8 @@ from skerry.wire.frames import encode_frames
 Work = Callable[[], None]
 # `skerry.wire.frames.encode_frames`, or its equal for arrays on a device.
 EncodeFrames: TypeAlias = Callable[..., Iterator[bytes]]
+UNLIMITED: Final = 2**30
+"""A `moving_limit` for models whose vectors fit the memory."""
 
 
 class Parameters(Protocol):
@@ -24,6 +26,10 @@ class Parameters(Protocol):
     `snapshot`, `add`, `load` and `blend` run in a worker and return a function for the training thread. All views are
     made beforehand, so that the function only copies or adds.
     """
+
+    @property
+    def moving_limit(self) -> int:
+        """How many fragments may be copied, pulled and adopted at the same time, each with whole vectors in memory."""
 
     @property
     def tensors(self) -> tuple[TensorSpec, ...]:
@@ -67,6 +73,9 @@ class Parameters(Protocol):
     def to_host(self, values: FlatArray) -> NDArray[np.float32]:
         """Returns the values on the host."""
 
+    def keep(self, values: FlatArray) -> FlatArray:
+        """Returns `values`, or an equal that takes less memory here; in a worker. Neither is written to."""
+
     def synchronize(self) -> None:
         """Waits, in a worker, until the parameters' device has done what any thread has queued."""
 
@@ -79,6 +88,7 @@ class ArrayParameters:
     """
 
     encode: EncodeFrames = staticmethod(encode_frames)
+    moving_limit = UNLIMITED
 
     def __init__(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         for name, array in arrays.items():
@@ -133,6 +143,10 @@ class ArrayParameters:
         return values
 
     def to_host(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Returns `values`."""
+        return values
+
+    def keep(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
         """Returns `values`."""
         return values
 

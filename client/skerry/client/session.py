@@ -221,6 +221,7 @@ class Session(Reader):
         self.failure: SkerryError | None = None
         self.attached = asyncio.Event()
         self.stopped = asyncio.Event()
+        self.moving = asyncio.Semaphore(parameters.moving_limit)  # held while vectors of a fragment are in memory
 
     async def until_connected(self, call: Callable[[], Awaitable[R]]) -> R:
         """Returns a call's result, repeated until the syncer answers or `connect_timeout_s` is over.

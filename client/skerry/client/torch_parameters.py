@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from skerry.algorithm.rebase import FlatArray
-from skerry.client.parameters import EncodeFrames, Work
+from skerry.client.parameters import UNLIMITED, EncodeFrames, Work
 from skerry.wire import FragmentLayout, TensorSpec
 from skerry.wire.frames import encode_frames
 from skerry.wire.torch_codecs import encode_frames_torch
@@ -25,6 +25,13 @@ _WRAPPERS: Final = (torch.nn.parallel.DistributedDataParallel, torch.nn.DataPara
 
 
 _ATTACH_LAST: Final = "do that first, then attach; the run's weights win"
+
+
+class Region(NamedTuple):
+    """The part of a tensor that one process holds: a box."""
+
+    first: tuple[int, ...]
+    shape: tuple[int, ...]
 
 
 class _Loads:
@@ -44,13 +51,14 @@ class _Attached:
     def __init__(
         self, model: torch.nn.Module | Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor]
     ) -> None:
-        self._tensors = [(name, one, one.data_ptr(), one.dtype) for name, one in tensors.items()]
+        self._tensors = [(name, one, _local(one).data_ptr(), one.dtype) for name, one in tensors.items()]
         self._places: list[tuple[dict[str, Any], str, object]] = []
         self._loads = _Loads()
         for module in model.modules() if isinstance(model, torch.nn.Module) else ():
             module.register_load_state_dict_post_hook(self._loads)  # type: ignore[no-untyped-call]
             for held in (module._parameters, module._modules):  # noqa: SLF001 - named_parameters() takes milliseconds
-                self._places += [(held, key, one) for key, one in held.items()]
+                # fully_shard puts the gathered parameters in the place of their shards, and back.
+                self._places += [(held, key, one) for key, one in held.items() if not _is_sharded(one)]
 
     def replaced(self) -> str | None:
         """Returns what was replaced, and what to do."""
@@ -60,7 +68,7 @@ class _Attached:
             if held.get(key) is not one:
                 return f"a parameter or layer was replaced after attaching: {_ATTACH_LAST}. attribute={key}"
         for name, tensor, address, dtype in self._tensors:
-            if tensor.data_ptr() != address or tensor.dtype is not dtype:
+            if _local(tensor).data_ptr() != address or tensor.dtype is not dtype:
                 return f"the model was moved or converted after attaching: {_ATTACH_LAST}. parameter={name}"
         return None
 
@@ -71,20 +79,24 @@ class TorchParameters:
     A parameter's own name is its path of attributes without those of DistributedDataParallel, DataParallel and
     torch.compile, so that learners with and without them can be in one run. Tensors given by name keep their names.
 
+    Of a DTensor this is the part that this process holds. Layouts then have the shapes of `regions`.
+
     Raises:
-        ValueError: nothing can be trained, two parameters have one name, they are on more than one device, or the
-            model is trained by several processes.
+        ValueError: nothing can be trained, two parameters have one name, they are on more than one device, or a part
+            of a DTensor is no box.
     """
 
+    moving_limit = UNLIMITED
+
     def __init__(self, model: torch.nn.Module | Mapping[str, torch.Tensor]) -> None:
-        _check_one_process(model)
         given = _named_parameters(model) if isinstance(model, torch.nn.Module) else model
         trained = {
             name: tensor
             for name, tensor in given.items()
             if tensor.is_floating_point() and tensor.numel() and (tensor.requires_grad or given is model)
         }
-        self._tensors = {name: tensor.detach() for name, tensor in trained.items()}
+        self._tensors = {name: _local(tensor.detach()) for name, tensor in trained.items()}
+        self.regions = {name: _region(name, tensor) for name, tensor in trained.items()}
         if not self._tensors:
             raise ValueError(
                 "the model has no trainable parameter. Parameters take part if they are floating-point, have elements "
@@ -95,9 +107,22 @@ class TorchParameters:
             raise ValueError(f"parameters must be on one device. devices={sorted(map(str, devices))}")
         self._device = devices.pop()
         self._is_on_host = self._device.type == "cpu"
-        self.tensors = tuple(TensorSpec(name, tuple(tensor.shape)) for name, tensor in self._tensors.items())
+        self.tensors = tuple(TensorSpec(name, tuple(tensor.shape)) for name, tensor in trained.items())
         self.dtypes = {name: str(tensor.dtype).removeprefix("torch.") for name, tensor in self._tensors.items()}
         self.replaced = _Attached(model, trained).replaced
+        modules = model.modules() if isinstance(model, torch.nn.Module) else ()
+        self._gathered = [module for module in modules if hasattr(module, "reshard")]
+
+    def check_whole(self) -> None:
+        """Raises ValueError if other processes hold parts of the model."""
+        for spec in self.tensors:
+            if self.regions[spec.name].shape != spec.shape:
+                raise ValueError(f"process_group must have every rank that holds a part of the model. part={spec.name}")
+
+    def reshard(self) -> None:
+        """Has fully_shard forget gathered weights: the next pass would use them, and not what was adopted."""
+        for module in self._gathered:
+            module.reshard()  # type: ignore[operator]
 
     @property
     def encode(self) -> EncodeFrames:
@@ -157,6 +182,10 @@ class TorchParameters:
         """Returns the values on the host."""
         return values if self._is_on_host else values.cpu().numpy()  # type: ignore[no-any-return]
 
+    def keep(self, values: FlatArray) -> FlatArray:
+        """Returns `values`."""
+        return values
+
     def synchronize(self) -> None:
         """Waits for the GPU, so that a worker's stream sees what the training thread's has done, and the reverse."""
         if self._device.type == "cuda":
@@ -174,17 +203,33 @@ class TorchParameters:
         ]
 
 
-def _check_one_process(model: torch.nn.Module | Mapping[str, torch.Tensor]) -> None:
-    """Refuses a model whose ranks would drift apart, since only one of them would adopt what the run merges.
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns what this process holds of a tensor, which shares its memory: all of it, unless it is a DTensor."""
+    with torch.no_grad():
+        return tensor.to_local() if _is_sharded(tensor) else tensor  # type: ignore[operator,no-any-return]
+
+
+def _is_sharded(tensor: object) -> bool:
+    return hasattr(tensor, "to_local")  # DTensor's module is not imported unless it is used
+
+
+def _region(name: str, tensor: torch.Tensor) -> Region:
+    """Returns which part of a tensor this process holds.
 
     Raises:
-        ValueError: the model is DistributedDataParallel over several processes.
+        ValueError: it is not one box of the tensor.
     """
-    if isinstance(model, torch.nn.parallel.DistributedDataParallel) and (size := model.process_group.size()) > 1:
+    if not _is_sharded(tensor):
+        return Region((0,) * tensor.dim(), tuple(tensor.shape))
+    kinds = {type(placement).__name__ for placement in tensor.placements}  # type: ignore[attr-defined]
+    if not kinds <= {"Shard", "Replicate"}:
         raise ValueError(
-            "an island of several processes can't be a learner yet: the other ranks would not adopt what one of them "
-            f"does. Train each island in one process. ranks={size}"
+            "a parameter that tensor parallelism and fully_shard cut in the same dimension can't be exchanged: use "
+            f"fully_shard alone, or shard another dimension. parameter={name}, "
+            f"placements={tensor.placements}"  # type: ignore[attr-defined]
         )
+    (chunk,) = tensor.__create_chunk_list__()  # type: ignore[attr-defined]
+    return Region(tuple(chunk.offsets), tuple(chunk.sizes))
 
 
 def _named_parameters(model: torch.nn.Module) -> dict[str, torch.Tensor]:

@@ -41,8 +41,8 @@ class CallbackLearner:
         """
         if process_count > 1:
             raise ValueError(
-                "an island of several processes can't be a learner yet: the other ranks would not adopt what one of "
-                f"them does. Train each island in one process. ranks={process_count}"
+                "SkerryCallback takes part with one process only. Train each island in one process, or with several in a "
+                f"loop of your own with skerry.client.Learner. processes={process_count}"
             )
         planned = {} if step_count is None else {"planned_step_count": step_count}
         self.learner = attach(**{**planned, **self._options})

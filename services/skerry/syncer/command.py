@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
+import math
 import os
 import signal
 import sys
@@ -80,6 +81,12 @@ Examples:
     help="Folder for caches of model fragments beyond a quarter of the memory, best on a local disk.  "
     "[default: the system's temporary folder]",
 )
+@click.option(
+    "--client-rate",
+    type=click.FloatRange(min=0.1),
+    default=math.inf,
+    help="Most MiB a second of one client's pushes and downloads together.  [default: no bound]",
+)
 @click.option("--workers", type=click.IntRange(1, 256), help="Worker threads.  [default: one a core, at least 2]")
 @click.option("--drain-grace", type=click.FloatRange(0, 3600), default=20.0, help="Seconds that a shutdown may take.")
 @click.option(
@@ -112,6 +119,7 @@ def serve(
     metrics: str | None,
     port_file: Path | None,
     scratch: Path | None,
+    client_rate: float,
     workers: int | None,
     drain_grace: float,
     new_run_level: int,
@@ -154,7 +162,7 @@ def serve(
         drain_grace_s=drain_grace,
         worker_count=workers or max(2, os.cpu_count() or 2),
         scratch_directory=_scratch_directory(scratch),
-        host=HostSettings(new_run_level=new_run_level),
+        host=HostSettings(new_run_level=new_run_level, client_bytes_a_second=2**20 * client_rate),
     )
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     try:

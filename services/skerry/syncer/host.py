@@ -7,6 +7,7 @@ next call; the others are not affected.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -48,6 +49,7 @@ class HostSettings:
 
     part_budget_bytes: int = 2**30  # of pushed parts in memory: 256 of the suggested size at the same time
     download_budget_bytes: int = 2**27  # of pieces of downloads that clients have not taken yet
+    client_bytes_a_second: float = math.inf  # of a client's pushes and downloads together
     name_lifetime_s: float = 1.0  # for which the uid of a name is cached
     sweep_s: float = 5.0  # between checks for runs that were deleted, replaced or are idle
     idle_sweep_s: float = 60.0  # at most, between two of a run in which nothing happens

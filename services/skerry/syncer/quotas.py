@@ -6,6 +6,7 @@ Without roles all clients are one. Each replica counts for itself.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -98,18 +99,25 @@ class Turns:
     """Lets one of each client's transfers take a step in each pass of the event loop, however many it has.
 
     A step copies up to half a megabyte. With 32 downloads of one client in each pass, a learner beside them had 2
-    merges a second of 19.
+    merges a second of 19. Where bytes a second are bounded, a step takes the time of its bytes, and the client's other
+    transfers wait for it.
     """
 
-    def __init__(self) -> None:
-        """Starts without clients."""
+    def __init__(self, bytes_a_second: float) -> None:
+        """Starts without clients; infinite: transfers are as fast as they come."""
+        self._bytes_a_second = bytes_a_second
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
-    async def take(self, client: str) -> None:
-        """Returns when it is the turn of this transfer of the client."""
+    async def take(self, client: str, size_bytes: int = 0) -> None:
+        """Returns when it is the turn of this transfer of the client, and its bytes may pass."""
         lock = self._locks.setdefault(client, asyncio.Lock())
         async with lock:
-            await asyncio.sleep(0)
+            await asyncio.sleep(size_bytes / self._bytes_a_second)
+
+    async def pay(self, client: str, size_bytes: int) -> None:
+        """Returns when bytes that came may have passed; at once where nothing is bounded."""
+        if self._bytes_a_second < math.inf:
+            await self.take(client, size_bytes)
 
 
 class Orphans:

@@ -48,7 +48,7 @@ class ExchangeServicer(exchange_pb2_grpc.ExchangeServicer):
         """Serves the runs of `host`."""
         self._host = host
         self._replaying = asyncio.Lock()
-        self._turns = Turns()
+        self._turns = Turns(host.settings.client_bytes_a_second)
 
     async def Attach(
         self, request_iterator: AsyncIterator[v1.AttachRequest], context: Any
@@ -94,6 +94,7 @@ class ExchangeServicer(exchange_pb2_grpc.ExchangeServicer):
                 if request.WhichOneof("kind") == "complete":
                     await push.complete(request.complete.digest)
                     break
+                await self._turns.pay(CALLER.get().sender, request.ByteSize())
                 await _take(push, request)
             await push.all_stored()
         finally:
@@ -178,7 +179,7 @@ class ExchangeServicer(exchange_pb2_grpc.ExchangeServicer):
                 piece = await anext(pieces, None)
                 if piece is None:
                     return
-                await self._turns.take(CALLER.get().sender)
+                await self._turns.take(CALLER.get().sender, len(piece))
                 yield piece
             finally:
                 room.release()

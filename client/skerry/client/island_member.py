@@ -1,0 +1,168 @@
+"""One rank of a learner that has several processes: what its training loop calls.
+
+Ranks meet at every call of `step` and `flush`: each says what it did, the leader exchanges, and all leave the meeting
+with the same weights and the same view of the exchange.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from skerry.client.array_learner import ArrayLearner
+from skerry.client.errors import SkerryError, StopExchangingError, error_of
+from skerry.client.island import Call, Island, Word
+from skerry.client.island_parameters import IslandParameters
+from skerry.client.parameters import Parameters
+from skerry.client.session import Stats
+from skerry.client.torch_parameters import TorchParameters
+
+
+@dataclass(frozen=True)
+class View:
+    """What the leader knew at the end of the last meeting; the same at all ranks, so that their loops do the same."""
+
+    stats: Stats
+    progress: float | None = None
+    planned: int = 0  # steps of each learner
+    is_closed: bool = False
+    failure: SkerryError | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns it as what JSON has."""
+        failure = None if self.failure is None else [self.failure.reason, str(self.failure)]
+        return {**dataclasses.asdict(dataclasses.replace(self, failure=None)), "failure": failure}
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> View:
+        """Returns what `to_json` was made of."""
+        failure = None if values["failure"] is None else error_of(*values["failure"])
+        return cls(**{**values, "stats": Stats(**values["stats"]), "failure": failure})
+
+
+class IslandMember:
+    """One rank; every rank of the island makes one, at the same time."""
+
+    def __init__(
+        self,
+        island: Island,
+        model: Any,
+        join: Callable[[Parameters], ArrayLearner],
+        view_of: Callable[[ArrayLearner], View],
+        *,
+        name: str,
+    ) -> None:
+        """Meets the other ranks; the leader joins the run by `join`. `name` says which learner of which run it is.
+
+        Raises:
+            StopExchangingError: RANKS_DIFFER, RANK_LEFT, or what `join` raised at the leader.
+        """
+        self._island = island
+        self._leading: ArrayLearner | None = None
+        self._view_of = view_of
+        self.view = View(Stats())
+        with self._together():
+            own = TorchParameters(model)
+            self._meet(Word(Call.JOIN, fingerprint=_fingerprint(name, own.tensors, own.dtypes)))
+            self._parameters = IslandParameters(island, own)
+
+            def lead() -> None:
+                self._leading = join(self._parameters)
+
+            self._run(lead)
+
+    def step(self, tokens: int, loss: float | None) -> tuple[str, ...]:
+        """Reports one finished step: of its tokens, and losses, this rank's."""
+        with self._together():
+            if tokens < 0:
+                raise ValueError(f"a rank trains on no fewer than 0 tokens. tokens={tokens}")
+            if problem := self._parameters.replaced():
+                raise StopExchangingError("WEIGHTS_REPLACED", problem)
+            seen = self._parameters.take_fingerprint()
+            words = self._meet(Word(Call.STEP, tokens, loss is not None, float(loss or 0.0), seen))
+            losses = [word.loss for word in words if word.has_loss]
+            mean = sum(losses) / len(losses) if losses else None
+            return tuple(self._run(lambda: self._leader.step(sum(word.token_count for word in words), mean)))
+
+    def flush(self, timeout_s: float, *, is_last: bool) -> bool:
+        """Sends all unsent work."""
+        with self._together():
+            self._meet(Word(Call.FLUSH, fingerprint=self._parameters.take_fingerprint()))
+            is_flushed: bool = self._run(lambda: self._leader.flush(timeout_s, is_last=is_last))
+            return is_flushed
+
+    def close(self, error: BaseException | None = None) -> None:
+        """Leaves the run; the other ranks learn of `error`. Idempotent."""
+        if error is not None:
+            self._island.leave(error)
+        if self._leading is not None:
+            self._leading.close()
+        self._island.leave()
+
+    @property
+    def _leader(self) -> ArrayLearner:
+        assert self._leading is not None
+        return self._leading
+
+    @contextmanager
+    def _together(self) -> Iterator[None]:
+        """Makes an error of one rank an error of all; the island is over then."""
+        try:
+            yield
+        except BaseException as error:
+            if isinstance(error, SkerryError):
+                self.view = dataclasses.replace(self.view, failure=error)
+            self.close(error)
+            raise
+
+    def _meet(self, word: Word) -> list[Word]:
+        """Returns all ranks' words to the leader.
+
+        Raises:
+            StopExchangingError: RANKS_DIFFER.
+        """
+        words = self._island.gather(word)
+        calls = defaultdict(list)
+        for rank, said in enumerate(words):
+            calls[Call(said.call).name.lower()].append(rank)
+        if len(calls) > 1:
+            raise StopExchangingError(
+                "RANKS_DIFFER",
+                f"the ranks of an island must make the same calls in the same order. ranks={dict(calls)}",
+            )
+        if words and word.call == Call.JOIN and len({said.fingerprint for said in words}) > 1:
+            raise StopExchangingError(
+                "RANKS_DIFFER",
+                "the ranks of an island must name the same run and learner, and have models of the same parameters and "
+                "types. To make each process a learner of its own, give each a process_group of one rank",
+            )
+        if words and word.call != Call.JOIN and (differing := self._parameters.differing(words)):
+            raise StopExchangingError(
+                "RANKS_DIFFER",
+                "the ranks' weights differ: after the last adoption they had to be equal. Train all ranks with the "
+                "same optimizer and settings, and with gradients that are averaged over the ranks "
+                f"(DistributedDataParallel). differing from rank 0 or their first replica={differing}",
+            )
+        return words
+
+    def _run(self, work: Callable[[], Any]) -> Any:
+        """Returns what `work` returned at the leader, after doing what it takes at every rank."""
+        if self._island.is_leader:
+            result = work()
+            self._parameters.raise_failure()
+            order: dict[str, Any] = {"do": "end", "result": result, "view": self._view_of(self._leader).to_json()}
+            self._island.order(**order)
+        else:
+            while (order := self._island.ordered())["do"] != "end":
+                self._parameters.obey(order)
+        self.view = View.from_json(order["view"])
+        return order["result"]
+
+
+def _fingerprint(*values: object) -> bytes:
+    return hashlib.sha256(repr(values).encode()).digest()[:16]

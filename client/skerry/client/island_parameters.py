@@ -1,0 +1,266 @@
+"""The weights of a model that several processes hold, as the exchange at the leader reads and writes them.
+
+Either every rank holds the whole model (DistributedDataParallel), or each holds a box of each tensor (`fully_shard`),
+with or without replicas. What the exchange changes reaches all ranks at the same step boundary: the leader orders it,
+and sends whole fragments to all, or to each rank its share. For a delta, the leader collects the shares of the one
+fragment that moves.
+
+A rank's share of a fragment is its boxes of the fragment's tensors, one after another, as one flat vector.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from skerry.algorithm.rebase import FlatArray
+from skerry.client.island import Call, Island, Word
+from skerry.client.parameters import UNLIMITED, EncodeFrames, Work
+from skerry.client.spread import Shelf
+from skerry.client.torch_parameters import Region, TorchParameters
+from skerry.wire import FragmentLayout, TensorSpec
+from skerry.wire.frames import encode_frames
+
+# Columns of the table that a fingerprint sums up: a prime, so that no layout of a tensor has the same period.
+_FINGERPRINT_COLUMNS: Final = 4093
+# Where no rank holds the model, the leader has whole vectors of so many fragments at a time: one moves while the next
+# one is pulled.
+_MOVING_LIMIT: Final = 2
+
+
+class IslandParameters:
+    """The parameters of one rank, `own`; at the leader, as `Parameters`, those of the island.
+
+    Raises:
+        ValueError: the ranks together do not hold every tensor exactly once, replicas aside.
+    """
+
+    def __init__(self, island: Island, own: TorchParameters) -> None:
+        self._island = island
+        self._own = own
+        self.tensors = own.tensors
+        self.dtypes = own.dtypes
+        self.replaced = own.replaced
+        self.synchronize = own.synchronize
+        self._specs = {tensor.name: tensor for tensor in own.tensors}
+        self._regions: list[Mapping[str, Region]] = island.regions(own.regions)
+        self._first_replica = [self._regions.index(regions) for regions in self._regions]
+        self._is_whole = all(
+            regions[name].shape == spec.shape for regions in self._regions for name, spec in self._specs.items()
+        )
+        self._has_replicas = len(set(self._first_replica)) < island.size
+        self._fingerprints: list[torch.Tensor] = []
+        self._failure: BaseException | None = None
+        self._check_cover()
+        self._shelf = None if self._is_whole else Shelf(island)
+        self.moving_limit = UNLIMITED if self._is_whole else _MOVING_LIMIT
+
+    def _check_cover(self) -> None:
+        for name, spec in self._specs.items():
+            held = sum(math.prod(region.shape) for region in {regions[name] for regions in self._regions})
+            if held != spec.numel:
+                raise ValueError(
+                    "the ranks do not hold every element of a parameter once: the learner's process_group must have "
+                    f"all ranks of the model's mesh. parameter={name}, numel={spec.numel}, held={held}"
+                )
+
+    # What the exchange asks for, at the leader.
+
+    @property
+    def encode(self) -> EncodeFrames:
+        """The encoder for flat arrays, which are on the host unless every rank holds the whole model."""
+        return self._own.encode if self._is_whole else encode_frames
+
+    def is_float32(self, layout: FragmentLayout) -> bool:
+        """Whether every tensor of the fragment is float32."""
+        return self._own.is_float32(layout)
+
+    def buffer(self, layout: FragmentLayout) -> FlatArray:
+        """Returns a vector for a snapshot, with its memory already allocated."""
+        return self._own.buffer(layout) if self._is_whole else np.full(layout.numel, 0, np.float32)
+
+    def snapshot(self, layout: FragmentLayout, out: FlatArray) -> Work:
+        """Returns a function that copies the weights to `out`."""
+        if self._is_whole:
+            return self._own.snapshot(layout, out)
+        return lambda: self._guarded(lambda: self._collect(layout, torch.from_numpy(out)))
+
+    def add(self, layout: FragmentLayout, shift: FlatArray) -> Work:
+        """Returns a function that adds to the weights on all ranks."""
+        return self._change("add", layout, shift)
+
+    def load(self, layout: FragmentLayout, values: FlatArray) -> Work:
+        """Returns a function that overwrites the weights on all ranks."""
+        return self._change("load", layout, values)
+
+    def blend(self, layout: FragmentLayout, values: FlatArray, alpha: float) -> Work:
+        """Returns a function that blends `values` into the weights on all ranks."""
+        return self._change("blend", layout, values, alpha)
+
+    def is_finite(self, layout: FragmentLayout) -> bool:
+        """Whether every weight is a finite number."""
+        if self._is_whole:
+            return self._own.is_finite(layout)
+        self._order("is_finite", layout)
+        own = self._own.is_finite(layout)
+        return all(word.token_count for word in self._island.gather(Word(Call.STEP, int(own))))
+
+    def from_host(self, values: NDArray[np.float32]) -> FlatArray:
+        """Returns the values where flat arrays are."""
+        return self._own.from_host(values) if self._is_whole else values
+
+    def to_host(self, values: FlatArray) -> NDArray[np.float32]:
+        """Returns the values on the host."""
+        return self._own.to_host(values) if self._is_whole else values
+
+    def keep(self, values: FlatArray) -> FlatArray:
+        """Returns the values, spread over the ranks where no rank holds the whole model."""
+        return values if self._shelf is None else self._shelf.keep(values)
+
+    def raise_failure(self) -> None:
+        """Raises the error that left the ranks with different weights, if there was one."""
+        if self._failure is not None:
+            raise self._failure
+
+    def _change(self, kind: str, layout: FragmentLayout, values: FlatArray, *alpha: float) -> Work:
+        own = getattr(self._own, kind)(layout, values, *alpha) if self._is_whole else None
+
+        def work() -> None:
+            self._order(kind, layout, alpha)
+            if own is not None:
+                self._island.broadcast(_as_tensor(values))
+                own()
+            else:
+                whole = torch.from_numpy(np.asarray(values))
+                for rank in range(1, self._island.size):
+                    if (share := self._cut(layout, whole, rank)).numel():
+                        self._island.send(share, rank)
+                self._apply(kind, layout, self._cut(layout, whole, 0).numpy(), alpha)
+            self._note_change(layout)
+
+        return lambda: self._guarded(work)
+
+    def _guarded(self, work: Work) -> None:
+        """Does work that all ranks take part in; if it fails, the island is over, whatever the exchange makes of it."""
+        try:
+            work()
+        except BaseException as error:
+            self._failure = error
+            raise
+
+    def _order(self, kind: str, layout: FragmentLayout, alpha: tuple[float, ...] = ()) -> None:
+        names = [tensor.name for tensor in layout.tensors]
+        self._island.order(do=kind, fragment=layout.name, tensors=names, alpha=alpha)
+
+    def _collect(self, layout: FragmentLayout, out: torch.Tensor) -> None:
+        """Writes the shares of all ranks to their places in `out`."""
+        self._order("snapshot", layout)
+        for rank in sorted(set(self._first_replica)):
+            if rank == 0:
+                share = _as_tensor(self._own_share(layout))
+            else:
+                share = torch.empty(self._share(layout, rank).numel)
+                if share.numel():
+                    self._island.receive(share, rank)
+            at = 0
+            for box in self._boxes(layout, out, rank):
+                box.copy_(share[at : at + box.numel()].view(box.shape))
+                at += box.numel()
+
+    def _cut(self, layout: FragmentLayout, values: torch.Tensor, rank: int) -> torch.Tensor:
+        """Returns a rank's share of a fragment's values."""
+        return torch.cat([box.reshape(-1) for box in self._boxes(layout, values, rank)])
+
+    def _boxes(self, layout: FragmentLayout, values: torch.Tensor, rank: int) -> list[torch.Tensor]:
+        """Returns views of a rank's boxes in a fragment's values."""
+        boxes = []
+        for spec, first in zip(layout.tensors, layout.offsets, strict=True):
+            region = self._regions[rank][spec.name]
+            inside = tuple(slice(start, start + size) for start, size in zip(region.first, region.shape, strict=True))
+            boxes.append(values[first : first + spec.numel].view(spec.shape)[inside])
+        return boxes
+
+    # What every rank does.
+
+    def obey(self, order: Mapping[str, Any]) -> None:
+        """Does what the leader has ordered, at another rank."""
+        kind: str = order["do"]
+        layout = FragmentLayout(order["fragment"], tuple(self._specs[name] for name in order["tensors"]))
+        rank = self._island.rank
+        if kind == "is_finite":
+            self._island.gather(Word(Call.STEP, int(self._own.is_finite(layout))))
+        elif kind == "snapshot":
+            if self._first_replica[rank] == rank and (share := self._own_share(layout)).size:
+                self._island.send(_as_tensor(share), 0)
+        else:
+            self._receive_change(kind, layout, order["alpha"])
+
+    def _receive_change(self, kind: str, layout: FragmentLayout, alpha: tuple[float, ...]) -> None:
+        if self._is_whole:
+            values = self._own.buffer(layout)
+            self._island.broadcast(_as_tensor(values))
+            getattr(self._own, kind)(layout, values, *alpha)()
+        else:
+            share = torch.empty(self._share(layout, self._island.rank).numel)
+            if share.numel():
+                self._island.receive(share, 0)
+            self._apply(kind, layout, share.numpy(), alpha)
+        self._note_change(layout)
+
+    def _apply(self, kind: str, layout: FragmentLayout, share: NDArray[np.float32], alpha: tuple[float, ...]) -> None:
+        self._own.reshard()
+        values = self._own.from_host(share)
+        getattr(self._own, kind)(self._share(layout, self._island.rank), values, *alpha)()
+
+    def _share(self, layout: FragmentLayout, rank: int) -> FragmentLayout:
+        """Returns the layout of a rank's share of a fragment."""
+        regions = self._regions[rank]
+        return FragmentLayout(
+            layout.name, tuple(TensorSpec(one.name, regions[one.name].shape) for one in layout.tensors)
+        )
+
+    def _own_share(self, layout: FragmentLayout) -> NDArray[np.float32]:
+        """Returns this rank's share of a fragment, as a copy on the host."""
+        share = self._share(layout, self._island.rank)
+        values = self._own.buffer(share)
+        self._own.snapshot(share, values)()
+        return self._own.to_host(values)
+
+    def _note_change(self, layout: FragmentLayout) -> None:
+        """Sums up the weights after a change; nothing waits for a GPU until `take_fingerprint`."""
+        if self._has_replicas:
+            share = self._share(layout, self._island.rank)
+            values = self._own.buffer(share)
+            self._own.snapshot(share, values)()
+            self._fingerprints.append(_summed(_as_tensor(values)))
+
+    def take_fingerprint(self) -> bytes:
+        """Returns what replicas must agree on: the weights of what was changed since the last call, summed up."""
+        taken, self._fingerprints = self._fingerprints, []
+        return hashlib.sha256(repr([one.tolist() for one in taken]).encode()).digest()[:16]
+
+    def differing(self, words: list[Word]) -> list[int]:
+        """Returns the ranks whose fingerprints are not those of their first replica."""
+        return [
+            rank for rank, word in enumerate(words) if word.fingerprint != words[self._first_replica[rank]].fingerprint
+        ]
+
+
+def _as_tensor(values: FlatArray) -> torch.Tensor:
+    return values if isinstance(values, torch.Tensor) else torch.from_numpy(values)
+
+
+def _summed(values: torch.Tensor) -> torch.Tensor:
+    """Returns two sums over the bits of float32 values, which differ if a bit, or the order, does."""
+    bits = values.view(torch.int32)
+    whole = bits.numel() - bits.numel() % _FINGERPRINT_COLUMNS
+    columns = bits[:whole].view(-1, _FINGERPRINT_COLUMNS).sum(0, dtype=torch.int64)
+    places = torch.arange(1, _FINGERPRINT_COLUMNS + 1, device=bits.device)
+    rest = bits[whole:].to(torch.int64)
+    return torch.stack([bits.sum(dtype=torch.int64), (columns * places).sum() + (rest * places[: rest.numel()]).sum()])

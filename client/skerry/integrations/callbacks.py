@@ -41,8 +41,8 @@ class CallbackLearner:
         """
         if process_count > 1:
             raise ValueError(
-                "SkerryCallback takes part with one process only. Train each island in one process, or with several in a "
-                f"loop of your own with skerry.client.Learner. processes={process_count}"
+                "SkerryCallback takes part with one process only. Train each island in one process, or with several "
+                f"in a loop of your own with skerry.client.Learner. processes={process_count}"
             )
         planned = {} if step_count is None else {"planned_step_count": step_count}
         self.learner = attach(**{**planned, **self._options})

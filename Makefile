@@ -7,17 +7,18 @@ MAKEFLAGS += --no-print-directory --no-builtin-rules
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.skerry-ready
+TRAINERS := .venv-integrations
 SUPPLY := build/supply-chain
 SITE := build/site-environment
 MINUTES ?= 60
 # What pytest is given beyond the defaults, for example: make test ARGS="tests/cli -x"
 ARGS ?= tests
 
-.PHONY: help demo test test-e2e lint format bench fuzz lock sbom audit protos docs clean
+.PHONY: help demo test test-e2e test-integrations lint format bench fuzz lock sbom audit protos docs clean
 
 help: ## say what there is
 	@echo "make <target>, the virtual environment .venv is made on the way:"
-	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  \1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name text; do printf '%-12s %s\n' "$$name" "$$text"; done
+	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  \1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name text; do printf '%-17s %s\n' "$$name" "$$text"; done
 
 demo: $(READY) ## train one model on three learners while one of them and the syncer are killed (4 minutes)
 	@echo "demo: three learners and a syncer, two of which are killed; the page and the figures go to build/demo"
@@ -30,6 +31,10 @@ test: $(READY) ## run the default suite (under 10 minutes on 2 cores)
 test-e2e: $(READY) ## run what needs root, containers or Debian's servers, and say what was skipped
 	@echo "test-e2e: containers and real servers, where this machine allows them"
 	@$(BIN)/python -m pytest -m e2e -rs $(ARGS) || { code=$$?; if [ $$code -eq 5 ]; then echo "test-e2e: there was nothing to run"; else exit $$code; fi; }
+
+test-integrations: $(TRAINERS)/.skerry-ready ## train with transformers, accelerate, Lightning and PEFT (3 minutes)
+	@echo "test-integrations: each trainer trains two islands, one of which is killed"
+	@HF_HUB_OFFLINE=1 $(TRAINERS)/bin/python -m pytest -n 2 --dist worksteal tests/integrations
 
 lint: $(READY) ## check style, types, imports, dead code, stubs and the contract
 	@echo "lint: ruff"
@@ -75,7 +80,7 @@ docs: $(SITE)/.ready ## build the documents as a site and check its links; it go
 	@$(SITE)/bin/python docs/site/build.py
 
 clean: ## remove what was built, the virtual environment too
-	@rm -rf build dist .venv
+	@rm -rf build dist .venv $(TRAINERS)
 
 # The stamp is touched last, so that an installation that was cut off is done again.
 $(READY): pyproject.toml constraints.txt
@@ -86,6 +91,13 @@ $(READY): pyproject.toml constraints.txt
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --upgrade 'pip>=25.1'
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt --editable '.[demo]' --group dev
 	@mkdir -p build
+	@touch $@
+
+$(TRAINERS)/.skerry-ready: pyproject.toml constraints.txt
+	@echo "setup: installing into $(TRAINERS) (a minute or more the first time)"
+	@test -x $(TRAINERS)/bin/python || $(PYTHON) -m venv $(TRAINERS)
+	@$(TRAINERS)/bin/python -m pip install -qq --disable-pip-version-check --upgrade 'pip>=25.1'
+	@$(TRAINERS)/bin/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt --editable '.[transformers,lightning,peft]' --group integrations
 	@touch $@
 
 $(SUPPLY)/.ready: pyproject.toml

@@ -197,3 +197,26 @@ def test_a_download_says_how_far_it_is(tmp_path: Path, monkeypatch: pytest.Monke
     assert seen == sorted(seen)
     assert {total for _, total in seen} == {2**22}
     assert any(0 < done < 2**22 for done, _ in seen)
+
+
+def test_an_adapter_has_the_names_that_peft_gives_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "like").mkdir()
+    (tmp_path / "like" / "adapter_config.json").write_text("{}", encoding="utf-8")
+    query = "base_model.model.q_proj.lora_A{}.weight"
+    head = "base_model.model{}.default.extra.weight"  # a module may be called "default" too
+    url = f"file://{tmp_path}/store"
+    arrays = {query.format(".default"): np.ones((2, 3), np.float32), head.format(""): np.ones(4, np.float32)}
+    plain = {"weight": np.ones((2, 3), np.float32)}
+    with syncer(store_url=url) as target:
+        for name, values in (("fit", arrays), ("plain", plain)):
+            ArrayLearner(values, target=target, run=name, learner_id="us", create=True).close()
+        for place in (("--target", target), ("--store", url)):
+            out = tmp_path / place[0]
+            words = ("--out", out, "--like", tmp_path / "like", "--format", "peft", *place)
+            assert run("export", "fit", *words) == 0
+            file = load_file(out / "adapter_model.safetensors")
+            assert file.keys() == {query.format(""), head.format("")}
+            assert np.array_equal(file[query.format("")], arrays[query.format(".default")])
+            assert (out / "adapter_config.json").read_text(encoding="utf-8") == "{}"
+            assert run("export", "plain", *words) != 0
+            assert 'no tensor belongs to an adapter called "default"' in capsys.readouterr().err

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import distributed, nn
 
-from skerry.client import Learner, OuterOptimizer, Policy
+from skerry.client import Learner, OuterOptimizer, Policy, attach
 from skerry.wire import Codec, Encoding
 from tests.client.ranks import Rank, loss_of, network, weights_digest
 
@@ -153,3 +153,19 @@ def train_two_islands(rank: Rank, version: int) -> dict[str, Any]:
             optimizer.zero_grad()
             learner.step(tokens=10)
     return {"digest": weights_digest(model), "versions": learner.stats.versions, "failure": learner.failure}
+
+
+def follow_an_optimizer(rank: Rank) -> dict[str, Any]:
+    """Trains 7 steps of an optimizer that a learner follows, leaves, and trains one more."""
+    model = nn.parallel.DistributedDataParallel(network(rank.number))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    options: dict[str, Any] = {"run": "theirs", "learner_id": "island", "create": True, "policy": POLICY}
+    learner = attach(model, optimizer, tokens_per_step=10 + rank.number, target=rank.target, **options)
+    for step in range(7):
+        loss_of(model, step, rank.number, rank.count).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    has_merged = learner.leave(30.0, load_merged=True)
+    stats = learner.stats
+    optimizer.step()
+    return {"weights": weights_digest(model), "stats": stats, "has_merged": has_merged}

@@ -81,3 +81,12 @@ def test_two_islands_may_be_of_one_world(target: str, tmp_path: Path) -> None:
     assert ranks[0] == ranks[1]
     assert ranks[2] == ranks[3]
     assert all(rank["failure"] is None for rank in ranks)
+
+
+def test_all_ranks_may_follow_their_optimizers(target: str, tmp_path: Path) -> None:
+    first, second = values(run(tmp_path, ddp_programs.follow_an_optimizer, 2, target))
+    assert first == second
+    stats = first["stats"]
+    assert (stats.step_count, stats.token_count, stats.unsent_step_count) == (7, 7 * 21, 0)
+    assert stats.deltas_acknowledged > 0
+    assert not first["has_merged"]

@@ -12,7 +12,7 @@ TORCH_MODULES = (
     "skerry.demo",
     "skerry.learner",
     "skerry.wire.torch_codecs",
-    "skerry.client.integrations",
+    "skerry.integrations",
     "skerry.client.learner",
     "skerry.client.island",
     "skerry.client.spread",

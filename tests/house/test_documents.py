@@ -40,7 +40,7 @@ def test_every_command_line_of_the_documents_is_understood(line: str) -> None:
     command.make_context(context.info_name, list(words), parent=context.parent)
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("document", [*DOCUMENTS, ROOT / "docs" / "integrations.md"], ids=lambda path: path.name)
 def test_every_link_into_the_tree_leads_somewhere(document: Path) -> None:
     targets = re.findall(r"\]\(([^)#]+)\)", document.read_text(encoding="utf-8"))
     local = [target for target in targets if "://" not in target]

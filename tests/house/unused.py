@@ -2,8 +2,8 @@
 
 A module's own names and its imports are told apart; attributes are compared by name alone, so an unused method is
 missed where another of its name is used. What is called from outside the product counts as used: exports of
-`skerry.client` and `skerry.wire`, the entry points of pyproject.toml, commands, the methods of the contract's services,
-and what a library calls by name.
+`skerry.client`, `skerry.wire` and the modules of `skerry.integrations`, the entry points of pyproject.toml, commands,
+the methods of the contract's services, and what a library calls by name.
 """
 
 from __future__ import annotations
@@ -75,7 +75,8 @@ def exported_names() -> frozenset[str]:
     """Returns the names in `__all__` of the packages that others program against."""
     names: set[str] = set()
     for source in product_files():
-        if source.is_package and source.module in _EXPORTING:
+        is_exporting = source.is_package and source.module in _EXPORTING
+        if is_exporting or source.package == "skerry.integrations":
             names |= set(_strings_of_all(source))
     return frozenset(names)
 

@@ -1,16 +1,18 @@
-"""`skerry export`: a run's weights as a safetensors file or a Hugging Face folder, from a syncer or from the store."""
+"""`skerry export`: a run's weights as a safetensors file or a folder of Hugging Face's, from a syncer or the store."""
 
 from __future__ import annotations
 
 import importlib.metadata
 import json
 import shutil
+import sys
 from pathlib import Path
 from typing import Any, Final
 
 import click
 from click.core import ParameterSource
 
+from skerry.cli.adapters import name_as_adapter
 from skerry.cli.connection import with_client, with_run
 from skerry.cli.console import as_json, shown_progress
 from skerry.client import RunsClient
@@ -29,7 +31,11 @@ _PLACES: Final = (
 )
 # Files of a Hugging Face folder that are not weights.
 _COPIED_SUFFIXES: Final = frozenset({".json", ".txt", ".model", ".jinja"})
-_WEIGHTS: Final = "model.safetensors"
+# By format: the file that the folder of --like must have, and the one for the weights.
+_FOLDERS: Final = {
+    "hf": ("config.json", "model.safetensors"),
+    "peft": ("adapter_config.json", "adapter_model.safetensors"),
+}
 
 
 @click.command("export")
@@ -38,7 +44,7 @@ _WEIGHTS: Final = "model.safetensors"
     "out_path",
     type=click.Path(writable=True, path_type=Path),
     required=True,
-    help="The file to write; with --format hf the folder.",
+    help="The file to write; with --format hf or peft the folder.",
 )
 @click.option("--uid", help="The run's uid, if it must be this one.  [default: that of the run that has the name]")
 @click.option(
@@ -125,23 +131,24 @@ Examples:
   skerry export demo --target syncer.example:443 --tls-ca ca.pem --token-file reader.token --out model.safetensors
   skerry export demo --store s3://bucket/skerry --position 4711 --dtype float32 --out then.safetensors
   skerry export demo --format hf --like ./gemma-3-1b --out ./gemma-3-1b-merged
+  skerry export demo --format peft --like ./adapter --out ./adapter-merged
 """,
 )
 @click.option(
     "--format",
     "file_format",
-    type=click.Choice(["safetensors", "hf"]),
+    type=click.Choice(["safetensors", *_FOLDERS]),
     default="safetensors",
-    help="One file, or a folder that Hugging Face's from_pretrained loads, which takes --like.",
+    help="One file, or a folder that from_pretrained loads, of Hugging Face or of PEFT, which takes --like.",
 )
 @click.option(
     "--like",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="A folder of the same model, whose config.json and tokenizer are copied.",
+    help="A folder of the same model or adapter, whose configuration and tokenizer are copied.",
 )
 @with_run
 def export(run: str, *, file_format: str, like: Path | None, out_path: Path, **values: Any) -> None:
-    """Write a run's weights as a safetensors file or a Hugging Face folder, while it trains or afterwards.
+    """Write a run's weights as a safetensors file, a Hugging Face folder or a PEFT adapter, at any time.
 
     With --target they are downloaded from the syncer, which takes a reader's certificate or token where the syncer has
     roles, and no access to its store. With --store they are read from the store, without a syncer. If neither is given,
@@ -151,12 +158,24 @@ def export(run: str, *, file_format: str, like: Path | None, out_path: Path, **v
     Memory is needed for the largest fragment. Where the log in a store is damaged, its last good entry is the default
     position, and the exit status is 1.
     """
-    if file_format == "hf":
-        out_path = _prepared(out_path, like)
+    if file_format in _FOLDERS:
+        out_path = _prepared(out_path, like, file_format)
     chosen = _chosen(click.get_current_context())
     names = {param.name for param in chosen.params}
     assert chosen.callback is not None
-    chosen.callback(run_name=run, out_path=out_path, **{name: value for name, value in values.items() if name in names})
+    status: str | int | None = 0
+    try:
+        chosen.callback(
+            run_name=run, out_path=out_path, **{name: value for name, value in values.items() if name in names}
+        )
+    except SystemExit as ended:  # the store's command ends so, having written
+        status = ended.code
+    if file_format == "peft":
+        try:
+            name_as_adapter(out_path)
+        except ValueError as error:
+            raise click.BadParameter(str(error), param_hint="--format peft") from error
+    sys.exit(status)
 
 
 def _chosen(context: click.Context) -> click.Command:
@@ -185,14 +204,15 @@ def _place(context: click.Context, name: str) -> int:
     return len(_PLACES) if source is None else _PLACES.index(source)
 
 
-def _prepared(folder: Path, like: Path | None) -> Path:
+def _prepared(folder: Path, like: Path | None, file_format: str) -> Path:
     """Copies what is not weights, and returns the file for the weights.
 
     Raises:
         click.UsageError: there is no model folder to copy from, or it can't be copied.
     """
-    if like is None or not (like / "config.json").is_file():
-        raise click.UsageError(f"--format hf takes --like FOLDER, a model folder with a config.json. like={like}")
+    config, weights = _FOLDERS[file_format]
+    if like is None or not (like / config).is_file():
+        raise click.UsageError(f"--format {file_format} takes --like FOLDER, a folder with {config}. like={like}")
     try:
         folder.mkdir(exist_ok=True)
         for path in like.iterdir():
@@ -202,4 +222,4 @@ def _prepared(folder: Path, like: Path | None) -> Path:
         raise click.BadParameter("is the folder of --like; name another one", param_hint="--out") from error
     except OSError as error:
         raise click.BadParameter(f"can't be written: {error.strerror}. path={folder}", param_hint="--out") from error
-    return folder / _WEIGHTS
+    return folder / weights

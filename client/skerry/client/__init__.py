@@ -1,7 +1,7 @@
 """The client: what a training loop imports to take part in a run, and a script to administer runs.
 
-`Learner` trains a torch module, `ArrayLearner` NumPy arrays, and `RunsClient` administers runs. torch is imported only
-when `Learner` is used.
+`Learner` trains a torch module, `attach` has it follow an optimizer, `ArrayLearner` trains NumPy arrays, and
+`RunsClient` administers runs. torch is imported only when `Learner` or `attach` is used.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from skerry.runtime.tls import Tls
 from skerry.wire.policy import MergeRule, OuterName, OuterOptimizer, OuterSchedule, Policy
 
 if TYPE_CHECKING:
-    from skerry.client.learner import Learner
+    from skerry.client.learner import Learner, attach
 
 __all__ = [
     "Adoption",
@@ -62,15 +62,16 @@ __all__ = [
     "Tls",
     "TryAgainError",
     "WorkRefusedError",
+    "attach",
     "leave_on_signal",
     "plan_fragments",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    """Imports `Learner`, and torch with it, at its first use."""
-    if name == "Learner":
-        from skerry.client.learner import Learner
+    """Imports `Learner` and `attach`, and torch with them, at their first use."""
+    if name in {"Learner", "attach"}:
+        from skerry.client import learner
 
-        return Learner
+        return getattr(learner, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

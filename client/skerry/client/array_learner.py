@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import atexit
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Self
 
+import numpy as np
 import structlog
 from numpy.typing import NDArray
 
@@ -29,7 +31,7 @@ from skerry.wire.policy import Policy
 _log = structlog.get_logger(__name__)
 
 # How long leaving the context waits for the last work to be sent.
-_EXIT_FLUSH_TIMEOUT_S: Final = 10.0
+EXIT_FLUSH_TIMEOUT_S: Final = 10.0
 # Ending the exchange takes less; the bound is there so that a defect cannot keep the process alive.
 _END_TIMEOUT_S: Final = 5.0
 
@@ -128,6 +130,8 @@ class ArrayLearner:
         except BaseException:
             self._stop_threads()
             raise
+        atexit.register(self._say_forgotten)
+        self._closing.callback(atexit.unregister, self._say_forgotten)
 
     def __enter__(self) -> Self:
         return self
@@ -137,13 +141,44 @@ class ArrayLearner:
 
         Work that a failed step may have damaged is not sent.
         """
+        if kind is None or issubclass(kind, SystemExit | KeyboardInterrupt):
+            self.leave()
+        else:
+            self._close_with_warning()
+
+    def leave(self, timeout_s: float = EXIT_FLUSH_TIMEOUT_S, *, load_merged: bool = False) -> bool:
+        """Sends the last work and leaves the run, as the end of `with` does. Idempotent.
+
+        With `load_merged` it also waits until the work is merged, and then loads the run's weights, so that all
+        learners that leave at the same version end with the same bits. If that takes longer than `timeout_s` the
+        model keeps its own weights, so nothing that was trained is missing from it.
+
+        Returns:
+            Whether the work was acknowledged within the timeout, and with `load_merged` whether the run's weights were
+            loaded. A learner that has left already says False.
+
+        Raises:
+            StopExchangingError: as `step`.
+        """
+        if self._thread.loop.is_closed():
+            return False
         try:
-            if kind is None or issubclass(kind, SystemExit | KeyboardInterrupt):
-                self.flush(_EXIT_FLUSH_TIMEOUT_S, is_last=True)
+            if load_merged:
+                is_done = self._flush(lambda: self._exchange.is_settled, timeout_s, is_last=True)
+                return is_done and self._exchange.load_merged()
+            return self.flush(timeout_s, is_last=True)
         finally:
-            if (lost := self.stats.unsent_step_count) and not self.is_closed:
-                _log.warning("left the run with steps that it does not have", steps=lost)
-            self.close()
+            self._close_with_warning()
+
+    def _close_with_warning(self) -> None:
+        if (lost := self.stats.unsent_step_count) and not self.is_closed:
+            _log.warning("left the run with steps that it does not have", steps=lost)
+        self.close()
+
+    def _say_forgotten(self) -> None:
+        # It is too late to send them: Python lets no thread begin work once the main thread has ended.
+        if (lost := self.stats.unsent_step_count) and not self.is_closed:
+            _log.warning("the process ends with steps that the run does not have. leave() sends them", steps=lost)
 
     def step(self, tokens: int, loss: float | None = None) -> tuple[str, ...]:
         """Reports one finished inner step; may copy a fragment or load a newer version of one. Never waits.
@@ -182,10 +217,13 @@ class ArrayLearner:
         Raises:
             StopExchangingError: as `step`.
         """
+        return self._flush(lambda: self._exchange.is_flushed, timeout_s, is_last=is_last)
+
+    def _flush(self, is_done: Callable[[], bool], timeout_s: float, *, is_last: bool) -> bool:
         self._exchange.check_weights()
         self._thread.loop.call_soon_threadsafe(lambda: self._exchange.flush(is_last=is_last))
         try:
-            return self._exchange.serve(lambda: self._exchange.is_flushed, timeout_s)
+            return self._exchange.serve(is_done, timeout_s)
         finally:
             self._thread.loop.call_soon_threadsafe(self._exchange.end_flush)
 
@@ -199,6 +237,14 @@ class ArrayLearner:
                 wait([self._running], _END_TIMEOUT_S)
         finally:
             self._stop_threads()
+
+    def merged_weights(self) -> dict[str, NDArray[np.float32]]:
+        """Returns copies of the run's own weights by tensor name, of the versions that `stats.versions` names.
+
+        They are the newest that this learner adopted, at most about a round old, and hold none of its unsent steps.
+        Needs no network, and memory for the whole model as float32.
+        """
+        return self._exchange.merged_weights()
 
     @property
     def stats(self) -> Stats:

@@ -12,7 +12,9 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 from typing import Final
 
+import numpy as np
 import structlog
+from numpy.typing import NDArray
 
 from skerry.algorithm.rebase import Ledger, Trained
 from skerry.algorithm.schedule import first_contributions
@@ -23,6 +25,7 @@ from skerry.client.creation import find_or_create, warn_of_missing_plan
 from skerry.client.errors import RunClosedError, SkerryError, StopExchangingError
 from skerry.client.fragment import FragmentExchange
 from skerry.client.fragment_plan import check_same_tensors
+from skerry.client.fragment_state import Idle
 from skerry.client.parameters import Parameters
 from skerry.client.records import policy_of
 from skerry.client.session import ExchangeSettings, Session, Stats
@@ -193,6 +196,33 @@ class ExchangeLoop:
     def is_flushed(self) -> bool:
         """Whether all work is acknowledged, or nothing can be sent any more and the last fates are known."""
         return self._session.is_over or all(fragment.is_flushed for fragment in self._fragments.values())
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether, moreover, all that was acknowledged is in the versions that were adopted, or is known to be lost."""
+        is_idle = all(isinstance(fragment.state, Idle) for fragment in self._fragments.values())
+        return self.is_flushed and (is_idle or self._session.is_over)
+
+    def load_merged(self) -> bool:
+        """Loads the weights of the versions adopted last, and returns whether it did; for the training thread.
+
+        An exchange that has ended leaves the model as it is, since its work may be in no version.
+        """
+        if self._session.is_over:
+            return False
+        parameters = self._session.parameters
+        for fragment in self._fragments.values():
+            parameters.load(fragment.layout, parameters.from_host(fragment.ledger.anchor))()
+        return True
+
+    def merged_weights(self) -> dict[str, NDArray[np.float32]]:
+        """Returns copies of the weights of the versions adopted last, by tensor name."""
+        anchors = [(fragment.layout, fragment.ledger.anchor) for fragment in self._fragments.values()]
+        return {
+            tensor.name: anchor[first : first + tensor.numel].reshape(tensor.shape).copy()
+            for layout, anchor in anchors
+            for tensor, first in zip(layout.tensors, layout.offsets, strict=True)
+        }
 
     # Joining.
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import distributed
 
-from skerry.client.array_learner import ArrayLearner
+from skerry.client.array_learner import EXIT_FLUSH_TIMEOUT_S, ArrayLearner
 from skerry.client.errors import SkerryError
 from skerry.client.island import Island, process_group_of
 from skerry.client.island_member import IslandMember, View
@@ -111,6 +113,25 @@ class Learner(ArrayLearner):
             return super().flush(timeout_s, is_last=is_last)
         return self._member.flush(timeout_s, is_last=is_last)
 
+    def leave(self, timeout_s: float = EXIT_FLUSH_TIMEOUT_S, *, load_merged: bool = False) -> bool:
+        """As `ArrayLearner.leave`. With several ranks, every rank calls it, and keeps its own weights."""
+        if self._member is None:
+            return super().leave(timeout_s, load_merged=load_merged)
+        try:
+            return self.flush(timeout_s, is_last=True) and not load_merged
+        finally:
+            self.close()
+
+    def merged_weights(self) -> dict[str, NDArray[np.float32]]:
+        """As `ArrayLearner.merged_weights`, for a learner of one process.
+
+        Raises:
+            ValueError: it has several.
+        """
+        if self._member is not None:
+            raise ValueError("a learner of several ranks does not hand out the run's weights: use `skerry export`")
+        return super().merged_weights()
+
     def close(self) -> None:
         """As `ArrayLearner.close`."""
         if self._member is None:
@@ -146,3 +167,72 @@ class Learner(ArrayLearner):
 
 def _view_of(one: ArrayLearner) -> View:
     return View(one.stats, one.progress, one.planned_step_count, one.is_closed, one.failure)
+
+
+def attach(
+    model: torch.nn.Module | Mapping[str, torch.Tensor],
+    optimizer: torch.optim.Optimizer,
+    *,
+    tokens_per_step: int | Callable[[], int],
+    **options: Any,
+) -> Learner:
+    """Returns a learner that counts every step of `optimizer`, so that the training loop needs no other line.
+
+        learner = attach(model, optimizer, tokens_per_step=32 * 1024, target="syncer.example:443", run="gemma-12b")
+        ...                                                  # the training loop as it is
+        learner.leave()                                      # or: with attach(...): around the loop
+
+    A step of the run is a step of the optimizer: micro-batches that are accumulated are part of one, and a step that
+    GradScaler skips is none. Weights may change when the optimizer's `step` returns. Attach once the model is on its
+    device and has its checkpoint.
+
+    Args:
+        model: as `Learner` says.
+        optimizer: the optimizer of the model's parameters, or a wrapper that has it as its attribute `optimizer`, as
+            those of accelerate and Lightning do. Where several optimizers train the model, the one that steps last.
+        tokens_per_step: what this island trains on in one step, by which its work is weighed against the others':
+            tokens, or examples if all learners of the run count them; or a function that returns it, called at each
+            step.
+        **options: as `Learner` says, `target` and `run` among them. State `planned_step_count` in optimizer steps.
+
+    Raises:
+        SkerryError, ValueError: as `Learner`; or the optimizer has none of the model's parameters.
+    """
+    inner = _unwrapped(optimizer)
+    parameters = model.parameters() if isinstance(model, torch.nn.Module) else model.values()
+    if {id(one) for group in inner.param_groups for one in group["params"]}.isdisjoint(map(id, parameters)):
+        raise ValueError(
+            "the optimizer trains none of the model's parameters. Make it after the model is moved and converted, from "
+            "this model's parameters()"
+        )
+    return _Attached(model, inner, tokens_per_step if callable(tokens_per_step) else lambda: tokens_per_step, **options)
+
+
+class _Attached(Learner):
+    """A learner that steps with an optimizer."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module | Mapping[str, torch.Tensor],
+        optimizer: torch.optim.Optimizer,
+        count_tokens: Callable[[], int],
+        **options: Any,
+    ) -> None:
+        super().__init__(model, **options)
+
+        def stepped(*_: object) -> None:
+            self.step(count_tokens())
+
+        self._hook = optimizer.register_step_post_hook(stepped)
+
+    def close(self) -> None:
+        """As `Learner.close`; the optimizer is free for another learner."""
+        self._hook.remove()
+        super().close()
+
+
+def _unwrapped(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """Returns the optimizer whose `step` changes the weights."""
+    while (inner := getattr(optimizer, "optimizer", None)) is not None:
+        optimizer = inner
+    return optimizer

@@ -1,0 +1,73 @@
+"""What the callbacks of all trainers share: the options, and how a learner leaves at the end of training."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import structlog
+
+from skerry.client import Learner, SkerryError
+from skerry.integrations.metrics import learner_metrics
+
+_log = structlog.get_logger(__name__)
+
+# How long the end of training waits for the last work to be merged; other learners have to finish a step for it.
+_LEAVE_TIMEOUT_S: Final = 60.0
+
+
+class CallbackLearner:
+    """A callback's part in a run, from the start of its training to the end.
+
+    Args:
+        options: the arguments of `Learner` except the model.
+
+    Raises:
+        TypeError: an option is not known, or `target` or `run` is missing.
+    """
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        inspect.signature(Learner).bind(None, **options)  # now, rather than after the model was loaded
+        self.learner: Learner | None = None
+        self._options = options
+
+    def begin(self, attach: Callable[..., Learner], *, process_count: int, step_count: int | None) -> None:
+        """Attaches by `attach(**options)`. `step_count` is the planned length unless the options have one.
+
+        Raises:
+            ValueError: several processes train the model.
+            SkerryError: as `Learner`.
+        """
+        if process_count > 1:
+            raise ValueError(
+                "SkerryCallback takes part with one process only. Train each island in one process, or with several "
+                f"in a loop of your own with skerry.client.Learner. processes={process_count}"
+            )
+        planned = {} if step_count is None else {"planned_step_count": step_count}
+        self.learner = attach(**{**planned, **self._options})
+
+    def leave(self, *, load_merged: bool) -> None:
+        """Sends the last work for a bounded time and leaves the run. Idempotent; failures are logged, not raised.
+
+        With `load_merged` the model has the run's weights afterwards, if the last work is merged in time.
+        """
+        learner, self.learner = self.learner, None
+        if learner is None:
+            return
+        try:
+            is_done = learner.leave(_LEAVE_TIMEOUT_S, load_merged=load_merged)
+        except SkerryError as error:  # the model is trained, and the trainer has things to do with it
+            _log.error("the last work is not in the run", because=str(error))
+            return
+        if load_merged and not is_done:
+            _log.warning(
+                "the last work was not merged in time, so the model keeps this learner's own weights. "
+                "`skerry export` writes the run's",
+                timeout_s=_LEAVE_TIMEOUT_S,
+            )
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """What to log; nothing before training and after it."""
+        return {} if self.learner is None else learner_metrics(self.learner)

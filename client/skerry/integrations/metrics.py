@@ -1,0 +1,26 @@
+"""What a learner's exchange looks like in a log of metrics."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from skerry.client import ArrayLearner
+
+__all__ = ["learner_metrics"]
+
+_LOGGED: Final = (
+    "deltas_acknowledged", "deltas_merged", "deltas_returned", "deltas_dropped", "unsent_step_count", "staleness",
+    "bytes_up", "bytes_down", "stall_s_max",
+)  # fmt: skip
+
+
+def learner_metrics(learner: ArrayLearner) -> dict[str, float]:
+    """Returns the numbers of a learner's `stats` that are worth a curve, named `skerry/...`, for any tracker.
+
+    `skerry/is_exchanging` is 0 while the syncer can't be reached and once the learner has stopped; `skerry/version` is
+    that of the fragment which has the oldest. Cheap enough for every step.
+    """
+    stats = learner.stats
+    values = {name: getattr(stats, name) for name in _LOGGED}
+    values |= {"is_exchanging": stats.is_attached, "version": min(stats.versions.values())}
+    return {f"skerry/{name}": float(value) for name, value in values.items()}

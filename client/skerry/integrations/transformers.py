@@ -1,0 +1,113 @@
+"""Hugging Face: a callback with which a `Trainer` trains together with the other learners of a run."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from skerry.client import Learner
+from skerry.integrations.callbacks import CallbackLearner
+
+__all__ = ["SkerryCallback"]
+
+
+class SkerryCallback(TrainerCallback):  # type: ignore[misc]  # untyped
+    """Attaches when training begins, after a checkpoint was loaded, and leaves after the last step.
+
+        Trainer(..., callbacks=[SkerryCallback(target="syncer:443", run="gemma-12b")]).train()
+
+    A step of the run is a step of the optimizer with all its accumulated batches, the planned length is the trainer's
+    `max_steps`, and the learning rate follows the trainer's own steps. Checkpoints that are saved during training hold
+    this learner's weights; the last one and what `save_model` writes afterwards hold the run's, merged. Where the
+    trainer loads its best checkpoint at the end, that is what it has then.
+
+    A trainer tells callbacks nothing of exceptions, so call `leave` in a `finally` to send what was learned until then.
+
+    The logs get `skerry/...`. Trackers of `report_to` are called before the callbacks of the constructor, so give
+    theirs after this one (`report_to="none", callbacks=[SkerryCallback(...), WandbCallback()]`) to have it there too.
+
+    Args:
+        tokens_per_step: what this island trains on in one step; by default the trainer counts the elements of the
+            model's main input.
+        **options: as `Learner` says, `target` and `run` among them.
+
+    Raises:
+        TypeError: an option is not known, or `target` or `run` is missing.
+    """
+
+    def __init__(self, *, tokens_per_step: int | None = None, **options: Any) -> None:
+        self._part = CallbackLearner(options)
+        self._tokens_per_step = tokens_per_step
+        self._token_count = 0  # of the trainer, at the last step
+        self._loss: float | None = None
+
+    @property
+    def learner(self) -> Learner | None:
+        """The learner; None before training and after it."""
+        return self._part.learner
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Attaches the model.
+
+        Raises:
+            ValueError: several processes train it.
+            SkerryError: as `Learner`.
+        """
+        if self._tokens_per_step is None and args.include_num_input_tokens_seen == "no":
+            args.include_num_input_tokens_seen = "all"
+        self._token_count = state.num_input_tokens_seen
+        attach = partial(Learner, kwargs["model"])
+        self._part.begin(attach, process_count=args.world_size, step_count=state.max_steps)
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """Counts a step. After the last one it leaves, before the trainer evaluates and saves.
+
+        Raises:
+            ValueError: the trainer does not know how many tokens it trains on.
+            StopExchangingError: as `Learner.step`.
+        """
+        if self.learner is None:
+            return
+        self.learner.step(self._tokens_since(state.num_input_tokens_seen), self._loss)
+        if control.should_training_stop:
+            self._part.leave(load_merged=True)
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, float] | None = None,
+        **_: Any,
+    ) -> None:
+        """Adds `skerry/...` for the callbacks after this one and for the trainer's history, and notes the loss."""
+        metrics = self._part.metrics
+        if logs is None or not metrics:
+            return
+        self._loss = logs.get("loss", self._loss)
+        logs.update(metrics)
+        state.log_history[-1].update(metrics)
+
+    def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """Leaves if training was ended after the step, as by early stopping, before the best checkpoint is loaded."""
+        if control.should_training_stop:
+            self._part.leave(load_merged=True)
+
+    def leave(self) -> None:
+        """Sends the steps that were completed, and leaves the run. Idempotent."""
+        self._part.leave(load_merged=False)
+
+    def _tokens_since(self, token_count: int) -> int:
+        if self._tokens_per_step is not None:
+            return self._tokens_per_step
+        since, self._token_count = token_count - self._token_count, token_count
+        if since < 1:
+            raise ValueError(
+                "the trainer counts no tokens of this model: its `main_input_name` is not in the batches. Give "
+                "SkerryCallback tokens_per_step, by which this learner's work is weighed against the others'"
+            )
+        return since

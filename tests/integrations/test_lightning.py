@@ -1,0 +1,112 @@
+"""Lightning's Trainer as a learner."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+import lightning
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from examples.lightning_trainer import Rotation
+from skerry.client import Policy, RunsClient
+from skerry.integrations.lightning import SkerryCallback
+from tests.integrations.two_islands import assert_merged, train_two_islands
+
+POLICY = Policy(inner_step_count=2, lease_term_s=1.0)
+
+
+class _Spy(lightning.Callback):  # type: ignore[misc]  # untyped
+    """Keeps the learner's counts after each batch, and ends training as told after some of them."""
+
+    def __init__(self, skerry: SkerryCallback, fail_after: int = -1, failure: BaseException | None = None) -> None:
+        self.skerry = skerry
+        self.counts: list[tuple[int, int]] = []
+        self.logged: dict[str, Any] = {}
+        self.planned = -1
+        self._fail_after, self._failure = fail_after, failure
+
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        assert self.skerry.learner is not None
+        stats = self.skerry.learner.stats
+        self.counts.append((stats.step_count, stats.token_count))
+        self.planned = self.skerry.learner.planned_step_count
+        self.logged |= trainer.logged_metrics
+        if len(self.counts) == self._fail_after:
+            raise cast("BaseException", self._failure)
+
+
+def _fit(module: Any, *callbacks: Any, batches: int = 8, path: Path | None = None, **options: Any) -> lightning.Trainer:
+    """Trains for an epoch of a few batches, from a checkpoint if given, and returns the trainer."""
+    trainer = lightning.Trainer(
+        callbacks=list(callbacks), accelerator="cpu", logger=False, enable_progress_bar=False, log_every_n_steps=1,
+        enable_model_summary=False, **({"max_epochs": 1, "enable_checkpointing": False} | options),
+    )  # fmt: skip
+    data = torch.randn(batches * 4, 8, generator=torch.Generator().manual_seed(0))
+    trainer.fit(module, DataLoader(cast("Any", data), batch_size=4), ckpt_path=path, weights_only=False)
+    return trainer
+
+
+def _callback(target: str, **options: Any) -> SkerryCallback:
+    shared: dict[str, Any] = {"run": "pl", "learner_id": "us", "create": True, "policy": POLICY, "tokens_per_step": 4}
+    return SkerryCallback(target=target, **(shared | options))
+
+
+def test_two_islands_one_is_killed_and_the_merged_checkpoint_loads(target: str, tmp_path: Path) -> None:
+    out = train_two_islands("lightning_trainer", target, "lightning", tmp_path)
+    loaded = Rotation.load_from_checkpoint(out)
+    assert_merged(target, "lightning", dict(loaded.named_parameters()))
+
+
+def test_accumulated_batches_are_one_step_of_a_run_with_the_trainers_length(target: str) -> None:
+    skerry = _callback(target, tokens_per_step=lambda: 3)
+    spy = _Spy(skerry)
+    module = Rotation()
+    _fit(module, skerry, spy, accumulate_grad_batches=2)
+    assert spy.counts == [(batch // 2, batch // 2 * 3) for batch in range(1, 9)]
+    assert spy.planned == 4
+    assert spy.logged["skerry/is_exchanging"] == 1.0
+    assert skerry.learner is None
+    assert_merged(target, "pl", dict(module.named_parameters()))
+
+
+@pytest.mark.parametrize("failure", [OSError("the data are gone"), KeyboardInterrupt()])
+def test_an_exception_loses_no_step(target: str, failure: BaseException) -> None:
+    skerry = _callback(target, policy=Policy(inner_step_count=1000))
+    kept: list[Any] = []
+
+    class _Keeper(_Spy):
+        def on_exception(self, *_: Any) -> None:
+            assert self.skerry.learner is None  # it was the first to hear of it, and has left
+
+        def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+            kept[:] = [self.skerry.learner]
+            super().on_train_batch_end(trainer)
+
+    with pytest.raises((OSError, SystemExit)):
+        _fit(Rotation(), skerry, _Keeper(skerry, 3, failure))
+    assert kept[0].stats.step_count == 3
+    assert kept[0].stats.unsent_step_count == 0
+    assert kept[0].stats.deltas_acknowledged > 0
+
+
+def test_a_resumed_trainer_attaches_after_its_checkpoint(target: str, tmp_path: Path) -> None:
+    trainer = _fit(Rotation(), _callback(target))
+    trainer.save_checkpoint(tmp_path / "last.ckpt")
+    skerry = _callback(target)
+    spy = _Spy(skerry)
+    module = Rotation()
+    resumed = _fit(module, skerry, spy, path=tmp_path / "last.ckpt", max_epochs=2)
+    assert resumed.global_step == 16
+    assert spy.counts == [(step, step * 4) for step in range(1, 9)]
+    assert_merged(target, "pl", dict(module.named_parameters()))
+
+
+def test_several_processes_are_refused(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lightning.Trainer, "world_size", property(lambda _: 2))
+    with pytest.raises(ValueError, match="with one process only"):
+        _fit(Rotation(), _callback(target))
+    with RunsClient(target) as runs:
+        assert runs.list_runs() == []

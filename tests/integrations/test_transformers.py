@@ -1,0 +1,185 @@
+"""Hugging Face's Trainer as a learner."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
+
+from skerry.client import Policy, SkerryError
+from skerry.integrations.transformers import SkerryCallback
+from tests.integrations.two_islands import assert_merged, train_two_islands
+
+POLICY = Policy(inner_step_count=2, lease_term_s=1.0)
+
+
+def _model() -> Any:
+    return LlamaForCausalLM(
+        LlamaConfig(vocab_size=16, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1)
+    )
+
+
+def _train(target: str, folder: Path, *callbacks: TrainerCallback, model: Any = None, **arguments: Any) -> Trainer:
+    """Trains for a few steps and returns the trainer."""
+    resume = arguments.pop("resume", False)
+    arguments = {"max_steps": 6, "per_device_train_batch_size": 2, "logging_steps": 1, "use_cpu": True} | arguments
+    row = torch.arange(8)
+    trainer = Trainer(
+        _model() if model is None else model,
+        TrainingArguments(str(folder), disable_tqdm=True, **arguments),
+        train_dataset=[{"input_ids": row, "labels": row}] * 64,
+        eval_dataset=[{"input_ids": row, "labels": row}] * 4,
+        callbacks=list(callbacks),
+    )
+    trainer.train(resume_from_checkpoint=resume)
+    return trainer
+
+
+def _callback(target: str, **options: Any) -> SkerryCallback:
+    return SkerryCallback(target=target, run="hf", learner_id="us", create=True, policy=POLICY, **options)
+
+
+class _Spy(TrainerCallback):  # type: ignore[misc]  # untyped
+    """Keeps the learner's counts after each step, and what the trackers after Skerry's callback are given."""
+
+    def __init__(self, skerry: SkerryCallback) -> None:
+        self.skerry = skerry
+        self.counts: list[tuple[int, int]] = []
+        self.logs: list[dict[str, float]] = []
+        self.planned = -1
+
+    def on_step_begin(self, *_: Any, **__: Any) -> None:
+        if self.skerry.learner is not None:
+            self.planned = self.skerry.learner.planned_step_count
+            stats = self.skerry.learner.stats
+            self.counts.append((stats.step_count, stats.token_count))
+
+    def on_log(self, *_: Any, logs: dict[str, float], **__: Any) -> None:
+        self.logs.append(dict(logs))
+
+
+def test_two_islands_one_is_killed_and_the_merged_model_loads(target: str, tmp_path: Path) -> None:
+    out = train_two_islands("huggingface", target, "huggingface", tmp_path)
+    loaded = LlamaForCausalLM.from_pretrained(out)
+    assert_merged(target, "huggingface", dict(loaded.named_parameters()))
+    row = torch.arange(1, 17)[None]
+    assert loaded(input_ids=row, labels=row).loss.item() < 3.0  # untrained it is log 64 = 4.2
+
+
+def test_accumulated_batches_are_one_step_and_tokens_are_counted(target: str, tmp_path: Path) -> None:
+    skerry = _callback(target)
+    spy = _Spy(skerry)
+    trainer = _train(target, tmp_path, skerry, spy, gradient_accumulation_steps=3)
+    assert spy.counts == [(step, step * 3 * 2 * 8) for step in range(6)]
+    assert spy.planned == 6
+    assert skerry.learner is None
+    merged = [log["skerry/deltas_merged"] for log in spy.logs if "skerry/version" in log]
+    assert len(merged) >= 5
+    assert any("skerry/version" in entry for entry in trainer.state.log_history)
+
+
+def test_a_given_count_of_tokens_needs_no_counting(target: str, tmp_path: Path) -> None:
+    skerry = _callback(target, tokens_per_step=5)
+    spy = _Spy(skerry)
+    trainer = _train(target, tmp_path, skerry, spy)
+    assert spy.counts == [(step, step * 5) for step in range(6)]
+    assert trainer.args.include_num_input_tokens_seen == "no"
+
+
+def test_a_model_whose_tokens_are_not_counted_is_refused(target: str, tmp_path: Path) -> None:
+    model = _model()
+    skerry = _callback(target)
+    type(model).main_input_name, kept = "pixels", type(model).main_input_name
+    try:
+        with pytest.raises(ValueError, match="counts no tokens of this model"):
+            _train(target, tmp_path, skerry, model=model)
+    finally:
+        type(model).main_input_name = kept
+        skerry.leave()
+
+
+def test_a_resumed_trainer_attaches_after_its_checkpoint_and_the_last_checkpoint_is_merged(
+    target: str, tmp_path: Path
+) -> None:
+    _train(target, tmp_path, _callback(target), max_steps=4, save_steps=2)
+    skerry = _callback(target)
+    spy = _Spy(skerry)
+    trainer = _train(target, tmp_path, skerry, spy, max_steps=8, save_steps=2, resume=True)
+    assert trainer.state.global_step == 8
+    assert spy.counts == [(step, step * 2 * 8) for step in range(4)]
+    assert_merged(target, "hf", dict(trainer.model.named_parameters()))
+    saved = LlamaForCausalLM.from_pretrained(tmp_path / "checkpoint-8")
+    assert_merged(target, "hf", dict(saved.named_parameters()))
+
+
+def test_the_best_checkpoint_is_what_the_trainer_ends_with_where_it_loads_it(target: str, tmp_path: Path) -> None:
+    trainer = _train(
+        target, tmp_path, _callback(target), load_best_model_at_end=True, eval_strategy="steps", eval_steps=2,
+        save_steps=2,
+    )  # fmt: skip
+    best = trainer.state.best_model_checkpoint
+    assert best is not None
+    saved = LlamaForCausalLM.from_pretrained(best)
+    for ours, theirs in zip(trainer.model.parameters(), saved.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_an_early_stop_loses_no_step(target: str, tmp_path: Path) -> None:
+    kept: list[Any] = []
+
+    class _Stopping(TrainerCallback):  # type: ignore[misc]  # untyped
+        def on_evaluate(self, _: Any, __: Any, control: Any, **___: Any) -> None:
+            kept.append(skerry.learner)
+            control.should_training_stop = True
+
+    skerry = SkerryCallback(target=target, run="hf", learner_id="us", create=True)
+    trainer = _train(
+        target, tmp_path, skerry, _Stopping(), max_steps=100, load_best_model_at_end=True, eval_strategy="steps",
+        eval_steps=3, save_steps=3,
+    )  # fmt: skip
+    assert trainer.state.global_step == 3
+    assert skerry.learner is None
+    assert (kept[0].stats.step_count, kept[0].stats.unsent_step_count) == (3, 0)
+    assert kept[0].failure is None
+
+
+def test_several_processes_are_refused(target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TrainingArguments, "world_size", property(lambda _: 2))
+    with pytest.raises(ValueError, match="with one process only"):
+        _train(target, tmp_path, _callback(target))
+
+
+def test_wrong_options_and_missing_runs_are_said_before_training(target: str, tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="learner"):
+        SkerryCallback(target=target, run="hf", learner="us")
+    with pytest.raises(TypeError, match="run"):
+        SkerryCallback(target=target)
+    with pytest.raises(SkerryError):
+        _train(target, tmp_path, SkerryCallback(target=target, run="absent"))
+
+
+def test_leaving_after_an_exception_loses_no_step(target: str, tmp_path: Path) -> None:
+    class _Failing(TrainerCallback):  # type: ignore[misc]  # untyped
+        def on_step_begin(self, _: Any, state: Any, *__: Any, **___: Any) -> None:
+            if state.global_step == 3:
+                raise OSError("the data are gone")
+
+    skerry = SkerryCallback(target=target, run="hf", learner_id="us", create=True)
+    with pytest.raises(OSError, match="the data"):
+        _train(target, tmp_path, skerry, _Failing())
+    learner = skerry.learner
+    assert learner is not None
+    assert learner.stats.unsent_step_count == 3
+    skerry.leave()
+    skerry.leave()
+    assert learner.stats.unsent_step_count == 0
+
+
+def test_what_is_logged_can_be_written_as_json(target: str, tmp_path: Path) -> None:
+    trainer = _train(target, tmp_path, _callback(target), save_steps=6)
+    state = json.loads((tmp_path / "checkpoint-6" / "trainer_state.json").read_text())
+    assert len(state["log_history"]) <= len(trainer.state.log_history)

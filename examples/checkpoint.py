@@ -6,6 +6,7 @@ The run has the weights, and they win; what it does not have is the optimizer's 
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -18,7 +19,7 @@ learner_id, steps = sys.argv[1], int(sys.argv[2])
 checkpoint = Path(f"{learner_id}.pt")
 model = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 1))
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-state = {"step": 0}
+state: dict[str, Any] = {"step": 0}
 if checkpoint.exists():
     state = torch.load(checkpoint)
     model.load_state_dict(state["model"])

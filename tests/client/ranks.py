@@ -85,7 +85,7 @@ def values(ends: Sequence[Ended]) -> list[Any]:
 
 def _run(connection: Connection, store: str, rank: Rank, program: Program, arguments: Sequence[Any]) -> None:
     torch.set_num_threads(1)
-    file = distributed.FileStore(store, rank.count)
+    file = distributed.FileStore(store, rank.count)  # type: ignore[attr-defined]
     distributed.init_process_group("gloo", store=file, rank=rank.number, world_size=rank.count)
     distributed.barrier()
     try:

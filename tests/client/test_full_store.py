@@ -30,7 +30,7 @@ def test_a_full_store_shows_in_stats_logs_and_watch(
     ):
         learner = ArrayLearner(problem.arrays, target=target, run="fit", learner_id="us", create=True, policy=QUICK)
         train_until([(problem, learner)], lambda: learner.stats.deltas_acknowledged > 3)
-        assert learner.stats.problem is None
+        before = learner.stats.problem
         fill(disk)
 
         def is_seen() -> bool:
@@ -46,6 +46,7 @@ def test_a_full_store_shows_in_stats_logs_and_watch(
     assert "STORE_FULL" in capsys.readouterr().out
     assert [line["reason"] for line in logs if "will be repeated" in line["event"]] == ["STORE_FULL"]
     reminder = next(line for line in logs if _is_reminder(line))
+    assert before is None
     assert reminder["log_level"] == "error"
     assert reminder["unsent_steps"] >= 4 * QUICK.inner_step_count
 

@@ -29,7 +29,7 @@ def target() -> Iterator[str]:
 
 def start(target: str, folder: Path, *words: str) -> subprocess.Popen[str]:
     environment = {**os.environ, "SKERRY_TARGET": target, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, EXAMPLES / f"{words[0]}.py", *words[1:]]
+    command = [sys.executable, str(EXAMPLES / f"{words[0]}.py"), *words[1:]]
     return subprocess.Popen(
         command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )

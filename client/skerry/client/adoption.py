@@ -153,7 +153,7 @@ async def pull_newest(
         seen_position=session.position,
         fragment=layout.name,
         from_version=-1 if weights is None else version,
-        target_version=target_version,
+        target_version=target_version or 0,
         is_newest=target_version is None,
     )
 

@@ -67,7 +67,9 @@ class Island:
         self._data = group
         store = distributed.distributed_c10d._get_default_store()  # noqa: SLF001 - torch has no public name for it
         self._was_told = False  # that another rank failed
-        self._store = distributed.PrefixStore(f"skerry/{'-'.join(map(str, ranks))}/{next(_NUMBERS)}", store)
+        self._store = distributed.PrefixStore(  # type: ignore[attr-defined]
+            f"skerry/{'-'.join(map(str, ranks))}/{next(_NUMBERS)}", store
+        )
         self._meet_all(timeout_s)
         self._groups: list[distributed.ProcessGroup] = []  # none once this rank has left
         self._control = self.new_group()
@@ -86,7 +88,9 @@ class Island:
 
     def new_group(self, timeout: timedelta | None = None) -> distributed.ProcessGroup:
         """Returns another gloo group of the same ranks; every rank must ask for it."""
-        group = distributed.new_group(self._ranks, timeout, backend="gloo", use_local_synchronization=True)
+        group: distributed.ProcessGroup = distributed.new_group(
+            self._ranks, timeout, backend="gloo", use_local_synchronization=True
+        )
         self._groups.append(group)
         return group
 

@@ -280,7 +280,7 @@ class RunsClient:
 
 def _layouts(run: Run) -> list[FragmentLayout]:
     shapes = {tensor.name: tensor.shape for tensor in run.tensors}
-    leaf_hash = LeafHash.BLAKE3 if run.leaf_hash == LeafHash.BLAKE3 else LeafHash.SHA256
+    leaf_hash = LeafHash.BLAKE3 if run.leaf_hash.value == LeafHash.BLAKE3 else LeafHash.SHA256
     return [
         FragmentLayout(one.name, tuple(TensorSpec(name, shapes[name]) for name in one.tensors), leaf_hash)
         for one in run.fragments

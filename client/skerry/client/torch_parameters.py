@@ -242,7 +242,7 @@ class TorchParameters:
 def _local(tensor: torch.Tensor) -> torch.Tensor:
     """Returns what this process holds of a tensor, which shares its memory: all of it, unless it is a DTensor."""
     with torch.no_grad():
-        return tensor.to_local() if _is_sharded(tensor) else tensor  # type: ignore[operator,no-any-return]
+        return tensor.to_local() if _is_sharded(tensor) else tensor  # type: ignore[attr-defined]
 
 
 def _is_sharded(tensor: object) -> bool:

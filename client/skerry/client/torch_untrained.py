@@ -47,5 +47,5 @@ def _is_readable(tensor: torch.Tensor) -> bool:
 def _pieces(tensor: torch.Tensor) -> Iterator[memoryview]:
     """Yields the tensor's bytes in row-major order."""
     flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-    for piece in flat.split(_PIECE_BYTES):
+    for piece in flat.split(_PIECE_BYTES):  # type: ignore[no-untyped-call]
         yield piece.cpu().numpy().data

@@ -56,6 +56,22 @@ def train_until_version(rank: Rank, version: int, seed: int = 0) -> dict[str, An
     return {"began": began, "steps": steps, "stats": learner.stats, "failure": learner.failure}
 
 
+def train_until_one_is_told_to_leave(rank: Rank, who: int) -> dict[str, Any]:
+    """Trains until rank `who` is told to leave in its 7th step; returns how it ended."""
+    model = nn.parallel.DistributedDataParallel(network(0))
+    learner = learner_of(model, rank)
+    try:
+        with learner:
+            for count in range(100):
+                loss_of(model, count, rank.number, rank.count).backward()
+                if (count, rank.number) == (6, who):
+                    learner.leave_soon(143)
+                learner.step(tokens=10)
+    except SystemExit as end:
+        return {"code": end.code, "steps": learner.stats.step_count, "unsent": learner.stats.unsent_step_count}
+    return {}
+
+
 def train_in_turns(rank: Rank, is_alone: bool) -> dict[str, np.ndarray[Any, Any]]:
     """Trains 4 times 3 steps, each time until what was learned is merged and adopted; returns the weights."""
     model: nn.Module = network()

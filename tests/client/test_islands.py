@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from skerry.client.errors import RefusedError, StopExchangingError
+from skerry.client.island_member import View
+from skerry.client.session import Stats
 from tests.client import ddp_programs
 from tests.client.ranks import run, values
 
@@ -57,6 +61,22 @@ def test_a_failure_of_one_rank_is_one_of_all(
     ends = run(tmp_path, ddp_programs.fail, 2, target, how, who)
     assert (ends[who].reason, ends[1 - who].reason) == reasons
     assert all(message in end.message for end in ends)
+
+
+@pytest.mark.parametrize("who", [0, 1])
+def test_all_ranks_leave_with_all_work_when_one_is_told_to(target: str, tmp_path: Path, who: int) -> None:
+    ranks = values(run(tmp_path, ddp_programs.train_until_one_is_told_to_leave, 2, target, who))
+    assert ranks == [{"code": 143, "steps": 7, "unsent": 0}] * 2
+
+
+def test_what_a_rank_sees_of_the_leader_keeps_its_errors() -> None:
+    problem, failure = RefusedError("STORE_FULL", "no room"), StopExchangingError("RUN_DELETED", "gone")
+    seen = View.from_json(json.loads(json.dumps(View(Stats(problem=problem), 2.5, 9, True, failure).to_json())))
+    assert (seen.progress, seen.planned, seen.is_closed) == (2.5, 9, True)
+    assert seen.stats.problem is not None
+    assert seen.failure is not None
+    assert (seen.stats.problem.reason, str(seen.stats.problem)) == ("STORE_FULL", "no room")
+    assert (seen.failure.reason, str(seen.failure)) == ("RUN_DELETED", "gone")
 
 
 def test_a_rank_without_a_learner_is_named(target: str, tmp_path: Path) -> None:

@@ -201,6 +201,8 @@ class ArrayLearner:
     def leave_soon(self, exit_status: int = 0) -> None:
         """Has the next `step` raise SystemExit, as soon as its step is counted; for any thread and signal handlers.
 
+        With several ranks it does so at all of them, whichever was told.
+
         Leaving the context then sends the last work. `leave_on_signal` calls this on SIGTERM.
         """
         self._leave_status = exit_status

@@ -44,10 +44,11 @@ class Word(NamedTuple):
     token_count: int = 0
     has_loss: bool = False
     loss: float = 0.0
+    leave_status: int = -1  # with which the process is to end after this step; -1: it is not
     fingerprint: bytes = bytes(16)  # of what the ranks must have in common
 
 
-_WORD: Final = struct.Struct("<Bq?d16s")
+_WORD: Final = struct.Struct("<Bq?di16s")
 
 
 class Island:

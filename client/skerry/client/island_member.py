@@ -35,14 +35,14 @@ class View:
 
     def to_json(self) -> dict[str, Any]:
         """Returns it as what JSON has."""
-        failure = None if self.failure is None else [self.failure.reason, str(self.failure)]
-        return {**dataclasses.asdict(dataclasses.replace(self, failure=None)), "failure": failure}
+        stats = {**vars(self.stats), "problem": _error_json(self.stats.problem)}
+        return {**vars(self), "stats": stats, "failure": _error_json(self.failure)}
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> View:
         """Returns what `to_json` was made of."""
-        failure = None if values["failure"] is None else error_of(*values["failure"])
-        return cls(**{**values, "stats": Stats(**values["stats"]), "failure": failure})
+        stats = Stats(**{**values["stats"], "problem": _error(values["stats"]["problem"])})
+        return cls(**{**values, "stats": stats, "failure": _error(values["failure"])})
 
 
 class IslandMember:
@@ -76,18 +76,29 @@ class IslandMember:
 
             self._run(lead)
 
-    def step(self, tokens: int, loss: float | None) -> tuple[str, ...]:
-        """Reports one finished step: of its tokens, and losses, this rank's."""
+    def step(self, tokens: int, loss: float | None, leave_status: int | None) -> tuple[tuple[str, ...], int | None]:
+        """Reports one finished step: of its tokens, and losses, this rank's.
+
+        Returns:
+            The fragments that it changed, and the status with which all ranks are to leave now, if one of them is.
+        """
         with self._together():
             if tokens < 0:
                 raise ValueError(f"a rank trains on no fewer than 0 tokens. tokens={tokens}")
             if problem := self._parameters.replaced():
                 raise StopExchangingError("WEIGHTS_REPLACED", problem)
             seen = self._parameters.take_fingerprint()
-            words = self._meet(Word(Call.STEP, tokens, loss is not None, float(loss or 0.0), seen))
+            leaving = -1 if leave_status is None else leave_status
+            words = self._meet(Word(Call.STEP, tokens, loss is not None, float(loss or 0.0), leaving, seen))
             losses = [word.loss for word in words if word.has_loss]
             mean = sum(losses) / len(losses) if losses else None
-            return tuple(self._run(lambda: self._leader.step(sum(word.token_count for word in words), mean)))
+
+            def step() -> tuple[tuple[str, ...], int]:
+                changed = self._leader.step(sum(word.token_count for word in words), mean)
+                return changed, max(word.leave_status for word in words)
+
+            changed, status = self._run(step)
+            return tuple(changed), None if status < 0 else status
 
     def flush(self, timeout_s: float, *, is_last: bool) -> bool:
         """Sends all unsent work."""
@@ -162,6 +173,14 @@ class IslandMember:
                 self._parameters.obey(order)
         self.view = View.from_json(order["view"])
         return order["result"]
+
+
+def _error_json(error: SkerryError | None) -> list[str] | None:
+    return None if error is None else [error.reason, str(error)]
+
+
+def _error(values: list[str] | None) -> SkerryError | None:
+    return None if values is None else error_of(*values)
 
 
 def _fingerprint(*values: object) -> bytes:

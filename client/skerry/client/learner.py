@@ -83,6 +83,8 @@ class Learner(ArrayLearner):
             "tls": tls,
         }
         self._member: IslandMember | None = None
+        self._has_agreed = False  # all ranks leave after this step
+        self._leave_status = None
         group = process_group_of(model, process_group)
         if group is None:
             parameters = TorchParameters(model)
@@ -97,15 +99,25 @@ class Learner(ArrayLearner):
         self._member = IslandMember(island, model, join, _view_of, name=f"{run} {learner_id}")
 
     def __exit__(self, kind: type[BaseException] | None, *details: object) -> None:
-        """Sends the last work within 10 s and leaves the run. With several ranks, nothing is sent after an error."""
-        if self._member is None or kind is None:
+        """Sends the last work within 10 s and leaves the run.
+
+        With several ranks, nothing is sent after an error, nor after an exit on which they have not agreed, as they do
+        after `leave_soon`.
+        """
+        if self._member is None or kind is None or self._has_agreed:
             super().__exit__(kind, *details)
         else:
             self._member.close(*details[:1])
 
     def step(self, tokens: int, loss: float | None = None) -> tuple[str, ...]:
         """As `ArrayLearner.step`."""
-        return super().step(tokens, loss) if self._member is None else self._member.step(tokens, loss)
+        if self._member is None:
+            return super().step(tokens, loss)
+        changed, status = self._member.step(tokens, loss, self._leave_status)
+        if status is not None:
+            self._has_agreed = True
+            raise SystemExit(status)
+        return changed
 
     def flush(self, timeout_s: float, *, is_last: bool = False) -> bool:
         """As `ArrayLearner.flush`."""

@@ -56,6 +56,26 @@ def train_until_version(rank: Rank, version: int, seed: int = 0) -> dict[str, An
     return {"began": began, "steps": steps, "stats": learner.stats, "failure": learner.failure}
 
 
+def leave_inside_with(rank: Rank) -> tuple[bool, bool]:
+    """Trains and leaves before the end of the context; returns what leaving twice said."""
+    model = nn.parallel.DistributedDataParallel(network(0))
+    with learner_of(model, rank) as learner:
+        for count in range(4):
+            loss_of(model, count, rank.number, rank.count).backward()
+            learner.step(tokens=10)
+        return learner.leave(30.0), learner.leave(30.0)
+
+
+def join_with_frozen(rank: Rank, seeds: tuple[int, int], allow_other: bool) -> int:
+    """Joins with a frozen layer of the rank's own seed; returns how many steps it counted."""
+    layers = {"trained": network(0)}
+    torch.manual_seed(seeds[rank.number])
+    layers["frozen"] = nn.Linear(4, 4).requires_grad_(False)
+    with learner_of(nn.ModuleDict(layers), rank, run=f"{seeds}", allow_other_frozen=allow_other) as learner:
+        learner.step(tokens=10)
+    return learner.stats.step_count
+
+
 def train_until_one_is_told_to_leave(rank: Rank, who: int) -> dict[str, Any]:
     """Trains until rank `who` is told to leave in its 7th step; returns how it ended."""
     model = nn.parallel.DistributedDataParallel(network(0))

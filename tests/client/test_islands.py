@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -69,6 +70,17 @@ def test_all_ranks_leave_with_all_work_when_one_is_told_to(target: str, tmp_path
     assert ranks == [{"code": 143, "steps": 7, "unsent": 0}] * 2
 
 
+def test_all_ranks_may_leave_before_the_end_of_the_context(target: str, tmp_path: Path) -> None:
+    assert values(run(tmp_path, ddp_programs.leave_inside_with, 2, target)) == [(True, False)] * 2
+
+
+def test_ranks_with_other_frozen_weights_are_refused_unless_allowed(target: str, tmp_path: Path) -> None:
+    ends = run(tmp_path / "other", ddp_programs.join_with_frozen, 2, target, (1, 2), False)
+    assert [end.reason for end in ends] == ["RANKS_DIFFER"] * 2
+    assert values(run(tmp_path / "same", ddp_programs.join_with_frozen, 2, target, (1, 1), False)) == [1, 1]
+    assert values(run(tmp_path / "allowed", ddp_programs.join_with_frozen, 2, target, (1, 2), True)) == [1, 1]
+
+
 def test_what_a_rank_sees_of_the_leader_keeps_its_errors() -> None:
     problem, failure = RefusedError("STORE_FULL", "no room"), StopExchangingError("RUN_DELETED", "gone")
     seen = View.from_json(json.loads(json.dumps(View(Stats(problem=problem), 2.5, 9, True, failure).to_json())))
@@ -77,6 +89,8 @@ def test_what_a_rank_sees_of_the_leader_keeps_its_errors() -> None:
     assert seen.failure is not None
     assert (seen.stats.problem.reason, str(seen.stats.problem)) == ("STORE_FULL", "no room")
     assert (seen.failure.reason, str(seen.failure)) == ("RUN_DELETED", "gone")
+    again = pickle.loads(pickle.dumps(failure))
+    assert (type(again), again.reason, str(again)) == (StopExchangingError, "RUN_DELETED", "gone")
 
 
 def test_a_rank_without_a_learner_is_named(target: str, tmp_path: Path) -> None:

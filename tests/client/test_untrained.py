@@ -35,7 +35,7 @@ FROZEN = {"base.weight", "base.bias", "packed"}
 BUFFERS = {"norm.running_mean", "norm.running_var", "norm.num_batches_tracked"}
 
 
-def _attach(target: str, model: nn.Module, learner_id: str = "us", **options: Any) -> list[dict[str, Any]]:
+def _attach(target: str, model: nn.Module | dict[str, Any], learner_id: str = "us", **options: Any) -> list[dict[str, Any]]:
     """Attaches and leaves, and returns the warnings."""
     with structlog.testing.capture_logs() as logs:
         Learner(model, target=target, run="tuned", learner_id=learner_id, create=True, **options).close()
@@ -103,6 +103,13 @@ def test_buffers_are_named_when_a_learner_attaches_and_may_differ(target: str) -
         (said,) = _attach(target, model, learner_id)
         assert "each learner keeps its own values" in said["event"]
         assert (said["buffers"], set(said["names"])) == (3, BUFFERS)
+
+
+def test_of_tensors_by_name_none_is_taken_for_frozen(target: str) -> None:
+    model = Adapted()
+    _attach(target, dict(model.state_dict()), "us")
+    model.norm(torch.randn(4, model.norm.num_features))  # counts the batch
+    _attach(target, dict(model.state_dict()), "eu")
 
 
 def test_that_a_run_has_no_record_of_frozen_parameters_is_said(target: str) -> None:

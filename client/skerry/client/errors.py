@@ -44,6 +44,10 @@ class SkerryError(Exception):
         self.retry_after_s = retry_after_s
         self.metadata = dict(metadata or {})
 
+    def __reduce__(self) -> tuple[type[SkerryError], tuple[str, str], dict[str, object]]:
+        """Says how to copy and pickle it, as statistics are that have one."""
+        return type(self), (self.reason, str(self)), vars(self)
+
 
 class TryAgainError(SkerryError):
     """The same call may succeed later, after `retry_after_s` if the server stated it."""

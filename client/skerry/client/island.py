@@ -35,6 +35,7 @@ class Call(IntEnum):
     JOIN = 0
     STEP = 1
     FLUSH = 2
+    LEAVE = 3
 
 
 class Word(NamedTuple):
@@ -94,6 +95,11 @@ class Island:
         )
         self._groups.append(group)
         return group
+
+    @property
+    def has_left(self) -> bool:
+        """Whether this rank has closed its connections."""
+        return not self._groups
 
     def leave(self, error: object = None) -> None:
         """Closes this rank's connections; `error` says to the other ranks why. Idempotent."""

@@ -56,8 +56,11 @@ class IslandMember:
         view_of: Callable[[ArrayLearner], View],
         *,
         name: str,
+        checks_frozen: bool,
     ) -> None:
         """Meets the other ranks; the leader joins the run by `join`. `name` says which learner of which run it is.
+
+        With `checks_frozen`, frozen parameters have to be the same at all ranks; shards of them are not compared.
 
         Raises:
             StopExchangingError: RANKS_DIFFER, RANK_LEFT, or what `join` raised at the leader.
@@ -68,7 +71,8 @@ class IslandMember:
         self.view = View(Stats())
         with self._together():
             own = TorchParameters(model)
-            self._meet(Word(Call.JOIN, fingerprint=_fingerprint(name, own.tensors, own.dtypes)))
+            frozen = [one for one in own.untrained() if one.digest] if checks_frozen else []
+            self._meet(Word(Call.JOIN, fingerprint=_fingerprint(name, own.tensors, own.dtypes, frozen)))
             self._parameters = IslandParameters(island, own)
 
             def lead() -> None:
@@ -106,6 +110,16 @@ class IslandMember:
             self._meet(Word(Call.FLUSH, fingerprint=self._parameters.take_fingerprint()))
             is_flushed: bool = self._run(lambda: self._leader.flush(timeout_s, is_last=is_last))
             return is_flushed
+
+    def leave(self, timeout_s: float) -> bool:
+        """Sends the last work and leaves the run, the leader before the others close what it needs for that."""
+        if self._island.has_left:
+            return False
+        with self._together():
+            self._meet(Word(Call.LEAVE, fingerprint=self._parameters.take_fingerprint()))
+            is_flushed: bool = self._run(lambda: self._leader.leave(timeout_s))
+        self.close()
+        return is_flushed
 
     def close(self, error: object = None) -> None:
         """Leaves the run; the other ranks learn of `error`. Idempotent."""
@@ -149,8 +163,9 @@ class IslandMember:
         if words and word.call == Call.JOIN and len({said.fingerprint for said in words}) > 1:
             raise StopExchangingError(
                 "RANKS_DIFFER",
-                "the ranks of an island must name the same run and learner, and have models of the same parameters and "
-                "types. To make each process a learner of its own, give each a process_group of one rank",
+                "the ranks of an island must name the same run and learner, and have models of the same parameters, "
+                "types and frozen values. To make each process a learner of its own, give each a process_group of one "
+                "rank",
             )
         if words and word.call != Call.JOIN and (differing := self._parameters.differing(words)):
             raise StopExchangingError(

@@ -16,7 +16,7 @@ from skerry.client.island import Island, process_group_of
 from skerry.client.island_member import IslandMember, View
 from skerry.client.parameters import Parameters
 from skerry.client.session import Adoption, Stats
-from skerry.client.torch_parameters import TorchParameters
+from skerry.client.torch_parameters import TorchParameters, reshard
 from skerry.runtime.tls import Tls
 from skerry.wire.policy import Policy
 
@@ -96,7 +96,9 @@ class Learner(ArrayLearner):
             return ArrayLearner(parameters, **options)
 
         island = Island(group, timeout_s=connect_timeout_s)
-        self._member = IslandMember(island, model, join, _view_of, name=f"{run} {learner_id}")
+        self._member = IslandMember(
+            island, model, join, _view_of, name=f"{run} {learner_id}", checks_frozen=not allow_other_frozen
+        )
 
     def __exit__(self, kind: type[BaseException] | None, *details: object) -> None:
         """Sends the last work within 10 s and leaves the run.
@@ -108,6 +110,7 @@ class Learner(ArrayLearner):
             super().__exit__(kind, *details)
         else:
             self._member.close(*details[:1])
+            self.close()
 
     def step(self, tokens: int, loss: float | None = None) -> tuple[str, ...]:
         """As `ArrayLearner.step`."""
@@ -130,7 +133,7 @@ class Learner(ArrayLearner):
         if self._member is None:
             return super().leave(timeout_s, load_merged=load_merged)
         try:
-            return self.flush(timeout_s, is_last=True) and not load_merged
+            return self._member.leave(timeout_s) and not load_merged
         finally:
             self.close()
 
@@ -202,14 +205,15 @@ def attach(
         model: as `Learner` says.
         optimizer: the optimizer of the model's parameters, or a wrapper that has it as its attribute `optimizer`, as
             those of accelerate and Lightning do. Where several optimizers train the model, the one that steps last.
-        tokens_per_step: what this island trains on in one step, by which its work is weighed against the others':
-            tokens, or examples if all learners of the run count them; or a function that returns it, called at each
-            step.
+        tokens_per_step: what this process trains on in one step, by which the learner's work is weighed against the
+            others': tokens, or examples if all learners of the run count them; or a function that returns it, called
+            at each step. An island of several ranks adds up its ranks'.
         **options: as `Learner` says, `target` and `run` among them. State `planned_step_count` in optimizer steps.
 
     Raises:
         SkerryError, ValueError: as `Learner`; or the optimizer has none of the model's parameters.
     """
+    reshard(model)
     inner = _unwrapped(optimizer)
     parameters = model.parameters() if isinstance(model, torch.nn.Module) else model.values()
     if {id(one) for group in inner.param_groups for one in group["params"]}.isdisjoint(map(id, parameters)):

@@ -105,6 +105,7 @@ class TorchParameters:
     moving_limit = UNLIMITED
 
     def __init__(self, model: torch.nn.Module | Mapping[str, torch.Tensor]) -> None:
+        reshard(model)
         given = _own_names(model, model.named_parameters()) if isinstance(model, torch.nn.Module) else model
         for name, tensor in given.items():
             if not isinstance(tensor, torch.Tensor):
@@ -137,10 +138,10 @@ class TorchParameters:
         self.tensors = tuple(TensorSpec(name, tuple(tensor.shape)) for name, tensor in trained.items())
         self.dtypes = {name: str(tensor.dtype).removeprefix("torch.") for name, tensor in self._tensors.items()}
         self.replaced = _Attached(model, trained).replaced
-        modules = model.modules() if isinstance(model, torch.nn.Module) else ()
-        self._gathered = [module for module in modules if hasattr(module, "reshard")]
+        self._model = model
         self._untrained: tuple[UntrainedTensor, ...] | None = None
-        self._frozen = {name: tensor for name, tensor in given.items() if name not in trained}
+        # Of tensors by name nobody has said which are frozen: some may count batches.
+        self._frozen = {} if given is model else {name: one for name, one in given.items() if name not in trained}
         self._buffers = _own_names(model, persistent_buffers(model)) if isinstance(model, torch.nn.Module) else {}
 
     def check_whole(self) -> None:
@@ -151,8 +152,7 @@ class TorchParameters:
 
     def reshard(self) -> None:
         """Has fully_shard forget gathered weights: the next pass would use them, and not what was adopted."""
-        for module in self._gathered:
-            module.reshard()  # type: ignore[operator]
+        reshard(self._model)
 
     def untrained(self) -> tuple[UntrainedTensor, ...]:
         """Returns frozen parameters and persistent buffers; the first call reads all of the former."""
@@ -237,6 +237,13 @@ class TorchParameters:
             vector[first : first + spec.numel].view(spec.shape)
             for spec, first in zip(layout.tensors, layout.offsets, strict=True)
         ]
+
+
+def reshard(model: torch.nn.Module | Mapping[str, torch.Tensor]) -> None:
+    """Has fully_shard put shards back in the place of weights that a pass without gradients has left gathered."""
+    for module in model.modules() if isinstance(model, torch.nn.Module) else ():
+        if hasattr(module, "reshard"):
+            module.reshard()  # type: ignore[operator]
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:

@@ -44,9 +44,10 @@ async def check_untrained(session: Session, run: types_pb2.Run) -> None:
     own = await session.workers.run(session.parameters.untrained)
     if loose := [one.name for one in own if not one.digest]:
         _log.warning(
-            "buffers are not synchronised: each learner keeps its own values, and exports take them from --base",
+            "buffers, and frozen parameters that are sharded or offloaded, are neither synchronised nor compared: each "
+            "learner keeps its own values, and exports take them from --base",
             **facts,
-            buffers=len(loose),
+            count=len(loose),
             names=loose[:_NAMED],
         )
     theirs = [one for one in untrained_from_messages(run.untrained) if one.digest]

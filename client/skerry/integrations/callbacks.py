@@ -44,6 +44,8 @@ class CallbackLearner:
                 "SkerryCallback takes part with one process only. Train each island in one process, or with several "
                 f"in a loop of your own with skerry.client.Learner. processes={process_count}"
             )
+        if self.learner is not None:  # the trainer begins anew, with a smaller batch for instance
+            self.learner.close()
         planned = {} if step_count is None else {"planned_step_count": step_count}
         self.learner = attach(**{**planned, **self._options})
 

@@ -11,11 +11,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import load_file
 
 from skerry.cli import failures
 from skerry.cli.main import cli
-from skerry.client import ArrayLearner, RefusedError, RunsClient
+from skerry.client import ArrayLearner, Learner, RefusedError, RunsClient
 from skerry.wire.layout import FragmentLayout, TensorSpec
 from tests.cli.serving import serving
 from tests.client.quadratic import QUICK, Quadratic, train_until
@@ -220,3 +221,34 @@ def test_an_adapter_has_the_names_that_peft_gives_it(tmp_path: Path, capsys: pyt
             assert (out / "adapter_config.json").read_text(encoding="utf-8") == "{}"
             assert run("export", "plain", *words) != 0
             assert 'no tensor belongs to an adapter called "default"' in capsys.readouterr().err
+
+
+def test_what_an_export_lacks_is_said_unless_it_is_an_adapter(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "like").mkdir()
+    (tmp_path / "like" / "adapter_config.json").write_text("{}", encoding="utf-8")
+    url, name = f"file://{tmp_path}/store", "base_model.model.q.lora_A.default.weight"
+    model = torch.nn.ModuleDict({"base": torch.nn.Linear(2, 2).requires_grad_(False)})
+    model.register_module("base_model", nested(name.removeprefix("base_model.").removesuffix(".weight")))
+    with syncer(store_url=url) as target:
+        Learner(model, target=target, run="fit", learner_id="us", create=True).close()
+        capsys.readouterr()
+        for place in (("--target", target), ("--store", url)):
+            assert run("export", "fit", "--json", "--out", tmp_path / "model", *place) == 0
+            said = capsys.readouterr()
+            assert "the export lacks tensors" in said.err
+            assert sorted(json.loads(said.out)["missing"]) == ["base.bias", "base.weight"]
+            adapter = ("--format", "peft", "--like", tmp_path / "like", "--out", tmp_path / place[0])
+            assert run("export", "fit", *adapter, *place) == 0
+            assert capsys.readouterr().err == ""
+        assert run("export", "fit", *adapter, "--store", url, "--base", tmp_path / "model") == 2
+        assert "leave out --base" in capsys.readouterr().err
+
+
+def nested(path: str) -> torch.nn.Module:
+    """Returns a linear layer that is found below other modules by this path."""
+    module: torch.nn.Module = torch.nn.Linear(2, 2, bias=False)
+    for part in reversed(path.split(".")):
+        module = torch.nn.ModuleDict({part: module})
+    return module

@@ -71,7 +71,7 @@ def join_with_frozen(rank: Rank, seeds: tuple[int, int], allow_other: bool) -> i
     layers = {"trained": network(0)}
     torch.manual_seed(seeds[rank.number])
     layers["frozen"] = nn.Linear(4, 4).requires_grad_(False)
-    with learner_of(nn.ModuleDict(layers), rank, run=f"{seeds}", allow_other_frozen=allow_other) as learner:
+    with learner_of(nn.ModuleDict(layers), rank, run=f"frozen-{seeds[1]}", allow_other_frozen=allow_other) as learner:
         learner.step(tokens=10)
     return learner.stats.step_count
 

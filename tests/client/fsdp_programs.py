@@ -50,9 +50,10 @@ def train_in_turns(
     model: Any = network()
     if shape:
         sharded(model, shape)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    if shape:
         with torch.no_grad():  # leaves weights gathered
             loss_of(model, 0, rank.number, rank.count)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with learner_of(model, rank, **options) as learner:
         began = weights_of(model)
         for turn in range(TURN_COUNT):

@@ -35,7 +35,9 @@ FROZEN = {"base.weight", "base.bias", "packed"}
 BUFFERS = {"norm.running_mean", "norm.running_var", "norm.num_batches_tracked"}
 
 
-def _attach(target: str, model: nn.Module | dict[str, Any], learner_id: str = "us", **options: Any) -> list[dict[str, Any]]:
+def _attach(
+    target: str, model: nn.Module | dict[str, Any], learner_id: str = "us", **options: Any
+) -> list[dict[str, Any]]:
     """Attaches and leaves, and returns the warnings."""
     with structlog.testing.capture_logs() as logs:
         Learner(model, target=target, run="tuned", learner_id=learner_id, create=True, **options).close()
@@ -102,7 +104,7 @@ def test_buffers_are_named_when_a_learner_attaches_and_may_differ(target: str) -
             model.norm.get_buffer("running_mean").add_(1)
         (said,) = _attach(target, model, learner_id)
         assert "each learner keeps its own values" in said["event"]
-        assert (said["buffers"], set(said["names"])) == (3, BUFFERS)
+        assert (said["count"], set(said["names"])) == (3, BUFFERS)
 
 
 def test_of_tensors_by_name_none_is_taken_for_frozen(target: str) -> None:

@@ -14,6 +14,7 @@ from skerry.store.log.entries import (
     PolicyItem,
     SessionItem,
 )
+from skerry.syncer import rounds
 from skerry.syncer.membership import LearnerView, MembershipView
 from skerry.syncer.rounds import FIRST_WAIT_S, Decisions, RoundEngine
 from skerry.wire.policy import MergeRule, Policy
@@ -228,7 +229,7 @@ def patient(*learners: str, merge: MergeRule = MergeRule.RDA) -> RoundWorld:
 
 
 def flooded(world: RoundWorld, *live: str, last_step: int = 48) -> tuple[RoundEngine, Decisions]:
-    """Returns an engine and what it decides at 1.1 s on a delta of 24 claimed steps, after a joint round at 1 s."""
+    """Returns an engine and what it decides at 1.1 s on a lone delta, after a joint round at 1 s and three alone."""
     engine, learners = RoundEngine(), view(*live, step_time_s=1.0)
     engine.decide(world.state, learners, 0.0)  # looks at the run before its first delta
     for name in THREE:
@@ -237,6 +238,12 @@ def flooded(world: RoundWorld, *live: str, last_step: int = 48) -> tuple[RoundEn
     assert isinstance(item, ClosedItem)
     world.close_and_commit(item)
     engine.decide(world.state, learners, 1.0)
+    for _ in range(3):  # what was earned for a round beyond
+        world.accept("ap", last_step=last_step)
+        (item,) = engine.decide(world.state, learners, 1.1).items
+        assert isinstance(item, ClosedItem)
+        world.close_and_commit(item)
+        engine.decide(world.state, learners, 1.1)
     world.accept("ap", last_step=last_step)
     return engine, engine.decide(world.state, learners, 1.1)
 
@@ -289,6 +296,27 @@ def test_a_pause_of_everybody_holds_no_round_back() -> None:
         assert isinstance(item, ClosedItem)
         world.close_and_commit(item)
         engine.decide(world.state, learners, at_s)
+
+
+def test_one_late_close_does_not_make_the_next_ones_late() -> None:
+    world, engine, learners = patient(*THREE, merge=MergeRule.MEDIAN), RoundEngine(), view(*THREE, step_time_s=1.0)
+    for turn, at_s in enumerate((24.0, 48.0, 72.0 + 15, 96.0, 120.0), 1):
+        for name in THREE:
+            world.accept(name, last_step=24 * turn)
+        (item,) = engine.decide(world.state, learners, at_s).items
+        assert isinstance(item, ClosedItem)
+        world.close_and_commit(item)
+        engine.decide(world.state, learners, at_s)
+
+
+def test_a_round_that_is_held_is_judged_anew_for_a_new_delta_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = patient(*THREE, merge=MergeRule.MEDIAN)
+    engine, decisions = flooded(world, *THREE)
+    monkeypatch.setattr(rounds, "outliers", lambda *_: pytest.fail("was judged again"))
+    assert engine.decide(world.state, view(*THREE, step_time_s=1.0), 1.2) == decisions
+    monkeypatch.undo()
+    world.accept("eu", steps=1, last_step=25)
+    assert engine.decide(world.state, view(*THREE, step_time_s=1.0), 1.2) != decisions
 
 
 def test_a_replica_that_begins_holds_no_round_back() -> None:

@@ -22,6 +22,7 @@ from skerry.wire.safetensors import checkpoint_header, tensor_bytes
 
 # The group of entry points for commands that read a store themselves: the command line knows no store.
 _STORED_GROUP: Final = "skerry.stored"
+_NAMED: Final = 5  # tensors in a warning
 # From the nearest place to the furthest.
 _PLACES: Final = (
     ParameterSource.COMMANDLINE,
@@ -69,14 +70,23 @@ def _download(
     position: int | None,
     dtype: str,
     is_json: bool,
+    is_adapter: bool = False,
 ) -> None:
     run = client.get_run(run_name, uid=uid).run
     if position is not None:
         run = client.run_at(run.name, position)
     _write(client, run, out_path, dtype)
     versions = {version.fragment: version.version for version in run.versions}
+    missing = [] if is_adapter else [one.name for one in run.untrained]
+    if missing:
+        click.echo(
+            "warning: the export lacks tensors that the model has and the run does not train: export with --store and "
+            f"--base to add them. tensors={len(missing)}, names={', '.join(missing[:_NAMED])}",
+            err=True,
+        )
     if is_json:
-        click.echo(json.dumps({"path": str(out_path), "position": run.position, "versions": versions}))
+        done = {"path": str(out_path), "position": run.position, "versions": versions, "missing": missing}
+        click.echo(json.dumps(done))
         return
     listed = ", ".join(f"{fragment} {version}" for fragment, version in versions.items())
     click.echo(f"wrote {out_path}: position {run.position}, versions {listed}")
@@ -158,6 +168,9 @@ def export(run: str, *, file_format: str, like: Path | None, out_path: Path, **v
     Memory is needed for the largest fragment. Where the log in a store is damaged, its last good entry is the default
     position, and the exit status is 1.
     """
+    is_adapter = file_format == "peft"
+    if is_adapter and values.get("base_paths"):
+        raise click.UsageError("an adapter has none of its base's tensors: leave out --base")
     if file_format in _FOLDERS:
         out_path = _prepared(out_path, like, file_format)
     chosen = _chosen(click.get_current_context())
@@ -166,11 +179,14 @@ def export(run: str, *, file_format: str, like: Path | None, out_path: Path, **v
     status: str | int | None = 0
     try:
         chosen.callback(
-            run_name=run, out_path=out_path, **{name: value for name, value in values.items() if name in names}
+            run_name=run,
+            out_path=out_path,
+            is_adapter=is_adapter,
+            **{name: value for name, value in values.items() if name in names},
         )
     except SystemExit as ended:  # the store's command ends so, having written
         status = ended.code
-    if file_format == "peft":
+    if is_adapter:
         try:
             name_as_adapter(out_path)
         except ValueError as error:

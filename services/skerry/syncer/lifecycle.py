@@ -68,7 +68,7 @@ async def create_run(host: RunHost, new: NewRun) -> RunReplica:
     check_id(new.request_id, "request id")
     await host.workers.run(_check_size, new)
     _check_merge_rules(new.policy, {layout.name for layout in new.fragments})
-    _check_untrained(new)
+    await host.workers.run(_check_untrained, new)
     uid = uid_of_draft(new.name, new.request_id)
     try:
         replica = await host.open(new.name, uid, is_creator=True)

@@ -10,6 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Final
 from weakref import WeakValueDictionary
 
@@ -33,6 +34,9 @@ ID_PAUSE_S: Final = 1.0
 ORPHAN_BYTES: Final = 2**30
 ORPHAN_TIMES: Final = 16
 _DAY_S: Final = 86_400.0
+# Bytes that came too late pass the sooner, by this much; shorter pauses than the second are not worth a timer.
+_RATE_BURST_S: Final = 0.02
+_RATE_PAUSE_S: Final = 0.005
 # A rate forgets clients that it would let through anyway when it knows so many.
 _MOST_KNOWN: Final = 1024
 
@@ -95,6 +99,14 @@ class Calls:
                 del self._count[client]
 
 
+@dataclass
+class _Line:
+    """The transfers of one client, one behind the other."""
+
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    free_s: float = -math.inf  # when the bytes so far may have passed
+
+
 class Turns:
     """Lets one of each client's transfers take a step in each pass of the event loop, however many it has.
 
@@ -106,13 +118,15 @@ class Turns:
     def __init__(self, bytes_a_second: float) -> None:
         """Starts without clients; infinite: transfers are as fast as they come."""
         self._bytes_a_second = bytes_a_second
-        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._lines: WeakValueDictionary[str, _Line] = WeakValueDictionary()
 
     async def take(self, client: str, size_bytes: int = 0) -> None:
         """Returns when it is the turn of this transfer of the client, and its bytes may pass."""
-        lock = self._locks.setdefault(client, asyncio.Lock())
-        async with lock:
-            await asyncio.sleep(size_bytes / self._bytes_a_second)
+        line = self._lines.setdefault(client, _Line())
+        async with line.lock:
+            now_s = asyncio.get_running_loop().time()
+            line.free_s = max(line.free_s, now_s - _RATE_BURST_S) + size_bytes / self._bytes_a_second
+            await asyncio.sleep(line.free_s - now_s if line.free_s > now_s + _RATE_PAUSE_S else 0)
 
     async def pay(self, client: str, size_bytes: int) -> None:
         """Returns when bytes that came may have passed; at once where nothing is bounded."""

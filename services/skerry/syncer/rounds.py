@@ -81,7 +81,8 @@ class _RoundTiming:
     closing_seen_at_s: float | None = None
     closing_key: MergeKey | None = None
     close_position: int = -1  # of the last close seen: a round may open, close and commit between two looks
-    closed_at_s: float | None = None  # when that was; None: before this replica looked
+    free_s: float = -math.inf  # when the steps of the closes so far were earned: the next one earns its own after it
+    held: tuple[frozenset[str], float] | None = None  # a round that is too early: its deltas, and when it is due
     last_quorum_at_s: float | None = None  # of the round before: late deltas tell how long the grace should have been
     seen: set[str] = field(default_factory=set)  # pending deltas already accounted in the averages
 
@@ -186,7 +187,7 @@ class RoundEngine:
                 self._xi_sync.observe(now_s - timing.closing_seen_at_s)
             timing.closing_key, timing.closing_seen_at_s = key, now_s
         if fragment.last_close_position != timing.close_position:
-            timing.closed_at_s = None if timing.close_position < 0 else now_s
+            self._earn(state, fragment, view, timing, now_s)
             timing.close_position = fragment.last_close_position
             timing.last_quorum_at_s = timing.quorum_at_s
             timing.opened_at_s = timing.quorum_at_s = None
@@ -245,6 +246,8 @@ class RoundEngine:
         """Returns the item that closes the fragment's round, or when to ask again."""
         is_ending = state.status is RunStatus.CLOSING
         if not is_ending:
+            if timing.held is not None and timing.held[0] == fragment.pending.keys() and now_s < timing.held[1]:
+                return None, timing.held[1]
             if timing.opened_at_s is None or timing.quorum_at_s is None:
                 return None, None
             contributors = {delta.item.learner for delta in fragment.pending.values()}
@@ -267,16 +270,32 @@ class RoundEngine:
             return (FateItem(decided), None) if decided else (None, None)
         members = list(bounded(state, fragment, view, members))
         item = closed_round(state, fragment, view, members, attempt=fragment.next_attempt, decided=decided)
-        begun_s = -math.inf if is_ending or timing.closed_at_s is None else timing.closed_at_s
-        due_s = begun_s + self._pace_s(item, state, view)
-        return (item, None) if due_s <= now_s else (None, due_s)
+        due_s = timing.free_s + self._pace_s(item.participation * item.length, item, state, view)
+        if is_ending or due_s <= now_s:
+            return item, None
+        timing.held = frozenset(fragment.pending), due_s
+        return None, due_s
 
-    def _pace_s(self, item: ClosedItem, state: RunState, view: MembershipView) -> float:
-        """Returns the seconds from the close before to this one, at least.
+    def _earn(
+        self, state: RunState, fragment: FragmentState, view: MembershipView, timing: _RoundTiming, now_s: float
+    ) -> None:
+        """Takes note of a close: when the steps are earned by which it takes the run on.
 
-        That is how long the median learner takes for the steps by which the round takes the run on, divided by how
-        many times faster the run may be. A learner's step takes what it reports or what its deltas say, whichever is
-        less: it may have paused, or report anything. Who brought nothing says nothing.
+        What was earned for one round beyond is kept, so that one late close does not make the next ones late.
+        """
+        commit, timing.held = fragment.newest.commit, None
+        close = fragment.closing or (None if commit is None else commit.close)
+        if close is not None:
+            spare_s = self._pace_s(state.policy.inner_step_count, close, state, view)
+            earned_s = self._pace_s(close.participation * close.length, close, state, view)
+            timing.free_s = max(timing.free_s + earned_s, now_s - spare_s)
+
+    def _pace_s(self, step_count: float, item: ClosedItem, state: RunState, view: MembershipView) -> float:
+        """Returns the seconds in which the run may go on by so many steps through this round.
+
+        That is how long the median learner takes for them, divided by how many times faster the run may be. A
+        learner's step takes what it reports or what its deltas say, whichever is less: it may have paused, or report
+        anything. Who brought nothing says nothing.
         """
         times_s = [
             min(self._steps_s.get(name, math.inf), learner.step_time_s or math.inf)
@@ -286,7 +305,7 @@ class RoundEngine:
         known_s = [one for one in times_s if one < math.inf]
         if len(known_s) < _LEAST_LEARNERS:
             return 0.0
-        return item.participation * item.length * statistics.median_low(known_s) / most_pace(state, item)
+        return step_count * statistics.median_low(known_s) / most_pace(state, item)
 
     def grace_s(self, policy: Policy, view: MembershipView, expected: Collection[str]) -> float:
         """Returns the seconds that a round waits for the deltas of `expected` once its quorum is in."""

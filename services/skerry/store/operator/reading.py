@@ -145,6 +145,7 @@ def export(
     base_paths: tuple[Path, ...],
     dtype: str,
     is_json: bool,
+    is_adapter: bool = False,
 ) -> None:
     """Write a run's weights at any log position as one safetensors file.
 
@@ -168,8 +169,10 @@ def export(
                     run_log, out_path, position=at, dtype=chosen, workers=workers, base=base, progress=progress
                 )
             is_cut = position is None and warn_of_damage(run_log)
-            _say_rest(base)
-            lacks = {"missing": base.missing, "other": base.other}
+            lacks: dict[str, Any] = {}
+            if not is_adapter:
+                _say_rest(base)
+                lacks = {"missing": base.missing, "other": base.other}
             return {"path": str(out_path), "position": at, "versions": versions, **lacks}, is_cut
 
     try:

@@ -13,6 +13,7 @@ from skerry.store.log.entries import RunStatus
 from skerry.syncer.errors import SyncerError, bad_request
 from skerry.syncer.host import RunHost
 from skerry.syncer.lifecycle import (
+    MAX_TENSOR_COUNT,
     NewRun,
     close_run,
     commit_run,
@@ -61,6 +62,8 @@ class RunsServicer(runs_pb2_grpc.RunsServicer):
             return runs_pb2.CreateRunResponse(run=await self._host.workers.run(run_message, replica.state))
 
     async def _create(self, request: runs_pb2.CreateRunRequest) -> RunReplica:
+        if (count := len(request.tensors) + len(request.untrained)) > MAX_TENSOR_COUNT:
+            raise SyncerError("TOO_LARGE", f"too many tensors. limit={MAX_TENSOR_COUNT}, actual={count}")
         try:
             fragments, dtypes = await self._host.workers.run(layouts_from_messages, request.tensors, request.fragments)
             untrained = await self._host.workers.run(untrained_from_messages, request.untrained)

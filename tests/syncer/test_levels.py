@@ -70,7 +70,7 @@ async def test_a_replica_that_is_too_old_for_a_run_sends_its_learners_elsewhere(
         position = int(newest.name) + 1
         digest = bytes_digest(newest.read_bytes())
         newer = Entry(position, run.uid, digest, "newer", "0" * 32, 0.0, (), ENTRY_FORMAT + 1)
-        whole = Path(f"{folder}-entry")  # the replica looks at the folder all the time
+        whole = folder.with_name("entry")  # the replica looks at the folder all the time
         whole.write_bytes(newer.to_bytes())
         whole.rename(folder / f"{position:020}")
         with refused("NEWER_FORMAT", grpc.StatusCode.UNAVAILABLE):

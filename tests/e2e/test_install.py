@@ -24,6 +24,9 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 SUPPORTED: Final = ("3.11", "3.12", "3.13", "3.14")
 README: Final = (ROOT / "README.md").read_text(encoding="utf-8")
+# All together take half an hour, most of which is PyTorch's installation.
+_EVERY: Final = "SKERRY_EVERY_INSTALL" in os.environ
+_NOT_ALL: Final = "SKERRY_EVERY_INSTALL=1 tries all Pythons that are here, and PyTorch from the sdist too"
 _INSTALL_S: Final = 600
 _FIRST_VERSION_S: Final = 300
 
@@ -42,7 +45,10 @@ SERVE_LINE, *LEARN_LINES = readme_lines("Three terminals")[:3]
 
 def interpreter(version: str) -> Path:
     """Returns the Python of this version, or skips the test."""
-    places = [Path(sys.executable)] if version == f"{sys.version_info[0]}.{sys.version_info[1]}" else []
+    is_own = version == f"{sys.version_info[0]}.{sys.version_info[1]}"
+    if not is_own and not _EVERY:
+        pytest.skip(_NOT_ALL)
+    places = [Path(sys.executable)] if is_own else []
     places += [Path(found)] if (found := shutil.which(f"python{version}")) else []
     places += sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python"))
     for place in places:
@@ -136,7 +142,10 @@ def test_from_pip_install_to_the_first_merged_version(
     environment: Environment, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # Each line once on each Python: they differ in where torch is from, not in what is built.
-    line = CPU_LINE if any(environment.folder.glob("dist/*.whl")) else GPU_LINE
+    is_wheel = any(environment.folder.glob("dist/*.whl"))
+    if not is_wheel and not _EVERY:
+        pytest.skip(_NOT_ALL)
+    line = CPU_LINE if is_wheel else GPU_LINE
     need_small_torch(environment, line)
     begun_s = time.monotonic()
     environment.shell(line)

@@ -24,7 +24,7 @@ from skerry.store.log.entries import (
     item_to_json,
 )
 from skerry.store.log.run_log import MAX_APPEND_BYTES
-from skerry.store.log.state import LearnerState
+from skerry.store.log.state import LearnerState, RunState
 from skerry.syncer.lifecycle import MAX_FRAGMENT_NUMEL, MAX_TENSOR_COUNT
 from skerry.syncer.membership import LearnerView, MembershipView
 from skerry.syncer.merger import UPDATE_OBJECT_SPANS
@@ -601,3 +601,9 @@ def test_a_close_costs_no_more_for_learners_that_are_gone() -> None:
     world.accept("us")
     world.state.learners = _Unwalked(world.state.learners)
     assert len(RoundEngine().decide(world.state, view("eu", "us"), 0.0).items) == 1
+
+
+def test_a_draft_has_nothing_to_decide() -> None:
+    world = RoundWorld("eu")
+    draft = RunState(world.spec)
+    assert RoundEngine().decide(draft, view("eu"), 0.0).items == ()

@@ -283,8 +283,9 @@ class RoundEngine:
 
         What was earned for one round beyond is kept, so that one late close does not make the next ones late.
         """
-        commit, timing.held = fragment.newest.commit, None
-        close = fragment.closing or (None if commit is None else commit.close)
+        timing.held = None
+        newest = fragment.versions.get(fragment.version)  # a draft has none
+        close = fragment.closing or (None if newest is None or newest.commit is None else newest.commit.close)
         if close is not None:
             spare_s = self._pace_s(state.policy.inner_step_count, close, state, view)
             earned_s = self._pace_s(close.participation * close.length, close, state, view)

@@ -209,7 +209,7 @@ class _Followed:
         state, now_s = self._replica.state, self._clock.monotonic_s()
         learners = [record for record in self._replica.learner_records() if record.is_live]
         steps_s = [record.report.step_time_s for record in learners if record.report and record.report.step_time_s > 0]
-        ages_s = [now_s - opened_at_s for opened_at_s in self._replica.open_since_s()]
+        ages_s = [now_s - opened_at_s for opened_at_s in self._replica.engine.open_since_s()]
         is_open = state.status is RunStatus.OPEN
         return {
             "skerry_log_position": [((), state.position)],
@@ -219,7 +219,7 @@ class _Followed:
                 ((), state.policy.inner_step_count * statistics.median(steps_s)) for _ in steps_s[:1]
             ],
             "skerry_rounds_open": [((), len(ages_s))],
-            "skerry_rounds_held": [((), self._replica.held_count())],
+            "skerry_rounds_held": [((), self._replica.engine.held_count(now_s))],
             "skerry_round_age_seconds": [((), max(ages_s, default=0.0))],
             "skerry_learners": [
                 (("live",), len(learners)),

@@ -67,7 +67,7 @@ class RunReplica:
         self._clock = clock
         self._advice = advice
         self._settings = settings
-        self._engine = RoundEngine()
+        self.engine = RoundEngine()
         self._announced: dict[str, int] = {}  # by fragment: the version of the last round that followers were told of
         self._live: set[str] = set()  # learners whose lease was live at the last decision
         self._decide_now = asyncio.Event()
@@ -180,20 +180,12 @@ class RunReplica:
         """Returns every learner that the log knows, as observers see it now."""
         return self.membership.records(self.state, self._clock.monotonic_s())
 
-    def open_since_s(self) -> list[float]:
-        """Returns when each open round opened, as far as this replica saw, on its monotonic clock."""
-        return self._engine.open_since_s()
-
-    def held_count(self) -> int:
-        """Returns how many rounds have their deltas, but wait because the run would go faster than its learners."""
-        return self._engine.held_count(self._clock.monotonic_s())
-
     def open_rounds(self) -> list[Event]:
         """Returns the events of the rounds that are open now, for a learner that attaches."""
         view = self.membership.view(self.state, self._clock.monotonic_s())
         return [
             Event(position=self.state.position, round_opened=RoundOpened(fragment=fragment, version=version))
-            for fragment, version in self._engine.open_rounds(self.state, view)
+            for fragment, version in self.engine.open_rounds(self.state, view)
         ]
 
     async def wait_until(self, holds: Callable[[RunState], bool]) -> None:
@@ -288,12 +280,12 @@ class RunReplica:
             self._decide_now.clear()
             now_s = self._clock.monotonic_s()
             view = self.membership.view(self.state, now_s)
-            decisions = self._engine.decide(self.state, view, now_s, may_close=not self._is_draining)
+            decisions = self.engine.decide(self.state, view, now_s, may_close=not self._is_draining)
             live = {name for name, learner in view.learners.items() if learner.is_live}
             for learner in sorted(live ^ self._live):  # its lease ran out or came back
                 self._send_learner(learner)
             self._live = live
-            open_rounds = self._engine.open_rounds(self.state, view)
+            open_rounds = self.engine.open_rounds(self.state, view)
             self._has_open_round = bool(open_rounds)
             for fragment, version in open_rounds:
                 self._announce(fragment, version)
@@ -316,7 +308,7 @@ class RunReplica:
 
     async def _append(self, items: tuple[Item, ...]) -> None:
         """Appends decisions; of several replicas' closes of one round, the one that the log admits says who merges."""
-        self._engine.appended(await self.log.append(items))
+        self.engine.appended(await self.log.append(items))
 
     async def _advise(self) -> None:
         """Shares leases with other replicas, three times a term, and less often while nothing happens."""
@@ -352,7 +344,7 @@ class RunReplica:
                     await self._clock.sleep(pause_s)
                     pause_s = min(2 * pause_s, self._settings.longest_retry_s)
         finally:
-            self._engine.merge_ended(key, self._clock.monotonic_s())
+            self.engine.merge_ended(key, self._clock.monotonic_s())
 
     async def _merge_once(self, key: MergeKey, begun_s: float) -> None:
         try:

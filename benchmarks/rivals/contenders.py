@@ -18,13 +18,16 @@ _INSTALL_S: Final = 1800.0
 
 @dataclass(frozen=True)
 class Contender:
-    """A system: its module in `peers`, what it needs, and the versions of Python for which that is published."""
+    """A system: its module in `peers`, what it needs, and the versions of Python for which that is published.
+
+    A system that polls is never idle, so its bytes and CPU are counted up to the end of each synchronisation only.
+    """
 
     name: str
     title: str
     requirements: tuple[str, ...] = ()  # none: it runs in this project's environment
     pythons: tuple[str, ...] = ("3.11", "3.12", "3.13")
-    is_polling: bool = False  # never idle: what it does after a synchronisation is not counted
+    is_polling: bool = False
 
     @property
     def module(self) -> str:

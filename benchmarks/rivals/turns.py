@@ -85,11 +85,12 @@ class Visit:
         wall_s = max(one["end_s"] for one in answers) - min(one["begin_s"] for one in answers)
         if not self._is_polling:
             wait_idle(_IDLE_S)
-        found.sent_bytes.append(sent_bytes() - begin_bytes)
-        found.cpu_s.append(cpu_s() - begin_cpu_s)
+        end_bytes, end_cpu_s = sent_bytes(), cpu_s()
         if not is_first:
             check(before, answers)
         found.wall_s.append(wall_s)
+        found.sent_bytes.append(end_bytes - begin_bytes)
+        found.cpu_s.append(end_cpu_s - begin_cpu_s)
 
     def end(self) -> None:
         """Kills all processes, and removes their files."""

@@ -18,12 +18,16 @@ _INSTALL_S: Final = 1800.0
 
 @dataclass(frozen=True)
 class Contender:
-    """A system: its module in `peers`, what it needs, and the versions of Python for which that is published."""
+    """A system: its module in `peers`, what it needs, and the versions of Python for which that is published.
+
+    A system that polls is never idle, so its bytes and CPU are counted up to the end of each synchronisation only.
+    """
 
     name: str
     title: str
     requirements: tuple[str, ...] = ()  # none: it runs in this project's environment
     pythons: tuple[str, ...] = ("3.11", "3.12", "3.13")
+    is_polling: bool = False
 
     @property
     def module(self) -> str:
@@ -36,6 +40,13 @@ CONTENDERS: Final = (
     Contender("torchft", "torchft DiLoCo, float32", (_TORCH, "torchft==0.2.0", "numpy")),
     # With NumPy 2.4 its 8 bits report success and average nothing.
     Contender("hivemind", "hivemind averager, 8 bits", (_TORCH, "hivemind==1.1.12", "numpy<2.4", "setuptools<81")),
+    Contender(
+        "gradientmail",
+        "GradientMail, 4 bits both ways",
+        (_TORCH, "gradientmail[s3]==0.0.2", "moto[s3,server]==5.2.5", "numpy"),
+        pythons=("3.12", "3.13"),
+        is_polling=True,
+    ),
     Contender("allreduce", "all-reduce of gradients, float32"),
 )
 

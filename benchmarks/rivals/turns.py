@@ -51,6 +51,7 @@ class Visit:
         folder.mkdir(parents=True)
         self._common = [python, "-B", "-m", contender.module, "--folder", str(folder)]
         self._folder = folder
+        self._is_polling = contender.is_polling
         self._server: Process | None = None
         self._learners: list[Process] = []
 
@@ -82,12 +83,14 @@ class Visit:
         begin_bytes, begin_cpu_s = sent_bytes(), cpu_s()
         answers = all_hear(self._learners, _LONGEST_S, do="synchronise")
         wall_s = max(one["end_s"] for one in answers) - min(one["begin_s"] for one in answers)
-        wait_idle(_IDLE_S)
+        if not self._is_polling:
+            wait_idle(_IDLE_S)
+        end_bytes, end_cpu_s = sent_bytes(), cpu_s()
         if not is_first:
             check(before, answers)
         found.wall_s.append(wall_s)
-        found.sent_bytes.append(sent_bytes() - begin_bytes)
-        found.cpu_s.append(cpu_s() - begin_cpu_s)
+        found.sent_bytes.append(end_bytes - begin_bytes)
+        found.cpu_s.append(end_cpu_s - begin_cpu_s)
 
     def end(self) -> None:
         """Kills all processes, and removes their files."""

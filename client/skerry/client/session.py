@@ -20,7 +20,7 @@ from skerry.client.transport import Transport
 from skerry.runtime.identifiers import Entropy
 from skerry.runtime.retry import Retry, RetrySettings
 from skerry.runtime.workers import Workers
-from skerry.wire.layout import check_name
+from skerry.wire.layout import FragmentLayout, check_name
 from skerry.wire.policy import Policy
 
 _log = structlog.get_logger(__name__)
@@ -231,6 +231,7 @@ class Session(Reader):
         self.is_closed = False
         self.failure: SkerryError | None = None
         self.problem: SkerryError | None = None  # the last failure since a delta was acknowledged
+        self.last_deltas: dict[str, str] = {}  # by fragment: the learner's last accepted delta, of any session, or ""
         self.attached = asyncio.Event()
         self.stopped = asyncio.Event()
         self.moving = asyncio.Semaphore(parameters.moving_limit)  # held while vectors of a fragment are in memory
@@ -261,11 +262,12 @@ class Session(Reader):
             )
         self.problem = error
 
-    def acknowledged(self, numel: int) -> None:
-        """Takes note that a delta of so many elements was acknowledged."""
+    def acknowledged(self, layout: FragmentLayout, delta_id: str) -> None:
+        """Takes note that a delta of a fragment was acknowledged."""
         self.problem = None
+        self.last_deltas[layout.name] = delta_id
         self.tally.deltas_acknowledged += 1
-        self.tally.parameters_up_count += numel
+        self.tally.parameters_up_count += layout.numel
         if self.is_flushing:
             self.boundary.wake()
 

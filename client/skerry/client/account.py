@@ -24,8 +24,9 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
-from skerry.algorithm.rebase import Ledger, Trained
+from skerry.algorithm.rebase import FlatArray, Ledger, Trained
 from skerry.client.delta import Delta, query
+from skerry.client.errors import error_of
 from skerry.client.fragment import FragmentExchange
 from skerry.client.fragment_state import RETURNING, Idle, InFlight, Replacing, Sending, State
 from skerry.client.session import Adoption, Session
@@ -38,7 +39,27 @@ _FORMAT: Final = 1
 
 async def save(session: Session, fragments: Mapping[str, FragmentExchange]) -> dict[str, Any]:
     """Returns the account at a step boundary, as plain values and float32 vectors, which nobody writes to."""
-    return _account(session, {name: await _saved(session, one) for name, one in fragments.items()})
+    parameters = session.parameters
+    async with AsyncExitStack() as stack:
+        # All at once, and nothing is taken before this is done: a delta of the same steps would outdate the account.
+        for one in fragments.values():
+            await stack.enter_async_context(one.lock)
+        buffers = {name: await session.workers.run(parameters.buffer, one.layout) for name, one in fragments.items()}
+        copies = [
+            await session.workers.run(parameters.snapshot, one.layout, buffers[name]) for name, one in fragments.items()
+        ]
+
+        def copy() -> None:
+            for work in copies:
+                work()
+
+        await session.boundary.run(copy)
+        # An exchange that was stopped may have changed weights without its ledger.
+        if session.is_over:
+            return without_work(session, fragments)
+        states = {name: (one.state, _counts(session, one)) for name, one in fragments.items()}
+        saved = {name: await _saved(session, *state, weights=buffers[name]) for name, state in states.items()}
+        return _account(session, saved)
 
 
 def without_work(session: Session, fragments: Mapping[str, FragmentExchange]) -> dict[str, Any]:
@@ -71,31 +92,26 @@ def _counts(session: Session, fragment: FragmentExchange) -> dict[str, Any]:
     }
 
 
-async def _saved(session: Session, fragment: FragmentExchange) -> dict[str, Any]:
-    layout, parameters = fragment.layout, session.parameters
-    async with fragment.lock:
-        weights = await session.workers.run(parameters.buffer, layout)
-        await session.boundary.run(await session.workers.run(parameters.snapshot, layout, weights))
-        state, saved = fragment.state, _counts(session, fragment)
-        # An exchange that was stopped may have changed weights without its ledger.
-        if session.is_over or isinstance(state, Replacing):
-            return saved
-        ledger = state.ledger
+async def _saved(session: Session, state: State, counts: dict[str, Any], *, weights: FlatArray) -> dict[str, Any]:
+    """Returns what is saved of a fragment in this state and with these weights."""
+    ledger, parameters = state.ledger, session.parameters
+    if isinstance(state, Replacing):
+        return counts
 
-        def unsent() -> NDArray[np.float32]:
-            parameters.synchronize()
-            rest = ledger.base - weights
-            return parameters.to_host(rest if ledger.in_flight is None else rest - ledger.in_flight)
+    def unsent() -> NDArray[np.float32]:
+        parameters.synchronize()
+        rest = ledger.base - weights
+        return parameters.to_host(rest if ledger.in_flight is None else rest - ledger.in_flight)
 
-        saved["unsent"] = await session.workers.run(unsent)
-        if isinstance(state, Sending | InFlight):
-            saved["delta"] = {
-                "delta_id": state.delta.delta_id,
-                "last_step": state.delta.last_step,
-                "since": list(ledger.in_flight_since),
-                "values": None if ledger.in_flight is None else parameters.to_host(ledger.in_flight),
-            }
-        return saved
+    delta = None
+    if isinstance(state, Sending | InFlight):
+        delta = {
+            "delta_id": state.delta.delta_id,
+            "last_step": state.delta.last_step,
+            "since": list(ledger.in_flight_since),
+            "values": None if ledger.in_flight is None else parameters.to_host(ledger.in_flight),
+        }
+    return {**counts, "unsent": await session.workers.run(unsent), "delta": delta}
 
 
 @dataclass(frozen=True)
@@ -205,50 +221,60 @@ def _foreign(session: Session, account: Mapping[str, Any]) -> str:
     return ""
 
 
-async def _found(session: Session, fragment: FragmentExchange, saved: Mapping[str, Any]) -> _Continued | str:
-    """Returns what a fragment goes on with, or why it can't; the caller holds its lock."""
-    unsent, delta = saved["unsent"], saved["delta"]
-    known = session.last_deltas.get(fragment.layout.name)
-    if unsent is None:
+def _obstacle(known: str | None, saved: Mapping[str, Any]) -> str:
+    """Returns why a fragment can't go on, or nothing; `known` is the last delta that the run has of the learner."""
+    if saved["unsent"] is None:
         return "the learner did not exchange any more when it was saved"
     if known is None or saved["last_delta"] is None:
         return "the syncer is too old to say which delta of the learner is its last"
-    if known not in {saved["last_delta"], delta and delta["delta_id"]}:
+    if known not in {saved["last_delta"], saved["delta"] and saved["delta"]["delta_id"]}:
         return "the run has taken later work of the learner, which may hold it"
-    ledger = replace(fragment.ledger, sent_until=Trained(*saved["sent_until"]))
-    idle = Idle(ledger, saved["contributed_step"])
-    if delta is None:
-        return _Continued(idle, unsent)
+    return ""
 
+
+async def _found(session: Session, fragment: FragmentExchange, saved: Mapping[str, Any]) -> _Continued | str:
+    """Returns what a fragment goes on with, or why it can't; the caller holds its lock."""
+    known = session.last_deltas.get(fragment.layout.name)
+    if why := _obstacle(known, saved):
+        return why
+    delta, work = saved["delta"], saved["unsent"]
+    ledger = replace(fragment.ledger, sent_until=Trained(*saved["sent_until"]))
+    if delta is None:
+        return _Continued(Idle(ledger, saved["contributed_step"]), work)
     if delta["values"] is not None:
         ledger = replace(ledger, in_flight=delta["values"], in_flight_since=Trained(*delta["since"]))
-    returned = replace(idle, ledger=ledger.returned())
-    work = unsent if delta["values"] is None else delta["values"] + unsent
-    if known != delta["delta_id"]:  # it was never accepted, and no session can push it any more
-        return _Continued(returned, work)
-    sent = _delta(session, fragment.layout.name, delta)
-    response = await session.calls.retry.call(lambda: query(session.calls, sent, seen_position=session.position))
-    session.saw(response.position)
-    if response.state != exchange_pb2.PUSH_STATE_ACCEPTED:
-        return "the run does not know the delta that it has taken"
-    fate = response.fate
+        work = delta["values"] + work
+    fate = await _fate(session, fragment, delta) if known == delta["delta_id"] else types_pb2.DeltaFate()
     if fate.fate == types_pb2.FATE_QUARANTINED:
         return "the learner's last delta was quarantined"
-    if fate.fate in RETURNING:
-        return _Continued(returned, work)
+    # If it was never accepted it never will be: no session but this one can push now.
+    if fate.fate in {*RETURNING, types_pb2.FATE_UNSPECIFIED}:
+        return _Continued(Idle(ledger.returned(), saved["contributed_step"]), work)
     if fate.fate == types_pb2.FATE_MERGED and fate.version <= ledger.version:
-        return _Continued(Idle(ledger.dropped(), delta["last_step"]), unsent)
+        return _Continued(Idle(ledger.dropped(), delta["last_step"]), saved["unsent"])
     fragment.on_version(fate.version)
+    sent = _delta(session, fragment, delta)
     return _Continued(InFlight(ledger, sent, saved["contributed_step"], fate), work)
 
 
-def _delta(session: Session, fragment: str, saved: Mapping[str, Any]) -> Delta:
+async def _fate(session: Session, fragment: FragmentExchange, saved: Mapping[str, Any]) -> types_pb2.DeltaFate:
+    """Returns what became of an accepted delta, as of the version that the fragment has or later."""
+    delta = _delta(session, fragment, saved)
+    response = await session.calls.retry.call(lambda: query(session.calls, delta, seen_position=session.position))
+    session.saw(response.position)
+    if response.state != exchange_pb2.PUSH_STATE_ACCEPTED:
+        raise error_of("STORE_ROLLED_BACK", f"the run lost a delta that it had accepted. delta={delta.delta_id}")
+    return response.fate
+
+
+def _delta(session: Session, fragment: FragmentExchange, saved: Mapping[str, Any]) -> Delta:
+    """Returns a delta of an earlier process, without its bytes."""
     header = exchange_pb2.PushHeader(
         run=session.run,
         run_uid=session.run_uid,
         learner_id=session.settings.learner_id,
         delta_id=saved["delta_id"],
-        fragment=fragment,
+        fragment=fragment.layout.name,
         step_count=saved["last_step"] - saved["since"][0],
         last_step=saved["last_step"],
     )

@@ -248,9 +248,9 @@ class ArrayLearner:
     def state_dict(self) -> dict[str, Any]:
         """Returns what this learner needs to go on from here, for a checkpoint of yours; call it between two steps.
 
-        It has the work that the run does not have yet and the counts of steps and tokens, but not the weights, and takes
-        4 bytes a parameter, 8 while a delta is on its way. Needs no network. A learner that exchanges no more has its
-        counts alone, so that saving never fails.
+        It has the work that the run does not have yet and the counts of steps and tokens, but not the weights: 4 bytes
+        a parameter, 8 while a delta is on its way. Needs no network. A learner that exchanges no more has its counts
+        alone, so that saving never fails.
         """
         if self._thread.loop.is_closed():
             return self._exchange.save_counts()

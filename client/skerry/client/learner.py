@@ -144,7 +144,8 @@ class Learner(ArrayLearner):
             ValueError: the learner has several ranks.
         """
         self._refuse_ranks()
-        return _with_tensors(super().state_dict())
+        state: dict[str, Any] = _with_tensors(super().state_dict())
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """As `ArrayLearner.load_state_dict`.
@@ -158,8 +159,8 @@ class Learner(ArrayLearner):
     def _refuse_ranks(self) -> None:
         if self._member is not None:
             raise ValueError(
-                "a learner of several ranks has no state_dict: call flush() at every rank before you save a checkpoint, "
-                "so that only the steps after it are lost"
+                "a learner of several ranks has no state_dict: call flush() at every rank before you save a "
+                "checkpoint, so that only the steps after it are lost"
             )
 
     def merged_weights(self) -> dict[str, NDArray[np.float32]]:

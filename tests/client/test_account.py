@@ -23,6 +23,7 @@ from torch import nn
 
 from skerry.client import Adoption, ArrayLearner, Learner, MergeRule, OuterOptimizer, OuterSchedule, Policy, RunsClient
 from skerry.client import account as account_module
+from skerry.client.fragment_state import Sending
 from skerry.wire import Codec, Encoding
 from tests.client.syncer_thread import syncer
 
@@ -72,7 +73,9 @@ class Trainee:
 
     def idle_until(self, is_over: Callable[[], bool]) -> None:
         """Takes no step, but lets the exchange do its work."""
-        assert self.learner._exchange.serve(is_over, 30), self.learner.stats
+        deadline_s = time.monotonic() + 30
+        while not self.learner._exchange.serve(is_over, 0.01):
+            assert time.monotonic() < deadline_s, self.learner.stats
 
     def save(self) -> dict[str, Any]:
         """What a checkpoint would hold."""
@@ -141,7 +144,8 @@ def test_a_delta_that_was_never_accepted_is_sent_by_the_next_process(tmp_path: P
         one.train(9)
         one.idle_until(lambda: one.learner.stats.deltas_merged > 0)
     one.train(10)
-    one.idle_until(lambda: one.learner.stats.problem is not None)
+    fragments = one.learner._exchange._fragments.values()
+    one.idle_until(lambda: any(isinstance(fragment.state, Sending) for fragment in fragments))
     state = one.save()
     assert any(saved["delta"] and saved["delta"]["delta_id"] != saved["last_delta"] for saved in parts(state))
     one.kill()
@@ -227,7 +231,7 @@ def test_a_checkpoint_that_is_older_than_the_run_adds_nothing_to_it(target: str,
     one.train(7)
     state = one.save()
     one.train(5)
-    assert one.learner.flush(30, is_last=True)
+    assert one.learner._flush(lambda: one.learner._exchange.is_settled, 30, is_last=True)
     one.kill()
     again = Trainee(target)
     again.load(state)
@@ -258,7 +262,8 @@ def test_of_two_processes_with_one_checkpoint_the_newer_goes_on(target: str, sai
 
     last = Trainee(target)
     last.load(outdated)
-    assert (said[0]["because"], said[0]["steps"]) == ("the learner did not exchange any more when it was saved", 8)
+    assert said[0]["because"] == "the learner did not exchange any more when it was saved"
+    assert 2 <= said[0]["steps"] <= 8
     last.check_at_end(trained(range(1, 9)))
 
 
@@ -291,7 +296,7 @@ def test_an_account_of_a_run_that_was_made_anew_is_dropped(target: str, said: li
     state = one.save()
     one.kill()
     with RunsClient(target) as client:
-        client.delete_run("fit")
+        client.delete_run("fit", state["run_uid"])
     other = Trainee(target, fragment_count=1)
     other.load(state)
     assert "another run" in said[0]["because"]

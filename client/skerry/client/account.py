@@ -39,32 +39,42 @@ _FORMAT: Final = 1
 
 async def save(session: Session, fragments: Mapping[str, FragmentExchange]) -> dict[str, Any]:
     """Returns the account at a step boundary, as plain values and float32 vectors, which nobody writes to."""
-    parameters = session.parameters
-    async with AsyncExitStack() as stack:
-        # All at once, and nothing is taken before this is done: a delta of the same steps would outdate the account.
+    session.is_saving = True
+    try:
+        async with AsyncExitStack() as stack:
+            for one in fragments.values():
+                await stack.enter_async_context(one.lock)
+            return await _save(session, fragments)
+    finally:
+        session.is_saving = False
         for one in fragments.values():
-            await stack.enter_async_context(one.lock)
-        buffers = {name: await session.workers.run(parameters.buffer, one.layout) for name, one in fragments.items()}
-        copies = [
-            await session.workers.run(parameters.snapshot, one.layout, buffers[name]) for name, one in fragments.items()
-        ]
+            one.wake()
 
-        def copy() -> None:
-            for work in copies:
-                work()
 
-        await session.boundary.run(copy)
-        # An exchange that was stopped may have changed weights without its ledger.
-        if session.is_over:
-            return without_work(session, fragments)
-        states = {name: (one.state, _counts(session, one)) for name, one in fragments.items()}
-        saved = {name: await _saved(session, *state, weights=buffers[name]) for name, state in states.items()}
-        return _account(session, saved)
+async def _save(session: Session, fragments: Mapping[str, FragmentExchange]) -> dict[str, Any]:
+    parameters, run = session.parameters, session.workers.run
+    buffers = {name: await run(parameters.buffer, one.layout) for name, one in fragments.items()}
+    copies = [await run(parameters.snapshot, one.layout, buffers[name]) for name, one in fragments.items()]
+
+    def copy() -> None:
+        for work in copies:
+            work()
+
+    await session.boundary.run(copy)
+    if session.is_over:  # it may have been stopped between a change of weights and that of their ledger
+        return without_work(session, fragments)
+    states = {name: (one.state, _counts(session, one)) for name, one in fragments.items()}
+    return _account(
+        session, {name: await _saved(session, *state, weights=buffers[name]) for name, state in states.items()}
+    )
 
 
 def without_work(session: Session, fragments: Mapping[str, FragmentExchange]) -> dict[str, Any]:
     """Returns the account of a learner that exchanges no more: only its counts."""
-    return _account(session, {name: _counts(session, one) for name, one in fragments.items()})
+    saved = {name: _counts(session, one) for name, one in fragments.items()}
+    for name, one in fragments.items():
+        saved[name]["sent_until"] = [session.trained.step_count - one.unsent_step_count, 0]
+    return _account(session, saved)
 
 
 def _account(session: Session, fragments: dict[str, dict[str, Any]]) -> dict[str, Any]:

@@ -188,7 +188,7 @@ class FragmentExchange:
     def may_send(self) -> bool:
         """Whether a delta is due and allowed. Any thread may ask; an outdated answer does no harm."""
         session, state = self._session, self.state
-        if not isinstance(state, Idle) or session.is_closed or state.used_base == state.ledger.version:
+        if not isinstance(state, Idle) or not session.takes_deltas or state.used_base == state.ledger.version:
             return False
         if session.is_flushing:
             return not self._is_all_sent(state)

@@ -228,6 +228,7 @@ class Session(Reader):
         self.changed: list[str] = []  # fragments, by the training thread
         self.is_flushing = False
         self.is_ending = False  # nothing is trained after this flush
+        self.is_saving = False  # the learner's account: a delta of the same steps would outdate it
         self.is_closed = False
         self.failure: SkerryError | None = None
         self.problem: SkerryError | None = None  # the last failure since a delta was acknowledged
@@ -275,6 +276,11 @@ class Session(Reader):
         """Returns the fragments whose weights were changed since the last call, each once; for the training thread."""
         changed, self.changed = tuple(dict.fromkeys(self.changed)), []
         return changed
+
+    @property
+    def takes_deltas(self) -> bool:
+        """Whether weights may be copied for a delta now."""
+        return not (self.is_closed or self.is_saving)
 
     @property
     def is_over(self) -> bool:

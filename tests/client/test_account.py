@@ -77,6 +77,10 @@ class Trainee:
         while not self.learner._exchange.serve(is_over, 0.01):
             assert time.monotonic() < deadline_s, self.learner.stats
 
+    def settle(self) -> None:
+        """Waits until all work is merged and adopted."""
+        assert self.learner._flush(lambda: self.learner._exchange.is_settled, 30, is_last=True)
+
     def save(self) -> dict[str, Any]:
         """What a checkpoint would hold."""
         state: dict[str, Any] = pickle.loads(pickle.dumps(self.learner.state_dict()))
@@ -142,7 +146,7 @@ def test_a_delta_that_was_never_accepted_is_sent_by_the_next_process(tmp_path: P
     with syncer(store_url=f"file://{tmp_path}/store") as target:
         one = Trainee(target)
         one.train(9)
-        one.idle_until(lambda: one.learner.stats.deltas_merged > 0)
+        one.settle()
     one.train(10)
     fragments = one.learner._exchange._fragments.values()
     one.idle_until(lambda: any(isinstance(fragment.state, Sending) for fragment in fragments))
@@ -231,7 +235,7 @@ def test_a_checkpoint_that_is_older_than_the_run_adds_nothing_to_it(target: str,
     one.train(7)
     state = one.save()
     one.train(5)
-    assert one.learner._flush(lambda: one.learner._exchange.is_settled, 30, is_last=True)
+    one.settle()
     one.kill()
     again = Trainee(target)
     again.load(state)

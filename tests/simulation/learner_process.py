@@ -208,7 +208,9 @@ class LearnerProcess:
             record.origins.append(record.incarnation)
             exchange.step(_TOKENS, loss=1.0)
             if self._keeps_checkpoints and record is self.record and source.random() < _SAVED_SHARE:
-                self._checkpoint = await _served(exchange, exchange.save()), record
+                state = await _served(exchange, exchange.save())
+                if exchange.failure is None:  # else it has none of the work
+                    self._checkpoint = state, record
             record.longest_stall_s = exchange.stats.stall_s_max
             record.failure = exchange.failure
 

@@ -31,12 +31,8 @@ class TrainingPosition:
     time_s: float = 0.0
 
 
-def save_checkpoint(
-    path: Path, *, model: Gpt, optimizer: InnerOptimizer, position: TrainingPosition, exchange: dict[str, Any] | None
-) -> None:
+def save_checkpoint(path: Path, *, model: Gpt, optimizer: InnerOptimizer, position: TrainingPosition) -> None:
     """Replace the checkpoint at `path` by the current state; it is durable when this returns.
-
-    `exchange` is the state of the learner that exchanges for the model, if one does.
 
     Raises:
         OSError: it could not be written; the old checkpoint is unchanged.
@@ -47,7 +43,6 @@ def save_checkpoint(
         "model": model.state_dict(),
         "optimizer": optimizer.state_dict(),
         "position": asdict(position),
-        "exchange": exchange,
         "random_state": torch.get_rng_state(),
         "cuda_random_state": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
     }

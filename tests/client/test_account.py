@@ -364,6 +364,12 @@ def test_float16_arrays_go_on_and_their_rounding_is_nobodys_work(target: str) ->
     state = learner.state_dict()
     (saved,) = parts(state)
     learner._stop_threads()
+    # A version that float16 can't hold.
+    others = {"weight": half()["weight"].astype(np.float32)}
+    with ArrayLearner(others, **{**options, "learner_id": "b"}) as other:
+        others["weight"] += np.float32(1e-4)
+        other.step(tokens=8)
+        assert other.leave(30, load_merged=True)
     arrays = half()
     learner = ArrayLearner(arrays, **options)
     learner.load_state_dict(state)

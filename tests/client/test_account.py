@@ -359,7 +359,7 @@ def test_float16_arrays_go_on_and_their_rounding_is_nobodys_work(target: str) ->
     options: dict[str, Any] = {"target": target, "run": "half", "learner_id": "a", "create": True, "policy": EXACT}
     arrays = half()
     learner = ArrayLearner(arrays, **options)
-    arrays["weight"] += np.float16(0.01)
+    arrays["weight"] += np.float16(0.25)  # to where its numbers are further apart
     learner.step(tokens=8)
     state = learner.state_dict()
     (saved,) = parts(state)
@@ -367,7 +367,7 @@ def test_float16_arrays_go_on_and_their_rounding_is_nobodys_work(target: str) ->
     # A version that float16 can't hold.
     others = {"weight": half()["weight"].astype(np.float32)}
     with ArrayLearner(others, **{**options, "learner_id": "b"}) as other:
-        others["weight"] += np.float32(1e-4)
+        others["weight"] += np.float32(3e-4)
         other.step(tokens=8)
         assert other.leave(30, load_merged=True)
     arrays = half()

@@ -142,6 +142,7 @@ class Mix:
     quorum_count: int = 1
     snapshot_ratio: float = 1.0
     closes_under_fire: bool = False
+    keeps_checkpoints: bool = False  # learners that restart go on from one; deltas are float32 then
     step_s: tuple[float, ...] = STEP_S
     kept_version_count: int | None = None  # None: nothing is collected, unless the store says that it is full
 

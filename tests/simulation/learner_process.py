@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Coroutine
+from typing import Any, Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,8 @@ from tests.simulation.processes import Process
 from tests.simulation.records import LearnerRecord
 from tests.simulation.sim_transport import SimTransport
 
+R = TypeVar("R")
+
 RUN: Final = "sim"
 # Tiny, with everything that a layout may have: an embedding, matrices, vectors, sizes that no block divides.
 SHAPES: Final[dict[str, tuple[int, ...]]] = {
@@ -38,6 +40,8 @@ SHAPES: Final[dict[str, tuple[int, ...]]] = {
 _STEP_SIZE: Final = 0.1
 _TOKENS: Final = 100
 _REJOIN_S: Final = 3.0
+# Of steps after which a learner that keeps checkpoints writes one.
+_SAVED_SHARE: Final = 0.2
 # How long leaving waits until everything is acknowledged.
 _FLUSH_S: Final = 30.0
 
@@ -56,6 +60,7 @@ class LearnerProcess:
         count: Callable[[], int],
         adoption: Adoption = Adoption.REBASE,
         lane_bytes: int = 2**22,
+        keeps_checkpoints: bool = False,
     ) -> None:
         """Takes what its processes share; `boot` starts one. A step takes about `step_s` seconds."""
         self.name = name
@@ -69,6 +74,8 @@ class LearnerProcess:
         self._count = count
         self._adoption = adoption
         self._lane_bytes = lane_bytes
+        self._keeps_checkpoints = keeps_checkpoints
+        self._checkpoint: tuple[dict[str, Any], LearnerRecord] | None = None  # and who has saved it
         self._is_training = True
         self._poison: float | None = None
 
@@ -161,12 +168,23 @@ class LearnerProcess:
         try:
             await exchange.wait_attached()
             self.exchanges[record.incarnation] = exchange
+            await self._resume(record, exchange)
             await self._train(record, exchange, arrays, random.Random(f"{seed}/work"))
             await self._leave(record, exchange)
         finally:
             # Not by cancelling: a task group cancels its tasks in the order of their addresses.
             await exchange.leave()
         await asyncio.wait([running])
+
+    async def _resume(self, record: LearnerRecord, exchange: ExchangeLoop) -> None:
+        """Goes on from the last checkpoint of the processes before, if there is one."""
+        if self._checkpoint is None:
+            return
+        state, saver = self._checkpoint
+        await _served(exchange, exchange.restore(state))
+        record.step_count = state["step_count"]
+        record.origins = saver.origins[: record.step_count]
+        record.work = {name: sums[: record.step_count + 1] for name, sums in saver.work.items()}
 
     async def _train(
         self,
@@ -187,7 +205,12 @@ class LearnerProcess:
                 self._poison = None
                 record.is_dirty = True
             record.step_count += 1
+            record.origins.append(record.incarnation)
             exchange.step(_TOKENS, loss=1.0)
+            if self._keeps_checkpoints and record is self.record and source.random() < _SAVED_SHARE:
+                state = await _served(exchange, exchange.save())
+                if exchange.failure is None:  # else it has none of the work
+                    self._checkpoint = state, record
             record.longest_stall_s = exchange.stats.stall_s_max
             record.failure = exchange.failure
 
@@ -202,6 +225,15 @@ class LearnerProcess:
         record.failure = exchange.failure
         await exchange.leave()
         record.has_left = True
+
+
+async def _served(exchange: ExchangeLoop, work: Coroutine[Any, Any, R]) -> R:
+    """Returns what `work` returns, and does the training thread's part meanwhile."""
+    task = asyncio.create_task(work)
+    while not task.done():
+        exchange._boundary.work()
+        await asyncio.sleep(0.01)
+    return task.result()
 
 
 def _note_defect(running: asyncio.Task[None], record: LearnerRecord) -> None:

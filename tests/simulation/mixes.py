@@ -58,6 +58,14 @@ MIXES: Final[dict[str, Mix]] = {
             kinds=(("kill_learner", 6.0), ("stop_learner", 4.0), ("replace_learner", 4.0)),
             quorum_count=2,
         ),
+        Mix(
+            "checkpoints",
+            network=_BAD_NETWORK,
+            kinds=(("kill_learner", 10.0), ("replace_learner", 4.0), ("kill_replica", 1.0), ("roll_back", 0.5)),
+            quorum_count=2,
+            delta_codec=Codec.FLOAT32,
+            keeps_checkpoints=True,
+        ),
         Mix("sleepers", kinds=(("replace_learner", 12.0), ("stop_learner", 4.0), ("stop_replica", 4.0))),
         Mix(
             "everything",

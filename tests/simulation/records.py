@@ -22,6 +22,8 @@ class LearnerRecord:
     # Sum of all steps' vectors up to step n, by tensor: [n] is (numel,) float64; [0] is zero.
     work: dict[str, list[NDArray[np.float64]]] = field(default_factory=dict)
     step_count: int = 0
+    # The process that trained step n: [n - 1] is its incarnation. Steps up to its checkpoint are those of others.
+    origins: list[int] = field(default_factory=list)
     headers: dict[str, exchange_pb2.PushHeader] = field(default_factory=dict)  # by delta: as first pushed
     acknowledged: dict[str, int] = field(default_factory=dict)  # delta -> count of events when it was heard
     fates: dict[str, types_pb2.DeltaFate] = field(default_factory=dict)  # the last that was heard
@@ -34,6 +36,11 @@ class LearnerRecord:
     longest_stall_s: float = 0.0
     steps_when_calm: int | None = None  # trained when the faults stopped
     contradictions: list[str] = field(default_factory=list)
+
+    @property
+    def has_resumed(self) -> bool:
+        """Whether it went on from the checkpoint of a process before it."""
+        return self.origins[:1] not in ([], [self.incarnation])
 
     def note_hello(self, session: str) -> None:
         """Notes the session that an attach stream opens with."""

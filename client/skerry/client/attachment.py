@@ -58,6 +58,11 @@ class Attachment:
             return None
         return self._run_step_count + self._session.trained.step_count - self._step_count_then
 
+    def counts_restored(self) -> None:
+        """Takes note that the steps before this process count from now on: `progress` has them already."""
+        self._step_count_then = self._session.trained.step_count
+        self.report_due.set()
+
     async def run(self) -> None:
         """Stays attached until `leave`, or until the run no longer takes this learner."""
         session = self._session
@@ -208,6 +213,7 @@ class Attachment:
         self._on_status(attached.run.status)
         for fate in attached.pending:
             self._on_fate(fate)
+        session.last_deltas = {**attached.last_deltas, **session.last_deltas}
         self._detached.clear()
         session.attached.set()
         _log.info("attached", run=session.settings.run, learner=session.settings.learner_id, position=session.position)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import structlog
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from skerry.algorithm.rebase import Ledger, Trained
 from skerry.algorithm.schedule import first_contributions
+from skerry.client import account
 from skerry.client.adoption import kept, pull_newest
 from skerry.client.attachment import Attachment
 from skerry.client.boundary import Boundary
@@ -156,6 +157,10 @@ class ExchangeLoop:
     def serve(self, is_over: Callable[[], bool], timeout_s: float) -> bool:
         """Does the training thread's part without steps, until `is_over()` or the timeout; returns `is_over()`."""
         return self._boundary.serve(is_over, timeout_s)
+
+    def wake(self) -> None:
+        """Has `serve` look at `is_over` again; for any thread."""
+        self._boundary.wake()
 
     @property
     def stats(self) -> Stats:
@@ -308,6 +313,19 @@ class ExchangeLoop:
         """Tells the syncer, so that no round waits for this learner, and ends `run`."""
         await self._attachment.leave()
         self._session.end()
+
+    async def save(self) -> dict[str, Any]:
+        """Returns the learner's account; the training thread must `serve` meanwhile."""
+        return await account.save(self._session, self._fragments)
+
+    def save_counts(self) -> dict[str, Any]:
+        """Returns the account of an exchange that has ended."""
+        return account.without_work(self._session, self._fragments)
+
+    async def restore(self, saved: Mapping[str, Any]) -> None:
+        """Goes on with an account, as `skerry.client.account` says; the training thread must `serve` meanwhile."""
+        await account.restore(self._session, self._fragments, saved)
+        self._attachment.counts_restored()
 
     def flush(self, *, is_last: bool = False) -> None:
         """Has every fragment send its unsent work at once, however few steps it holds.

@@ -107,16 +107,13 @@ class FragmentExchange:
             return
         self.state = fragment_state.acknowledged(state, fate)
         if isinstance(state, Sending):
-            self._note_acknowledged()
+            self._has_progressed = True
+            self._session.acknowledged(self.layout, fate.delta_id)
         if fate.fate == types_pb2.FATE_MERGED:
             waited_s = asyncio.get_running_loop().time() - state.delta.taken_at_s
             self._session.tally.merged(fate.staleness, waited_s)
             self.on_version(fate.version)
         self._wake.set()
-
-    def _note_acknowledged(self) -> None:
-        self._has_progressed = True
-        self._session.acknowledged(self.layout.numel)
 
     def wake(self) -> None:
         """Has the fragment look at the session's state again."""
@@ -191,7 +188,7 @@ class FragmentExchange:
     def may_send(self) -> bool:
         """Whether a delta is due and allowed. Any thread may ask; an outdated answer does no harm."""
         session, state = self._session, self.state
-        if not isinstance(state, Idle) or session.is_closed or state.used_base == state.ledger.version:
+        if not isinstance(state, Idle) or not session.takes_deltas or state.used_base == state.ledger.version:
             return False
         if session.is_flushing:
             return not self._is_all_sent(state)
@@ -356,9 +353,12 @@ class FragmentExchange:
             pulled = await pull_newest(self._session, self.layout, version=self.ledger.version, weights=weights)
             self._newest_version = max(self._newest_version, pulled.version)
             is_merged = await self._is_merged_into(pulled)
-            if isinstance(self.state, InFlight) and self.state.fate.fate in {*RETURNING, types_pb2.FATE_QUARANTINED}:
+            before = self.state
+            if isinstance(before, InFlight) and before.fate.fate in {*RETURNING, types_pb2.FATE_QUARANTINED}:
                 return  # `_advance` changes the ledger first, and adopts then
             async with self.lock:
+                if self.state is not before:
+                    return  # an account was restored, or there is news of the delta
                 ledger = await adopt(
                     self._session,
                     self.layout,

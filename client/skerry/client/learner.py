@@ -137,6 +137,32 @@ class Learner(ArrayLearner):
         finally:
             self.close()
 
+    def state_dict(self) -> dict[str, Any]:
+        """As `ArrayLearner.state_dict`, of tensors and plain values: torch.load reads it with `weights_only=True`.
+
+        Raises:
+            ValueError: the learner has several ranks.
+        """
+        self._refuse_ranks()
+        state: dict[str, Any] = _with_tensors(super().state_dict())
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """As `ArrayLearner.load_state_dict`.
+
+        Raises:
+            ValueError: also if the learner has several ranks.
+        """
+        self._refuse_ranks()
+        super().load_state_dict(state)
+
+    def _refuse_ranks(self) -> None:
+        if self._member is not None:
+            raise ValueError(
+                "a learner of several ranks has no state_dict: call flush() at every rank before you save a "
+                "checkpoint, so that only the steps after it are lost"
+            )
+
     def merged_weights(self) -> dict[str, NDArray[np.float32]]:
         """As `ArrayLearner.merged_weights`, for a learner of one process.
 
@@ -178,6 +204,13 @@ class Learner(ArrayLearner):
     def failure(self) -> SkerryError | None:
         """As `ArrayLearner.failure`."""
         return super().failure if self._member is None else self._member.view.failure
+
+
+def _with_tensors(values: Any) -> Any:
+    """Returns a state with its arrays as tensors, which share their memory."""
+    if isinstance(values, dict):
+        return {key: _with_tensors(value) for key, value in values.items()}
+    return torch.from_numpy(values) if isinstance(values, np.ndarray) else values
 
 
 def _view_of(one: ArrayLearner) -> View:

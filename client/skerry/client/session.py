@@ -20,7 +20,7 @@ from skerry.client.transport import Transport
 from skerry.runtime.identifiers import Entropy
 from skerry.runtime.retry import Retry, RetrySettings
 from skerry.runtime.workers import Workers
-from skerry.wire.layout import check_name
+from skerry.wire.layout import FragmentLayout, check_name
 from skerry.wire.policy import Policy
 
 _log = structlog.get_logger(__name__)
@@ -228,9 +228,11 @@ class Session(Reader):
         self.changed: list[str] = []  # fragments, by the training thread
         self.is_flushing = False
         self.is_ending = False  # nothing is trained after this flush
+        self.is_saving = False  # the learner's account: a delta of the same steps would outdate it
         self.is_closed = False
         self.failure: SkerryError | None = None
         self.problem: SkerryError | None = None  # the last failure since a delta was acknowledged
+        self.last_deltas: dict[str, str] = {}  # by fragment: the learner's last accepted delta, of any session, or ""
         self.attached = asyncio.Event()
         self.stopped = asyncio.Event()
         self.moving = asyncio.Semaphore(parameters.moving_limit)  # held while vectors of a fragment are in memory
@@ -261,11 +263,12 @@ class Session(Reader):
             )
         self.problem = error
 
-    def acknowledged(self, numel: int) -> None:
-        """Takes note that a delta of so many elements was acknowledged."""
+    def acknowledged(self, layout: FragmentLayout, delta_id: str) -> None:
+        """Takes note that a delta of a fragment was acknowledged."""
         self.problem = None
+        self.last_deltas[layout.name] = delta_id
         self.tally.deltas_acknowledged += 1
-        self.tally.parameters_up_count += numel
+        self.tally.parameters_up_count += layout.numel
         if self.is_flushing:
             self.boundary.wake()
 
@@ -273,6 +276,11 @@ class Session(Reader):
         """Returns the fragments whose weights were changed since the last call, each once; for the training thread."""
         changed, self.changed = tuple(dict.fromkeys(self.changed)), []
         return changed
+
+    @property
+    def takes_deltas(self) -> bool:
+        """Whether weights may be copied for a delta now."""
+        return not (self.is_closed or self.is_saving)
 
     @property
     def is_over(self) -> bool:

@@ -6,12 +6,11 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-import structlog
-
 from skerry.client import Learner, SkerryError
 from skerry.integrations.metrics import learner_metrics
+from skerry.runtime.logs import get_logger
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 # How long the end of training waits for the last work to be merged; other learners have to finish a step for it.
 _LEAVE_TIMEOUT_S: Final = 60.0

@@ -257,6 +257,8 @@ def test_a_delta_for_every_version_takes_the_run_on_no_faster_than_the_median_le
     due_s = 1.0 + 24 / 3 / pace  # one of three takes part
     assert decisions.items == ()
     assert decisions.wake_at_s == pytest.approx(due_s)
+    assert engine.held_count(1.1) == 1
+    assert engine.held_count(due_s) == 0
     assert engine.decide(world.state, view(*THREE, step_time_s=1.0), due_s - 0.01).items == ()
     (item,) = engine.decide(world.state, view(*THREE, step_time_s=1.0), due_s + 0.01).items
     assert isinstance(item, ClosedItem)

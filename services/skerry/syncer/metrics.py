@@ -111,6 +111,7 @@ _GAUGES: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
     "skerry_version_age_seconds": ("Time since any fragment had a new version.", ()),
     "skerry_round_length_seconds": ("Time that H inner steps take.", ()),
     "skerry_rounds_open": ("Rounds that gather deltas.", ()),
+    "skerry_rounds_held": ("Open rounds that wait because the run would go faster than its learners.", ()),
     "skerry_round_age_seconds": ("Age of the oldest open round.", ()),
     "skerry_learners": ("Learners with a lease, and those of them that contribute.", ("state",)),
     "skerry_fold_items": ("What the fold of the log holds in memory.", ("kind",)),
@@ -218,6 +219,7 @@ class _Followed:
                 ((), state.policy.inner_step_count * statistics.median(steps_s)) for _ in steps_s[:1]
             ],
             "skerry_rounds_open": [((), len(ages_s))],
+            "skerry_rounds_held": [((), self._replica.held_count())],
             "skerry_round_age_seconds": [((), max(ages_s, default=0.0))],
             "skerry_learners": [
                 (("live",), len(learners)),

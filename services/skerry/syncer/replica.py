@@ -183,6 +183,10 @@ class RunReplica:
         """Returns when each open round opened, as far as this replica saw, on its monotonic clock."""
         return self._engine.open_since_s()
 
+    def held_count(self) -> int:
+        """Returns how many rounds have their deltas, but wait because the run would go faster than its learners."""
+        return self._engine.held_count(self._clock.monotonic_s())
+
     def open_rounds(self) -> list[Event]:
         """Returns the events of the rounds that are open now, for a learner that attaches."""
         view = self.membership.view(self.state, self._clock.monotonic_s())

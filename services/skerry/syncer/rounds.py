@@ -167,6 +167,10 @@ class RoundEngine:
         """Returns when each round that is open was first seen open here, on the clock of `now_s`."""
         return [timing.opened_at_s for timing in self._timings.values() if timing.opened_at_s is not None]
 
+    def held_count(self, now_s: float) -> int:
+        """Returns how many rounds wait for nothing but the run's pace."""
+        return sum(timing.held is not None and now_s < timing.held[1] for timing in self._timings.values())
+
     def open_rounds(self, state: RunState, view: MembershipView) -> tuple[tuple[str, int], ...]:
         """Returns (fragment, version to be made) of every open round."""
         return tuple(

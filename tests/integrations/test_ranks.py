@@ -33,8 +33,9 @@ def _run(kind: str, target: str, folder: Path, failing_rank: int = -1) -> tuple[
         try:
             printed, _ = started.communicate(timeout=90)
         except subprocess.TimeoutExpired:
-            for process in [*psutil.Process(started.pid).children(recursive=True), started]:
+            for process in psutil.Process(started.pid).children(recursive=True):
                 process.kill()
+            started.kill()
             raise
     return started.returncode, printed
 

@@ -55,7 +55,7 @@ class LogfmtFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Returns the line."""
         timestamp = datetime.fromtimestamp(record.created, UTC).isoformat().replace("+00:00", "Z")
-        event: EventDict = {"timestamp": timestamp, "level": record.levelname.lower()}
+        event: dict[str, Any] = {"timestamp": timestamp, "level": record.levelname.lower()}
         event |= {"event": getattr(record, "event", record.getMessage()), **getattr(record, "facts", {})}
         if record.exc_info:
             event["exception"] = self.formatException(record.exc_info)

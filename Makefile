@@ -32,7 +32,7 @@ test-e2e: $(READY) ## run what needs root, containers or Debian's servers, and s
 	@echo "test-e2e: containers and real servers, where this machine allows them"
 	@$(BIN)/python -m pytest -m e2e -rs $(ARGS) || { code=$$?; if [ $$code -eq 5 ]; then echo "test-e2e: there was nothing to run"; else exit $$code; fi; }
 
-test-integrations: $(TRAINERS)/.skerry-ready ## train with transformers, accelerate, Lightning and PEFT (3 minutes)
+test-integrations: $(TRAINERS)/.skerry-ready ## train with transformers, accelerate, Lightning and PEFT (5 minutes)
 	@echo "test-integrations: each trainer trains two islands, one of which is killed"
 	@HF_HUB_OFFLINE=1 $(TRAINERS)/bin/python -m pytest -n 2 --dist worksteal tests/integrations
 

@@ -33,7 +33,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import structlog
 
 from benchmarks.report import Row, measured, write_rows
 from benchmarks.syncer_clients import PART_BYTES, Learner, create_run, encoded, layouts_of
@@ -107,7 +106,7 @@ def stage_syncer() -> None:
 
 async def serve(directory: Path, *, is_staged: bool) -> None:
     """Serves until stdin ends; each line there is answered with the figures so far."""
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    logging.getLogger("skerry").setLevel(logging.CRITICAL)
     if is_staged:
         stage_syncer()
     scratch = directory / "scratch"

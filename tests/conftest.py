@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 
 import pytest
-import structlog
 from hypothesis import settings
 
 from tests.doubles.no_cloud import stay_here
@@ -20,6 +20,7 @@ settings.load_profile("untimed")
 @pytest.fixture(autouse=True)
 def own_log_settings() -> Iterator[None]:
     """Gives each test the log settings of a new process: commands and fixtures set the process's."""
-    structlog.reset_defaults()
     yield
-    structlog.reset_defaults()
+    logger = logging.getLogger("skerry")
+    logger.handlers = []
+    logger.setLevel(logging.NOTSET)

@@ -7,13 +7,13 @@ as long as its island's speed says, a message as long as the arm's delay says, a
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import statistics
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import suppress
 from typing import Final
 
-import structlog
 import torch
 
 from benchmarks.quality import task
@@ -68,7 +68,7 @@ _LEAST_MERGED: Final = 0.97
 
 def train_islands(arm: Islands, seed: int, lie: Lie | None = None) -> Outcome:
     """Lives through the arm and judges the weights that the run ends with; with a lie, the last learner is a liar."""
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
+    logging.getLogger("skerry").setLevel(logging.CRITICAL)
     with asyncio.Runner(loop_factory=ProcessLoop) as runner:
         return runner.run(_live(arm, seed, lie))
 

@@ -15,8 +15,9 @@ from typing import Any, Final
 import numpy as np
 
 from benchmarks.speed.models import arrays_of
-from benchmarks.speed.processes import answer, commands, forget_peak, log_to_stderr, status_bytes
+from benchmarks.speed.processes import answer, commands, forget_peak, status_bytes
 from skerry.client import ArrayLearner, Policy
+from skerry.runtime.logs import log_to_stderr
 from skerry.wire.codecs import Codec, Compressor, Encoding
 
 # More than the steps that a synchronisation waits for its versions, so that none makes a second delta due.

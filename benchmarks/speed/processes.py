@@ -14,7 +14,6 @@ from typing import Any, Final
 from urllib.request import urlopen
 
 import psutil
-import structlog
 
 _START_S: Final = 60.0
 _END_S: Final = 20.0
@@ -151,11 +150,6 @@ def children(module: str, arguments: Sequence[Sequence[str]], folder: Path) -> I
     finally:
         for child in started:
             child.end()
-
-
-def log_to_stderr() -> None:
-    """Leaves, in a child, its standard output to `answer`."""
-    structlog.configure(logger_factory=structlog.WriteLoggerFactory(file=sys.stderr))
 
 
 def commands() -> Iterator[dict[str, Any]]:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import MutableMapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import structlog
 
 from skerry.client import (
     Adoption,
@@ -23,13 +21,12 @@ from skerry.client import (
     RunsClient,
     SkerryError,
     TryAgainError,
-    creation,
     exchange,
-    session,
 )
 from skerry.client.loop_thread import LoopThread
 from skerry.wire.policy import OuterOptimizer, OuterSchedule
 from tests.client.quadratic import QUICK, Quadratic, train_until
+from tests.doubles.heard_logs import heard_logs, logs_told_to
 from tests.syncer.serve_process import ServeProcess
 
 
@@ -84,20 +81,13 @@ CONSTANT = OuterOptimizer(schedule=OuterSchedule.CONSTANT)
     ],
 )
 def test_a_learner_that_plans_a_length_is_warned_of_a_run_that_has_none(
-    target: str, monkeypatch: pytest.MonkeyPatch, first: dict[str, Any], second: dict[str, Any], said: list[str]
+    target: str, first: dict[str, Any], second: dict[str, Any], said: list[str]
 ) -> None:
-    warned: list[str] = []
-
-    def look(_logger: object, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-        if method == "warning":
-            warned.append(event["event"])
-        raise structlog.DropEvent
-
-    monkeypatch.setattr(
-        creation, "_log", structlog.wrap_logger(None, processors=[look], wrapper_class=structlog.BoundLogger)
-    )
-    for learner, options in (("a", first), ("b", second)):
-        ArrayLearner(Quadratic().arrays, target=target, run="fit", learner_id=learner, create=True, **options).close()
+    with heard_logs() as lines:
+        for learner, options in (("a", first), ("b", second)):
+            arrays = Quadratic().arrays
+            ArrayLearner(arrays, target=target, run="fit", learner_id=learner, create=True, **options).close()
+    warned = [line["event"] for line in lines if line["log_level"] == "warning"]
     assert len(warned) == len(said)
     for what, event in zip(said, warned, strict=True):
         assert what in event
@@ -223,17 +213,12 @@ def test_a_learner_that_was_stopped_is_not_attached_from_the_moment_that_it_says
     problem = Quadratic()
     seen: list[tuple[bool, bool]] = []
 
-    def look(_logger: object, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-        if "exchange stopped" in str(event["event"]):
+    def look(line: dict[str, Any]) -> None:
+        if "exchange stopped" in line["event"]:
             seen.append((older.failure is not None, older.stats.is_attached))
-        raise structlog.DropEvent
 
-    # A logger of its own: whatever configured the others first, and cached them, filters nothing here.
-    monkeypatch.setattr(
-        session, "_log", structlog.wrap_logger(None, processors=[look], wrapper_class=structlog.BoundLogger)
-    )
     older = ArrayLearner(problem.arrays, target=target, run="fit", learner_id="a", create=True, policy=QUICK)
-    with older, ArrayLearner(Quadratic().arrays, target=target, run="fit", learner_id="a"):
+    with logs_told_to(look), older, ArrayLearner(Quadratic().arrays, target=target, run="fit", learner_id="a"):
         train_until([(problem, older)], lambda: bool(seen))
     assert seen == [(True, False)]
 
@@ -346,7 +331,7 @@ def test_a_process_that_is_told_to_end_sends_its_last_work(target: str, ending: 
 
 
 def test_steps_that_are_lost_are_counted(target: str) -> None:
-    with structlog.testing.capture_logs() as logs:
+    with heard_logs() as logs:
         learner = _train_three_steps(target, ZeroDivisionError)
     (said,) = [line for line in logs if line["log_level"] == "warning"]
     assert said["steps"] == learner.stats.unsent_step_count == 3
@@ -381,7 +366,7 @@ def test_a_learner_that_was_stopped_says_so_again_and_again(target: str, monkeyp
     options: dict[str, Any] = {"target": target, "run": "fit", "learner_id": "us", "create": True}
     with ArrayLearner(problem.arrays, **options) as first, ArrayLearner(Quadratic().arrays, **options):
         train_until([(problem, first)], lambda: first.failure is not None)
-        with structlog.testing.capture_logs() as logs:
+        with heard_logs() as logs:
             for _ in range(3):
                 first.step(tokens=8, loss=problem.descend())
     assert [line["reason"] for line in logs if line["log_level"] == "error"] == ["SESSION_FENCED"] * 3

@@ -162,5 +162,5 @@ def test_a_process_that_forgets_to_leave_is_told_what_it_lost(target: str, endin
     done = subprocess.run(
         [sys.executable, "-c", FORGETFUL, target, ending], capture_output=True, text=True, check=True, timeout=120
     )
-    is_told = "the process ends with steps" in done.stdout and "steps=1" in done.stdout
+    is_told = "the process ends with steps" in done.stderr and "steps=1" in done.stderr
     assert is_told == (ending == "forget"), done.stdout + done.stderr

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import structlog
 
 from skerry.cli import failures
 from skerry.cli.main import cli
 from skerry.client import ArrayLearner, RunsClient, exchange
 from tests.client.quadratic import QUICK, Quadratic, train_until
 from tests.client.syncer_thread import syncer
+from tests.doubles.heard_logs import heard_logs
 from tests.doubles.small_disk import fill, small_disk
 
 
@@ -26,7 +26,7 @@ def test_a_full_store_shows_in_stats_logs_and_watch(
         small_disk(tmp_path / "disk") as disk,
         syncer(store_url=f"file://{disk}/store") as target,
         RunsClient(target) as client,
-        structlog.testing.capture_logs() as logs,
+        heard_logs() as logs,
     ):
         learner = ArrayLearner(problem.arrays, target=target, run="fit", learner_id="us", create=True, policy=QUICK)
         train_until([(problem, learner)], lambda: learner.stats.deltas_acknowledged > 3)

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from structlog.testing import capture_logs
 
 from skerry.client import ArrayLearner, RunsClient, SkerryError, Tls, TryAgainError
 from skerry.client.grpc_transport import GrpcTransport
 from skerry.v1 import capabilities_pb2
 from tests.client.quadratic import QUICK, Quadratic, train_until
 from tests.client.syncer_thread import syncer
+from tests.doubles.heard_logs import heard_logs
 from tests.doubles.made_keys import make_keys, replace_pair, tls_of
 
 ASK = capabilities_pb2.GetCapabilitiesRequest()
@@ -135,7 +135,7 @@ def test_files_that_can_not_be_used_are_an_error_before_any_call(tls: Mapping[st
 
 def test_a_learner_says_why_it_waits_and_ends_with_the_reason(keys: Path, secured: str) -> None:
     options: dict[str, Any] = {"target": secured, "run": "fit", "learner_id": "us", "connect_timeout_s": 2.0}
-    with capture_logs() as logs, pytest.raises(TryAgainError, match="refuses the client's certificate"):
+    with heard_logs() as logs, pytest.raises(TryAgainError, match="refuses the client's certificate"):
         ArrayLearner(Quadratic().arrays, tls=tls_of(keys), **options)
     (said,) = [entry for entry in logs if entry["event"] == "no syncer answers yet, trying again"]
     assert "give --tls-cert and --tls-key" in said["because"]

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import structlog
 import torch
 from blake3 import blake3
 from torch import nn
@@ -16,6 +15,7 @@ from skerry.client import ArrayLearner, Learner, RefusedError, RunsClient
 from skerry.client.torch_untrained import untrained_tensors
 from skerry.client.untrained import recorded
 from skerry.wire.untrained import UntrainedTensor
+from tests.doubles.heard_logs import heard_logs
 
 
 class Adapted(nn.Module):
@@ -39,7 +39,7 @@ def _attach(
     target: str, model: nn.Module | dict[str, Any], learner_id: str = "us", **options: Any
 ) -> list[dict[str, Any]]:
     """Attaches and leaves, and returns the warnings."""
-    with structlog.testing.capture_logs() as logs:
+    with heard_logs() as logs:
         Learner(model, target=target, run="tuned", learner_id=learner_id, create=True, **options).close()
     return [dict(line) for line in logs if line["log_level"] == "warning"]
 
@@ -161,6 +161,6 @@ def test_a_parameter_that_is_not_in_memory_is_not_compared(target: str) -> None:
 def test_more_frozen_parameters_than_a_request_holds_are_not_recorded_and_that_is_said() -> None:
     many = [UntrainedTensor(f"experts.{number}.weight", (4, 4), "float32", bytes(32)) for number in range(20_000)]
     assert len(recorded(many[:10_000])) == 10_000
-    with structlog.testing.capture_logs() as logs:
+    with heard_logs() as logs:
         assert recorded(many) == []
     assert [line["tensors"] for line in logs] == [20_000]

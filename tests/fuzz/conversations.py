@@ -19,7 +19,6 @@ from typing import Any, Final, TypeVar
 import grpc
 import numpy as np
 import psutil
-import structlog
 from google.protobuf.message import Message
 
 from skerry.client.errors import SkerryError
@@ -38,6 +37,7 @@ from skerry.v1 import exchange_pb2 as exchange
 from skerry.v1 import types_pb2 as types
 from tests.client.quadratic import QUICK as QUADRATIC_POLICY
 from tests.client.quadratic import Quadratic
+from tests.doubles.heard_logs import Line, logs_told_to, quiet_logs
 from tests.fuzz.campaign import Finding, Result
 from tests.fuzz.mutations import mutated_bytes, mutated_message, pick
 from tests.syncer.conftest import LOCAL
@@ -187,10 +187,9 @@ class _Complaints:
     def __init__(self) -> None:
         self.found: list[str] = []
 
-    def __call__(self, _logger: object, _name: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
-        if event.get("exc_info"):
-            self.found.append(f"logged {event['event']}: {event['exc_info']!r:.100}")
-        raise structlog.DropEvent
+    def __call__(self, line: Line) -> None:
+        if line.get("exc_info"):
+            self.found.append(f"logged {line['event']}: {line['exc_info'][1]!r:.100}")
 
 
 async def _still_merges(stubs: Stubs, source: random.Random, number: int) -> None:
@@ -234,9 +233,9 @@ async def _against_syncer(seed: str, seconds: float, complaints: _Complaints) ->
 def against_syncer(seed: str, seconds: float) -> Result:
     """Returns what came of conversations with a syncer of this process over a real socket."""
     complaints = _Complaints()
-    structlog.configure(processors=[complaints], wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     logging.getLogger("grpc").setLevel(logging.CRITICAL)
-    return asyncio.run(_against_syncer(seed, seconds, complaints))
+    with logs_told_to(complaints, logging.WARNING):
+        return asyncio.run(_against_syncer(seed, seconds, complaints))
 
 
 class _Liar(GrpcTransport):
@@ -352,7 +351,7 @@ def _innermost(error: BaseException) -> BaseException:
 
 def against_learner(seed: str, seconds: float) -> Result:
     """Returns what came of changing a syncer's answers to a learner."""
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    quiet_logs()
     return asyncio.run(_against_learner(seed, seconds))
 
 

@@ -23,7 +23,6 @@ from types import CodeType, FrameType
 from typing import Any, Final
 from unittest.mock import patch
 
-import structlog
 import torch
 from torch import nn
 
@@ -33,6 +32,7 @@ from skerry.syncer import upkeep
 from skerry.syncer.host import HostSettings
 from skerry.syncer.server import ServerSettings, serving
 from skerry.syncer.settings import ReplicaSettings
+from tests.doubles.heard_logs import logs_told_to
 from tests.house.product import ROOT, SOURCE_ROOTS
 
 # Files that a journey may run through; the goal is 45, without the metrics, targets and appends that came later.
@@ -103,7 +103,7 @@ def walk() -> dict[str, str]:
     try:
         with (
             tempfile.TemporaryDirectory() as folder,
-            _quiet_logs(),
+            logs_told_to(print, logging.CRITICAL),
             patch.object(upkeep, "_LOOK_S", _NEVER_S),
             _syncer((Path(folder) / "store").as_uri()) as target,
         ):
@@ -172,16 +172,6 @@ def _syncer(store_url: str) -> Iterator[str]:
     finally:
         stop.set()
         thread.join()
-
-
-@contextmanager
-def _quiet_logs() -> Iterator[None]:
-    before = structlog.get_config()
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
-    try:
-        yield
-    finally:
-        structlog.configure(**before)
 
 
 def main() -> None:

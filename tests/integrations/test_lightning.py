@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import lightning
 import pytest
 import torch
+from lightning.pytorch.strategies import FSDPStrategy
 from torch.utils.data import DataLoader
 
 from examples.lightning_trainer import Rotation
@@ -104,9 +106,10 @@ def test_a_resumed_trainer_attaches_after_its_checkpoint(target: str, tmp_path: 
     assert_merged(target, "pl", dict(module.named_parameters()))
 
 
-def test_several_processes_are_refused(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lightning.Trainer, "world_size", property(lambda _: 2))
-    with pytest.raises(ValueError, match="with one process only"):
-        _fit(Rotation(), _callback(target))
+def test_fsdp1_is_refused_by_name(target: str) -> None:
+    strategy = object.__new__(FSDPStrategy)  # it is made on GPUs only, and so is its trainer
+    trainer: Any = SimpleNamespace(strategy=strategy, world_size=2, optimizers=[None], estimated_stepping_batches=8)
+    with pytest.raises(ValueError, match="strategy=FSDPStrategy"):
+        _callback(target).on_train_start(trainer, Rotation())
     with RunsClient(target) as runs:
         assert runs.list_runs() == []

@@ -8,7 +8,16 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
+from torch.distributed.fsdp import FullyShardedDataParallel
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
 
 from skerry.client import Policy, SkerryError
 from skerry.integrations.transformers import SkerryCallback
@@ -147,10 +156,14 @@ def test_an_early_stop_loses_no_step(target: str, tmp_path: Path) -> None:
     assert kept[0].failure is None
 
 
-def test_several_processes_are_refused(target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(TrainingArguments, "world_size", property(lambda _: 2))
-    with pytest.raises(ValueError, match="with one process only"):
-        _train(target, tmp_path, _callback(target))
+def test_deepspeed_and_fsdp1_are_refused_by_name(target: str, tmp_path: Path) -> None:
+    arguments = TrainingArguments(str(tmp_path), use_cpu=True)
+    sharded = object.__new__(FullyShardedDataParallel)  # made in earnest, it needs a process group
+    with pytest.raises(ValueError, match="strategy=FSDP1"):
+        _callback(target).on_train_begin(arguments, TrainerState(), TrainerControl(), model=sharded)
+    arguments.deepspeed_plugin = object()
+    with pytest.raises(ValueError, match="strategy=DeepSpeed"):
+        _callback(target).on_train_begin(arguments, TrainerState(), TrainerControl(), model=_model())
 
 
 def test_wrong_options_and_missing_runs_are_said_before_training(target: str, tmp_path: Path) -> None:

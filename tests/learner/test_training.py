@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
-import structlog
 import torch
 
 from skerry.client import SkerryError, Stats
@@ -20,6 +19,7 @@ from skerry.learner.model import MODEL_CONFIGS
 from skerry.learner.settings import DataSettings, InnerOptimizerName, LearnSettings, LoopSettings, OptimizerSettings
 from skerry.learner.training import AttachedLearner, Training, prepare, train
 from skerry.runtime.clock import SystemClock
+from tests.doubles.heard_logs import heard_logs
 
 _CPU = torch.device("cpu")
 
@@ -173,7 +173,7 @@ def test_training_ends_when_the_run_is_closed(tmp_path: Path) -> None:
 
 def test_a_learner_that_left_the_run_early_says_so_at_the_end(tmp_path: Path) -> None:
     learner = ScriptedLearner(failure=SkerryError("SESSION_FENCED", "a newer process took this learner's place"))
-    with structlog.testing.capture_logs() as logs:
+    with heard_logs() as logs:
         _train(_settings(tmp_path, steps=2), learner)
     assert [line["because"] for line in logs if line["log_level"] == "warning"] == [str(learner.failure)]
 

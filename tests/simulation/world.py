@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import random
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final, cast
-
-import structlog
 
 from skerry.store.errors import StoreError
 from skerry.store.log.entries import Fate
@@ -23,6 +22,7 @@ from skerry.store.log.run_log import RunLog
 from skerry.store.log.state import RunState
 from skerry.wire.codecs import Codec, Compressor, Encoding
 from skerry.wire.policy import Policy
+from tests.doubles.heard_logs import logs_told_to
 from tests.simulation import disturbances as what
 from tests.simulation.director import Director
 from tests.simulation.disturbances import Disturbance, Mix, draw
@@ -287,14 +287,9 @@ def _captured_logs() -> Iterator[list[str]]:
     """Drops the services' logs, but for those that say that something failed by a defect."""
     failures: list[str] = []
 
-    def keep(_: Any, level: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-        if level == "error" and event["event"].startswith(("run failed", "call failed")):
-            failures.append(f"{event['event']}. cause={event.get('exc_info')!r}")
-        raise structlog.DropEvent
+    def keep(line: dict[str, Any]) -> None:
+        if line["event"].startswith(("run failed", "call failed")):
+            failures.append(f"{line['event']}. cause={line.get('exc_info')!r}")
 
-    before = structlog.get_config()
-    structlog.configure(processors=[keep], wrapper_class=structlog.BoundLogger, cache_logger_on_first_use=False)
-    try:
+    with logs_told_to(keep, logging.ERROR):
         yield failures
-    finally:
-        structlog.configure(**before)

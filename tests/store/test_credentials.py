@@ -9,7 +9,6 @@ from pathlib import Path
 import boto3
 import pytest
 from click.testing import CliRunner
-from structlog.testing import capture_logs
 
 from skerry.runtime.redaction import redacted
 from skerry.store.errors import StoreUnavailableError, StoreURLError
@@ -17,6 +16,7 @@ from skerry.store.objects.credentials import found_credentials
 from skerry.store.objects.opening import open_objects
 from skerry.store.operator.command import log
 from skerry.syncer.command import serve
+from tests.doubles.heard_logs import heard_logs
 from tests.doubles.no_cloud import stay_here
 
 SECRETS = ("hunter2", "AKIA", "p@ss", "top")
@@ -83,7 +83,7 @@ def test_the_source_is_said_and_the_secret_is_not(
 ) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    with capture_logs() as lines:
+    with heard_logs() as lines:
         assert found_credentials({}) == {}
     assert [line["source"] for line in lines] == [source]
     assert _is_clean(str(lines))
@@ -98,7 +98,7 @@ def test_the_shared_file_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     with pytest.raises(StoreURLError, match="AWS_PROFILE"):  # half a pair is none
         open_objects("s3://bucket/x")
     monkeypatch.setenv("AWS_PROFILE", "prod")
-    with capture_logs() as lines:
+    with heard_logs() as lines:
         assert found_credentials({}) == {"access_key_id": "AKIA2", "secret_access_key": "hunter2%"}
     assert [line["source"] for line in lines] == ["shared file"]
 
@@ -107,7 +107,7 @@ def test_a_machine_with_a_metadata_service_has_a_role(monkeypatch: pytest.Monkey
     monkeypatch.delenv("AWS_EC2_METADATA_DISABLED")
     with socket.create_server(("127.0.0.1", 0)) as service:
         monkeypatch.setenv("AWS_METADATA_ENDPOINT", f"http://127.0.0.1:{service.getsockname()[1]}")
-        with capture_logs() as lines:
+        with heard_logs() as lines:
             assert found_credentials({}) == {}
     assert [line["source"] for line in lines] == ["instance metadata"]
     with pytest.raises(StoreURLError, match="give the machine a role"):

@@ -12,7 +12,6 @@ import pytest
 from click import Command
 from click.testing import CliRunner
 from moto import settings as moto_settings
-from structlog.testing import capture_logs
 
 from skerry.runtime.clock import SystemClock
 from skerry.store.errors import StoreFullError, StoreRefusedError, StoreUnavailableError, StoreURLError
@@ -23,6 +22,7 @@ from skerry.syncer.command import serve
 from skerry.syncer.server import ServerSettings, serving
 from tests.doubles.dict_objects import DictObjects
 from tests.doubles.faulty_objects import NO_FAULT, Effect, Fault, FaultyObjects, LateWrites
+from tests.doubles.heard_logs import heard_logs
 from tests.doubles.s3_relay import S3Relay, s3_relay
 
 SETTINGS = ServerSettings(listen="127.0.0.1:0")
@@ -101,7 +101,7 @@ async def test_a_syncer_says_that_the_store_does_not_answer_and_begins_when_it_d
         return Fault(Effect.ERROR_BEFORE, failures.pop()) if operation == "create" and failures else NO_FAULT
 
     objects = FaultyObjects(DictObjects(), weather, clock=SystemClock(), late=LateWrites())
-    with capture_logs() as lines:
+    with heard_logs() as lines:
         await start(objects)
     assert [line["attempt"] for line in lines if "does not answer" in line["event"]] == [1, 2]
 

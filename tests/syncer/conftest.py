@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-import structlog
 
 from skerry.store.objects.opening import open_objects
 from skerry.syncer.host import HostSettings
 from skerry.syncer.server import ServerSettings, SyncerServer, serving
+from tests.doubles import heard_logs
 from tests.syncer.raw_learner import Stubs, connected
 
 LOCAL = ServerSettings(listen="127.0.0.1:0", host=HostSettings(sweep_s=0.2, name_lifetime_s=0.1))
@@ -20,7 +19,7 @@ LOCAL = ServerSettings(listen="127.0.0.1:0", host=HostSettings(sweep_s=0.2, name
 @pytest.fixture(autouse=True)
 def quiet_logs() -> None:
     """Silences logs: a failed assertion says what it needs without them."""
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    heard_logs.quiet_logs()
 
 
 @pytest.fixture

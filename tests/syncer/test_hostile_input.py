@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -10,12 +9,11 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-import structlog
-from structlog.testing import capture_logs
 
-from skerry.syncer.command import bounded_text
+from skerry.runtime.logs import get_logger, log_to_stderr
 from skerry.v1 import exchange_pb2 as exchange
 from skerry.v1 import runs_pb2 as runs
+from tests.doubles.heard_logs import heard_logs
 from tests.syncer.raw_learner import (
     FLOAT32,
     RawLearner,
@@ -38,8 +36,7 @@ _STREAMS = ("Exchange/PushDelta", "Exchange/Attach")
 
 @pytest.fixture(autouse=True)
 def logs(quiet_logs: None) -> Iterator[list[Any]]:
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(0))
-    with capture_logs() as lines:
+    with heard_logs() as lines:
         yield lines
 
 
@@ -193,12 +190,11 @@ async def test_a_long_name_comes_back_short(stubs: Stubs, logs: list[Any]) -> No
     learner.detach()
 
 
-def test_what_a_client_chose_takes_little_room_in_the_log() -> None:
-    out = io.StringIO()
-    structlog.configure(
-        processors=[bounded_text, structlog.processors.format_exc_info, structlog.processors.LogfmtRenderer()],
-        logger_factory=structlog.WriteLoggerFactory(file=out),
-    )
-    structlog.get_logger().info("call refused", message="n" * 1_000_000, count=3)
-    assert "count=3" in out.getvalue()
-    assert len(out.getvalue()) < 2_000
+def test_what_a_client_chose_takes_little_room_in_the_log(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    log_to_stderr()
+    get_logger("skerry.syncer").info("call refused", message="n" * 1_000_000, count=3)
+    said = capsys.readouterr().err
+    assert "count=3" in said
+    assert len(said) < 2_000

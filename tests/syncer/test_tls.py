@@ -14,14 +14,13 @@ from pathlib import Path
 
 import grpc
 import pytest
-import structlog
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from structlog.testing import capture_logs
 
 from skerry.client import Tls
 from skerry.store.objects.opening import open_objects
 from skerry.syncer.server import SyncerServer, serving
 from skerry.v1 import capabilities_pb2
+from tests.doubles.heard_logs import heard_logs
 from tests.doubles.made_keys import make_keys, replace_pair, tls_of
 from tests.syncer.conftest import LOCAL
 from tests.syncer.raw_learner import connected
@@ -40,9 +39,8 @@ def keys(tmp_path: Path) -> Path:
 @pytest.fixture
 def logs() -> Iterator[list[dict[str, object]]]:
     """What is logged, at every level."""
-    structlog.reset_defaults()
-    with capture_logs() as captured:
-        yield captured  # type: ignore[misc]  # an entry is a mutable mapping
+    with heard_logs() as captured:
+        yield captured
 
 
 @contextlib.asynccontextmanager

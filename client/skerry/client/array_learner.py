@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Final, Self, TypeVar
 
 import numpy as np
-import structlog
 from numpy.typing import NDArray
 
 from skerry.client.errors import SkerryError, error_of
@@ -24,11 +23,12 @@ from skerry.client.parameters import ArrayParameters, Parameters
 from skerry.client.session import Adoption, ExchangeSettings, Stats, check_policy
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.identifiers import SystemEntropy, system_random
+from skerry.runtime.logs import get_logger
 from skerry.runtime.tls import Tls
 from skerry.runtime.workers import ThreadWorkers
 from skerry.wire.policy import Policy
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 R = TypeVar("R")
 

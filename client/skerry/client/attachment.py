@@ -9,8 +9,6 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Final
 
-import structlog
-
 from skerry.client.errors import (
     RunClosedError,
     RunNotFoundError,
@@ -22,10 +20,11 @@ from skerry.client.errors import (
 from skerry.client.fragment import FragmentExchange
 from skerry.client.records import policy_of
 from skerry.client.session import Session
+from skerry.runtime.logs import get_logger
 from skerry.v1 import exchange_pb2, types_pb2
 from skerry.wire.messages import layouts_to_messages
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 # The wait for an answer to a leave is short, since the lease runs out by itself.
 _LEAVE_TIMEOUT_S: Final = 2.0

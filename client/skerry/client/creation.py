@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-import structlog
 from numpy.typing import NDArray
 
 from skerry.client.delta import Delta, digest_of, encode_parts, push
@@ -19,6 +18,7 @@ from skerry.client.errors import PoisonedError, RunExistsError, RunNotFoundError
 from skerry.client.fragment_plan import FragmentPlan, plan_fragments
 from skerry.client.session import DEFAULT_PART_SIZE_BYTES, Calls, Session
 from skerry.client.untrained import recorded
+from skerry.runtime.logs import get_logger
 from skerry.runtime.workers import Workers
 from skerry.v1 import exchange_pb2, runs_pb2, types_pb2
 from skerry.wire import Codec, Compressor, Encoding, FragmentLayout, NonFiniteError
@@ -26,7 +26,7 @@ from skerry.wire.frames import encode_frames
 from skerry.wire.messages import layouts_to_messages, policy_to_message
 from skerry.wire.policy import OuterSchedule, Policy
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 # Version 0 has exactly the creator's weights, and weights do not compress.
 INITIAL_ENCODING: Final = Encoding(codec=Codec.FLOAT32, compressor=Compressor.NONE)

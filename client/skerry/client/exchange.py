@@ -13,7 +13,6 @@ from contextlib import AsyncExitStack
 from typing import Any, Final
 
 import numpy as np
-import structlog
 from numpy.typing import NDArray
 
 from skerry.algorithm.rebase import Ledger, Trained
@@ -34,13 +33,14 @@ from skerry.client.transport import Transport
 from skerry.client.untrained import check_untrained
 from skerry.runtime.clock import StepClock
 from skerry.runtime.identifiers import Entropy
+from skerry.runtime.logs import get_logger
 from skerry.runtime.workers import Workers
 from skerry.v1 import capabilities_pb2, types_pb2
 from skerry.wire import FragmentLayout, kernels
 from skerry.wire.messages import layouts_from_messages
 from skerry.wire.policy import Policy
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 # Weight of a new step in the moving average of step times.
 _STEP_TIME_FACTOR: Final = 0.1

@@ -10,8 +10,6 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Final, NoReturn
 
-import structlog
-
 from skerry.algorithm.rebase import Ledger, Trained
 from skerry.algorithm.schedule import RoundRhythm, is_due
 from skerry.client import fragment_state
@@ -32,10 +30,11 @@ from skerry.client.errors import (
 )
 from skerry.client.fragment_state import RETURNING, Idle, InFlight, Refused, Replacing, Sending, State
 from skerry.client.session import Session
+from skerry.runtime.logs import get_logger
 from skerry.v1 import exchange_pb2, types_pb2
 from skerry.wire import FragmentLayout, NonFiniteError
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 # After so many refusals of the same bytes as damaged, the link is not the cause.
 _MAX_DAMAGE: Final = 3

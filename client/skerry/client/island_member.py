@@ -111,15 +111,18 @@ class IslandMember:
             is_flushed: bool = self._run(lambda: self._leader.flush(timeout_s, is_last=is_last))
             return is_flushed
 
-    def leave(self, timeout_s: float) -> bool:
-        """Sends the last work and leaves the run, the leader before the others close what it needs for that."""
+    def leave(self, timeout_s: float, *, load_merged: bool) -> bool:
+        """Sends the last work and leaves the run, the leader before the others close what it needs for that.
+
+        With `load_merged` at the leader, all ranks have the run's weights afterwards if it returns True.
+        """
         if self._island.has_left:
             return False
         with self._together():
             self._meet(Word(Call.LEAVE, fingerprint=self._parameters.take_fingerprint()))
-            is_flushed: bool = self._run(lambda: self._leader.leave(timeout_s))
+            is_done: bool = self._run(lambda: self._leader.leave(timeout_s, load_merged=load_merged))
         self.close()
-        return is_flushed
+        return is_done
 
     def close(self, error: object = None) -> None:
         """Leaves the run; the other ranks learn of `error`. Idempotent."""

@@ -129,11 +129,11 @@ class Learner(ArrayLearner):
         return self._member.flush(timeout_s, is_last=is_last)
 
     def leave(self, timeout_s: float = EXIT_FLUSH_TIMEOUT_S, *, load_merged: bool = False) -> bool:
-        """As `ArrayLearner.leave`. With several ranks, every rank calls it, and keeps its own weights."""
+        """As `ArrayLearner.leave`. With several ranks, every rank calls it, with the same arguments."""
         if self._member is None:
             return super().leave(timeout_s, load_merged=load_merged)
         try:
-            return self._member.leave(timeout_s) and not load_merged
+            return self._member.leave(timeout_s, load_merged=load_merged)
         finally:
             self.close()
 

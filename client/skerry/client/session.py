@@ -10,20 +10,19 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Final, TypeVar
 
-import structlog
-
 from skerry.algorithm.rebase import UNTRAINED, Trained
 from skerry.client.boundary import Boundary
 from skerry.client.errors import SkerryError, is_transient
 from skerry.client.parameters import Parameters
 from skerry.client.transport import Transport
 from skerry.runtime.identifiers import Entropy
+from skerry.runtime.logs import get_logger
 from skerry.runtime.retry import Retry, RetrySettings
 from skerry.runtime.workers import Workers
 from skerry.wire.layout import FragmentLayout, check_name
 from skerry.wire.policy import Policy
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 R = TypeVar("R")
 

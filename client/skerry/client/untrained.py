@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-import structlog
-
 from skerry.client.errors import error_of
 from skerry.client.session import Session
+from skerry.runtime.logs import get_logger
 from skerry.v1 import types_pb2
 from skerry.wire.messages import untrained_from_messages, untrained_to_messages
 from skerry.wire.untrained import UntrainedTensor
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 # More does not fit the message that creates a run, beside its tensors.
 _MOST_BYTES: Final = 2**20

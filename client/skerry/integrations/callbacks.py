@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-import structlog
-
 from skerry.client import Learner, SkerryError
 from skerry.integrations.metrics import learner_metrics
+from skerry.runtime.logs import get_logger
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 # How long the end of training waits for the last work to be merged; other learners have to finish a step for it.
 _LEAVE_TIMEOUT_S: Final = 60.0
@@ -31,19 +31,25 @@ class CallbackLearner:
         inspect.signature(Learner).bind(None, **options)  # now, rather than after the model was loaded
         self.learner: Learner | None = None
         self._options = options
+        self._has_several_ranks = False
+        self._handled: BaseException | None = None
 
-    def begin(self, attach: Callable[..., Learner], *, process_count: int, step_count: int | None) -> None:
+    def begin(
+        self, attach: Callable[..., Learner], *, process_count: int, step_count: int | None, refused: str | None
+    ) -> None:
         """Attaches by `attach(**options)`. `step_count` is the planned length unless the options have one.
 
         Raises:
-            ValueError: several processes train the model.
+            ValueError: the weights are not where a learner could change them.
             SkerryError: as `Learner`.
         """
-        if process_count > 1:
+        if refused is not None:
             raise ValueError(
-                "SkerryCallback takes part with one process only. Train each island in one process, or with several "
-                f"in a loop of your own with skerry.client.Learner. processes={process_count}"
+                "SkerryCallback trains with one process, with DistributedDataParallel and with fully_shard (FSDP2), "
+                f"where the weights of the model are the ones that are trained. Use one of these. strategy={refused}"
             )
+        self._has_several_ranks = process_count > 1
+        self._handled = sys.exception()  # an error before training, after which somebody trains all the same
         if self.learner is not None:  # the trainer begins anew, with a smaller batch for instance
             self.learner.close()
         planned = {} if step_count is None else {"planned_step_count": step_count}
@@ -52,10 +58,15 @@ class CallbackLearner:
     def leave(self, *, load_merged: bool) -> None:
         """Sends the last work for a bounded time and leaves the run. Idempotent; failures are logged, not raised.
 
-        With `load_merged` the model has the run's weights afterwards, if the last work is merged in time.
+        With `load_merged` the model has the run's weights afterwards, if the last work is merged in time. While an
+        error ends a rank of several, its island sends nothing: the other ranks may not have done the same steps.
         """
         learner, self.learner = self.learner, None
         if learner is None:
+            return
+        error = sys.exception()
+        if self._has_several_ranks and error is not None and error is not self._handled:
+            learner.__exit__(type(error), error, None)
             return
         try:
             is_done = learner.leave(_LEAVE_TIMEOUT_S, load_merged=load_merged)

@@ -5,14 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, XLAStrategy
 
 from skerry.client import Learner, attach
 from skerry.integrations.callbacks import CallbackLearner
 
 __all__ = ["SkerryCallback"]
+
+_REFUSED: Final = (DeepSpeedStrategy, FSDPStrategy, XLAStrategy)
 
 
 class SkerryCallback(Callback):  # type: ignore[misc]  # untyped
@@ -23,7 +26,7 @@ class SkerryCallback(Callback):  # type: ignore[misc]  # untyped
     A step of the run is a step of the optimizer with all its accumulated batches (with several optimizers, of the last
     one), and the planned length is the trainer's estimate of them. Checkpoints that are saved during training hold this
     learner's weights; after `fit` the module has the run's, merged, which `save_checkpoint` writes. The logs get
-    `skerry/...`.
+    `skerry/...`. With several processes (`devices=2, strategy="ddp"`) they are one learner together.
 
     Args:
         tokens_per_step: as `skerry.client.attach` says.
@@ -46,7 +49,7 @@ class SkerryCallback(Callback):  # type: ignore[misc]  # untyped
         """Attaches the module.
 
         Raises:
-            ValueError: several processes train it.
+            ValueError: the strategy keeps the weights in a form of its own, as DeepSpeed does.
             SkerryError: as `Learner`.
         """
         step_count = trainer.estimated_stepping_batches
@@ -54,6 +57,7 @@ class SkerryCallback(Callback):  # type: ignore[misc]  # untyped
             partial(attach, pl_module, trainer.optimizers[-1], tokens_per_step=self._tokens_per_step),
             process_count=trainer.world_size,
             step_count=int(step_count) if 0 < step_count < math.inf else None,
+            refused=type(trainer.strategy).__name__ if isinstance(trainer.strategy, _REFUSED) else None,
         )
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
@@ -65,5 +69,5 @@ class SkerryCallback(Callback):  # type: ignore[misc]  # untyped
         self._part.leave(load_merged=True)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Sends the steps that were completed, and leaves."""
+        """Sends the steps that were completed, with one process, and leaves."""
         self._part.leave(load_merged=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+from torch.distributed.fsdp import FullyShardedDataParallel
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from skerry.client import Learner
@@ -24,6 +25,8 @@ class SkerryCallback(TrainerCallback):  # type: ignore[misc]  # untyped
     trainer loads its best checkpoint at the end, that is what it has then.
 
     A trainer tells callbacks nothing of exceptions, so call `leave` in a `finally` to send what was learned until then.
+
+    Started by torchrun, the processes are one learner together. With several, an error loses what was not sent yet.
 
     The logs get `skerry/...`. Trackers of `report_to` are called before the callbacks of the constructor, so give
     theirs after this one (`report_to="none", callbacks=[SkerryCallback(...), WandbCallback()]`) to have it there too.
@@ -54,14 +57,19 @@ class SkerryCallback(TrainerCallback):  # type: ignore[misc]  # untyped
         """Attaches the model.
 
         Raises:
-            ValueError: several processes train it.
+            ValueError: the weights are in a form of their own, as with DeepSpeed.
             SkerryError: as `Learner`.
         """
         if self._tokens_per_step is None and args.include_num_input_tokens_seen == "no":
             args.include_num_input_tokens_seen = "all"
         self._token_count = state.num_input_tokens_seen
         attach = partial(Learner, kwargs["model"])
-        self._part.begin(attach, process_count=args.world_size, step_count=state.max_steps)
+        self._part.begin(
+            attach,
+            process_count=args.world_size,
+            step_count=state.max_steps,
+            refused=_refused(args, kwargs["model"]),
+        )
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Counts a step. After the last one it leaves, before the trainer evaluates and saves.
@@ -72,7 +80,9 @@ class SkerryCallback(TrainerCallback):  # type: ignore[misc]  # untyped
         """
         if self.learner is None:
             return
-        self.learner.step(self._tokens_since(state.num_input_tokens_seen), self._loss)
+        token_count = self._tokens_since(state.num_input_tokens_seen)
+        # The trainer's count is of all ranks, and the learner adds up what they give.
+        self.learner.step(token_count if state.is_world_process_zero else 0, self._loss)
         if control.should_training_stop:
             self._part.leave(load_merged=True)
 
@@ -98,7 +108,7 @@ class SkerryCallback(TrainerCallback):  # type: ignore[misc]  # untyped
             self._part.leave(load_merged=True)
 
     def leave(self) -> None:
-        """Sends the steps that were completed, and leaves the run. Idempotent."""
+        """Sends the steps that were completed, and leaves the run, on all ranks if there are several. Idempotent."""
         self._part.leave(load_merged=False)
 
     def _tokens_since(self, token_count: int) -> int:
@@ -111,3 +121,10 @@ class SkerryCallback(TrainerCallback):  # type: ignore[misc]  # untyped
                 "SkerryCallback tokens_per_step, by which this learner's work is weighed against the others'"
             )
         return since
+
+
+def _refused(args: TrainingArguments, model: Any) -> str | None:
+    """Returns the name of a strategy that keeps the weights in a form of its own."""
+    if args.deepspeed_plugin is not None:
+        return "DeepSpeed"
+    return "FSDP1" if isinstance(model, FullyShardedDataParallel) else None

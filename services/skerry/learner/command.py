@@ -179,7 +179,9 @@ def _learn(settings: LearnSettings, metrics: str | None) -> TrainingPosition:
     from skerry.learner.errors import LearnerInputError
     from skerry.learner.training import prepare, train
     from skerry.runtime.clock import SystemClock
+    from skerry.runtime.logs import log_to_stderr
 
+    log_to_stderr()
     with _stop_on_signals() as stop:
         try:
             device = choose_device(settings.machine.device)

@@ -6,7 +6,6 @@ import threading
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
-import structlog
 import torch
 
 from skerry.client import SkerryError, Stats
@@ -20,8 +19,9 @@ from skerry.learner.model import Gpt
 from skerry.learner.schedule import LearningRateSchedule, run_position
 from skerry.learner.settings import LearnSettings
 from skerry.runtime.clock import ThreadClock
+from skerry.runtime.logs import get_logger
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 # Fields that a metrics line takes from the client's Stats, under the same names.
 _EXCHANGE_FIELDS: Final = (

@@ -11,10 +11,9 @@ import dataclasses
 import operator
 from typing import Any, Final
 
-import structlog
-
 from skerry.runtime.clock import Clock
 from skerry.runtime.identifiers import Entropy
+from skerry.runtime.logs import get_logger
 from skerry.runtime.workers import Workers
 from skerry.store.errors import (
     DraftConflictError,
@@ -31,7 +30,7 @@ from skerry.store.objects.interface import Objects, read_json
 from skerry.store.objects.put_if_absent import Creator
 from skerry.wire.layout import BadNameError, check_id, check_name
 
-_LOG: Final = structlog.get_logger(__name__)
+_LOG: Final = get_logger(__name__)
 _RESOLVES_AT_ONCE: Final = 16
 
 

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 from typing import Final
 
-import structlog
-
 from skerry.runtime.identifiers import Entropy
+from skerry.runtime.logs import get_logger
 from skerry.store.errors import ObjectMissingError
 from skerry.store.log.state import RunState
 from skerry.store.objects.interface import Objects
 from skerry.syncer.membership import Membership
 
-_LOG: Final = structlog.get_logger(__name__)
+_LOG: Final = get_logger(__name__)
 # Larger than any valid report. A larger object is not read.
 MAX_ADVICE_BYTES: Final = 2**20
 _FOLDER: Final = "learners"

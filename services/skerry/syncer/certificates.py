@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Final
 
 import grpc
-import structlog
 
+from skerry.runtime.logs import get_logger
 from skerry.runtime.tls import Tls, TlsFiles
 
-_LOG: Final = structlog.get_logger(__name__)
+_LOG: Final = get_logger(__name__)
 
 
 class ServerCertificates:

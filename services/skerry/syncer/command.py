@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-import logging
 import math
 import os
 import signal
@@ -14,10 +13,9 @@ from pathlib import Path
 from typing import Final
 
 import click
-import structlog
-from structlog.typing import EventDict
 
 from skerry.runtime.files import replacing
+from skerry.runtime.logs import get_logger, log_to_stderr
 from skerry.runtime.redaction import redacted
 from skerry.runtime.tls import Tls
 from skerry.runtime.tls_options import PEM_FILE, checked
@@ -28,9 +26,7 @@ from skerry.store.objects.opening import open_objects
 from skerry.syncer.host import HostSettings
 from skerry.syncer.server import ListenError, ServerSettings, SyncerServer, serving
 
-_LOG: Final = structlog.get_logger(__name__)
-# Longer than every message of this project, and short enough that a refusal costs the caller more than the disk.
-_MOST_TEXT: Final = 1000
+_LOG: Final = get_logger(__name__)
 # How long a worker thread that runs Python keeps the event loop waiting. With Python's 5 ms, drafts of 60,000 tensors
 # left other learners 1.6 merges a second of 26.
 _SWITCH_INTERVAL_S: Final = 2e-4
@@ -146,7 +142,7 @@ def serve(
     _check_listen(listen, "--listen", is_allowed=insecure or tls is not None)
     if metrics is not None:
         _check_listen(metrics, "--metrics", is_allowed=insecure)
-    _configure_logs(log_level)
+    log_to_stderr(log_level)
     try:
         objects = open_objects(_absolute(store_url), new=new_store, reserve=True)
     except StoreURLError as error:
@@ -216,28 +212,6 @@ def _scratch_directory(given: Path | None) -> Path:
         given.mkdir(parents=True, exist_ok=True)
         return given
     return Path(tempfile.gettempdir())
-
-
-def bounded_text(_logger: object, _method: str, event: EventDict) -> EventDict:
-    """Takes secrets out of every text of a log line, and cuts what a client may have chosen; tracebacks stay whole."""
-    for key, value in event.items():
-        if isinstance(value, str):
-            event[key] = redacted(value)[: None if key == "exception" else _MOST_TEXT]
-    return event
-
-
-def _configure_logs(level: str) -> None:
-    structlog.configure(
-        processors=[
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.format_exc_info,
-            bounded_text,
-            structlog.processors.LogfmtRenderer(key_order=["timestamp", "level", "event"]),
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
-        logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
-    )
 
 
 async def _serve(objects: Objects, settings: ServerSettings, store_url: str, port_file: Path | None) -> None:

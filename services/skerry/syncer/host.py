@@ -13,10 +13,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
-import structlog
-
 from skerry.runtime.clock import Clock
 from skerry.runtime.identifiers import Entropy
+from skerry.runtime.logs import get_logger
 from skerry.runtime.workers import Workers
 from skerry.store.errors import RunNotFoundError, StoreError
 from skerry.store.log.entries import ENTRY_FORMAT, RunStatus
@@ -35,7 +34,7 @@ from skerry.syncer.tidying import tidy
 from skerry.wire import kernels
 from skerry.wire.layout import check_id, check_name
 
-_LOG: Final = structlog.get_logger(__name__)
+_LOG: Final = get_logger(__name__)
 # At a thousand entries a second a log gets there in 9,000 years. Below it, a position beyond the log's end may mean
 # that the store lost entries.
 MAX_POSITION: Final = 2**48

@@ -8,8 +8,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from typing import Final
 
-import structlog
-
+from skerry.runtime.logs import get_logger
 from skerry.store.errors import RunExistsError, RunNotFoundError
 from skerry.store.log.entries import (
     ENTRY_FORMAT,
@@ -30,7 +29,7 @@ from skerry.wire.layout import FragmentLayout, check_id, check_name
 from skerry.wire.policy import Policy
 from skerry.wire.untrained import UntrainedTensor
 
-_LOG: Final = structlog.get_logger(__name__)
+_LOG: Final = get_logger(__name__)
 # Limits of one run: far above what is trained today, far below what the process that folds it could not hold.
 MAX_TENSOR_COUNT: Final = 100_000
 MAX_FRAGMENT_COUNT: Final = 4_096

@@ -25,7 +25,6 @@ from operator import xor
 from typing import Final
 
 import numpy as np
-import structlog
 from msgspec import structs
 
 from skerry.algorithm.median import median_shares
@@ -43,6 +42,7 @@ from skerry.algorithm.step import (
     step_spans,
 )
 from skerry.runtime.clock import Clock
+from skerry.runtime.logs import get_logger
 from skerry.runtime.workers import Workers, run_jobs
 from skerry.store.errors import StoreUnavailableError, UnreadableObjectError
 from skerry.store.log.entries import (
@@ -235,7 +235,7 @@ async def _write_update(
     return tuple(refs)
 
 
-_LOG: Final = structlog.get_logger(__name__)
+_LOG: Final = get_logger(__name__)
 # Pause between two attempts to append a commit whose outcome the store can't tell.
 _RETRY_S: Final = 0.5
 _FLOAT32_BYTES: Final = 4

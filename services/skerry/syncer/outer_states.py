@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
-import structlog
 
 from skerry.algorithm.step import OuterState
+from skerry.runtime.logs import get_logger
 from skerry.runtime.workers import Workers
 from skerry.store.errors import ObjectMissingError, UnreadableObjectError
 from skerry.store.log.run_log import RunLog
@@ -22,7 +22,7 @@ from skerry.store.log.state import FragmentState
 from skerry.store.versions.replay import Replayer
 from skerry.store.versions.scratch import Scratch
 
-_LOG: Final = structlog.get_logger(__name__)
+_LOG: Final = get_logger(__name__)
 
 
 @dataclass

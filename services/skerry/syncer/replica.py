@@ -14,9 +14,8 @@ from contextlib import contextmanager
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
-import structlog
-
 from skerry.runtime.clock import Clock
+from skerry.runtime.logs import get_logger
 from skerry.runtime.workers import Workers
 from skerry.store.errors import LogCorruptError, NewerFormatError, StoreError, UnreadableObjectError
 from skerry.store.log.checks import check_item
@@ -39,7 +38,7 @@ from skerry.syncer.settings import ReplicaSettings
 from skerry.syncer.upkeep import keep_small
 from skerry.v1.types_pb2 import Draining, Event, RoundOpened
 
-_LOG: Final = structlog.get_logger(__name__)
+_LOG: Final = get_logger(__name__)
 _PATIENCE_TERMS: Final = 2  # lease terms for which a failing merge is tried again; other replicas try after one
 
 

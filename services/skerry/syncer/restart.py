@@ -12,8 +12,7 @@ import hashlib
 from contextlib import suppress
 from typing import Final
 
-import structlog
-
+from skerry.runtime.logs import get_logger
 from skerry.runtime.workers import Workers
 from skerry.store.log.entries import ClosedItem, Decided, Fate, RollbackFragment, RollbackItem, RunStatus
 from skerry.store.log.run_log import RunLog
@@ -23,7 +22,7 @@ from skerry.store.versions.scratch import Scratch
 from skerry.syncer.closing import closed_round
 from skerry.syncer.membership import MembershipView
 
-_LOG: Final = structlog.get_logger(__name__)
+_LOG: Final = get_logger(__name__)
 
 
 async def restart(log: RunLog, name: str, workers: Workers, scratch: Scratch) -> None:

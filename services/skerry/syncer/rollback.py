@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 import msgspec
-import structlog
 from msgspec import structs
 
+from skerry.runtime.logs import get_logger
 from skerry.runtime.workers import Workers
 from skerry.store.errors import ObjectExistsError, ObjectMissingError, StoreError
 from skerry.store.log.entries import RollbackFragment, RollbackItem, RunStatus
@@ -30,7 +30,7 @@ from skerry.syncer.errors import DrainingError, SyncerError, from_rejection
 from skerry.syncer.restart import stored_again
 from skerry.wire.layout import check_id
 
-_LOG: Final = structlog.get_logger(__name__)
+_LOG: Final = get_logger(__name__)
 # A roll-back that loses the race against a commit is appended again. Commits are seconds apart.
 _ATTEMPTS: Final = 8
 # After which a call that wants to hear of progress is answered: far below the deadline of any caller.

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Final
 
 import grpc
-import structlog
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from skerry.runtime.clock import Clock, SystemClock
 from skerry.runtime.exposition import exposed
 from skerry.runtime.identifiers import Entropy, SystemEntropy
+from skerry.runtime.logs import get_logger
 from skerry.runtime.retry import RetrySettings
 from skerry.runtime.tls import Tls
 from skerry.runtime.workers import ThreadWorkers
@@ -43,7 +43,7 @@ from skerry.syncer.services.runs import RunsServicer
 from skerry.syncer.token_book import TokenBook
 from skerry.v1 import capabilities_pb2, capabilities_pb2_grpc, exchange_pb2, exchange_pb2_grpc, runs_pb2, runs_pb2_grpc
 
-_LOG: Final = structlog.get_logger(__name__)
+_LOG: Final = get_logger(__name__)
 # Time that calls in flight have at least to end, however much of the grace the merges used.
 _LEAST_STOP_S: Final = 0.2
 _STORE_RETRIES: Final = RetrySettings(attempt_count=None, first_wait_s=0.5, longest_wait_s=10.0)

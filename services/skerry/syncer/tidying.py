@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-import structlog
-
 from skerry.runtime.clock import Clock
+from skerry.runtime.logs import get_logger
 from skerry.store.errors import LogCorruptError, NewerFormatError, StoreError
 from skerry.store.log.retention import Retention
 from skerry.store.log.run_log import RunLog
@@ -21,7 +20,7 @@ from skerry.store.store import Store
 from skerry.syncer.errors import SyncerError
 from skerry.syncer.upkeep import may_collect
 
-_LOG: Final = structlog.get_logger(__name__)
+_LOG: Final = get_logger(__name__)
 # Of drafts since their newest object, and of orphaned parts. Longer than any creation or push takes.
 LITTER_AGE_S: Final = 86_400.0
 

@@ -7,16 +7,15 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final, Self
 
-import structlog
-
 from skerry.runtime.clock import Clock
+from skerry.runtime.logs import get_logger
 from skerry.store.errors import StoreError, StoreUnavailableError
 from skerry.store.objects.interface import Objects
 from skerry.store.tokens import Token, read_token, token_digest, token_digests
 from skerry.syncer.errors import SyncerError
 from skerry.wire.identity import Identity
 
-_LOG: Final = structlog.get_logger(__name__)
+_LOG: Final = get_logger(__name__)
 # A token is honoured, and a revoked one refused, within 10 s: this, and the time that a listing takes.
 POLL_S: Final = 5.0
 # A store answers in tens of milliseconds: one by one, a syncer with 1000 tokens would start half a minute later.

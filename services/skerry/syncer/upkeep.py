@@ -9,16 +9,15 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-import structlog
-
 from skerry.runtime.clock import Clock
+from skerry.runtime.logs import get_logger
 from skerry.store.log import checkpoints, retention
 from skerry.store.log.entries import CHECKPOINTS_FORMAT, RunStatus
 from skerry.store.log.run_log import RunLog
 from skerry.store.operator.collect import collect
 from skerry.syncer.settings import ReplicaSettings
 
-_LOG: Final = structlog.get_logger(__name__)
+_LOG: Final = get_logger(__name__)
 _LOOK_S: Final = 5.0  # between looks whether there is something to do, which cost nothing
 
 

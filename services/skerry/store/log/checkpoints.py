@@ -16,9 +16,8 @@ from collections.abc import AsyncIterator, Sequence
 from itertools import pairwise
 from typing import Final
 
-import structlog
-
 from skerry.runtime.identifiers import Entropy
+from skerry.runtime.logs import get_logger
 from skerry.store.errors import ObjectMissingError, StoreError
 from skerry.store.log.entries import (
     CHECKPOINTS_FORMAT,
@@ -37,7 +36,7 @@ from skerry.store.log.saved import state_from_bytes, state_to_bytes
 from skerry.store.log.state import RunState
 from skerry.store.objects.interface import Objects
 
-_LOG: Final = structlog.get_logger(__name__)
+_LOG: Final = get_logger(__name__)
 # Entries between two checkpoints: folding as many takes less than reading a checkpoint of a run that is large.
 CHECKPOINT_EVERY: Final = 1024
 # Entries after a checkpoint's position among which its name is looked for. A slower writer's is not used.

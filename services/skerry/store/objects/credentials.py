@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
-import structlog
-
+from skerry.runtime.logs import get_logger
 from skerry.store.errors import StoreURLError
 
-_LOG: Final = structlog.get_logger(__name__)
+_LOG: Final = get_logger(__name__)
 _KEYS: Final = ("aws_access_key_id", "aws_secret_access_key", "aws_session_token")
 # Sources that obstore uses by itself when these variables are set, the first one first.
 _SOURCES: Final = (

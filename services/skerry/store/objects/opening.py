@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote, urlsplit
 
-import structlog
 from obstore import exceptions
 from obstore.store import MemoryStore, S3Store
 
 from skerry.runtime.identifiers import SystemEntropy
+from skerry.runtime.logs import get_logger
 from skerry.runtime.workers import ThreadWorkers, Workers
 from skerry.store.errors import StoreError, StoreURLError
 from skerry.store.objects.buckets import ObstoreObjects
@@ -25,7 +25,7 @@ from skerry.store.objects.local import FOLDER_MODE, MARKER, LocalObjects
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, RetryConfig
 
-_LOG: Final = structlog.get_logger(__name__)
+_LOG: Final = get_logger(__name__)
 _HELP: Final = "use file:///path/of/a/folder, s3://bucket/prefix or memory://"
 # Enough that one slow write does not delay other files; the threads mostly wait in write and fsync.
 _FILE_THREADS: Final = 8

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from functools import reduce
 from typing import Any, Final, TypeVar
 
 import click
-import structlog
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.identifiers import SystemEntropy
+from skerry.runtime.logs import log_to_stderr
 from skerry.runtime.workers import ThreadWorkers, Workers
 from skerry.store.errors import RunNotFoundError
 from skerry.store.log.run_log import RunLog
@@ -88,7 +87,7 @@ async def opened_store(store_url: str, *, writes: bool = False) -> AsyncIterator
     Raises:
         StoreURLError: it can't be used, or for a caller that `writes` not safely.
     """
-    structlog.configure(logger_factory=lambda *_: structlog.PrintLogger(sys.stderr))
+    log_to_stderr()
     objects = open_objects(store_url, create=False)
     if writes:
         await check_put_if_absent(objects, SystemEntropy())

@@ -15,7 +15,6 @@ from functools import partial
 from typing import Final, NamedTuple
 
 import numpy as np
-import structlog
 
 from skerry.algorithm.step import (
     TORN,
@@ -30,6 +29,7 @@ from skerry.algorithm.step import (
     step_spans,
     subtract_update,
 )
+from skerry.runtime.logs import get_logger
 from skerry.runtime.workers import Workers, run_jobs
 from skerry.store.errors import ObjectMissingError, StoreError, UnreadableObjectError
 from skerry.store.log.entries import AcceptedItem, MergeScalars, ObjectRef
@@ -45,7 +45,7 @@ from skerry.wire.safetensors import TensorFileReader
 
 # A full frame has 2^18 elements.
 _FRAMES_A_JOB: Final = 4
-_LOG: Final = structlog.get_logger(__name__)
+_LOG: Final = get_logger(__name__)
 
 
 class UnreadableDeltaError(StoreError):

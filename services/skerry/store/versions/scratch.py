@@ -19,16 +19,16 @@ from typing import Final, Protocol
 from weakref import WeakSet, WeakValueDictionary
 
 import numpy as np
-import structlog
 from numpy.typing import NDArray
 
+from skerry.runtime.logs import get_logger
 from skerry.store.errors import StoreFullError
 
 # Smaller arrays stay in memory, where they cost less than a file; a simulation makes thousands of them.
 SMALLEST_FILE_BYTES: Final = 2**20
 
 
-_LOG: Final = structlog.get_logger(__name__)
+_LOG: Final = get_logger(__name__)
 
 
 class Cached(Protocol):

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from typing import Any, Final, NoReturn, Self
 
 import grpc
-import structlog
 from google.protobuf import any_pb2
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import DecodeError
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
+from skerry.runtime.logs import get_logger
 from skerry.store.errors import (
     NewerFormatError,
     StoreError,
@@ -33,7 +33,7 @@ from skerry.syncer.quotas import patience_s
 from skerry.syncer.services.authentication import Authentication
 from skerry.wire.layout import BadNameError
 
-_LOG: Final = structlog.get_logger(__name__)
+_LOG: Final = get_logger(__name__)
 DOMAIN: Final = "skerry"
 # A status and its details have to fit the 8 KiB of metadata that clients take.
 _MOST_MESSAGE: Final = 1000

@@ -6,8 +6,7 @@ import asyncio
 from contextlib import nullcontext
 from typing import Any, Final
 
-import structlog
-
+from skerry.runtime.logs import get_logger
 from skerry.store.errors import LogCorruptError, NewerFormatError
 from skerry.store.log.entries import RunStatus
 from skerry.syncer.errors import SyncerError, bad_request
@@ -29,7 +28,7 @@ from skerry.wire.layout import BadNameError, check_name
 from skerry.wire.messages import layouts_from_messages, policy_from_message, untrained_from_messages
 from skerry.wire.policy import Policy
 
-_LOG: Final = structlog.get_logger(__name__)
+_LOG: Final = get_logger(__name__)
 _PAGE_SIZE: Final = 100
 _MAX_PAGE_SIZE: Final = 1000
 # Tensors and fragments of one run. Answers carry them beside the versions' digests, in one message.

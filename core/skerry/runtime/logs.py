@@ -1,0 +1,78 @@
+"""Logging: structlog's calls, which end in the standard library's loggers of the same names.
+
+A library's user decides what is shown, by `logging.getLogger("skerry")`. Without a word from them that is warnings and
+errors, on standard error; nothing here sets up anything before a command calls `log_to_stderr`.
+"""
+
+from __future__ import annotations
+
+import logging
+from datetime import UTC, datetime
+from typing import Any, Final, cast
+
+import structlog
+from structlog.typing import EventDict
+
+from skerry.runtime.redaction import redacted
+
+# Longer than every message of this project, and short enough that a refusal costs the caller more than the disk.
+_MOST_TEXT: Final = 1000
+# Between the call of a logger and that of logging's are three functions of structlog.
+_STACK_LEVEL: Final = 4
+_FACTS: Final = structlog.processors.LogfmtRenderer()
+_LINE: Final = structlog.processors.LogfmtRenderer(key_order=["timestamp", "level", "event"])
+
+
+def get_logger(name: str) -> structlog.stdlib.BoundLogger:
+    """Returns a logger whose events are records of `logging.getLogger(name)`.
+
+    A record's message is `event key=value ...`; the parts are its attributes `event` and `facts`.
+    """
+    logger = structlog.wrap_logger(
+        logging.getLogger(name),
+        processors=[structlog.stdlib.filter_by_level, _as_record],
+        wrapper_class=structlog.stdlib.BoundLogger,
+        cache_logger_on_first_use=True,
+    )
+    return cast("structlog.stdlib.BoundLogger", logger)
+
+
+def log_to_stderr(level: str = "info") -> None:
+    """Writes this process's logs to standard error, one `timestamp= level= event= ...` a line, in place of any before.
+
+    For commands. URLs' secrets are taken out, and texts that a caller may have chosen are cut.
+    """
+    handler = logging.StreamHandler()
+    handler.setFormatter(LogfmtFormatter())
+    logger = logging.getLogger("skerry")
+    logger.handlers = [handler]
+    logger.setLevel(level.upper())
+
+
+class LogfmtFormatter(logging.Formatter):
+    """One line for each record of this project's loggers; tracebacks are in it, as `exception`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Returns the line."""
+        timestamp = datetime.fromtimestamp(record.created, UTC).isoformat().replace("+00:00", "Z")
+        event: dict[str, Any] = {"timestamp": timestamp, "level": record.levelname.lower()}
+        event |= {"event": getattr(record, "event", record.getMessage()), **getattr(record, "facts", {})}
+        if record.exc_info:
+            event["exception"] = self.formatException(record.exc_info)
+        return _LINE(None, record.levelname, _bounded_text(event))
+
+
+def _bounded_text(event: EventDict) -> EventDict:
+    """Takes secrets out of every text, and cuts what a client may have chosen; tracebacks stay whole."""
+    for key, value in event.items():
+        if isinstance(value, str):
+            event[key] = redacted(value)[: None if key == "exception" else _MOST_TEXT]
+    return event
+
+
+def _as_record(logger: object, method: str, event: EventDict) -> Any:
+    """Returns the arguments for a method of `logging.Logger`."""
+    text, exc_info = event.pop("event"), event.pop("exc_info", None)
+    message = f"{text} {_FACTS(logger, method, event)}" if event else text
+    extra = {"event": text, "facts": event}
+    return (message,), {"exc_info": exc_info, "extra": extra, "stacklevel": _STACK_LEVEL}

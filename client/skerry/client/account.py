@@ -21,7 +21,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
-import structlog
 from numpy.typing import NDArray
 
 from skerry.algorithm.rebase import FlatArray, Ledger, Trained
@@ -30,9 +29,10 @@ from skerry.client.errors import error_of
 from skerry.client.fragment import FragmentExchange
 from skerry.client.fragment_state import RETURNING, Idle, InFlight, Replacing, Sending, State
 from skerry.client.session import Adoption, Session
+from skerry.runtime.logs import get_logger
 from skerry.v1 import exchange_pb2, types_pb2
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 _FORMAT: Final = 1
 

@@ -14,7 +14,7 @@ MINUTES ?= 60
 # What pytest is given beyond the defaults, for example: make test ARGS="tests/cli -x"
 ARGS ?= tests
 
-.PHONY: help demo test test-e2e test-integrations lint format bench fuzz lock sbom audit protos docs clean
+.PHONY: help demo test test-long test-e2e test-integrations lint format bench fuzz lock sbom audit protos docs clean
 
 help: ## say what there is
 	@echo "make <target>, the virtual environment .venv is made on the way:"
@@ -25,14 +25,18 @@ demo: $(READY) ## train one model on three learners while one of them and the sy
 	@$(BIN)/skerry demo
 
 test: $(READY) ## run the default suite (under 10 minutes on 2 cores)
-	@echo "test: the suite without its end-to-end part"
-	@$(BIN)/python -m pytest -m "not e2e" -n 2 --dist worksteal $(ARGS)
+	@echo "test: the suite without its long and its end-to-end part"
+	@$(BIN)/python -m pytest -m "not e2e and not long" -n 2 --dist worksteal $(ARGS)
+
+test-long: $(READY) ## run what is too long for the default suite: more seeds and mutations of the simulation, the benchmarks' own tests (5 minutes)
+	@echo "test-long: what the default suite has no time for"
+	@$(BIN)/python -m pytest -m "long and not e2e" -n 2 --dist worksteal $(ARGS)
 
 test-e2e: $(READY) ## run what needs root, containers or Debian's servers, and say what was skipped
 	@echo "test-e2e: containers and real servers, where this machine allows them"
 	@$(BIN)/python -m pytest -m e2e -rs $(ARGS) || { code=$$?; if [ $$code -eq 5 ]; then echo "test-e2e: there was nothing to run"; else exit $$code; fi; }
 
-test-integrations: $(TRAINERS)/.skerry-ready ## train with transformers, accelerate, Lightning and PEFT (5 minutes)
+test-integrations: $(TRAINERS)/.skerry-ready ## train with transformers, accelerate, Lightning, PEFT and JAX (5 minutes)
 	@echo "test-integrations: each trainer trains two islands, one of which is killed"
 	@HF_HUB_OFFLINE=1 $(TRAINERS)/bin/python -m pytest -n 2 --dist worksteal tests/integrations
 
@@ -97,7 +101,7 @@ $(TRAINERS)/.skerry-ready: pyproject.toml constraints.txt
 	@echo "setup: installing into $(TRAINERS) (a minute or more the first time)"
 	@test -x $(TRAINERS)/bin/python || $(PYTHON) -m venv $(TRAINERS)
 	@$(TRAINERS)/bin/python -m pip install -qq --disable-pip-version-check --upgrade 'pip>=25.1'
-	@$(TRAINERS)/bin/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt --editable '.[transformers,lightning,peft]' --group integrations
+	@$(TRAINERS)/bin/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt --editable '.[transformers,lightning,peft,jax]' --group integrations
 	@touch $@
 
 $(SUPPLY)/.ready: pyproject.toml

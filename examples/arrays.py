@@ -1,7 +1,4 @@
-"""Any framework, here in the functional style of JAX: Skerry holds NumPy copies of the parameters, changed in place.
-
-With JAX, write jax.numpy for what `train_step` uses, and jnp.asarray(copies[name]) where parameters are taken back.
-"""
+"""Any framework without a learner of its own: Skerry holds NumPy copies of the parameters, changed in place."""
 
 import os
 import sys

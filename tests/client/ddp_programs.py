@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from typing import Any
 
 import numpy as np
@@ -144,7 +145,8 @@ def fail(rank: Rank, how: str, who: int) -> None:
     model = network()
     is_it = rank.number == who
     with learner_of(model, rank) as learner:
-        for count in range(200):
+        for count in range(10_000):
+            time.sleep(0.002)  # a failure may have to wait for the next adoption
             with torch.no_grad():
                 for parameter in model.parameters():
                     parameter.add_(0.01 * (1 + (is_it and how == "drift")))

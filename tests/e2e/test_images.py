@@ -55,6 +55,21 @@ def test_the_syncer_needs_no_torch(composition: Composition) -> None:
     assert "skerry serve" in in_image(composition, _SYNCER, "skerry", "serve", "--help")
 
 
+@pytest.mark.parametrize("image", _IMAGES)
+def test_a_container_that_can_write_nowhere_else_finds_the_kernels_compiled(
+    composition: Composition, image: str
+) -> None:
+    count = """
+from skerry.wire import kernels_numba
+compiled = [it.stats for it in vars(kernels_numba).values() if hasattr(it, "stats")]
+print(sum(sum(it.cache_hits.values()) for it in compiled), sum(sum(it.cache_misses.values()) for it in compiled))
+"""
+    start = ("/opt/skerry/start.sh", "python3", "-c", count)
+    hits, misses = map(int, in_image(composition, image, *start, options=("--read-only", "--tmpfs=/tmp")).split())
+    assert hits > 0
+    assert misses == 0
+
+
 def test_the_syncer_is_half_a_gigabyte(composition: Composition, capsys: pytest.CaptureFixture[str]) -> None:
     size = {name: composition.engine.inspect(name)["Size"] / 1e6 for name in (*_IMAGES, "python:3.11-slim")}
     with capsys.disabled():

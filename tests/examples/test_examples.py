@@ -18,7 +18,7 @@ from tests.client.syncer_thread import syncer
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 # Those with two learners that do the same.
-TWO_LEARNERS = ("plain", "accumulation", "arrays")
+TWO_LEARNERS = ("plain", pytest.param("accumulation", marks=pytest.mark.long), "arrays")
 
 
 @pytest.fixture

@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 
 from skerry.client import Learner, attach
-from skerry.integrations import lightning, transformers
+from skerry.integrations import jax, lightning, transformers
 
 PAGE = Path(__file__).parents[2] / "docs" / "integrations.md"
 BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE.read_text("utf-8"), re.DOTALL | re.MULTILINE)
 CALLED: dict[str, list[Any]] = {
     "attach": [attach],
     "SkerryCallback": [lightning.SkerryCallback, transformers.SkerryCallback],
+    "JaxLearner": [jax.JaxLearner],
     "leave": [Learner.leave],
 }
 

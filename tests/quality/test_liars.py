@@ -25,8 +25,10 @@ def honest() -> Outcome:
 
 @pytest.mark.parametrize(
     ("merge", "lie"),
-    [("rda", "×−29"), ("geometric-median", "claims 2^32 tokens a step, flipped")],
-    ids=["rda", "median"],
+    [
+        pytest.param("rda", "×−29", id="rda"),
+        pytest.param("geometric-median", "claims 2^32 tokens a step, flipped", id="median", marks=pytest.mark.long),
+    ],
 )
 def test_one_liar_of_three_costs_at_most_the_bound(honest: Outcome, merge: str, lie: str) -> None:
     outcome = lived(3, merge, lie)

@@ -12,6 +12,8 @@ from benchmarks.quality.cases import merged_alone
 from benchmarks.quality.rivals import train_data_parallel
 from benchmarks.quality.world import train_islands
 
+pytestmark = pytest.mark.long
+
 STEPS = 24
 RATE = 1e-2
 H8 = {"inner_step_count": 8}

@@ -15,7 +15,13 @@ from tests.simulation.mutations import MUTATIONS, QUICK_COUNT, Mutation, finding
 from tests.simulation.world import live
 
 
-@pytest.mark.parametrize("mutation", MUTATIONS[:QUICK_COUNT], ids=lambda mutation: mutation.name.replace(" ", "-"))
+@pytest.mark.parametrize(
+    "mutation",
+    [
+        pytest.param(mutation, id=mutation.name.replace(" ", "-"), marks=[pytest.mark.long] * (number >= QUICK_COUNT))
+        for number, mutation in enumerate(MUTATIONS)
+    ],
+)
 def test_the_auditor_finds_a_product_that(mutation: Mutation) -> None:
     assert list(findings_of(mutation)), f"nobody noticed. rule={mutation.rule}"
 

@@ -63,9 +63,11 @@ class Stubs:
 
 
 @contextlib.asynccontextmanager
-async def connected(port: int, tls: Tls | None = None) -> AsyncIterator[Stubs]:
+async def connected(port: int, tls: Tls | None = None, *, has_fixed_windows: bool = False) -> AsyncIterator[Stubs]:
     options = [("grpc.initial_reconnect_backoff_ms", 50), ("grpc.max_reconnect_backoff_ms", 200)]
     options.append(("grpc.use_local_subchannel_pool", 1))  # a connection of its own
+    if has_fixed_windows:  # what the client does not read, it does not receive either, but for 64 KiB
+        options.append(("grpc.http2.bdp_probe", 0))
     if tls is None:
         opened = grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options)
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import os
 import sys
@@ -64,6 +65,7 @@ class CommandGroup(click.Group):
         return name, command, rest
 
 
+@functools.cache
 def _entry_points() -> dict[str, importlib.metadata.EntryPoint]:
     return {found.name: found for found in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP)}
 

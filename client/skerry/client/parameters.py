@@ -98,11 +98,12 @@ class ArrayParameters:
         for name, array in arrays.items():
             if not isinstance(array, np.ndarray) or array.dtype.kind != "f" or not array.flags.writeable:
                 raise ValueError(
-                    "only writable floating-point NumPy arrays can be trained, in place; of others, such as those of "
-                    f"JAX, train copies made by np.array(). array={name}, type={type(array).__name__}"
+                    "only writable floating-point NumPy arrays can be trained, in place; those of JAX by JaxLearner of "
+                    f"skerry.integrations.jax, others as copies made by np.array(). array={name}, "
+                    f"type={type(array).__name__}"
                 )
         self._given = arrays
-        self._arrays = {name: array for name, array in arrays.items() if array.size}
+        self._arrays: dict[str, Any] = {name: array for name, array in arrays.items() if array.size}
         if not self._arrays:
             raise ValueError("there is no array to train")
         self.tensors = tuple(TensorSpec(name, array.shape) for name, array in self._arrays.items())
@@ -177,13 +178,18 @@ class ArrayParameters:
         change: Callable[[NDArray[Any], NDArray[np.float32]], object],
     ) -> Work:
         """Returns a function that calls `change` with each array and its piece of `flat`, in the array's shape."""
-        pieces = [
-            (self._arrays[tensor.name], flat[first : first + tensor.numel].reshape(tensor.shape))
-            for tensor, first in zip(layout.tensors, layout.offsets, strict=True)
-        ]
+        pieces = pieces_of(layout, flat)
 
         def work() -> None:
-            for array, piece in pieces:
-                change(array, piece)
+            for name, piece in pieces:
+                change(self._arrays[name], piece)
 
         return work
+
+
+def pieces_of(layout: FragmentLayout, flat: NDArray[np.float32]) -> list[tuple[str, NDArray[np.float32]]]:
+    """Returns views of `flat`, by tensor and in its shape."""
+    return [
+        (tensor.name, flat[first : first + tensor.numel].reshape(tensor.shape))
+        for tensor, first in zip(layout.tensors, layout.offsets, strict=True)
+    ]

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
-from weakref import WeakValueDictionary
 
 from skerry.runtime.clock import Clock
 from skerry.syncer.errors import RETRY_STORE_S, SyncerError
@@ -106,6 +105,9 @@ class _Line:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     free_s: float = -math.inf  # when the bytes so far may have passed
 
+    def is_needed(self, now_s: float) -> bool:
+        return self.lock.locked() or self.free_s > now_s - _RATE_BURST_S
+
 
 class Turns:
     """Lets one of each client's transfers take a step in each pass of the event loop, however many it has.
@@ -118,13 +120,15 @@ class Turns:
     def __init__(self, bytes_a_second: float) -> None:
         """Starts without clients; infinite: transfers are as fast as they come."""
         self._bytes_a_second = bytes_a_second
-        self._lines: WeakValueDictionary[str, _Line] = WeakValueDictionary()
+        self._lines: dict[str, _Line] = {}
 
     async def take(self, client: str, size_bytes: int = 0) -> None:
         """Returns when it is the turn of this transfer of the client, and its bytes may pass."""
         line = self._lines.setdefault(client, _Line())
         async with line.lock:
             now_s = asyncio.get_running_loop().time()
+            if len(self._lines) > _MOST_KNOWN:
+                self._lines = {one: it for one, it in self._lines.items() if it is line or it.is_needed(now_s)}
             line.free_s = max(line.free_s, now_s - _RATE_BURST_S) + size_bytes / self._bytes_a_second
             await asyncio.sleep(line.free_s - now_s if line.free_s > now_s + _RATE_PAUSE_S else 0)
 

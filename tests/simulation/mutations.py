@@ -24,7 +24,7 @@ from skerry.client.fragment_state import Idle, Sending
 from skerry.client.grpc_transport import error_from_rpc
 from skerry.store.errors import StoreError
 from skerry.store.log import checks, fold
-from skerry.store.log.entries import AcceptedItem, ClosedItem, Item, RunStatus, SessionItem
+from skerry.store.log.entries import AcceptedItem, ClosedItem, CommittedItem, Fate, Item, RunStatus, SessionItem
 from skerry.store.log.run_log import RunLog
 from skerry.store.log.state import DeltaState, FragmentState, Outcome, Rejection, RunState, VersionState
 from skerry.store.objects.put_if_absent import Creator
@@ -224,15 +224,16 @@ def _fences_new_sessions(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(RunReplica, "attach", attach_late)
 
 
-def _keeps_frozen_deltas_pending(patch: pytest.MonkeyPatch) -> None:
-    """A close leaves its members in the gathering round, so that the next takes them again."""
+def _forgets_a_fate(patch: pytest.MonkeyPatch) -> None:
+    """A commit of several deltas says nothing of the last of them."""
 
-    def keep(state: RunState, item: Item) -> None:
-        if isinstance(item, ClosedItem):
-            members = {member.delta: state.deltas[member.delta] for member in item.members}
-            state.fragments[item.fragment].pending.update(members)
+    def forget(state: RunState, item: Item) -> None:
+        if isinstance(item, CommittedItem):
+            commit = state.fragments[item.fragment].newest.commit
+            if commit is not None and len(commit.close.members) > 1:
+                state.deltas[commit.close.members[-1].delta].fate = Fate.PENDING
 
-    _after_each_admitted(patch, keep)
+    _after_each_admitted(patch, forget)
 
 
 def _folds_by_arrival(patch: pytest.MonkeyPatch) -> None:
@@ -308,7 +309,7 @@ MUTATIONS: Final = (
     Mutation("changes an old policy", _changes_an_old_policy, "roll-backs", 0, "a change of the policy"),
     Mutation("fences new sessions", _fences_new_sessions, "learners", 0, "no learner is stopped without cause"),
     Mutation("trusts what it reads", _trusts_what_it_reads, "damage", 0, "verify finds nothing"),
-    Mutation("keeps frozen deltas", _keeps_frozen_deltas_pending, "calm", 0, "every accepted delta has one fate"),
+    Mutation("forgets a fate", _forgets_a_fate, "calm", 0, "every accepted delta has one fate"),
 )
 # Those whose histories are short enough for the default suite.
 QUICK_COUNT: Final = 6

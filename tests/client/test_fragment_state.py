@@ -124,7 +124,7 @@ def test_the_table_has_every_function_with_the_states_that_it_takes_and_returns(
         before, _, function, after = re.split(r"  +", line.strip())
         found = stated.setdefault(function.strip("`"), (set(), set()))
         for cell, states in zip((before, after), found, strict=True):
-            states |= names.get(cell, set(cell.split(", ")))
+            states.update(names.get(cell, cell.split(", ")))
     functions = dict(inspect.getmembers(fragment_state, inspect.isfunction))
     own = {name: get_type_hints(one) for name, one in functions.items() if one.__module__ == fragment_state.__name__}
     assert stated == {name: (states_of(hints["state"]), states_of(hints["return"])) for name, hints in own.items()}

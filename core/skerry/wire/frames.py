@@ -32,13 +32,11 @@ from skerry.wire.codecs import (
 )
 from skerry.wire.digests import Hasher
 from skerry.wire.errors import FrameError, NonFiniteError, WireReason
-from skerry.wire.layout import FragmentLayout
+from skerry.wire.layout import Blocks, FragmentLayout, blocks_of
 from skerry.wire.quantise import (
     LARGEST_FLOAT32,
     LARGEST_SCALED,
-    Blocks,
     Quantiser,
-    blocks_of,
     dequantise,
 )
 

@@ -138,6 +138,7 @@ def _params() -> list[click.Parameter]:
     params=[param for param in _params() if param.name != "run_name"],
     epilog="""\b
 Examples:
+  # ca.pem was made by `skerry keys`, reader.token by `skerry tokens create`
   skerry export demo --target syncer.example:443 --tls-ca ca.pem --token-file reader.token --out model.safetensors
   skerry export demo --store s3://bucket/skerry --position 4711 --dtype float32 --out then.safetensors
   skerry export demo --format hf --like ./gemma-3-1b --out ./gemma-3-1b-merged

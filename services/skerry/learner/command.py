@@ -54,6 +54,7 @@ Examples:
   skerry learn --alone --model tiny --steps 500
   skerry learn --target syncer.example:443 --tls-ca ca.pem --tls-cert eu-1.pem --tls-key eu-1.key \\
       --run gpt --learner-id eu-1 --model base --vocabulary 50304 --data tokens/ --device cuda
+  # ca.pem, eu-1.pem and eu-1.key were made by `skerry keys`
 """
 
 

@@ -17,7 +17,8 @@ and at least the tensor's share of their whole, by its elements. What is longer 
     x_mt  = min(1, L / s_m) |v_mt| / (L R_mt)              (8)  how many times what its peers lead to expect
     a_mt  = min(1, kappa / x_mt)^2                         (9)  multiplies c_mt in (3) and (4), and r_m in (7)
 
-So no delta counts for more than kappa times a usual one, and one of 29 times for kappa^2 / 29: next to nothing.
+So no delta counts for more than kappa times a usual one, and a delta of 29 times the usual norm counts for kappa^2 / 29
+of a usual one.
 
 RDA is radial-directional averaging: where deltas disagree, the mean is shorter than they are, and RDA is not. A delta
 without length has no direction, and directions that cancel give d = 0. The norms are taken in float64.
@@ -41,7 +42,8 @@ _CANCELLED: Final = 2.0**-20
 # A norm below this counts as zero, so that its inverse, and what it scales, stay normal float32 numbers.
 _SMALLEST_NORM: Final = 2.0**-100
 _SMALLEST_NORMAL: Final = float(np.finfo(np.float32).smallest_normal)
-# kappa. In runs of equal learners no delta exceeds 1.7, where one is three times faster or slower one in sixty 2.
+# kappa. In runs of equal learners no delta has a ratio x above 1.7. Where one learner is three times faster or slower
+# than the others, one delta in sixty has a ratio above 2.
 _LARGEST_RATIO: Final = 2.0
 
 

@@ -35,8 +35,8 @@ def with_tls(function: Callable[..., R]) -> Callable[..., R]:
     @click.option(
         "--token-file",
         type=PEM_FILE,
-        help="Use TLS and send the token in this file, made by `skerry tokens create`; or set SKERRY_TOKEN to the token "
-        "itself.",
+        help="Use TLS and send the token in this file, made by `skerry tokens create`; or set SKERRY_TOKEN to the "
+        "token itself.",
     )
     @functools.wraps(function)
     def command(

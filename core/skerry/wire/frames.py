@@ -333,7 +333,7 @@ def _blocks_in(frame: Frame, layout: FragmentLayout) -> Blocks | None:
 
 @dataclass(frozen=True)
 class FrameBatch:
-    """Whole frames that cover `[first, first + numel)`. Whoever decodes them checks their checksums."""
+    """Whole frames that cover `[first, first + numel)`. Their checksums are checked when they are decoded."""
 
     first: int
     numel: int

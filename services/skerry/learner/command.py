@@ -102,7 +102,7 @@ _POSITIVE_NUMBER = click.FloatRange(min=0, min_open=True)
 @_option("--work-dir", "work_directory", type=_DIRECTORY, help=_WORK_DIR_HELP)
 @_option("--device", default="auto", help="auto (CUDA if there is a GPU), cpu, cuda:1, mps.")
 @_option("--threads", "thread_count", type=_POSITIVE, default=1, help="CPU threads of PyTorch.")
-@_option("--slowdown", type=_FACTOR, default=1.0, help="Sleep after each step, to be slower by a factor.")
+@_option("--slowdown", type=_FACTOR, default=1.0, help="Sleep after each step, to train slower by this factor.")
 @_option("--flush-timeout", "flush_timeout_s", type=click.FloatRange(min=0), default=30.0, help=_FLUSH_HELP)
 def learn(**options: Any) -> None:
     """Train a small GPT as one learner of a run.

@@ -61,7 +61,7 @@ The files in keys/ are made by `skerry keys keys --server a.example`.
     help="Object store for all state: file://folder, s3://bucket/prefix or memory://.",
 )
 @click.option(
-    "--new-store", is_flag=True, help="Begin a store in a folder that exists and is none, such as a new volume's."
+    "--new-store", is_flag=True, help="Begin a store in an existing folder that has none yet, such as a new volume."
 )
 @click.option(
     "--metrics",

@@ -156,7 +156,7 @@ class Authority:
     def _write(self, name: str, content: bytes, mode: int) -> None:
         partial = self._folder / f".{name}.partial"
         partial.unlink(missing_ok=True)
-        # Made here and by nobody else, so that no link is followed and no other process has it open.
+        # Must not exist yet, so that no link is followed and no other process has the file open.
         with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
             file.write(content)
         partial.replace(self._folder / name)

@@ -57,7 +57,8 @@ def keys(
     The first call makes the authority, ca.pem and ca.key, which is valid for ten years; later calls add certificates.
     Each is a pair of files, NAME.pem and NAME.key. What is there already is kept, unless --renew is given.
 
-    Keep ca.key here: whoever has it can make certificates that all accept. Give every machine ca.pem and its own pair.
+    Keep ca.key here: anybody who has it can make certificates that all accept. Give every machine ca.pem and its own
+    pair.
     """
     from skerry.cli.authority import Authority, client, server
 

@@ -1,4 +1,4 @@
-"""A learner's account with its run, as the learner's own checkpoint keeps it: what is not sent, or not merged yet.
+"""A learner's account with its run, for the learner's own checkpoint: the work that is not sent or not merged yet.
 
 Of each fragment it has u and q of `skerry.algorithm.rebase`, and the counts of steps that they stand for, but neither
 the weights nor the anchor. A learner that goes on from it, at whatever version A' the run is by then, sets
@@ -38,7 +38,7 @@ _FORMAT: Final = 1
 
 
 async def save(session: Session, fragments: Mapping[str, FragmentExchange]) -> dict[str, Any]:
-    """Returns the account at a step boundary, as plain values and float32 vectors, which nobody writes to."""
+    """Returns the account at a step boundary, as plain values and float32 vectors, which are not written to."""
     session.is_saving = True
     try:
         async with AsyncExitStack() as stack:
@@ -91,7 +91,7 @@ def _account(session: Session, fragments: dict[str, dict[str, Any]]) -> dict[str
 
 def _counts(session: Session, fragment: FragmentExchange) -> dict[str, Any]:
     state = fragment.state
-    # Work that is being replaced counts as sent, for nothing of it will be.
+    # Work that is being replaced counts as sent, because it will never be sent.
     sent_until = session.trained if isinstance(state, Replacing) else state.ledger.sent_until
     return {
         "last_delta": session.last_deltas.get(fragment.layout.name),

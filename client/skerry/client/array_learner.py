@@ -34,9 +34,9 @@ R = TypeVar("R")
 
 # How long leaving the context waits for the last work to be sent.
 EXIT_FLUSH_TIMEOUT_S: Final = 10.0
-# Ending the exchange takes less; the bound is there so that a defect cannot keep the process alive.
+# Ending the exchange takes less time; the bound keeps a defect from holding the process alive.
 _END_TIMEOUT_S: Final = 5.0
-# Likewise of a state that is saved or loaded: all that it waits for is work of this process, or a call with a bound.
+# The same for saving and loading a state, which wait for work of this process and for calls with deadlines only.
 _SERVE_TIMEOUT_S: Final = 600.0
 
 

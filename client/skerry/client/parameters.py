@@ -110,7 +110,7 @@ class ArrayParameters:
         self.dtypes = {name: str(array.dtype) for name, array in self._arrays.items()}
 
     def untrained(self) -> tuple[UntrainedTensor, ...]:
-        """Returns nothing: there may be more to the model, but nobody has said what."""
+        """Returns nothing: the model may have more tensors, but they are not known here."""
         return ()
 
     def replaced(self) -> str | None:

@@ -114,7 +114,7 @@ class Run:
 
 @dataclass(frozen=True)
 class LearnerReport:
-    """What a learner says of itself."""
+    """What a learner reports of itself."""
 
     step_count: int = 0
     token_count: int = 0
@@ -253,7 +253,7 @@ class Event:
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What a server speaks."""
+    """Version, codecs and limits of a server."""
 
     api_version: str = ""
     server_version: str = ""

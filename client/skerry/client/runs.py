@@ -32,8 +32,8 @@ from skerry.wire.policy import Policy
 R = TypeVar("R")
 
 _PAGE_SIZE: Final = 100
-# A person waits for the answer: calls are repeated a few times if the server asks for it, or if it is gone and there
-# are others, and not at all if nobody answers.
+# A person waits for the answer. Calls are repeated a few times if the server asks for it, or if it is gone and there
+# are other replicas, and not at all if no replica answers.
 _RETRY: Final = RetrySettings(attempt_count=3, longest_wait_s=2.0)
 _HOPELESS: Final = frozenset({"UNREACHABLE", "TLS_FAILED", "TIMEOUT", "UNAUTHENTICATED"})
 _HOPELESS_WITH_OTHERS: Final = frozenset({"TIMEOUT", "UNAUTHENTICATED"})

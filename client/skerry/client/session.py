@@ -64,8 +64,8 @@ class ExchangeSettings:
     learner_id: str
     region: str = ""
     may_create: bool = False
-    policy: Policy | None = None  # of a run that this learner creates; an existing run keeps its own
-    fragment_count: int | None = None  # likewise
+    policy: Policy | None = None  # policy of a run that this learner creates; an existing run keeps its own
+    fragment_count: int | None = None  # of a run that this learner creates
     adoption: Adoption = Adoption.REBASE
     blend_alpha: float = 0.5
     allow_other_frozen: bool = False
@@ -73,7 +73,7 @@ class ExchangeSettings:
     call_timeout_s: float = 20.0
     stall_timeout_s: float = 60.0  # a transfer may take any time as long as bytes move
     concurrent_transfers: int = 4
-    lane_bytes: int = 4 * 2**20  # of a transfer that are worth a call of their own, beside the others
+    lane_bytes: int = 4 * 2**20  # a transfer is spread over one parallel call for each so many bytes
     retry: RetrySettings = field(default_factory=RetrySettings)
 
     def __post_init__(self) -> None:
@@ -93,9 +93,9 @@ class Calls:
 
     transport: Transport
     retry: Retry  # for idempotent calls
-    timeout_s: float = 20.0  # of a unary call
+    timeout_s: float = 20.0  # deadline of a unary call
     stall_timeout_s: float = 60.0  # of a transfer, which may take any time as long as bytes move
-    lane_bytes: int = 4 * 2**20  # of a transfer that are worth a call of their own
+    lane_bytes: int = 4 * 2**20  # a transfer is spread over one parallel call for each so many bytes
 
     @property
     def endless(self) -> Retry:
@@ -109,24 +109,24 @@ class Stats:
 
     step_count: int = 0
     token_count: int = 0
-    unsent_step_count: int = 0  # of the fragment that has most of them: in no delta that was acknowledged
-    problem: SkerryError | None = None  # the last call's failure; None once a delta was acknowledged since
+    unsent_step_count: int = 0  # steps in no acknowledged delta, of the fragment with the most of them
+    problem: SkerryError | None = None  # failure of the last call; None once a delta is acknowledged
     is_attached: bool = False
-    bytes_up: int = 0  # of deltas, as frames; repeated pushes count again
-    bytes_down: int = 0  # of updates and snapshots
+    bytes_up: int = 0  # bytes of deltas, as frames; repeated pushes count again
+    bytes_down: int = 0  # bytes of updates and snapshots
     parameters_up_count: int = 0  # elements of acknowledged deltas: bytes_up * 8 over this is bits a parameter
     parameters_down_count: int = 0  # elements of adopted fragments
     deltas_acknowledged: int = 0
     deltas_merged: int = 0
     deltas_returned: int = 0  # refused or expired: their work went into a later delta
     deltas_dropped: int = 0  # poisoned or quarantined: their work is gone
-    versions: Mapping[str, int] = field(default_factory=dict)  # adopted, by fragment
-    staleness: float = 0.0  # mean over the deltas merged last
-    waiting_s: float = 0.0  # mean from snapshot to the news of being merged, over the same
-    stall_s_last: float = 0.0  # inside the last step()
+    versions: Mapping[str, int] = field(default_factory=dict)  # the adopted version of each fragment
+    staleness: float = 0.0  # mean over the last merged deltas
+    waiting_s: float = 0.0  # mean time from copying the weights to hearing of the merge, over the same
+    stall_s_last: float = 0.0  # time that Skerry took in the last step()
     stall_s_max: float = 0.0
-    loss: float | None = None  # of the last step, as the training loop said
-    step_time_s: float | None = None  # moving average
+    loss: float | None = None  # loss of the last step, as the training loop reported it
+    step_time_s: float | None = None  # moving average of the time of a step
 
 
 _COUNTS: Final = tuple(

@@ -52,7 +52,7 @@ class OuterState:
     momentum: Float32s  # (numel,)
     residual: Float32s  # (numel,)
     version: int  # TORN while it is being written, and after a write that failed
-    checksum: int | None = None  # the exclusive or of all bits, as they were written; None where nobody took it
+    checksum: int | None = None  # the exclusive or of all bits, as they were written; None where it was not computed
 
     def actual_checksum(self) -> int:
         """Returns what `checksum` is now: another number after a bit has changed. As fast as memory is."""
@@ -303,7 +303,7 @@ class _Leaf:
         return LeafPieces(bytes(self._head), self._hasher)
 
 
-# What overflows is refused by the encoder, which names the element; a warning would only repeat it.
+# The encoder refuses values that overflow and names the element, so NumPy's warning would only repeat it.
 @np.errstate(over="ignore", invalid="ignore")
 def _target(step: Step, tile: Span, *, keep_momentum: bool) -> tuple[Float32s, int]:
     """Returns `target` of the tile, and writes the new momentum to the state where it is to be kept.

@@ -15,7 +15,8 @@ from skerry.runtime.identifiers import SystemEntropy
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """Yields a new file that takes the place of `path` at the end of the context, durable; after an error it is gone.
 
-    It lies in the same folder under a random name and must not exist, so that nobody can have put a link there.
+    It lies in the same folder under a random name and must not exist, so that no other process can have put a link
+    there.
     """
     partial = path.with_name(f".{path.name}.{SystemEntropy().hex_id()[:8]}")
     try:

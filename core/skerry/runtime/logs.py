@@ -1,6 +1,6 @@
 """Logging: structlog's calls, which end in the standard library's loggers of the same names.
 
-A library's user decides what is shown, by `logging.getLogger("skerry")`. Without a word from them that is warnings and
+A library's user decides what is shown, by `logging.getLogger("skerry")`. By default these are warnings and
 errors, on standard error; nothing here sets up anything before a command calls `log_to_stderr`.
 """
 

@@ -1,4 +1,4 @@
-"""One end of a TLS connection: its PEM files, checked before gRPC sees them, which does not say what is wrong."""
+"""One end of a TLS connection: its PEM files, checked here because gRPC does not say what is wrong."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Tls:
         return token
 
     def _check(self, found: TlsFiles) -> None:
-        # Its import takes a tenth of a second, which nobody should pay without TLS.
+        # The import takes a tenth of a second, so it is done only where TLS is used.
         from cryptography import x509
         from cryptography.exceptions import UnsupportedAlgorithm
         from cryptography.hazmat.primitives.serialization import load_pem_private_key

@@ -1,4 +1,4 @@
-"""Who a client is and in which role, as its certificate or its token says.
+"""The identity of a client and its role, as its certificate or its token states them.
 
     skerry://admin/NAME          administers runs, and reads
     skerry://learner/ID          attaches and pushes as the learner ID in any run, creates runs, and reads
@@ -61,7 +61,7 @@ class Identity:
 
     @property
     def client(self) -> str:
-        """Its URI without a weight: who it is, by whichever of its certificates and tokens."""
+        """Its URI without a weight: the same for all certificates and tokens of the client."""
         return f"{SCHEME}{self.role}/{self.run}{'/' if self.run else ''}{self.name}"
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""What a run is made of: names and ids, and fragments, whose tensors form one flat vector of elements.
+"""Names and ids, and fragments with their tensors, which form one flat vector of elements.
 
 Names and ids become paths in the store, so they are checked before anything else.
 """

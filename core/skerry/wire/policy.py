@@ -1,4 +1,4 @@
-"""A run's policy: how its rounds open, wait, close and merge. Creators state it, the log keeps it."""
+"""A run's policy: how its rounds open, wait, close and merge. The creator of a run states it, and the log keeps it."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ class Policy:
 
     @property
     def has_waiting_rounds(self) -> bool:
-        """Whether a round waits for others, so that to answer its opening is of use; else an answer comes too late."""
+        """Whether rounds wait for other learners. If they do not, an answer to RoundOpened would come too late."""
         return self.quorum_count > 1 or self.grace_factor > 0
 
     def merge_rule(self, fragment: str) -> MergeRule:

@@ -4,7 +4,7 @@ Every step is one IEEE float32 operation, rounded to nearest even, or an integer
 all machines write the same bytes and read the same values. This holds also where subnormal numbers are flushed to zero:
 scales are so far above the subnormal range that a subnormal element rounds to code 0 in either case.
 
-Norms of what a frame holds are taken here too, because they can be computed from its codes.
+Norms of a frame's elements are computed here too, because they can be computed from its codes.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The syncer: gathers deltas into rounds, merges them and publishes versions; keeps nothing but caches."""
+"""The syncer: gathers deltas into rounds, merges them and publishes versions; keeps only caches."""

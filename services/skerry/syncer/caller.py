@@ -1,4 +1,4 @@
-"""Who makes the call that is being served, for what is counted and recorded by caller; the interceptor says it."""
+"""The client whose call is being served, for counts and records by caller; the interceptor sets it."""
 
 from __future__ import annotations
 
@@ -27,5 +27,5 @@ CALLER: Final[ContextVar[Caller]] = ContextVar("CALLER", default=_NOBODY)
 
 
 def author() -> str:
-    """Returns who is recorded as the author of what the call changes; empty where the server has no roles."""
+    """Returns the identity that is recorded as the author of a change; empty where the server has no roles."""
     return CALLER.get().identity

@@ -1,8 +1,8 @@
 """What a close records: which deltas are members, how much each counts, and how long the round is.
 
-Pure functions of log and leases; the formulas are `skerry.algorithm`'s, and here is which learners and deltas they are
-about. What a delta claims is judged by what the others bring: its norm by theirs, and its learner's weight too, so that
-one learner that lies can neither take over a round nor stop it.
+Pure functions of log and leases. The formulas are in `skerry.algorithm`; this file selects the learners and deltas that
+they apply to. A delta's norm and its learner's weight are compared with those of the others, so that one learner that
+lies can neither dominate a round nor stop it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from skerry.wire.policy import Policy
 _ABSENT_AFTER_ROUNDS: Final = 1.5
 # Of each learner the newest delta in so many versions of a fragment is what its peers are compared with.
 _RECENT_VERSIONS: Final = 8
-# Learners three times as fast as most (docs/learning.md) are not held back by it.
+# This does not slow down learners that are three times as fast as most (docs/learning.md).
 _PACE_FACTOR: Final = 2.0
 
 
@@ -55,7 +55,7 @@ def references(
     """Returns by delta and tensor R of `merge`: the norm a step that its peers lead to expect; infinite without any.
 
     A peer counts with its delta of this round, or else its newest. With one peer alone the learner's own newest counts
-    too, so that neither of two can have the other refused by sending next to nothing.
+    too, so that neither of two can get the other's delta refused by sending tiny ones.
     """
     before = newest_deltas(state, fragment)
     newest = before | {item.learner: item for item in items}
@@ -183,8 +183,8 @@ def closed_round(
 def most_pace(state: RunState, item: ClosedItem) -> float:
     """Returns how many times faster than its median learner the run may go on by this round.
 
-    With the geometric median no learner counts for more than the median one, and so not in pace either. Otherwise a
-    fast minority has room for twice what one of it may weigh.
+    With the geometric median no learner counts for more than the median one, so the pace is the median one too.
+    Otherwise a fast minority may take the run on at twice the weight cap.
     """
     if state.policy.has_median:
         return 1.0
@@ -197,8 +197,8 @@ def _participation(
 ) -> float:
     """Returns rho of a round of that length.
 
-    An absent learner counts with what it brought last, as far as the others bear it out; before its first delta, with
-    what the steps that it reports would bring, at the contributors' weight for a round.
+    An absent learner counts with what it brought last, within the bound by the others. Before its first delta it counts
+    with the steps that it reports, at the contributors' weight for a round.
     """
     items = [state.deltas[member.delta].item for member in members]
     contributed = []
@@ -244,7 +244,7 @@ def _working_learners(state: RunState, fragment: FragmentState, view: Membership
 def _brought(
     state: RunState, fragment: FragmentState, view: MembershipView, items: Sequence[AcceptedItem]
 ) -> dict[str, float]:
-    """Returns by learner that works what it brings to a round of these deltas, or the more that it brought last."""
+    """Returns for each working learner what it brings to a round of these deltas, or brought last if that is more."""
     known = fragment.weights
     found = {name: known[name] for name in _working_learners(state, fragment, view) if name in known}
     for item in items:

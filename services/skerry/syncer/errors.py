@@ -3,7 +3,7 @@
     SyncerError          a reason of `skerry.v1.ErrorReason`, a message, when to retry, and metadata
     `-- DrainingError    this replica is shutting down: the same call works on another one      DRAINING
 
-The store's errors (`skerry.store.errors`) have reasons of the same list and reach the interceptor unchanged.
+The store's errors (`skerry.store.errors`) use the same list of reasons and reach the interceptor unchanged.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Final
 from skerry.store.log.state import Rejection
 from skerry.wire.errors import WireError, WireReason
 
-# Before a call that was refused by a draining replica is tried again: about the time that a restart takes.
+# Pause before repeating a call that a draining replica refused: about the time that a restart takes.
 RETRY_ELSEWHERE_S: Final = 0.5
-# Before a call that failed because the store could not be reached is tried again.
+# Pause before repeating a call that failed because the store could not be reached.
 RETRY_STORE_S: Final = 1.0
-# Before a call is tried again that waits for an operator: to free space, or to bring an object back.
+# Pause before repeating a call that needs an operator first, to free space or to bring an object back.
 RETRY_FULL_S: Final = 30.0
 
 

@@ -35,10 +35,10 @@ from skerry.wire import kernels
 from skerry.wire.layout import check_id, check_name
 
 _LOG: Final = get_logger(__name__)
-# At a thousand entries a second a log gets there in 9,000 years. Below it, a position beyond the log's end may mean
-# that the store lost entries.
+# A log with a thousand entries a second reaches this position in 9,000 years, so a larger one is a malformed request.
+# A smaller one that is beyond the log's end may mean that the store lost entries.
 MAX_POSITION: Final = 2**48
-# After its start; a syncer that is restarted every day tidies all the same.
+# Time from the start to the first tidying, short enough for a syncer that is restarted every day.
 _FIRST_TIDY_S: Final = 600.0
 
 
@@ -194,7 +194,7 @@ class RunHost:
         return found.replica
 
     async def _opened(self, name: str, uid: str, within_s: float | None) -> _Open:
-        """Returns the run once it is open. Opening goes on however many callers give up waiting for it.
+        """Returns the run once it is open. Opening continues when callers give up waiting for it.
 
         Raises:
             SyncerError: RUN_OPENING: it takes longer than `within_s`.
@@ -277,7 +277,7 @@ class RunHost:
                 continue  # opening it has said why
 
     async def _tidy(self) -> None:
-        """Deletes what nobody will name any more, of all runs, from time to time."""
+        """Deletes objects that no log entry will name, of all runs, from time to time."""
 
         async def log_of(name: str, uid: str) -> RunLog:
             return (await self._replica(name, uid, uid, is_patient=True)).log

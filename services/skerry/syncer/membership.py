@@ -1,9 +1,9 @@
 """Which learners seem to be live, which take part in a round, and which ones the round waits for.
 
-This replica holds leases of the learners that report to it, and advice about those that report to others. Leases decide
+This replica keeps leases of the learners that report to it, and advice about those that report to others. Leases decide
 how long a round waits, never what is merged. Every renewal is timed by this replica's own monotonic clock, from when it
-saw something change; other machines' clocks are never read. Objects below `learners/<id>` carry the last report and a
-beat that grows with each, so that another replica sees change without trusting a time.
+saw a change; other machines' clocks are never read. Objects below `learners/<id>` carry the last report and a beat that
+grows with each, so that another replica sees change without trusting a time.
 
 `expected_learners` is a pure function of log and leases. Reports are plain values: no protobuf is needed.
 """
@@ -27,7 +27,7 @@ from skerry.wire.policy import Policy
 
 # Learners of one answer.
 MOST_LISTED: Final = 1000
-# What is known of a learner that brought nothing is dropped so long after its lease ended.
+# Time after the end of its lease at which a learner that brought nothing is forgotten.
 _FORGOTTEN_AFTER_S: Final = 600.0
 # Of the tokens of the largest learner's delta: a learner that brought less is not waited for.
 _SMALL_SHARE: Final = 0.4
@@ -41,7 +41,7 @@ class LearnerView:
     step_count: int = 0  # of its last report
     step_time_s: float | None = None  # moving average that it reports
     token_rate: float = 0.0  # tokens a second, by that average; 0: not known
-    is_flushing: bool = False  # it trains no more, and sends its last work
+    is_flushing: bool = False  # it has stopped training and sends its last work
 
 
 @dataclass(frozen=True)

@@ -79,7 +79,7 @@ UPDATE_OBJECT_SPANS: Final = 64
 
 
 class DamagedStateError(UnreadableObjectError):
-    """The state that a merge began from has other bits than were written: its scratch failed."""
+    """The state that a merge began from does not have the bits that were written: the scratch storage failed."""
 
     def __init__(self, fragment: str) -> None:
         """Names the fragment."""
@@ -101,7 +101,7 @@ class MergeResult:
     async def adopt(self, state: OuterState, *, workers: Workers) -> None:
         """Takes the outer state that the merge began from, or a copy of it, to the new version. To be called once.
 
-        Nobody else may read or write `state` meanwhile. If it fails, or is cancelled, the state is torn and has to be
+        No other task may read or write `state` meanwhile. If it fails, or is cancelled, the state is torn and has to be
         rebuilt (`skerry.store.versions.replay.Replayer`).
         """
         step = replace(self._step, state=state)
@@ -214,7 +214,7 @@ async def _prepare(step: Step, deltas: Sequence[AcceptedItem], workers: Workers)
     except NonFiniteError as error:
         if step.state.checksum not in (None, await workers.run(step.state.actual_checksum)):
             raise DamagedStateError(step.layout.name) from error
-        # Accepted deltas are finite; what overflows comes of one that is huge, and without it the round goes on.
+        # Accepted deltas are finite, so an overflow is due to one huge delta, and the round can go on without it.
         largest = max(deltas, key=lambda delta: math.fsum(delta.squared_norms) / max(delta.step_count, 1) ** 2)
         raise UnreadableDeltaError(largest.delta, error) from error
     if step.state.checksum not in (None, reduce(xor, (span.checksum for span in prepared))):
@@ -320,7 +320,7 @@ class Merger:
                 await self._clock.sleep(_RETRY_S)
 
     async def restart(self, name: str) -> None:
-        """Has a fragment go on without momentum, if its state can't be rebuilt (`skerry.syncer.restart`).
+        """Lets a fragment continue without momentum if its state can't be rebuilt (`skerry.syncer.restart`).
 
         Raises:
             StoreError: the store failed, or the weights are lost too.

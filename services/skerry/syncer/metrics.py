@@ -1,10 +1,10 @@
-"""What a syncer tells Prometheus; docs/metrics.md explains every name.
+"""The metrics that a syncer serves to Prometheus; docs/metrics.md explains every name.
 
-Counters and histograms are written where things happen. Everything that the process knows anyway is read when somebody
-asks. A counter of a run counts entries of its log that this replica folded, so every replica of a run counts the same.
+Counters and histograms are updated where events happen. Values that the process holds anyway are read at each scrape. A
+counter of a run counts entries of its log that this replica folded, so every replica of a run counts the same.
 
 Labels are names of runs, fragments, methods, operations and reasons: their number is bounded by what a replica serves.
-Learners have no label here; each tells its own metrics (`skerry learn --metrics`).
+Learners have no label here; each serves its own metrics (`skerry learn --metrics`).
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from skerry.store.log.state import DeltaState, FragmentState, Outcome, RunState
 from skerry.syncer.parts import ByteBudget
 from skerry.syncer.replica import RunReplica
 
-# A loop that has not answered by then is not worth waiting for: the scrape fails, which is an alert of its own.
+# If the event loop has not answered by then, the scrape fails, which is an alert of its own.
 _SCRAPE_TIMEOUT_S: Final = 8.0
-# Between two looks at how late the event loop is.
+# Time between two measurements of how late the event loop is.
 _LAG_EVERY_S: Final = 0.25
 
 _STORE_BUCKETS: Final = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 60)
@@ -198,7 +198,7 @@ class _Followed:
                 self._decided(delta)
 
     def _decided(self, delta: DeltaState) -> None:
-        # What follows the first sentence is facts, which differ from delta to delta.
+        # The text after the first sentence is facts, which differ between deltas.
         reason = delta.reason.partition(". ")[0]
         self._metrics.decided.labels(self.run, delta.fate.value, reason).inc()
         if delta.fate is Fate.MERGED:

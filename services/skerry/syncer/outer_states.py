@@ -68,7 +68,7 @@ class OuterStates:
                 _LOG.warning("cached state is dropped", fragment=name, version=version, cause=str(error))
             else:
                 return outer
-        cached = outer = None  # so that what they hold of scratch is free
+        cached = outer = None  # so that their scratch space is free
         outer = await replayer.rebuild(version, self._scratch)
         await self.keep(name, outer, fragment.versions[version].digest)
         return outer
@@ -101,7 +101,7 @@ class OuterStates:
         del self._cache[name]
 
     async def writable(self, name: str, outer: OuterState) -> OuterState:
-        """Returns a state that is not cached, for its user to change: a copy of it while somebody reads it."""
+        """Returns a state that is not cached, for its user to change: a copy of it while another task reads it."""
         if self._reading.get(name) is not outer:
             return outer
         weights, momentum, residual = self._scratch.zeros(3, len(outer.weights))
@@ -113,7 +113,7 @@ class OuterStates:
     def reading(self, fragment: FragmentState) -> Iterator[OuterState | None]:
         """Yields the outer state of the fragment's newest version, which does not change while the context lasts.
 
-        Yields None if that is not cached, or if somebody reads a state of the fragment already.
+        Yields None if that is not cached, or if another task reads a state of the fragment already.
         """
         name = fragment.layout.name
         cached = self._cache.get(name)

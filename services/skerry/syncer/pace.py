@@ -1,6 +1,6 @@
-"""How often a replica looks at the store: the longer nothing happens in a run, the less often.
+"""How often a replica reads the store: less often, the longer a run has been quiet.
 
-What is looked at after a sixteenth of the quiet time is seen that much late at most, and costs little: a run in which
+A replica looks again after a sixteenth of the quiet time, so it sees a change late by that at most. A run in which
 nothing happens for a day is looked at some hundred times in its first hour, and then as rarely as the settings allow.
 `docs/design/0008-what-requests-cost.md` has the arithmetic.
 """

@@ -2,13 +2,13 @@
 
 One bound, in bytes, holds for the parts of all pushes of a process. A part is held whole until it is durable, so its
 memory is reserved whole before its first byte is read; until then its stream is not read (HTTP/2 back-pressure). So no
-push stops halfway for want of memory, and those that were admitted fill their links.
+push stops halfway because memory is short, and admitted ones use their links fully.
 
-A slow sender holds its bytes for longer than a fast one, so what senders share is bytes times seconds. While memory is
-scarce, the next part is that of the sender that has held the least since it became scarce. So a fast sender waits for
-the next part to be done with, however many slow ones there are. Nobody waits for ever, for a push has one part at a
-time (and a second one that is being stored, as long as memory is not scarce), and what it holds counts. A sender whose
-parts hold a sixteenth of the budget waits for its own, and the others pass it.
+A slow sender holds its bytes for longer than a fast one, so senders share bytes times seconds. While memory is scarce,
+the next part admitted is that of the sender that has held the least since memory became scarce. So a fast sender waits
+for one part to finish, however many slow senders there are. No sender waits for ever: a push has one part at a time
+(and a second one that is being stored, as long as memory is not scarce), and what it holds is counted. A sender whose
+parts hold a sixteenth of the budget waits until one of its own parts is done, and others are admitted before it.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from skerry.wire.layout import FragmentLayout
 from skerry.wire.messages import MAX_BLOCK, MIN_BLOCK
 from skerry.wire.quantise import quantised_squared_norms
 
-# Below this many bytes of frames that hold this many elements, checking them takes less time than handing them to
-# another thread. A frame by itself takes as long as some hundred elements.
+# Up to this many bytes of frames with this many elements are checked at once, because handing them to another thread
+# would take longer. One frame costs as much as some hundred elements.
 INLINE_CHECK_BYTES: Final = 32 * 2**10
 INLINE_CHECK_NUMEL: Final = 2**15
 FRAME_COST_NUMEL: Final = 512
@@ -130,7 +130,7 @@ class ByteBudget:
         return Reservation(self, sender, size_bytes, self._clock.monotonic_s())
 
     def has_room(self, size_bytes: int) -> bool:
-        """Whether nobody would wait for `size_bytes`."""
+        """Whether a request for `size_bytes` would be granted without waiting."""
         return not self._waiting and self.used_bytes + size_bytes <= self.limit_bytes
 
     def _give_back(self, one: Reservation) -> None:

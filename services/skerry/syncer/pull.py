@@ -58,7 +58,7 @@ class Resume:
 def plan_pull(fragment: FragmentState, gone: AbstractSet[str], *, from_version: int, target_version: int) -> PullPlan:
     """Returns the plan with the fewest bytes from `from_version` (-1: none) to `target_version`.
 
-    No updates lead on from a version that a roll-back abandoned; a caller that has one gets a snapshot. Objects whose
+    No updates start from a version that a roll-back abandoned; a caller that has one gets a snapshot. Objects whose
     names are in `gone` were collected.
 
     Raises:

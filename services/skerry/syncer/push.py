@@ -1,8 +1,8 @@
-"""Receives pushed deltas: bytes become checked, durable parts, and the parts an accepted delta in the log.
+"""Receives pushed deltas: turns bytes into checked, durable parts, and parts into an accepted delta in the log.
 
 Of a push only the part that is arriving and the one before it, which is being stored, are held in memory, within the
-process's byte budget. Its stream is not read until there is room for a whole part. A refused push leaves nothing behind
-but parts that no log entry names.
+process's byte budget. Its stream is not read until there is room for a whole part. A refused push leaves only parts
+that no log entry names.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ from skerry.wire.errors import FrameError
 from skerry.wire.frames import FrameBatch, FrameReader
 from skerry.wire.layout import check_id, check_name
 
-# The most that an interrupted push has to send again, and a small share of a process's budget.
+# The most bytes that an interrupted push has to send again; a small share of a process's budget.
 SUGGESTED_PART_BYTES: Final = 4 * 2**20
 MAX_PART_BYTES: Final = 32 * 2**20
-# A part of 4-bit codes that nothing compresses: frames that decode to more cost far more than they take to send.
+# Elements of a part of incompressible 4-bit codes. Frames that decode to more cost the syncer far more than the sender.
 MAX_PART_NUMEL: Final = 2 * MAX_PART_BYTES
 # Elements that a frame has on average, apart from one a tensor and these: a frame costs as much as hundreds of them.
 _LEAST_FRAME_NUMEL: Final = 64
@@ -54,7 +54,7 @@ _MOST_BYTES_AN_ELEMENT: Final = 64
 _MOST_KEPT_TIMES: Final = 2
 _DELTA_CODECS: Final = frozenset(Codec)
 _WEIGHT_CODECS: Final = frozenset({Codec.FLOAT32})  # version 0 is exact
-# Larger than any valid header's, and small enough that one delta can't outweigh all others.
+# Larger than the count of any valid header, and small enough that one delta can't outweigh all others.
 MAX_STEPS: Final = 2**32
 MAX_TOKENS_A_STEP: Final = 2**32
 MAX_TOKENS: Final = 2**53  # counts above it are not exact as float64

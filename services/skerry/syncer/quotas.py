@@ -26,7 +26,7 @@ _CALLS_RETRY_S: Final = RETRY_STORE_S
 # Runs that an identity creates at once, and the pause between further ones.
 RUN_BURST: Final = 1000
 RUN_PAUSE_S: Final = 60.0
-# Learner ids that are new to a run, likewise: each is remembered for as long as the run lives.
+# Learner ids that are new to a run, in the same way: each is remembered for as long as the run lives.
 ID_BURST: Final = 256
 ID_PAUSE_S: Final = 1.0
 # Most bytes of parts in no accepted delta that one identity may store in one run within a day: the larger of a fixed
@@ -47,7 +47,7 @@ def patience_s(size_bytes: int) -> float:
 
 
 class Rate:
-    """Lets a number of things of each client happen at once, and further ones after a pause each."""
+    """Allows each client a number of actions at once, and further ones after a pause each."""
 
     def __init__(self, what: str, clock: Clock, *, burst: int, pause_s: float) -> None:
         """`what` is in the refusals."""
@@ -101,7 +101,7 @@ class Calls:
 
 @dataclass
 class _Line:
-    """The transfers of one client, one behind the other."""
+    """The transfers of one client, which take turns."""
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     free_s: float = -math.inf  # when the bytes so far may have passed
@@ -113,13 +113,13 @@ class _Line:
 class Turns:
     """Lets one of each client's transfers take a step in each pass of the event loop, however many it has.
 
-    A step copies up to half a megabyte. With 32 downloads of one client in each pass, a learner beside them had 2
-    merges a second of 19. Where bytes a second are bounded, a step takes the time of its bytes, and the client's other
+    A step copies up to half a megabyte. With 32 downloads of one client in each pass, another learner got 2 merges a
+    second instead of 19. Where bytes a second are bounded, a step takes the time of its bytes, and the client's other
     transfers wait for it.
     """
 
     def __init__(self, bytes_a_second: float) -> None:
-        """Starts without clients; infinite: transfers are as fast as they come."""
+        """Starts without clients; an infinite rate is no bound."""
         self._bytes_a_second = bytes_a_second
         self._lines: dict[str, _Line] = {}
 

@@ -94,7 +94,7 @@ class RunReplica:
         return not (self.followers or self._waiting or self._merges or self._is_busy())
 
     def wake(self) -> None:
-        """Says that a call came: after a quiet time the log is looked at, and leases are shared, at once."""
+        """Takes note of a call: after a quiet time the log is read and leases are shared at once."""
         if self.pace.touch():
             self._tail_now.set()
             self._advise_now.set()

@@ -1,4 +1,4 @@
-"""Which role each method of `skerry.v1` needs, and in whose name its message may speak: the only such table.
+"""Which role each method of `skerry.v1` needs, and for which learner its message may speak: the only such table.
 
 An admin may do everything but speak for a learner: it neither attaches nor pushes deltas, except the initial weights of
 a run that it creates, which are nobody's delta. A learner speaks for its own id only. One whose identity names a run
@@ -21,7 +21,7 @@ _READER: Final = frozenset({Role.READER})
 
 
 class Rule(NamedTuple):
-    """Who may call a method."""
+    """Which callers may call a method."""
 
     roles: frozenset[Role]
     run: Callable[[Any], str] | None = None  # the run that the first message names; None: no run, or any

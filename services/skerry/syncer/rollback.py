@@ -2,7 +2,7 @@
 
 Storing a large run takes minutes, so it goes on in a task of the replica while calls come and go. What is stored is
 noted in the store by the request's id: if the replica dies, the same request goes on from there on any other one. Only
-the log entry changes the run, and only a call appends it, so a roll-back that nobody asks for any more has no effect.
+the log entry changes the run, and only a call appends it, so a roll-back whose caller has given up has no effect.
 
     rollbacks/<request id>/<fragment>      the fragment as the log entry will name it, as JSON: advice, never truth
 """
@@ -33,7 +33,7 @@ from skerry.wire.layout import check_id
 _LOG: Final = get_logger(__name__)
 # A roll-back that loses the race against a commit is appended again. Commits are seconds apart.
 _ATTEMPTS: Final = 8
-# After which a call that wants to hear of progress is answered: far below the deadline of any caller.
+# Time after which a call that asked for progress is answered: far below the deadline of any caller.
 _ANSWER_S: Final = 2.0
 
 

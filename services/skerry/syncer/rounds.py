@@ -39,11 +39,12 @@ from skerry.syncer.membership import LearnerView, MembershipView, expected_learn
 from skerry.wire.layout import FragmentLayout
 from skerry.wire.policy import Policy
 
-# Weight of a new observation in the moving averages: five rounds back counts a third.
+# Weight of a new observation in the moving averages: an observation five rounds ago counts for a third of it.
 EMA_FACTOR: Final = 0.2
 # Step time assumed before any learner has reported one.
 UNKNOWN_STEP_S: Final = 0.5
-# Of one commit, which has to fit one log entry: all but what names the update, and a number in quotes with its comma.
+# A commit has to fit one log entry: bytes of all but the names of its update, and of one number in quotes with its
+# comma.
 _SCALARS_BYTES: Final = MAX_APPEND_BYTES * 3 // 4
 _SCALAR_BYTES: Final = 11
 # The grace window covers the step that a learner is in when it hears of the round, and half of one for its encoding.
@@ -51,7 +52,7 @@ GRACE_STEPS: Final = 1.5
 # How long a fragment's first delta waits for one to be compared with, where other learners are attached that may never
 # send one.
 FIRST_WAIT_S: Final = 600.0
-# Of two learners, nobody can tell which one is too fast.
+# With two learners it is impossible to tell which one is too fast.
 _LEAST_LEARNERS: Final = 3
 
 
@@ -214,7 +215,7 @@ class RoundEngine:
             self._xi_quorum.observe(min(now_s - timing.opened_at_s, self._interval_s(state.policy, view)))
 
     def _time_steps(self, item: AcceptedItem, now_s: float) -> None:
-        """Times a learner's steps by when its deltas of one fragment come: what it reports may be anything."""
+        """Times a learner's steps by the arrival of its deltas of one fragment, since its reports may be wrong."""
         last_step, at_s = self._last_seen.get((item.learner, item.fragment), (item.last_step, now_s))
         self._last_seen[item.learner, item.fragment] = item.last_step, now_s
         if item.last_step > last_step:
@@ -242,7 +243,7 @@ class RoundEngine:
         assert timing.closing_key is not None  # `_observe` has just set it
         assert timing.closing_seen_at_s is not None
         is_own = timing.closing_key in self._own
-        # Another replica merges what it closed; only if no commit comes for a term is it taken for dead.
+        # Another replica merges the sets that it closed; it is assumed dead only if no commit comes for a term.
         return timing.closing_key, now_s if is_own else timing.closing_seen_at_s + state.policy.lease_term_s
 
     def _close(
@@ -284,9 +285,9 @@ class RoundEngine:
     def _earn(
         self, state: RunState, fragment: FragmentState, view: MembershipView, timing: _RoundTiming, now_s: float
     ) -> None:
-        """Takes note of a close: when the steps are earned by which it takes the run on.
+        """Takes note of a close: sets the time from which the next one may take the run on.
 
-        What was earned for one round beyond is kept, so that one late close does not make the next ones late.
+        The credit of one round is kept, so that one late close does not make the next ones late.
         """
         timing.held = None
         newest = fragment.versions.get(fragment.version)  # a draft has none
@@ -299,9 +300,9 @@ class RoundEngine:
     def _pace_s(self, step_count: float, item: ClosedItem, state: RunState, view: MembershipView) -> float:
         """Returns the seconds in which the run may go on by so many steps through this round.
 
-        That is how long the median learner takes for them, divided by how many times faster the run may be. A
-        learner's step takes what it reports or what its deltas say, whichever is less: it may have paused, or report
-        anything. Learners that brought nothing do not count.
+        That is how long the median learner takes for them, divided by how many times faster the run may be. A learner's
+        step takes what it reports or what its deltas say, whichever is less: it may have paused, and its report may be
+        wrong. Learners that brought nothing do not count.
         """
         times_s = [
             min(self._steps_s.get(name, math.inf), learner.step_time_s or math.inf)

@@ -49,7 +49,7 @@ _LEAST_STOP_S: Final = 0.2
 _STORE_RETRIES: Final = RetrySettings(attempt_count=None, first_wait_s=0.5, longest_wait_s=10.0)
 
 _OPTIONS: Final[Sequence[tuple[str, int]]] = (
-    # Above the contract's limit, which the interceptor checks: what gRPC refuses by itself has no details.
+    # Above the contract's limit, which the interceptor checks, because a refusal by gRPC itself has no details.
     ("grpc.max_receive_message_length", 2 * MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     # Detect half-open connections within a minute, and allow clients to ping every ten seconds.
@@ -61,13 +61,13 @@ _OPTIONS: Final[Sequence[tuple[str, int]]] = (
     # Streams of one connection: learners have a handful. Without a bound, streams that are reset faster than they are
     # refused take memory without end.
     ("grpc.max_concurrent_streams", 128),
-    # A connection that does not speak, or has had no call for a while, makes room for others. Clients connect again.
+    # A connection without a handshake, or without a call for a while, is closed to make room. Clients connect again.
     ("grpc.server_handshake_timeout_ms", 10_000),
     ("grpc.max_connection_idle_ms", 300_000),
     # With port reuse, two servers on one port would each get half of the calls, without an error.
     ("grpc.so_reuseport", 0),
 )
-# What is under way when a connection has lived long enough goes on for so long; learners then take it up again.
+# How long calls in flight may go on once a connection has reached its age; learners then resume them.
 _CONNECTION_GRACE_MS: Final = 60_000
 _SERVICES: Final = (
     capabilities_pb2.DESCRIPTOR.services_by_name["Capabilities"].full_name,
@@ -143,7 +143,7 @@ class SyncerServer:
 async def serving(objects: Objects, settings: ServerSettings) -> AsyncIterator[SyncerServer]:
     """Yields a syncer that listens on `settings.listen`, and stops it at the end of the context.
 
-    It does not listen before the store has answered, and its tokens are known.
+    It begins to listen once the store has answered and its tokens are known.
 
     Raises:
         ListenError: it can't listen on that address.
@@ -203,7 +203,7 @@ async def serving(objects: Objects, settings: ServerSettings) -> AsyncIterator[S
 
 
 async def _wait_for(objects: Objects, clock: Clock, entropy: Entropy) -> None:
-    """Returns when the store has proved fit for use; says what is wrong while it can't be reached."""
+    """Returns when the store has passed its checks; logs what is wrong while it can't be reached."""
     for attempt in itertools.count(1):
         try:
             await check_put_if_absent(objects, entropy)

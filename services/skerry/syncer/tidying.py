@@ -1,7 +1,7 @@
-"""Deletes what nobody will name any more, of all runs of a store: abandoned drafts, and orphaned parts of deltas.
+"""Deletes abandoned drafts and orphaned parts of deltas of all runs of a store: no log entry will name them.
 
-Every replica does so ten minutes after its start and then every day, since it costs requests for every run. What
-another one deleted meanwhile is passed by.
+Every replica does so ten minutes after its start and then every day, since it costs requests for every run. Objects
+that another replica deleted meanwhile are skipped.
 """
 
 from __future__ import annotations

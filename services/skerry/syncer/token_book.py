@@ -42,7 +42,7 @@ class TokenBook:
         return self
 
     async def follow(self) -> None:
-        """Looks through the store for ever."""
+        """Reads the store's tokens again in an endless loop."""
         while True:
             await self._clock.sleep(POLL_S)
             await self._looked()
@@ -55,7 +55,7 @@ class TokenBook:
             return False
 
     async def refresh(self) -> bool:
-        """Takes in new tokens; ends the calls of those that were revoked or have expired.
+        """Adds new tokens, and ends the calls of tokens that were revoked or have expired.
 
         Returns whether the store answered for all of them.
         """

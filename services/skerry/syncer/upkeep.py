@@ -1,7 +1,7 @@
 """Keeps a run small: stores log checkpoints, and collects what the run's policy does not keep.
 
-Every replica does so, beside the calls. What another one did meanwhile is in the log, so nothing is lost by doing it
-twice; and the log admits no collection of what rebuilding the newest versions takes.
+Every replica does so while it serves calls. Doing it twice is harmless, because the log has what another replica did
+meanwhile, and it admits no collection of objects that rebuilding the newest versions needs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _LOOK_S: Final = 5.0  # between looks whether there is something to do, which co
 async def keep_small(
     log: RunLog, clock: Clock, settings: ReplicaSettings, attempt: Callable[[Awaitable[object], str], Awaitable[bool]]
 ) -> None:
-    """Looks for ever whether a checkpoint or a collection is due; `attempt` bears with failures of the store."""
+    """Checks in an endless loop if a checkpoint or a collection is due; `attempt` handles failures of the store."""
     looked_at_s = clock.monotonic_s()
     while True:
         if checkpoints.is_due(log.state, settings.checkpoint_every):

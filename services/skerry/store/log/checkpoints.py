@@ -42,7 +42,7 @@ CHECKPOINT_EVERY: Final = 1024
 # Entries after a checkpoint's position among which its name is looked for. A slower writer's is not used.
 _NAMED_WITHIN: Final = 512
 _READ_AT_ONCE: Final = 64
-# The newest checkpoints, which stay: more than one, because the newest may be damaged.
+# How many of the newest checkpoints stay: more than one, because the newest may be damaged.
 KEPT_CHECKPOINTS: Final = 4
 _FOLDER: Final = "checkpoints"
 _NAME: Final = re.compile(r"(\d{20})-[0-9a-f]{32}")
@@ -83,7 +83,7 @@ def is_due(state: RunState, every: int = CHECKPOINT_EVERY) -> bool:
 async def write_checkpoint(log: RunLog) -> None:
     """Stores the state of the log as it is now, names it by an entry, and deletes old checkpoints.
 
-    Of several replicas that do this at the same time one succeeds; the others take theirs away.
+    If several replicas do this at the same time, one succeeds and the others delete theirs.
 
     Raises:
         StoreError: the store failed.
@@ -93,7 +93,7 @@ async def write_checkpoint(log: RunLog) -> None:
     await log.objects.write(path, data)
     try:
         (outcome,) = await log.append([item])
-    except StoreError:  # an entry that names it may land all the same; nobody needs it
+    except StoreError:  # an entry that names it may still land; no reader depends on it
         await log.objects.delete([path])
         raise
     if outcome.rejection is not None:

@@ -89,7 +89,7 @@ class SessionItem(_Item, frozen=True, tag="session"):
 
 
 class LeftItem(_Item, frozen=True, tag="left"):
-    """A learner said goodbye: it is no longer expected."""
+    """A learner left: it is no longer expected."""
 
     learner: str
     session: str

@@ -205,7 +205,7 @@ def _admit_committed(state: RunState, item: CommittedItem) -> list[DeltaState]:
             weight_cap=policy.weight_cap,
         )
         fragment.contributed_at[delta.item.learner] = fragment.newest.step_count
-        # How far the delta's own steps reach. Its merge may be much later, if the delta arrived late.
+        # The step count up to which the delta trained. Its merge may be much later, if the delta arrived late.
         reached = fragment.versions[delta.item.base_version].step_count + delta.item.step_count
         fragment.worked_until[delta.item.learner] = min(fragment.newest.step_count, reached)
     return merged

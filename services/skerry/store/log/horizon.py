@@ -26,7 +26,7 @@ from skerry.store.log.entries import CheckpointItem, MergeScalars
 from skerry.store.log.retention import weights_kept
 from skerry.store.log.state import CommitRecord, FragmentState, RunState, VersionState
 
-# A learner that is restarted hourly is remembered for days; older sessions would have to come back after all these.
+# A learner that is restarted every hour is remembered for days. An older session would have to return after all these.
 REMEMBERED_SESSIONS: Final = 64
 # Requests are repeated for minutes.
 REMEMBERED_REQUESTS: Final = 1024

@@ -1,7 +1,7 @@
-"""What entries of format 1 and 2 leave to the reader, and later ones say themselves.
+"""Rules for entries of formats 1 and 2, which later formats replace by fields of the entry.
 
-A close did not name its round's length. It followed from the deltas: the longest one's steps up to H, or the shortest
-one's after an outage of all. And a base was too old by versions, where it is by rounds now.
+A close did not name its round's length. It followed from the deltas: the steps of the longest one, at most H, or those
+of the shortest one after an outage of all. And the age of a base was counted in versions; now it is counted in rounds.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     whole      of each fragment the newest versions, with outer state and deltas
     weights    of the versions that were the newest within some hours, of the last version of each day, and of pins
 
-Time is what the writers of the entries said, up to the run's newest version: a run that stands still loses nothing.
+Time is that of the entries' writers and ends with the run's newest version, so a run that has stopped loses nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Retention:
     hours: float = 0.0  # and the weights of those that were the newest within this time
     day_count: int = 0  # and of the last of each day, for this many days
     litter_age_s: float = _DAY_S  # younger objects may belong to an entry that is still to be written
-    keeps_quarantined: bool = True  # quarantined deltas, which somebody may want to look at
+    keeps_quarantined: bool = True  # quarantined deltas, which a person may want to inspect
 
     @classmethod
     def of(cls, policy: Policy) -> Retention:
@@ -43,7 +43,7 @@ def kept_positions(state: RunState, retention: Retention) -> tuple[int, list[int
     """
     known = [version for fragment in state.fragments.values() for version in fragment.known().values()]
     known.sort(key=lambda version: -version.position)
-    # Back to the first that is older, so that a version from a clock that was fast does not stay young for ever.
+    # Ends at the first older version, so that a version of a writer with a fast clock does not count as young for ever.
     young = takewhile(lambda one: one.made_at_unix_s >= known[0].made_at_unix_s - retention.hours * 3600, known)
     since = min((one.position for one in young), default=0)
     days: dict[float, int] = {}

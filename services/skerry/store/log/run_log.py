@@ -316,7 +316,7 @@ class RunLog:
             first = self.state.position + 1
             found, has_later = await self._read(first, width)
             if found:
-                # Another writer may have just published the entry. It must be durable before anybody acts on it.
+                # Another writer may have just published the entry. It must be durable before it is acted on.
                 await self.objects.sync_parent(entry_name(self.prefix, first + len(found) - 1))
             for position, data in enumerate(found, first):
                 self._fold(position, data)

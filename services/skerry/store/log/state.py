@@ -1,4 +1,4 @@
-"""A run's state and its parts, with what can be asked of them. The fold changes them; others only read them."""
+"""A run's state, its parts, and queries on them. The fold changes them; other code only reads them."""
 
 from __future__ import annotations
 
@@ -75,14 +75,14 @@ class VersionState:
     version: int
     digest: str
     position: int
-    step_count: float = 0.0  # inner steps of training behind it: of each round its length times participation
-    commit: CommitRecord | None = None  # None: exists by its snapshot alone (version 0, or a roll-back)
-    weights: tuple[ObjectRef, ...] = ()  # of its snapshot; empty: none
+    step_count: float = 0.0  # inner steps behind it: the sum over its rounds of length times participation
+    commit: CommitRecord | None = None  # None for a version without a merge: 0, or by a roll-back
+    weights: tuple[ObjectRef, ...] = ()  # the objects of its snapshot; empty if it has none
     outer: tuple[ObjectRef, ...] = ()
     source_version: int = -1
     is_abandoned: bool = False
-    made_at_unix_s: float = 0.0  # by the clock of its entry's writer
-    until: int = 0  # the position of the next version; 0: it is the newest
+    made_at_unix_s: float = 0.0  # by the clock of the replica that wrote its entry
+    until: int = 0  # the log position of the next version; 0 for the newest version
 
     @property
     def weights_refs(self) -> tuple[ObjectRef, ...]:
@@ -103,22 +103,22 @@ class FragmentState:
     """One fragment: its versions, its gathering round and its round in merge."""
 
     layout: FragmentLayout
-    version: int = INITIAL_BASE  # the newest; INITIAL_BASE in a draft before its weights came
+    version: int = INITIAL_BASE  # the newest one; INITIAL_BASE in a draft without weights
     oldest: int = 0  # versions below it are forgotten
-    kept: frozenset[int] = frozenset()  # but not the weights of these
-    momentum_from: float = 0.0  # step count at which the outer momentum began: 0, or the last roll-back's
+    kept: frozenset[int] = frozenset()  # older versions whose weights are still known
+    momentum_from: float = 0.0  # step count at which outer momentum began: 0, or the last roll-back's
     versions: dict[int, VersionState] = field(default_factory=dict)
-    pending: dict[str, DeltaState] = field(default_factory=dict)  # accepted, in no frozen set, in log order
+    pending: dict[str, DeltaState] = field(default_factory=dict)  # accepted deltas in no frozen set, in log order
     closing: ClosedItem | None = None  # the frozen set whose merge is not committed
-    closing_policy: Policy | None = None  # the policy at that set's first close: its merge obeys this one
+    closing_policy: Policy | None = None  # the policy at that set's first close, which its merge uses
     last_close_position: int = 0
-    next_attempt: int = 0  # of the next close; above 0 after a round of this version whose every delta was unreadable
-    contributors: tuple[frozenset[str], ...] = ()  # of the last closes, `REMEMBERED_CLOSES` at most
-    close_positions: tuple[int, ...] = ()  # of the same closes
-    contributed_at: dict[str, float] = field(default_factory=dict)  # by learner: step_count of its last merge's version
-    worked_until: dict[str, float] = field(default_factory=dict)  # by learner: as far as that delta's own steps reach
-    squared_norms: dict[str, tuple[float, ...]] = field(default_factory=dict)  # by learner: |v|^2 / steps^2, merged
-    weights: dict[str, float] = field(default_factory=dict)  # by learner: w of its last merged delta, undamped
+    next_attempt: int = 0  # number of the next attempt to close; above 0 if all deltas were unreadable
+    contributors: tuple[frozenset[str], ...] = ()  # of the last `REMEMBERED_CLOSES` closes
+    close_positions: tuple[int, ...] = ()  # log positions of the same closes
+    contributed_at: dict[str, float] = field(default_factory=dict)  # by learner: step_count at its last merge
+    worked_until: dict[str, float] = field(default_factory=dict)  # by learner: step_count that that delta trained up to
+    squared_norms: dict[str, tuple[float, ...]] = field(default_factory=dict)  # by learner: |v|^2 / steps^2, last ones
+    weights: dict[str, float] = field(default_factory=dict)  # by learner: w of its last merged delta, not damped
     step_counts: dict[str, int] = field(default_factory=dict)  # by learner: steps of that delta
 
     @property
@@ -160,11 +160,11 @@ class LearnerState:
     learner: str
     region: str
     session: str
-    sessions: list[str] = field(default_factory=list)  # that it ever had, in order: a fenced one is never live again
+    sessions: list[str] = field(default_factory=list)  # all that it ever had; a fenced one is never live again
     has_left: bool = False
     step_count: int = 0  # inner steps in its accepted deltas
     attached_at: int = 0  # position of its newest session
-    attached_at_step: float = 0.0  # the run's progress then
+    attached_at_step: float = 0.0  # the run's progress at that position
     last_deltas: dict[str, str] = field(default_factory=dict)  # by fragment: its last accepted delta
 
     @property
@@ -191,7 +191,7 @@ class RunState:
         self.fragments = {layout.name: FragmentState(layout) for layout in spec.fragments}
         self.deltas: dict[str, DeltaState] = {}
         self.learners: dict[str, LearnerState] = {}
-        self.grants: dict[str, float] = {}  # by learner: what it may weigh where that is not for the policy to say
+        self.grants: dict[str, float] = {}  # by learner: its weight bound, if it was granted one
         self.condemned_at: dict[str, int] = {}  # names of objects, with the positions at which they were condemned
         self.requests: dict[str, int] = {}  # request ids of policy changes and roll-backs, with their positions
         self.bases: dict[tuple[str, str, int], str] = {}  # (session, fragment, base version) -> delta
@@ -251,7 +251,7 @@ class RunState:
         return sum(counts) / len(counts) if counts else 0.0
 
     def staleness(self, fragment: FragmentState, base_version: int) -> int:
-        """Returns how old a base is: in rounds, or by an older format in versions."""
+        """Returns how old a base is: in rounds, or in versions where the entry has an older format."""
         if self.entry_format < STALENESS_IN_ROUNDS_FORMAT:
             return fragment.version - base_version
         return fragment.rounds_behind(base_version, self.policy.inner_step_count)

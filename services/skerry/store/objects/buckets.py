@@ -26,7 +26,7 @@ from skerry.store.objects.interface import STREAM_CHUNK_BYTES, Chunks, ObjectInf
 # Blobs up to this size go up in one request. S3 allows 10,000 pieces an object, so pieces of 16 MiB reach 156 GiB.
 _PIECE_BYTES: Final = 16 * 2**20
 _PIECES_IN_FLIGHT: Final = 4
-# Objects are read in ranges, each a request of its own: a range takes less than the request's 60 s from 2.2 Mbit/s on,
+# Objects are read in ranges, one request each. At 2.2 Mbit/s and more a range takes less than the 60 s of a request,
 # and most objects, such as pushed parts of 8 MiB, are one range.
 RANGE_BYTES: Final = 16 * 2**20
 _RANGES_AHEAD: Final = 4  # of one reader, in flight or read
@@ -105,7 +105,7 @@ class ObstoreObjects:
         return size
 
     async def stream(self, name: str, *, offset: int = 0) -> AsyncIterator[bytes]:
-        """Yields the object's bytes from `offset`. What follows the range that is being yielded is read meanwhile."""
+        """Yields the object's bytes from `offset`, and reads the next ranges while one is being yielded."""
         check_object_name(name)
         ahead: deque[asyncio.Task[obstore.Bytes]] = deque()  # the range that is being yielded too, if it was read ahead
         size = following = offset + 1

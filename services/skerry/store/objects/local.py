@@ -33,7 +33,7 @@ MARKER: Final = "skerry.store"  # says that a folder is a store: without it, its
 RESERVE: Final = "reserve"
 _RESERVE_COUNT: Final = 64
 _RESERVE_BYTES: Final = 2**18
-# A model is its owner's: all processes of a `file://` store run as one user.
+# Only the owner may read a model: all processes of a `file://` store run as one user.
 FOLDER_MODE: Final = 0o700
 _FILE_MODE: Final = 0o600
 _NEW_FILE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
@@ -221,7 +221,7 @@ class LocalObjects(ObstoreObjects):
 
     @contextlib.contextmanager
     def _opened_root(self) -> Iterator[int]:
-        """Yields a descriptor of the store's folder. What is not below it is missing, wherever its volume is by then.
+        """Yields a descriptor of the store's folder, which stays valid wherever its volume is mounted by then.
 
         Raises:
             StoreUnavailableError: the store is not there, as with an unmounted volume: that says nothing about objects.

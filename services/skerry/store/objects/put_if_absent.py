@@ -1,4 +1,4 @@
-"""Puts an object that must not exist, and finds out whether it landed, whatever the store answers.
+"""Puts an object that must not exist, and finds out whether it landed even if the store's answer does not tell.
 
 A create that failed is read back, because its error decides nothing: the request may have landed and its answer been
 lost; a retry below this layer may have met its own first attempt and say "exists"; one store says "exists" although
@@ -78,8 +78,8 @@ class Creator:
 async def check_put_if_absent(objects: Objects, entropy: Entropy) -> None:
     """Returns if the store refuses to create a name twice, or is full. To be called before anything is written.
 
-    On a store that lets it be, two writers would both believe that they had written an entry of the log. What is left
-    of a check that was cut off is litter, which `skerry gc` deletes.
+    On a store that creates it twice, two writers would both believe that they had written an entry of the log. An
+        interrupted check leaves litter, which `skerry gc` deletes.
 
     Raises:
         StoreURLError: it creates a name twice.

@@ -80,9 +80,9 @@ def gc(
     Syncers collect by themselves, by the run's policy, from format level 4 on. What is pinned stays, and so does the
     last version of each day, for as long as the policy says.
 
-    A draft is a run that was created under the name and never got it; each has a full copy of the weights. With --uid
-    only that run is looked at, with --all every run. Where a log is damaged, a dry run goes by its good entries and
-    exits with status 1, and nothing is deleted.
+    A draft is a run that was created but never committed under its name; each has a full copy of the weights. With
+    --uid only that run is looked at, with --all every run. Where a log is damaged, a dry run goes by its good entries
+    and exits with status 1, and nothing is deleted.
     """
     from skerry.store.log.retention import Retention
     from skerry.store.operator.collect import CollectionPlan, collect, plan_collection

@@ -1,4 +1,4 @@
-"""What is damaged in a run, what is done about it, and the two operations that every mend is made of.
+"""The kinds of damage in a run, their remedies, and the two operations that every repair consists of.
 
 *Set aside*: a damaged object is copied to a name of its own below `damaged/`, the copy is read back, and only then is
 the original deleted. *Put back*: bytes that have the digest that the log names are written under a name that has no

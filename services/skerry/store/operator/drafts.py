@@ -1,7 +1,7 @@
 """Deletes whole runs that have no name: drafts whose creation was abandoned and, if asked to, deleted runs.
 
 A run counts as an abandoned draft if no object of its name has its uid and its newest object is old. `run.json` is
-deleted first, because nobody can open the run without it. Then the run is checked once more: if its creator came back
+deleted first, because the run can't be opened without it. Then the run is checked once more: if its creator came back
 meanwhile, `run.json` is restored. Only then is the rest deleted.
 """
 

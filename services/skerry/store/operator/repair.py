@@ -3,7 +3,7 @@
     snapshot, update    made again from an older snapshot, the updates and the deltas; the same bytes are put back
     part of a delta     another write of the same part is put back; else, while its round is not committed, the delta
                         is quarantined, and its round is closed again without it
-    anything else       what nobody will read again is condemned, as if a collection had taken it
+    anything else       objects that will never be read again are condemned, as if a collection had taken it
 
 Bytes are put back only if they have the digest that the log names. Decisions are items of the log, whose fold admits
 them or not, so a syncer may serve the run meanwhile.
@@ -121,7 +121,7 @@ class Repair:
         return "" if digest == ref.digest else "has another content"
 
     async def _same_bytes(self, named: _Named) -> Pieces | None:
-        """Returns the lost object's bytes, checked by its digest, or None if they can't be had."""
+        """Returns the lost object's bytes, checked by its digest, or None if they can't be recovered."""
         self._log.blobs.unreadable.update(self._lost)
         remaker = Remaker(self._log, named.fragment, self._workers, self._scratch)
         try:
@@ -161,7 +161,7 @@ class Repair:
         return Damage(name, one.problem, Remedy.RESTORE, detail, is_mended=self._acts)
 
     async def _decide(self, lost: Sequence[_Lost]) -> list[Damage]:
-        """Says what becomes of objects that can't be had again, and appends it to the log."""
+        """Decides what becomes of objects that can't be recovered, and appends the decisions to the log."""
         state = self._log.state
         open_deltas = {one.named.delta for one in lost} & _open_deltas(state)
         needed = state.referenced_names()
@@ -257,7 +257,7 @@ def _closed_again(
 
 
 def _advice(named: _Named, *, is_needed: bool) -> str:
-    """Returns what it means that an object can't be had again, and what a person can do."""
+    """Returns what the loss of an object means, and what a person can do."""
     if not is_needed:
         what = "weights of old versions can't be exported" if not named.delta else "its version can't be replayed"
         return f"without it {what}; restore it from a backup, or let it go by --give-up"

@@ -1,7 +1,7 @@
 """Finds the damaged entry of a run's log, and mends it where that is certain.
 
-An entry is certain by the digest that the next entry has of it. The last one has no such witness: if it has no end, its
-writer was cut off before it could tell anybody, and it is set aside; if it has one, somebody may have acted on it.
+An entry is certain by the digest that the next entry has of it. No entry confirms the last one. If it is cut off, its
+writer stopped before it could acknowledge it, so it is set aside. If it is whole, a replica may have acted on it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Finds out who makes a call, and whether its role allows it; `skerry.syncer.roles` has the table."""
+"""Identifies the caller and checks whether its role allows the call; `skerry.syncer.roles` has the table."""
 
 from __future__ import annotations
 

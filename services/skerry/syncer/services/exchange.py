@@ -37,7 +37,7 @@ from skerry.wire.messages import tensor_from_message
 
 # A push whose client sends nothing for this long is ended, which releases its memory; its whole parts are durable.
 SILENCE_S: Final = 60.0
-# Between two reports of one stream, each of which every observer gets: what comes faster waits in the client.
+# Least time between two reports of one stream, since every observer gets each of them; the client holds faster ones.
 _REPORT_PAUSE_S: Final = 0.05
 
 
@@ -172,7 +172,7 @@ class ExchangeServicer(exchange_pb2_grpc.ExchangeServicer):
                 raise SyncerError("PLAN_EXPIRED", f"an object of the plan can't be read; ask anew. {error}") from error
 
     async def _held(self, pieces: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
-        """Yields the pieces; none is read before the caller may hold it, and the one before was sent."""
+        """Yields the pieces. A piece is read once the one before was sent and the caller may hold another."""
         while True:
             room = await self._host.downloads.reserve(CALLER.get().sender, STREAM_CHUNK_BYTES)
             try:
@@ -210,7 +210,7 @@ class ExchangeServicer(exchange_pb2_grpc.ExchangeServicer):
     async def _past(self, replica: RunReplica, after: int, until: int) -> AsyncIterator[Event]:
         """Yields the events of entries `after + 1` to `until`, by folding the log again from the checkpoint before.
 
-        Observers take turns, so that many cost the learners no more time than one.
+        Observers take turns, so that many of them delay the learners no more than one does.
         """
         async with self._replaying:
             state = await newest_state(replica.log.objects, replica.log.spec, at_most=after)

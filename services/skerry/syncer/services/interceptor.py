@@ -101,14 +101,14 @@ def _packed(message: Any) -> any_pb2.Any:
 class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in its stub alone
     """Wraps the four kinds of methods; what they raise becomes the call's status.
 
-    It refuses calls that `authentication` does not admit, and messages above a limit, undecoded. gRPC's own limit must
-    be higher: what gRPC refuses by itself has no details.
+    It refuses calls that `authentication` does not admit, and messages above a limit without decoding them. gRPC's own
+    limit must be higher, because a refusal by gRPC itself has no details.
     """
 
     def __init__(self, limit_bytes: int, metrics: SyncerMetrics, authentication: Authentication | None = None) -> None:
         """Takes the largest message that the contract allows, what counts bytes and refusals, and the check of callers.
 
-        Without `authentication` everybody may do everything.
+        Without `authentication` every caller may call every method.
         """
         self._limit_bytes = limit_bytes
         self._metrics = metrics
@@ -281,7 +281,7 @@ async def _sent(response: Any, context: grpc.aio.ServicerContext[Any, Any]) -> N
     """Returns when the client has room for the response.
 
     Raises:
-        SyncerError: TOO_SLOW: it has none for too long. It hears of that when it reads on.
+        SyncerError: TOO_SLOW: it has none for too long. It receives the error when it reads on.
     """
     size_bytes = response.ByteSize()
     try:

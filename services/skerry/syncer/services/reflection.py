@@ -1,6 +1,6 @@
 """Reflection under both of its names: grpcio-reflection has `v1alpha` alone, newer tools ask for `v1` alone.
 
-The two differ in nothing but the package, so one servicer answers for both.
+The two differ only in the package, so one servicer answers for both.
 """
 
 from __future__ import annotations

@@ -216,7 +216,7 @@ class ArrayLearner:
         """Sends all unsent work and returns whether it was acknowledged within the timeout.
 
         Steps behind a delta in flight wait for its round. If nothing is trained afterwards, say `is_last`: such a round
-        opens at once then, which cuts it short for everybody.
+        opens at once then, which cuts it short for all learners.
 
         Also true when this learner was stopped, and when the run is closed and the last fates are known, so that
         nothing can be sent.

@@ -34,7 +34,7 @@ def recorded(tensors: Sequence[UntrainedTensor]) -> list[types_pb2.UntrainedTens
 
 
 async def check_untrained(session: Session, run: types_pb2.Run) -> None:
-    """Checks that the frozen parameters are those of the run's creator, and says what nobody checks or synchronises.
+    """Checks that the frozen parameters are those of the run's creator, and warns of what is not checked or shared.
 
     Raises:
         RefusedError: FROZEN_DIFFERS: they are others, and the settings don't allow that.

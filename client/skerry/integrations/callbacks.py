@@ -49,7 +49,7 @@ class CallbackLearner:
                 f"where the weights of the model are the ones that are trained. Use one of these. strategy={refused}"
             )
         self._has_several_ranks = process_count > 1
-        self._handled = sys.exception()  # an error before training, after which somebody trains all the same
+        self._handled = sys.exception()  # an error before training that the caller has handled
         if self.learner is not None:  # the trainer begins anew, with a smaller batch for instance
             self.learner.close()
         planned = {} if step_count is None else {"planned_step_count": step_count}

@@ -66,7 +66,7 @@ def _agreeing(shares: Float64s, cosines: Float64s, sizes: Float64s) -> Float64s:
     while True:
         agreement = np.where(kept > 0, whole @ kept, np.inf)
         worst = int(np.argmin(agreement))
-        # Of two that disagree, nobody knows which one lies.
+        # With two that disagree it is impossible to tell which one lies.
         if agreement[worst] >= 0 or np.count_nonzero(kept) < 3:
             found: Float64s = kept / kept.sum()
             return found

@@ -33,8 +33,8 @@ is also scaled by rho. A learner that works and is not in the round counts in (5
 
     L = min(s_m)    after an outage of all, if that is above H                  (6)
 
-(6) needs evidence: nearly everybody is in the round, and the run hardly went on without any of them. One learner that
-comes back alone with the work of hours moves the run by a round at most.
+(6) needs evidence: nearly all learners are in the round, and the run hardly went on without any of them. One learner
+that comes back alone with the work of hours moves the run by a round at most.
 
 Source: Decoupled DiLoCo (arXiv 2604.21428), section 3, and weights by tokens as in normalised averaging (FedNova, arXiv
 2007.07481). The cap c, rho and the median are this project's; docs/learning.md has what they are worth, the median
@@ -48,7 +48,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
-# Participation from which a round has nearly everybody: one that died meanwhile is expected for a round or two.
+# Participation from which nearly all learners are in a round: one that died is still expected for a round or two.
 _NEARLY_EVERYBODY: Final = 0.75
 # Rounds by which the run may have gone on without a learner for its absence to count as an outage of all.
 _MOST_MISSED: Final = 0.5

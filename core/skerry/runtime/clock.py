@@ -37,7 +37,7 @@ class ThreadClock(StepClock, Protocol):
         """Returns the processor seconds that the calling thread has used."""
 
     def thread_queued_s(self) -> float:
-        """Returns the seconds that the calling thread waited for a processor, ready to run; 0 if that is not counted."""
+        """Returns the seconds that the calling thread waited for a processor, ready to run; 0 if it is not counted."""
 
     def block(self, duration_s: float) -> None:
         """Suspends the calling thread for `duration_s` seconds; returns at once if that is zero or less."""

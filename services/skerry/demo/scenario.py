@@ -152,7 +152,7 @@ class Scenario:
         self._note("learner_back", text, first_line.unix_s)
 
     def _close(self) -> None:
-        """Close the run while all learners train. Deltas that arrive later are refused, so nobody counts them."""
+        """Close the run while all learners train. Deltas that arrive later are refused, so they are not counted."""
         self.phase = "closing the run"
         self._note("ended", f"{self.plan.timekeeper.learner_id} has taken its steps: the run is closed")
         with RunsClient(self._target) as runs:

@@ -1,4 +1,4 @@
-"""What a learner tells Prometheus; docs/metrics.md explains every name. All of it is read when somebody asks."""
+"""The metrics that a learner serves to Prometheus, read at each scrape; docs/metrics.md explains every name."""
 
 from __future__ import annotations
 

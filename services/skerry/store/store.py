@@ -168,7 +168,7 @@ class Store:
         return log
 
     def release(self, log: RunLog) -> None:
-        """Lets go of a log that nobody uses; the next call of `open_log` reads it anew."""
+        """Closes a log that is not in use; the next call of `open_log` reads it anew."""
         key = (log.spec.name, log.spec.uid)
         if self._logs.get(key) is log:
             del self._logs[key]

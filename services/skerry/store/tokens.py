@@ -2,8 +2,8 @@
 
     tokens/<SHA-256 of the token, in hex>      whose it is and until when, as JSON
 
-A slow hash, as for passwords, would protect no better: nobody can try 2^256 tokens. Deleting the object revokes the
-token. Anybody who can write to the store can make tokens.
+A slow hash, as for passwords, would protect no better, because 2^256 tokens cannot be tried. Deleting the object
+revokes the token. Anybody who can write to the store can make tokens.
 """
 
 from __future__ import annotations

@@ -222,7 +222,7 @@ class RunHost:
     async def _outcome(self, name: str, uid: str) -> _Open | Exception:
         try:
             return await self._start(name, uid)
-        except Exception as error:  # noqa: BLE001 - raised by everybody who waits for it, if anybody still does
+        except Exception as error:  # noqa: BLE001 - raised in every call that still waits for it
             if not isinstance(error, RunNotFoundError | DrainingError):
                 _LOG.warning("run could not be opened", run=name, uid=uid, cause=str(error))
             return error

@@ -1,7 +1,7 @@
 """Which role each method of `skerry.v1` needs, and for which learner its message may speak: the only such table.
 
 An admin may do everything but speak for a learner: it neither attaches nor pushes deltas, except the initial weights of
-a run that it creates, which are nobody's delta. A learner speaks for its own id only. One whose identity names a run
+a run that it creates, which belong to no learner. A learner speaks for its own id only. One whose identity names a run
 sees and creates that run only, and can't list the others.
 """
 

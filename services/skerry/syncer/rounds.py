@@ -328,7 +328,7 @@ class RoundEngine:
         return policy.inner_step_count * (statistics.median_high(steps_s) if steps_s else UNKNOWN_STEP_S)
 
     def _step_times_s(self, view: MembershipView) -> dict[str, float]:
-        """Returns the step times of live learners: as their deltas came, or as reported while nobody's came twice."""
+        """Returns the step times of live learners: by their deltas, or as reported until one's came twice."""
         live = {name: learner for name, learner in view.learners.items() if learner.is_live}
         seen = {name: self._steps_s[name] for name in live if name in self._steps_s}
         return seen or {name: one.step_time_s for name, one in live.items() if one.step_time_s is not None}

@@ -32,7 +32,7 @@ _LOG: Final = get_logger(__name__)
 
 
 class Cached(Protocol):
-    """Arrays that somebody keeps for later and can make again."""
+    """Arrays that their owner keeps for later use and can make again."""
 
     def let_go(self) -> None:
         """Drops the arrays."""

@@ -29,8 +29,8 @@ RUN_PAUSE_S: Final = 60.0
 # Learner ids that are new to a run, in the same way: each is remembered for as long as the run lives.
 ID_BURST: Final = 256
 ID_PAUSE_S: Final = 1.0
-# Most bytes of parts in no accepted delta that one identity may store in one run within a day: the larger of a fixed
-# size and a multiple of the run's own.
+# Most bytes of parts in no accepted delta that one identity may store in one run within a day: a fixed size plus a
+# multiple of the run's own.
 ORPHAN_BYTES: Final = 2**30
 ORPHAN_TIMES: Final = 16
 _DAY_S: Final = 86_400.0

@@ -116,8 +116,8 @@ class FragmentState:
     contributors: tuple[frozenset[str], ...] = ()  # of the last `REMEMBERED_CLOSES` closes
     close_positions: tuple[int, ...] = ()  # log positions of the same closes
     contributed_at: dict[str, float] = field(default_factory=dict)  # by learner: step_count at its last merge
-    worked_until: dict[str, float] = field(default_factory=dict)  # by learner: step_count that that delta trained up to
-    squared_norms: dict[str, tuple[float, ...]] = field(default_factory=dict)  # by learner: |v|^2 / steps^2, last ones
+    worked_until: dict[str, float] = field(default_factory=dict)  # by learner: step_count that this delta trained up to
+    squared_norms: dict[str, tuple[float, ...]] = field(default_factory=dict)  # by learner, merged: |v|^2 / steps^2
     weights: dict[str, float] = field(default_factory=dict)  # by learner: w of its last merged delta, not damped
     step_counts: dict[str, int] = field(default_factory=dict)  # by learner: steps of that delta
 

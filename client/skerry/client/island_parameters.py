@@ -24,6 +24,7 @@ from skerry.client.island import Call, Island, Word
 from skerry.client.parameters import UNLIMITED, EncodeFrames, Work
 from skerry.client.spread import Shelf
 from skerry.client.torch_parameters import Region, TorchParameters
+from skerry.runtime.vectors import vector
 from skerry.wire import FragmentLayout, TensorSpec
 from skerry.wire.frames import encode_frames
 
@@ -84,7 +85,7 @@ class IslandParameters:
 
     def buffer(self, layout: FragmentLayout) -> FlatArray:
         """Returns a vector for a snapshot, with its memory already allocated."""
-        return self._own.buffer(layout) if self._is_whole else np.full(layout.numel, 0, np.float32)
+        return self._own.buffer(layout) if self._is_whole else vector(layout.numel)
 
     def snapshot(self, layout: FragmentLayout, out: FlatArray) -> Work:
         """Returns a function that copies the weights to `out`."""

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from skerry.algorithm.rebase import FlatArray
+from skerry.runtime.vectors import vector
 from skerry.wire import FragmentLayout, TensorSpec
 from skerry.wire.frames import encode_frames
 from skerry.wire.untrained import UntrainedTensor
@@ -130,8 +131,8 @@ class ArrayParameters:
         return all(self._arrays[tensor.name].dtype == np.float32 for tensor in layout.tensors)
 
     def buffer(self, layout: FragmentLayout) -> NDArray[np.float32]:
-        """Returns a vector for a snapshot; written to once, since memory is only allocated by the first write."""
-        return np.full(layout.numel, 0, np.float32)
+        """Returns a vector for a snapshot."""
+        return vector(layout.numel)
 
     def snapshot(self, layout: FragmentLayout, out: NDArray[np.float32]) -> Work:
         """Returns a function that copies the weights to `out`."""

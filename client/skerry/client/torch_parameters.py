@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from skerry.algorithm.rebase import FlatArray
 from skerry.client.parameters import UNLIMITED, EncodeFrames, Work
 from skerry.client.torch_untrained import persistent_buffers, untrained_tensors
+from skerry.runtime.vectors import vector
 from skerry.wire import FragmentLayout, TensorSpec
 from skerry.wire.frames import encode_frames
 from skerry.wire.torch_codecs import encode_frames_torch
@@ -170,9 +171,8 @@ class TorchParameters:
         return all(self._tensors[tensor.name].dtype == torch.float32 for tensor in layout.tensors)
 
     def buffer(self, layout: FragmentLayout) -> FlatArray:
-        """Returns a vector for a snapshot; written to once, since memory is only allocated by the first write."""
-        zeros = torch.zeros(layout.numel, device=self._device)
-        return zeros.fill_(0).numpy() if self._is_on_host else zeros
+        """Returns a vector for a snapshot."""
+        return vector(layout.numel) if self._is_on_host else torch.zeros(layout.numel, device=self._device)
 
     def snapshot(self, layout: FragmentLayout, out: FlatArray) -> Work:
         """Returns a function that copies the weights to `out`; on a GPU it does not wait for the copy."""

@@ -29,7 +29,7 @@ test: $(READY) ## run the default suite (under 10 minutes on 2 cores)
 	@$(BIN)/python -m pytest -m "not e2e and not long" -n 2 --dist worksteal $(ARGS)
 
 test-long: $(READY) ## run what is too long for the default suite: more seeds and mutations of the simulation, the benchmarks' own tests (5 minutes)
-	@echo "test-long: what the default suite has no time for"
+	@echo "test-long: tests that take too long for the default suite"
 	@$(BIN)/python -m pytest -m "long and not e2e" -n 2 --dist worksteal $(ARGS)
 
 test-e2e: $(READY) ## run what needs root, containers or Debian's servers, and say what was skipped

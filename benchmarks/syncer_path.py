@@ -91,7 +91,7 @@ def stage_syncer() -> None:
         ("checksum", zlib, "crc32"),
         ("frame cutting", frames.FrameReader, "feed"),
         ("check: decode", parts.PartChecker, "check"),
-        ("check: norms", parts, "frame_squared_norms"),
+        ("check: norms", parts, "quantised_squared_norms"),
         ("accumulate", replay, "accumulate"),
         ("merge: norms", merger, "per_tensor_squared_norms"),
         ("prepare", merger, "prepare_span"),

@@ -19,7 +19,7 @@ _ISLANDS_EPOCH: Final = 5
 
 @dataclass(frozen=True)
 class DataParallel:
-    """One model, every step on the batches of `learner_count` learners together; with 1, a learner alone."""
+    """One model, every step on the batches of `learner_count` learners together; with 1, the baseline."""
 
     learner_count: int
     step_count: int

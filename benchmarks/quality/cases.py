@@ -219,19 +219,21 @@ _VERY_LATE: Final = (
             f"answer adopted {delay:g} steps late, 600 steps",
             default(4, delay=delay),
             alone(),
-            "a learner alone",
+            "the single-learner baseline",
             0.0,
             None,
             seeds,
         )
         for delay, seeds in ((16.0, _MANY), (24.0, _HALF))
     ),
-    Comparison("one of three learners 14 steps late", _ONE_LATE, alone(), "a learner alone", 0.0, None, _HALF),
+    Comparison(
+        "one of three learners 14 steps late", _ONE_LATE, alone(), "the single-learner baseline", 0.0, None, _HALF
+    ),
     Comparison("one of three learners 14 steps late", _ONE_LATE, default(3), "three in time", 3.0, None, _HALF),
 )
 
 
-def merged_alone(**policy: Any) -> Islands:
+def one_contributor(**policy: Any) -> Islands:
     """Four equal islands whose clocks are shifted at random, and whose rounds wait for nobody."""
     return default(4, policy={**_RUSHES, **policy}, islands=(Island(start_within=24.0),) * 4)
 
@@ -255,7 +257,7 @@ _COMPARISONS: Final = (
     _LATE,
     _LATE_LONG,
     *_VERY_LATE,
-    Comparison("every learner merged alone", merged_alone(), default(4), "joint rounds", 4.0, None, _MANY),
+    Comparison("rounds with one contributor", one_contributor(), default(4), "joint rounds", 4.0, None, _MANY),
     Comparison(
         "speeds 1, 1, 1/2, 1/3",
         speeds(1, 1, 1 / 2, 1 / 3),

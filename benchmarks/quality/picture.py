@@ -51,7 +51,7 @@ def _draw_gap(case: Gap, outcomes: Outcomes, path: Path) -> Path:
     lines = {line.metric: line for line in lines_of(case, outcomes)}
     figure, axes = plt.subplots(figsize=(8.4, 2.3), dpi=144)
     rows = (
-        ("one learner alone", "loss alone", _ALONE),
+        ("single-learner baseline", "loss alone", _ALONE),
         ("four learners", "loss", _LEARNERS),
         ("all batches in one place", "loss data-parallel", _TOGETHER),
     )
@@ -112,7 +112,7 @@ def _over_defaults(case: Cell, outcomes: Outcomes) -> dict[str, float]:
     def losses(arm: Arm) -> list[float]:
         return [outcomes[Job(arm, seed)].losses[PYTHON] for seed in case.seeds]
 
-    rivals = {**case.settings, "a learner alone": case.alone}
+    rivals = {**case.settings, "the single-learner baseline": case.alone}
     return {name: percent_over(losses(arm), losses(case.subject)).mean for name, arm in rivals.items()}
 
 

@@ -106,7 +106,7 @@ def _cell(case: Cell, outcomes: Outcomes) -> Iterable[Line]:
     against = percent_over(subject, alone)
     yield Line(case.case, "loss", estimate(subject), "nats/byte")
     yield Line(case.case, f"over the best tried: {best}", over, "%", case.bound, None, over.mean <= case.bound)
-    yield Line(case.case, "over a learner alone", against, "%", 0.0, None, against.mean <= 0)
+    yield Line(case.case, "over the single-learner baseline", against, "%", 0.0, None, against.mean <= 0)
 
 
 def _plain(case: Plain, outcomes: Outcomes) -> Iterable[Line]:

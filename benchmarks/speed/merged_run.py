@@ -9,7 +9,6 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from skerry.algorithm.merge import per_tensor_squared_norms
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.workers import Workers
 from skerry.store.log.entries import (
@@ -34,6 +33,7 @@ from skerry.wire.digests import delta_digest, part_digest
 from skerry.wire.frames import encode_frames
 from skerry.wire.layout import FragmentLayout, TensorSpec
 from skerry.wire.policy import Policy
+from skerry.wire.quantise import per_tensor_squared_norms
 from tests.doubles.seeded_entropy import SeededEntropy
 
 FRAGMENT: Final = "fragment"

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
+import re
+from typing import get_args, get_type_hints
+
 import numpy as np
 import pytest
 
 from skerry.algorithm.rebase import Ledger, Trained
+from skerry.client import fragment_state
 from skerry.client.delta import Delta, Part
 from skerry.client.fragment_state import (
     Idle,
@@ -103,3 +108,23 @@ def test_weights_that_were_put_back_hold_no_work_in_any_state(state: State) -> N
     assert (after.ledger.in_flight, after.ledger.sent_until) == (None, Trained(33, 330))
     if isinstance(after, Sending):
         assert refused(after, is_base_used=False).ledger.sent_until == Trained(33, 330), "nothing returns"
+
+
+def states_of(hint: object) -> set[str]:
+    return {state.__name__ for state in get_args(hint) or (hint,)}
+
+
+def test_the_table_has_every_function_with_the_states_that_it_takes_and_returns() -> None:
+    any_state = states_of(State)
+    names = {"any": any_state, "the same": any_state}
+    stated: dict[str, tuple[set[str], set[str]]] = {}
+    for line in (fragment_state.__doc__ or "").splitlines():
+        if "`" not in line or not line.startswith("    "):
+            continue
+        before, _, function, after = re.split(r"  +", line.strip())
+        found = stated.setdefault(function.strip("`"), (set(), set()))
+        for cell, states in zip((before, after), found, strict=True):
+            states.update(names.get(cell, cell.split(", ")))
+    functions = dict(inspect.getmembers(fragment_state, inspect.isfunction))
+    own = {name: get_type_hints(one) for name, one in functions.items() if one.__module__ == fragment_state.__name__}
+    assert stated == {name: (states_of(hints["state"]), states_of(hints["return"])) for name, hints in own.items()}

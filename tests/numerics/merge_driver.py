@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from skerry.algorithm.merge import per_tensor_squared_norms
 from skerry.algorithm.rounds import outage_length, round_length
 from skerry.algorithm.step import OuterState
 from skerry.runtime.clock import Clock, SystemClock
@@ -43,6 +42,7 @@ from skerry.wire.digests import LeafHash, delta_digest, part_digest, tree_digest
 from skerry.wire.frames import encode_frames, parse_frames, raw_bytes
 from skerry.wire.layout import FragmentLayout, TensorSpec
 from skerry.wire.policy import Policy
+from skerry.wire.quantise import per_tensor_squared_norms
 from tests.doubles.dict_objects import DictObjects
 from tests.doubles.seeded_entropy import SeededEntropy
 

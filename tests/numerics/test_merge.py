@@ -216,7 +216,7 @@ async def test_one_learner_of_two_that_returns_does_not_stretch_the_other() -> N
 
 
 @pytest.mark.parametrize("participation", [0.4, 0.9])
-async def test_a_learner_merged_alone_after_an_outage_of_its_own_moves_by_its_part_of_a_round(
+async def test_a_learner_one_contributor_after_an_outage_of_its_own_moves_by_its_part_of_a_round(
     participation: float,
 ) -> None:
     driver = await Driver.start(layout_of((1,)), policy(MergeRule.MEAN))

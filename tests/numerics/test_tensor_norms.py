@@ -6,8 +6,8 @@ import tracemalloc
 
 import numpy as np
 
-from skerry.algorithm.merge import per_tensor_squared_norms
 from skerry.wire import FragmentLayout, TensorSpec
+from skerry.wire.quantise import per_tensor_squared_norms
 
 LAYOUT = FragmentLayout("f", (TensorSpec("a", (3, 100_000)), TensorSpec("b", (0,)), TensorSpec("c", (9,))))
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.quality.arms import DataParallel, Island, Islands, Job, islands
-from benchmarks.quality.cases import merged_alone
+from benchmarks.quality.cases import one_contributor
 from benchmarks.quality.rivals import train_data_parallel
 from benchmarks.quality.world import train_islands
 
@@ -74,7 +74,9 @@ def test_a_learner_whose_deltas_come_late_does_not_shorten_the_rounds() -> None:
     assert figures["run_steps"] > 0.9 * 15 * 8
 
 
-@pytest.mark.parametrize("arm", [islands(8, 60, RATE, judged_on=()), merged_alone()], ids=["eight", "merged alone"])
+@pytest.mark.parametrize(
+    "arm", [islands(8, 60, RATE, judged_on=()), one_contributor()], ids=["eight", "one contributor"]
+)
 def test_answers_come_in_time_however_many_ask_for_them(arm: Islands) -> None:
     short = replace(arm, step_count=60, judged_on=())
     assert train_islands(short, 0).figures["answer_steps"] == 2

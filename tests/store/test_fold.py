@@ -55,7 +55,8 @@ class History:
     def __init__(self) -> None:
         self.state = RunState(SPEC)
 
-    def add(self, *items: Item) -> tuple[Outcome, ...]:
+    def add(self, *items: Item, written_in: int = 0) -> tuple[Outcome, ...]:
+        """Adds an entry, in the format that is written now or the one of an older version."""
         state = self.state
         entry = Entry(
             state.position + 1,
@@ -65,7 +66,7 @@ class History:
             f"{state.position:032x}",
             0.0,
             items,
-            entry_format(state.level, items),
+            written_in or entry_format(state.level, items),
         )
         return apply_entry(state, Entry.from_bytes(entry.to_bytes()), entry.to_bytes())
 
@@ -261,6 +262,21 @@ def test_a_base_may_be_as_old_as_the_policy_says_and_no_older(history: History) 
     history.admit(SessionItem("m2", "m2-s1", ""))
     assert history.reject(accepted("c", "m2")) == "BASE_STALE"
     history.admit(accepted("d", "m2", base=1))
+
+
+@pytest.mark.parametrize(("written_in", "oldest_base"), [(1, 3), (2, 3), (OLDEST_LEVEL, 0)])
+def test_the_oldest_base_is_counted_in_versions_where_an_older_format_wrote_the_delta(
+    history: History, written_in: int, oldest_base: int
+) -> None:
+    history.admit(PolicyItem("request", Policy(inner_step_count=96, max_staleness=1)))
+    for version in range(1, 5):
+        history.admit(accepted(f"d{version}", base=version - 1))
+        committed_round(history, f"d{version}", version=version)
+    assert history.state.fragments[BODY].newest.step_count == 96, "four versions are one round"
+    for base in range(4):
+        (outcome,) = history.add(accepted(f"late {base}", "m1", base=base), written_in=written_in)
+        reason = None if outcome.rejection is None else outcome.rejection.reason
+        assert reason == (None if base >= oldest_base else "BASE_STALE"), base
 
 
 def test_a_new_session_fences_the_older_for_ever(history: History) -> None:

@@ -541,7 +541,7 @@ def test_a_silent_learner_damps_the_others_for_a_round_or_two_whatever_its_lease
     assert shares == pytest.approx([1.0, 0.5, 0.5, 0.5, 1.0, 1.0])
 
 
-def test_learners_merged_alone_in_turn_each_count_their_share() -> None:
+def test_learners_one_contributor_in_turn_each_count_their_share() -> None:
     world = RoundWorld("a1", "a2", "a3", "a4")
     for _ in range(3):
         for learner in ("a1", "a2", "a3", "a4"):

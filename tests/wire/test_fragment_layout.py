@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skerry.wire import FragmentLayout, TensorSpec
-from skerry.wire.quantise import blocks_of
+from skerry.wire.layout import blocks_of
 from tests.wire.wire_strategies import layouts
 
 

@@ -19,9 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from skerry.algorithm import merge as merge_module
 from skerry.algorithm import step as step_module
-from skerry.algorithm.merge import frame_squared_norms
 from skerry.algorithm.step import (
     OuterState,
     Scalars,
@@ -34,9 +32,9 @@ from skerry.algorithm.step import (
     subtract_update,
 )
 from skerry.wire import Codec, Encoding, FragmentLayout, NonFiniteError, TensorSpec, codecs, kernels, quantise
-from skerry.wire.digests import part_digest
-from skerry.wire.frames import decode_frames, encode_frames, parse_frames
+from skerry.wire.frames import Frame, decode_frames, encode_frames, open_frame, parse_frames
 from skerry.wire.kernels import load
+from skerry.wire.quantise import quantised_squared_norms
 from tests.wire.wire_strategies import LARGEST, block_encodings, fragments
 
 Fragment = tuple[FragmentLayout, NDArray[np.float32]]
@@ -47,7 +45,7 @@ pytestmark = pytest.mark.skipif(KERNELS is None, reason="numba can't be imported
 def with_kernels(kernels: ModuleType | None, work: Callable[[], Any]) -> Any:
     """Returns what `work` returns, done by these kernels, or by NumPy."""
     with ExitStack() as patches:
-        for module, name in ((merge_module, "_kernels_for"), (quantise, "kernels_for"), (step_module, "kernels_for")):
+        for module, name in ((quantise, "_kernels_for_norms"), (quantise, "kernels_for"), (step_module, "kernels_for")):
             patches.enter_context(patch.object(module, name, lambda *arrays: kernels))
         return work()
 
@@ -152,6 +150,14 @@ def test_the_outer_step_is_that_of_numpy(fragment: Fragment, encoding: Encoding,
         assert with_kernels(KERNELS, outcome) == with_kernels(None, outcome)
 
 
+def opened_norms(frame: Frame, layout: FragmentLayout) -> tuple[NDArray[np.float64], bytes]:
+    """Returns the squared norms of what a frame holds, and its raw bytes."""
+    scratch = np.empty(frame.numel, np.float32)
+    blocks, raw = open_frame(frame, layout, scratch)
+    norms = quantised_squared_norms(frame.codec, raw, blocks, layout=layout, first=frame.first, scratch=scratch)
+    return norms, raw.tobytes()
+
+
 @given(fragments(), block_encodings, st.sampled_from([16, 64, codecs.MAX_FRAME_NUMEL]))
 def test_norms_of_codes_are_those_of_the_values(fragment: Fragment, encoding: Encoding, frame_numel: int) -> None:
     layout, values = fragment
@@ -159,14 +165,13 @@ def test_norms_of_codes_are_those_of_the_values(fragment: Fragment, encoding: En
     with patch.object(codecs, "MAX_FRAME_NUMEL", frame_numel):
         frames = list(parse_frames(b"".join(encode_frames(values, layout, encoding))))
 
-    def work() -> tuple[NDArray[np.float64], bytes]:
-        hasher, scratch = part_digest(), np.empty(layout.numel, np.float32)
-        norms = [frame_squared_norms(frame, layout, scratch[: frame.numel], hasher) for frame in frames]
-        return np.sum(norms, axis=0), hasher.digest()
+    def work() -> tuple[NDArray[np.float64], tuple[bytes, ...]]:
+        norms, raw = zip(*(opened_norms(frame, layout) for frame in frames), strict=True)
+        return np.sum(norms, axis=0), raw
 
-    (of_codes, digest), (of_values, same) = with_kernels(KERNELS, work), with_kernels(None, work)
+    (of_codes, raw), (of_values, same) = with_kernels(KERNELS, work), with_kernels(None, work)
     np.testing.assert_allclose(of_codes, of_values, rtol=1e-6, atol=0)
-    assert digest == same
+    assert raw == same
 
 
 @pytest.mark.parametrize("codec", [Codec.INT8, Codec.INT4, Codec.E3M0])
@@ -174,8 +179,8 @@ def test_the_largest_block_has_a_norm(codec: Codec) -> None:
     layout = FragmentLayout("f", (TensorSpec("t", (2, 65535)),))
     values = np.full(layout.numel, 3, np.float32)
     frames = parse_frames(b"".join(encode_frames(values, layout, Encoding(codec, block=65535))))
-    norms = [frame_squared_norms(one, layout, np.empty(one.numel, np.float32), part_digest()) for one in frames]
-    np.testing.assert_allclose(np.sum(norms, axis=0), [9 * layout.numel], rtol=1e-6)
+    norms = np.sum([opened_norms(frame, layout)[0] for frame in frames], axis=0)
+    np.testing.assert_allclose(norms, [9 * layout.numel], rtol=1e-6)
 
 
 @pytest.mark.parametrize("kernels", [KERNELS, None], ids=["kernels", "numpy"])

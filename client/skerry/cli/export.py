@@ -138,6 +138,7 @@ def _params() -> list[click.Parameter]:
     params=[param for param in _params() if param.name != "run_name"],
     epilog="""\b
 Examples:
+  # ca.pem was made by `skerry keys`, reader.token by `skerry tokens create`
   skerry export demo --target syncer.example:443 --tls-ca ca.pem --token-file reader.token --out model.safetensors
   skerry export demo --store s3://bucket/skerry --position 4711 --dtype float32 --out then.safetensors
   skerry export demo --format hf --like ./gemma-3-1b --out ./gemma-3-1b-merged
@@ -162,11 +163,11 @@ def export(run: str, *, file_format: str, like: Path | None, out_path: Path, **v
 
     With --target they are downloaded from the syncer, which takes a reader's certificate or token where the syncer has
     roles, and no access to its store. With --store they are read from the store, without a syncer. If neither is given,
-    it is the store in ./skerry-data. If both are, the one that is given nearer counts: a flag before the environment,
+    it is the store in ./skerry-data. If both are given in different ways, a flag counts before an environment variable,
     and that before the settings file.
 
-    Memory is needed for the largest fragment. Where the log in a store is damaged, its last good entry is the default
-    position, and the exit status is 1.
+    Exporting needs memory for the largest fragment. If the log in a store is damaged, the default position is that of
+    the last good entry, and the exit status is 1.
     """
     is_adapter = file_format == "peft"
     if is_adapter and values.get("base_paths"):

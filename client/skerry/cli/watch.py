@@ -31,10 +31,10 @@ _RETRY: Final = RetrySettings(attempt_count=None, first_wait_s=0.5)
 @click.command(
     epilog="""\b
 Columns:
-  learner, region    who trains, and where
+  learner, region    the learner's id, and where it trains
   state              live: attached; participating: a recent round has its delta
   step, tokens       since the learner's process attached
-  step time, loss    as the learner says; with the course of the loss
+  step time, loss    as the learner reports them; the line is the course of the loss
   up, down           mean of the last 10 s
   behind             versions that the learner has not adopted, at most
   stall              longest pause that Skerry made in a step, at the last report

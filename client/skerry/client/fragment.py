@@ -67,7 +67,7 @@ class FragmentExchange:
         """The model must already have the weights of `ledger`."""
         self.layout = layout
         self.state: State = Idle(ledger, contributed_step)
-        # Held by whoever changes the model's weights and the state's ledger together.
+        # Held while the model's weights and the state's ledger are changed together.
         self.lock = asyncio.Lock()
         self._session = session
         self._restore_all = restore_all

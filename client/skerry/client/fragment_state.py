@@ -1,18 +1,22 @@
 """What one fragment's exchange is doing: the states, and the functions that lead from one to the next.
 
-    state                   event                                                  function        next state
-    ----------------------  -----------------------------------------------------  --------------  ----------
-    Idle                    a copy of the weights was encoded                      `taken`         Sending
-    Sending                 the syncer has the delta in its log                    `acknowledged`  InFlight
-    Sending                 the syncer will never accept it                        `refused`       Refused
-    Sending                 the run was closed                                     `withdrawn`     Idle
-    InFlight                news of the delta's fate                               `acknowledged`  InFlight
-    InFlight                the delta expired, or was superseded                   `returned`      Idle
-    InFlight                a version was adopted that holds the delta             `adopted`       Idle
-    InFlight                a version was adopted that does not hold it            `adopted`       InFlight
-    Idle, Refused           a version was adopted                                  `adopted`       Idle
-    Sending, InFlight, Idle the weights are not finite, or a delta is quarantined  `poisoned`      Replacing
-    Replacing               the weights were overwritten with a version            `adopted`       Idle
+    state          event                                                  function        next state
+    -------------  -----------------------------------------------------  --------------  ----------
+    Idle           the weights are about to be copied                     `turn_used`     Idle
+    Idle           a copy of the weights was encoded                      `taken`         Sending
+    Sending        a push begins                                          `tried`         Sending
+    Sending        the syncer found the bytes wrong                       `damaged`       Sending
+    Sending        the syncer has the delta in its log                    `acknowledged`  InFlight
+    Sending        the syncer will never accept it                        `refused`       Refused
+    Sending        the run was closed                                     `withdrawn`     Idle
+    InFlight       news of the delta's fate                               `acknowledged`  InFlight
+    InFlight       the delta expired, or was superseded                   `returned`      Idle
+    InFlight       a version was adopted that holds the delta             `adopted`       Idle
+    InFlight       a version was adopted that does not hold it            `adopted`       InFlight
+    Idle, Refused  a version was adopted                                  `adopted`       Idle
+    any            the weights are not finite, or a delta is quarantined  `poisoned`      Replacing
+    any            the weights were set back to the version they had      `restored`      the same
+    Replacing      the weights were overwritten with a version            `adopted`       Idle
 
 A state has the ledger of the fragment's weights, so that both change together. States are values: any thread may read
 the one that is current.

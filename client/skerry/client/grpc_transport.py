@@ -23,7 +23,7 @@ ERROR_DOMAIN: Final = "skerry"
 _DETAILS_KEY: Final = "grpc-status-details-bin"
 # Reasons for statuses that gRPC makes itself, without details from a syncer.
 _REASONS: Final = {grpc.StatusCode.UNAVAILABLE: "UNREACHABLE", grpc.StatusCode.DEADLINE_EXCEEDED: "TIMEOUT"}
-# After these statuses the same call may succeed later, whoever answered.
+# After these statuses the same call may succeed later, whether the syncer or a proxy answered.
 _PASSING: Final = frozenset(
     {
         grpc.StatusCode.UNAVAILABLE,

@@ -37,7 +37,7 @@ _REFUSED_PLAINTEXT: Final = (
 
 def explain(details: str, *, has_tls: bool) -> tuple[str, str] | None:
     """Returns the reason and the message for gRPC's details of a status UNAVAILABLE; None if TLS has no part in it."""
-    # gRPC says this of connections that it could not make; one that breaks later is no matter of TLS.
+    # gRPC adds this text where a connection could not be made. A connection that breaks later is not a TLS problem.
     if "last error:" not in details:
         return None
     meaning = next((meaning for sign, meaning in _MEANINGS.items() if sign in details), "")

@@ -1,7 +1,7 @@
 """A learner's own id, for callers that give none: the host's name and a random suffix, kept in a folder.
 
 A process that starts again in the folder has the same id, and another one beside it a different one: a lock that ends
-with the process says who has which. Two learners with one id would fence each other.
+with the process says which process has which id. Two learners with one id would fence each other.
 """
 
 from __future__ import annotations

@@ -307,6 +307,6 @@ def _wrapped_attribute(module: torch.nn.Module) -> str | None:
     """Returns the attribute in which a wrapper has the module that it wraps; None where `module` is no wrapper."""
     if isinstance(module, _WRAPPERS):
         return "module"
-    # Importing torch._dynamo takes a second or more, and whoever has compiled a module has imported it.
+    # Importing torch._dynamo takes a second or more, and a process with a compiled module has imported it.
     dynamo = sys.modules.get("torch._dynamo.eval_frame")
     return "_orig_mod" if dynamo is not None and isinstance(module, dynamo.OptimizedModule) else None

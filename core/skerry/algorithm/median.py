@@ -12,7 +12,7 @@ others seem to disagree. z then comes to the point with the least sum(p_m |e_mt 
 `merge`, equations (4) and (7), where no learner weighs more than the median one. All that is read of the deltas is G.
 
 Source: Pillutla, Kakade, Harchaoui, Robust Aggregation for Federated Learning (arXiv 1912.13445), smoothed Weiszfeld.
-That it is of directions, and (1), are this project's.
+Taking the median of directions, and equation (1), are this project's.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 Float64s = NDArray[np.float64]
 
 _STEP_COUNT: Final = 8
-# Distances below it are taken for it, so that a member at the median itself does not take all.
+# Lower bound of the distances, so that a member that lies at the median does not get the whole weight.
 _SMALLEST_DISTANCE: Final = 1e-3
 
 

@@ -17,7 +17,8 @@ and at least the tensor's share of their whole, by its elements. What is longer 
     x_mt  = min(1, L / s_m) |v_mt| / (L R_mt)              (8)  how many times what its peers lead to expect
     a_mt  = min(1, kappa / x_mt)^2                         (9)  multiplies c_mt in (3) and (4), and r_m in (7)
 
-So no delta counts for more than kappa times a usual one, and one of 29 times for kappa^2 / 29: next to nothing.
+So no delta counts for more than kappa times a usual one, and a delta of 29 times the usual norm counts for kappa^2 / 29
+of a usual one.
 
 RDA is radial-directional averaging: where deltas disagree, the mean is shorter than they are, and RDA is not. A delta
 without length has no direction, and directions that cancel give d = 0. The norms are taken in float64.
@@ -29,84 +30,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from skerry.wire.digests import Hasher
-from skerry.wire.frames import Frame, open_frame
-from skerry.wire.kernels import kernels_for
-from skerry.wire.layout import FragmentLayout
 from skerry.wire.policy import MergeRule
-from skerry.wire.quantise import dequantise, squared_norms_in_kernels
-
-_CHUNK_NUMEL: Final = 2**16
-"""Elements squared at a time: half a megabyte of float64 that stays in cache, however large the fragment."""
-
-
-def _kernels_for(values: NDArray[np.float32]) -> ModuleType | None:
-    """Return the kernels for large ranges; in small ones, as simulations have, bits don't depend on what is loaded."""
-    return kernels_for(values) if len(values) >= _CHUNK_NUMEL else None
-
-
-def per_tensor_squared_norms(
-    values: NDArray[np.float32],  # (numel of the range,)
-    layout: FragmentLayout,
-    first: int = 0,
-) -> NDArray[np.float64]:
-    """Return `(len(layout.tensors),)`: the sum of squares of what each tensor has in the range, 0 outside it.
-
-    The sums of disjoint ranges add up to the fragment's. The last bits depend on the machine, so a norm is recorded
-    once and never computed again to compare.
-    """
-    norms = np.zeros(len(layout.tensors), np.float64)
-    kernels = _kernels_for(values)
-    if kernels is not None:
-        for index, start, stop in layout.ranges(first, len(values)):
-            norms[index] = kernels.square_sum(values[start - first : stop - first])
-        return norms
-    squares = np.empty(min(_CHUNK_NUMEL, len(values)), np.float64)
-    for index, start, stop in layout.ranges(first, len(values)):
-        for low in range(start, stop, _CHUNK_NUMEL):
-            chunk = values[low - first : min(low + _CHUNK_NUMEL, stop) - first]
-            norms[index] += np.square(chunk, out=squares[: len(chunk)], dtype=np.float64).sum()
-    return norms
-
-
-def frame_squared_norms(
-    frame: Frame,
-    layout: FragmentLayout,
-    scratch: NDArray[np.float32],  # (frame.numel,) written where the frame has to be decoded
-    digest: Hasher,
-) -> NDArray[np.float64]:
-    """Return `per_tensor_squared_norms` of a frame's elements, and feed `digest` its raw bytes.
-
-    Raises:
-        FrameError: as `decode_frame`.
-    """
-    blocks, raw = open_frame(frame, layout, scratch)
-    digest.update(raw.data)
-    kernels = _kernels_for(scratch)
-    if blocks is None or kernels is None:
-        dequantise(frame.codec, raw, blocks, scratch)
-        return per_tensor_squared_norms(scratch, layout, frame.first)
-    norms = np.zeros(len(layout.tensors), np.float64)
-    ranges = list(layout.ranges(frame.first, frame.numel))
-    block_counts = [-(-(stop - start) // frame.block) for _, start, stop in ranges]
-    norms[[index for index, _, _ in ranges]] = squared_norms_in_kernels(kernels, frame.codec, raw, blocks, block_counts)
-    return norms
-
 
 # Unit directions whose weighted sum is shorter than this cancelled down to float32 rounding: it has no direction.
 _CANCELLED: Final = 2.0**-20
 # A norm below this counts as zero, so that its inverse, and what it scales, stay normal float32 numbers.
 _SMALLEST_NORM: Final = 2.0**-100
 _SMALLEST_NORMAL: Final = float(np.finfo(np.float32).smallest_normal)
-
-
-# kappa. In runs of equal learners no delta exceeds 1.7, where one is three times faster or slower one in sixty 2.
+# kappa. In runs of equal learners no delta has a ratio x above 1.7. Where one learner is three times faster or slower
+# than the others, one delta in sixty has a ratio above 2.
 _LARGEST_RATIO: Final = 2.0
 
 

@@ -1,8 +1,8 @@
 """The outer step: what a merge does to the global weights.
 
 A merge stands for T rounds: T = rho L / H, with rho its participation and L its length in inner steps (`rounds`).
-T is 1 where every learner brings H steps, and 1/4 where one of four equal learners is merged alone. With d the merged
-delta of H steps, t = min(T, 1), and S the inner steps of the run that are behind the fragment,
+T is 1 where every learner brings H steps, and 1/4 where one of four equal learners is a round's only contributor. With
+d the merged delta of H steps, t = min(T, 1), and S the inner steps of the run that are behind the fragment,
 
     mu    = min(mu_max, n / (n + 3)) min(1, (planned - S) / E),   n = 1 + S' / 24           (1)  momentum
     buf   <- mu^t buf + (1 - mu^t) / (1 - mu) d                                                (2)  its buffer

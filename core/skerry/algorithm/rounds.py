@@ -16,9 +16,9 @@ direction that they took, shorter ones are taken as they are, with as much less 
     v_m min(1, L / s_m),    w'_m = w_m min(1, s_m / L)                          (4)
 
 No learner's deltas of a round, together, count for more than c times what the others bring, by the median of the larger
-of what each brings now and brought last, so that who lies about its tokens does not have the round to itself. One that
-is larger than the others may have been granted a factor g when it was enrolled, in place of c. In the bounds of the
-others it counts as a usual one, so that large learners do not raise them:
+of what each brings now and brought last, so that a learner that lies about its tokens cannot dominate the round. A
+learner that is larger than the others may have been granted a factor g when it was enrolled, in place of c. In the
+bounds of the others its weight is divided by g / c, so that large learners do not raise them:
 
     sum(w_m, m of l) <= g_l median(W_j min(1, c / g_j), j != l),    if there are two others                    (4a)
 
@@ -50,7 +50,7 @@ from typing import Final, NamedTuple
 
 # Participation from which a round has nearly everybody: one that died meanwhile is expected for a round or two.
 _NEARLY_EVERYBODY: Final = 0.75
-# Rounds that the run may have gone on without a learner that was not away alone.
+# Rounds by which the run may have gone on without a learner for its absence to count as an outage of all.
 _MOST_MISSED: Final = 0.5
 
 

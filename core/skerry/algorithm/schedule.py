@@ -12,9 +12,9 @@ steps, and r the moving average of the steps that the learner takes while the ru
 (4) is for slow learners. In their own steps the run goes on by H more often than every H, so (2) would make them late:
 they are in the middle of a long step when a round opens, and the others wait for their delta or close the round without
 it. They send just before the round instead. A delta of fewer than H steps opens no round, so being early costs only the
-work of the steps that follow. It is the run's steps that tell who is slow: rounds may open more often than that because
-somebody's deltas come late, and then they are short. A learner's first two rounds tell nothing: while its fragments
-begin, the run's progress lags behind it, or catches up.
+work of the steps that follow. A slow learner is told by the run's steps, not by its rounds: rounds may open more often
+than that because somebody's deltas come late, and then they are short. A learner's first two rounds tell nothing: while
+its fragments begin, the run's progress lags behind it, or catches up.
 
 Source: Decoupled DiLoCo (arXiv 2604.21428) for H and for spreading the fragments over it; (3) and (4) are Skerry's.
 """

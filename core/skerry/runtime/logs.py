@@ -15,9 +15,9 @@ from structlog.typing import EventDict
 
 from skerry.runtime.redaction import redacted
 
-# Longer than every message of this project, and short enough that a refusal costs the caller more than the disk.
+# Longer than any message of this project, and short enough that refused calls can't fill the disk with log lines.
 _MOST_TEXT: Final = 1000
-# Between the call of a logger and that of logging's are three functions of structlog.
+# structlog calls three functions of its own before logging, which must not be taken for the caller.
 _STACK_LEVEL: Final = 4
 _FACTS: Final = structlog.processors.LogfmtRenderer()
 _LINE: Final = structlog.processors.LogfmtRenderer(key_order=["timestamp", "level", "event"])

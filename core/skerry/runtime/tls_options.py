@@ -21,13 +21,21 @@ def with_tls(function: Callable[..., R]) -> Callable[..., R]:
     """Gives a command the options of a TLS client, and the resulting `Tls` as its keyword `tls`; None is plaintext."""
 
     @click.option("--tls", "is_tls", is_flag=True, help="Use TLS and trust public authorities.")
-    @click.option("--tls-ca", type=PEM_FILE, help="Use TLS and trust the authority in this PEM file: ca.pem.")
-    @click.option("--tls-cert", type=PEM_FILE, help="Use TLS and present this client certificate.")
+    @click.option(
+        "--tls-ca",
+        type=PEM_FILE,
+        help="Use TLS and trust the authority in this PEM file, such as the ca.pem made by `skerry keys`.",
+    )
+    @click.option(
+        "--tls-cert",
+        type=PEM_FILE,
+        help="Use TLS and present this client certificate, such as one made by `skerry keys`.",
+    )
     @click.option("--tls-key", type=PEM_FILE, help="The private key of --tls-cert.")
     @click.option(
         "--token-file",
         type=PEM_FILE,
-        help="Use TLS and send the token in this file, as in --token-file us-east.token; or set SKERRY_TOKEN to the "
+        help="Use TLS and send the token in this file, made by `skerry tokens create`; or set SKERRY_TOKEN to the "
         "token itself.",
     )
     @functools.wraps(function)

@@ -32,13 +32,11 @@ from skerry.wire.codecs import (
 )
 from skerry.wire.digests import Hasher
 from skerry.wire.errors import FrameError, NonFiniteError, WireReason
-from skerry.wire.layout import FragmentLayout
+from skerry.wire.layout import Blocks, FragmentLayout, blocks_of
 from skerry.wire.quantise import (
     LARGEST_FLOAT32,
     LARGEST_SCALED,
-    Blocks,
     Quantiser,
-    blocks_of,
     dequantise,
 )
 
@@ -335,7 +333,7 @@ def _blocks_in(frame: Frame, layout: FragmentLayout) -> Blocks | None:
 
 @dataclass(frozen=True)
 class FrameBatch:
-    """Whole frames that cover `[first, first + numel)`. Whoever decodes them checks their checksums."""
+    """Whole frames that cover `[first, first + numel)`. Their checksums are checked when they are decoded."""
 
     first: int
     numel: int

@@ -10,7 +10,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import accumulate
 from typing import Final
 
@@ -140,3 +140,69 @@ class FragmentLayout:
             return self.numel
         start = self.offsets[self.tensor_at(element)]
         return element - (element - start) % block
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """The blocks of a range, in order: the elements that share a scale.
+
+    Blocks restart at each tensor, and a tensor's last one may be short.
+
+    A range is *even* when all blocks but the last are full, so that it can be seen as a matrix of blocks
+    and one short tail. Only uneven ranges need `starts`.
+    """
+
+    numel: int
+    size: int
+    count: int
+    starts: NDArray[np.int64] | None  # (count,) first element of each block, from the range's first; None: even
+
+    @property
+    def full_count(self) -> int:
+        """Full blocks at the front of an even range."""
+        return self.numel // self.size
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """`(count,)` elements of each block of an uneven range."""
+        assert self.starts is not None
+        return np.diff(self.starts, append=self.numel)
+
+    @property
+    def edges(self) -> NDArray[np.uint64]:
+        """`(count + 1,)` the first element of each block, then `numel`: what kernels take."""
+        if self.starts is None:
+            return _even_edges(self.numel, self.size)
+        return np.append(self.starts, self.numel).astype(np.uint64)
+
+
+@lru_cache(64)
+def _even_edges(numel: int, size: int) -> NDArray[np.uint64]:
+    edges = np.append(np.arange(0, numel, size), numel).astype(np.uint64)
+    edges.flags.writeable = False
+    return edges
+
+
+def blocks_of(layout: FragmentLayout, first: int, numel: int, size: int) -> Blocks:
+    """Returns the blocks of `size` elements in the range.
+
+    Raises:
+        ValueError: the range is not inside the fragment, or does not start and end at block boundaries.
+    """
+    stop = first + numel
+    if first < 0 or numel < 1 or stop > layout.numel:
+        raise ValueError(f"range outside the fragment. first={first}, numel={numel}, fragment_numel={layout.numel}")
+    if not (layout.is_boundary(first, size) and layout.is_boundary(stop, size)):
+        raise ValueError(f"range not cut at block boundaries. first={first}, numel={numel}, block={size}")
+    low, high = layout.tensor_at(first), layout.tensor_at(stop - 1)
+    if low == high:
+        return Blocks(numel, size, -(-numel // size), None)
+    # Vectorised over tensors, because a Python loop over many tiny tensors would be slow.
+    bounds = layout.bounds[low : high + 2].clip(first, stop) - first  # (tensors + 1,)
+    lengths = np.diff(bounds)
+    counts = -(-lengths // size)
+    total = int(counts.sum())
+    if not (lengths[:-1] % size).any():
+        return Blocks(numel, size, total, None)
+    nth_in_tensor = np.arange(total) - np.repeat(np.cumsum(counts) - counts, counts)
+    return Blocks(numel, size, total, np.repeat(bounds[:-1], counts) + nth_in_tensor * size)

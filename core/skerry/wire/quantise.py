@@ -4,14 +4,11 @@ Every step is one IEEE float32 operation, rounded to nearest even, or an integer
 all machines write the same bytes and read the same values. This holds also where subnormal numbers are flushed to zero:
 scales are so far above the subnormal range that a subnormal element rounds to code 0 in either case.
 
-The elements that share a scale are a block. Blocks restart at each tensor, and a tensor's last one may be short.
+Norms of what a frame holds are taken here too, because they can be computed from its codes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import lru_cache
 from types import ModuleType
 from typing import Final
 
@@ -21,72 +18,7 @@ from numpy.typing import NDArray
 from skerry.wire.codecs import MAX_FRAME_NUMEL, Codec
 from skerry.wire.errors import FrameError, WireReason
 from skerry.wire.kernels import kernels_for
-from skerry.wire.layout import FragmentLayout
-
-
-@dataclass(frozen=True)
-class Blocks:
-    """The blocks of a range, in order.
-
-    A range is *even* when all blocks but the last are full, so that it can be seen as a matrix of blocks
-    and one short tail. Only uneven ranges need `starts`.
-    """
-
-    numel: int
-    size: int
-    count: int
-    starts: NDArray[np.int64] | None  # (count,) first element of each block, from the range's first; None: even
-
-    @property
-    def full_count(self) -> int:
-        """Full blocks at the front of an even range."""
-        return self.numel // self.size
-
-    @property
-    def lengths(self) -> NDArray[np.int64]:
-        """`(count,)` elements of each block of an uneven range."""
-        assert self.starts is not None
-        return np.diff(self.starts, append=self.numel)
-
-    @property
-    def edges(self) -> NDArray[np.uint64]:
-        """`(count + 1,)` the first element of each block, then `numel`: what kernels take."""
-        if self.starts is None:
-            return _even_edges(self.numel, self.size)
-        return np.append(self.starts, self.numel).astype(np.uint64)
-
-
-@lru_cache(64)
-def _even_edges(numel: int, size: int) -> NDArray[np.uint64]:
-    edges = np.append(np.arange(0, numel, size), numel).astype(np.uint64)
-    edges.flags.writeable = False
-    return edges
-
-
-def blocks_of(layout: FragmentLayout, first: int, numel: int, size: int) -> Blocks:
-    """Return the blocks of `size` elements in the range.
-
-    Raises:
-        ValueError: the range is not inside the fragment, or does not start and end at block boundaries.
-    """
-    stop = first + numel
-    if first < 0 or numel < 1 or stop > layout.numel:
-        raise ValueError(f"range outside the fragment. first={first}, numel={numel}, fragment_numel={layout.numel}")
-    if not (layout.is_boundary(first, size) and layout.is_boundary(stop, size)):
-        raise ValueError(f"range not cut at block boundaries. first={first}, numel={numel}, block={size}")
-    low, high = layout.tensor_at(first), layout.tensor_at(stop - 1)
-    if low == high:
-        return Blocks(numel, size, -(-numel // size), None)
-    # Vectorised over tensors, because a Python loop over many tiny tensors would be slow.
-    bounds = layout.bounds[low : high + 2].clip(first, stop) - first  # (tensors + 1,)
-    lengths = np.diff(bounds)
-    counts = -(-lengths // size)
-    total = int(counts.sum())
-    if not (lengths[:-1] % size).any():
-        return Blocks(numel, size, total, None)
-    nth_in_tensor = np.arange(total) - np.repeat(np.cumsum(counts) - counts, counts)
-    return Blocks(numel, size, total, np.repeat(bounds[:-1], counts) + nth_in_tensor * size)
-
+from skerry.wire.layout import Blocks, FragmentLayout
 
 LARGEST_FLOAT32: Final = np.finfo(np.float32).max
 LARGEST_SCALED: Final = np.float32(2.0**127)
@@ -100,6 +32,8 @@ SMALLEST_SCALE: Final = {
 ROUND_TO_INTEGER: Final = np.float32(1.5 * 2**23)
 """Added to x, |x| < 2^22, leaves rint(x) in the low bits of the sum: two's complement in its lowest byte."""
 _ONE: Final = np.uint32(1)
+_SQUARED_NUMEL: Final = 2**16
+"""Elements squared at a time: half a megabyte of float64 that stays in cache, however large the fragment."""
 _KERNEL_BITS: Final = {Codec.INT8: 8, Codec.INT4: 4, Codec.E3M0: 3}
 
 _CODE = np.arange(16)
@@ -335,25 +269,60 @@ def decode_in_kernels(
     kernels.decode(_KERNEL_BITS[codec], use, codes, blocks.edges, scales, *optional, out)
 
 
-def squared_norms_in_kernels(
-    kernels: ModuleType,
+def per_tensor_squared_norms(
+    values: NDArray[np.float32],  # (numel of the range,)
+    layout: FragmentLayout,
+    first: int = 0,
+) -> NDArray[np.float64]:
+    """Returns `(len(layout.tensors),)`: the sum of squares of what each tensor has in the range, 0 outside it.
+
+    The sums of disjoint ranges add up to the fragment's. The last bits depend on the machine, so a norm is recorded
+    once and never computed again to compare.
+    """
+    norms = np.zeros(len(layout.tensors), np.float64)
+    kernels = _kernels_for_norms(values)
+    if kernels is not None:
+        for index, start, stop in layout.ranges(first, len(values)):
+            norms[index] = kernels.square_sum(values[start - first : stop - first])
+        return norms
+    squares = np.empty(min(_SQUARED_NUMEL, len(values)), np.float64)
+    for index, start, stop in layout.ranges(first, len(values)):
+        for low in range(start, stop, _SQUARED_NUMEL):
+            chunk = values[low - first : min(low + _SQUARED_NUMEL, stop) - first]
+            norms[index] += np.square(chunk, out=squares[: len(chunk)], dtype=np.float64).sum()
+    return norms
+
+
+def quantised_squared_norms(
     codec: Codec,
-    raw: NDArray[np.uint8],  # exactly codec.raw_size(numel, block_count)
-    blocks: Blocks,
-    block_counts: Sequence[int],  # of each tensor in the range, in order
-) -> list[float]:
-    """Return the sum of squares of each tensor's elements, computed from the codes.
+    raw: NDArray[np.uint8],  # of the range, as `dequantise` takes it
+    blocks: Blocks | None,
+    *,
+    layout: FragmentLayout,
+    first: int,  # of the range
+    scratch: NDArray[np.float32],  # (numel of the range,) written where the range has to be decoded
+) -> NDArray[np.float64]:
+    """Returns `per_tensor_squared_norms` of what a range's raw bytes decode to.
 
     Raises:
         FrameError: NON_FINITE or BAD_SCALE.
     """
+    kernels = _kernels_for_norms(scratch)
+    if blocks is None or kernels is None:
+        dequantise(codec, raw, blocks, scratch)
+        return per_tensor_squared_norms(scratch, layout, first)
     scales, codes = _checked(codec, raw, blocks)
-    edges, norms, first = blocks.edges, [], 0
-    for count in block_counts:
-        of_tensor = edges[first : first + count + 1], scales[first : first + count]
-        norms.append(kernels.squared_norm(_KERNEL_BITS[codec], codes, *of_tensor))
-        first += count
+    edges, norms, low = blocks.edges, np.zeros(len(layout.tensors), np.float64), 0
+    for index, start, stop in layout.ranges(first, len(scratch)):
+        high = low + -(-(stop - start) // blocks.size)
+        norms[index] = kernels.squared_norm(_KERNEL_BITS[codec], codes, edges[low : high + 1], scales[low:high])
+        low = high
     return norms
+
+
+def _kernels_for_norms(values: NDArray[np.float32]) -> ModuleType | None:
+    """Returns the kernels for large ranges; in small ones, as simulations have, bits don't depend on what is loaded."""
+    return kernels_for(values) if len(values) >= _SQUARED_NUMEL else None
 
 
 def _checked(codec: Codec, raw: NDArray[np.uint8], blocks: Blocks) -> tuple[NDArray[np.float32], NDArray[np.uint8]]:

@@ -15,14 +15,13 @@ import torch
 
 from skerry.wire.codecs import Codec, Cut, Encoding, cut_frames
 from skerry.wire.frames import non_finite_error, pack_frame
+from skerry.wire.layout import blocks_of
 from skerry.wire.quantise import (
     E3M0_CODE_OF_TOP_BITS,
     LARGEST_FLOAT32,
     LARGEST_SCALED,
     NIBBLE_VALUES,
     SMALLEST_SCALE,
-    Blocks,
-    blocks_of,
 )
 
 if TYPE_CHECKING:
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from skerry.wire.digests import Hasher
-    from skerry.wire.layout import FragmentLayout
+    from skerry.wire.layout import Blocks, FragmentLayout
 
 BATCH_NUMEL: Final = 2**24
 """Elements quantised at once: enough to hide a GPU's launches and copies, at about a quarter gigabyte of scratch."""

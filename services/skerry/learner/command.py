@@ -54,6 +54,7 @@ Examples:
   skerry learn --alone --model tiny --steps 500
   skerry learn --target syncer.example:443 --tls-ca ca.pem --tls-cert eu-1.pem --tls-key eu-1.key \\
       --run gpt --learner-id eu-1 --model base --vocabulary 50304 --data tokens/ --device cuda
+  # ca.pem, eu-1.pem and eu-1.key were made by `skerry keys`
 """
 
 
@@ -101,7 +102,7 @@ _POSITIVE_NUMBER = click.FloatRange(min=0, min_open=True)
 @_option("--work-dir", "work_directory", type=_DIRECTORY, help=_WORK_DIR_HELP)
 @_option("--device", default="auto", help="auto (CUDA if there is a GPU), cpu, cuda:1, mps.")
 @_option("--threads", "thread_count", type=_POSITIVE, default=1, help="CPU threads of PyTorch.")
-@_option("--slowdown", type=_FACTOR, default=1.0, help="Sleep after each step, to be slower by a factor.")
+@_option("--slowdown", type=_FACTOR, default=1.0, help="Sleep after each step, to train slower by this factor.")
 @_option("--flush-timeout", "flush_timeout_s", type=click.FloatRange(min=0), default=30.0, help=_FLUSH_HELP)
 def learn(**options: Any) -> None:
     """Train a small GPT as one learner of a run.

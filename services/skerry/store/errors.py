@@ -94,7 +94,7 @@ class RunExistsError(StoreError):
 class UnreadableObjectError(StoreError):
     """A blob that the log names is lost or damaged, or a version made of such blobs; `name` says which.
 
-    The log itself is sound, so whoever meets it goes on, with other blobs if there are some that lead to the same.
+    The log itself is sound, so callers go on, with other blobs if there are some that lead to the same content.
     """
 
     reason = "OBJECT_UNREADABLE"

@@ -192,7 +192,7 @@ class Store:
         number = len(history)
         while current is None:
             number += 1
-            # Equal bytes mean the same thing whoever wrote them, so they need no write id.
+            # Equal bytes mean the same thing from every writer, so they need no write id.
             current = _parse_name(name, await self._creator.create_or_read(_name_path(name, number), _name_bytes(uid)))
         if current != uid:
             raise RunExistsError(f"another run has that name. run={name}, uid={current}", uid=current)

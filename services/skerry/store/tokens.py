@@ -3,7 +3,7 @@
     tokens/<SHA-256 of the token, in hex>      whose it is and until when, as JSON
 
 A slow hash, as for passwords, would protect no better: nobody can try 2^256 tokens. Deleting the object revokes the
-token. Whoever can write to the store can make tokens.
+token. Anybody who can write to the store can make tokens.
 """
 
 from __future__ import annotations

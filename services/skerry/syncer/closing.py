@@ -1,4 +1,4 @@
-"""What a close says of its deltas: who is a member, how much each counts, and how long the round is.
+"""What a close records: which deltas are members, how much each counts, and how long the round is.
 
 Pure functions of log and leases; the formulas are `skerry.algorithm`'s, and here is which learners and deltas they are
 about. What a delta claims is judged by what the others bring: its norm by theirs, and its learner's weight too, so that
@@ -79,8 +79,9 @@ def norms_a_step(item: AcceptedItem) -> NDArray[np.float64]:  # (tensors,)
 def outliers(state: RunState, fragment: FragmentState, deltas: Sequence[DeltaState]) -> tuple[Decided, ...]:
     """Names deltas whose step in a round of H steps would exceed its reference by the policy's ratio.
 
-    Without peers, the reference is the learner's own newest delta, and what was named for it since the newest version:
-    nobody else can bear out that the steps have become larger, and without that nothing would be merged any more.
+    Without peers, the reference is the learner's own newest delta, or a larger one that was quarantined since the
+    newest version. No other learner can confirm that the steps became larger, and if the reference stayed small, every
+    later delta would be quarantined.
     """
     policy, items = state.policy, [delta.item for delta in deltas]
     if policy.quarantine_ratio == 0:
@@ -111,7 +112,7 @@ def _own_norm(state: RunState, merged: AcceptedItem) -> float:
 def is_unexplained(state: RunState, fragment: FragmentState, view: MembershipView) -> bool:
     """Whether the pending deltas are of one learner, with nothing that they could be compared with.
 
-    What comes first into a fragment is merged as it is, so it is its creator's, or another learner's who is alone.
+    What comes first into a fragment is merged as it is, so it is its creator's, or that of a learner that is alone.
     Otherwise it waits for a second.
     """
     learners = {delta.item.learner for delta in fragment.pending.values()}
@@ -223,11 +224,11 @@ def _participation(
 
 
 def _working_learners(state: RunState, fragment: FragmentState, view: MembershipView) -> set[str]:
-    """Returns whose share of the work a round of `fragment` lacks without them.
+    """Returns the learners whose absence from a round of `fragment` lowers its participation.
 
-    A learner is taken to work until the run has gone on `_ABSENT_AFTER_ROUNDS` without anything of it, so that a dead
-    one damps the others' steps for a round or two, and not for as long as its lease seems to live. To attach again is
-    no work.
+    A learner counts as working until the run has gone on for `_ABSENT_AFTER_ROUNDS` without a delta of it. So a dead
+    learner damps the others' steps for a round or two, and not until its lease expires. Attaching again does not count
+    as work.
     """
     horizon = _ABSENT_AFTER_ROUNDS * state.policy.inner_step_count
     found = set()

@@ -38,9 +38,11 @@ Examples:
   skerry serve --store s3://bucket/skerry            one of several syncers with the same bucket
   skerry serve --listen 127.0.0.1:0 --port-file p    listen on a free port and write its number to the file p
   skerry serve --listen 0.0.0.0:50051 --tls-cert keys/a.example.pem --tls-key keys/a.example.key \\
-      --tls-client-ca keys/ca.pem                    for other machines, with mutual TLS; see `skerry keys --help`
-  skerry serve --listen 0.0.0.0:50051 --tls-cert a.pem --tls-key a.key --tokens
-                                                     likewise, with tokens; see `skerry tokens --help`
+      --tls-client-ca keys/ca.pem                    for other machines, with mutual TLS
+  skerry serve --listen 0.0.0.0:50051 --tls-cert keys/a.example.pem --tls-key keys/a.example.key --tokens
+                                                     for other machines, with tokens; see `skerry tokens --help`
+
+The files in keys/ are made by `skerry keys keys --server a.example`.
 """
 
 
@@ -59,7 +61,7 @@ Examples:
     help="Object store for all state: file://folder, s3://bucket/prefix or memory://.",
 )
 @click.option(
-    "--new-store", is_flag=True, help="Begin a store in a folder that exists and is none, such as a new volume's."
+    "--new-store", is_flag=True, help="Begin a store in an existing folder that has none yet, such as a new volume."
 )
 @click.option(
     "--metrics",

@@ -22,7 +22,7 @@ class MeasuredObjects:
     """Passes every call on to `objects`.
 
     A missing object and a name that is taken are answers, not failures: tailing the log and losing a number are made of
-    them. A stream or a listing takes as long as its first item; later ones also wait for whoever reads them.
+    them. A stream or a listing takes as long as its first item; later ones also wait for their reader.
     """
 
     def __init__(self, objects: Objects, metrics: SyncerMetrics, clock: Clock) -> None:

@@ -1,4 +1,4 @@
-"""Who seems to be there, who takes part in a round, and whom it waits for.
+"""Which learners seem to be live, which take part in a round, and which ones the round waits for.
 
 This replica holds leases of the learners that report to it, and advice about those that report to others. Leases decide
 how long a round waits, never what is merged. Every renewal is timed by this replica's own monotonic clock, from when it
@@ -57,13 +57,13 @@ class MembershipView:
 
 
 def expected_learners(state: RunState, fragment: FragmentState, view: MembershipView) -> set[str]:
-    """Returns whom a round of `fragment` waits for.
+    """Returns the learners that a round of `fragment` waits for.
 
-    Before the first close that is everybody; then who contributed to the last two closes, or attached since the first
-    of them, unless it attached before and never brought anything. A learner whose last delta held few tokens, next to
-    the most that one of them counts for, is not waited for; before the first close, one that reports few tokens a
-    second or none. It contributes early, so its delta is mostly there in time, and it brings less than it costs
-    everybody to have the answer later.
+    Before the first close these are all learners that are present. Later they are those that contributed to one of the
+    last two closes, and those that attached since the first of the two, unless they had attached before and never
+    brought anything. Learners that bring few tokens are left out: by their last delta, compared with the largest one,
+    or before the first close by the tokens a second that they report. Such a learner contributes early, so its delta is
+    mostly in time, and waiting for it would cost the others more than it brings.
     """
     present = present_learners(state, fragment, view)
     if fragment.contributors:
@@ -75,7 +75,7 @@ def expected_learners(state: RunState, fragment: FragmentState, view: Membership
         expected, brought = present, {name: view.learners[name].token_rate for name in present}
     known = {name: weight for name, weight in brought.items() if name in present and weight}
     cap, bounds = state.policy.weight_cap, most_by_learner(state, known)
-    # Who was granted much is as large as a usual learner here: the usual ones are worth waiting for beside it.
+    # A learner with a large granted weight is scaled down here, so that rounds still wait for learners of usual size.
     usual = (min(weight, bounds[name]) * min(1, cap / state.grants.get(name, cap)) for name, weight in known.items())
     largest = max(usual, default=0.0)
     return {name for name in expected if brought.get(name, largest) >= _SMALL_SHARE * largest}
@@ -89,7 +89,7 @@ def most_by_learner(state: RunState, brought: Mapping[str, float]) -> dict[str, 
 
 
 def present_learners(state: RunState, fragment: FragmentState, view: MembershipView) -> set[str]:
-    """Returns who is live, or contributed to one of the last closes, and has not left."""
+    """Returns the learners that are live or contributed to one of the last closes, and have not left."""
     live = {name for name, learner in view.learners.items() if learner.is_live}
     recent = set[str]().union(*fragment.contributors)
     return {name for name in live | recent if (known := state.learners.get(name)) is not None and not known.has_left}
@@ -158,7 +158,7 @@ class Membership:
     """Leases of one run on one replica; lost without harm."""
 
     def __init__(self, started_at_s: float) -> None:
-        """Starts with an empty view, which is too young to say who is absent."""
+        """Starts with an empty view, which is too young to tell which learners are absent."""
         self._started_at_s = started_at_s
         self._leases: dict[str, _Lease] = {}
 
@@ -206,13 +206,13 @@ class Membership:
             lease.report = heard.report
             lease.beat = heard.beat
         lease.advice = advice
-        # The first sight says nothing of when it was written: it is no renewal, its next change is.
+        # A report seen for the first time may be old, so it does not renew the lease; the next change of it does.
         if not is_first or lease.renewed_at_s is not None:
             lease.renewed_at_s = now_s
 
     def view(self, state: RunState, now_s: float) -> MembershipView:
-        """Returns who is live now, as the round engine wants it."""
-        # Who has no lease here is neither live nor has a report.
+        """Returns which learners are live now, in the form that the round engine takes."""
+        # A learner without a lease at this replica is not live and has no report.
         learners = {
             name: LearnerView(
                 is_live=self._is_live(known, state.policy.lease_term_s, now_s),
@@ -236,8 +236,7 @@ class Membership:
     def records(self, state: RunState, now_s: float) -> tuple[LearnerRecord, ...]:
         """Returns the learners that the log knows, as observers see them, at most `MOST_LISTED`.
 
-        Of too many, the live ones come before the others, and of those who brought something before who did not, and
-        who attached last before who did earlier.
+        If there are more, live learners come first, then those that brought something, then those that attached last.
         """
 
         def rank(name: str) -> tuple[bool, bool, int]:

@@ -28,7 +28,7 @@ import numpy as np
 from msgspec import structs
 
 from skerry.algorithm.median import median_shares
-from skerry.algorithm.merge import Round, per_tensor_squared_norms
+from skerry.algorithm.merge import Round
 from skerry.algorithm.outer import OuterStep, learning_rate_at, momentum_at, outer_step
 from skerry.algorithm.step import (
     TORN,
@@ -73,6 +73,7 @@ from skerry.syncer.rounds import MergeKey, most_members
 from skerry.wire.errors import FrameError, NonFiniteError
 from skerry.wire.frames import decode_frames
 from skerry.wire.policy import MergeRule, Policy
+from skerry.wire.quantise import per_tensor_squared_norms
 
 # Spans, of 2^20 elements, in one object of an update; a larger fragment has several, to be fetched side by side.
 UPDATE_OBJECT_SPANS: Final = 64

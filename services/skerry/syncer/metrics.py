@@ -97,7 +97,7 @@ class SyncerMetrics:
             limit, used = self._budget.limit_bytes, self._budget.used_bytes
             yield _gauge("skerry_part_budget_bytes", "Memory for parts that arrive.", [((), limit)])
             yield _gauge("skerry_part_budget_used_bytes", "Memory that parts hold now.", [((), used)])
-        # Of several with a name, the draft of a creator that came too late says least.
+        # Several open runs may have one name; a committed run is shown instead of a draft.
         followed = sorted(self._followed.items(), key=lambda item: item[0].state.status is not RunStatus.DRAFT)
         runs = {one.run: one.gauges() for _, one in followed}
         for name, (documentation, labels) in _GAUGES.items():

@@ -76,7 +76,7 @@ class OuterStates:
     async def keep(self, name: str, outer: OuterState, digest: str) -> None:
         """Caches a fragment's outer state while there is space; `digest` is the log's for its version.
 
-        Whoever reads the state's arrays next holds them against its checksum, for they may lie on a disk.
+        The next reader of the state's arrays compares them with its checksum, because they may lie on a disk.
         """
         if outer.checksum is None:
             outer.checksum = await self._workers.run(outer.actual_checksum)

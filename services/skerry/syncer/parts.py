@@ -24,15 +24,15 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from skerry.algorithm.merge import frame_squared_norms
 from skerry.runtime.clock import Clock
 from skerry.syncer.errors import SyncerError, from_wire
 from skerry.wire.codecs import MAX_FRAME_NUMEL, Codec, Compressor
 from skerry.wire.digests import part_digest
 from skerry.wire.errors import FrameError
-from skerry.wire.frames import Frame, FrameBatch, parse_frames, raw_bytes
+from skerry.wire.frames import Frame, FrameBatch, open_frame, parse_frames, raw_bytes
 from skerry.wire.layout import FragmentLayout
 from skerry.wire.messages import MAX_BLOCK, MIN_BLOCK
+from skerry.wire.quantise import quantised_squared_norms
 
 # Below this many bytes of frames that hold this many elements, checking them takes less time than handing them to
 # another thread. A frame by itself takes as long as some hundred elements.
@@ -101,7 +101,12 @@ class PartChecker:
             self._frames.append(frame)
         else:
             self._frames.clear()
-        self._norms += frame_squared_norms(frame, self._layout, self._scratch[: frame.numel], self._hasher)
+        values = self._scratch[: frame.numel]
+        blocks, raw = open_frame(frame, self._layout, values)
+        self._hasher.update(raw.data)
+        self._norms += quantised_squared_norms(
+            frame.codec, raw, blocks, layout=self._layout, first=frame.first, scratch=values
+        )
 
 
 class ByteBudget:

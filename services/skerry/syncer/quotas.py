@@ -29,11 +29,12 @@ RUN_PAUSE_S: Final = 60.0
 # Learner ids that are new to a run, likewise: each is remembered for as long as the run lives.
 ID_BURST: Final = 256
 ID_PAUSE_S: Final = 1.0
-# Bytes of parts that belong to no accepted delta, of one identity in one run within a day: so many, and times the run.
+# Most bytes of parts in no accepted delta that one identity may store in one run within a day: the larger of a fixed
+# size and a multiple of the run's own.
 ORPHAN_BYTES: Final = 2**30
 ORPHAN_TIMES: Final = 16
 _DAY_S: Final = 86_400.0
-# Bytes that came too late pass the sooner, by this much; shorter pauses than the second are not worth a timer.
+# An unused rate is credited for up to the first of these; pauses shorter than the second are not worth a timer.
 _RATE_BURST_S: Final = 0.02
 _RATE_PAUSE_S: Final = 0.005
 # A rate forgets clients that it would let through anyway when it knows so many.

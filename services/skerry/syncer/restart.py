@@ -1,9 +1,9 @@
-"""What becomes of a round with an unreadable delta, and of a fragment whose outer state nobody can rebuild.
+"""What becomes of a round with an unreadable delta, and of a fragment whose outer state cannot be rebuilt.
 
 The round is closed again without the delta. The state is lost with a delta or a snapshot of the past, but the weights
 are still known by the updates. The fragment gets its next version, with the same weights and without momentum and
-residual, by the same item as a roll-back; so every replica begins anew from one state. What is pending or frozen
-expires by name.
+residual, by the same item as a roll-back; so every replica begins anew from one state. Deltas that are pending or
+frozen are recorded as expired.
 """
 
 from __future__ import annotations

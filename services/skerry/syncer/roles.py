@@ -29,7 +29,7 @@ class Rule(NamedTuple):
 
 
 def _pushing_learner(message: Any) -> str | None:
-    """Returns whose delta it is. Initial weights are nobody's: they are sent by whoever has the draft's request id."""
+    """Returns the learner whose delta it is; None for initial weights, which only the draft's creator can send."""
     return None if message.header.base_version == INITIAL_BASE else message.header.learner_id
 
 

@@ -16,8 +16,8 @@ later steps can't be sent before). An open round closes
 but not before the run's pace allows it (`_pace_s`), so that a learner that sends H claimed steps for each new version
 does not make the run come to its end early.
 
-While a replica's view of the leases is younger than a term, it can't know who is missing, and only quorum and grace
-close a round.
+While a replica's view of the leases is younger than a term, it can't know which learners are missing, and only quorum
+and grace close a round.
 
 Source: Decoupled DiLoCo (arXiv 2604.21428), minimum quorum and adaptive grace window; factors and bounds are this
 project's.
@@ -48,7 +48,8 @@ _SCALARS_BYTES: Final = MAX_APPEND_BYTES * 3 // 4
 _SCALAR_BYTES: Final = 11
 # The grace window covers the step that a learner is in when it hears of the round, and half of one for its encoding.
 GRACE_STEPS: Final = 1.5
-# How long a fragment's first delta waits for one to be compared with, where others are attached who may never send any.
+# How long a fragment's first delta waits for one to be compared with, where other learners are attached that may never
+# send one.
 FIRST_WAIT_S: Final = 600.0
 # Of two learners, nobody can tell which one is too fast.
 _LEAST_LEARNERS: Final = 3
@@ -269,7 +270,7 @@ class RoundEngine:
         named = {one.delta for one in decided}
         members = [weigh(delta, fragment, state.policy) for delta in fresh if delta.item.delta not in named]
         members = members[: most_members(fragment.layout)]  # the others are in the next round
-        # Who brought an outlier was there: a round of all must not stop for it.
+        # A learner whose delta is an outlier has contributed: the round must not go on waiting for it.
         if not members or (not is_ending and not _has_quorum(fragment, state.policy, without=late)):
             return (FateItem(decided), None) if decided else (None, None)
         members = list(bounded(state, fragment, view, members))
@@ -300,7 +301,7 @@ class RoundEngine:
 
         That is how long the median learner takes for them, divided by how many times faster the run may be. A
         learner's step takes what it reports or what its deltas say, whichever is less: it may have paused, or report
-        anything. Who brought nothing says nothing.
+        anything. Learners that brought nothing do not count.
         """
         times_s = [
             min(self._steps_s.get(name, math.inf), learner.step_time_s or math.inf)

@@ -82,7 +82,7 @@ class ServerSettings:
 
     listen: str = "127.0.0.1:50051"  # port 0: any free one
     tls: Tls | None = None  # with `ca`: clients need a certificate of that authority, and have roles; None: plain text
-    # How long a connection lives with TLS, so that who has no valid certificate any more is out by then.
+    # How long a TLS connection lives. A client whose certificate is no longer valid is disconnected by then.
     tls_connection_age_s: float = 3600.0
     has_tokens: bool = False  # clients may say who they are by a token of the store, and have roles; only with `tls`
     enrols_by_run: bool = False  # learners need an identity that names the run; only with roles

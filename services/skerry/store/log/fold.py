@@ -126,7 +126,7 @@ def _admit_session(state: RunState, item: SessionItem) -> None:
     learner.region, learner.session, learner.has_left = item.region, item.session, False
     if is_new := item.session not in learner.sessions:
         learner.sessions.append(item.session)
-    if is_new or state.entry_format < GRANTS_FORMAT:  # else it has another grant, or is back, which is no work
+    if is_new or state.entry_format < GRANTS_FORMAT:  # a known session attaching again is no new work
         learner.attached_at, learner.attached_at_step = state.position, state.step_count
 
 

@@ -127,9 +127,10 @@ def named_refs(state: RunState) -> Iterator[ObjectRef]:
 
 
 def is_due(state: RunState) -> bool:
-    """Whether what nobody needs weighs a quarter of what stays: so collections are few, and disks overfull by that.
+    """Whether the objects that a collection would delete take at least a quarter of the bytes that it would keep.
 
-    That takes microseconds a delta, so a run that keeps all its versions is not weighed at all.
+    The threshold makes collections rare, and lets a run use a quarter more disk than its policy keeps. Summing takes
+    microseconds for each delta, so it is skipped for a run that still keeps all its versions.
     """
     if all(len(fragment.versions) <= state.policy.kept_version_count for fragment in state.fragments.values()):
         return False

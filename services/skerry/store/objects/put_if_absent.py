@@ -45,7 +45,7 @@ class Creator:
     async def create_or_read(self, name: str, data: bytes) -> bytes:
         """Returns the bytes that `name` has from now on, durable: `data`, or what another writer put there first.
 
-        `data` must differ from every other writer's, unless equal bytes mean the same thing whoever wrote them.
+        `data` must differ from every other writer's, unless equal bytes mean the same thing from every writer.
 
         Raises:
             OutcomeUnknownError: the store did not say in time; `data` may have landed, or may land later.
@@ -61,7 +61,7 @@ class Creator:
                 failure = error
             try:
                 found = await self.objects.get(name)
-                # The caller will act on the object, whoever wrote it, so it must be durable.
+                # The caller will act on the object, even if another writer made it, so it must be durable.
                 await self.objects.sync_parent(name)
                 return found
             except ObjectMissingError:

@@ -50,11 +50,13 @@ Examples:
     callback=seconds,
     default="24h",
     show_default=True,
-    help="Delete objects that no log entry names, and drafts that never got the name, once they are this old. It must "
-    "be longer than any push or creation takes.",
+    help="Delete objects that no log entry names, and drafts that were never committed, once they are this old. It "
+    "must be longer than any push or creation takes.",
 )
 @click.option(
-    "--deleted-runs", is_flag=True, help="Also delete whole runs of that age that had the name and were deleted."
+    "--deleted-runs",
+    is_flag=True,
+    help="Also delete whole runs that were removed by `skerry runs delete`, once they are that old.",
 )
 @click.option("--drop-quarantined", is_flag=True, help="Also delete quarantined deltas.")
 @click.option("--yes", is_flag=True, help="Delete. Without it, only print what would be deleted.")

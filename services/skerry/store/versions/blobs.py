@@ -38,7 +38,7 @@ SnapshotKind = Literal["weights", "momentum", "residual"]
 _HEADER_READ_BYTES: Final = 2**14
 _MAX_HEADER_BYTES: Final = 2**26
 _READS_AT_ONCE: Final = 16
-# A read that broke off waits some 15 s for the store, as long as its restart takes. Then whoever reads decides.
+# A read that broke off waits some 15 s for the store, as long as its restart takes. Then the caller decides.
 _RESUMED: Final = RetrySettings(attempt_count=6, first_wait_s=0.5, longest_wait_s=8.0)
 _PART: Final = re.compile(r"(\d{1,19})-(\d{1,19})-([0-9a-f]{64})-[0-9a-f]{32}")
 

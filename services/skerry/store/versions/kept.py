@@ -1,6 +1,6 @@
 """What this process wrote a moment ago and is about to read: kept in memory, within a bound.
 
-It saves reading, decompressing and checking, and decides nothing: whoever finds nothing here reads the store.
+It saves reading, decompressing and checking. What is not kept here is read from the store.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from typing import Final, Generic, TypeVar
 
 Content = TypeVar("Content")
 
-# Int4 deltas of 120 million elements, decompressed. It holds for a run, however many learners it has.
+# Int4 deltas of 120 million elements, decompressed. The bound is for the whole run, however many learners it has.
 LIMIT_BYTES: Final = 64 * 2**20
-# Smaller objects are read back in less time than anybody notices.
+# Smaller objects are read back from the store in negligible time.
 SMALLEST_BYTES: Final = 32 * 2**10
 
 

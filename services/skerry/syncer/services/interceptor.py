@@ -106,7 +106,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
     """
 
     def __init__(self, limit_bytes: int, metrics: SyncerMetrics, authentication: Authentication | None = None) -> None:
-        """Takes the largest message that the contract allows, what counts bytes and refusals, and who may call.
+        """Takes the largest message that the contract allows, what counts bytes and refusals, and the check of callers.
 
         Without `authentication` everybody may do everything.
         """
@@ -171,7 +171,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
         return counted
 
 
-# Stands for a message that is none, until it can be refused.
+# Stands for a message that can't be parsed, until it can be refused.
 _MALFORMED: Final = object()
 
 
@@ -210,7 +210,7 @@ def _admitted(request: Any, check: _Check) -> Any:
 
 
 class _Admitted:
-    """The messages of a stream, each of them `_admitted`; only the first says whom it is about, and is checked."""
+    """The messages of a stream, each of them `_admitted`; only the first names a run and a learner, and is checked."""
 
     def __init__(self, requests: AsyncIterator[Any], check: _Check) -> None:
         self._requests = requests

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,8 +13,9 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Shard
-from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.distributed.tensor.placement_types import _StridedShard
 
 from skerry.client import Learner
 from tests.client.ddp_programs import learner_of
@@ -23,10 +25,50 @@ TURN_COUNT = 2
 Weights = dict[str, np.ndarray[Any, Any]]
 
 
-def sharded(model: Any, shape: tuple[int, ...]) -> Any:
-    """Returns the model cut into shards: one matrix by columns, the rest by rows, which are too few for all ranks."""
-    names = ("replicas", "shards")[-len(shape) :]
-    mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
+@dataclass(frozen=True)
+class Layout:
+    """How the ranks of an island hold a model: each all of it, or shards over a mesh."""
+
+    shape: tuple[int, ...] = ()  # (shards,), (replicas, shards) or (shards, ranks of tensor parallelism)
+    is_tensor_parallel: bool = False
+
+    @property
+    def rank_count(self) -> int:
+        """How many ranks there are."""
+        return math.prod(self.shape)
+
+    @property
+    def part_count(self) -> int:
+        """How many ranks read parts of a batch of their own."""
+        return self.rank_count // self.tensor_count
+
+    @property
+    def tensor_count(self) -> int:
+        """How many ranks share each layer, and so read the same part."""
+        return self.shape[-1] if self.is_tensor_parallel else 1
+
+
+ALONE = Layout()
+TENSOR_PARALLEL = Layout((2, 2), is_tensor_parallel=True)
+
+
+def sharded(model: Any, layout: Layout) -> Any:
+    """Returns the model cut into shards, of which some are larger than others, and some are empty.
+
+    Tensor parallelism cuts one layer by columns, and another one by rows, which `fully_shard` then cuts again. Without
+    tensor parallelism one matrix is cut by columns.
+    """
+    if layout.is_tensor_parallel:
+        mesh = init_device_mesh("cpu", layout.shape, mesh_dim_names=("shards", "tensor"))
+        plan = {
+            "1": RowwiseParallel(input_layouts=Replicate()),
+            "4": ColwiseParallel(output_layouts=Replicate()),
+        }
+        parallelize_module(model, mesh["tensor"], plan)
+        fully_shard(model[1], mesh=mesh["shards"])
+        return fully_shard(model, mesh=mesh["shards"])
+    names = ("replicas", "shards")[-len(layout.shape) :]
+    mesh = init_device_mesh("cpu", layout.shape, mesh_dim_names=names)
     fully_shard(model[1], mesh=mesh, shard_placement_fn=lambda one: Shard(1) if one.ndim == 2 else None)
     return fully_shard(model, mesh=mesh)
 
@@ -40,7 +82,7 @@ def weights_of(model: nn.Module) -> Weights:
 
 
 def train_in_turns(
-    rank: Rank, shape: tuple[int, ...], options: dict[str, Any], turns: Turns | None = None
+    rank: Rank, layout: Layout, options: dict[str, Any], turns: Turns | None = None
 ) -> tuple[Weights, Weights]:
     """Trains `TURN_COUNT` times 3 steps, each time until the work is merged and adopted.
 
@@ -48,12 +90,12 @@ def train_in_turns(
     """
     number = turns.number if turns else 0
     model: Any = network()
-    if shape:
-        sharded(model, shape)
+    if layout.shape:
+        sharded(model, layout)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    if shape:
+    if layout.shape:
         with torch.no_grad():  # leaves weights gathered
-            loss_of(model, 0, rank.number, rank.count)
+            loss_of(model, 0)
     with learner_of(model, rank, **options) as learner:
         began = weights_of(model)
         for turn in range(TURN_COUNT):
@@ -61,7 +103,7 @@ def train_in_turns(
                 turns.wait(turn)
                 _exchange_all(learner, rank)
             for step in range(3):
-                _train(model, optimizer, 100 * number + 10 * turn + step, rank if shape else Rank(0, 1, ""))
+                _train(model, optimizer, 100 * number + 10 * turn + step, rank, layout)
                 learner.step(tokens=24 // rank.count)
             _exchange_all(learner, rank)
             if turns and rank.number == 0:
@@ -72,12 +114,19 @@ def train_in_turns(
         return began, ended
 
 
-def _train(model: Any, optimizer: torch.optim.Optimizer, step: int, rank: Rank) -> None:
+def _train(model: Any, optimizer: torch.optim.Optimizer, step: int, rank: Rank, layout: Layout) -> None:
+    """Trains one step; with shards, on two micro-batches whose gradients are accumulated."""
+    micro_count = 2 if layout.shape else 1
+    parts = micro_count * max(1, layout.part_count)
+    first = rank.number // layout.tensor_count * micro_count if layout.shape else 0
     optimizer.zero_grad()
-    loss_of(model, step, rank.number, rank.count).backward()
+    for micro in range(micro_count):
+        if layout.shape:
+            model.set_requires_gradient_sync(micro == micro_count - 1)
+        (loss_of(model, step, first + micro, parts) / micro_count).backward()
     optimizer.step()
     with torch.no_grad():
-        loss_of(model, step, rank.number, rank.count)  # leaves gathered weights in the place of the shards
+        loss_of(model, step)  # leaves gathered weights in the place of the shards
 
 
 def _exchange_all(learner: Learner, rank: Rank) -> None:
@@ -110,10 +159,21 @@ class Turns:
         (self.folder / str(turn * self.count + self.number)).touch()
 
 
-def join_with_tensor_parallelism(rank: Rank) -> None:
-    """Attaches a model whose rows are cut by tensor parallelism, and again by fully_shard."""
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
-    model = network()
-    parallelize_module(model, mesh["tensor"], {"1": ColwiseParallel()})
-    fully_shard(model, mesh=mesh["data"])
-    learner_of(model, rank)
+def drift(rank: Rank, layout: Layout) -> None:
+    """Trains; the last rank's copy of a norm, which is no part of a layer that is cut, changes in another way."""
+    model = sharded(network(), layout)
+    with learner_of(model, rank) as learner:
+        for _ in range(10_000):
+            time.sleep(0.002)  # a failure may have to wait for the next adoption
+            with torch.no_grad():
+                for one in model.parameters():
+                    one.to_local().add_(0.01)
+                model[2].weight.to_local().add_(0.01 * (rank.number == rank.count - 1))
+            learner.step(tokens=5)
+
+
+def join_with_interleaved_rows(rank: Rank) -> None:
+    """Attaches a matrix of which the first rank holds the rows 0 and 2, the second one 1 and 3."""
+    mesh = init_device_mesh("cpu", (2,))
+    rows = distribute_tensor(torch.ones(4, 2), mesh, [_StridedShard(0, split_factor=2)])
+    learner_of({"rows": rows}, rank)  # type: ignore[arg-type]  # tensors by name

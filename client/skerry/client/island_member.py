@@ -175,7 +175,8 @@ class IslandMember:
                 "RANKS_DIFFER",
                 "the ranks' weights differ: after the last adoption they had to be equal. Train all ranks with the "
                 "same optimizer and settings, and with gradients that are averaged over the ranks "
-                f"(DistributedDataParallel). differing from rank 0 or their first replica={differing}",
+                "(DistributedDataParallel, fully_shard); ranks of tensor parallelism read the same batches. differing "
+                f"from the first rank that holds the same weights={differing}",
             )
         return words
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from skerry.algorithm.rebase import FlatArray
 from skerry.client.parameters import UNLIMITED, EncodeFrames, Work
+from skerry.client.torch_shards import is_sharded, region_of
 from skerry.client.torch_untrained import persistent_buffers, untrained_tensors
 from skerry.wire import FragmentLayout, TensorSpec
 from skerry.wire.frames import encode_frames
@@ -27,13 +28,6 @@ _WRAPPERS: Final = (torch.nn.parallel.DistributedDataParallel, torch.nn.DataPara
 
 
 _ATTACH_LAST: Final = "do that first, then attach; the run's weights win"
-
-
-class Region(NamedTuple):
-    """The part of a tensor that one process holds: a box."""
-
-    first: tuple[int, ...]
-    shape: tuple[int, ...]
 
 
 class _Loads:
@@ -65,7 +59,7 @@ class _Attached:
             module.register_load_state_dict_post_hook(self._loads)  # type: ignore[no-untyped-call]
             for held in (module._parameters, module._modules):  # noqa: SLF001 - named_parameters() takes milliseconds
                 # fully_shard puts the gathered parameters in the place of their shards, and back.
-                self._places += [(held, key, one) for key, one in held.items() if not _is_sharded(one)]
+                self._places += [(held, key, one) for key, one in held.items() if not is_sharded(one)]
                 self._held.append((held, len(held)))
         self._frozen = [(name, one) for name, one in model.named_parameters() if not one.requires_grad]
 
@@ -98,7 +92,7 @@ class TorchParameters:
 
     Raises:
         ValueError: nothing can be trained, a trainable parameter is complex, two parameters have one name, they are on
-            more than one device, or a part of a DTensor is no box.
+            more than one device, or a DTensor is cut in a way that `region_of` does not know.
         TypeError: what is given by name is no tensor.
     """
 
@@ -124,7 +118,7 @@ class TorchParameters:
                 f"requires_grad_(). parameter={odd[0]}, dtype={given[odd[0]].dtype}"
             )
         self._tensors = {name: _local(tensor.detach()) for name, tensor in trained.items()}
-        self.regions = {name: _region(name, tensor) for name, tensor in trained.items()}
+        self.regions = {name: region_of(name, tensor) for name, tensor in trained.items()}
         if not self._tensors:
             raise ValueError(
                 "the model has no trainable parameter. Parameters take part if they are floating-point, have elements "
@@ -249,30 +243,7 @@ def reshard(model: torch.nn.Module | Mapping[str, torch.Tensor]) -> None:
 def _local(tensor: torch.Tensor) -> torch.Tensor:
     """Returns what this process holds of a tensor, which shares its memory: all of it, unless it is a DTensor."""
     with torch.no_grad():
-        return tensor.to_local() if _is_sharded(tensor) else tensor  # type: ignore[attr-defined]
-
-
-def _is_sharded(tensor: object) -> bool:
-    return hasattr(tensor, "to_local")  # DTensor's module is not imported unless it is used
-
-
-def _region(name: str, tensor: torch.Tensor) -> Region:
-    """Returns which part of a tensor this process holds.
-
-    Raises:
-        ValueError: it is not one box of the tensor.
-    """
-    if not _is_sharded(tensor):
-        return Region((0,) * tensor.dim(), tuple(tensor.shape))
-    kinds = {type(placement).__name__ for placement in tensor.placements}  # type: ignore[attr-defined]
-    if not kinds <= {"Shard", "Replicate"}:
-        raise ValueError(
-            "a parameter that tensor parallelism and fully_shard cut in the same dimension can't be exchanged: use "
-            f"fully_shard alone, or shard another dimension. parameter={name}, "
-            f"placements={tensor.placements}"  # type: ignore[attr-defined]
-        )
-    (chunk,) = tensor.__create_chunk_list__()  # type: ignore[attr-defined]
-    return Region(tuple(chunk.offsets), tuple(chunk.sizes))
+        return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def _own_names(model: torch.nn.Module, tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
+import os
+import signal
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,7 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.distributed.tensor.placement_types import _StridedShard
@@ -52,7 +55,7 @@ ALONE = Layout()
 TENSOR_PARALLEL = Layout((2, 2), is_tensor_parallel=True)
 
 
-def sharded(model: Any, layout: Layout) -> Any:
+def sharded(model: Any, layout: Layout, **options: Any) -> Any:
     """Returns the model cut into shards, of which some are larger than others, and some are empty.
 
     Tensor parallelism cuts one layer by columns, and another one by rows, which `fully_shard` then cuts again. Without
@@ -65,12 +68,12 @@ def sharded(model: Any, layout: Layout) -> Any:
             "4": ColwiseParallel(output_layouts=Replicate()),
         }
         parallelize_module(model, mesh["tensor"], plan)
-        fully_shard(model[1], mesh=mesh["shards"])
-        return fully_shard(model, mesh=mesh["shards"])
+        fully_shard(model[1], mesh=mesh["shards"], **options)
+        return fully_shard(model, mesh=mesh["shards"], **options)
     names = ("replicas", "shards")[-len(layout.shape) :]
     mesh = init_device_mesh("cpu", layout.shape, mesh_dim_names=names)
-    fully_shard(model[1], mesh=mesh, shard_placement_fn=lambda one: Shard(1) if one.ndim == 2 else None)
-    return fully_shard(model, mesh=mesh)
+    fully_shard(model[1], mesh=mesh, shard_placement_fn=lambda one: Shard(1) if one.ndim == 2 else None, **options)
+    return fully_shard(model, mesh=mesh, **options)
 
 
 def weights_of(model: nn.Module) -> Weights:
@@ -157,6 +160,34 @@ class Turns:
     def end(self, turn: int) -> None:
         """Ends this learner's turn."""
         (self.folder / str(turn * self.count + self.number)).touch()
+
+
+def train_until_version(rank: Rank, layout: Layout, version: int, dying: int | None = None) -> dict[str, Any]:
+    """Trains in bfloat16, with a frozen bias, until every fragment has a version.
+
+    Rank `dying` is killed in its 21st step. Returns the weights at the start and the end, and the digests of all
+    weights after every step that changed some.
+    """
+    model: Any = network()
+    model[1].bias.requires_grad_(False)
+    sharded(model, layout, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32))
+    optimizer = torch.optim.AdamW([one for one in model.parameters() if one.requires_grad], lr=0.01)
+    adopted, step_count = [], 0
+    with learner_of(model, rank) as learner:
+        began = weights_of(model)
+        while min(learner.stats.versions.values()) < version:
+            if (rank.number, step_count) == (dying, 20):
+                os.kill(os.getpid(), signal.SIGKILL)
+            _train(model, optimizer, step_count, rank, layout)
+            step_count += 1
+            if changed := learner.step(tokens=10):
+                adopted.append((changed, weights_digest(weights_of(model))))
+    return {"began": began, "adopted": adopted, "ended": weights_of(model), "failure": learner.failure}
+
+
+def weights_digest(weights: Weights) -> str:
+    """Returns the digest of whole weights."""
+    return hashlib.sha256(b"".join(one.tobytes() for one in weights.values())).hexdigest()
 
 
 def drift(rank: Rank, layout: Layout) -> None:

@@ -7,9 +7,11 @@ import math
 import os
 import signal
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -20,7 +22,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.distributed.tensor.placement_types import _StridedShard
 
-from skerry.client import Learner
+from skerry.client import Learner, torch_untrained
 from tests.client.ddp_programs import learner_of
 from tests.client.ranks import Rank, loss_of, network
 
@@ -188,6 +190,17 @@ def train_until_version(rank: Rank, layout: Layout, version: int, dying: int | N
 def weights_digest(weights: Weights) -> str:
     """Returns the digest of whole weights."""
     return hashlib.sha256(b"".join(one.tobytes() for one in weights.values())).hexdigest()
+
+
+def join_with_frozen(rank: Rank, layout: Layout, seeds: Sequence[int]) -> None:
+    """Joins with two frozen layers, of which each rank has cut its shards from values of its own seed."""
+    model: Any = network()
+    for number in (1, 4):
+        other: Any = network(seeds[rank.number])
+        model[number] = other[number].requires_grad_(False)
+    sharded(model, layout)
+    with patch.object(torch_untrained, "PIECE_BYTES", 40):  # ten elements, so that a tensor takes several pieces
+        learner_of(model, rank).close()
 
 
 def drift(rank: Rank, layout: Layout) -> None:

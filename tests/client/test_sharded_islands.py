@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from blake3 import blake3
 
 from skerry.client import RunsClient
 from skerry.wire import Codec, Encoding
@@ -72,6 +73,27 @@ def test_an_island_that_lost_a_rank_goes_on_with_another_number_of_shards(target
     assert not np.array_equal(ranks[0]["began"]["1.weight"], new["1.weight"])
     assert all(rank["adopted"] == ranks[0]["adopted"] for rank in ranks)
     assert ranks[0]["failure"] is None
+
+
+@pytest.mark.parametrize("layout", [Layout((2,)), TENSOR_PARALLEL], ids=str)
+def test_frozen_shards_are_compared_as_the_whole_that_they_are_of(target: str, tmp_path: Path, layout: Layout) -> None:
+    program, count = fsdp_programs.join_with_frozen, layout.rank_count
+    values(run(tmp_path / "first", program, count, target, layout, [1] * count))
+    with RunsClient(target) as client:
+        recorded = {one.name: one.digest for one in client.get_run("theirs").run.untrained}
+    whole = dict(network(1).named_parameters())
+    assert recorded == {
+        name: blake3(whole[name].detach().numpy().tobytes()).digest()
+        for name in ("1.weight", "1.bias", "4.weight", "4.bias")
+    }
+    ends = run(tmp_path / "other", program, count, target, layout, [2] * count)
+    assert [end.reason for end in ends] == ["FROZEN_DIFFERS"] * count
+
+
+def test_replicas_of_frozen_shards_have_to_be_the_same(target: str, tmp_path: Path) -> None:
+    ends = run(tmp_path, fsdp_programs.join_with_frozen, 4, target, Layout((2, 2)), [1, 1, 1, 2])
+    assert [end.reason for end in ends] == ["RANKS_DIFFER"] * 4
+    assert all("frozen values" in end.message for end in ends)
 
 
 def test_ranks_of_tensor_parallelism_whose_common_weights_differ_are_told(target: str, tmp_path: Path) -> None:

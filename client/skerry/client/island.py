@@ -126,8 +126,8 @@ class Island:
         said = [one.numpy().tobytes() for one in words or ()]
         return [Word(*_WORD.unpack_from(one))._replace(fingerprint=one[_WORD.size :]) for one in said]
 
-    def regions(self, own: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-        """Returns which parts of the tensors each rank holds, at every rank."""
+    def all_gather(self, own: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+        """Returns what each rank gives, at every rank."""
         every: list[Any] = [None] * self.size
         with self._talking() as group:
             distributed.all_gather_object(every, own, group=group)

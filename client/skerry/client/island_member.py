@@ -60,7 +60,7 @@ class IslandMember:
     ) -> None:
         """Meets the other ranks; the leader joins the run by `join`. `name` says which learner of which run it is.
 
-        With `checks_frozen`, frozen parameters have to be the same at all ranks; shards of them are not compared.
+        With `checks_frozen`, frozen parameters have to be the same at all ranks, and shards of them at replicas.
 
         Raises:
             StopExchangingError: RANKS_DIFFER, RANK_LEFT, or what `join` raised at the leader.
@@ -72,8 +72,9 @@ class IslandMember:
         with self._together():
             own = TorchParameters(model)
             frozen = [one for one in own.untrained() if one.digest] if checks_frozen else []
-            self._meet(Word(Call.JOIN, fingerprint=_fingerprint(name, own.tensors, own.dtypes, frozen)))
-            self._parameters = IslandParameters(island, own)
+            shards = [(shard, tuple(one.shape), one.dtype) for shard, one in own.frozen_shards.items()]
+            self._meet(Word(Call.JOIN, fingerprint=_fingerprint(name, own.tensors, own.dtypes, frozen, shards)))
+            self._parameters = IslandParameters(island, own, checks_frozen=checks_frozen)
 
             def lead() -> None:
                 self._leading = join(self._parameters)

@@ -11,7 +11,8 @@ A rank's share of a fragment is its boxes of the fragment's tensors, one after a
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -20,12 +21,14 @@ from numpy.typing import NDArray
 
 from skerry.algorithm.rebase import FlatArray
 from skerry.client.island import Call, Island, Word
+from skerry.client.island_frozen import frozen_digests
 from skerry.client.parameters import UNLIMITED, EncodeFrames, Work
 from skerry.client.spread import Shelf
 from skerry.client.torch_parameters import TorchParameters
-from skerry.client.torch_shards import Region
+from skerry.client.torch_shards import Region, first_holders
 from skerry.wire import FragmentLayout, TensorSpec
 from skerry.wire.frames import encode_frames
+from skerry.wire.untrained import UntrainedTensor
 
 # Columns of the table that a fingerprint sums up: a prime, so that no layout of a tensor has the same period.
 _FINGERPRINT_COLUMNS: Final = 4093
@@ -40,20 +43,20 @@ class IslandParameters:
 
     Raises:
         ValueError: the ranks together do not hold every tensor exactly once, replicas aside.
+        StopExchangingError: RANKS_DIFFER: with `checks_frozen`, replicas have other frozen values.
     """
 
-    def __init__(self, island: Island, own: TorchParameters) -> None:
+    def __init__(self, island: Island, own: TorchParameters, *, checks_frozen: bool) -> None:
         self._island = island
         self._own = own
         self.tensors = own.tensors
         self.dtypes = own.dtypes
         self.replaced = own.replaced
         self.synchronize = own.synchronize
-        self.untrained = own.untrained
         self._specs = {tensor.name: tensor for tensor in own.tensors}
-        self._regions: list[Mapping[str, Region]] = island.regions(own.regions)
+        self._regions: list[Mapping[str, Region]] = island.all_gather(own.regions)
         # Of each tensor, for each rank, the first rank that holds the same part.
-        self._holders = {name: _first_holders([regions[name] for regions in self._regions]) for name in self._specs}
+        self._holders = {name: first_holders([regions[name] for regions in self._regions]) for name in self._specs}
         # The different ways in which tensors have replicas: without tensor parallelism, at most one.
         self._replications = sorted(set(self._holders.values()) - {tuple(range(island.size))})
         self._is_whole = all(
@@ -62,6 +65,7 @@ class IslandParameters:
         self._sums: list[list[torch.Tensor]] = [[] for _ in self._replications]
         self._failure: BaseException | None = None
         self._check_cover()
+        self._frozen_digests = frozen_digests(island, own.frozen_shards, must_agree=checks_frozen)
         self._shelf = None if self._is_whole else Shelf(island)
         self.moving_limit = UNLIMITED if self._is_whole else _MOVING_LIMIT
 
@@ -75,6 +79,11 @@ class IslandParameters:
                 )
 
     # What the exchange asks for, at the leader.
+
+    def untrained(self) -> tuple[UntrainedTensor, ...]:
+        """Returns frozen parameters and persistent buffers; the first call reads what is whole here of the former."""
+        digests = self._frozen_digests
+        return tuple(replace(one, digest=digests.get(one.name, one.digest)) for one in self._own.untrained())
 
     @property
     def encode(self) -> EncodeFrames:
@@ -274,11 +283,6 @@ class IslandParameters:
                 if _digest_at(place, words[rank]) != _digest_at(place, words[first])
             }
         )
-
-
-def _first_holders(parts: Sequence[Region]) -> tuple[int, ...]:
-    """Returns for each rank the first one that holds the same part of a tensor; itself if it holds none."""
-    return tuple(parts.index(part) if part.numel else rank for rank, part in enumerate(parts))
 
 
 def _digest_at(place: int, word: Word) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -30,6 +31,20 @@ def is_sharded(tensor: object) -> bool:
     return hasattr(tensor, "to_local")  # DTensor's module is not imported unless it is used
 
 
+def is_cut(tensor: torch.Tensor) -> bool:
+    """Whether other processes hold parts of a tensor that this one does not, or is a sum of what they hold."""
+    if not is_sharded(tensor):
+        return False
+    sizes, placements = tensor.device_mesh.shape, tensor.placements  # type: ignore[attr-defined]
+    return any(size > 1 and not one.is_replicate() for size, one in zip(sizes, placements, strict=True))
+
+
+def local_part(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns what this process holds of a tensor, which shares its memory."""
+    with torch.no_grad():
+        return tensor.to_local() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
+
+
 def region_of(name: str, tensor: torch.Tensor) -> Region:
     """Returns which part of a tensor this process holds.
 
@@ -55,9 +70,14 @@ def region_of(name: str, tensor: torch.Tensor) -> Region:
         start = min(size * mesh.get_local_rank(axis), shape[dim])
         first[dim] += start
         shape[dim] = min(size, shape[dim] - start)
-    if not is_known or tuple(shape) != tuple(tensor.to_local().shape):  # type: ignore[attr-defined]
+    if not is_known or tuple(shape) != tuple(local_part(tensor).shape):
         raise ValueError(
             "a parameter is cut in a way that fully_shard and tensor parallelism do not use, so it can't be exchanged. "
             f"parameter={name}, placements={placements}"
         )
     return Region(tuple(first), tuple(shape))
+
+
+def first_holders(parts: Sequence[Region]) -> tuple[int, ...]:
+    """Returns for each rank the first one that holds the same part of a tensor; itself if it holds none."""
+    return tuple(parts.index(part) if part.numel else rank for rank, part in enumerate(parts))

@@ -23,7 +23,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from skerry.client import Learner, torch_untrained
-from tests.client.ddp_programs import learner_of
+from tests.client.ddp_programs import EXACT, learner_of
 from tests.client.ranks import Rank, loss_of, network
 
 TURN_COUNT = 2
@@ -185,6 +185,24 @@ def train_until_version(rank: Rank, layout: Layout, version: int, dying: int | N
             if changed := learner.step(tokens=10):
                 adopted.append((changed, weights_digest(weights_of(model))))
     return {"began": began, "adopted": adopted, "ended": weights_of(model), "failure": learner.failure}
+
+
+def merged_in_the_end(rank: Rank, layout: Layout) -> tuple[Weights, Weights]:
+    """Trains until all work is merged; returns what `merged_weights` gives, and the run's weights after leaving."""
+    model: Any = network()
+    trained: Any = sharded(model, layout) if layout.shape else nn.parallel.DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with learner_of(trained, rank, policy=EXACT, adoption="replace") as learner:
+        for step in range(3):
+            _train(trained, optimizer, step, rank, layout)
+            learner.step(tokens=24)
+        _exchange_all(learner, rank)
+        merged = learner.merged_weights() if rank.number == 0 else {}
+        learner.step(tokens=24)
+        if rank.number > 0:
+            merged = learner.merged_weights()
+        assert learner.leave(60.0, load_merged=True)
+    return merged, weights_of(model)
 
 
 def weights_digest(weights: Weights) -> str:

@@ -75,6 +75,17 @@ def test_an_island_that_lost_a_rank_goes_on_with_another_number_of_shards(target
     assert ranks[0]["failure"] is None
 
 
+@pytest.mark.parametrize("layout", [Layout((2,)), ALONE], ids=["fully_shard", "DistributedDataParallel"])
+def test_the_first_rank_hands_out_the_runs_weights(target: str, tmp_path: Path, layout: Layout) -> None:
+    first, second = values(run(tmp_path, fsdp_programs.merged_in_the_end, 2, target, layout))
+    assert second[0] == {}
+    assert first[0].keys() == first[1].keys()
+    assert not np.array_equal(first[0]["1.weight"], dict(network().named_parameters())["1.weight"].detach())
+    for name, merged in first[0].items():
+        np.testing.assert_array_equal(merged, first[1][name])
+        np.testing.assert_array_equal(merged, second[1][name])
+
+
 @pytest.mark.parametrize("layout", [Layout((2,)), TENSOR_PARALLEL], ids=str)
 def test_frozen_shards_are_compared_as_the_whole_that_they_are_of(target: str, tmp_path: Path, layout: Layout) -> None:
     program, count = fsdp_programs.join_with_frozen, layout.rank_count

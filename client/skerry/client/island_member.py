@@ -14,6 +14,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from skerry.client.array_learner import ArrayLearner
 from skerry.client.errors import SkerryError, StopExchangingError, error_of
 from skerry.client.island import Call, Island, Word
@@ -124,6 +127,10 @@ class IslandMember:
             is_done: bool = self._run(lambda: self._leader.leave(timeout_s, load_merged=load_merged))
         self.close()
         return is_done
+
+    def merged_weights(self) -> dict[str, NDArray[np.float32]]:
+        """Returns copies of the run's own weights at the leader, and nothing at other ranks."""
+        return {} if self._leading is None else self._leading.merged_weights()
 
     def close(self, error: object = None) -> None:
         """Leaves the run; the other ranks learn of `error`. Idempotent."""

@@ -14,6 +14,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from skerry.client.array_learner import ArrayLearner
 from skerry.client.errors import SkerryError, StopExchangingError, error_of
 from skerry.client.island import Call, Island, Word
@@ -60,7 +63,7 @@ class IslandMember:
     ) -> None:
         """Meets the other ranks; the leader joins the run by `join`. `name` says which learner of which run it is.
 
-        With `checks_frozen`, frozen parameters have to be the same at all ranks; shards of them are not compared.
+        With `checks_frozen`, frozen parameters have to be the same at all ranks, and shards of them at replicas.
 
         Raises:
             StopExchangingError: RANKS_DIFFER, RANK_LEFT, or what `join` raised at the leader.
@@ -72,8 +75,9 @@ class IslandMember:
         with self._together():
             own = TorchParameters(model)
             frozen = [one for one in own.untrained() if one.digest] if checks_frozen else []
-            self._meet(Word(Call.JOIN, fingerprint=_fingerprint(name, own.tensors, own.dtypes, frozen)))
-            self._parameters = IslandParameters(island, own)
+            shards = [(shard, tuple(one.shape), one.dtype) for shard, one in own.frozen_shards.items()]
+            self._meet(Word(Call.JOIN, fingerprint=_fingerprint(name, own.tensors, own.dtypes, frozen, shards)))
+            self._parameters = IslandParameters(island, own, checks_frozen=checks_frozen)
 
             def lead() -> None:
                 self._leading = join(self._parameters)
@@ -123,6 +127,10 @@ class IslandMember:
             is_done: bool = self._run(lambda: self._leader.leave(timeout_s, load_merged=load_merged))
         self.close()
         return is_done
+
+    def merged_weights(self) -> dict[str, NDArray[np.float32]]:
+        """Returns copies of the run's own weights at the leader, and nothing at other ranks."""
+        return {} if self._leading is None else self._leading.merged_weights()
 
     def close(self, error: object = None) -> None:
         """Leaves the run; the other ranks learn of `error`. Idempotent."""
@@ -175,7 +183,8 @@ class IslandMember:
                 "RANKS_DIFFER",
                 "the ranks' weights differ: after the last adoption they had to be equal. Train all ranks with the "
                 "same optimizer and settings, and with gradients that are averaged over the ranks "
-                f"(DistributedDataParallel). differing from rank 0 or their first replica={differing}",
+                "(DistributedDataParallel, fully_shard); ranks of tensor parallelism read the same batches. differing "
+                f"from the first rank that holds the same weights={differing}",
             )
         return words
 

@@ -164,14 +164,14 @@ class Learner(ArrayLearner):
             )
 
     def merged_weights(self) -> dict[str, NDArray[np.float32]]:
-        """As `ArrayLearner.merged_weights`, for a learner of one process.
+        """As `ArrayLearner.merged_weights`. With several ranks, the first one returns them, and the others nothing.
+
+        The others need not call it. Weights that no rank has whole are gathered, which needs the other ranks.
 
         Raises:
-            ValueError: it has several.
+            StopExchangingError: RANK_LEFT: they are no longer there, or the learner has left.
         """
-        if self._member is not None:
-            raise ValueError("a learner of several ranks does not hand out the run's weights: use `skerry export`")
-        return super().merged_weights()
+        return super().merged_weights() if self._member is None else self._member.merged_weights()
 
     def close(self) -> None:
         """As `ArrayLearner.close`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -209,6 +210,24 @@ def test_leaving_after_an_exception_loses_no_step(target: str, tmp_path: Path) -
     skerry.leave()
     skerry.leave()
     assert learner.stats.unsent_step_count == 0
+
+
+def test_a_signal_ends_training_with_the_step_under_way_and_loses_nothing(target: str, tmp_path: Path) -> None:
+    kept: list[Any] = []
+
+    class _Signalled(TrainerCallback):  # type: ignore[misc]  # untyped
+        def on_step_begin(self, _: Any, state: Any, *__: Any, **___: Any) -> None:
+            if state.global_step == 3:
+                kept.append(skerry.learner)
+                signal.raise_signal(signal.SIGTERM)
+
+    before = signal.getsignal(signal.SIGTERM)
+    skerry = SkerryCallback(target=target, run="hf", learner_id="us", create=True, leave_on_signal=True)
+    with pytest.raises(SystemExit) as ended:
+        _train(target, tmp_path, skerry, _Signalled(), max_steps=10**6)
+    assert ended.value.code == 128 + signal.SIGTERM
+    assert (kept[0].stats.step_count, kept[0].stats.unsent_step_count) == (4, 0)
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 _FAILS = """

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import signal
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Final
 
-from skerry.client import Learner, SkerryError
+from skerry.client import Learner, SkerryError, leave_on_signal
 from skerry.integrations.metrics import learner_metrics
 from skerry.runtime.logs import get_logger
 
@@ -24,15 +25,17 @@ class CallbackLearner:
 
     Args:
         options: the arguments of `Learner` except the model.
+        leave_on_signal: whether SIGTERM makes the learner leave, as `skerry.client.leave_on_signal` does.
 
     Raises:
         TypeError: an option is not known, or `target` or `run` is missing.
     """
 
-    def __init__(self, options: Mapping[str, Any]) -> None:
+    def __init__(self, options: Mapping[str, Any], *, leave_on_signal: bool) -> None:
         inspect.signature(Learner).bind(None, **options)  # now, rather than after the model was loaded
         self.learner: Learner | None = None
         self._options = options
+        self._leaves_on_signal = leave_on_signal
         self._has_several_ranks = False
         self._handled: BaseException | None = None
         self._restoring = ExitStack()  # what is changed in the process while the learner is there
@@ -59,6 +62,10 @@ class CallbackLearner:
         planned = {} if step_count is None else {"planned_step_count": step_count}
         self.learner = attach(**{**planned, **self._options})
         self._leave_if_the_process_fails()
+        if self._leaves_on_signal:
+            previous = signal.getsignal(signal.SIGTERM)
+            self._restoring.callback(signal.signal, signal.SIGTERM, signal.SIG_DFL if previous is None else previous)
+            leave_on_signal(self.learner)
 
     def leave(self, *, load_merged: bool, error: BaseException | None = None) -> None:
         """Sends the last work for a bounded time and leaves the run. Idempotent; failures are logged, not raised.

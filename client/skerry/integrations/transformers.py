@@ -36,14 +36,16 @@ class SkerryCallback(TrainerCallback):  # type: ignore[misc]  # untyped
     Args:
         tokens_per_step: what this island trains on in one step; by default the trainer counts the elements of the
             model's main input.
+        leave_on_signal: on SIGTERM, end training after the step under way, with all of its work sent: `train` raises
+            SystemExit, as `skerry.client.leave_on_signal` says. For other notices call `learner.leave_soon`.
         **options: as `Learner` says, `target` and `run` among them.
 
     Raises:
         TypeError: an option is not known, or `target` or `run` is missing.
     """
 
-    def __init__(self, *, tokens_per_step: int | None = None, **options: Any) -> None:
-        self._part = CallbackLearner(options)
+    def __init__(self, *, tokens_per_step: int | None = None, leave_on_signal: bool = False, **options: Any) -> None:
+        self._part = CallbackLearner(options, leave_on_signal=leave_on_signal)
         self._tokens_per_step = tokens_per_step
         self._token_count = 0  # of the trainer, at the last step
         self._loss: float | None = None
@@ -80,13 +82,17 @@ class SkerryCallback(TrainerCallback):  # type: ignore[misc]  # untyped
 
         Raises:
             ValueError: the trainer does not know how many tokens it trains on.
-            StopExchangingError: as `Learner.step`.
+            SystemExit, StopExchangingError: as `Learner.step`.
         """
         if self.learner is None:
             return
         token_count = self._tokens_since(state.num_input_tokens_seen)
-        # The trainer's count is of all ranks, and the learner adds up what they give.
-        self.learner.step(token_count if state.is_world_process_zero else 0, self._loss)
+        try:
+            # The trainer's count is of all ranks, and the learner adds up what they give.
+            self.learner.step(token_count if state.is_world_process_zero else 0, self._loss)
+        except SystemExit:
+            self._part.leave(load_merged=False)
+            raise
         if control.should_training_stop:
             self._part.leave(load_merged=True)
 

@@ -47,6 +47,7 @@ class IslandParameters:
         self.tensors = own.tensors
         self.dtypes = own.dtypes
         self.replaced = own.replaced
+        self.sample = own.sample
         self.synchronize = own.synchronize
         self.untrained = own.untrained
         self._specs = {tensor.name: tensor for tensor in own.tensors}

@@ -69,6 +69,7 @@ class Island:
         self._data = group
         store = distributed.distributed_c10d._get_default_store()  # noqa: SLF001 - torch has no public name for it
         self._was_told = False  # that another rank failed
+        self._meeting_count = 0
         self._store = distributed.PrefixStore(  # type: ignore[attr-defined]
             f"skerry/{'-'.join(map(str, ranks))}/{next(_NUMBERS)}", store
         )
@@ -117,8 +118,19 @@ class Island:
                 distributed.destroy_process_group(self._groups.pop())
         del self._control  # the last reference closes its connections
 
+    def agree(self, what: str, timeout_s: float) -> bool:
+        """Returns whether every rank says the same within the timeout, after as many meetings; asked once."""
+        said = f"{what} {self._meeting_count}"
+        keys = [f"agree/{rank}" for rank in range(self.size)]
+        with suppress(RuntimeError):
+            self._store.set(keys[self.rank], said)
+            self._store.wait(keys, timedelta(seconds=timeout_s))
+            return all(self._store.get(key).decode() == said for key in keys)
+        return False
+
     def gather(self, word: Word) -> list[Word]:
         """Returns the words of all ranks to the leader, and nothing to the others."""
+        self._meeting_count += 1
         mine = _bytes(_WORD.pack(*word[:-1]) + word.fingerprint)
         words = [torch.empty_like(mine) for _ in range(self.size)] if self.is_leader else None
         with self._talking() as group:

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,9 @@ from skerry.client.island_parameters import IslandParameters
 from skerry.client.parameters import Parameters
 from skerry.client.session import Stats
 from skerry.client.torch_parameters import TorchParameters
+
+# How long a rank that ends waits for the others to end too; Ctrl-C reaches all within milliseconds.
+_AGREE_S: Final = 5.0
 
 
 @dataclass(frozen=True)
@@ -136,9 +139,15 @@ class IslandMember:
         """Leaves the run; the other ranks learn of `error`. Idempotent."""
         if error is not None:
             self._island.leave(error)
-        if self._leading is not None:
+        if self._leading is not None and error is None:
             self._leading.close()
+        elif self._leading is not None:
+            self._leading.close_unflushed()
         self._island.leave()
+
+    def have_all_left(self, kind: str) -> bool:
+        """Returns whether all ranks leave now, by exceptions of this kind and after the same calls; waits 5 s."""
+        return not self._island.has_left and self._island.agree(kind, _AGREE_S)
 
     @property
     def _leader(self) -> ArrayLearner:

@@ -53,6 +53,7 @@ class IslandParameters:
         self.tensors = own.tensors
         self.dtypes = own.dtypes
         self.replaced = own.replaced
+        self.sample = own.sample
         self.synchronize = own.synchronize
         self._specs = {tensor.name: tensor for tensor in own.tensors}
         self._regions: list[Mapping[str, Region]] = island.all_gather(own.regions)

@@ -101,13 +101,15 @@ class Learner(ArrayLearner):
         )
 
     def __exit__(self, kind: type[BaseException] | None, *details: object) -> None:
-        """Sends the last work within 10 s and leaves the run.
+        """Sends the last work within 10 s and leaves the run, also when the process was told to end.
 
-        With several ranks, nothing is sent after an error, nor after an exit on which they have not agreed, as they do
-        after `leave_soon`.
+        With several ranks, an exit counts that all of them take at the same step, within 5 s: as by Ctrl-C, `sys.exit`
+        or `leave_soon`. After any other one nothing is sent, and the first rank warns of the steps that are lost.
         """
         if self._member is None or kind is None or self._has_agreed:
             super().__exit__(kind, *details)
+        elif issubclass(kind, SystemExit | KeyboardInterrupt) and self._member.have_all_left(kind.__name__):
+            self.leave()
         else:
             self._member.close(*details[:1])
             self.close()

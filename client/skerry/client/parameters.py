@@ -8,6 +8,7 @@ from typing import Any, Final, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from skerry.algorithm.movement import PIECE_NUMEL, places
 from skerry.algorithm.rebase import FlatArray
 from skerry.runtime.vectors import vector
 from skerry.wire import FragmentLayout, TensorSpec
@@ -50,6 +51,9 @@ class Parameters(Protocol):
 
     def replaced(self) -> str | None:
         """Returns what, other than training, has replaced tensors or values, and what to do; cheap, for every step."""
+
+    def sample(self) -> FlatArray:
+        """Returns the pieces of `skerry.algorithm.movement`, `(pieces, PIECE_NUMEL)`; cheap, for every step."""
 
     def is_float32(self, layout: FragmentLayout) -> bool:
         """Whether the fragment's tensors hold float32 exactly."""
@@ -109,6 +113,8 @@ class ArrayParameters:
             raise ValueError("there is no array to train")
         self.tensors = tuple(TensorSpec(name, array.shape) for name, array in self._arrays.items())
         self.dtypes = {name: str(array.dtype) for name, array in self._arrays.items()}
+        shapes = {name: array.shape for name, array in self._arrays.items()}
+        self._pieces = [self._arrays[name][index].reshape(-1) for name, index in places(shapes)]
 
     def untrained(self) -> tuple[UntrainedTensor, ...]:
         """Returns nothing: there may be more to the model, but nobody has said what."""
@@ -125,6 +131,13 @@ class ArrayParameters:
             ),
             None,
         )
+
+    def sample(self) -> FlatArray:
+        """Returns the pieces, with zeros behind those that are short."""
+        sample = np.zeros((len(self._pieces), PIECE_NUMEL), np.float32)
+        for row, piece in zip(sample, self._pieces, strict=True):
+            row[: piece.size] = piece
+        return sample
 
     def is_float32(self, layout: FragmentLayout) -> bool:
         """Whether every array of the fragment is float32."""

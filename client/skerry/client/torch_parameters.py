@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from skerry.algorithm.movement import PIECE_NUMEL, places
 from skerry.algorithm.rebase import FlatArray
 from skerry.client.parameters import UNLIMITED, EncodeFrames, Work
 from skerry.client.torch_shards import is_cut, is_sharded, local_part, region_of
@@ -139,6 +140,7 @@ class TorchParameters:
         self.tensors = tuple(TensorSpec(name, tuple(tensor.shape)) for name, tensor in trained.items())
         self.dtypes = {name: str(tensor.dtype).removeprefix("torch.") for name, tensor in self._tensors.items()}
         self.replaced = _Attached(model, trained).replaced
+        self._sampled = self._sampled_pieces()
         self._model = model
         self._untrained: tuple[UntrainedTensor, ...] | None = None
         # Of tensors by name nobody has said which are frozen: some may count batches.
@@ -170,6 +172,21 @@ class TorchParameters:
     def encode(self) -> EncodeFrames:
         """The encoder for where the parameters are."""
         return encode_frames if self._is_on_host else encode_frames_torch
+
+    def _sampled_pieces(self) -> tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor]]:
+        """Returns what a sample is gathered in, the views of it, and the pieces of the weights that they get."""
+        found = places({name: tuple(tensor.shape) for name, tensor in self._tensors.items()})
+        pieces = [self._tensors[name][index] for name, index in found]
+        sample = torch.zeros(len(pieces), PIECE_NUMEL, device=self._device)
+        views = [row[: piece.numel()].view(piece.shape) for row, piece in zip(sample, pieces, strict=True)]
+        return sample, views, pieces
+
+    def sample(self) -> FlatArray:
+        """Returns the pieces, with zeros behind those that are short; on a GPU it does not wait for the copy."""
+        sample, views, pieces = self._sampled
+        if pieces:
+            torch._foreach_copy_(views, pieces)
+        return sample.numpy().copy() if self._is_on_host else sample.clone()
 
     def is_float32(self, layout: FragmentLayout) -> bool:
         """Whether every tensor of the fragment is float32."""

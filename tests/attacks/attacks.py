@@ -9,7 +9,7 @@ import random
 import socket
 import struct
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any, Final
 
 import grpc
@@ -22,6 +22,8 @@ from skerry.v1 import types_pb2 as types
 from skerry.wire.codecs import Compressor
 from skerry.wire.digests import delta_digest
 from skerry.wire.layout import FragmentLayout, TensorSpec
+from tests.attacks.strangers import STRANGERS
+from tests.attacks.wire import PREFACE, Attack, header_block, http2, told_by
 from tests.syncer import forgery
 from tests.syncer.raw_learner import (
     FLOAT32,
@@ -33,39 +35,18 @@ from tests.syncer.raw_learner import (
     layout,
     part_messages,
     pull,
-    refusal_of,
 )
 
-Attack = Callable[[int, Counter[str]], Coroutine[Any, Any, None]]
 _FRAME_NUMEL: Final = 2**18
-
-
-async def _told(call: Awaitable[Any], told: Counter[str]) -> None:
-    """Awaits the call and counts its refusal."""
-    try:
-        await call
-    except grpc.aio.AioRpcError as error:
-        try:
-            told[refusal_of(error).reason] += 1
-        except AssertionError:
-            told[error.code().name] += 1
-
-
-def _http2(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
-    return struct.pack(">I", len(payload))[1:] + bytes([kind, flags]) + struct.pack(">I", stream) + payload
 
 
 def _reset_streams() -> Iterator[bytes]:
     """Yields calls that are reset at once, a hundred at a time."""
-    headers = {":method": "POST", ":scheme": "http", ":path": "/skerry.v1.Exchange/Attach", ":authority": "x"}
-    headers |= {"content-type": "application/grpc", "te": "trailers"}
-    block = b"".join(
-        bytes([0, len(name)]) + name.encode() + bytes([len(value)]) + value.encode() for name, value in headers.items()
-    )
+    block = header_block("/skerry.v1.Exchange/Attach")
     numbers = itertools.count(1, 2)
     while True:
         yield b"".join(
-            _http2(1, 4, number, block) + _http2(3, 0, number, struct.pack(">I", 8))
+            http2(1, 4, number, block) + http2(3, 0, number, struct.pack(">I", 8))
             for number in itertools.islice(numbers, 100)
         )
 
@@ -75,7 +56,7 @@ async def rapid_resets(port: int, told: Counter[str]) -> None:
     while True:
         with contextlib.suppress(OSError):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _http2(4, 0, 0, b""))
+            writer.write(PREFACE)
             eating = asyncio.create_task(reader.read(-1))
             for frames in itertools.islice(_reset_streams(), 10_000):
                 writer.write(frames)
@@ -167,7 +148,7 @@ async def slow_pushes(port: int, told: Counter[str]) -> None:
                     while True:
                         await call.write(exchange.PushDeltaRequest(data=b"S"))
                         await asyncio.sleep(1)
-                await _told(call, told)
+                await told_by(call, told)
 
         await asyncio.gather(*(push(random.Random(number)) for number in range(100)))
 
@@ -201,7 +182,7 @@ async def zeros(port: int, told: Counter[str]) -> None:
         while True:
             header.delta_id = hex_id(random.Random(told.total()))
             messages = forgery.messages(header, data, numel=count * _FRAME_NUMEL)
-            await _told(stubs.exchange.PushDelta(iter(messages)), told)
+            await told_by(stubs.exchange.PushDelta(iter(messages)), told)
 
 
 async def refused_hellos(port: int, told: Counter[str]) -> None:
@@ -211,7 +192,7 @@ async def refused_hellos(port: int, told: Counter[str]) -> None:
     async with connected(port) as stubs:
         while True:
             call = stubs.exchange.Attach(iter([exchange.AttachRequest(hello=hello)]))
-            await _told(call.read(), told)
+            await told_by(call.read(), told)
 
 
 async def reports(port: int, told: Counter[str]) -> None:
@@ -240,7 +221,7 @@ async def slow_sessions(port: int, told: Counter[str]) -> None:
 
         async def push(number: int) -> None:
             learner = RawLearner(stubs, run, f"slow{number}", random.Random(number))
-            await _told(learner.attach(), told)
+            await told_by(learner.attach(), told)
             while True:
                 call = stubs.exchange.PushDelta(None)
                 with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
@@ -250,7 +231,7 @@ async def slow_sessions(port: int, told: Counter[str]) -> None:
                     while True:
                         await call.write(exchange.PushDeltaRequest(data=b"S"))
                         await asyncio.sleep(1)
-                await _told(call, told)
+                await told_by(call, told)
 
         await asyncio.gather(*(push(number) for number in range(32)))
 
@@ -262,7 +243,7 @@ async def learner_ids(port: int, told: Counter[str]) -> None:
         for number in itertools.count():
             learner = RawLearner(stubs, run, f"id{number}", random.Random(number))
             refused = told.total()
-            await _told(learner.attach(), told)
+            await told_by(learner.attach(), told)
             told["attached"] += told.total() == refused
             learner.detach()
 
@@ -275,7 +256,7 @@ async def many_tensors(port: int, told: Counter[str]) -> None:
         for number in itertools.count():
             request_id = hex_id(random.Random(number))
             create = runs.CreateRunRequest(request_id=request_id, name="many", tensors=tensors, fragments=fragments)
-            await _told(stubs.runs.CreateRun(create), told)
+            await told_by(stubs.runs.CreateRun(create), told)
             told["drafts"] += 1
 
 
@@ -319,5 +300,6 @@ ATTACKS: Final[Mapping[str, Attack]] = {
             reports,
         ),
         *(learner_ids, many_tensors, watches, run_lists),
+        *STRANGERS,
     )
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import itertools
 import random
 import socket
@@ -71,25 +72,14 @@ async def _large_run(port: int) -> AsyncIterator[tuple[Stubs, exchange.PullFragm
     """Yields how to pull 16 MiB of weights, of a run made for it."""
     numel = 2**22
     async with connected(port) as stubs:
-        request_id = hex_id(random.Random(3))
-        create = runs.CreateRunRequest(
-            request_id=request_id,
-            name="big",
-            tensors=[types.Tensor(name="w", shape=[numel], dtype="float32")],
-            fragments=[types.Fragment(name="all", tensors=["w"])],
-        )
-        uid = (await stubs.runs.CreateRun(create)).run.uid
-        header = exchange.PushHeader(
-            run="big", run_uid=uid, learner_id="a", session_id=request_id, fragment="all", base_version=-1
-        )
-        header.delta_id = request_id
+        header = await _draft(stubs, "big", numel, 3)
         values = np.random.default_rng(1).standard_normal(numel).astype(np.float32)
         tensor = FragmentLayout("all", (TensorSpec("w", (numel,)),))
         messages, digest = part_messages(values, tensor, FLOAT32, 0, numel, cut=2**20)
         complete = exchange.PushComplete(digest=delta_digest([(0, numel, digest)]))
         whole = [exchange.PushDeltaRequest(header=header), *messages, exchange.PushDeltaRequest(complete=complete)]
         await stubs.exchange.PushDelta(iter(whole))
-        await stubs.runs.CommitRun(runs.CommitRunRequest(name="big", run_uid=uid))
+        await stubs.runs.CommitRun(runs.CommitRunRequest(name="big", run_uid=header.run_uid))
         yield stubs, exchange.PullFragmentRequest(run="big", fragment="all", from_version=-1, is_newest=True)
 
 
@@ -153,11 +143,10 @@ async def slow_pushes(port: int, told: Counter[str]) -> None:
         await asyncio.gather(*(push(random.Random(number)) for number in range(100)))
 
 
-async def zeros(port: int, told: Counter[str]) -> None:
-    """Pushes 31 KiB that decode to some 300 MiB, again and again."""
+def _zeros(count: int) -> bytes:
+    """Returns so many frames of compressed zeros, each of which decodes to 1 MiB."""
     payload = zstandard.ZstdCompressor(level=19).compress(bytes(4 * _FRAME_NUMEL))
-    count = 31 * 2**10 // (32 + len(payload))
-    data = b"".join(
+    return b"".join(
         forgery.frame(
             payload,
             compressor=Compressor.ZSTD,
@@ -167,22 +156,50 @@ async def zeros(port: int, told: Counter[str]) -> None:
         )
         for number in range(count)
     )
+
+
+async def _draft(stubs: Stubs, name: str, numel: int, seed: int) -> exchange.PushHeader:
+    """Returns a header for the initial weights of a draft of one tensor."""
+    request_id = hex_id(random.Random(seed))
+    create = runs.CreateRunRequest(
+        request_id=request_id,
+        name=name,
+        tensors=[types.Tensor(name="w", shape=[numel], dtype="float32")],
+        fragments=[types.Fragment(name="all", tensors=["w"])],
+    )
+    uid = (await stubs.runs.CreateRun(create)).run.uid
+    return exchange.PushHeader(
+        run=name,
+        run_uid=uid,
+        learner_id="a",
+        session_id=request_id,
+        delta_id=request_id,
+        fragment="all",
+        base_version=-1,
+    )
+
+
+async def zeros(port: int, told: Counter[str]) -> None:
+    """Pushes 31 KiB that decode to some 300 MiB, again and again."""
+    count = 31 * 2**10 // len(_zeros(1))
+    data = _zeros(count)
     async with connected(port) as stubs:
-        request_id = hex_id(random.Random(3))
-        create = runs.CreateRunRequest(
-            request_id=request_id,
-            name="zeros",
-            tensors=[types.Tensor(name="w", shape=[count * _FRAME_NUMEL], dtype="float32")],
-            fragments=[types.Fragment(name="all", tensors=["w"])],
-        )
-        uid = (await stubs.runs.CreateRun(create)).run.uid
-        header = exchange.PushHeader(
-            run="zeros", run_uid=uid, learner_id="a", session_id=request_id, fragment="all", base_version=-1
-        )
+        header = await _draft(stubs, "zeros", count * _FRAME_NUMEL, 3)
         while True:
             header.delta_id = hex_id(random.Random(told.total()))
             messages = forgery.messages(header, data, numel=count * _FRAME_NUMEL)
             await told_by(stubs.exchange.PushDelta(iter(messages)), told)
+
+
+async def zero_drafts(port: int, told: Counter[str]) -> None:
+    """Pushes 3 KiB that are 32 MiB of weights to one draft after another, and commits none."""
+    data, digest = _zeros(32), hashlib.sha256(bytes(32 * 4 * _FRAME_NUMEL)).digest()
+    async with connected(port) as stubs:
+        for number in itertools.count():
+            header = await _draft(stubs, f"draft{number}", 32 * _FRAME_NUMEL, number)
+            messages = forgery.messages(header, data, numel=32 * _FRAME_NUMEL, digest=digest)
+            await told_by(stubs.exchange.PushDelta(iter(messages)), told)
+            told["drafts"] += 1
 
 
 async def refused_hellos(port: int, told: Counter[str]) -> None:
@@ -299,7 +316,7 @@ ATTACKS: Final[Mapping[str, Attack]] = {
             refused_hellos,
             reports,
         ),
-        *(learner_ids, many_tensors, watches, run_lists),
+        *(zero_drafts, learner_ids, many_tensors, watches, run_lists),
         *STRANGERS,
     )
 }

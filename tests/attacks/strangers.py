@@ -16,7 +16,7 @@ async def gzip_bombs(port: int, told: Counter[str]) -> None:
     zeros = bytes(100 * 2**20)
     options = [("grpc.max_send_message_length", -1)]
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options) as channel:
-        call: Any = channel.unary_unary("/skerry.v1.Runs/GetRun")
+        call: Any = channel.unary_unary("/skerry.v1.Runs/GetRun", None, None)
         while True:
             four = (told_by(call(zeros, compression=grpc.Compression.Gzip), told) for _ in range(4))
             await asyncio.gather(*four)

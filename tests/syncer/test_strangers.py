@@ -20,6 +20,6 @@ async def test_messages_that_grpc_compressed_are_refused_and_not_inflated(store_
     async with serve_process(store_url, tmp_path) as serve, connected(serve.port) as stubs:
         before = peak_mib(serve)
         for method in ("/skerry.v1.Runs/GetRun", "/grpc.health.v1.Health/Check"):
-            call = stubs.channel.unary_unary(method)(bytes(2**28), compression=grpc.Compression.Gzip)
+            call = stubs.channel.unary_unary(method, None, None)(bytes(2**28), compression=grpc.Compression.Gzip)
             assert await call.code() == grpc.StatusCode.UNIMPLEMENTED
         assert peak_mib(serve) - before < 32

@@ -79,7 +79,7 @@ audit: $(SUPPLY)/.ready ## look the locked packages up in the advisories; status
 protos: $(READY) ## write the stubs beside the .proto files
 	@$(BIN)/python protos/generate.py
 
-docs: $(SITE)/.ready ## build the documents as a site and check its links; it goes to build/site/html
+docs: $(SITE)/.ready $(READY) ## build the documents as a site and check its links; it goes to build/site/html
 	@echo "docs: building build/site/html"
 	@$(SITE)/bin/python docs/site/build.py
 

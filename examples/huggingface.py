@@ -29,8 +29,5 @@ skerry = SkerryCallback(target=TARGET, run="huggingface", learner_id=learner_id,
 trainer = Trainer(
     model, arguments, train_dataset=[{"input_ids": row, "labels": row} for row in tokens], callbacks=[skerry]
 )
-try:
-    trainer.train()
-finally:
-    skerry.leave()  # after an exception: sends what was learned until then
+trainer.train()
 trainer.save_model()  # the run's weights, merged

@@ -43,14 +43,15 @@ async def _measure(folder: Path, numel: int, samples: int) -> list[Row]:
     for sample in range(samples + 1):
         copy_s = _copy_s(layout.numel * LEARNERS)
         state = await Replayer(log, FRAGMENT, workers).rebuild(0, scratch)
-        start_s = time.perf_counter()
-        result = await merge_round(log, FRAGMENT, closing, state, workers=workers, scratch=scratch)
-        merged_s = time.perf_counter()
-        await result.adopt(state, workers=workers)
-        if sample:
-            found["copy"].append(copy_s)
-            found["merge"].append(merged_s - start_s)
-            found["adopt"].append(time.perf_counter() - merged_s)
+        with scratch.lent(layout.numel) as acc:
+            start_s = time.perf_counter()
+            result = await merge_round(log, FRAGMENT, closing, state, acc, workers=workers)
+            merged_s = time.perf_counter()
+            await result.adopt(state, workers=workers)
+            if sample:
+                found["copy"].append(copy_s)
+                found["merge"].append(merged_s - start_s)
+                found["adopt"].append(time.perf_counter() - merged_s)
     await log.append([result.commit])
     for _ in range(samples):
         start_s = time.perf_counter()

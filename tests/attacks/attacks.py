@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import itertools
 import random
 import socket
 import struct
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any, Final
 
 import grpc
@@ -22,6 +23,8 @@ from skerry.v1 import types_pb2 as types
 from skerry.wire.codecs import Compressor
 from skerry.wire.digests import delta_digest
 from skerry.wire.layout import FragmentLayout, TensorSpec
+from tests.attacks.strangers import STRANGERS
+from tests.attacks.wire import PREFACE, Attack, header_block, http2, told_by
 from tests.syncer import forgery
 from tests.syncer.raw_learner import (
     FLOAT32,
@@ -33,39 +36,18 @@ from tests.syncer.raw_learner import (
     layout,
     part_messages,
     pull,
-    refusal_of,
 )
 
-Attack = Callable[[int, Counter[str]], Coroutine[Any, Any, None]]
 _FRAME_NUMEL: Final = 2**18
-
-
-async def _told(call: Awaitable[Any], told: Counter[str]) -> None:
-    """Awaits the call and counts its refusal."""
-    try:
-        await call
-    except grpc.aio.AioRpcError as error:
-        try:
-            told[refusal_of(error).reason] += 1
-        except AssertionError:
-            told[error.code().name] += 1
-
-
-def _http2(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
-    return struct.pack(">I", len(payload))[1:] + bytes([kind, flags]) + struct.pack(">I", stream) + payload
 
 
 def _reset_streams() -> Iterator[bytes]:
     """Yields calls that are reset at once, a hundred at a time."""
-    headers = {":method": "POST", ":scheme": "http", ":path": "/skerry.v1.Exchange/Attach", ":authority": "x"}
-    headers |= {"content-type": "application/grpc", "te": "trailers"}
-    block = b"".join(
-        bytes([0, len(name)]) + name.encode() + bytes([len(value)]) + value.encode() for name, value in headers.items()
-    )
+    block = header_block("/skerry.v1.Exchange/Attach")
     numbers = itertools.count(1, 2)
     while True:
         yield b"".join(
-            _http2(1, 4, number, block) + _http2(3, 0, number, struct.pack(">I", 8))
+            http2(1, 4, number, block) + http2(3, 0, number, struct.pack(">I", 8))
             for number in itertools.islice(numbers, 100)
         )
 
@@ -75,7 +57,7 @@ async def rapid_resets(port: int, told: Counter[str]) -> None:
     while True:
         with contextlib.suppress(OSError):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _http2(4, 0, 0, b""))
+            writer.write(PREFACE)
             eating = asyncio.create_task(reader.read(-1))
             for frames in itertools.islice(_reset_streams(), 10_000):
                 writer.write(frames)
@@ -90,25 +72,14 @@ async def _large_run(port: int) -> AsyncIterator[tuple[Stubs, exchange.PullFragm
     """Yields how to pull 16 MiB of weights, of a run made for it."""
     numel = 2**22
     async with connected(port) as stubs:
-        request_id = hex_id(random.Random(3))
-        create = runs.CreateRunRequest(
-            request_id=request_id,
-            name="big",
-            tensors=[types.Tensor(name="w", shape=[numel], dtype="float32")],
-            fragments=[types.Fragment(name="all", tensors=["w"])],
-        )
-        uid = (await stubs.runs.CreateRun(create)).run.uid
-        header = exchange.PushHeader(
-            run="big", run_uid=uid, learner_id="a", session_id=request_id, fragment="all", base_version=-1
-        )
-        header.delta_id = request_id
+        header = await _draft(stubs, "big", numel, 3)
         values = np.random.default_rng(1).standard_normal(numel).astype(np.float32)
         tensor = FragmentLayout("all", (TensorSpec("w", (numel,)),))
         messages, digest = part_messages(values, tensor, FLOAT32, 0, numel, cut=2**20)
         complete = exchange.PushComplete(digest=delta_digest([(0, numel, digest)]))
         whole = [exchange.PushDeltaRequest(header=header), *messages, exchange.PushDeltaRequest(complete=complete)]
         await stubs.exchange.PushDelta(iter(whole))
-        await stubs.runs.CommitRun(runs.CommitRunRequest(name="big", run_uid=uid))
+        await stubs.runs.CommitRun(runs.CommitRunRequest(name="big", run_uid=header.run_uid))
         yield stubs, exchange.PullFragmentRequest(run="big", fragment="all", from_version=-1, is_newest=True)
 
 
@@ -167,16 +138,15 @@ async def slow_pushes(port: int, told: Counter[str]) -> None:
                     while True:
                         await call.write(exchange.PushDeltaRequest(data=b"S"))
                         await asyncio.sleep(1)
-                await _told(call, told)
+                await told_by(call, told)
 
         await asyncio.gather(*(push(random.Random(number)) for number in range(100)))
 
 
-async def zeros(port: int, told: Counter[str]) -> None:
-    """Pushes 31 KiB that decode to some 300 MiB, again and again."""
+def _zeros(count: int) -> bytes:
+    """Returns so many frames of compressed zeros, each of which decodes to 1 MiB."""
     payload = zstandard.ZstdCompressor(level=19).compress(bytes(4 * _FRAME_NUMEL))
-    count = 31 * 2**10 // (32 + len(payload))
-    data = b"".join(
+    return b"".join(
         forgery.frame(
             payload,
             compressor=Compressor.ZSTD,
@@ -186,22 +156,50 @@ async def zeros(port: int, told: Counter[str]) -> None:
         )
         for number in range(count)
     )
+
+
+async def _draft(stubs: Stubs, name: str, numel: int, seed: int) -> exchange.PushHeader:
+    """Returns a header for the initial weights of a draft of one tensor."""
+    request_id = hex_id(random.Random(seed))
+    create = runs.CreateRunRequest(
+        request_id=request_id,
+        name=name,
+        tensors=[types.Tensor(name="w", shape=[numel], dtype="float32")],
+        fragments=[types.Fragment(name="all", tensors=["w"])],
+    )
+    uid = (await stubs.runs.CreateRun(create)).run.uid
+    return exchange.PushHeader(
+        run=name,
+        run_uid=uid,
+        learner_id="a",
+        session_id=request_id,
+        delta_id=request_id,
+        fragment="all",
+        base_version=-1,
+    )
+
+
+async def zeros(port: int, told: Counter[str]) -> None:
+    """Pushes 31 KiB that decode to some 300 MiB, again and again."""
+    count = 31 * 2**10 // len(_zeros(1))
+    data = _zeros(count)
     async with connected(port) as stubs:
-        request_id = hex_id(random.Random(3))
-        create = runs.CreateRunRequest(
-            request_id=request_id,
-            name="zeros",
-            tensors=[types.Tensor(name="w", shape=[count * _FRAME_NUMEL], dtype="float32")],
-            fragments=[types.Fragment(name="all", tensors=["w"])],
-        )
-        uid = (await stubs.runs.CreateRun(create)).run.uid
-        header = exchange.PushHeader(
-            run="zeros", run_uid=uid, learner_id="a", session_id=request_id, fragment="all", base_version=-1
-        )
+        header = await _draft(stubs, "zeros", count * _FRAME_NUMEL, 3)
         while True:
             header.delta_id = hex_id(random.Random(told.total()))
             messages = forgery.messages(header, data, numel=count * _FRAME_NUMEL)
-            await _told(stubs.exchange.PushDelta(iter(messages)), told)
+            await told_by(stubs.exchange.PushDelta(iter(messages)), told)
+
+
+async def zero_drafts(port: int, told: Counter[str]) -> None:
+    """Pushes 3 KiB that are 32 MiB of weights to one draft after another, and commits none."""
+    data, digest = _zeros(32), hashlib.sha256(bytes(32 * 4 * _FRAME_NUMEL)).digest()
+    async with connected(port) as stubs:
+        for number in itertools.count():
+            header = await _draft(stubs, f"draft{number}", 32 * _FRAME_NUMEL, number)
+            messages = forgery.messages(header, data, numel=32 * _FRAME_NUMEL, digest=digest)
+            await told_by(stubs.exchange.PushDelta(iter(messages)), told)
+            told["drafts"] += 1
 
 
 async def refused_hellos(port: int, told: Counter[str]) -> None:
@@ -211,7 +209,7 @@ async def refused_hellos(port: int, told: Counter[str]) -> None:
     async with connected(port) as stubs:
         while True:
             call = stubs.exchange.Attach(iter([exchange.AttachRequest(hello=hello)]))
-            await _told(call.read(), told)
+            await told_by(call.read(), told)
 
 
 async def reports(port: int, told: Counter[str]) -> None:
@@ -240,7 +238,7 @@ async def slow_sessions(port: int, told: Counter[str]) -> None:
 
         async def push(number: int) -> None:
             learner = RawLearner(stubs, run, f"slow{number}", random.Random(number))
-            await _told(learner.attach(), told)
+            await told_by(learner.attach(), told)
             while True:
                 call = stubs.exchange.PushDelta(None)
                 with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
@@ -250,7 +248,7 @@ async def slow_sessions(port: int, told: Counter[str]) -> None:
                     while True:
                         await call.write(exchange.PushDeltaRequest(data=b"S"))
                         await asyncio.sleep(1)
-                await _told(call, told)
+                await told_by(call, told)
 
         await asyncio.gather(*(push(number) for number in range(32)))
 
@@ -262,7 +260,7 @@ async def learner_ids(port: int, told: Counter[str]) -> None:
         for number in itertools.count():
             learner = RawLearner(stubs, run, f"id{number}", random.Random(number))
             refused = told.total()
-            await _told(learner.attach(), told)
+            await told_by(learner.attach(), told)
             told["attached"] += told.total() == refused
             learner.detach()
 
@@ -275,7 +273,7 @@ async def many_tensors(port: int, told: Counter[str]) -> None:
         for number in itertools.count():
             request_id = hex_id(random.Random(number))
             create = runs.CreateRunRequest(request_id=request_id, name="many", tensors=tensors, fragments=fragments)
-            await _told(stubs.runs.CreateRun(create), told)
+            await told_by(stubs.runs.CreateRun(create), told)
             told["drafts"] += 1
 
 
@@ -318,6 +316,7 @@ ATTACKS: Final[Mapping[str, Attack]] = {
             refused_hellos,
             reports,
         ),
-        *(learner_ids, many_tensors, watches, run_lists),
+        *(zero_drafts, learner_ids, many_tensors, watches, run_lists),
+        *STRANGERS,
     )
 }

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.numpy import load_file
+from safetensors.torch import save_file
 
 from skerry.cli import failures
 from skerry.cli.main import cli
@@ -21,6 +22,7 @@ from skerry.wire.layout import FragmentLayout, TensorSpec
 from tests.cli.serving import serving
 from tests.client.quadratic import QUICK, Quadratic, train_until
 from tests.client.syncer_thread import syncer
+from tests.client.test_untrained import BUFFERS, FROZEN, Adapted
 from tests.doubles.made_keys import make_keys, tls_of
 
 MODEL_FILES = ("config.json", "tokenizer.json", "tokenizer.model")
@@ -244,6 +246,36 @@ def test_what_an_export_lacks_is_said_unless_it_is_an_adapter(
             assert capsys.readouterr().err == ""
         assert run("export", "fit", *adapter, "--store", url, "--base", tmp_path / "model") == 2
         assert "leave out --base" in capsys.readouterr().err
+
+
+def test_a_partly_frozen_model_is_exported_whole_from_a_syncer_as_from_its_store(
+    like: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, url, base = Adapted(), f"file://{tmp_path}/store", tmp_path / "base.safetensors"
+    save_file(model.state_dict() | {"norm.running_mean": torch.tensor([3.0, 4.0])}, base)
+    folder = tmp_path / "merged"
+    words = ("export", "fit", "--format", "hf", "--like", like, "--out", folder, "--json")
+    with syncer(store_url=url) as target:
+        Learner(model, target=target, run="fit", learner_id="us", create=True).close()
+        found = []
+        for place in (("--target", target), ("--store", url)):
+            capsys.readouterr()
+            assert run(*words, *place) == 2
+            assert f"give the file that has them as --base. tensors={len(FROZEN | BUFFERS)}" in capsys.readouterr().err
+            assert not (folder / "model.safetensors").exists()
+            assert run(*words, *place, "--base", base) == 0
+            said = capsys.readouterr()
+            assert said.err == ""
+            assert (json.loads(said.out)["missing"], json.loads(said.out)["other"]) == ([], [])
+            found.append((folder / "model.safetensors").read_bytes())
+            (folder / "model.safetensors").unlink()
+            assert run("export", "fit", "--out", tmp_path / "out", *place, "--base", like / "config.json") == 3
+            assert "not a safetensors file" in capsys.readouterr().err
+    assert found[0] == found[1]
+    (folder / "model.safetensors").write_bytes(found[0])
+    whole = load_file(folder / "model.safetensors")
+    assert whole.keys() == model.state_dict().keys()
+    assert whole["norm.running_mean"].tolist() == [3.0, 4.0]
 
 
 def nested(path: str) -> torch.nn.Module:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import time
@@ -162,6 +163,41 @@ def _fail(how: str, model: nn.Module, learner: Learner) -> None:
         learner.flush(1.0)
     if how == "replaced":
         model.load_state_dict(network(1).state_dict())
+
+
+def end(rank: Rank, kinds: tuple[type[BaseException], ...]) -> dict[str, Any]:
+    """Trains 7 steps and leaves the context by an exception; returns what was said of lost steps, and how long it took.
+
+    A rank of fewer kinds than there are ranks trains on.
+    """
+    model = network()
+    said: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("skerry").addHandler(handler)
+    learner = learner_of(model, rank)
+    begin_s = 0.0
+    try:
+        with learner:
+            for count in range(1_000):
+                with torch.no_grad():
+                    for parameter in model.parameters():
+                        parameter.add_(0.01)
+                learner.step(tokens=5)
+                if count == 6 and rank.number < len(kinds):
+                    begin_s = time.monotonic()
+                    raise kinds[rank.number]
+    except BaseException as error:  # noqa: BLE001 - what is raised is told to the test
+        kind = type(error).__name__
+    lost = [one for one in said if "left the run with steps that it does not have" in one]
+    stats = learner.stats
+    return {
+        "kind": kind,
+        "lost": lost,
+        "steps": stats.step_count,
+        "unsent": stats.unsent_step_count,
+        "took_s": time.monotonic() - begin_s,
+    }
 
 
 def join_alone(rank: Rank) -> None:

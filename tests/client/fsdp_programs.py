@@ -2,33 +2,80 @@
 
 from __future__ import annotations
 
+import hashlib
+import math
+import os
+import signal
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Shard
-from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.distributed.tensor.placement_types import _StridedShard
 
-from skerry.client import Learner
-from tests.client.ddp_programs import learner_of
+from skerry.client import Learner, torch_untrained
+from tests.client.ddp_programs import EXACT, learner_of
 from tests.client.ranks import Rank, loss_of, network
 
 TURN_COUNT = 2
 Weights = dict[str, np.ndarray[Any, Any]]
 
 
-def sharded(model: Any, shape: tuple[int, ...]) -> Any:
-    """Returns the model cut into shards: one matrix by columns, the rest by rows, which are too few for all ranks."""
-    names = ("replicas", "shards")[-len(shape) :]
-    mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
-    fully_shard(model[1], mesh=mesh, shard_placement_fn=lambda one: Shard(1) if one.ndim == 2 else None)
-    return fully_shard(model, mesh=mesh)
+@dataclass(frozen=True)
+class Layout:
+    """How the ranks of an island hold a model: each all of it, or shards over a mesh."""
+
+    shape: tuple[int, ...] = ()  # (shards,), (replicas, shards) or (shards, ranks of tensor parallelism)
+    is_tensor_parallel: bool = False
+
+    @property
+    def rank_count(self) -> int:
+        """How many ranks there are."""
+        return math.prod(self.shape)
+
+    @property
+    def part_count(self) -> int:
+        """How many ranks read parts of a batch of their own."""
+        return self.rank_count // self.tensor_count
+
+    @property
+    def tensor_count(self) -> int:
+        """How many ranks share each layer, and so read the same part."""
+        return self.shape[-1] if self.is_tensor_parallel else 1
+
+
+ALONE = Layout()
+TENSOR_PARALLEL = Layout((2, 2), is_tensor_parallel=True)
+
+
+def sharded(model: Any, layout: Layout, **options: Any) -> Any:
+    """Returns the model cut into shards, of which some are larger than others, and some are empty.
+
+    Tensor parallelism cuts one layer by columns, and another one by rows, which `fully_shard` then cuts again. Without
+    tensor parallelism one matrix is cut by columns.
+    """
+    if layout.is_tensor_parallel:
+        mesh = init_device_mesh("cpu", layout.shape, mesh_dim_names=("shards", "tensor"))
+        plan = {
+            "1": RowwiseParallel(input_layouts=Replicate()),
+            "4": ColwiseParallel(output_layouts=Replicate()),
+        }
+        parallelize_module(model, mesh["tensor"], plan)
+        fully_shard(model[1], mesh=mesh["shards"], **options)
+        return fully_shard(model, mesh=mesh["shards"], **options)
+    names = ("replicas", "shards")[-len(layout.shape) :]
+    mesh = init_device_mesh("cpu", layout.shape, mesh_dim_names=names)
+    fully_shard(model[1], mesh=mesh, shard_placement_fn=lambda one: Shard(1) if one.ndim == 2 else None, **options)
+    return fully_shard(model, mesh=mesh, **options)
 
 
 def weights_of(model: nn.Module) -> Weights:
@@ -40,7 +87,7 @@ def weights_of(model: nn.Module) -> Weights:
 
 
 def train_in_turns(
-    rank: Rank, shape: tuple[int, ...], options: dict[str, Any], turns: Turns | None = None
+    rank: Rank, layout: Layout, options: dict[str, Any], turns: Turns | None = None
 ) -> tuple[Weights, Weights]:
     """Trains `TURN_COUNT` times 3 steps, each time until the work is merged and adopted.
 
@@ -48,12 +95,12 @@ def train_in_turns(
     """
     number = turns.number if turns else 0
     model: Any = network()
-    if shape:
-        sharded(model, shape)
+    if layout.shape:
+        sharded(model, layout)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    if shape:
+    if layout.shape:
         with torch.no_grad():  # leaves weights gathered
-            loss_of(model, 0, rank.number, rank.count)
+            loss_of(model, 0)
     with learner_of(model, rank, **options) as learner:
         began = weights_of(model)
         for turn in range(TURN_COUNT):
@@ -61,7 +108,7 @@ def train_in_turns(
                 turns.wait(turn)
                 _exchange_all(learner, rank)
             for step in range(3):
-                _train(model, optimizer, 100 * number + 10 * turn + step, rank if shape else Rank(0, 1, ""))
+                _train(model, optimizer, 100 * number + 10 * turn + step, rank, layout)
                 learner.step(tokens=24 // rank.count)
             _exchange_all(learner, rank)
             if turns and rank.number == 0:
@@ -72,12 +119,19 @@ def train_in_turns(
         return began, ended
 
 
-def _train(model: Any, optimizer: torch.optim.Optimizer, step: int, rank: Rank) -> None:
+def _train(model: Any, optimizer: torch.optim.Optimizer, step: int, rank: Rank, layout: Layout) -> None:
+    """Trains one step; with shards, on two micro-batches whose gradients are accumulated."""
+    micro_count = 2 if layout.shape else 1
+    parts = micro_count * max(1, layout.part_count)
+    first = rank.number // layout.tensor_count * micro_count if layout.shape else 0
     optimizer.zero_grad()
-    loss_of(model, step, rank.number, rank.count).backward()
+    for micro in range(micro_count):
+        if layout.shape:
+            model.set_requires_gradient_sync(micro == micro_count - 1)
+        (loss_of(model, step, first + micro, parts) / micro_count).backward()
     optimizer.step()
     with torch.no_grad():
-        loss_of(model, step, rank.number, rank.count)  # leaves gathered weights in the place of the shards
+        loss_of(model, step)  # leaves gathered weights in the place of the shards
 
 
 def _exchange_all(learner: Learner, rank: Rank) -> None:
@@ -110,10 +164,78 @@ class Turns:
         (self.folder / str(turn * self.count + self.number)).touch()
 
 
-def join_with_tensor_parallelism(rank: Rank) -> None:
-    """Attaches a model whose rows are cut by tensor parallelism, and again by fully_shard."""
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
-    model = network()
-    parallelize_module(model, mesh["tensor"], {"1": ColwiseParallel()})
-    fully_shard(model, mesh=mesh["data"])
-    learner_of(model, rank)
+def train_until_version(rank: Rank, layout: Layout, version: int, dying: int | None = None) -> dict[str, Any]:
+    """Trains in bfloat16, with a frozen bias, until every fragment has a version.
+
+    Rank `dying` is killed in its 21st step. Returns the weights at the start and the end, and the digests of all
+    weights after every step that changed some.
+    """
+    model: Any = network()
+    model[1].bias.requires_grad_(False)
+    sharded(model, layout, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32))
+    optimizer = torch.optim.AdamW([one for one in model.parameters() if one.requires_grad], lr=0.01)
+    adopted, step_count = [], 0
+    with learner_of(model, rank) as learner:
+        began = weights_of(model)
+        while min(learner.stats.versions.values()) < version:
+            if (rank.number, step_count) == (dying, 20):
+                os.kill(os.getpid(), signal.SIGKILL)
+            _train(model, optimizer, step_count, rank, layout)
+            step_count += 1
+            if changed := learner.step(tokens=10):
+                adopted.append((changed, weights_digest(weights_of(model))))
+    return {"began": began, "adopted": adopted, "ended": weights_of(model), "failure": learner.failure}
+
+
+def merged_in_the_end(rank: Rank, layout: Layout) -> tuple[Weights, Weights]:
+    """Trains until all work is merged; returns what `merged_weights` gives, and the run's weights after leaving."""
+    model: Any = network()
+    trained: Any = sharded(model, layout) if layout.shape else nn.parallel.DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with learner_of(trained, rank, policy=EXACT, adoption="replace") as learner:
+        for step in range(3):
+            _train(trained, optimizer, step, rank, layout)
+            learner.step(tokens=24)
+        _exchange_all(learner, rank)
+        merged = learner.merged_weights() if rank.number == 0 else {}
+        learner.step(tokens=24)
+        if rank.number > 0:
+            merged = learner.merged_weights()
+        assert learner.leave(60.0, load_merged=True)
+    return merged, weights_of(model)
+
+
+def weights_digest(weights: Weights) -> str:
+    """Returns the digest of whole weights."""
+    return hashlib.sha256(b"".join(one.tobytes() for one in weights.values())).hexdigest()
+
+
+def join_with_frozen(rank: Rank, layout: Layout, seeds: Sequence[int]) -> None:
+    """Joins with two frozen layers, of which each rank has cut its shards from values of its own seed."""
+    model: Any = network()
+    for number in (1, 4):
+        other: Any = network(seeds[rank.number])
+        model[number] = other[number].requires_grad_(False)
+    sharded(model, layout)
+    with patch.object(torch_untrained, "PIECE_BYTES", 40):  # ten elements, so that a tensor takes several pieces
+        learner_of(model, rank).close()
+
+
+def drift(rank: Rank, layout: Layout) -> None:
+    """Trains; the last rank's copy of a norm, which is no part of a layer that is cut, changes in another way."""
+    model = sharded(network(), layout)
+    with learner_of(model, rank) as learner:
+        for _ in range(10_000):
+            time.sleep(0.002)  # a failure may have to wait for the next adoption
+            with torch.no_grad():
+                for one in model.parameters():
+                    one.to_local().add_(0.01)
+                model[2].weight.to_local().add_(0.01 * (rank.number == rank.count - 1))
+            learner.step(tokens=5)
+
+
+def join_with_interleaved_rows(rank: Rank) -> None:
+    """Attaches a matrix of which the first rank holds the rows 0 and 2, the second one 1 and 3."""
+    mesh = init_device_mesh("cpu", (2,))
+    rows = distribute_tensor(torch.ones(4, 2), mesh, [_StridedShard(0, split_factor=2)])
+    learner_of({"rows": rows}, rank)  # type: ignore[arg-type]  # tensors by name

@@ -70,6 +70,27 @@ def test_all_ranks_leave_with_all_work_when_one_is_told_to(target: str, tmp_path
     assert ranks == [{"code": 143, "steps": 7, "unsent": 0}] * 2
 
 
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
+def test_all_ranks_that_are_told_to_end_send_their_work(target: str, tmp_path: Path, kind: type[BaseException]) -> None:
+    for end in values(run(tmp_path, ddp_programs.end, 2, target, (kind, kind))):
+        assert (end["kind"], end["steps"], end["unsent"], end["lost"]) == (kind.__name__, 7, 0, [])
+
+
+@pytest.mark.parametrize(
+    "kinds", [(KeyboardInterrupt,), (SystemExit, KeyboardInterrupt), (ZeroDivisionError, ZeroDivisionError)]
+)
+def test_ranks_that_do_not_end_alike_say_how_much_is_lost(
+    target: str, tmp_path: Path, kinds: tuple[type[BaseException], ...]
+) -> None:
+    first, second = values(run(tmp_path, ddp_programs.end, 2, target, kinds))
+    assert first["kind"] == kinds[0].__name__
+    assert second["kind"] == (kinds[1].__name__ if kinds[1:] else "StopExchangingError")
+    (lost,) = first["lost"]
+    assert "steps=" in lost
+    assert second["lost"] == []
+    assert max(first["took_s"], 0) < 20.0
+
+
 def test_all_ranks_may_leave_before_the_end_of_the_context(target: str, tmp_path: Path) -> None:
     assert values(run(tmp_path, ddp_programs.leave_inside_with, 2, target)) == [(True, False)] * 2
 

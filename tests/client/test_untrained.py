@@ -145,7 +145,7 @@ def test_a_digest_is_of_the_values_in_their_own_type(tensor: torch.Tensor) -> No
 def test_a_large_tensor_is_read_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     tensor = torch.arange(1000, dtype=torch.int16)
     whole = untrained_tensors({"w": tensor}, {})
-    monkeypatch.setattr("skerry.client.torch_untrained._PIECE_BYTES", 7)
+    monkeypatch.setattr("skerry.client.torch_untrained.PIECE_BYTES", 7)
     assert untrained_tensors({"w": tensor}, {}) == whole
     assert whole[0].digest == blake3(np.arange(1000, dtype="<i2").tobytes()).digest()
 

@@ -17,6 +17,7 @@ TORCH_MODULES = (
     "skerry.client.island",
     "skerry.client.spread",
     "skerry.client.torch_parameters",
+    "skerry.client.torch_shards",
     "skerry.client.torch_untrained",
 )
 

@@ -12,6 +12,7 @@ import pytest
 from safetensors.torch import load_file
 
 from skerry.client import ArrayLearner, Policy
+from skerry.client.errors import StopExchangingError
 from skerry.client.fragment_plan import plan_fragments
 from skerry.client.parameters import ArrayParameters
 from skerry.integrations.jax import JaxLearner, JaxParameters
@@ -114,3 +115,25 @@ def test_parameters_that_are_not_those_attached_are_refused() -> None:
         with pytest.raises(ValueError, match=r"another (structure|shape or type)"):
             held.tree = other
     assert held.tree["a"].shape == (2,)
+
+
+def test_a_checkpoint_that_is_restored_after_attaching_is_not_sent(target: str) -> None:
+    def drawn(seed: int) -> dict[str, Any]:
+        return {"w": jax.random.normal(jax.random.key(seed), (64, 64)), "b": jnp.zeros(64)}
+
+    learner = JaxLearner(drawn(0), target=target, run="fit", learner_id="us", create=True, policy=QUICK)
+
+    def train(params: dict[str, Any]) -> None:
+        for _ in range(20_000):
+            params = learner.step(jax.tree.map(lambda leaf: leaf - 1e-3, params), tokens=1)
+
+    with pytest.raises(StopExchangingError, match="replaced after attaching: load your checkpoint first"):
+        train(drawn(1))
+    assert learner.stats.deltas_acknowledged == 0
+    learner.close()
+
+
+def test_numpy_and_jax_take_the_same_samples() -> None:
+    leaves = {"scalar": jnp.ones(()), "w": jnp.arange(1200.0).reshape(3, 40, 10)}
+    arrays = {name: np.array(leaf) for name, leaf in leaves.items()}
+    np.testing.assert_array_equal(JaxParameters(leaves).sample(), ArrayParameters(arrays).sample())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -92,6 +93,27 @@ def test_an_exception_loses_no_step(target: str, failure: BaseException) -> None
     assert kept[0].stats.step_count == 3
     assert kept[0].stats.unsent_step_count == 0
     assert kept[0].stats.deltas_acknowledged > 0
+
+
+@pytest.mark.parametrize("leaves_on_signal", [True, False])  # Lightning itself handles SIGTERM, with one process
+def test_a_signal_ends_training_with_the_step_under_way_and_loses_nothing(
+    target: str, *, leaves_on_signal: bool
+) -> None:
+    kept: list[Any] = []
+
+    class _Signalled(lightning.Callback):  # type: ignore[misc]  # untyped
+        def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
+            if trainer.global_step == 3:
+                kept.append(skerry.learner)
+                signal.raise_signal(signal.SIGTERM)
+
+    before = signal.getsignal(signal.SIGTERM)
+    skerry = _callback(target, policy=Policy(inner_step_count=1000), leave_on_signal=leaves_on_signal)
+    with pytest.raises(SystemExit) as ended:
+        _fit(Rotation(), skerry, _Signalled())
+    assert ended.value.code in {None, 128 + signal.SIGTERM}
+    assert (kept[0].stats.step_count, kept[0].stats.unsent_step_count) == (4, 0)
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_a_resumed_trainer_attaches_after_its_checkpoint(target: str, tmp_path: Path) -> None:

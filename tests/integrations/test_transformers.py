@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import atexit
 import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.distributed.fsdp import FullyShardedDataParallel
 from transformers import (
     LlamaConfig,
@@ -89,6 +94,21 @@ def test_accumulated_batches_are_one_step_and_tokens_are_counted(target: str, tm
     merged = [log["skerry/deltas_merged"] for log in spy.logs if "skerry/version" in log]
     assert len(merged) >= 5
     assert any("skerry/version" in entry for entry in trainer.state.log_history)
+
+
+def test_trackers_of_report_to_get_the_metrics_too(
+    target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "board"))
+    skerry = _callback(target)
+    before, after = _Spy(skerry), _Spy(skerry)
+    trainer = _train(target, tmp_path, before, skerry, after, report_to=["tensorboard"])
+    board = EventAccumulator(str(tmp_path / "board")).Reload()
+    assert {"train/skerry/version", "train/skerry/deltas_merged"} <= set(board.Tags()["scalars"])
+    assert [one.step for one in board.Scalars("train/skerry/unsent_step_count")] == list(range(1, 6))
+    assert before.logs == after.logs
+    trainer.train()
+    assert len(trainer.callback_handler.callbacks) == len(set(map(id, trainer.callback_handler.callbacks)))
 
 
 def test_a_given_count_of_tokens_needs_no_counting(target: str, tmp_path: Path) -> None:
@@ -190,6 +210,57 @@ def test_leaving_after_an_exception_loses_no_step(target: str, tmp_path: Path) -
     skerry.leave()
     skerry.leave()
     assert learner.stats.unsent_step_count == 0
+
+
+def test_a_signal_ends_training_with_the_step_under_way_and_loses_nothing(target: str, tmp_path: Path) -> None:
+    kept: list[Any] = []
+
+    class _Signalled(TrainerCallback):  # type: ignore[misc]  # untyped
+        def on_step_begin(self, _: Any, state: Any, *__: Any, **___: Any) -> None:
+            if state.global_step == 3:
+                kept.append(skerry.learner)
+                signal.raise_signal(signal.SIGTERM)
+
+    before = signal.getsignal(signal.SIGTERM)
+    skerry = SkerryCallback(target=target, run="hf", learner_id="us", create=True, leave_on_signal=True)
+    with pytest.raises(SystemExit) as ended:
+        _train(target, tmp_path, skerry, _Signalled(), max_steps=10**6)
+    assert ended.value.code == 128 + signal.SIGTERM
+    assert (kept[0].stats.step_count, kept[0].stats.unsent_step_count) == (4, 0)
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+_FAILS = """
+import sys
+from pathlib import Path
+from tests.integrations.test_transformers import fail_at_step
+fail_at_step(3, {kind}, sys.argv[1], Path(sys.argv[2]))
+"""
+
+
+@pytest.mark.parametrize("kind", ["OSError", "KeyboardInterrupt"])
+def test_an_error_that_ends_the_process_loses_no_step(target: str, tmp_path: Path, kind: str) -> None:
+    command = [sys.executable, "-c", _FAILS.format(kind=kind), target, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode != 0
+    assert "the data are gone" in done.stderr
+    assert done.stdout.splitlines()[-1] == "steps=3, unsent=0"
+
+
+def fail_at_step(step: int, kind: type[BaseException], target: str, folder: Path) -> None:
+    """Trains until it fails, as a script would that knows only of the callback."""
+
+    class _Failing(TrainerCallback):  # type: ignore[misc]  # untyped
+        def on_step_begin(self, _: Any, state: Any, *__: Any, **___: Any) -> None:
+            if state.global_step == step:
+                atexit.register(say, skerry.learner)
+                raise kind("the data are gone")
+
+    def say(learner: Any) -> None:
+        print(f"steps={learner.stats.step_count}, unsent={learner.stats.unsent_step_count}")
+
+    skerry = SkerryCallback(target=target, run="hf", learner_id="us", create=True)
+    _train(target, folder, skerry, _Failing())
 
 
 def test_what_is_logged_can_be_written_as_json(target: str, tmp_path: Path) -> None:

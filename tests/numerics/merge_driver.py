@@ -171,7 +171,8 @@ class Driver:
 
     async def merge(self, closing: ClosedItem) -> MergeResult:
         """Merges a frozen round, without committing it."""
-        return await merge_round(self.log, FRAGMENT, closing, self.state, workers=self.workers, scratch=self.scratch)
+        acc = np.full(len(self.state.weights), np.nan, np.float32)  # whatever a merge before has left there
+        return await merge_round(self.log, FRAGMENT, closing, self.state, acc, workers=self.workers)
 
     async def round(
         self, deltas: Sequence[AcceptedItem], *, weights: Sequence[float] | None = None, participation: float = 1.0

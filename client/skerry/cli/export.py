@@ -18,11 +18,12 @@ from skerry.cli.console import as_json, shown_progress
 from skerry.client import RunsClient
 from skerry.client.records import Run
 from skerry.runtime.files import replacing
+from skerry.wire.base_model import BaseModel
 from skerry.wire.safetensors import checkpoint_header, tensor_bytes
+from skerry.wire.untrained import UntrainedTensor
 
 # The group of entry points for commands that read a store themselves: the command line knows no store.
 _STORED_GROUP: Final = "skerry.stored"
-_NAMED: Final = 5  # tensors in a warning
 # From the nearest place to the furthest.
 _PLACES: Final = (
     ParameterSource.COMMANDLINE,
@@ -54,6 +55,13 @@ _FOLDERS: Final = {
     help="Position in the log whose weights to write.  [default: the log's end]",
 )
 @click.option(
+    "--base",
+    "base_paths",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    multiple=True,
+    help="A safetensors file with what the run does not train: frozen parameters, buffers. May be repeated.",
+)
+@click.option(
     "--dtype",
     type=click.Choice(["original", "float32"]),
     default="original",
@@ -68,34 +76,40 @@ def _download(
     out_path: Path,
     uid: str | None,
     position: int | None,
+    base_paths: tuple[Path, ...],
     dtype: str,
     is_json: bool,
     is_adapter: bool = False,
+    is_whole: bool = False,
 ) -> None:
     run = client.get_run(run_name, uid=uid).run
     if position is not None:
         run = client.run_at(run.name, position)
-    _write(client, run, out_path, dtype)
+    untrained = [UntrainedTensor(one.name, one.shape, one.dtype, one.digest) for one in run.untrained]
+    base = BaseModel(untrained, {tensor.name for tensor in run.tensors}, base_paths)
+    if is_whole and base.missing:
+        raise click.UsageError(next(base.remarks()))
+    _write(client, run, out_path, dtype, base=base)
     versions = {version.fragment: version.version for version in run.versions}
-    missing = [] if is_adapter else [one.name for one in run.untrained]
-    if missing:
-        click.echo(
-            "warning: the export lacks tensors that the model has and the run does not train: export with --store and "
-            f"--base to add them. tensors={len(missing)}, names={', '.join(missing[:_NAMED])}",
-            err=True,
-        )
+    lacks: dict[str, Any] = {}
+    if not is_adapter:
+        for remark in base.remarks():
+            click.echo(f"warning: {remark}", err=True)
+        lacks = {"missing": base.missing, "other": base.other}
     if is_json:
-        done = {"path": str(out_path), "position": run.position, "versions": versions, "missing": missing}
-        click.echo(json.dumps(done))
+        click.echo(json.dumps({"path": str(out_path), "position": run.position, "versions": versions, **lacks}))
         return
     listed = ", ".join(f"{fragment} {version}" for fragment, version in versions.items())
     click.echo(f"wrote {out_path}: position {run.position}, versions {listed}")
 
 
-def _write(client: RunsClient, run: Run, path: Path, dtype: str) -> None:
+def _write(client: RunsClient, run: Run, path: Path, dtype: str, *, base: BaseModel) -> None:
+    before, behind = base.wide(is_wide=True), base.wide(is_wide=False)
     own = {tensor.name: (tensor.dtype, tensor.shape) for tensor in run.tensors}
     header, dtypes = checkpoint_header(
         {name: own[name] for fragment in run.fragments for name in fragment.tensors},
+        before={name: one.place for name, one in before.items()},
+        behind={name: one.place for name, one in behind.items()},
         dtype=dtype,
         run=run.name,
         uid=run.uid,
@@ -105,10 +119,12 @@ def _write(client: RunsClient, run: Run, path: Path, dtype: str) -> None:
     try:
         with shown_progress("exporting") as progress, replacing(path) as file:
             file.write(header)
+            file.writelines(piece for name in before for piece in base.pieces(name))
             for name, values in client.pull(run, progress=progress):
                 for piece in tensor_bytes(values, dtypes[name]):
                     file.write(piece)
                 del values  # and with it its fragment, while the next is received
+            file.writelines(piece for name in behind for piece in base.pieces(name))
     except OSError as error:
         raise click.BadParameter(f"can't be written: {error.strerror}. path={path}", param_hint="--out") from error
 
@@ -142,6 +158,7 @@ Examples:
   skerry export demo --target syncer.example:443 --tls-ca ca.pem --token-file reader.token --out model.safetensors
   skerry export demo --store s3://bucket/skerry --position 4711 --dtype float32 --out then.safetensors
   skerry export demo --format hf --like ./gemma-3-1b --out ./gemma-3-1b-merged
+  skerry export tuned --format hf --like ./gemma --base ./gemma/model.safetensors --out ./gemma-tuned
   skerry export demo --format peft --like ./adapter --out ./adapter-merged
 """,
 )
@@ -166,6 +183,10 @@ def export(run: str, *, file_format: str, like: Path | None, out_path: Path, **v
     it is the store in ./skerry-data. If both are given in different ways, a flag counts before an environment variable,
     and that before the settings file.
 
+    The run has only the tensors that it trains. A model with frozen parameters or buffers is complete with --base: the
+    files that learners loaded it from. What is missing, or differs from the run's record, is said on standard error
+    and, with --json, in `missing` and `other`; with --format hf nothing is written while something is missing.
+
     Exporting needs memory for the largest fragment. If the log in a store is damaged, the default position is that of
     the last good entry, and the exit status is 1.
     """
@@ -183,6 +204,7 @@ def export(run: str, *, file_format: str, like: Path | None, out_path: Path, **v
             run_name=run,
             out_path=out_path,
             is_adapter=is_adapter,
+            is_whole=file_format == "hf",  # from_pretrained would fill in what is missing at random
             **{name: value for name, value in values.items() if name in names},
         )
     except SystemExit as ended:  # the store's command ends so, having written

@@ -23,6 +23,7 @@ from skerry.client.errors import CorruptDownloadError, PlanExpiredError, TryAgai
 from skerry.client.parameters import Work
 from skerry.client.session import Adoption, Reader, Session
 from skerry.client.transport import LANE_COUNT
+from skerry.runtime.vectors import vector
 from skerry.runtime.workers import in_order
 from skerry.v1 import exchange_pb2 as v1
 from skerry.wire import FragmentLayout, WireError
@@ -54,7 +55,7 @@ class PlanApplier:
         elif not plan.objects:
             self._weights = start
         else:
-            self._weights, self._start = np.empty(layout.numel, np.float32), start
+            self._weights, self._start = vector(layout.numel), start
         self.object_index = 0
         self._begin_object()
 
@@ -209,7 +210,7 @@ class _Download:
             raise error_of("UNREACHABLE", "download ended early")
         self._session.saw(self._applier.plan.position)
         pulled = await self._session.workers.run(self._applier.finish)
-        self._applier = None  # what repeats calls refers to this in cycles, which would keep the weights for longer
+        self._applier = self._start = None  # what repeats calls refers to this in cycles, which would keep the weights
         return pulled
 
     @property
@@ -320,7 +321,8 @@ async def adopt(
         return await _overwrite(session, layout, ledger, pulled, on_device=on_device, must_replace=must_replace)
 
     def prepare() -> Work:
-        shift = ledger.shift(on_device, is_merged=is_merged)
+        out = vector(layout.numel) if isinstance(on_device, np.ndarray) else None
+        shift = ledger.shift(on_device, is_merged=is_merged, out=out)
         session.parameters.synchronize()
         return session.parameters.add(layout, shift)
 

@@ -149,7 +149,7 @@ class ArrayLearner:
         if kind is None or issubclass(kind, SystemExit | KeyboardInterrupt):
             self.leave()
         else:
-            self._close_with_warning()
+            self.close_unflushed()
 
     def leave(self, timeout_s: float = EXIT_FLUSH_TIMEOUT_S, *, load_merged: bool = False) -> bool:
         """Sends the last work and leaves the run, as the end of `with` does. Idempotent.
@@ -173,10 +173,11 @@ class ArrayLearner:
                 return is_done and self._exchange.load_merged()
             return self.flush(timeout_s, is_last=True)
         finally:
-            self._close_with_warning()
+            self.close_unflushed()
 
-    def _close_with_warning(self) -> None:
-        if (lost := self.stats.unsent_step_count) and not self.is_closed:
+    def close_unflushed(self) -> None:
+        """Leaves the run as `close` does, and warns of the steps that it does not have."""
+        if (lost := self.stats.unsent_step_count) and not (self.is_closed or self._thread.loop.is_closed()):
             _log.warning("left the run with steps that it does not have", steps=lost)
         self.close()
 

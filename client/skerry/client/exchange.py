@@ -110,7 +110,9 @@ class ExchangeLoop:
         session.loss = None if loss is None else float(loss)
         session.trained = Trained(session.trained.step_count + 1, session.trained.token_count + tokens)
         if not session.is_over:
-            self._boundary.work()
+            session.movement.trained(session.trained.step_count)
+            if self._boundary.work():
+                session.movement.settle()
             # Only if something is due: waking the other thread costs this one its turn at the interpreter.
             if not self._is_step_posted and any(fragment.may_send for fragment in self._fragments.values()):
                 self._is_step_posted = True
@@ -128,9 +130,12 @@ class ExchangeLoop:
         Raises:
             StopExchangingError: WEIGHTS_REPLACED.
         """
-        if problem := self._session.parameters.replaced():
+        session = self._session
+        if session.failure is not None and session.failure.reason == "WEIGHTS_REPLACED":
+            raise session.failure
+        if problem := session.parameters.replaced():
             error = StopExchangingError("WEIGHTS_REPLACED", problem)
-            self._post(lambda: self._session.stop(error))
+            self._post(lambda: session.stop(error))
             raise error
 
     def _remind(self) -> None:
@@ -156,7 +161,12 @@ class ExchangeLoop:
 
     def serve(self, is_over: Callable[[], bool], timeout_s: float) -> bool:
         """Does the training thread's part without steps, until `is_over()` or the timeout; returns `is_over()`."""
-        return self._boundary.serve(is_over, timeout_s)
+        session = self._session
+        session.movement.trained(session.trained.step_count)
+        try:
+            return self._boundary.serve(is_over, timeout_s)
+        finally:
+            session.movement.settle()
 
     def wake(self) -> None:
         """Has `serve` look at `is_over` again; for any thread."""
@@ -261,6 +271,7 @@ class ExchangeLoop:
         await check_untrained(session, run)
         largest_numel = max(layout.numel for layout in self._layouts)
         await asyncio.gather(self._load_newest(), session.workers.run(kernels.warm_up, largest_numel))
+        session.movement.settle()
 
     async def _load_newest(self) -> None:
         """Loads every fragment; the training thread has not started, so no step boundary is waited for."""

@@ -253,8 +253,9 @@ class FragmentExchange:
                 return session.trained
 
             trained = await session.boundary.run(snapshot)
-            idle = self.state
-            if not isinstance(idle, Idle) or not self.may_send or trained == idle.ledger.sent_until:
+            is_clear = await session.workers.run(session.movement.is_clear)
+            idle, may_send = self.state, self.may_send and (is_clear or session.is_flushing)
+            if not isinstance(idle, Idle) or not may_send or trained == idle.ledger.sent_until:
                 return
             taken_at_s = asyncio.get_running_loop().time()
             try:

@@ -46,10 +46,10 @@ class Word(NamedTuple):
     has_loss: bool = False
     loss: float = 0.0
     leave_status: int = -1  # with which the process is to end after this step; -1: it is not
-    fingerprint: bytes = bytes(16)  # of what the ranks must have in common
+    fingerprint: bytes = b""  # of what the ranks must have in common; of the same size at all ranks
 
 
-_WORD: Final = struct.Struct("<Bq?di16s")
+_WORD: Final = struct.Struct("<Bq?di")  # before the fingerprint
 
 
 class Island:
@@ -69,6 +69,7 @@ class Island:
         self._data = group
         store = distributed.distributed_c10d._get_default_store()  # noqa: SLF001 - torch has no public name for it
         self._was_told = False  # that another rank failed
+        self._meeting_count = 0
         self._store = distributed.PrefixStore(  # type: ignore[attr-defined]
             f"skerry/{'-'.join(map(str, ranks))}/{next(_NUMBERS)}", store
         )
@@ -117,16 +118,28 @@ class Island:
                 distributed.destroy_process_group(self._groups.pop())
         del self._control  # the last reference closes its connections
 
+    def agree(self, what: str, timeout_s: float) -> bool:
+        """Returns whether every rank says the same within the timeout, after as many meetings; asked once."""
+        said = f"{what} {self._meeting_count}"
+        keys = [f"agree/{rank}" for rank in range(self.size)]
+        with suppress(RuntimeError):
+            self._store.set(keys[self.rank], said)
+            self._store.wait(keys, timedelta(seconds=timeout_s))
+            return all(self._store.get(key).decode() == said for key in keys)
+        return False
+
     def gather(self, word: Word) -> list[Word]:
         """Returns the words of all ranks to the leader, and nothing to the others."""
-        mine = _bytes(_WORD.pack(*word))
+        self._meeting_count += 1
+        mine = _bytes(_WORD.pack(*word[:-1]) + word.fingerprint)
         words = [torch.empty_like(mine) for _ in range(self.size)] if self.is_leader else None
         with self._talking() as group:
             distributed.gather(mine, words, dst=self._ranks[0], group=group)
-        return [Word(*_WORD.unpack(said.numpy().tobytes())) for said in words or ()]
+        said = [one.numpy().tobytes() for one in words or ()]
+        return [Word(*_WORD.unpack_from(one))._replace(fingerprint=one[_WORD.size :]) for one in said]
 
-    def regions(self, own: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-        """Returns which parts of the tensors each rank holds, at every rank."""
+    def all_gather(self, own: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+        """Returns what each rank gives, at every rank."""
         every: list[Any] = [None] * self.size
         with self._talking() as group:
             distributed.all_gather_object(every, own, group=group)

@@ -12,7 +12,10 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
 
 from skerry.client.array_learner import ArrayLearner
 from skerry.client.errors import SkerryError, StopExchangingError, error_of
@@ -21,6 +24,9 @@ from skerry.client.island_parameters import IslandParameters
 from skerry.client.parameters import Parameters
 from skerry.client.session import Stats
 from skerry.client.torch_parameters import TorchParameters
+
+# How long a rank that ends waits for the others to end too; Ctrl-C reaches all within milliseconds.
+_AGREE_S: Final = 5.0
 
 
 @dataclass(frozen=True)
@@ -60,7 +66,7 @@ class IslandMember:
     ) -> None:
         """Meets the other ranks; the leader joins the run by `join`. `name` says which learner of which run it is.
 
-        With `checks_frozen`, frozen parameters have to be the same at all ranks; shards of them are not compared.
+        With `checks_frozen`, frozen parameters have to be the same at all ranks, and shards of them at replicas.
 
         Raises:
             StopExchangingError: RANKS_DIFFER, RANK_LEFT, or what `join` raised at the leader.
@@ -72,8 +78,9 @@ class IslandMember:
         with self._together():
             own = TorchParameters(model)
             frozen = [one for one in own.untrained() if one.digest] if checks_frozen else []
-            self._meet(Word(Call.JOIN, fingerprint=_fingerprint(name, own.tensors, own.dtypes, frozen)))
-            self._parameters = IslandParameters(island, own)
+            shards = [(shard, tuple(one.shape), one.dtype) for shard, one in own.frozen_shards.items()]
+            self._meet(Word(Call.JOIN, fingerprint=_fingerprint(name, own.tensors, own.dtypes, frozen, shards)))
+            self._parameters = IslandParameters(island, own, checks_frozen=checks_frozen)
 
             def lead() -> None:
                 self._leading = join(self._parameters)
@@ -124,13 +131,23 @@ class IslandMember:
         self.close()
         return is_done
 
+    def merged_weights(self) -> dict[str, NDArray[np.float32]]:
+        """Returns copies of the run's own weights at the leader, and nothing at other ranks."""
+        return {} if self._leading is None else self._leading.merged_weights()
+
     def close(self, error: object = None) -> None:
         """Leaves the run; the other ranks learn of `error`. Idempotent."""
         if error is not None:
             self._island.leave(error)
-        if self._leading is not None:
+        if self._leading is not None and error is None:
             self._leading.close()
+        elif self._leading is not None:
+            self._leading.close_unflushed()
         self._island.leave()
+
+    def have_all_left(self, kind: str) -> bool:
+        """Returns whether all ranks leave now, by exceptions of this kind and after the same calls; waits 5 s."""
+        return not self._island.has_left and self._island.agree(kind, _AGREE_S)
 
     @property
     def _leader(self) -> ArrayLearner:
@@ -175,7 +192,8 @@ class IslandMember:
                 "RANKS_DIFFER",
                 "the ranks' weights differ: after the last adoption they had to be equal. Train all ranks with the "
                 "same optimizer and settings, and with gradients that are averaged over the ranks "
-                f"(DistributedDataParallel). differing from rank 0 or their first replica={differing}",
+                "(DistributedDataParallel, fully_shard); ranks of tensor parallelism read the same batches. differing "
+                f"from the first rank that holds the same weights={differing}",
             )
         return words
 

@@ -1,9 +1,9 @@
 """The weights of a model that several processes hold, as the exchange at the leader reads and writes them.
 
-Either every rank holds the whole model (DistributedDataParallel), or each holds a box of each tensor (`fully_shard`),
-with or without replicas. What the exchange changes reaches all ranks at the same step boundary: the leader orders it,
-and sends whole fragments to all, or to each rank its share. For a delta, the leader collects the shares of the one
-fragment that moves.
+Either every rank holds the whole model (DistributedDataParallel), or each holds a box of each tensor (`fully_shard`,
+tensor parallelism, or both). Several ranks may hold the same box: they are replicas of that tensor. What the exchange
+changes reaches all ranks at the same step boundary: the leader orders it, and sends whole fragments to all, or to each
+rank its share. For a delta, the leader collects the shares of the one fragment that moves.
 
 A rank's share of a fragment is its boxes of the fragment's tensors, one after another, as one flat vector.
 """
@@ -11,8 +11,8 @@ A rank's share of a fragment is its boxes of the fragment's tensors, one after a
 from __future__ import annotations
 
 import hashlib
-import math
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -21,14 +21,19 @@ from numpy.typing import NDArray
 
 from skerry.algorithm.rebase import FlatArray
 from skerry.client.island import Call, Island, Word
+from skerry.client.island_frozen import frozen_digests
 from skerry.client.parameters import UNLIMITED, EncodeFrames, Work
 from skerry.client.spread import Shelf
-from skerry.client.torch_parameters import Region, TorchParameters
+from skerry.client.torch_parameters import TorchParameters
+from skerry.client.torch_shards import Region, first_holders
+from skerry.runtime.vectors import vector
 from skerry.wire import FragmentLayout, TensorSpec
 from skerry.wire.frames import encode_frames
+from skerry.wire.untrained import UntrainedTensor
 
 # Columns of the table that a fingerprint sums up: a prime, so that no layout of a tensor has the same period.
 _FINGERPRINT_COLUMNS: Final = 4093
+_FINGERPRINT_BYTES: Final = 16
 # Where no rank holds the model, the leader has whole vectors of so many fragments at a time: one moves while the next
 # one is pulled.
 _MOVING_LIMIT: Final = 2
@@ -39,32 +44,36 @@ class IslandParameters:
 
     Raises:
         ValueError: the ranks together do not hold every tensor exactly once, replicas aside.
+        StopExchangingError: RANKS_DIFFER: with `checks_frozen`, replicas have other frozen values.
     """
 
-    def __init__(self, island: Island, own: TorchParameters) -> None:
+    def __init__(self, island: Island, own: TorchParameters, *, checks_frozen: bool) -> None:
         self._island = island
         self._own = own
         self.tensors = own.tensors
         self.dtypes = own.dtypes
         self.replaced = own.replaced
+        self.sample = own.sample
         self.synchronize = own.synchronize
-        self.untrained = own.untrained
         self._specs = {tensor.name: tensor for tensor in own.tensors}
-        self._regions: list[Mapping[str, Region]] = island.regions(own.regions)
-        self._first_replica = [self._regions.index(regions) for regions in self._regions]
+        self._regions: list[Mapping[str, Region]] = island.all_gather(own.regions)
+        # Of each tensor, for each rank, the first rank that holds the same part.
+        self._holders = {name: first_holders([regions[name] for regions in self._regions]) for name in self._specs}
+        # The different ways in which tensors have replicas: without tensor parallelism, at most one.
+        self._replications = sorted(set(self._holders.values()) - {tuple(range(island.size))})
         self._is_whole = all(
             regions[name].shape == spec.shape for regions in self._regions for name, spec in self._specs.items()
         )
-        self._has_replicas = len(set(self._first_replica)) < island.size
-        self._fingerprints: list[torch.Tensor] = []
+        self._sums: list[list[torch.Tensor]] = [[] for _ in self._replications]
         self._failure: BaseException | None = None
         self._check_cover()
+        self._frozen_digests = frozen_digests(island, own.frozen_shards, must_agree=checks_frozen)
         self._shelf = None if self._is_whole else Shelf(island)
         self.moving_limit = UNLIMITED if self._is_whole else _MOVING_LIMIT
 
     def _check_cover(self) -> None:
         for name, spec in self._specs.items():
-            held = sum(math.prod(region.shape) for region in {regions[name] for regions in self._regions})
+            held = sum(region.numel for region in {regions[name] for regions in self._regions})
             if held != spec.numel:
                 raise ValueError(
                     "the ranks do not hold every element of a parameter once: the learner's process_group must have "
@@ -72,6 +81,11 @@ class IslandParameters:
                 )
 
     # What the exchange asks for, at the leader.
+
+    def untrained(self) -> tuple[UntrainedTensor, ...]:
+        """Returns frozen parameters and persistent buffers; the first call reads what is whole here of the former."""
+        digests = self._frozen_digests
+        return tuple(replace(one, digest=digests.get(one.name, one.digest)) for one in self._own.untrained())
 
     @property
     def encode(self) -> EncodeFrames:
@@ -84,7 +98,7 @@ class IslandParameters:
 
     def buffer(self, layout: FragmentLayout) -> FlatArray:
         """Returns a vector for a snapshot, with its memory already allocated."""
-        return self._own.buffer(layout) if self._is_whole else np.full(layout.numel, 0, np.float32)
+        return self._own.buffer(layout) if self._is_whole else vector(layout.numel)
 
     def snapshot(self, layout: FragmentLayout, out: FlatArray) -> Work:
         """Returns a function that copies the weights to `out`."""
@@ -160,32 +174,34 @@ class IslandParameters:
         self._island.order(do=kind, fragment=layout.name, tensors=names, alpha=alpha)
 
     def _collect(self, layout: FragmentLayout, out: torch.Tensor) -> None:
-        """Writes the shares of all ranks to their places in `out`."""
+        """Writes the parts of all ranks to their places in `out`, of replicas those of the first."""
         self._order("snapshot", layout)
-        for rank in sorted(set(self._first_replica)):
+        for rank in range(self._island.size):
+            names = self._first_held(layout, rank)
             if rank == 0:
-                share = _as_tensor(self._own_share(layout))
+                share = _as_tensor(self._own_share(layout, names))
             else:
-                share = torch.empty(self._share(layout, rank).numel)
+                share = torch.empty(self._share(layout, rank, names).numel)
                 if share.numel():
                     self._island.receive(share, rank)
             at = 0
-            for box in self._boxes(layout, out, rank):
+            for box in self._boxes(layout, out, rank, names):
                 box.copy_(share[at : at + box.numel()].view(box.shape))
                 at += box.numel()
 
     def _cut(self, layout: FragmentLayout, values: torch.Tensor, rank: int) -> torch.Tensor:
         """Returns a rank's share of a fragment's values."""
-        return torch.cat([box.reshape(-1) for box in self._boxes(layout, values, rank)])
+        return torch.cat([box.reshape(-1) for box in self._boxes(layout, values, rank, self._specs)])
 
-    def _boxes(self, layout: FragmentLayout, values: torch.Tensor, rank: int) -> list[torch.Tensor]:
-        """Returns views of a rank's boxes in a fragment's values."""
-        boxes = []
-        for spec, first in zip(layout.tensors, layout.offsets, strict=True):
-            region = self._regions[rank][spec.name]
-            inside = tuple(slice(start, start + size) for start, size in zip(region.first, region.shape, strict=True))
-            boxes.append(values[first : first + spec.numel].view(spec.shape)[inside])
-        return boxes
+    def _boxes(
+        self, layout: FragmentLayout, values: torch.Tensor, rank: int, names: Container[str]
+    ) -> list[torch.Tensor]:
+        """Returns views of a rank's boxes in a fragment's values, of the named tensors."""
+        return [
+            values[first : first + spec.numel].view(spec.shape)[self._regions[rank][spec.name].slices]
+            for spec, first in zip(layout.tensors, layout.offsets, strict=True)
+            if spec.name in names
+        ]
 
     # What every rank does.
 
@@ -197,7 +213,7 @@ class IslandParameters:
         if kind == "is_finite":
             self._island.gather(Word(Call.STEP, int(self._own.is_finite(layout))))
         elif kind == "snapshot":
-            if self._first_replica[rank] == rank and (share := self._own_share(layout)).size:
+            if (share := self._own_share(layout, self._first_held(layout, rank))).size:
                 self._island.send(_as_tensor(share), 0)
         else:
             self._receive_change(kind, layout, order["alpha"])
@@ -208,7 +224,7 @@ class IslandParameters:
             self._island.broadcast(_as_tensor(values))
             getattr(self._own, kind)(layout, values, *alpha)()
         else:
-            share = torch.empty(self._share(layout, self._island.rank).numel)
+            share = torch.empty(self._share(layout, self._island.rank, self._specs).numel)
             if share.numel():
                 self._island.receive(share, 0)
             self._apply(kind, layout, share.numpy(), alpha)
@@ -217,40 +233,62 @@ class IslandParameters:
     def _apply(self, kind: str, layout: FragmentLayout, share: NDArray[np.float32], alpha: tuple[float, ...]) -> None:
         self._own.reshard()
         values = self._own.from_host(share)
-        getattr(self._own, kind)(self._share(layout, self._island.rank), values, *alpha)()
+        getattr(self._own, kind)(self._share(layout, self._island.rank, self._specs), values, *alpha)()
 
-    def _share(self, layout: FragmentLayout, rank: int) -> FragmentLayout:
-        """Returns the layout of a rank's share of a fragment."""
+    def _first_held(self, layout: FragmentLayout, rank: int) -> set[str]:
+        """Returns the fragment's tensors of which no rank before this one holds the same part."""
+        return {one.name for one in layout.tensors if self._holders[one.name][rank] == rank}
+
+    def _share(self, layout: FragmentLayout, rank: int, names: Container[str]) -> FragmentLayout:
+        """Returns the layout of a rank's share of a fragment, of the named tensors."""
         regions = self._regions[rank]
         return FragmentLayout(
-            layout.name, tuple(TensorSpec(one.name, regions[one.name].shape) for one in layout.tensors)
+            layout.name,
+            tuple(TensorSpec(one.name, regions[one.name].shape) for one in layout.tensors if one.name in names),
         )
 
-    def _own_share(self, layout: FragmentLayout) -> NDArray[np.float32]:
-        """Returns this rank's share of a fragment, as a copy on the host."""
-        share = self._share(layout, self._island.rank)
+    def _own_share(self, layout: FragmentLayout, names: Container[str]) -> NDArray[np.float32]:
+        """Returns this rank's share of a fragment, of the named tensors, as a copy on the host."""
+        return self._own.to_host(self._own_copy(layout, names))
+
+    def _own_copy(self, layout: FragmentLayout, names: Container[str]) -> FlatArray:
+        share = self._share(layout, self._island.rank, names)
         values = self._own.buffer(share)
-        self._own.snapshot(share, values)()
-        return self._own.to_host(values)
+        if share.tensors:
+            self._own.snapshot(share, values)()
+        return values
 
     def _note_change(self, layout: FragmentLayout) -> None:
-        """Sums up the weights after a change; nothing waits for a GPU until `take_fingerprint`."""
-        if self._has_replicas:
-            share = self._share(layout, self._island.rank)
-            values = self._own.buffer(share)
-            self._own.snapshot(share, values)()
-            self._fingerprints.append(_summed(_as_tensor(values)))
+        """Sums up the weights that have replicas after a change; nothing waits for a GPU until `take_fingerprint`."""
+        for holders, sums in zip(self._replications, self._sums, strict=True):
+            if names := {one.name for one in layout.tensors if self._holders[one.name] == holders}:
+                sums.append(_summed(_as_tensor(self._own_copy(layout, names))))
 
     def take_fingerprint(self) -> bytes:
-        """Returns what replicas must agree on: the weights of what was changed since the last call, summed up."""
-        taken, self._fingerprints = self._fingerprints, []
-        return hashlib.sha256(repr([one.tolist() for one in taken]).encode()).digest()[:16]
+        """Returns what replicas must agree on: the weights of what was changed since the last call, summed up.
+
+        One digest for each way in which tensors have replicas.
+        """
+        taken, self._sums = self._sums, [[] for _ in self._replications]
+        return b"".join(
+            hashlib.sha256(repr([one.tolist() for one in sums]).encode()).digest()[:_FINGERPRINT_BYTES]
+            for sums in taken
+        )
 
     def differing(self, words: list[Word]) -> list[int]:
-        """Returns the ranks whose fingerprints are not those of their first replica."""
-        return [
-            rank for rank, word in enumerate(words) if word.fingerprint != words[self._first_replica[rank]].fingerprint
-        ]
+        """Returns the ranks whose weights are not those of the first rank that holds the same parts."""
+        return sorted(
+            {
+                rank
+                for place, holders in enumerate(self._replications)
+                for rank, first in enumerate(holders)
+                if _digest_at(place, words[rank]) != _digest_at(place, words[first])
+            }
+        )
+
+
+def _digest_at(place: int, word: Word) -> bytes:
+    return word.fingerprint[place * _FINGERPRINT_BYTES : (place + 1) * _FINGERPRINT_BYTES]
 
 
 def _as_tensor(values: FlatArray) -> torch.Tensor:

@@ -101,13 +101,15 @@ class Learner(ArrayLearner):
         )
 
     def __exit__(self, kind: type[BaseException] | None, *details: object) -> None:
-        """Sends the last work within 10 s and leaves the run.
+        """Sends the last work within 10 s and leaves the run, also when the process was told to end.
 
-        With several ranks, nothing is sent after an error, nor after an exit on which they have not agreed, as they do
-        after `leave_soon`.
+        With several ranks, an exit counts that all of them take at the same step, within 5 s: as by Ctrl-C, `sys.exit`
+        or `leave_soon`. After any other one nothing is sent, and the first rank warns of the steps that are lost.
         """
         if self._member is None or kind is None or self._has_agreed:
             super().__exit__(kind, *details)
+        elif issubclass(kind, SystemExit | KeyboardInterrupt) and self._member.have_all_left(kind.__name__):
+            self.leave()
         else:
             self._member.close(*details[:1])
             self.close()
@@ -164,14 +166,14 @@ class Learner(ArrayLearner):
             )
 
     def merged_weights(self) -> dict[str, NDArray[np.float32]]:
-        """As `ArrayLearner.merged_weights`, for a learner of one process.
+        """As `ArrayLearner.merged_weights`. With several ranks, the first one returns them, and the others nothing.
+
+        The others need not call it. Weights that no rank has whole are gathered, which needs the other ranks.
 
         Raises:
-            ValueError: it has several.
+            StopExchangingError: RANK_LEFT: they are no longer there, or the learner has left.
         """
-        if self._member is not None:
-            raise ValueError("a learner of several ranks does not hand out the run's weights: use `skerry export`")
-        return super().merged_weights()
+        return super().merged_weights() if self._member is None else self._member.merged_weights()
 
     def close(self) -> None:
         """As `ArrayLearner.close`."""

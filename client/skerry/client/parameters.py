@@ -8,7 +8,9 @@ from typing import Any, Final, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from skerry.algorithm.movement import PIECE_NUMEL, places
 from skerry.algorithm.rebase import FlatArray
+from skerry.runtime.vectors import vector
 from skerry.wire import FragmentLayout, TensorSpec
 from skerry.wire.frames import encode_frames
 from skerry.wire.untrained import UntrainedTensor
@@ -49,6 +51,9 @@ class Parameters(Protocol):
 
     def replaced(self) -> str | None:
         """Returns what, other than training, has replaced tensors or values, and what to do; cheap, for every step."""
+
+    def sample(self) -> FlatArray:
+        """Returns the pieces of `skerry.algorithm.movement`, `(pieces, PIECE_NUMEL)`; cheap, for every step."""
 
     def is_float32(self, layout: FragmentLayout) -> bool:
         """Whether the fragment's tensors hold float32 exactly."""
@@ -108,6 +113,8 @@ class ArrayParameters:
             raise ValueError("there is no array to train")
         self.tensors = tuple(TensorSpec(name, array.shape) for name, array in self._arrays.items())
         self.dtypes = {name: str(array.dtype) for name, array in self._arrays.items()}
+        shapes = {name: array.shape for name, array in self._arrays.items()}
+        self._pieces = [self._arrays[name][index].reshape(-1) for name, index in places(shapes)]
 
     def untrained(self) -> tuple[UntrainedTensor, ...]:
         """Returns nothing: the model may have more tensors, but they are not known here."""
@@ -125,13 +132,20 @@ class ArrayParameters:
             None,
         )
 
+    def sample(self) -> FlatArray:
+        """Returns the pieces, with zeros behind those that are short."""
+        sample = np.zeros((len(self._pieces), PIECE_NUMEL), np.float32)
+        for row, piece in zip(sample, self._pieces, strict=True):
+            row[: piece.size] = piece
+        return sample
+
     def is_float32(self, layout: FragmentLayout) -> bool:
         """Whether every array of the fragment is float32."""
         return all(self._arrays[tensor.name].dtype == np.float32 for tensor in layout.tensors)
 
     def buffer(self, layout: FragmentLayout) -> NDArray[np.float32]:
-        """Returns a vector for a snapshot; written to once, since memory is only allocated by the first write."""
-        return np.full(layout.numel, 0, np.float32)
+        """Returns a vector for a snapshot."""
+        return vector(layout.numel)
 
     def snapshot(self, layout: FragmentLayout, out: NDArray[np.float32]) -> Work:
         """Returns a function that copies the weights to `out`."""

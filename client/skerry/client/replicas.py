@@ -30,6 +30,9 @@ _HEALTH_CHECKED: Final[dict[str, Any]] = {**_BALANCED, "healthCheckConfig": {"se
 _OPTIONS: Final[list[tuple[str, int | str]]] = [
     # Each channel has a connection of its own, so that reports never queue behind bulk data.
     ("grpc.use_local_subchannel_pool", 1),
+    # Compressed answers are refused, not inflated to whatever a hostile server made of them.
+    ("grpc.compression_enabled_algorithms_bitset", 1),
+    ("grpc.per_message_decompression", 0),
     # An unanswered ping reveals a half-open connection; a deadline would have to guess how long a transfer takes.
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 20_000),

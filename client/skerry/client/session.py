@@ -13,6 +13,7 @@ from typing import Any, Final, TypeVar
 from skerry.algorithm.rebase import UNTRAINED, Trained
 from skerry.client.boundary import Boundary
 from skerry.client.errors import SkerryError, is_transient
+from skerry.client.movement import Movement
 from skerry.client.parameters import Parameters
 from skerry.client.transport import Transport
 from skerry.runtime.identifiers import Entropy
@@ -216,6 +217,7 @@ class Session(Reader):
         super().__init__(calls, workers, settings.run, concurrent_transfers=settings.concurrent_transfers)
         self.settings = settings
         self.parameters = parameters
+        self.movement = Movement(parameters)
         self.entropy = entropy
         self.boundary = boundary
         self.session_id = entropy.hex_id()

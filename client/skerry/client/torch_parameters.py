@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from skerry.algorithm.movement import PIECE_NUMEL, places
 from skerry.algorithm.rebase import FlatArray
 from skerry.client.parameters import UNLIMITED, EncodeFrames, Work
-from skerry.client.torch_untrained import persistent_buffers, untrained_tensors
+from skerry.client.torch_shards import is_cut, is_sharded, local_part, region_of
+from skerry.client.torch_untrained import is_readable, persistent_buffers, untrained_tensors
+from skerry.runtime.vectors import vector
 from skerry.wire import FragmentLayout, TensorSpec
 from skerry.wire.frames import encode_frames
 from skerry.wire.torch_codecs import encode_frames_torch
@@ -27,13 +30,6 @@ _WRAPPERS: Final = (torch.nn.parallel.DistributedDataParallel, torch.nn.DataPara
 
 
 _ATTACH_LAST: Final = "do that first, then attach; the run's weights win"
-
-
-class Region(NamedTuple):
-    """The part of a tensor that one process holds: a box."""
-
-    first: tuple[int, ...]
-    shape: tuple[int, ...]
 
 
 class _Loads:
@@ -53,7 +49,11 @@ class _Attached:
     def __init__(
         self, model: torch.nn.Module | Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor]
     ) -> None:
-        self._tensors = [(name, one, _local(one).data_ptr(), one.dtype) for name, one in tensors.items()]
+        # With what reads the local part of a DTensor, where its memory was, and its type.
+        self._tensors = [
+            (name, one, getattr(one, "to_local", None), local_part(one).data_ptr(), one.dtype)
+            for name, one in tensors.items()
+        ]
         self._places: list[tuple[Mapping[str, Any], str, object]] = []
         self._held: list[tuple[Mapping[str, Any], int]] = []  # with how many there are
         self._frozen: list[tuple[str, torch.Tensor]] = []
@@ -65,7 +65,7 @@ class _Attached:
             module.register_load_state_dict_post_hook(self._loads)  # type: ignore[no-untyped-call]
             for held in (module._parameters, module._modules):  # noqa: SLF001 - named_parameters() takes milliseconds
                 # fully_shard puts the gathered parameters in the place of their shards, and back.
-                self._places += [(held, key, one) for key, one in held.items() if not _is_sharded(one)]
+                self._places += [(held, key, one) for key, one in held.items() if not is_sharded(one)]
                 self._held.append((held, len(held)))
         self._frozen = [(name, one) for name, one in model.named_parameters() if not one.requires_grad]
 
@@ -79,9 +79,11 @@ class _Attached:
         for held, count in self._held:
             if len(held) != count:
                 return f"a parameter or layer was added after attaching: {_ATTACH_LAST}. attribute={list(held)[-1]}"
-        for name, tensor, address, dtype in self._tensors:
-            if _local(tensor).data_ptr() != address or tensor.dtype is not dtype:
-                return f"the model was moved or converted after attaching: {_ATTACH_LAST}. parameter={name}"
+        with torch.no_grad():
+            for name, tensor, to_local, address, dtype in self._tensors:
+                part = tensor if to_local is None else to_local()
+                if part.data_ptr() != address or tensor.dtype is not dtype:
+                    return f"the model was moved or converted after attaching: {_ATTACH_LAST}. parameter={name}"
         for name, tensor in self._frozen:
             if tensor.requires_grad:
                 return f"a frozen parameter was made trainable after attaching: {_ATTACH_LAST}. parameter={name}"
@@ -98,7 +100,7 @@ class TorchParameters:
 
     Raises:
         ValueError: nothing can be trained, a trainable parameter is complex, two parameters have one name, they are on
-            more than one device, or a part of a DTensor is no box.
+            more than one device, or a DTensor is cut in a way that `region_of` does not know.
         TypeError: what is given by name is no tensor.
     """
 
@@ -123,8 +125,8 @@ class TorchParameters:
                 "complex parameters can't be merged; train real ones, as torch.view_as_real gives, or freeze them: see "
                 f"requires_grad_(). parameter={odd[0]}, dtype={given[odd[0]].dtype}"
             )
-        self._tensors = {name: _local(tensor.detach()) for name, tensor in trained.items()}
-        self.regions = {name: _region(name, tensor) for name, tensor in trained.items()}
+        self._tensors = {name: local_part(tensor.detach()) for name, tensor in trained.items()}
+        self.regions = {name: region_of(name, tensor) for name, tensor in trained.items()}
         if not self._tensors:
             raise ValueError(
                 "the model has no trainable parameter. Parameters take part if they are floating-point, have elements "
@@ -138,11 +140,17 @@ class TorchParameters:
         self.tensors = tuple(TensorSpec(name, tuple(tensor.shape)) for name, tensor in trained.items())
         self.dtypes = {name: str(tensor.dtype).removeprefix("torch.") for name, tensor in self._tensors.items()}
         self.replaced = _Attached(model, trained).replaced
+        self._sampled = self._sampled_pieces()
         self._model = model
         self._untrained: tuple[UntrainedTensor, ...] | None = None
         # Of tensors by name nobody has said which are frozen: some may count batches.
         self._frozen = {} if given is model else {name: one for name, one in given.items() if name not in trained}
         self._buffers = _own_names(model, persistent_buffers(model)) if isinstance(model, torch.nn.Module) else {}
+
+    @property
+    def frozen_shards(self) -> Mapping[str, torch.Tensor]:
+        """The frozen parameters of which this process holds a part."""
+        return {name: one for name, one in self._frozen.items() if one.numel() and is_cut(one) and is_readable(one)}
 
     def check_whole(self) -> None:
         """Raises ValueError if other processes hold parts of the model."""
@@ -155,7 +163,7 @@ class TorchParameters:
         reshard(self._model)
 
     def untrained(self) -> tuple[UntrainedTensor, ...]:
-        """Returns frozen parameters and persistent buffers; the first call reads all of the former."""
+        """Returns frozen parameters and persistent buffers; the first call reads what is whole here of the former."""
         if self._untrained is None:
             self._untrained = untrained_tensors(self._frozen, self._buffers)
         return self._untrained
@@ -165,14 +173,28 @@ class TorchParameters:
         """The encoder for where the parameters are."""
         return encode_frames if self._is_on_host else encode_frames_torch
 
+    def _sampled_pieces(self) -> tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor]]:
+        """Returns what a sample is gathered in, the views of it, and the pieces of the weights that they get."""
+        found = places({name: tuple(tensor.shape) for name, tensor in self._tensors.items()})
+        pieces = [self._tensors[name][index] for name, index in found]
+        sample = torch.zeros(len(pieces), PIECE_NUMEL, device=self._device)
+        views = [row[: piece.numel()].view(piece.shape) for row, piece in zip(sample, pieces, strict=True)]
+        return sample, views, pieces
+
+    def sample(self) -> FlatArray:
+        """Returns the pieces, with zeros behind those that are short; on a GPU it does not wait for the copy."""
+        sample, views, pieces = self._sampled
+        if pieces:
+            torch._foreach_copy_(views, pieces)
+        return sample.numpy().copy() if self._is_on_host else sample.clone()
+
     def is_float32(self, layout: FragmentLayout) -> bool:
         """Whether every tensor of the fragment is float32."""
         return all(self._tensors[tensor.name].dtype == torch.float32 for tensor in layout.tensors)
 
     def buffer(self, layout: FragmentLayout) -> FlatArray:
-        """Returns a vector for a snapshot; written to once, since memory is only allocated by the first write."""
-        zeros = torch.zeros(layout.numel, device=self._device)
-        return zeros.fill_(0).numpy() if self._is_on_host else zeros
+        """Returns a vector for a snapshot."""
+        return vector(layout.numel) if self._is_on_host else torch.zeros(layout.numel, device=self._device)
 
     def snapshot(self, layout: FragmentLayout, out: FlatArray) -> Work:
         """Returns a function that copies the weights to `out`; on a GPU it does not wait for the copy."""
@@ -244,35 +266,6 @@ def reshard(model: torch.nn.Module | Mapping[str, torch.Tensor]) -> None:
     for module in model.modules() if isinstance(model, torch.nn.Module) else ():
         if hasattr(module, "reshard"):
             module.reshard()  # type: ignore[operator]
-
-
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns what this process holds of a tensor, which shares its memory: all of it, unless it is a DTensor."""
-    with torch.no_grad():
-        return tensor.to_local() if _is_sharded(tensor) else tensor  # type: ignore[attr-defined]
-
-
-def _is_sharded(tensor: object) -> bool:
-    return hasattr(tensor, "to_local")  # DTensor's module is not imported unless it is used
-
-
-def _region(name: str, tensor: torch.Tensor) -> Region:
-    """Returns which part of a tensor this process holds.
-
-    Raises:
-        ValueError: it is not one box of the tensor.
-    """
-    if not _is_sharded(tensor):
-        return Region((0,) * tensor.dim(), tuple(tensor.shape))
-    kinds = {type(placement).__name__ for placement in tensor.placements}  # type: ignore[attr-defined]
-    if not kinds <= {"Shard", "Replicate"}:
-        raise ValueError(
-            "a parameter that tensor parallelism and fully_shard cut in the same dimension can't be exchanged: use "
-            f"fully_shard alone, or shard another dimension. parameter={name}, "
-            f"placements={tensor.placements}"  # type: ignore[attr-defined]
-        )
-    (chunk,) = tensor.__create_chunk_list__()  # type: ignore[attr-defined]
-    return Region(tuple(chunk.offsets), tuple(chunk.sizes))
 
 
 def _own_names(model: torch.nn.Module, tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:

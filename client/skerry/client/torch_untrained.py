@@ -8,10 +8,11 @@ from typing import Final
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from skerry.client.torch_shards import is_cut, local_part
 from skerry.wire.untrained import UntrainedTensor, values_digest
 
-# Copied from a GPU at a time.
-_PIECE_BYTES: Final = 2**26
+# Copied from a GPU, or gathered from other ranks, at a time.
+PIECE_BYTES: Final = 2**26
 
 
 def persistent_buffers(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
@@ -27,25 +28,34 @@ def untrained_tensors(
 ) -> tuple[UntrainedTensor, ...]:
     """Returns frozen parameters with the digests of their values, and buffers without; reads all of the former.
 
-    A parameter that can't be read here, since it is on the meta device or one of several shards, has no digest either.
+    A parameter that can't be read here, since it is on the meta device or this process holds a part of it, has no
+    digest either.
     """
     return tuple(
         UntrainedTensor(
             name,
             tuple(tensor.shape),
             str(tensor.dtype).removeprefix("torch."),
-            values_digest(_pieces(tensor)) if name in frozen and _is_readable(tensor) else b"",
+            values_digest(pieces(local_part(tensor)))
+            if name in frozen and is_readable(tensor) and not is_cut(tensor)
+            else b"",
         )
         for name, tensor in {**frozen, **buffers}.items()
     )
 
 
-def _is_readable(tensor: torch.Tensor) -> bool:
-    return tensor.device.type != "meta" and not is_traceable_wrapper_subclass(tensor)
+def is_readable(tensor: torch.Tensor) -> bool:
+    """Whether what this process holds of a tensor is in memory, as plain values."""
+    part = local_part(tensor)
+    return part.device.type != "meta" and not is_traceable_wrapper_subclass(part)
 
 
-def _pieces(tensor: torch.Tensor) -> Iterator[memoryview]:
+def pieces(tensor: torch.Tensor) -> Iterator[memoryview]:
     """Yields the tensor's bytes in row-major order."""
-    flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-    for piece in flat.split(_PIECE_BYTES):  # type: ignore[no-untyped-call]
+    for piece in as_bytes(tensor.detach().contiguous()).split(PIECE_BYTES):  # type: ignore[no-untyped-call]
         yield piece.cpu().numpy().data
+
+
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns the bytes of a contiguous tensor, which share its memory."""
+    return tensor.reshape(-1).view(torch.uint8)

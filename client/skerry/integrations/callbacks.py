@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import inspect
+import signal
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from types import TracebackType
 from typing import Any, Final
 
-from skerry.client import Learner, SkerryError
+from skerry.client import Learner, SkerryError, leave_on_signal
 from skerry.integrations.metrics import learner_metrics
 from skerry.runtime.logs import get_logger
 
 _log = get_logger(__name__)
 
 # How long the end of training waits for the last work to be merged; other learners have to finish a step for it.
-_LEAVE_TIMEOUT_S: Final = 60.0
+_MERGE_TIMEOUT_S: Final = 60.0
 
 
 class CallbackLearner:
@@ -22,17 +25,20 @@ class CallbackLearner:
 
     Args:
         options: the arguments of `Learner` except the model.
+        leave_on_signal: whether SIGTERM makes the learner leave, as `skerry.client.leave_on_signal` does.
 
     Raises:
         TypeError: an option is not known, or `target` or `run` is missing.
     """
 
-    def __init__(self, options: Mapping[str, Any]) -> None:
+    def __init__(self, options: Mapping[str, Any], *, leave_on_signal: bool) -> None:
         inspect.signature(Learner).bind(None, **options)  # now, rather than after the model was loaded
         self.learner: Learner | None = None
         self._options = options
+        self._leaves_on_signal = leave_on_signal
         self._has_several_ranks = False
         self._handled: BaseException | None = None
+        self._restoring = ExitStack()  # what is changed in the process while the learner is there
 
     def begin(
         self, attach: Callable[..., Learner], *, process_count: int, step_count: int | None, refused: str | None
@@ -52,10 +58,16 @@ class CallbackLearner:
         self._handled = sys.exception()  # an error before training that the caller has handled
         if self.learner is not None:  # the trainer begins anew, with a smaller batch for instance
             self.learner.close()
+        self._restoring.close()
         planned = {} if step_count is None else {"planned_step_count": step_count}
         self.learner = attach(**{**planned, **self._options})
+        self._leave_if_the_process_fails()
+        if self._leaves_on_signal:
+            previous = signal.getsignal(signal.SIGTERM)
+            self._restoring.callback(signal.signal, signal.SIGTERM, signal.SIG_DFL if previous is None else previous)
+            leave_on_signal(self.learner)
 
-    def leave(self, *, load_merged: bool) -> None:
+    def leave(self, *, load_merged: bool, error: BaseException | None = None) -> None:
         """Sends the last work for a bounded time and leaves the run. Idempotent; failures are logged, not raised.
 
         With `load_merged` the model has the run's weights afterwards, if the last work is merged in time. While an
@@ -64,21 +76,39 @@ class CallbackLearner:
         learner, self.learner = self.learner, None
         if learner is None:
             return
-        error = sys.exception()
+        with self._restoring:
+            self._leave(learner, error or sys.exception(), load_merged=load_merged)
+
+    def _leave(self, learner: Learner, error: BaseException | None, *, load_merged: bool) -> None:
         if self._has_several_ranks and error is not None and error is not self._handled:
             learner.__exit__(type(error), error, None)
             return
         try:
-            is_done = learner.leave(_LEAVE_TIMEOUT_S, load_merged=load_merged)
-        except SkerryError as error:  # the model is trained, and the trainer has things to do with it
-            _log.error("the last work is not in the run", because=str(error))
+            is_done = learner.leave(_MERGE_TIMEOUT_S, load_merged=True) if load_merged else learner.leave()
+        except SkerryError as failure:  # the model is trained, and the trainer has things to do with it
+            _log.error("the last work is not in the run", because=str(failure))
             return
         if load_merged and not is_done:
             _log.warning(
                 "the last work was not merged in time, so the model keeps this learner's own weights. "
                 "`skerry export` writes the run's",
-                timeout_s=_LEAVE_TIMEOUT_S,
+                timeout_s=_MERGE_TIMEOUT_S,
             )
+
+    def _leave_if_the_process_fails(self) -> None:
+        """Has an error that nobody handles, Ctrl-C too, leave the run after it was printed."""
+        previous = sys.excepthook
+
+        def leave(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+            previous(kind, error, traceback)
+            self.leave(load_merged=False, error=error)
+
+        def restore() -> None:
+            if sys.excepthook is leave:
+                sys.excepthook = previous
+
+        sys.excepthook = leave
+        self._restoring.callback(restore)
 
     @property
     def metrics(self) -> dict[str, float]:

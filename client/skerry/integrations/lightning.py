@@ -30,14 +30,18 @@ class SkerryCallback(Callback):  # type: ignore[misc]  # untyped
 
     Args:
         tokens_per_step: as `skerry.client.attach` says.
+        leave_on_signal: on SIGTERM, end training after the step under way, with all of its work sent: `fit` raises
+            SystemExit, as `skerry.client.leave_on_signal` says. With one process Lightning does so by itself.
         **options: as `Learner` says, `target` and `run` among them.
 
     Raises:
         TypeError: an option is not known, or `target` or `run` is missing.
     """
 
-    def __init__(self, *, tokens_per_step: int | Callable[[], int], **options: Any) -> None:
-        self._part = CallbackLearner(options)
+    def __init__(
+        self, *, tokens_per_step: int | Callable[[], int], leave_on_signal: bool = False, **options: Any
+    ) -> None:
+        self._part = CallbackLearner(options, leave_on_signal=leave_on_signal)
         self._tokens_per_step = tokens_per_step
 
     @property

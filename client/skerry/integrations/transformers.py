@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 from functools import partial
 from typing import Any
 
 from torch.distributed.fsdp import FullyShardedDataParallel
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_callback import CallbackHandler
 
 from skerry.client import Learner
 from skerry.integrations.callbacks import CallbackLearner
@@ -24,27 +26,30 @@ class SkerryCallback(TrainerCallback):  # type: ignore[misc]  # untyped
     this learner's weights; the last one and what `save_model` writes afterwards hold the run's, merged. Where the
     trainer loads its best checkpoint at the end, that is what it has then.
 
-    A trainer tells callbacks nothing of exceptions, so call `leave` in a `finally` to send what was learned until then.
+    An error that ends the process, or Ctrl-C, first sends what was learned, within 10 s. A trainer tells callbacks
+    nothing of exceptions, so where you handle them yourself, as in a notebook, call `leave`.
 
     Started by torchrun, the processes are one learner together. With several, an error loses what was not sent yet.
 
-    The logs get `skerry/...`. Trackers of `report_to` are called before the callbacks of the constructor, so give
-    theirs after this one (`report_to="none", callbacks=[SkerryCallback(...), WandbCallback()]`) to have it there too.
+    The logs get `skerry/...`, also those that the trackers of `report_to` keep.
 
     Args:
         tokens_per_step: what this island trains on in one step; by default the trainer counts the elements of the
             model's main input.
+        leave_on_signal: on SIGTERM, end training after the step under way, with all of its work sent: `train` raises
+            SystemExit, as `skerry.client.leave_on_signal` says. For other notices call `learner.leave_soon`.
         **options: as `Learner` says, `target` and `run` among them.
 
     Raises:
         TypeError: an option is not known, or `target` or `run` is missing.
     """
 
-    def __init__(self, *, tokens_per_step: int | None = None, **options: Any) -> None:
-        self._part = CallbackLearner(options)
+    def __init__(self, *, tokens_per_step: int | None = None, leave_on_signal: bool = False, **options: Any) -> None:
+        self._part = CallbackLearner(options, leave_on_signal=leave_on_signal)
         self._tokens_per_step = tokens_per_step
         self._token_count = 0  # of the trainer, at the last step
         self._loss: float | None = None
+        self._early = _EarlyLog(self)
 
     @property
     def learner(self) -> Learner | None:
@@ -63,6 +68,7 @@ class SkerryCallback(TrainerCallback):  # type: ignore[misc]  # untyped
         if self._tokens_per_step is None and args.include_num_input_tokens_seen == "no":
             args.include_num_input_tokens_seen = "all"
         self._token_count = state.num_input_tokens_seen
+        self._early.precede_trackers()
         attach = partial(Learner, kwargs["model"])
         self._part.begin(
             attach,
@@ -76,13 +82,17 @@ class SkerryCallback(TrainerCallback):  # type: ignore[misc]  # untyped
 
         Raises:
             ValueError: the trainer does not know how many tokens it trains on.
-            StopExchangingError: as `Learner.step`.
+            SystemExit, StopExchangingError: as `Learner.step`.
         """
         if self.learner is None:
             return
         token_count = self._tokens_since(state.num_input_tokens_seen)
-        # The trainer's count is of all ranks, and the learner adds up what they give.
-        self.learner.step(token_count if state.is_world_process_zero else 0, self._loss)
+        try:
+            # The trainer's count is of all ranks, and the learner adds up what they give.
+            self.learner.step(token_count if state.is_world_process_zero else 0, self._loss)
+        except SystemExit:
+            self._part.leave(load_merged=False)
+            raise
         if control.should_training_stop:
             self._part.leave(load_merged=True)
 
@@ -94,9 +104,9 @@ class SkerryCallback(TrainerCallback):  # type: ignore[misc]  # untyped
         logs: dict[str, float] | None = None,
         **_: Any,
     ) -> None:
-        """Adds `skerry/...` for the callbacks after this one and for the trainer's history, and notes the loss."""
+        """Adds `skerry/...` for all callbacks and for the trainer's history, once, and notes the loss."""
         metrics = self._part.metrics
-        if logs is None or not metrics:
+        if logs is None or metrics.keys() <= logs.keys():
             return
         self._loss = logs.get("loss", self._loss)
         logs.update(metrics)
@@ -121,6 +131,24 @@ class SkerryCallback(TrainerCallback):  # type: ignore[misc]  # untyped
                 "SkerryCallback tokens_per_step, by which this learner's work is weighed against the others'"
             )
         return since
+
+
+class _EarlyLog(TrainerCallback):  # type: ignore[misc]  # untyped
+    """Has the metrics added before the trackers of `report_to` read the logs: these come before a user's callbacks."""
+
+    def __init__(self, skerry: SkerryCallback) -> None:
+        self.on_log = skerry.on_log
+
+    def precede_trackers(self) -> None:
+        """Puts this one first; the trainer gives callbacks no way to its list of them but the call itself."""
+        frame = inspect.currentframe()
+        while frame is not None:
+            handler = frame.f_locals.get("self")
+            if isinstance(handler, CallbackHandler):
+                if self not in handler.callbacks:
+                    handler.callbacks = [self, *handler.callbacks]  # anew: the old list is gone through just now
+                return
+            frame = frame.f_back
 
 
 def _refused(args: TrainingArguments, model: Any) -> str | None:

@@ -80,9 +80,12 @@ class Ledger:
         """Returns the ledger without the delta in flight, whose work stays in the model until `replaced`."""
         return replace(self, in_flight=None)
 
-    def shift(self, anchor: FlatArray, *, is_merged: bool) -> FlatArray:
-        """Returns theta' - theta, `(numel,)`: equation (4) where the delta in flight is in `anchor`, else (3)."""
-        shift = anchor - self.base
+    def shift(self, anchor: FlatArray, *, is_merged: bool, out: NDArray[np.float32] | None = None) -> FlatArray:
+        """Returns theta' - theta, `(numel,)`: equation (4) where the delta in flight is in `anchor`, else (3).
+
+        It is written to `out`, where that is given.
+        """
+        shift = anchor - self.base if out is None else np.subtract(anchor, self.base, out=out)
         if is_merged and self.in_flight is not None:
             shift += self.in_flight
         return shift

@@ -8,6 +8,9 @@ were loaded minus the weights now, with the base version that was loaded; on Eve
 from the version it has, apply, and go on. It MAY use CODEC_FLOAT32 without compression throughout.
 docs/learner-guide.md has the whole state machine.
 
+Neither side compresses messages with gRPC's own compression, here and in the other services: the server answers a
+message with a grpc-encoding other than identity with UNIMPLEMENTED and no ErrorInfo. Frames have a compressor.
+
 Bulk travels as frames: a 32-byte header and a payload, one after another, as protos/FORMAT.md specifies. Messages
 cut the byte stream of frames anywhere; 1 MiB a message is a good size.
 """

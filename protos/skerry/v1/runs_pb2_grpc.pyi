@@ -7,6 +7,8 @@ Creating takes three steps, each of which may be repeated without harm: CreateRu
 Exchange.PushDelta with base_version -1 sends the initial weights of every fragment; CommitRun makes the run exist
 under its name. Of several creators of one name exactly one wins, with all of its own weights; the others are
 answered RUN_EXISTS and join.
+
+A message that gRPC compressed is answered UNIMPLEMENTED, as exchange.proto says.
 """
 
 from collections import abc as _abc

@@ -27,7 +27,15 @@ from skerry.syncer.errors import RETRY_STORE_S, DrainingError, SyncerError, bad_
 from skerry.syncer.merger import Merger
 from skerry.syncer.metrics import SyncerMetrics
 from skerry.syncer.parts import ByteBudget
-from skerry.syncer.quotas import ID_BURST, ID_PAUSE_S, RUN_BURST, RUN_PAUSE_S, Rate
+from skerry.syncer.quotas import (
+    ID_BURST,
+    ID_PAUSE_S,
+    RUN_BURST,
+    RUN_PAUSE_S,
+    UNSENT_BYTES,
+    UNSENT_PAUSE_S,
+    Rate,
+)
 from skerry.syncer.replica import RunReplica
 from skerry.syncer.settings import ReplicaSettings
 from skerry.syncer.tidying import tidy
@@ -91,6 +99,7 @@ class RunHost:
         self.budget = ByteBudget(settings.part_budget_bytes, clock)
         self.downloads = ByteBudget(settings.download_budget_bytes, clock)
         self.new_runs = Rate("new runs", clock, burst=RUN_BURST, pause_s=RUN_PAUSE_S)
+        self.unsent = Rate("bytes of weights that were not sent", clock, burst=UNSENT_BYTES, pause_s=UNSENT_PAUSE_S)
         self.new_ids = Rate("new learners", clock, burst=ID_BURST, pause_s=ID_PAUSE_S)
         self._entropy = entropy
         self._metrics = metrics or SyncerMetrics(clock)

@@ -23,6 +23,7 @@ from skerry.store.log.state import RunState
 from skerry.syncer.caller import author
 from skerry.syncer.errors import SyncerError, bad_request, from_rejection
 from skerry.syncer.host import RunHost, replaced
+from skerry.syncer.quotas import unsent_bytes
 from skerry.syncer.replica import RunReplica
 from skerry.wire.digests import LeafHash
 from skerry.wire.layout import FragmentLayout, check_id, check_name
@@ -133,13 +134,15 @@ async def commit_run(host: RunHost, name: str, uid: str, seen_position: int) -> 
     """Opens the draft and gives it its name.
 
     Raises:
-        SyncerError: RUN_DRAFT: initial weights are missing; RUN_EXISTS: another run has the name.
+        SyncerError: RUN_DRAFT: initial weights are missing; RUN_EXISTS: another run has the name; QUOTA_EXCEEDED.
     """
     replica = await host.open(name, check_id(uid, "run uid"), seen_position=seen_position, is_creator=True)
     if replica.state.status is RunStatus.DRAFT:
         await replica.log.tail()
     if replica.state.status is RunStatus.DRAFT:
         for fragment in sorted(replica.state.fragments):
+            if unsent := unsent_bytes(replica.state.fragments[fragment]):
+                host.unsent.take(author(), unsent)
             await replica.merger.seed(fragment)
         missing = [name for name, f in sorted(replica.state.fragments.items()) if f.version < 0]
         if missing:

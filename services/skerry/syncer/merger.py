@@ -32,6 +32,7 @@ from skerry.algorithm.merge import Round
 from skerry.algorithm.outer import OuterStep, learning_rate_at, momentum_at, outer_step
 from skerry.algorithm.step import (
     TORN,
+    Float32s,
     OuterState,
     PreparedSpan,
     Scalars,
@@ -121,9 +122,9 @@ async def merge_round(
     fragment: str,
     closing: ClosedItem,
     state: OuterState,  # of version closing.version - 1; untouched
+    acc: Float32s,  # (numel,) overwritten; the result refers to it until it is adopted
     *,
     workers: Workers,
-    scratch: Scratch,
 ) -> MergeResult:
     """Computes the version that `closing` freezes, by the policy that it was closed under, and stores its update.
 
@@ -150,7 +151,6 @@ async def merge_round(
         sizes = np.array([tensor.numel for tensor in layout.tensors], np.float64)
         merged = replace(merged, median_shares=median_shares(merged.shares(), products, sizes))
     coefficients = merged.coefficients()
-    (acc,) = scratch.zeros(1, layout.numel)
     await accumulate_deltas(log, fragment, deltas, coefficients, acc, workers=workers)
     sum_norms = np.empty(0)
     if merged.rule is not MergeRule.MEAN:
@@ -277,13 +277,16 @@ class Merger:
         closing = self.frozen_set(key)
         if closing is None:
             return
+        with self._scratch.lent(fragment.layout.numel) as acc:
+            await self._merge_with(acc, key, closing)
+
+    async def _merge_with(self, acc: Float32s, key: MergeKey, closing: ClosedItem) -> None:
+        fragment = self._log.state.fragments[key.fragment]
         started_s = self._clock.monotonic_s()
         for is_last in (False, True):
             outer = await self._states.at(fragment, key.version - 1)
             try:
-                result = await merge_round(
-                    self._log, key.fragment, closing, outer, workers=self._workers, scratch=self._scratch
-                )
+                result = await merge_round(self._log, key.fragment, closing, outer, acc, workers=self._workers)
                 break
             except DamagedStateError as error:
                 _LOG.warning("cached state is dropped", fragment=key.fragment, cause=str(error))

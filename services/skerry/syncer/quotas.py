@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from skerry.runtime.clock import Clock
+from skerry.store.log.entries import INITIAL_BASE
+from skerry.store.log.state import FragmentState
 from skerry.syncer.errors import RETRY_STORE_S, SyncerError
 
 # What a client may take beyond the time at the least rate, 64 kbit/s, to send or to read what is held in memory for it:
@@ -29,6 +31,9 @@ RUN_PAUSE_S: Final = 60.0
 # Learner ids that are new to a run, in the same way: each is remembered for as long as the run lives.
 ID_BURST: Final = 256
 ID_PAUSE_S: Final = 1.0
+# Bytes of initial weights that an identity has stored without sending them, since zeros compress to nothing: likewise.
+UNSENT_BYTES: Final = 2**34
+UNSENT_PAUSE_S: Final = 86_400.0 / UNSENT_BYTES
 # Most bytes of parts in no accepted delta that one identity may store in one run within a day: a fixed size plus a
 # multiple of the run's own.
 ORPHAN_BYTES: Final = 2**30
@@ -57,8 +62,8 @@ class Rate:
         self._pause_s = pause_s
         self._paid_until_s: dict[str, float] = {}
 
-    def take(self, client: str) -> None:
-        """Counts one.
+    def take(self, client: str, count: int = 1) -> None:
+        """Counts so many.
 
         Raises:
             SyncerError: QUOTA_EXCEEDED: it comes too soon.
@@ -68,7 +73,7 @@ class Rate:
         early_s = paid_s - now_s - self._burst_s
         if early_s > 0:
             raise exceeded(f"too many {self._what} at once", retry_after_s=early_s)
-        self._paid_until_s[client] = paid_s + self._pause_s
+        self._paid_until_s[client] = paid_s + count * self._pause_s
         if len(self._paid_until_s) > _MOST_KNOWN:
             self._paid_until_s = {one: until_s for one, until_s in self._paid_until_s.items() if until_s > now_s}
 
@@ -178,6 +183,17 @@ class Orphans:
         self._size_bytes[client] -= size_bytes
         if not self._size_bytes[client]:
             del self._size_bytes[client]
+
+
+def unsent_bytes(fragment: FragmentState) -> int:
+    """Returns by how many bytes a draft's version 0 would be larger than the push that it is made of; 0: there is none.
+
+    What was sent costs the sender as much as the store, and expires with the draft.
+    """
+    if fragment.version != INITIAL_BASE or not fragment.pending:
+        return 0
+    parts = next(iter(fragment.pending.values())).item.parts
+    return max(0, 4 * fragment.layout.numel - sum(part.size_bytes for part in parts))
 
 
 def exceeded(message: str, *, retry_after_s: float) -> SyncerError:

@@ -30,7 +30,7 @@ from skerry.syncer.events import EventStream, Followers, duration_message, event
 from skerry.syncer.membership import LearnerRecord, LearnerReport, Membership
 from skerry.syncer.merger import DamagedStateError, Merger
 from skerry.syncer.pace import Pace, wait
-from skerry.syncer.quotas import Orphans
+from skerry.syncer.quotas import Orphans, unsent_bytes
 from skerry.syncer.restart import closed_without
 from skerry.syncer.rollback import RollBacks
 from skerry.syncer.rounds import MergeKey, RoundEngine
@@ -385,11 +385,16 @@ class RunReplica:
         await self.merger.restart(key.fragment)
 
     def _start_seeds(self) -> None:
-        """Starts to store the initial weights that were pushed to a draft, before its commit asks for them."""
+        """Starts to store the initial weights that were pushed to a draft, before its commit asks for them.
+
+        The commit alone stores those that take far more than was sent, since most drafts of a client may have none.
+        """
         if self.state.status is not RunStatus.DRAFT or self._is_draining:
             return
         for name, fragment in sorted(self.state.fragments.items()):
             if fragment.version == INITIAL_BASE and fragment.pending and name not in self._seeded:
                 self._seeded.add(name)
+                if unsent_bytes(fragment) > 2 * fragment.layout.numel:
+                    continue
                 # After a failure the draft's commit tries again and reports it.
                 self._start(self._done(self.merger.seed(name), "initial weights could not be stored", fragment=name))

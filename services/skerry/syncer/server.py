@@ -52,6 +52,10 @@ _OPTIONS: Final[Sequence[tuple[str, int]]] = (
     # Above the contract's limit, which the interceptor checks, because a refusal by gRPC itself has no details.
     ("grpc.max_receive_message_length", 2 * MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    # gRPC would inflate a compressed message before anybody asks whose it is, and whatever it becomes: 0.3 MB became
+    # 300 MiB. Weights are compressed in frames. The first option refuses such a call, the second never inflates one.
+    ("grpc.compression_enabled_algorithms_bitset", 1),
+    ("grpc.per_message_decompression", 0),
     # Detect half-open connections within a minute, and allow clients to ping every ten seconds.
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 15_000),

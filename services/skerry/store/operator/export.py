@@ -1,6 +1,6 @@
 """Writes a checkpoint of a run as of any log position: one safetensors file with the tensors that the run trains.
 
-What else the model has comes from files that the caller names: `skerry.store.operator.base_model`.
+What else the model has comes from files that the caller names: `skerry.wire.base_model`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from skerry.store.log.entries import INITIAL_BASE, ObjectRef
 from skerry.store.log.fold import apply_entry
 from skerry.store.log.run_log import RunLog
 from skerry.store.log.state import FragmentState, RunState, VersionState
-from skerry.store.operator.base_model import BaseModel
 from skerry.store.operator.log_lines import time_text
 from skerry.store.versions.replay import Replayer
+from skerry.wire.base_model import BaseModel
 from skerry.wire.safetensors import checkpoint_header, tensor_bytes
 
 ExportDtype = Literal["original", "float32"]
@@ -64,7 +64,7 @@ async def export_checkpoint(
         LogCorruptError: the weights do not have the digests that the log names.
         OSError: `path` can't be written, or a file of `base` not read.
     """
-    base = base or BaseModel(log.spec, ())
+    base = base or BaseModel(log.spec.untrained, log.spec.dtypes)
     before, behind = base.wide(is_wide=True), base.wide(is_wide=False)
     versions = await versions_at(log, position)
     await _check_not_collected(log, position, versions)

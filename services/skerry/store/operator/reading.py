@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import click
 from rich.console import Console
@@ -20,12 +19,8 @@ from skerry.store.log.state import RunState
 from skerry.store.operator.log_lines import entry_json, entry_lines
 from skerry.store.operator.options import json_option, opened_log, run_options, shown_progress, warn_of_damage
 
-if TYPE_CHECKING:
-    from skerry.store.operator.base_model import BaseModel
-
 _WIDE: Final = 160  # columns of a pipe or a file
 _FOLLOW_PAUSE_S: Final = 1.0
-_NAMED: Final = 5  # tensors in a warning
 
 
 @click.command(
@@ -146,6 +141,7 @@ def export(
     dtype: str,
     is_json: bool,
     is_adapter: bool = False,
+    is_whole: bool = False,
 ) -> None:
     """Write a run's weights at any log position as one safetensors file.
 
@@ -155,15 +151,17 @@ def export(
 
     Where the log is damaged, its last good entry is the default position, and the exit status is 1.
     """
-    from skerry.store.operator.base_model import BaseModel
     from skerry.store.operator.export import ExportDtype, export_checkpoint
+    from skerry.wire.base_model import BaseModel
 
     chosen: ExportDtype = "float32" if dtype == "float32" else "original"
 
     async def write() -> tuple[dict[str, Any], bool]:
         async with opened_log(store_url, run_name, uid) as (run_log, workers):
             at = run_log.state.position if position is None else position
-            base = BaseModel(run_log.spec, base_paths)
+            base = BaseModel(run_log.spec.untrained, run_log.spec.dtypes, base_paths)
+            if is_whole and base.missing:
+                raise click.UsageError(next(base.remarks()))
             with shown_progress("exporting", is_hidden=is_json) as progress:
                 versions = await export_checkpoint(
                     run_log, out_path, position=at, dtype=chosen, workers=workers, base=base, progress=progress
@@ -171,7 +169,8 @@ def export(
             is_cut = position is None and warn_of_damage(run_log)
             lacks: dict[str, Any] = {}
             if not is_adapter:
-                _say_rest(base)
+                for remark in base.remarks():
+                    click.echo(f"warning: {remark}", err=True)
                 lacks = {"missing": base.missing, "other": base.other}
             return {"path": str(out_path), "position": at, "versions": versions, **lacks}, is_cut
 
@@ -185,18 +184,3 @@ def export(
         versions = ", ".join(f"{fragment} {version}" for fragment, version in done["versions"].items())
         click.echo(f"wrote {out_path}: position {done['position']}, versions {versions}")
     sys.exit(is_cut)
-
-
-def _say_rest(base: BaseModel) -> None:
-    """Says in what way an export is not the whole model of the run's creator."""
-
-    def say(names: Sequence[str], what: str) -> None:
-        if names:
-            more = ", …" if len(names) > _NAMED else ""
-            click.echo(f"warning: {what}. tensors={len(names)}, names={', '.join(names[:_NAMED])}{more}", err=True)
-
-    given = "no file of --base has them" if base.tensors else "give the file that has them as --base"
-    say(base.missing, f"the export lacks tensors that the model has and the run does not train: {given}")
-    say(base.other, "tensors of --base are not those that the run was created with")
-    was = "were taken" if set(base.unknown) <= base.tensors.keys() else "were left out"
-    say(base.unknown, f"tensors of --base that the run does not know of {was}")

@@ -114,16 +114,16 @@ class Replayer:
             raise ValueError(f"state can't advance. state_version={state.version}, version={version}")
         if state.version == version:
             return
-        (acc,) = scratch.zeros(1, self._layout.numel)
-        while state.version < version:
-            at = self._version(state.version + 1)
-            if at.commit is None:
-                await self.load_snapshot(at, state)
-                continue
-            replayed = await self.replay(at.commit, state, acc)
-            if replayed.digest != at.digest:
-                state.version = TORN
-                raise self._differs("replay differs", at, replayed.digest)
+        with scratch.lent(self._layout.numel) as acc:
+            while state.version < version:
+                at = self._version(state.version + 1)
+                if at.commit is None:
+                    await self.load_snapshot(at, state)
+                    continue
+                replayed = await self.replay(at.commit, state, acc)
+                if replayed.digest != at.digest:
+                    state.version = TORN
+                    raise self._differs("replay differs", at, replayed.digest)
 
     async def replay(
         self,

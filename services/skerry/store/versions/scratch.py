@@ -14,6 +14,7 @@ import itertools
 import mmap
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, Protocol
 from weakref import WeakSet, WeakValueDictionary
@@ -24,6 +25,8 @@ from numpy.typing import NDArray
 from skerry.runtime.logs import get_logger
 from skerry.store.errors import StoreFullError
 
+# Merges of two fragments overlap, one that is being summed up and one that is being written.
+_MOST_SPARE: Final = 2
 # Smaller arrays stay in memory, where they cost less than a file; a simulation makes thousands of them.
 SMALLEST_FILE_BYTES: Final = 2**20
 
@@ -68,6 +71,7 @@ class Scratch:
         self._directory = directory
         self._memory_bytes = memory_bytes  # of all arrays in memory, but for small ones
         self._in_memory: WeakSet[mmap.mmap] = WeakSet()
+        self._spare: list[NDArray[np.float32]] = []  # that were lent before
         self._cached: WeakValueDictionary[int, Cached] = WeakValueDictionary()  # the least recently used first
         self._use_count = itertools.count()
 
@@ -89,9 +93,30 @@ class Scratch:
         mapped = self._mapped(self._directory, count * stride_bytes)
         return tuple(np.frombuffer(mapped, np.float32, numel, offset=nth * stride_bytes) for nth in range(count))
 
+    @contextlib.contextmanager
+    def lent(self, numel: int) -> Iterator[NDArray[np.float32]]:
+        """Yields an array of shape (numel,) and any content, which nobody may use afterwards.
+
+        Its memory is used again, because the kernel takes as long to clear fresh memory as a pass of arithmetic does.
+
+        Raises:
+            StoreFullError: as `zeros`.
+        """
+        fitting = [array for array in self._spare if numel <= len(array) <= 2 * numel]
+        array = min(fitting, key=len) if fitting else None
+        if array is None:
+            (array,) = self.zeros(1, numel)
+        else:
+            self._spare = [one for one in self._spare if one is not array]
+        yield array[:numel]
+        self._spare = [*self._spare, array][-_MOST_SPARE:]
+
     def _mapped(self, directory: Path, size_bytes: int) -> mmap.mmap:
         while True:
             mapped = self._mapped_memory(size_bytes)
+            if mapped is None and self._spare:
+                self._spare.clear()
+                mapped = self._mapped_memory(size_bytes)
             if mapped is not None:
                 return mapped
             try:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from blake3 import blake3
 
-from skerry.store.log.entries import RunSpec
 from skerry.wire.safetensors import FileTensor, read_file_header
+from skerry.wire.untrained import UntrainedTensor
 
 _PIECE_BYTES: Final = 2**20
+_NAMED: Final = 5  # tensors in a warning
 # What a file of safetensors calls the element types of frameworks.
 _DTYPES: Final[Mapping[str, str]] = {
     "F64": "float64",
@@ -57,8 +58,15 @@ class BaseModel:
     untrained tensor, these are not of its model, or are other names of tied tensors, and are left out.
     """
 
-    def __init__(self, spec: RunSpec, paths: Sequence[Path]) -> None:
+    def __init__(
+        self, untrained: Iterable[UntrainedTensor], trained: Collection[str], paths: Sequence[Path] = ()
+    ) -> None:
         """Reads the headers of the files; of tensors that several of them have, the first counts.
+
+        Args:
+            untrained: what the run's creator had besides.
+            trained: the names of the tensors that the run trains.
+            paths: safetensors files.
 
         Raises:
             OSError: a file can't be read.
@@ -68,9 +76,9 @@ class BaseModel:
         for path in paths:
             for name, place in read_file_header(path).items():
                 found.setdefault(name, BaseTensor(path, place))
-        self._recorded = {one.name: one for one in spec.untrained}
+        self._recorded = {one.name: one for one in untrained}
         self.missing = [name for name in self._recorded if name not in found]
-        self.unknown = [name for name in found if name not in self._recorded and name not in spec.dtypes]
+        self.unknown = [name for name in found if name not in self._recorded and name not in trained]
         self.other: list[str] = []
         taken = self._recorded.keys() if self._recorded else set(self.unknown)
         self.tensors = {name: one for name, one in found.items() if name in taken}
@@ -98,3 +106,19 @@ class BaseModel:
                 self.other.append(name)
 
         yield from one.pieces(compare)
+
+    def remarks(self) -> Iterator[str]:
+        """Yields in what way an export is not the whole model of the run's creator, once all tensors were read."""
+
+        def said(what: str, names: Sequence[str]) -> Iterator[str]:
+            if names:
+                more = ", …" if len(names) > _NAMED else ""
+                yield f"{what}. tensors={len(names)}, names={', '.join(names[:_NAMED])}{more}"
+
+        given = "no file of --base has them" if self.tensors else "give the file that has them as --base"
+        yield from said(
+            f"the export lacks tensors that the model has and the run does not train: {given}", self.missing
+        )
+        yield from said("tensors of --base are not those that the run was created with", self.other)
+        was = "were taken" if set(self.unknown) <= self.tensors.keys() else "were left out"
+        yield from said(f"tensors of --base that the run does not know of {was}", self.unknown)

@@ -23,7 +23,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from skerry.client import Learner, torch_untrained
-from tests.client.ddp_programs import EXACT, learner_of
+from tests.client.ddp_programs import learner_of
 from tests.client.ranks import Rank, loss_of, network
 
 TURN_COUNT = 2
@@ -34,7 +34,7 @@ Weights = dict[str, np.ndarray[Any, Any]]
 class Layout:
     """How the ranks of an island hold a model: each all of it, or shards over a mesh."""
 
-    shape: tuple[int, ...] = ()  # (shards,), (replicas, shards) or (shards, ranks of tensor parallelism)
+    shape: tuple[int, ...] = ()  # (shards,) or (replicas, shards), and the ranks of tensor parallelism if there are any
     is_tensor_parallel: bool = False
 
     @property
@@ -63,18 +63,18 @@ def sharded(model: Any, layout: Layout, **options: Any) -> Any:
     Tensor parallelism cuts one layer by columns, and another one by rows, which `fully_shard` then cuts again. Without
     tensor parallelism one matrix is cut by columns.
     """
+    data_names = ("replicas", "shards")[layout.is_tensor_parallel - len(layout.shape) :]
+    names = (*data_names, "tensor") if layout.is_tensor_parallel else data_names
+    mesh = init_device_mesh("cpu", layout.shape, mesh_dim_names=names)
+    by_columns: Any = lambda one: Shard(1) if one.ndim == 2 else None  # noqa: E731 - a rule of one line
     if layout.is_tensor_parallel:
-        mesh = init_device_mesh("cpu", layout.shape, mesh_dim_names=("shards", "tensor"))
         plan = {
             "1": RowwiseParallel(input_layouts=Replicate()),
             "4": ColwiseParallel(output_layouts=Replicate()),
         }
         parallelize_module(model, mesh["tensor"], plan)
-        fully_shard(model[1], mesh=mesh["shards"], **options)
-        return fully_shard(model, mesh=mesh["shards"], **options)
-    names = ("replicas", "shards")[-len(layout.shape) :]
-    mesh = init_device_mesh("cpu", layout.shape, mesh_dim_names=names)
-    fully_shard(model[1], mesh=mesh, shard_placement_fn=lambda one: Shard(1) if one.ndim == 2 else None, **options)
+        mesh, by_columns = mesh[data_names], None
+    fully_shard(model[1], mesh=mesh, shard_placement_fn=by_columns, **options)
     return fully_shard(model, mesh=mesh, **options)
 
 
@@ -187,18 +187,18 @@ def train_until_version(rank: Rank, layout: Layout, version: int, dying: int | N
     return {"began": began, "adopted": adopted, "ended": weights_of(model), "failure": learner.failure}
 
 
-def merged_in_the_end(rank: Rank, layout: Layout) -> tuple[Weights, Weights]:
+def merged_in_the_end(rank: Rank, layout: Layout, options: dict[str, Any]) -> tuple[Weights, Weights]:
     """Trains until all work is merged; returns what `merged_weights` gives, and the run's weights after leaving."""
     model: Any = network()
     trained: Any = sharded(model, layout) if layout.shape else nn.parallel.DistributedDataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with learner_of(trained, rank, policy=EXACT, adoption="replace") as learner:
+    with learner_of(trained, rank, **options) as learner:
         for step in range(3):
             _train(trained, optimizer, step, rank, layout)
-            learner.step(tokens=24)
+            learner.step(tokens=24 // rank.count)
         _exchange_all(learner, rank)
         merged = learner.merged_weights() if rank.number == 0 else {}
-        learner.step(tokens=24)
+        learner.step(tokens=24 // rank.count)
         if rank.number > 0:
             merged = learner.merged_weights()
         assert learner.leave(60.0, load_merged=True)

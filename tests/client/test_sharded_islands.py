@@ -32,22 +32,31 @@ def test_shards_learn_what_one_process_learns_from_the_same_batches(
 
 
 def test_shards_learn_from_int4_deltas_what_one_process_does(target: str, tmp_path: Path) -> None:
-    """Gradients of shards are summed in another order, so an element may get the code beside the single process's.
+    """Weights are equal within rounding, but for elements that lie at the border between two codes.
 
-    Such an element differs by a step of its block, a 7th of the block's largest delta, times the outer learning rate.
-    Few elements are that close to the border between two codes.
+    Gradients of shards are summed in another order, which may give such an element the neighbouring code. It then
+    differs by a step of its block, a 7th of the block's largest delta, times the outer learning rate.
     """
-    program, options = fsdp_programs.train_in_turns, {"policy": replace(EXACT, delta_encoding=Encoding(Codec.INT4))}
-    ((began, alone),) = values(run(tmp_path / "one", program, 1, target, ALONE, {**options, "run": "one"}))
+    program, options = fsdp_programs.merged_in_the_end, {"policy": replace(EXACT, delta_encoding=Encoding(Codec.INT4))}
+    ((_, alone),) = values(run(tmp_path / "one", program, 1, target, ALONE, {**options, "run": "one"}))
     first, second = values(run(tmp_path / "two", program, 2, target, Layout((2,)), {**options, "run": "two"}))
+    began = dict(network().named_parameters())
     for name, weights in alone.items():
         np.testing.assert_array_equal(first[1][name], second[1][name])
         difference = abs(first[1][name] - weights)
-        assert difference.max() <= abs(weights - began[name]).max() / 7
+        assert difference.max() <= abs(weights - began[name].detach().numpy()).max() / 7
         assert (difference > 1e-6).mean() <= 0.01
 
 
-@pytest.mark.parametrize("layout", [Layout((2, 2)), TENSOR_PARALLEL], ids=str)
+@pytest.mark.parametrize(
+    "layout",
+    [
+        Layout((2, 2)),
+        TENSOR_PARALLEL,
+        pytest.param(Layout((2, 1, 2), is_tensor_parallel=True), marks=pytest.mark.long),
+    ],
+    ids=str,
+)
 def test_all_ranks_have_the_same_weights_after_every_adoption(target: str, tmp_path: Path, layout: Layout) -> None:
     """Training computes in bfloat16; what is exchanged is the optimizer's float32 weights, without the frozen ones."""
     ranks = values(run(tmp_path, fsdp_programs.train_until_version, layout.rank_count, target, layout, 3))
@@ -77,7 +86,8 @@ def test_an_island_that_lost_a_rank_goes_on_with_another_number_of_shards(target
 
 @pytest.mark.parametrize("layout", [Layout((2,)), ALONE], ids=["fully_shard", "DistributedDataParallel"])
 def test_the_first_rank_hands_out_the_runs_weights(target: str, tmp_path: Path, layout: Layout) -> None:
-    first, second = values(run(tmp_path, fsdp_programs.merged_in_the_end, 2, target, layout))
+    options = {"policy": EXACT, "adoption": "replace"}
+    first, second = values(run(tmp_path, fsdp_programs.merged_in_the_end, 2, target, layout, options))
     assert second[0] == {}
     assert first[0].keys() == first[1].keys()
     assert not np.array_equal(first[0]["1.weight"], dict(network().named_parameters())["1.weight"].detach())

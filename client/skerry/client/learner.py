@@ -35,8 +35,9 @@ class Learner(ArrayLearner):
             wrappers DistributedDataParallel, DataParallel and torch.compile), or tensors by name. Their storage must
             stay what it is: move the model to its device first. Frozen parameters have to be the same on all learners,
             which is checked when a learner attaches. Buffers are not synchronised, and a warning names them.
-        process_group: the ranks that train the model together (DistributedDataParallel, `fully_shard`): one learner, of
-            which the first rank exchanges for all. By default all ranks, if torch.distributed is initialised.
+        process_group: the ranks that train the model together (DistributedDataParallel, `fully_shard`, tensor
+            parallelism): one learner, of which the first rank exchanges for all. By default all ranks, if
+            torch.distributed is initialised.
 
     The other arguments, and everything else, are as `ArrayLearner` says. With several ranks, every rank makes a Learner
     and makes the same calls in the same order. Each gives its own tokens and loss to `step`, which waits for the other

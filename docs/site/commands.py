@@ -1,4 +1,4 @@
-"""Prints the page about the commands, made of what `--help` says: for `docs/site/build.py`, in the product's environment."""
+"""Prints the page about the commands, made of what `--help` says, for `docs/site/build.py`."""
 
 from __future__ import annotations
 

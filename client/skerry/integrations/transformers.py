@@ -70,7 +70,7 @@ class SkerryCallback(TrainerCallback):  # type: ignore[misc]  # untyped
         """Attaches the model.
 
         Raises:
-            ValueError: the weights are in a form of their own, as with DeepSpeed, or the checkpoint is of another model.
+            ValueError: the weights are in a form of their own, as with DeepSpeed, or the checkpoint of another model.
             SkerryError: as `Learner`.
         """
         if self._tokens_per_step is None and args.include_num_input_tokens_seen == "no":

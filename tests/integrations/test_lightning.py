@@ -128,6 +128,30 @@ def test_a_resumed_trainer_attaches_after_its_checkpoint(target: str, tmp_path: 
     assert_merged(target, "pl", dict(module.named_parameters()))
 
 
+def test_a_checkpoint_has_the_work_that_was_not_sent(target: str, tmp_path: Path) -> None:
+    class _Killed(lightning.Callback):  # type: ignore[misc]  # untyped
+        def on_train_batch_start(self, trainer: Any, module: Any, *_: Any) -> None:
+            assert skerry.learner is not None
+            seen.append((skerry.learner.stats.step_count, skerry.learner.stats.unsent_step_count))
+            weights.append([one.detach().clone() for one in module.parameters()])
+            if trainer.global_step == 2 and len(seen) == 3:
+                trainer.save_checkpoint(tmp_path / "last.ckpt")
+            if len(seen) > 3:
+                skerry.learner.close()  # as a kill: nothing is sent
+                raise OSError("the machine is gone")
+
+    seen: list[tuple[int, int]] = []
+    weights: list[list[torch.Tensor]] = []
+    for path in (None, tmp_path / "last.ckpt"):
+        skerry = _callback(target, policy=Policy(inner_step_count=1000))
+        with pytest.raises(OSError, match="the machine"):
+            _fit(Rotation(), skerry, _Killed(), path=path)
+    assert seen == [(0, 0), (1, 1), (2, 2), (3, 3), (2, 2)]
+    for saved, restored, first in zip(weights[2], weights[4], weights[0], strict=True):
+        torch.testing.assert_close(restored, saved)
+        assert not torch.equal(restored, first)
+
+
 def test_fsdp1_is_refused_by_name(target: str) -> None:
     strategy = object.__new__(FSDPStrategy)  # it is made on GPUs only, and so is its trainer
     trainer: Any = SimpleNamespace(strategy=strategy, world_size=2, optimizers=[None], estimated_stepping_batches=8)

@@ -145,6 +145,30 @@ def test_a_resumed_trainer_attaches_after_its_checkpoint_and_the_last_checkpoint
     assert_merged(target, "hf", dict(saved.named_parameters()))
 
 
+def test_a_checkpoint_has_the_work_that_was_not_sent(target: str, tmp_path: Path) -> None:
+    class _Killed(TrainerCallback):  # type: ignore[misc]  # untyped
+        def on_step_begin(self, _: Any, state: Any, *__: Any, **kwargs: Any) -> None:
+            assert skerry.learner is not None
+            seen.append((skerry.learner.stats.step_count, skerry.learner.stats.unsent_step_count))
+            weights.append([one.detach().clone() for one in kwargs["model"].parameters()])
+            if state.global_step == 3 or len(seen) > 4:
+                skerry.learner.close()  # as a kill: nothing is sent
+                raise OSError("the machine is gone")
+
+    seen: list[tuple[int, int]] = []
+    weights: list[list[torch.Tensor]] = []
+    options: dict[str, Any] = {"max_steps": 100, "save_steps": 2, "save_strategy": "steps", "learning_rate": 0.1}
+    for resume in (False, True):
+        skerry = SkerryCallback(target=target, run="hf", learner_id="us", create=True)
+        with pytest.raises(OSError, match="the machine"):
+            _train(target, tmp_path, skerry, _Killed(), resume=resume, **options)
+        skerry.leave()
+    assert seen == [(0, 0), (1, 1), (2, 2), (3, 3), (2, 2)]
+    for saved, restored, first in zip(weights[2], weights[4], weights[0], strict=True):
+        torch.testing.assert_close(restored, saved)
+        assert not torch.equal(restored, first)
+
+
 def test_the_best_checkpoint_is_what_the_trainer_ends_with_where_it_loads_it(target: str, tmp_path: Path) -> None:
     trainer = _train(
         target, tmp_path, _callback(target), load_best_model_at_end=True, eval_strategy="steps", eval_steps=2,

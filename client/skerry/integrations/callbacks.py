@@ -34,6 +34,7 @@ class CallbackLearner:
     def __init__(self, options: Mapping[str, Any], *, leave_on_signal: bool) -> None:
         inspect.signature(Learner).bind(None, **options)  # now, rather than after the model was loaded
         self.learner: Learner | None = None
+        self.saved: Mapping[str, Any] = {}  # what `state_dict` returned, from the checkpoint that training goes on from
         self._options = options
         self._leaves_on_signal = leave_on_signal
         self._has_several_ranks = False
@@ -43,10 +44,12 @@ class CallbackLearner:
     def begin(
         self, attach: Callable[..., Learner], *, process_count: int, step_count: int | None, refused: str | None
     ) -> None:
-        """Attaches by `attach(**options)`. `step_count` is the planned length unless the options have one.
+        """Attaches by `attach(**options)`, and goes on with what was saved.
+
+        `step_count` is the planned length unless the options have one.
 
         Raises:
-            ValueError: the weights are not where a learner could change them.
+            ValueError: the weights are not where a learner could change them, or what was saved is of another model.
             SkerryError: as `Learner`.
         """
         if refused is not None:
@@ -61,11 +64,18 @@ class CallbackLearner:
         self._restoring.close()
         planned = {} if step_count is None else {"planned_step_count": step_count}
         self.learner = attach(**{**planned, **self._options})
+        saved, self.saved = self.saved, {}
+        if saved and not self._has_several_ranks:
+            self.learner.load_state_dict(saved)
         self._leave_if_the_process_fails()
         if self._leaves_on_signal:
             previous = signal.getsignal(signal.SIGTERM)
             self._restoring.callback(signal.signal, signal.SIGTERM, signal.SIG_DFL if previous is None else previous)
             leave_on_signal(self.learner)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns what `Learner.state_dict` does; nothing without a learner, or if it has several processes."""
+        return {} if self.learner is None or self._has_several_ranks else self.learner.state_dict()
 
     def leave(self, *, load_merged: bool, error: BaseException | None = None) -> None:
         """Sends the last work for a bounded time and leaves the run. Idempotent; failures are logged, not raised.

@@ -25,8 +25,9 @@ class SkerryCallback(Callback):  # type: ignore[misc]  # untyped
 
     A step of the run is a step of the optimizer with all its accumulated batches (with several optimizers, of the last
     one), and the planned length is the trainer's estimate of them. Checkpoints that are saved during training hold this
-    learner's weights; after `fit` the module has the run's, merged, which `save_checkpoint` writes. The logs get
-    `skerry/...`. With several processes (`devices=2, strategy="ddp"`) they are one learner together.
+    learner's weights and, with one process, its work that the run does not have yet; after `fit` the module has the
+    run's weights, merged, which `save_checkpoint` writes. The logs get `skerry/...`. With several processes
+    (`devices=2, strategy="ddp"`) they are one learner together.
 
     Args:
         tokens_per_step: as `skerry.client.attach` says.
@@ -49,11 +50,20 @@ class SkerryCallback(Callback):  # type: ignore[misc]  # untyped
         """The learner; None before training and after it."""
         return self._part.learner
 
+    def state_dict(self) -> dict[str, Any]:
+        """Returns what a checkpoint keeps: the learner's `state_dict`."""
+        return self._part.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes what a checkpoint has, for the learner that is yet to attach."""
+        self._part.saved = state_dict
+
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Attaches the module.
 
         Raises:
-            ValueError: the strategy keeps the weights in a form of its own, as DeepSpeed does.
+            ValueError: the strategy keeps the weights in a form of its own, as DeepSpeed does; or the checkpoint is of
+                another model.
             SkerryError: as `Learner`.
         """
         step_count = trainer.estimated_stepping_batches

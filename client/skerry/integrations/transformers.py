@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import inspect
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
+import torch
 from torch.distributed.fsdp import FullyShardedDataParallel
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import CallbackHandler
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from skerry.client import Learner
 from skerry.integrations.callbacks import CallbackLearner
+from skerry.runtime.files import replacing
 
 __all__ = ["SkerryCallback"]
+
+_STATE_FILE: Final = "skerry.pt"
 
 
 class SkerryCallback(TrainerCallback):  # type: ignore[misc]  # untyped
@@ -23,8 +29,10 @@ class SkerryCallback(TrainerCallback):  # type: ignore[misc]  # untyped
 
     A step of the run is a step of the optimizer with all its accumulated batches, the planned length is the trainer's
     `max_steps`, and the learning rate follows the trainer's own steps. Checkpoints that are saved during training hold
-    this learner's weights; the last one and what `save_model` writes afterwards hold the run's, merged. Where the
-    trainer loads its best checkpoint at the end, that is what it has then.
+    this learner's weights and, with one process, its work that the run does not have yet, in `skerry.pt`. The last
+    checkpoint and what `save_model` writes afterwards hold the run's weights, merged. Where the trainer loads its best
+    checkpoint at the end, that is what it has then. A trainer that resumes takes the work from the checkpoint in its
+    `output_dir`.
 
     An error that ends the process, or Ctrl-C, first sends what was learned, within 10 s. A trainer tells callbacks
     nothing of exceptions, so where you handle them yourself, as in a notebook, call `leave`.
@@ -62,13 +70,15 @@ class SkerryCallback(TrainerCallback):  # type: ignore[misc]  # untyped
         """Attaches the model.
 
         Raises:
-            ValueError: the weights are in a form of their own, as with DeepSpeed.
+            ValueError: the weights are in a form of their own, as with DeepSpeed, or the checkpoint of another model.
             SkerryError: as `Learner`.
         """
         if self._tokens_per_step is None and args.include_num_input_tokens_seen == "no":
             args.include_num_input_tokens_seen = "all"
         self._token_count = state.num_input_tokens_seen
         self._early.precede_trackers()
+        if (path := _state_path(args, state)).is_file():
+            self._part.saved = torch.load(path, map_location="cpu", weights_only=True)
         attach = partial(Learner, kwargs["model"])
         self._part.begin(
             attach,
@@ -112,6 +122,13 @@ class SkerryCallback(TrainerCallback):  # type: ignore[misc]  # untyped
         logs.update(metrics)
         state.log_history[-1].update(metrics)
 
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """Adds the learner's `state_dict` to the checkpoint, unless it is one that training can't go on from."""
+        path = _state_path(args, state)
+        if not args.save_only_model and path.parent.is_dir() and (saved := self._part.state_dict()):
+            with replacing(path) as file:
+                torch.save(saved, file)
+
     def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Leaves if training was ended after the step, as by early stopping, before the best checkpoint is loaded."""
         if control.should_training_stop:
@@ -149,6 +166,11 @@ class _EarlyLog(TrainerCallback):  # type: ignore[misc]  # untyped
                     handler.callbacks = [self, *handler.callbacks]  # anew: the old list is gone through just now
                 return
             frame = frame.f_back
+
+
+def _state_path(args: TrainingArguments, state: TrainerState) -> Path:
+    """Returns where the learner's state is in the checkpoint of the step at which the trainer is."""
+    return Path(args.output_dir, f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}", _STATE_FILE)
 
 
 def _refused(args: TrainingArguments, model: Any) -> str | None:

@@ -46,7 +46,7 @@ class Inner:
     peak_rate: float
     step_count: int  # of the learning rate's schedule
     optimizer: InnerOptimizerName = InnerOptimizerName.ADAMW
-    rank: int = 0  # of the adapters that are trained on a pre-trained model; 0: the whole model is trained, from scratch
+    rank: int = 0  # of the adapters that are trained on a trained model; 0: the whole model is, from scratch
 
 
 class InnerTraining:

@@ -8,7 +8,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
-from benchmarks.quality.task import BATCH_SIZE, HELD_OUT_WINDOWS, MODEL, PYTHON, WARMUP_STEPS
+from benchmarks.quality.task import BASE_RATE, BASE_STEPS, BATCH_SIZE, HELD_OUT_WINDOWS, MODEL, PYTHON, WARMUP_STEPS
 from skerry.wire.policy import Policy
 
 # Raised when training changes so that no earlier result holds; and when the islands' world, or what the product does
@@ -27,6 +27,8 @@ class DataParallel:
     optimizer: str = "adamw"
     batch_size: int = BATCH_SIZE
     shard_count: int | None = None  # parts that the data are cut into, of which each has one; None: as many as learners
+    data: str = PYTHON
+    rank: int = 0  # of the adapters that are trained; 0: the whole model is trained
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,7 @@ class Islands:
     optimizer: str = "adamw"
     judged_on: tuple[str, ...] = (PYTHON,)
     shard_count: int | None = None  # parts that the data are cut into, of which each has one; None: as many as islands
+    rank: int = 0  # of the adapters that are trained; 0: the whole model is trained
 
     @property
     def policy_values(self) -> dict[str, Any]:
@@ -114,6 +117,12 @@ class Job:
             del arm["batch_size"]  # earlier names did not have it
         if arm.get("shard_count", 0) is None:
             del arm["shard_count"]  # nor this
+        if isinstance(self.arm, DataParallel) and self.arm.data == PYTHON:
+            del arm["data"]  # nor this
+        if arm.get("rank", 0):
+            content += [BASE_STEPS, BASE_RATE]
+        else:
+            arm.pop("rank", None)  # nor this
         content += [type(self.arm).__name__, arm, self.seed]
         if isinstance(self.arm, Islands):
             content.append(_ISLANDS_EPOCH)

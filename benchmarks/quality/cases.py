@@ -120,7 +120,8 @@ def together(learner_count: int, step_count: int = STEPS) -> DataParallel:
     return DataParallel(learner_count, step_count, TOGETHER_RATE)
 
 
-def _outer(name: str, rate: float, momentum: float, schedule: str, merge: str = "mean") -> dict[str, Any]:
+def outer_policy(name: str, rate: float, momentum: float, schedule: str, merge: str = "mean") -> dict[str, Any]:
+    """Returns a policy of these outer settings."""
     return {
         "merge": merge,
         "outer": {"name": name, "learning_rate": rate, "momentum": momentum, "schedule": schedule},
@@ -128,11 +129,11 @@ def _outer(name: str, rate: float, momentum: float, schedule: str, merge: str = 
 
 
 SETTINGS: Final[Mapping[str, Mapping[str, Any]]] = {
-    "mean, no momentum": _outer("nesterov", 1.0, 0.0, "constant"),
-    "mean, constant 0.8/0.5": _outer("nesterov", 0.8, 0.5, "constant"),
-    "mean, warm-up to 0.9": _outer("nesterov", 0.8, 0.9, "warm-up"),
-    "mean, leading, warm-up to 0.8": _outer("leading-nesterov", 0.8, 0.8, "warm-up"),
-    "RDA, warm-up to 0.8": _outer("nesterov", 0.8, 0.8, "warm-up", "rda"),
+    "mean, no momentum": outer_policy("nesterov", 1.0, 0.0, "constant"),
+    "mean, constant 0.8/0.5": outer_policy("nesterov", 0.8, 0.5, "constant"),
+    "mean, warm-up to 0.9": outer_policy("nesterov", 0.8, 0.9, "warm-up"),
+    "mean, leading, warm-up to 0.8": outer_policy("leading-nesterov", 0.8, 0.8, "warm-up"),
+    "RDA, warm-up to 0.8": outer_policy("nesterov", 0.8, 0.8, "warm-up", "rda"),
 }
 """What the defaults are held against in each cell: the ends of what was worth trying."""
 

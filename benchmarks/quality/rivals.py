@@ -11,13 +11,15 @@ from skerry.learner.settings import InnerOptimizerName
 
 def train_data_parallel(arm: DataParallel, seed: int) -> Outcome:
     """Trains one model on all learners' batches at once."""
-    inner = task.Inner(arm.peak_rate, arm.step_count, InnerOptimizerName(arm.optimizer))
+    inner = task.Inner(arm.peak_rate, arm.step_count, InnerOptimizerName(arm.optimizer), arm.rank)
     training = task.InnerTraining(inner, seed=seed)
     parts, batch_size = arm.shard_count or arm.learner_count, arm.batch_size
-    samplers = [task.sampler(n, parts, seed=seed, batch_size=batch_size) for n in range(1, arm.learner_count + 1)]
+    samplers = [
+        task.sampler(n, parts, seed=seed, data=arm.data, batch_size=batch_size) for n in range(1, arm.learner_count + 1)
+    ]
     for step in range(arm.step_count):
         training.step(task.joined([sampler.batch(step) for sampler in samplers]), step)
-    return Outcome({task.PYTHON: training.judge()}, (arm.step_count,))
+    return Outcome({arm.data: training.judge(arm.data)}, (arm.step_count,))
 
 
 def train_synchronous(arm: Synchronous, seed: int) -> Outcome:

@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Final
 
 import torch
+from torch import Tensor
 
+from benchmarks.quality.lora import add_adapters
 from skerry.learner.batches import Batch, BatchSampler, held_out_batches
 from skerry.learner.corpus import Corpus, ShardSelection, load_corpus
 from skerry.learner.inner_training import InnerOptimizer, evaluate, inner_step, make_optimizer
@@ -27,6 +29,10 @@ HELD_OUT_WINDOWS: Final = 3200
 WARMUP_STEPS: Final = 50
 _EVALUATION_BATCH: Final = 64
 
+BASE_STEPS: Final = 800
+BASE_RATE: Final = 1.2e-2
+"""How the model that adapters are added to was trained, on `PYTHON` in batches of 16 windows."""
+
 PYTHON: Final = "python"
 """The standard library's source text: what everybody trains and is judged on unless an arm says otherwise."""
 CPP: Final = "c++"
@@ -40,6 +46,7 @@ class Inner:
     peak_rate: float
     step_count: int  # of the learning rate's schedule
     optimizer: InnerOptimizerName = InnerOptimizerName.ADAMW
+    rank: int = 0  # of the adapters that are trained on a trained model; 0: the whole model is, from scratch
 
 
 class InnerTraining:
@@ -50,6 +57,10 @@ class InnerTraining:
         self._settings = OptimizerSettings(name=inner.optimizer, peak_rate=inner.peak_rate)
         torch.manual_seed(seed)
         self.model = Gpt(MODEL)
+        if inner.rank:
+            self.model.load_state_dict(_base(seed))
+            torch.manual_seed(seed)
+            add_adapters(self.model, inner.rank)
         self._schedule = LearningRateSchedule(inner.peak_rate, WARMUP_STEPS, inner.step_count)
         self.forget()
 
@@ -80,6 +91,16 @@ def sampler(
 def joined(batches: list[Batch]) -> Batch:
     """One batch of all their rows."""
     return Batch(torch.cat([one.tokens for one in batches]), torch.cat([one.targets for one in batches]))
+
+
+@lru_cache
+def _base(seed: int) -> dict[str, Tensor]:
+    """The weights of a model that was trained on Python, the same for every arm under one seed."""
+    training = InnerTraining(Inner(BASE_RATE, BASE_STEPS), seed=seed)
+    batches = sampler(1, 1, seed=seed, batch_size=2 * BATCH_SIZE)
+    for step in range(BASE_STEPS):
+        training.step(batches.batch(step), step)
+    return training.model.state_dict()
 
 
 @lru_cache

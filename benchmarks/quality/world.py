@@ -228,7 +228,7 @@ class _Learner:
         self._lie = world.lie_of(index)
         self._name = f"learner-{index}"
         arm = world.arm
-        inner = task.Inner(arm.peak_rate, arm.step_count, InnerOptimizerName(arm.optimizer))
+        inner = task.Inner(arm.peak_rate, arm.step_count, InnerOptimizerName(arm.optimizer), arm.rank)
         self.waiting_s = 0.0
         self.answers: list[int] = []  # steps from each copy to adoption
         self.is_flushed = False

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from skerry.algorithm.movement import Jump, Move, find_jump, move, squares
+from skerry.algorithm.schedule import Jump, Move, find_jump, move, squares
 from skerry.client import ArrayLearner, Learner, Policy
 from skerry.client.errors import StopExchangingError
 from skerry.client.parameters import ArrayParameters

@@ -8,8 +8,8 @@ from typing import Any, Final, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from skerry.algorithm.movement import PIECE_NUMEL, places
 from skerry.algorithm.rebase import FlatArray
+from skerry.algorithm.schedule import PIECE_NUMEL, places
 from skerry.wire import FragmentLayout, TensorSpec
 from skerry.wire.frames import encode_frames
 from skerry.wire.untrained import UntrainedTensor
@@ -52,7 +52,7 @@ class Parameters(Protocol):
         """Returns what, other than training, has replaced tensors or values, and what to do; cheap, for every step."""
 
     def sample(self) -> FlatArray:
-        """Returns the pieces of `skerry.algorithm.movement`, `(pieces, PIECE_NUMEL)`; cheap, for every step."""
+        """Returns the pieces of `skerry.algorithm.schedule`, `(pieces, PIECE_NUMEL)`; cheap, for every step."""
 
     def is_float32(self, layout: FragmentLayout) -> bool:
         """Whether the fragment's tensors hold float32 exactly."""

@@ -11,9 +11,8 @@ from enum import StrEnum
 from typing import Any, Final, TypeVar
 
 from skerry.algorithm.rebase import UNTRAINED, Trained
-from skerry.client.boundary import Boundary
+from skerry.client.boundary import Boundary, Movement
 from skerry.client.errors import SkerryError, is_transient
-from skerry.client.movement import Movement
 from skerry.client.parameters import Parameters
 from skerry.client.transport import Transport
 from skerry.runtime.identifiers import Entropy

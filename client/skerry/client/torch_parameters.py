@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from skerry.algorithm.movement import PIECE_NUMEL, places
 from skerry.algorithm.rebase import FlatArray
+from skerry.algorithm.schedule import PIECE_NUMEL, places
 from skerry.client.parameters import UNLIMITED, EncodeFrames, Work
 from skerry.client.torch_untrained import persistent_buffers, untrained_tensors
 from skerry.wire import FragmentLayout, TensorSpec
@@ -111,8 +111,8 @@ class TorchParameters:
         for name, tensor in given.items():
             if not isinstance(tensor, torch.Tensor):
                 raise TypeError(
-                    "a Learner trains torch tensors; NumPy arrays are for ArrayLearner, and so are copies of others, "
-                    f"such as those of JAX, made by np.array(). name={name}, type={type(tensor).__name__}"
+                    "a Learner trains torch tensors; NumPy arrays are for ArrayLearner, those of JAX for JaxLearner of "
+                    f"skerry.integrations.jax. name={name}, type={type(tensor).__name__}"
                 )
         trained = {
             name: tensor

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from skerry.algorithm.movement import PIECE_NUMEL, Place, places
 from skerry.algorithm.rebase import FlatArray
+from skerry.algorithm.schedule import PIECE_NUMEL, Place, places
 from skerry.client.array_learner import ArrayLearner
 from skerry.client.parameters import ArrayParameters, Work, pieces_of
 from skerry.wire import FragmentLayout, TensorSpec

@@ -335,6 +335,8 @@ def test_a_state_is_loaded_before_the_first_step_and_by_the_model_that_it_is_of(
     state = one.save()
     with pytest.raises(ValueError, match="before its first step"):
         one.learner.load_state_dict(state)
+    with pytest.raises(ValueError, match="before its first step"):
+        one.learner.count_from(7, 70)
     one.kill()
     other = Trainee(target)
     name = min(state["fragments"])

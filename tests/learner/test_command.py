@@ -96,6 +96,20 @@ async def test_last_work_that_a_full_store_does_not_take_is_a_failure(tmp_path: 
     assert process.returncode == 1
 
 
+async def test_after_a_resume_observers_see_the_learner_s_own_step(tmp_path: Path) -> None:
+    async with serve_process("memory://", tmp_path) as server:
+        target = f"127.0.0.1:{server.port}"
+        arguments = [*_SMALL[1:], "--run", "fit", "--learner-id", "us", "--target", target, "--inner-steps", "2"]
+        for step_count in (3, 8):
+            taken = ["--steps", str(step_count), "--work-dir", str(tmp_path / "w")]
+            result = CliRunner().invoke(learn, [*arguments, *taken])  # blocks the loop, on which nothing waits
+            assert result.exit_code == 0, result.output
+            with RunsClient(target) as client:
+                (known,) = client.get_run("fit").learners
+            assert known.report is not None
+            assert known.report.step_count == step_count
+
+
 async def test_it_trains_over_mutual_tls(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     make_keys(keys, "--server", "a.example", "--learner", "us")

@@ -33,7 +33,7 @@ _RETRY: Final = RetrySettings(attempt_count=None, first_wait_s=0.5)
 Columns:
   learner, region    the learner's id, and where it trains
   state              live: attached; participating: a recent round has its delta
-  step, tokens       since the learner's process attached
+  step, tokens       that the learner has trained; from 0 again if it does not resume
   step time, loss    as the learner reports them; the line is the course of the loss
   up, down           mean of the last 10 s
   behind             versions that the learner has not adopted, at most

@@ -165,6 +165,16 @@ async def restore(session: Session, fragments: Mapping[str, FragmentExchange], a
     _log.info("goes on from the checkpoint", **facts, continued=len(fragments) - sum(map(len, dropped.values())))
 
 
+async def count_from(session: Session, fragments: Mapping[str, FragmentExchange], trained: Trained) -> None:
+    """Has a learner that was attached and has not trained count on from `trained`, without work of its own."""
+    async with AsyncExitStack() as stack:
+        for one in fragments.values():
+            await stack.enter_async_context(one.lock)
+        for one in fragments.values():
+            one.state = await _begun(session, one, trained)
+            one.wake()
+
+
 async def _begun(session: Session, fragment: FragmentExchange, trained: Trained) -> Idle:
     """Returns the state of a fragment without own work, `trained` being counted; fragments are spread as at first."""
     await session.boundary.run(lambda: _count(session, trained))

@@ -14,6 +14,7 @@ from typing import Any, Final, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from skerry.algorithm.rebase import Trained
 from skerry.client.errors import SkerryError, error_of
 from skerry.client.exchange import ExchangeLoop
 from skerry.client.grpc_transport import GrpcTransport
@@ -195,8 +196,8 @@ class ArrayLearner:
         Raises:
             ValueError: `tokens` is below 1.
             SystemExit: `leave_soon` was called.
-            StopExchangingError: WEIGHTS_REPLACED: a checkpoint was loaded, or the model moved, converted or changed,
-                after attaching. Nothing of it was sent; the message says what to do.
+            StopExchangingError: WEIGHTS_REPLACED: a checkpoint was loaded, also in place, or the model moved, converted
+                or changed, after attaching. Nothing of it was sent; the message says what to do.
         """
         changed = self._exchange.step(tokens, loss)
         if self._leave_status is not None:
@@ -267,9 +268,23 @@ class ArrayLearner:
             ValueError: it is not what `state_dict` of a learner of this model returned, or a step was counted already.
             SkerryError: the syncer did not say what became of the work. The learner is as it was.
         """
+        self._check_untrained()
+        self._served(self._exchange.restore(state))
+
+    def count_from(self, step_count: int, token_count: int) -> None:
+        """Has counts of steps and tokens go on after those of an earlier process, where no `state_dict` brings them.
+
+        They are what `skerry watch` shows. Call it after attaching and before the first step.
+
+        Raises:
+            ValueError: a step was counted already.
+        """
+        self._check_untrained()
+        self._served(self._exchange.count_from(Trained(step_count, token_count)))
+
+    def _check_untrained(self) -> None:
         if self.stats.step_count:
             raise ValueError(f"a learner's state is loaded before its first step. steps={self.stats.step_count}")
-        self._served(self._exchange.restore(state))
 
     def _served(self, coroutine: Coroutine[Any, Any, R]) -> R:
         """Returns the coroutine's result, and does meanwhile what waits for a step boundary."""

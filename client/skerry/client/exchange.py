@@ -338,6 +338,11 @@ class ExchangeLoop:
         await account.restore(self._session, self._fragments, saved)
         self._attachment.counts_restored()
 
+    async def count_from(self, trained: Trained) -> None:
+        """Goes on with the counts of an earlier process; the training thread must `serve` meanwhile."""
+        await account.count_from(self._session, self._fragments, trained)
+        self._attachment.counts_restored()
+
     def flush(self, *, is_last: bool = False) -> None:
         """Has every fragment send its unsent work at once, however few steps it holds.
 

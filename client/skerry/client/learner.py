@@ -159,6 +159,15 @@ class Learner(ArrayLearner):
         self._refuse_ranks()
         super().load_state_dict(state)
 
+    def count_from(self, step_count: int, token_count: int) -> None:
+        """As `ArrayLearner.count_from`.
+
+        Raises:
+            ValueError: also if the learner has several ranks.
+        """
+        self._refuse_ranks()
+        super().count_from(step_count, token_count)
+
     def _refuse_ranks(self) -> None:
         if self._member is not None:
             raise ValueError(

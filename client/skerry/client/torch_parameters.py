@@ -112,8 +112,8 @@ class TorchParameters:
         for name, tensor in given.items():
             if not isinstance(tensor, torch.Tensor):
                 raise TypeError(
-                    "a Learner trains torch tensors; NumPy arrays are for ArrayLearner, and so are copies of others, "
-                    f"such as those of JAX, made by np.array(). name={name}, type={type(tensor).__name__}"
+                    "a Learner trains torch tensors; NumPy arrays are for ArrayLearner, those of JAX for JaxLearner of "
+                    f"skerry.integrations.jax. name={name}, type={type(tensor).__name__}"
                 )
         trained = {
             name: tensor

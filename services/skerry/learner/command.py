@@ -217,6 +217,7 @@ def _train_attached(training: Training, target: str, stop: threading.Event, metr
                 tls=settings.run.tls,
             )
         )
+        learner.count_from(training.position.step, training.position.tokens)
         if metrics is not None:
             _expose(stack, LearnerMetrics(learner, run=settings.run.run, learner_id=settings.learner_id), metrics)
         position = train(training, learner, clock=SystemClock(), stop=stop)

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import grpc
 
-from tests.attacks.wire import Attack, told_by
+from tests.attacks.wire import Attack, Unfinished, told_by
 
 
 async def gzip_bombs(port: int, told: Counter[str]) -> None:
@@ -22,4 +22,14 @@ async def gzip_bombs(port: int, told: Counter[str]) -> None:
             await asyncio.gather(*four)
 
 
-STRANGERS: Final[tuple[Attack, ...]] = (gzip_bombs,)
+async def unfinished_messages(port: int, told: Counter[str]) -> None:
+    """Sends messages of 8 MB but for their last byte in 128 calls of one connection."""
+    while True:
+        connection = Unfinished(port, "/skerry.v1.Runs/CreateRun", call_count=128, size_bytes=8_380_000)
+        attacking = asyncio.create_task(connection.attack())
+        while not (await asyncio.wait([attacking], timeout=0.1))[0]:
+            told["bytes"] = max(told["bytes"], connection.sent_bytes)
+            told["ended"] = max(told["ended"], connection.ended_count)
+
+
+STRANGERS: Final[tuple[Attack, ...]] = (gzip_bombs, unfinished_messages)

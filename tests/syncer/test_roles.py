@@ -361,3 +361,15 @@ async def test_a_certificate_that_names_no_client_or_two_has_no_role(names: list
     async with by_certificate(keys) as (server, _), connected(server.port, tls_of(keys, "odd")) as stubs:
         with refused("UNAUTHENTICATED", grpc.StatusCode.UNAUTHENTICATED):
             await stubs.runs.GetRun(runs.GetRunRequest(name="demo"), timeout=20)
+
+
+async def test_who_has_no_identity_is_refused_before_a_message_comes(keys: Path) -> None:
+    async def silent() -> AsyncIterator[bytes]:
+        await asyncio.Event().wait()
+        yield b""
+
+    async with by_certificate(keys) as (server, tls), connected(server.port, tls(None)) as stubs:
+        async with asyncio.timeout(10):
+            for method in METHODS:
+                with refused("UNAUTHENTICATED", grpc.StatusCode.UNAUTHENTICATED):
+                    await stubs.channel.stream_unary(f"/skerry.v1.{method}", None, None)(silent())

@@ -19,6 +19,7 @@ from google.protobuf.message import DecodeError
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
+from skerry.runtime.clock import SystemClock
 from skerry.runtime.logs import get_logger
 from skerry.store.errors import (
     NewerFormatError,
@@ -30,7 +31,7 @@ from skerry.store.errors import (
 from skerry.syncer.caller import CALLER, Caller
 from skerry.syncer.errors import RETRY_ELSEWHERE_S, RETRY_FULL_S, RETRY_STORE_S, SyncerError, bad_request
 from skerry.syncer.metrics import SyncerMetrics
-from skerry.syncer.quotas import MOST_FOREIGN_CALLS, Arrivals, Calls, patience_s
+from skerry.syncer.quotas import MOST_FOREIGN_CALLS, Arrivals, Calls, Rate, patience_s
 from skerry.syncer.services.authentication import Authentication
 from skerry.wire.layout import BadNameError
 
@@ -39,6 +40,8 @@ DOMAIN: Final = "skerry"
 # A status and its details have to fit the 8 KiB of metadata that clients take.
 _MOST_MESSAGE: Final = 1000
 _OWN_METHODS: Final = "/skerry.v1."
+# Lines about refused calls of one address at once: a learner that is refused says why in one or two.
+_LINE_BURST: Final = 20
 
 # The reasons of each code, as the comments of `skerry.v1.ErrorReason` have them.
 _REASONS: Final[Mapping[int, str]] = {
@@ -117,6 +120,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
         self._authentication = authentication
         self._arrivals = Arrivals()
         self._foreign_calls = Calls(MOST_FOREIGN_CALLS)
+        self._lines = _Lines()
 
     async def intercept_service(
         self,
@@ -135,8 +139,10 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
             "response_serializer": self._counted(handler.response_serializer, name),
         }
 
-        def refused(reason: str) -> None:
+        def refused(reason: str, message: str) -> None:
             self._metrics.refusals.labels(name, reason).inc()
+            if message:
+                self._lines.refused(method, reason, message)
 
         def calling(context: grpc.aio.ServicerContext[Any, Any]) -> _Calling:
             CALLER.set(Caller(peer=context.peer() or ""))
@@ -257,7 +263,7 @@ def _answering(
     method: str,
     calling: Callable[[Any], _Calling],
     given: Callable[[AsyncIterator[Any], _Check], Awaitable[Any]],
-    refused: Callable[[str], None],
+    refused: Callable[[str, str], None],
 ) -> Callable[..., Awaitable[Any]]:
     async def answer(requests: AsyncIterator[Any], context: grpc.aio.ServicerContext[Any, Any]) -> Any:
         try:
@@ -277,7 +283,7 @@ def _streaming(
     method: str,
     calling: Callable[[Any], _Calling],
     given: Callable[[AsyncIterator[Any], _Check], Awaitable[Any]],
-    refused: Callable[[str], None],
+    refused: Callable[[str, str], None],
 ) -> Callable[..., Awaitable[None]]:
     # Not a generator: one that gRPC sends from can't say how long a message may take.
     async def stream(requests: AsyncIterator[Any], context: grpc.aio.ServicerContext[Any, Any]) -> None:
@@ -321,20 +327,40 @@ async def _sent(response: Any, context: grpc.aio.ServicerContext[Any, Any]) -> N
         ) from None
 
 
-def _refusal(error: Exception, method: str, refused: Callable[[str], None]) -> status_pb2.Status:
+def _refusal(error: Exception, method: str, refused: Callable[[str, str], None]) -> status_pb2.Status:
     """Returns the status for `error`, once it is counted and logged."""
     status = status_of(error)
     reason = _as_syncer_error(error).reason
-    refused(reason)
+    is_refused = status.code not in {code_pb2.INTERNAL, code_pb2.DATA_LOSS} and not isinstance(error, StoreError)
+    refused(reason, str(error) if is_refused else "")
     if status.code == code_pb2.INTERNAL:
         _LOG.error("call failed", method=method, reason=reason, exc_info=error)
     elif status.code == code_pb2.DATA_LOSS:
         _LOG.error("call failed", method=method, reason=reason, cause=str(error))
     elif isinstance(error, StoreError):
         _LOG.warning("call failed", method=method, reason=reason, cause=str(error))
-    else:
-        _LOG.info("call refused", method=method, reason=reason, message=str(error))
     return status
+
+
+class _Lines:
+    """Logs refused calls: some lines at once of each address, then one a second, and how many were left out."""
+
+    def __init__(self) -> None:
+        self._rate = Rate("lines", SystemClock(), burst=_LINE_BURST, pause_s=1.0)
+        self._left_out_count = 0
+
+    def refused(self, method: str, reason: str, message: str) -> None:
+        caller = CALLER.get()
+        try:
+            self._rate.take(caller.address)
+        except SyncerError:
+            self._left_out_count += 1
+            return
+        facts = {"method": method, "reason": reason, "message": message, "peer": caller.peer}
+        if caller.identity:
+            facts["identity"] = caller.identity
+        _LOG.info("call refused", **facts, left_out_count=self._left_out_count)
+        self._left_out_count = 0
 
 
 async def _abort(status: status_pb2.Status, context: grpc.aio.ServicerContext[Any, Any]) -> NoReturn:

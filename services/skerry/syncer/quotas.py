@@ -38,6 +38,12 @@ RUN_PAUSE_S: Final = 60.0
 # Learner ids that are new to a run, likewise: each is remembered for as long as the run lives.
 ID_BURST: Final = 256
 ID_PAUSE_S: Final = 1.0
+# New sessions of a learner that the run knows, likewise: each is an entry of the log, and one that restarts has one.
+SESSION_BURST: Final = 64
+SESSION_PAUSE_S: Final = 1.0
+# Questions of one client for deltas that were not accepted, likewise: each reads the store.
+QUERY_BURST: Final = 256
+QUERY_PAUSE_S: Final = 0.1
 # Bytes of initial weights that an identity has stored without sending them, since zeros compress to nothing: likewise.
 UNSENT_BYTES: Final = 2**34
 UNSENT_PAUSE_S: Final = 86_400.0 / UNSENT_BYTES

@@ -41,7 +41,7 @@ def main() -> None:
     if given.name:
         asyncio.run(attack(given.name, given.port))
         return
-    print(f"{'attack':16}{'peace/s':>9}{'attack/s':>9}{'p99 ms':>9}{'MiB':>8}  what it was told", flush=True)
+    print(f"{'attack':20}{'peace/s':>9}{'attack/s':>9}{'p99 ms':>9}{'MiB':>8}  what it was told", flush=True)
     failed = []
     for name in [given.only] if given.only else ATTACKS:
         row = asyncio.run(beside(name, given.seconds))

@@ -75,7 +75,7 @@ class Row:
 
     def __str__(self) -> str:
         told = self.told or "the attacker ended by itself, so this row says nothing"
-        return f"{self.name:16}{self.peace:9.1f}{self.attacked:9.1f}{self.p99_ms:9.0f}{self.mib:8.0f}  {told}"
+        return f"{self.name:20}{self.peace:9.1f}{self.attacked:9.1f}{self.p99_ms:9.0f}{self.mib:8.0f}  {told}"
 
 
 async def beside(name: str, seconds: float) -> Row:

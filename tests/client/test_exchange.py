@@ -282,8 +282,10 @@ async def test_a_lone_learner_whose_delta_was_quarantined_goes_on_from_the_run_s
     settings = replace(SETTINGS, policy=replace(QUICK, quarantine_ratio=30.0))
     async with training(target, Faults(), settings) as world:
         await world.train_until(lambda: world.exchange.stats.deltas_merged >= 12)
-        for array in world.problem.arrays.values():
-            array[...] += np.float32(1e5)
+        for size in 10.0 ** np.arange(6):  # as a rate that is much too large lets weights grow, from step to step
+            for array in world.problem.arrays.values():
+                array[...] += np.float32(size)
+            world.exchange.step(8)
         await world.train_until(lambda: world.exchange.stats.deltas_dropped >= len(world.exchange.stats.versions))
         before = world.exchange.stats.versions
         await world.train_until(

@@ -53,6 +53,14 @@ def test_nobody_is_served_without_a_certificate_of_the_authority(services: Compo
         services.execute("syncer-1", "env", *without, "--unset=SKERRY_TLS_CA", "skerry", "runs", "list")
 
 
+def test_each_service_has_its_own_keys_and_none_has_the_authoritys(services: Composition) -> None:
+    for learner, name in LEARNERS.items():
+        files = services.execute(learner, "ls", "/etc/skerry").split()
+        assert sorted(files) == ["ca.pem", f"demo.{name}.key", f"demo.{name}.pem"]
+    files = services.execute(SYNCERS[0], "ls", "/etc/skerry").split()
+    assert sorted(files) == ["ca.pem", "operator.key", "operator.pem", "syncer-1.key", "syncer-1.pem"]
+
+
 def test_a_region_reaches_the_syncers_and_no_other_region(services: Composition) -> None:
     for syncer in SYNCERS:
         services.execute("learner-us", "python3", "-c", _CONNECT, syncer, "50051")

@@ -26,6 +26,9 @@ WITH_SECRETS = [
     "ftp://AKIA:hunter2@nowhere",
     "s3://bucket/prefix?aws_secret_access_key=hunter2&session_token=top",
     "s3://AKIA:hunter2@",
+    "s3://AKIA:it's top hunter2 p@ss@bucket/prefix",
+    's3://AKIA:"hunter2" top@bucket/prefix',
+    "s3://bucket/prefix?se=2027&sig=hunter2%3D&sp=r",
 ]
 
 

@@ -54,6 +54,13 @@ def test_the_log_as_json_has_one_entry_a_line(store_url: str, capsys: pytest.Cap
     assert all(item["is_admitted"] for entry in entries for item in entry["items"])
 
 
+def test_the_log_as_json_shows_no_whole_session_id(store_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    run("log", "--store", store_url, "--run", "golden", "--json")
+    entries = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    sessions = [item["session"] for entry in entries for item in entry["items"] if "session" in item]
+    assert {len(session) for session in sessions} == {8}
+
+
 async def _write(folder: Path, *groups: list[Item]) -> str:
     """Writes a run with one entry a group and returns the store's URL."""
     url = f"file://{folder}/other"

@@ -22,7 +22,7 @@ import zstandard
 from skerry.runtime.clock import SystemClock
 from skerry.store.log.entries import SessionItem
 from skerry.store.objects.opening import open_objects
-from skerry.syncer import membership, quotas
+from skerry.syncer import host, membership, quotas
 from skerry.syncer.descriptors import most_connections
 from skerry.syncer.errors import SyncerError
 from skerry.syncer.host import HostSettings
@@ -421,3 +421,35 @@ async def test_a_listing_opens_no_run_that_did_not_change_since_the_last(store_u
         policy = types.Policy(quorum_count=3)
         await stubs.runs.SetPolicy(runs.SetPolicyRequest(request_id="a" * 32, name="demo", policy=policy))
         assert (await listed()).policy.quorum_count == 3
+
+
+async def test_new_sessions_of_a_learner_are_bounded_and_its_own_is_not(
+    store_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "SESSION_BURST", 3)
+    monkeypatch.setattr(host, "SESSION_PAUSE_S", 1000.0)
+    async with serving(open_objects(store_url), LOCAL) as server, connected(server.port) as stubs:
+        run, _ = await create_run(stubs)
+        sessions = [RawLearner(stubs, run, "us", random.Random(number)) for number in range(5)]
+        for learner in sessions[:4]:  # the first is of a new learner
+            await learner.attach()
+        with refused("QUOTA_EXCEEDED", EXHAUSTED) as caught:
+            await sessions[4].attach()
+        assert caught.refusal.retry_after_s
+        await sessions[3].attach()
+        await RawLearner(stubs, run, "eu", random.Random(9)).attach()
+
+
+async def test_questions_for_unknown_deltas_are_bounded(store_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "QUERY_BURST", 3)
+    monkeypatch.setattr(host, "QUERY_PAUSE_S", 1000.0)
+    async with serving(open_objects(store_url), LOCAL) as server, connected(server.port) as stubs:
+        learner, header = await attached(stubs)
+        for _ in range(3):
+            await learner.query(header)
+        with refused("QUOTA_EXCEEDED", EXHAUSTED):
+            await learner.query(header)
+        await learner.push(header, np.ones(layout("body").numel, np.float32))
+        for _ in range(5):
+            assert (await learner.query(header)).state == exchange.PUSH_STATE_ACCEPTED
+        learner.detach()

@@ -34,6 +34,7 @@ from skerry.v1 import exchange_pb2 as exchange
 from skerry.v1 import runs_pb2 as runs
 from skerry.v1 import types_pb2 as types
 from skerry.wire.identity import Identity, Role
+from tests.doubles.heard_logs import heard_logs
 from tests.doubles.made_keys import make_keys, make_pair, tls_of
 from tests.syncer.conftest import LOCAL
 from tests.syncer.raw_learner import RawLearner, Stubs, connected, create_run, pull, refusal_of, refused
@@ -361,3 +362,38 @@ async def test_a_certificate_that_names_no_client_or_two_has_no_role(names: list
     async with by_certificate(keys) as (server, _), connected(server.port, tls_of(keys, "odd")) as stubs:
         with refused("UNAUTHENTICATED", grpc.StatusCode.UNAUTHENTICATED):
             await stubs.runs.GetRun(runs.GetRunRequest(name="demo"), timeout=20)
+
+
+async def test_the_log_says_whose_calls_were_refused_and_not_each_of_them(keys: Path) -> None:
+    with heard_logs() as lines:
+        async with by_token(keys) as (server, tls), connected(server.port, tls(CALLERS["reader"])) as stubs:
+            for _ in range(100):
+                assert await asked(stubs, "Runs/CreateRun", REQUESTS["Runs/CreateRun"]) == "PERMISSION_DENIED"
+    refusals = [one for one in lines if one["event"] == "call refused" and one["reason"] == "PERMISSION_DENIED"]
+    assert {one["identity"] for one in refusals} == {"skerry://reader/prom"}
+    assert all(one["peer"].startswith("ipv4:127.0.0.1:") for one in refusals)
+    assert 10 < len(refusals) < 60
+    known = [one["identity"] for one in lines if one["event"] == "token is known"]
+    assert "skerry://reader/prom" in known
+
+
+async def test_an_illegal_session_id_is_neither_answered_nor_logged(stubs: Stubs) -> None:
+    secret = "SECRET" * 5 + "OO"
+    with heard_logs() as lines:
+        run, _ = await create_run(stubs)
+        with refused("BAD_NAME", grpc.StatusCode.INVALID_ARGUMENT) as caught:
+            await RawLearner(stubs, run, "us", random.Random(1), session=secret).attach()
+    assert "SECRET" not in caught.refusal.message
+    assert "SECRET" not in str(lines)
+
+
+async def test_who_has_no_identity_is_refused_before_a_message_comes(keys: Path) -> None:
+    async def silent() -> AsyncIterator[bytes]:
+        await asyncio.Event().wait()
+        yield b""
+
+    async with by_certificate(keys) as (server, tls), connected(server.port, tls(None)) as stubs:
+        async with asyncio.timeout(10):
+            for method in METHODS:
+                with refused("UNAUTHENTICATED", grpc.StatusCode.UNAUTHENTICATED):
+                    await stubs.channel.stream_unary(f"/skerry.v1.{method}", None, None)(silent())

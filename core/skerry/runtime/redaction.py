@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from typing import Final
 
-# Up to the last @, because passwords hold characters that a URL must not have. A file's path has no user.
-_USER: Final = re.compile(r"(?<=://)(?<!file://)[^\s'\"]*@")
-_SECRET: Final = re.compile(r"(?i)([?&][\w%.-]*(?:key|secret|token|passw|signature|credential)[\w%.-]*=)[^&\s'\"]*")
+# Up to the last @, because passwords hold characters that a URL must not have; after a colon, blanks and quotes too. A
+# file's path has no user.
+_USER: Final = re.compile(r"(?<=://)(?<!file://)(?:[^\s'\"/@]*:(?:(?!://)[^\n])*@|[^\s'\"]*@)")
+_WORDS: Final = "key|secret|token|passw|signature|credential"
+_SECRET: Final = re.compile(rf"(?i)([?&](?:[\w%.-]*(?:{_WORDS})[\w%.-]*|sig)=)[^&\s'\"]*")
 
 
 def redacted(text: str) -> str:

@@ -46,10 +46,10 @@ def check_id(value: str, what: str) -> str:
     """Returns `value` if it is 32 lower-case hexadecimal digits.
 
     Raises:
-        BadNameError: it is not; nothing was done.
+        BadNameError: it is not; nothing was done. What it is instead may be a secret, and is not said.
     """
     if _ID.fullmatch(value) is None:
-        raise BadNameError(f"{what} is not legal: use 32 lower-case hexadecimal digits. value={value[:80]!r}")
+        raise BadNameError(f"{what} is not legal: use 32 lower-case hexadecimal digits. length={len(value)}")
     return value
 
 

@@ -51,6 +51,7 @@ class CapabilitiesServicer(object):
 
         Errors:
         - TOO_LARGE: the message is larger than max_message_size_bytes.
+        - TOO_SLOW: the message did not come within 30 s.
         - UNAUTHENTICATED: the server wants to know who calls, and neither the client's certificate nor its token says so.
         - INTERNAL: the server failed.
         """

@@ -38,6 +38,7 @@ class CapabilitiesStub:
 
     Errors:
     - TOO_LARGE: the message is larger than max_message_size_bytes.
+    - TOO_SLOW: the message did not come within 30 s.
     - UNAUTHENTICATED: the server wants to know who calls, and neither the client's certificate nor its token says so.
     - INTERNAL: the server failed.
     """
@@ -52,6 +53,7 @@ class CapabilitiesAsyncStub(CapabilitiesStub):
 
     Errors:
     - TOO_LARGE: the message is larger than max_message_size_bytes.
+    - TOO_SLOW: the message did not come within 30 s.
     - UNAUTHENTICATED: the server wants to know who calls, and neither the client's certificate nor its token says so.
     - INTERNAL: the server failed.
     """
@@ -69,6 +71,7 @@ class CapabilitiesServicer(metaclass=_abc_1.ABCMeta):
 
         Errors:
         - TOO_LARGE: the message is larger than max_message_size_bytes.
+        - TOO_SLOW: the message did not come within 30 s.
         - UNAUTHENTICATED: the server wants to know who calls, and neither the client's certificate nor its token says so.
         - INTERNAL: the server failed.
         """

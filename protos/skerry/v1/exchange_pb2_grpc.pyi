@@ -50,6 +50,7 @@ class ExchangeStub:
     - BAD_NAME: a name or id does not match its pattern.
     - TOO_LARGE: a message is larger than max_message_size_bytes of GetCapabilities. gRPC itself answers a message of
       more than twice that, with RESOURCE_EXHAUSTED and no ErrorInfo.
+    - TOO_SLOW: the call's first message did not come within 30 s.
     - RUN_NOT_FOUND: no run has that name. Attach and Watch also end with it when the run is deleted.
     - RUN_REPLACED: the name belongs to another run than run_uid says. Attach and Watch also end with it.
     - RUN_EXISTS: run_uid is of a draft that another creator kept from its name.
@@ -172,6 +173,7 @@ class ExchangeAsyncStub(ExchangeStub):
     - BAD_NAME: a name or id does not match its pattern.
     - TOO_LARGE: a message is larger than max_message_size_bytes of GetCapabilities. gRPC itself answers a message of
       more than twice that, with RESOURCE_EXHAUSTED and no ErrorInfo.
+    - TOO_SLOW: the call's first message did not come within 30 s.
     - RUN_NOT_FOUND: no run has that name. Attach and Watch also end with it when the run is deleted.
     - RUN_REPLACED: the name belongs to another run than run_uid says. Attach and Watch also end with it.
     - RUN_EXISTS: run_uid is of a draft that another creator kept from its name.
@@ -290,6 +292,7 @@ class ExchangeServicer(metaclass=_abc_1.ABCMeta):
     - BAD_NAME: a name or id does not match its pattern.
     - TOO_LARGE: a message is larger than max_message_size_bytes of GetCapabilities. gRPC itself answers a message of
       more than twice that, with RESOURCE_EXHAUSTED and no ErrorInfo.
+    - TOO_SLOW: the call's first message did not come within 30 s.
     - RUN_NOT_FOUND: no run has that name. Attach and Watch also end with it when the run is deleted.
     - RUN_REPLACED: the name belongs to another run than run_uid says. Attach and Watch also end with it.
     - RUN_EXISTS: run_uid is of a draft that another creator kept from its name.

@@ -36,6 +36,7 @@ class RunsStub(object):
     - BAD_NAME: a name or id does not match its pattern.
     - TOO_LARGE: the message is larger than max_message_size_bytes of GetCapabilities. gRPC itself answers a message of
     more than twice that, with RESOURCE_EXHAUSTED and no ErrorInfo.
+    - TOO_SLOW: the call's first message did not come within 30 s.
     - RUN_EXISTS: run_uid is of a draft that another creator kept from its name.
     - STORE_UNAVAILABLE: the store can't be reached.
     - STORE_FULL: the store has no space left.
@@ -119,6 +120,7 @@ class RunsServicer(object):
     - BAD_NAME: a name or id does not match its pattern.
     - TOO_LARGE: the message is larger than max_message_size_bytes of GetCapabilities. gRPC itself answers a message of
     more than twice that, with RESOURCE_EXHAUSTED and no ErrorInfo.
+    - TOO_SLOW: the call's first message did not come within 30 s.
     - RUN_EXISTS: run_uid is of a draft that another creator kept from its name.
     - STORE_UNAVAILABLE: the store can't be reached.
     - STORE_FULL: the store has no space left.
@@ -342,6 +344,7 @@ class Runs(object):
     - BAD_NAME: a name or id does not match its pattern.
     - TOO_LARGE: the message is larger than max_message_size_bytes of GetCapabilities. gRPC itself answers a message of
     more than twice that, with RESOURCE_EXHAUSTED and no ErrorInfo.
+    - TOO_SLOW: the call's first message did not come within 30 s.
     - RUN_EXISTS: run_uid is of a draft that another creator kept from its name.
     - STORE_UNAVAILABLE: the store can't be reached.
     - STORE_FULL: the store has no space left.

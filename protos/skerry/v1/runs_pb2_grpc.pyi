@@ -45,6 +45,7 @@ class RunsStub:
     - BAD_NAME: a name or id does not match its pattern.
     - TOO_LARGE: the message is larger than max_message_size_bytes of GetCapabilities. gRPC itself answers a message of
       more than twice that, with RESOURCE_EXHAUSTED and no ErrorInfo.
+    - TOO_SLOW: the call's first message did not come within 30 s.
     - RUN_EXISTS: run_uid is of a draft that another creator kept from its name.
     - STORE_UNAVAILABLE: the store can't be reached.
     - STORE_FULL: the store has no space left.
@@ -173,6 +174,7 @@ class RunsAsyncStub(RunsStub):
     - BAD_NAME: a name or id does not match its pattern.
     - TOO_LARGE: the message is larger than max_message_size_bytes of GetCapabilities. gRPC itself answers a message of
       more than twice that, with RESOURCE_EXHAUSTED and no ErrorInfo.
+    - TOO_SLOW: the call's first message did not come within 30 s.
     - RUN_EXISTS: run_uid is of a draft that another creator kept from its name.
     - STORE_UNAVAILABLE: the store can't be reached.
     - STORE_FULL: the store has no space left.
@@ -297,6 +299,7 @@ class RunsServicer(metaclass=_abc_1.ABCMeta):
     - BAD_NAME: a name or id does not match its pattern.
     - TOO_LARGE: the message is larger than max_message_size_bytes of GetCapabilities. gRPC itself answers a message of
       more than twice that, with RESOURCE_EXHAUSTED and no ErrorInfo.
+    - TOO_SLOW: the call's first message did not come within 30 s.
     - RUN_EXISTS: run_uid is of a draft that another creator kept from its name.
     - STORE_UNAVAILABLE: the store can't be reached.
     - STORE_FULL: the store has no space left.

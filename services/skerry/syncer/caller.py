@@ -20,6 +20,11 @@ class Caller:
         """Whose share of the syncer's memory the call takes."""
         return self.identity or self.peer
 
+    @property
+    def address(self) -> str:
+        """The machine that it calls from, or the last one on the way."""
+        return self.peer.rpartition(":")[0]
+
 
 # Set in the task of each call, and inherited by the tasks that it starts.
 _NOBODY: Final = Caller()

@@ -30,8 +30,12 @@ from skerry.syncer.parts import ByteBudget
 from skerry.syncer.quotas import (
     ID_BURST,
     ID_PAUSE_S,
+    QUERY_BURST,
+    QUERY_PAUSE_S,
     RUN_BURST,
     RUN_PAUSE_S,
+    SESSION_BURST,
+    SESSION_PAUSE_S,
     UNSENT_BYTES,
     UNSENT_PAUSE_S,
     Rate,
@@ -100,6 +104,8 @@ class RunHost:
         self.downloads = ByteBudget(settings.download_budget_bytes, clock)
         self.new_runs = Rate("new runs", clock, burst=RUN_BURST, pause_s=RUN_PAUSE_S)
         self.unsent = Rate("bytes of weights that were not sent", clock, burst=UNSENT_BYTES, pause_s=UNSENT_PAUSE_S)
+        self.new_sessions = Rate("new sessions", clock, burst=SESSION_BURST, pause_s=SESSION_PAUSE_S)
+        self.queries = Rate("questions for unknown deltas", clock, burst=QUERY_BURST, pause_s=QUERY_PAUSE_S)
         self.new_ids = Rate("new learners", clock, burst=ID_BURST, pause_s=ID_PAUSE_S)
         self._entropy = entropy
         self._metrics = metrics or SyncerMetrics(clock)

@@ -8,10 +8,11 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Final
+from weakref import WeakValueDictionary
 
 from skerry.runtime.clock import Clock
 from skerry.store.log.entries import INITIAL_BASE
@@ -22,6 +23,12 @@ from skerry.syncer.errors import RETRY_STORE_S, SyncerError
 # four transfers at once on a slow line take longer than one.
 GRACE_S: Final = 20.0
 LEAST_BYTES_A_SECOND: Final = 8 * 2**10
+# Within which a call's first message has to come, or its only one: the clients of this project wait for 20 s in all.
+FIRST_MESSAGE_S: Final = 30.0
+# Calls of a client that wait for one at the same time. What gRPC has of a message is in memory, whatever is missing.
+MOST_ARRIVING: Final = 8
+# Calls of health and reflection from one address: a learner watches over each of its connections, a proxy for many.
+MOST_FOREIGN_CALLS: Final = 1024
 # Calls of one identity that are under way: a learner of a hundred processes has some hundreds.
 MOST_CALLS: Final = 1024
 _CALLS_RETRY_S: Final = RETRY_STORE_S
@@ -31,6 +38,12 @@ RUN_PAUSE_S: Final = 60.0
 # Learner ids that are new to a run, in the same way: each is remembered for as long as the run lives.
 ID_BURST: Final = 256
 ID_PAUSE_S: Final = 1.0
+# New sessions of a learner that the run knows, likewise: each is an entry of the log, and one that restarts has one.
+SESSION_BURST: Final = 64
+SESSION_PAUSE_S: Final = 1.0
+# Questions of one client for deltas that were not accepted, likewise: each reads the store.
+QUERY_BURST: Final = 256
+QUERY_PAUSE_S: Final = 0.1
 # Bytes of initial weights that an identity has stored without sending them, since zeros compress to nothing: likewise.
 UNSENT_BYTES: Final = 2**34
 UNSENT_PAUSE_S: Final = 86_400.0 / UNSENT_BYTES
@@ -102,6 +115,32 @@ class Calls:
             self._count[client] -= 1
             if not self._count[client]:
                 del self._count[client]
+
+
+class Arrivals:
+    """Lets few calls of each client wait for their first message; gRPC reads nothing of those that wait for a turn."""
+
+    def __init__(self) -> None:
+        """Starts without clients."""
+        self._turns = WeakValueDictionary[str, asyncio.Semaphore]()
+
+    @asynccontextmanager
+    async def awaiting(self, client: str) -> AsyncIterator[None]:
+        """Awaits the client's turn; the message has to be received within the context.
+
+        Raises:
+            SyncerError: TOO_SLOW: that takes too long.
+        """
+        turns = self._turns.setdefault(client, asyncio.Semaphore(MOST_ARRIVING))
+        try:
+            async with asyncio.timeout(FIRST_MESSAGE_S), turns:
+                yield
+        except TimeoutError:
+            raise SyncerError(
+                "TOO_SLOW",
+                f"the call's first message did not come within {FIRST_MESSAGE_S:.0f} s",
+                retry_after_s=RETRY_STORE_S,
+            ) from None
 
 
 @dataclass

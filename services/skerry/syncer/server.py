@@ -65,6 +65,10 @@ _OPTIONS: Final[Sequence[tuple[str, int]]] = (
     # Streams of one connection: learners have a handful. Without a bound, streams that are reset faster than they are
     # refused take memory without end.
     ("grpc.max_concurrent_streams", 128),
+    # What gRPC takes of a call before the syncer reads it. Left to itself, gRPC lets a fast client send 128 MiB in each
+    # call. With the message that is being read, this is what TCP carries in a round trip.
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.http2.lookahead_bytes", 2**21),
     # A connection without a handshake, or without a call for a while, is closed to make room. Clients connect again.
     ("grpc.server_handshake_timeout_ms", 10_000),
     ("grpc.max_connection_idle_ms", 300_000),

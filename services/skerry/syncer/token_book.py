@@ -60,7 +60,8 @@ class TokenBook:
         Returns whether the store answered for all of them.
         """
         found = {digest async for digest in token_digests(self._objects)}
-        self._tokens = {digest: token for digest, token in self._tokens.items() if digest in found}
+        for digest in sorted(self._tokens.keys() - found):
+            _LOG.info("token was revoked", token=digest[:12], identity=self._tokens.pop(digest).identity.client)
         for call in [call for call in self._calls if self._valid(call[0]) is None]:
             self._calls.discard(call)
             call[1].reschedule(0.0)
@@ -71,7 +72,8 @@ class TokenBook:
 
     async def _learn(self, digest: str) -> bool:
         try:
-            self._tokens[digest] = await read_token(self._objects, digest)
+            self._tokens[digest] = token = await read_token(self._objects, digest)
+            _LOG.info("token is known", token=digest[:12], identity=token.identity.client)
         except (StoreError, ValueError) as error:
             _LOG.warning("a token can't be read and is not accepted", token=digest[:12], cause=str(error))
             return not isinstance(error, StoreUnavailableError)

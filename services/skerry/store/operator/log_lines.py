@@ -55,6 +55,7 @@ def entry_json(entry: Entry, outcomes: tuple[Outcome, ...], state: RunState) -> 
 
     Each item says whether it was admitted, and else why not. `fates` has every delta that the entry accepted or
     decided, with its fate after the entry. So the last line that names a delta has its fate, and no reader has to fold.
+    Of session ids, which let others push in a learner's name, it has the first digits.
     """
     return {
         "position": entry.position,
@@ -64,7 +65,7 @@ def entry_json(entry: Entry, outcomes: tuple[Outcome, ...], state: RunState) -> 
         "written_at_unix_s": entry.written_at_unix_s,
         "items": [
             {
-                **item_to_json(outcome.item),
+                **_without_secrets(item_to_json(outcome.item)),
                 "is_admitted": outcome.rejection is None,
                 "rejection": None if outcome.rejection is None else outcome.rejection.reason,
                 "rejection_detail": None if outcome.rejection is None else outcome.rejection.detail,
@@ -73,6 +74,10 @@ def entry_json(entry: Entry, outcomes: tuple[Outcome, ...], state: RunState) -> 
         ],
         "fates": [_fate_json(state.deltas[delta]) for delta in _touched(outcomes)],
     }
+
+
+def _without_secrets(item: dict[str, Any]) -> dict[str, Any]:
+    return {**item, "session": item["session"][:_SHORT]} if "session" in item else item
 
 
 def _touched(outcomes: tuple[Outcome, ...]) -> Iterable[str]:

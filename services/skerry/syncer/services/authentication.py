@@ -41,9 +41,9 @@ class Authentication:
                 caller = _named_by_certificate(context)
             else:
                 caller = await stack.enter_async_context(self._tokens.calling(token))
+            CALLER.set(Caller(caller.client, context.peer() or "", caller.weight))
             check_role(method, caller)
             stack.enter_context(self._calls.under_way(caller.client))
-            CALLER.set(Caller(caller.client, context.peer() or "", caller.weight))
             yield partial(check_message, method, caller, wants_run=self._wants_run)
 
     def knows(self, context: grpc.aio.ServicerContext[Any, Any]) -> bool:

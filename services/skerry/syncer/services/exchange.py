@@ -65,8 +65,11 @@ class ExchangeServicer(exchange_pb2_grpc.ExchangeServicer):
         replica = await self._host.open(hello.run, hello.run_uid, seen_position=hello.seen_position)
         if hello.tensors:  # there may be many
             await self._host.workers.run(_check_tensors, replica, hello)
-        if hello.learner_id not in replica.state.learners:
+        known = replica.state.learners.get(hello.learner_id)
+        if known is None:
             self._host.new_ids.take(replica.log.spec.uid)
+        elif hello.session_id not in known.sessions:
+            self._host.new_sessions.take(f"{replica.log.spec.uid}/{hello.learner_id}")
         weight = CALLER.get().weight if replica.state.level >= GRANTS_FORMAT else None
         await replica.attach(SessionItem(hello.learner_id, hello.session_id, hello.region, weight=weight))
         with replica.attached(hello.learner_id, hello.session_id) as stream:
@@ -127,6 +130,7 @@ class ExchangeServicer(exchange_pb2_grpc.ExchangeServicer):
         replica = await self._host.open(request.run, request.run_uid, seen_position=request.seen_position)
         fragment_of(replica.state, request.fragment)  # refused if the run has none of that name
         if request.delta_id not in replica.state.deltas:
+            self._host.queries.take(CALLER.get().sender)
             await replica.log.tail()
         delta = replica.state.deltas.get(request.delta_id)
         if delta is not None:

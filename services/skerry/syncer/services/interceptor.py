@@ -1,13 +1,14 @@
-"""Admits the calls of every method of `skerry.v1`, and translates their errors to `google.rpc.Status`.
+"""Admits the calls of every method, and translates their errors to `google.rpc.Status`.
 
-The stock services (health, reflection) are not wrapped: wrapping breaks the `Watch` method of health.
+Methods that take one message are served like those that take a stream, which is the same on the wire: gRPC would
+receive the message before anybody asks whose it is, and keep what came of it for as long as the rest does not come.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn, Self
 
@@ -18,6 +19,7 @@ from google.protobuf.message import DecodeError
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
+from skerry.runtime.clock import SystemClock
 from skerry.runtime.logs import get_logger
 from skerry.store.errors import (
     NewerFormatError,
@@ -29,7 +31,7 @@ from skerry.store.errors import (
 from skerry.syncer.caller import CALLER, Caller
 from skerry.syncer.errors import RETRY_ELSEWHERE_S, RETRY_FULL_S, RETRY_STORE_S, SyncerError, bad_request
 from skerry.syncer.metrics import SyncerMetrics
-from skerry.syncer.quotas import patience_s
+from skerry.syncer.quotas import MOST_FOREIGN_CALLS, Arrivals, Calls, Rate, patience_s
 from skerry.syncer.services.authentication import Authentication
 from skerry.wire.layout import BadNameError
 
@@ -38,6 +40,8 @@ DOMAIN: Final = "skerry"
 # A status and its details have to fit the 8 KiB of metadata that clients take.
 _MOST_MESSAGE: Final = 1000
 _OWN_METHODS: Final = "/skerry.v1."
+# Lines about refused calls of one address at once: a learner that is refused says why in one or two.
+_LINE_BURST: Final = 20
 
 # The reasons of each code, as the comments of `skerry.v1.ErrorReason` have them.
 _REASONS: Final[Mapping[int, str]] = {
@@ -101,8 +105,9 @@ def _packed(message: Any) -> any_pb2.Any:
 class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in its stub alone
     """Wraps the four kinds of methods; what they raise becomes the call's status.
 
-    It refuses calls that `authentication` does not admit, and messages above a limit without decoding them. gRPC's own
-    limit must be higher, because a refusal by gRPC itself has no details.
+    It refuses calls that `authentication` does not admit, before reading them, and messages above a limit without
+    decoding them. gRPC's own limit must be higher, because a refusal by gRPC itself has no details. Services that are
+    not of `skerry.v1` (health, reflection) admit by themselves.
     """
 
     def __init__(self, limit_bytes: int, metrics: SyncerMetrics, authentication: Authentication | None = None) -> None:
@@ -113,38 +118,52 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
         self._limit_bytes = limit_bytes
         self._metrics = metrics
         self._authentication = authentication
+        self._arrivals = Arrivals()
+        self._foreign_calls = Calls(MOST_FOREIGN_CALLS)
+        self._lines = _Lines()
 
     async def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any]]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler[Any, Any]:
-        """Returns the method's handler, wrapped if it is one of `skerry.v1`."""
+        """Returns the method's handler, wrapped."""
         handler = await continuation(handler_call_details)
         method = handler_call_details.method
-        if handler is None or not method.startswith(_OWN_METHODS):
-            return handler
-        name = method.removeprefix(_OWN_METHODS)
+        if handler is None:
+            return handler  # type: ignore[unreachable]  # of a method that there is not
+        is_own = method.startswith(_OWN_METHODS)
+        name = method.removeprefix(_OWN_METHODS).lstrip("/")
         serializers = {
             "request_deserializer": self._bounded(handler.request_deserializer, name),
             "response_serializer": self._counted(handler.response_serializer, name),
         }
 
-        def refused(reason: str) -> None:
+        def refused(reason: str, message: str) -> None:
             self._metrics.refusals.labels(name, reason).inc()
+            if message:
+                self._lines.refused(method, reason, message)
 
         def calling(context: grpc.aio.ServicerContext[Any, Any]) -> _Calling:
             CALLER.set(Caller(peer=context.peer() or ""))
+            if not is_own:
+                return self._foreign(CALLER.get().address)
             return nullcontext(_any) if self._authentication is None else self._authentication.admitted(name, context)
 
-        wrapping = (method, calling, _Admitted if handler.request_streaming else _admitted, refused)
-        if handler.unary_unary is not None:
-            return grpc.unary_unary_rpc_method_handler(_answering(handler.unary_unary, *wrapping), **serializers)
-        if handler.unary_stream is not None:
-            return grpc.unary_stream_rpc_method_handler(_streaming(handler.unary_stream, *wrapping), **serializers)
-        if handler.stream_unary is not None:
-            return grpc.stream_unary_rpc_method_handler(_answering(handler.stream_unary, *wrapping), **serializers)
-        return grpc.stream_stream_rpc_method_handler(_streaming(handler.stream_stream, *wrapping), **serializers)
+        async def given(requests: AsyncIterator[Any], check: _Check) -> Any:
+            admitted = _Admitted(requests, check, self._arrivals)
+            return admitted if handler.request_streaming else await admitted.only()
+
+        wrapping = (method, calling, given, refused)
+        if (answer := handler.unary_unary or handler.stream_unary) is not None:
+            return grpc.stream_unary_rpc_method_handler(_answering(answer, *wrapping), **serializers)
+        stream = handler.unary_stream or handler.stream_stream
+        return grpc.stream_stream_rpc_method_handler(_streaming(stream, *wrapping), **serializers)
+
+    @asynccontextmanager
+    async def _foreign(self, address: str) -> AsyncIterator[_Check]:
+        with self._foreign_calls.under_way(address):
+            yield _any
 
     def _bounded(self, deserializer: Callable[[bytes], Any] | None, method: str) -> Callable[[bytes], Any]:
         assert deserializer is not None  # generated handlers have one
@@ -210,37 +229,50 @@ def _admitted(request: Any, check: _Check) -> Any:
 
 
 class _Admitted:
-    """The messages of a stream, each of them `_admitted`; only the first names a run and a learner, and is checked."""
+    """The messages of a call, each of them `_admitted`; only the first names a run and a learner, and is checked.
 
-    def __init__(self, requests: AsyncIterator[Any], check: _Check) -> None:
+    The first comes within `FIRST_MESSAGE_S`; what follows is awaited as the method sees fit.
+    """
+
+    def __init__(self, requests: AsyncIterator[Any], check: _Check, arrivals: Arrivals) -> None:
         self._requests = requests
-        self._check = check
+        self._check: _Check | None = check
+        self._arrivals = arrivals
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> Any:
-        request = _admitted(await anext(self._requests), self._check)
-        self._check = _any
-        return request
+        if (check := self._check) is None:
+            return _admitted(await anext(self._requests), _any)
+        self._check = None
+        async with self._arrivals.awaiting(CALLER.get().sender):
+            request = await anext(self._requests)
+        return _admitted(request, check)
+
+    async def only(self) -> Any:
+        """Returns the message of a method that takes one."""
+        try:
+            return await anext(self)
+        except StopAsyncIteration:
+            raise bad_request("the call has no message") from None
 
 
 def _answering(
     behaviour: Any,
     method: str,
     calling: Callable[[Any], _Calling],
-    admit: Callable[[Any, _Check], Any],
-    refused: Callable[[str], None],
+    given: Callable[[AsyncIterator[Any], _Check], Awaitable[Any]],
+    refused: Callable[[str, str], None],
 ) -> Callable[..., Awaitable[Any]]:
-    async def answer(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+    async def answer(requests: AsyncIterator[Any], context: grpc.aio.ServicerContext[Any, Any]) -> Any:
         try:
             async with calling(context) as check:
-                return await behaviour(admit(request, check), context)
-        except asyncio.CancelledError:
+                return await behaviour(await given(requests, check), context)
+        except (asyncio.CancelledError, grpc.aio.AbortError):
             raise
         except Exception as error:  # noqa: BLE001 - the outermost edge
             status = _refusal(error, method, refused)
-        del request  # the aborted call's traceback would keep it
         return await _abort(status, context)
 
     return answer
@@ -250,18 +282,18 @@ def _streaming(
     behaviour: Any,
     method: str,
     calling: Callable[[Any], _Calling],
-    admit: Callable[[Any, _Check], Any],
-    refused: Callable[[str], None],
+    given: Callable[[AsyncIterator[Any], _Check], Awaitable[Any]],
+    refused: Callable[[str, str], None],
 ) -> Callable[..., Awaitable[None]]:
     # Not a generator: one that gRPC sends from can't say how long a message may take.
-    async def stream(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    async def stream(requests: AsyncIterator[Any], context: grpc.aio.ServicerContext[Any, Any]) -> None:
         responses = None
         try:
             async with calling(context) as check:
-                responses = behaviour(admit(request, check), context)
+                responses = behaviour(await given(requests, check), context)
                 async for response in responses:
                     await _sent(response, context)
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, grpc.aio.AbortError):
             raise
         except Exception as error:  # noqa: BLE001 - the outermost edge
             status = _refusal(error, method, refused)
@@ -271,7 +303,7 @@ def _streaming(
             aclose = getattr(responses, "aclose", None)
             if aclose is not None:
                 await aclose()
-        del request, responses  # the aborted call's traceback would keep them
+        del responses  # the aborted call's traceback would keep it
         await _abort(status, context)
 
     return stream
@@ -295,20 +327,40 @@ async def _sent(response: Any, context: grpc.aio.ServicerContext[Any, Any]) -> N
         ) from None
 
 
-def _refusal(error: Exception, method: str, refused: Callable[[str], None]) -> status_pb2.Status:
+def _refusal(error: Exception, method: str, refused: Callable[[str, str], None]) -> status_pb2.Status:
     """Returns the status for `error`, once it is counted and logged."""
     status = status_of(error)
     reason = _as_syncer_error(error).reason
-    refused(reason)
+    is_refused = status.code not in {code_pb2.INTERNAL, code_pb2.DATA_LOSS} and not isinstance(error, StoreError)
+    refused(reason, str(error) if is_refused else "")
     if status.code == code_pb2.INTERNAL:
         _LOG.error("call failed", method=method, reason=reason, exc_info=error)
     elif status.code == code_pb2.DATA_LOSS:
         _LOG.error("call failed", method=method, reason=reason, cause=str(error))
     elif isinstance(error, StoreError):
         _LOG.warning("call failed", method=method, reason=reason, cause=str(error))
-    else:
-        _LOG.info("call refused", method=method, reason=reason, message=str(error))
     return status
+
+
+class _Lines:
+    """Logs refused calls: some lines at once of each address, then one a second, and how many were left out."""
+
+    def __init__(self) -> None:
+        self._rate = Rate("lines", SystemClock(), burst=_LINE_BURST, pause_s=1.0)
+        self._left_out_count = 0
+
+    def refused(self, method: str, reason: str, message: str) -> None:
+        caller = CALLER.get()
+        try:
+            self._rate.take(caller.address)
+        except SyncerError:
+            self._left_out_count += 1
+            return
+        facts = {"method": method, "reason": reason, "message": message, "peer": caller.peer}
+        if caller.identity:
+            facts["identity"] = caller.identity
+        _LOG.info("call refused", **facts, left_out_count=self._left_out_count)
+        self._left_out_count = 0
 
 
 async def _abort(status: status_pb2.Status, context: grpc.aio.ServicerContext[Any, Any]) -> NoReturn:

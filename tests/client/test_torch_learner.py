@@ -121,9 +121,7 @@ def test_a_model_with_nothing_to_train_is_refused_with_the_reason(model: nn.Modu
 
 def test_what_is_no_tensor_is_refused_with_what_to_give_instead(target: str) -> None:
     arrays: Any = {"w": np.zeros(3)}
-    with pytest.raises(
-        TypeError, match=r"for ArrayLearner, those of JAX for JaxLearner of .*name=w, type=ndarray"
-    ):
+    with pytest.raises(TypeError, match=r"for ArrayLearner, those of JAX for JaxLearner of .*name=w, type=ndarray"):
         TorchParameters(arrays)
     module: Any = nn.Linear(2, 2)
     with pytest.raises(TypeError, match=r"a torch module is for Learner\. type=Linear"):

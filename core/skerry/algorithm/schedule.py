@@ -29,8 +29,8 @@ and a step replaced the weights if at least half of the pieces have
 
 Training moves weights alike in steps that are near to each other, however far it moves them: a learning rate that rises
 stays high in the steps that follow, so the move before them is no larger than theirs. Moves of no length, as where
-gradients are accumulated, do not count. Weights that are only scaled, pruned to half or averaged keep their direction,
-so (6) leaves them out. (7) is decided once there are 4 moves after the step.
+gradients are accumulated, do not count. Weights that are only scaled keep their direction, so (6) leaves them out. (7)
+is decided once there are 4 moves after the step.
 
 Source: Decoupled DiLoCo (arXiv 2604.21428) for H and for spreading the fragments over it; the rest is Skerry's.
 """

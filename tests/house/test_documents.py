@@ -16,6 +16,17 @@ ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "SECURITY.md"]
 DOCUMENTS += sorted((ROOT / "docs" / "guides").glob("*.md"))
 
+FOLDERS = ("benchmarks", "client", "core", "docs", "examples", "protos", "services", "tests")
+PAGES = [*ROOT.glob("*.md"), *(page for folder in FOLDERS for page in sorted((ROOT / folder).rglob("*.md")))]
+# Tables, pictures with their descriptions, and links can't be wrapped.
+UNWRAPPED = re.compile(r"\||\s*!?\[|\s*<|\S+$")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_no_line_of_a_page_is_longer_than_120_columns(page: Path) -> None:
+    text = re.sub(r"^( *)```.*?^\1```", "", page.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
+    assert [line for line in text.splitlines() if len(line) > 120 and not UNWRAPPED.match(line)] == []
+
 
 def code_lines(document: Path) -> Iterator[str]:
     """Yields every line of the shell code blocks of a document, without its comment."""

@@ -165,8 +165,8 @@ def _keeps_merged_work(patch: pytest.MonkeyPatch) -> None:
     """Adoption leaves a merged delta's work in the model, where the new version brings it once more."""
     shift = Ledger.shift
 
-    def unmerged(self: Ledger, *given: Any, is_merged: bool) -> Any:
-        return shift(self, *given, is_merged=False)
+    def unmerged(self: Ledger, *given: Any, is_merged: bool, **more: Any) -> Any:
+        return shift(self, *given, is_merged=False, **more)
 
     patch.setattr(Ledger, "shift", unmerged)
 

@@ -30,7 +30,7 @@ _HEALTH_CHECKED: Final[dict[str, Any]] = {**_BALANCED, "healthCheckConfig": {"se
 _OPTIONS: Final[list[tuple[str, int | str]]] = [
     # Each channel has a connection of its own, so that reports never queue behind bulk data.
     ("grpc.use_local_subchannel_pool", 1),
-    # Compressed answers are refused, not inflated to whatever a hostile server made of them.
+    # Compressed answers are refused: a hostile server could have them inflate to any size.
     ("grpc.compression_enabled_algorithms_bitset", 1),
     ("grpc.per_message_decompression", 0),
     # An unanswered ping reveals a half-open connection; a deadline would have to guess how long a transfer takes.

@@ -23,9 +23,9 @@ from skerry.syncer.errors import RETRY_STORE_S, SyncerError
 # four transfers at once on a slow line take longer than one.
 GRACE_S: Final = 20.0
 LEAST_BYTES_A_SECOND: Final = 8 * 2**10
-# Within which a call's first message has to come, or its only one: the clients of this project wait for 20 s in all.
+# Time for a call's first or only message to arrive. Clients of this project wait for 20 s for a whole call.
 FIRST_MESSAGE_S: Final = 30.0
-# Calls of a client that wait for one at the same time. What gRPC has of a message is in memory, whatever is missing.
+# Calls of one client that may wait for it at the same time, since gRPC holds an incomplete message in memory.
 MOST_ARRIVING: Final = 8
 # Calls of health and reflection from one address: a learner watches over each of its connections, a proxy for many.
 MOST_FOREIGN_CALLS: Final = 1024
@@ -118,7 +118,7 @@ class Calls:
 
 
 class Arrivals:
-    """Lets few calls of each client wait for their first message; gRPC reads nothing of those that wait for a turn."""
+    """Lets few calls of each client receive their first message at a time; gRPC reads nothing of the others."""
 
     def __init__(self) -> None:
         """Starts without clients."""

@@ -52,8 +52,8 @@ _OPTIONS: Final[Sequence[tuple[str, int]]] = (
     # Above the contract's limit, which the interceptor checks, because a refusal by gRPC itself has no details.
     ("grpc.max_receive_message_length", 2 * MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    # gRPC would inflate a compressed message before anybody asks whose it is, and whatever it becomes: 0.3 MB became
-    # 300 MiB. Weights are compressed in frames. The first option refuses such a call, the second never inflates one.
+    # gRPC inflates compressed messages before the caller is authenticated, without a limit: 0.3 MB became 300 MiB. The
+    # first option refuses such calls, the second keeps gRPC from inflating any. Weights are compressed in frames.
     ("grpc.compression_enabled_algorithms_bitset", 1),
     ("grpc.per_message_decompression", 0),
     # Detect half-open connections within a minute, and allow clients to ping every ten seconds.
@@ -65,8 +65,8 @@ _OPTIONS: Final[Sequence[tuple[str, int]]] = (
     # Streams of one connection: learners have a handful. Without a bound, streams that are reset faster than they are
     # refused take memory without end.
     ("grpc.max_concurrent_streams", 128),
-    # What gRPC takes of a call before the syncer reads it. Left to itself, gRPC lets a fast client send 128 MiB in each
-    # call. With the message that is being read, this is what TCP carries in a round trip.
+    # How much of a call gRPC receives before the syncer reads it. By default a fast client can send 128 MiB in each call.
+    # 2 MiB beside the message that is being read is what a TCP connection carries in a round trip.
     ("grpc.http2.bdp_probe", 0),
     ("grpc.http2.lookahead_bytes", 2**21),
     # A connection without a handshake, or without a call for a while, is closed to make room. Clients connect again.

@@ -95,7 +95,7 @@ class Scratch:
 
     @contextlib.contextmanager
     def lent(self, numel: int) -> Iterator[NDArray[np.float32]]:
-        """Yields an array of shape (numel,) and any content, which nobody may use afterwards.
+        """Yields an array of shape (numel,) and any content, which must not be used afterwards.
 
         Its memory is used again, because the kernel takes as long to clear fresh memory as a pass of arithmetic does.
 

@@ -1,7 +1,7 @@
 """Admits the calls of every method, and translates their errors to `google.rpc.Status`.
 
-Methods that take one message are served like those that take a stream, which is the same on the wire: gRPC would
-receive the message before anybody asks whose it is, and keep what came of it for as long as the rest does not come.
+Methods that take one message are served like those that take a stream, which is the same on the wire. Otherwise gRPC
+would receive the message before the caller is authenticated, and hold an incomplete one in memory without a deadline.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
         handler = await continuation(handler_call_details)
         method = handler_call_details.method
         if handler is None:
-            return handler  # type: ignore[unreachable]  # of a method that there is not
+            return handler  # type: ignore[unreachable]  # there is no such method
         is_own = method.startswith(_OWN_METHODS)
         name = method.removeprefix(_OWN_METHODS).lstrip("/")
         serializers = {

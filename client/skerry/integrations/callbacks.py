@@ -106,7 +106,7 @@ class CallbackLearner:
             )
 
     def _leave_if_the_process_fails(self) -> None:
-        """Has an error that nobody handles, Ctrl-C too, leave the run after it was printed."""
+        """Has an unhandled error, Ctrl-C included, leave the run after it was printed."""
         previous = sys.excepthook
 
         def leave(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:

@@ -65,7 +65,7 @@ _OPTIONS: Final[Sequence[tuple[str, int]]] = (
     # Streams of one connection: learners have a handful. Without a bound, streams that are reset faster than they are
     # refused take memory without end.
     ("grpc.max_concurrent_streams", 128),
-    # How much of a call gRPC receives before the syncer reads it. By default a fast client can send 128 MiB in each call.
+    # How much of a call gRPC receives before the syncer reads it. By default a fast client can send 128 MiB in each.
     # 2 MiB beside the message that is being read is what a TCP connection carries in a round trip.
     ("grpc.http2.bdp_probe", 0),
     ("grpc.http2.lookahead_bytes", 2**21),

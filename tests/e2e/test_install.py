@@ -28,8 +28,6 @@ README: Final = (ROOT / "README.md").read_text(encoding="utf-8")
 _EVERY: Final = "SKERRY_EVERY_INSTALL" in os.environ
 _NOT_ALL: Final = "SKERRY_EVERY_INSTALL=1 tries all Pythons that are here, and PyTorch from the sdist too"
 _INSTALL_S: Final = 600
-# What the README says of pip install and the first merged version together; a machine that is used may take longer.
-_PROMISED_S: Final = 120
 _FIRST_VERSION_S: Final = 300
 
 

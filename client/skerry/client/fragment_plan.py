@@ -17,9 +17,11 @@ MIN_FRAGMENTS: Final = 4
 # As published (P = 24): one fragment moves a step at H = 24.
 MAX_FRAGMENTS: Final = 24
 _EMBEDDING_NAME: Final = re.compile(r"embed|(^|[._])(wte|wpe|emb|tok_emb|pos_emb)([._]|$)", re.IGNORECASE)
-# Without a telling name, a matrix counts as a token table if it has many rows, and many more rows than columns.
+# Without a telling name, a matrix counts as a token table if it has many rows, and many more rows than columns. A model
+# has such a table for its input and one for its output at most; adapters have matrices of this shape in every layer.
 _VOCABULARY_ROWS: Final = 256
 _VOCABULARY_RATIO: Final = 4
+_MOST_TABLES: Final = 2
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,9 @@ def _embedding_tables(tensors: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
         return named
     largest = max(matrices, key=lambda tensor: tensor.numel)
     rows, columns = largest.shape
-    return (largest,) if rows >= _VOCABULARY_ROWS and rows >= _VOCABULARY_RATIO * columns else ()
+    is_table = rows >= _VOCABULARY_ROWS and rows >= _VOCABULARY_RATIO * columns
+    alike_count = sum(tensor.shape == largest.shape for tensor in matrices)
+    return (largest,) if is_table and alike_count <= _MOST_TABLES else ()
 
 
 def _packed(tensors: Sequence[TensorSpec], count: int) -> tuple[FragmentLayout, ...]:

@@ -80,6 +80,10 @@ def sharded(model: Any, layout: Layout, **options: Any) -> Any:
 
 def weights_of(model: nn.Module) -> Weights:
     """Returns the whole weights; every rank must ask."""
+    for module in model.modules():
+        if hasattr(module, "reshard"):
+            # A pass may have left its gathered weights, in the type that it computes in.
+            module.reshard()  # type: ignore[operator]
     return {
         name: (one.full_tensor() if isinstance(one, DTensor) else one).detach().numpy().copy()
         for name, one in model.named_parameters()

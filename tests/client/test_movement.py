@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -254,6 +255,20 @@ def test_a_first_step_that_goes_far_is_sent_once_the_next_ones_go_as_far(target:
             learner.step(tokens=1)
             assert learner.stats.step_count < MOST_STEPS
     assert learner.failure is None
+
+
+def test_work_of_weights_that_stand_still_after_one_step_is_sent(target: str) -> None:
+    arrays = {"a": np.random.default_rng(0).normal(size=(64, 64)).astype(np.float32)}
+    options: dict[str, Any] = {"target": target, "run": "still", "create": True, "policy": QUICK}
+    with ArrayLearner(arrays, learner_id="a", **options) as learner:
+        arrays["a"] += np.random.default_rng(1).normal(size=(64, 64)).astype(np.float32)
+        for _ in range(MOST_STEPS):
+            learner.step(tokens=1)
+            if learner.stats.deltas_merged:
+                break
+            time.sleep(0.001)
+        assert learner.stats.deltas_merged
+        assert learner.failure is None
 
 
 def test_what_the_exchange_itself_loads_is_not_taken_for_it(target: str) -> None:

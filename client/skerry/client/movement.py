@@ -19,6 +19,8 @@ from skerry.client.parameters import Parameters
 
 # Steps between two deltas, of all fragments, that are kept: 3 KiB each.
 _LONGEST_WAIT: Final = 4096
+# Steps after a jump in which too few others moved the weights: nothing is left to compare it with, and work waits.
+_UNDECIDED_STEPS: Final = 256
 
 
 class Movement:
@@ -30,9 +32,10 @@ class Movement:
         self._last: FlatArray = None
         # The training thread appends, and a worker takes.
         self._taken: deque[tuple[int, tuple[FlatArray, ...]]] = deque(maxlen=_LONGEST_WAIT)
+        self._step = 0  # the last that was judged
         self._moves: list[Move] = []
         self._cleared = 0  # of `_moves`: they are only what others are compared with
-        self._lock = threading.Lock()  # of these two: each fragment's worker may ask
+        self._lock = threading.Lock()  # of these three: each fragment's worker may ask
 
     def settle(self) -> None:
         """Takes note that the exchange itself may have changed the weights."""
@@ -55,10 +58,11 @@ class Movement:
             self._parameters.synchronize()
             for step, squared in new:
                 one = move(step, *map(self._parameters.to_host, squared))
+                self._step = step
                 if np.any(one.distances):
                     self._moves.append(one)
             jump = find_jump(self._moves, self._cleared)
-            if jump is None:
+            if jump is None or (not jump.is_certain and self._step >= jump.step + _UNDECIDED_STEPS):
                 self._cleared = max(0, len(self._moves) - MOVES_AFTER)
                 outdated = max(0, self._cleared - MOVES_BEFORE)
                 del self._moves[:outdated]

@@ -12,8 +12,8 @@ A step replaced the weights if at least half of the pieces have
 
 Training moves weights alike in steps that are near to each other, however far it moves them: a learning rate that rises
 stays high in the steps that follow, so the move before them is no larger than theirs. Moves of no length, as where
-gradients are accumulated, do not count. Weights that are only scaled keep their direction, so (2) leaves them
-out. (3) is decided once there are 4 moves after the step.
+gradients are accumulated, do not count. Weights that are only scaled keep their direction, so (2) leaves them out. (3)
+is decided once there are 4 moves after the step; if 256 steps bring fewer, the step counts as training.
 
 Source: Skerry's.
 """

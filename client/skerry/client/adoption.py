@@ -210,7 +210,7 @@ class _Download:
             raise error_of("UNREACHABLE", "download ended early")
         self._session.saw(self._applier.plan.position)
         pulled = await self._session.workers.run(self._applier.finish)
-        self._applier = self._start = None  # what repeats calls refers to this in cycles, which would keep the weights
+        self._applier = self._start = None  # the retry loop refers to this in cycles, which keep weights alive
         return pulled
 
     @property

@@ -119,7 +119,7 @@ class Island:
         del self._control  # the last reference closes its connections
 
     def agree(self, what: str, timeout_s: float) -> bool:
-        """Returns whether every rank says the same within the timeout, after as many meetings; asked once."""
+        """Returns whether all ranks say the same after as many meetings, within the timeout. Call it once."""
         said = f"{what} {self._meeting_count}"
         keys = [f"agree/{rank}" for rank in range(self.size)]
         with suppress(RuntimeError):

@@ -104,8 +104,8 @@ class Learner(ArrayLearner):
     def __exit__(self, kind: type[BaseException] | None, *details: object) -> None:
         """Sends the last work within 10 s and leaves the run, also when the process was told to end.
 
-        With several ranks, an exit counts that all of them take at the same step, within 5 s: as by Ctrl-C, `sys.exit`
-        or `leave_soon`. After any other one nothing is sent, and the first rank warns of the steps that are lost.
+        Several ranks send their last work if all of them leave after the same step and within 5 s, by Ctrl-C,
+        `sys.exit` or `leave_soon`. Otherwise nothing is sent, and the first rank warns of the steps that are lost.
         """
         if self._member is None or kind is None or self._has_agreed:
             super().__exit__(kind, *details)

@@ -110,6 +110,7 @@ class LyingTransport(BulkTransport):
         self._lie, self._state = lie, state
         self._earlier: dict[str, list[Values]] = {}
         self._sent: dict[str, v1.PushHeader] = {}  # by fragment: the last header
+        self._claimed: dict[str, int] = {}  # by fragment: the step count of a flood, which goes on from one to the next
         self._made: dict[str, list[v1.PushDeltaRequest]] = {}  # by delta: a repeated push has the same bytes
 
     async def attach(self, requests: AsyncIterator[v1.AttachRequest]) -> AsyncGenerator[v1.AttachResponse, None]:
@@ -150,11 +151,15 @@ class LyingTransport(BulkTransport):
                 header.delta_id = source.randbytes(16).hex()
                 header.base_version, header.base_digest = fragment.version, bytes.fromhex(fragment.newest.digest)
                 header.step_count = state.policy.inner_step_count
-                header.last_step += header.step_count
+                self._count_on(header)
                 self._sent[name] = header
                 messages = push_messages(header, self._earlier[name][-1], fragment.layout, _PLAIN)
                 with suppress(SkerryError):
                     await SimTransport.push_delta(self, _listed(messages))
+
+    def _count_on(self, header: v1.PushHeader) -> None:
+        header.last_step = max(header.last_step, self._claimed.get(header.fragment, 0) + header.step_count)
+        self._claimed[header.fragment] = header.last_step
 
     def _changed(self, given: Sequence[v1.PushDeltaRequest]) -> list[v1.PushDeltaRequest]:
         header = v1.PushHeader()
@@ -170,6 +175,8 @@ class LyingTransport(BulkTransport):
         if self._lie.step_count:
             header.step_count = self._lie.step_count
             header.last_step = self._lie.step_count * (1 + len(earlier))
+        if self._lie.is_flood:
+            self._count_on(header)
         if self._lie.tokens_a_step:
             header.token_count = header.step_count * self._lie.tokens_a_step
         return push_messages(header, changed, layout, _encoding_of(changed, state))

@@ -21,8 +21,9 @@ LINKS: Final = {"loopback": math.inf, "1gbit": 1e9}  # bits a second, of all tha
 _START_S: Final = 120.0
 _LONGEST_S: Final = 180.0
 _IDLE_S: Final = 6.0
-# Learners that did not synchronise differ by 1.4 steps; 4 bits leave 0.2, which error feedback sends next time.
-_AGREEMENT: Final = 0.35
+# Learners that did not synchronise differ by 1.4 steps. Skerry's 4 bits leave 0.2, which error feedback sends later,
+# and hivemind's 8 bits of the weights themselves 0.39.
+_AGREEMENT: Final = 0.5
 
 
 @dataclass

@@ -94,10 +94,10 @@ def rows(size: Size) -> Iterator[Row]:
                 crew.hear()
             _train(crews, 2 * _ROUND_S)
             first = _train(crews, 0.0 if size.is_quick else 2 * _ROUND_S)
-            before, cpu_s = syncer.metrics(), syncer.cpu_s()
+            before, spent_s = syncer.metrics(), (syncer.cpu_s(), syncer.waited_s())
             with _watched(syncer) as looks:
                 last = _train(crews, 2 * _ROUND_S)
-            yield from _rows(learners, numel, (first, last), looks, syncer, before, syncer.cpu_s() - cpu_s)
+            yield from _rows(learners, numel, (first, last), looks, syncer, before, spent_s)
 
 
 def _train(crews: list[Child], duration_s: float) -> list[Any]:
@@ -113,9 +113,10 @@ def _rows(  # noqa: PLR0917 - what was seen of one fleet
     looks: Looks,
     syncer: Served,
     before: dict[str, float],
-    cpu_s: float,
+    spent_s: tuple[float, float],  # CPU, and waiting for a core, before
 ) -> Iterator[Row]:
     first, last = told
+    cpu_s, waited_s = syncer.cpu_s() - spent_s[0], syncer.waited_s() - spent_s[1]
     after = syncer.metrics()
     pushes = sum(one["acknowledged"] for one in last) - sum(one["acknowledged"] for one in first)
     case = f"{learners} trainers of {numel / 1e6:.3g}M parameters, {_STEP_S:.1f} s a step, H = 24"
@@ -127,6 +128,8 @@ def _rows(  # noqa: PLR0917 - what was seen of one fleet
     yield measured(case, "pushes a second", [pushes / (2 * _ROUND_S)], "1/s")
     yield measured(case, "CPU of the syncer, a push", [1e3 * cpu_s / max(pushes, 1)], "ms")
     yield measured(case, "CPU of the syncer / one core", [cpu_s / (2 * _ROUND_S)], "", limit=1.0)
+    metric = "time for which the event loop was ready and had no core / time"
+    yield measured(case, metric, [waited_s], "s", limit=2 * _ROUND_S)
     waits = [statistics.mean(one["waiting_s"] for one in told) for told in (first, last)]
     yield measured(case, "wait for a merge, last rounds / rounds before", waits[1:], "s", limit=waits[0])
     yield measured(case, "oldest open round, longest / round", [max(looks.round_age_s)], "s", limit=_ROUND_S)

@@ -8,25 +8,18 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 import time
 from typing import Any, Final
-from unittest.mock import patch
 
 import numpy as np
 
+from benchmarks.due_steps import DueSteps, H, take_no_samples
 from benchmarks.speed.models import arrays_of
 from benchmarks.speed.processes import answer, commands, forget_peak, status_bytes
 from skerry.client import ArrayLearner, Policy
-from skerry.client.movement import Movement
 from skerry.runtime.logs import log_to_stderr
 from skerry.wire.codecs import Codec, Compressor, Encoding
 
-# More than the steps that a synchronisation waits for its versions, so that none makes a second delta due.
-H: Final = 4096
-# Steps after which every delta is due, since the last ones were copied within so many steps of one another.
-_SPREAD_STEPS: Final = 64
-_STEP_S: Final = 0.01
 _TIMEOUT_S: Final = 120.0
 _STEP_SIZE: Final = 1e-3
 
@@ -52,8 +45,7 @@ class Island:
         self._noise = np.random.default_rng(arguments.number)
         before_bytes = status_bytes(os.getpid(), "VmRSS")
         forget_peak(os.getpid())
-        # Its samples would let other threads run between two steps that are to be one moment; nothing is trained here.
-        patch.object(Movement, "trained").start()
+        take_no_samples()
         self._learner = ArrayLearner(
             self._arrays,
             target=arguments.target,
@@ -67,36 +59,19 @@ class Island:
         self._before_bytes = before_bytes
         self.joined_bytes = status_bytes(os.getpid(), "VmHWM") - before_bytes
         forget_peak(os.getpid())
-        self._count = 0
-        self._due_from = H  # all fragments were copied at this step or soon after; the first time H to 2 H are due
-
-    def _step_to(self, count: int) -> None:
-        """Takes steps at one moment: no other thread gets its turn before they are over."""
-        interval_s = sys.getswitchinterval()
-        sys.setswitchinterval(10.0)
-        for _ in range(count - self._count):
-            self._learner.step(tokens=1)
-        sys.setswitchinterval(interval_s)
-        self._count = count
+        self._steps = DueSteps(self._learner)
 
     def prepare(self) -> None:
         """Changes every weight as training would, and takes all steps but the last few."""
         for array in self._arrays.values():
             np.add(array, _STEP_SIZE * self._noise.standard_normal(array.shape, np.float32), out=array)
-        self._step_to(self._due_from + H - 2)
+        self._steps.approach()
 
     def synchronise(self) -> dict[str, Any]:
         """Returns what it took until every fragment has its next version."""
-        wanted = {name: version + 1 for name, version in self._learner.stats.versions.items()}
         forget_peak(os.getpid())  # which made-up training has raised
         before, cpu_s, start_s = self._learner.stats, time.process_time(), time.monotonic()
-        self._due_from += H + _SPREAD_STEPS
-        self._step_to(self._due_from)
-        while any(version < wanted[name] for name, version in self._learner.stats.versions.items()):
-            if time.monotonic() > start_s + _TIMEOUT_S:
-                raise TimeoutError(f"no synchronisation. versions={self._learner.stats.versions}, wanted={wanted}")
-            time.sleep(_STEP_S)
-            self._step_to(self._count + 1)
+        self._steps.synchronise(_TIMEOUT_S)
         end_s, stats = time.monotonic(), self._learner.stats
         return {
             "start_s": start_s,

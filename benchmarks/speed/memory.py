@@ -61,9 +61,11 @@ def _row(numel: int, learners: int) -> Row:
 
 
 def rows(size: Size) -> Iterator[Row]:
-    """2 to 64 learners with one size, and 2 learners with fragments up to what fits 8 GB of memory."""
-    small, middle, large = (2_000_000, 4_000_000, 8_000_000) if size.is_quick else (10_000_000, 50_000_000, 200_000_000)
+    """2 to 64 learners with one size, and 2 learners with larger fragments."""
+    small, *larger = (
+        (2_000_000, 4_000_000, 8_000_000) if size.is_quick else (10_000_000, 50_000_000, 200_000_000, 500_000_000)
+    )
     for learners in (2, 16, 64):
         yield _row(small, learners)
-    for numel in (middle, large):
+    for numel in larger:
         yield _row(numel, 2)

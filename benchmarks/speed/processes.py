@@ -36,6 +36,11 @@ class Served:
         times = self._process.cpu_times()
         return float(times.user + times.system)
 
+    def waited_s(self) -> float:
+        """Returns the seconds for which the thread of the event loop, the first, was ready and had no core so far."""
+        pid = self._process.pid
+        return int(Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()[1]) / 1e9
+
     def peak_bytes(self) -> int:
         """Returns the largest resident size since `forget_peak`, resident pages of scratch files included."""
         return status_bytes(self._process.pid, "VmHWM")

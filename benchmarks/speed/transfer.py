@@ -25,9 +25,9 @@ from benchmarks.speed.measuring import SEED, Size, paired, rates
 from benchmarks.speed.models import arrays_of, layout_of
 from benchmarks.speed.processes import Served, children, served
 from skerry.client import Policy, RunsClient
-from skerry.client.adoption import pull_newest
 from skerry.client.boundary import Boundary
 from skerry.client.delta import Delta, Part, digest_of, encode_parts, push
+from skerry.client.download import pull_newest
 from skerry.client.grpc_transport import GrpcTransport
 from skerry.client.parameters import ArrayParameters
 from skerry.client.records import Run

@@ -108,6 +108,7 @@ def main() -> None:
         policy=Policy(inner_step_count=H, grace_factor=0.0, delta_encoding=_PLAIN, update_encoding=_PLAIN),
         fragment_count=1,
         connect_timeout_s=_TIMEOUT_S,
+        tls="insecure",
     )
     transport, source = TimedTransport.current, np.random.default_rng(0)
     print(json.dumps(transport.pulls.facts()), file=answers, flush=True)

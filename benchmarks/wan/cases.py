@@ -15,11 +15,13 @@ from benchmarks.report import Row, measured
 from benchmarks.wan import trainer
 from benchmarks.wan.network import Network
 from benchmarks.wan.processes import Process, all_hear, this_python, wait_idle
+from skerry.client.transport import LANE_COUNT
 
 GIGABIT: Final = 1e9
 _LONGEST_S: Final = 180.0
 _PORT: Final = 50_051
 _IDLE_S: Final = 20.0
+_RECEIVE_BUFFER: Final = "4096 1048576 6291456"  # as in compose.yaml
 
 
 class Site:
@@ -83,28 +85,53 @@ class Site:
 
 
 def long_link(site: Site) -> Iterator[Row]:
-    """2 Gbit/s with a round trip of 100 ms: encoded parts that go up, snapshots that come down."""
+    """2 Gbit/s with a round trip of 100 ms: encoded parts that go up, snapshots that come down, and plain TCP.
+
+    First as the kernel is, and then with the buffers that compose.yaml gives its containers.
+    """
     numel, samples = (12_582_912, 2) if site.is_short else (50_331_648, 5)
     site.limit(2 * GIGABIT, round_trip_s=0.1)
+    case = f"2 Gbit/s, 100 ms round trip, {numel * 4 / 1e6:.0f} MB of float32, {site.network.congestion_control()}"
+    yield from _transfers(site, case, numel, samples)
+    site.clear()
+    with site.network.receive_buffer(_RECEIVE_BUFFER):
+        yield from _transfers(site, f"{case}, tcp_rmem of compose.yaml", numel, samples)
+
+
+def _transfers(site: Site, case: str, numel: int, samples: int) -> Iterator[Row]:
     site.serve()
+    plain = site.start("syncer", "plain", "--serve")
     one = site.start("one", "bulk", "--target", site.target, "--name", "one", "--numel", str(numel))
-    one.hear(_LONGEST_S)
-    ways: dict[str, list[Any]] = {"push of encoded parts, acknowledged durable": [], "pull of a snapshot": []}
+    for process in (plain, one):
+        process.hear(_LONGEST_S)
+    fetched = ["--host", site.address("syncer"), "--bytes", str(4 * numel), "--connections", str(LANE_COUNT)]
+    joining = ["--target", site.target, "--numel", str(numel)]
+    pushes, pulls, limits = [], [], []
     for sample in range(samples + 1):
         wait_idle(_IDLE_S)
-        pushed = all_hear([one], _LONGEST_S, do="push")[0]
+        pushes.append(all_hear([one], _LONGEST_S, do="push")[0])
         wait_idle(_IDLE_S)
-        joiner = site.start("two", "bulk", "--target", site.target, "--name", f"two-{sample}", "--numel", str(numel))
-        pulled = joiner.hear(_LONGEST_S)
-        joiner.end()
-        if sample:  # the first warms up
-            for way, answer in zip(ways.values(), (pushed, pulled), strict=True):
-                way.append(answer)
-        site.say(f"long link: push {pushed['wall_s']:.2f} s, pull {pulled['wall_s']:.2f} s")
-    case = f"2 Gbit/s, 100 ms round trip, {numel * 4 / 1e6:.0f} MB of float32, {site.network.congestion_control()}"
-    for name, answers in ways.items():
-        speeds = [8 * one["size_bytes"] / one["wall_s"] / GIGABIT for one in answers]
+        pulls.append(_once(site, "bulk", *joining, "--name", f"two-{sample}"))
+        wait_idle(_IDLE_S)
+        limits.append(_once(site, "plain", *fetched))
+        walls = (found[-1]["wall_s"] for found in (pushes, pulls, limits))
+        site.say("long link: push {:.2f} s, pull {:.2f} s, plain TCP {:.2f} s".format(*walls))
+    named = {
+        "push of encoded parts, acknowledged durable": pushes,
+        "pull of a snapshot, by a process that has just started": pulls,
+        f"the same bytes over {LANE_COUNT} new TCP connections": limits,
+    }
+    for name, answers in named.items():  # the first of each warms up
+        speeds = [8 * one["size_bytes"] / one["wall_s"] / GIGABIT for one in answers[1:]]
         yield measured(case, name, speeds, "Gbit/s", limit=2.0)
+
+
+def _once(site: Site, module: str, *arguments: str) -> Any:
+    """Returns the answer of a process on the node `two`, which it then ends."""
+    process = site.start("two", module, *arguments)
+    answer = process.hear(_LONGEST_S)
+    process.end()
+    return answer
 
 
 def stopped_learner(site: Site) -> Iterator[Row]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -13,6 +15,7 @@ _MTU: Final = 65_000
 _BURST: Final = "512kb"
 _QUEUE: Final = "8mb"
 _TABLE: Final = 77
+_RECEIVE_BUFFER: Final = Path("/proc/sys/net/ipv4/tcp_rmem")
 _CONGESTION_CONTROL: Final = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 
 
@@ -55,6 +58,15 @@ class Network:
         _do(f"tc qdisc replace dev to-{name} {bucket}")
         _do(f"tc -n {name} qdisc replace dev wan0 {bucket}")
 
+    @contextmanager
+    def receive_buffer(self, sizes: str) -> Iterator[None]:
+        """Gives all nodes another `net.ipv4.tcp_rmem`: the least, first and largest size of a connection's buffer."""
+        for node in self._numbers:
+            _do(f"ip netns exec {node} sysctl -qw", f"net.ipv4.tcp_rmem={sizes}")
+        yield
+        for node in self._numbers:  # the hub's namespace has what theirs had
+            _do(f"ip netns exec {node} sysctl -qw", f"net.ipv4.tcp_rmem={_RECEIVE_BUFFER.read_text().strip()}")
+
     def carried_bytes(self, name: str) -> tuple[int, int]:
         """Returns the bytes that a node has sent and received, headers included."""
         folder = Path(f"/sys/class/net/to-{name}/statistics")
@@ -71,12 +83,12 @@ class Network:
         return _CONGESTION_CONTROL.read_text().strip()
 
 
-def _do(command: str) -> None:
-    """Runs a command.
+def _do(command: str, *words: str) -> None:
+    """Runs a command, to whose words others may be added that contain spaces.
 
     Raises:
         RuntimeError: it failed; the message has what it said.
     """
-    done = subprocess.run(command.split(), check=False, capture_output=True, text=True)
+    done = subprocess.run([*command.split(), *words], check=False, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"command failed. command={command}, error={done.stderr.strip()}")

@@ -61,12 +61,15 @@ class Perceptron:
 class Alone:
     """Trains without anybody."""
 
-    def __init__(self, _: argparse.Namespace, model: Perceptron) -> None:
-        self._model = model
+    def __init__(self, arguments: argparse.Namespace, model: Perceptron) -> None:
+        """Joins whoever trains too."""
 
-    def exchange(self, gradients: dict[str, NDArray[np.float32]], loss: float) -> None:
-        """Uses the gradients."""
-        self._model.descend(gradients)
+    def combined(self, gradients: dict[str, NDArray[np.float32]]) -> dict[str, NDArray[np.float32]]:
+        """Returns the gradients of all who must wait for one another at each step."""
+        return gradients
+
+    def tell(self, loss: float) -> None:
+        """Is called when a step has been taken."""
 
     def facts(self) -> dict[str, Any]:
         """Returns what is to be told of the exchange."""
@@ -87,11 +90,11 @@ class Island(Alone):
             policy=Policy(inner_step_count=H, lease_term_s=5.0),
             fragment_count=4,
             connect_timeout_s=_TIMEOUT_S,
+            tls="insecure",
         )
 
-    def exchange(self, gradients: dict[str, NDArray[np.float32]], loss: float) -> None:
-        """Uses the gradients, and tells the learner."""
-        super().exchange(gradients, loss)
+    def tell(self, loss: float) -> None:
+        """Tells the learner."""
         self._learner.step(BATCH, loss)
 
     def facts(self) -> dict[str, Any]:
@@ -117,14 +120,14 @@ class DataParallel(Alone):
         distributed.init_process_group("gloo", store=self._store, rank=arguments.number, world_size=arguments.learners)
         self._world_size = arguments.learners
 
-    def exchange(self, gradients: dict[str, NDArray[np.float32]], loss: float) -> None:
-        """Averages, and uses the average."""
+    def combined(self, gradients: dict[str, NDArray[np.float32]]) -> dict[str, NDArray[np.float32]]:
+        """Returns the average."""
         import torch
         from torch import distributed
 
         for work in [distributed.all_reduce(torch.from_numpy(one), async_op=True) for one in gradients.values()]:
             work.wait()
-        super().exchange({name: one / self._world_size for name, one in gradients.items()}, loss)
+        return {name: one / self._world_size for name, one in gradients.items()}
 
 
 def train(model: Perceptron, how: Alone, step_s: float, seconds: float) -> dict[str, Any]:
@@ -133,11 +136,14 @@ def train(model: Perceptron, how: Alone, step_s: float, seconds: float) -> dict[
     ends_s, computing_s, losses, notes = [], [], [], []
     while (step_begin_s := time.monotonic()) < begin_s + seconds:
         gradients, loss = model.gradients()
-        time.sleep(max(0.0, step_begin_s + step_s - time.monotonic()))
-        computed_s = time.monotonic()
-        how.exchange(gradients, loss)
+        combining_s = -time.monotonic()
+        gradients = how.combined(gradients)
+        combining_s += time.monotonic()
+        model.descend(gradients)
+        time.sleep(max(0.0, step_begin_s + combining_s + step_s - time.monotonic()))
+        computing_s.append(time.monotonic() - step_begin_s - combining_s)
+        how.tell(loss)
         losses.append(loss)
-        computing_s.append(computed_s - step_begin_s)
         ends_s.append(time.monotonic())
         if len(ends_s) % _NOTED == 1:
             notes.append({"at_s": ends_s[-1], **how.facts()})

@@ -10,7 +10,7 @@ import random
 import socket
 import struct
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from typing import Any, Final
 
 import grpc
@@ -39,6 +39,7 @@ from tests.syncer.raw_learner import (
 )
 
 _FRAME_NUMEL: Final = 2**18
+_LISTED_RUNS: Final = 500
 
 
 def _reset_streams() -> Iterator[bytes]:
@@ -293,15 +294,28 @@ async def watches(port: int, told: Counter[str]) -> None:
         await asyncio.gather(*(watch() for _ in range(10)))
 
 
+async def create_many(port: int) -> None:
+    """Creates the runs that `run_lists` lists."""
+    numbers = iter(range(_LISTED_RUNS))
+    async with connected(port) as stubs, asyncio.TaskGroup() as tasks:
+
+        async def create() -> None:
+            for number in numbers:
+                await create_run(stubs, f"run{number}", seed=number)
+
+        for _ in range(8):
+            tasks.create_task(create())
+
+
 async def run_lists(port: int, told: Counter[str]) -> None:
-    """Creates 100 runs, and lists them again and again."""
+    """Lists 500 runs again and again."""
     async with connected(port) as stubs:
-        for number in range(100):
-            await create_run(stubs, f"run{number}", seed=number)
         while True:
             told["runs"] += len((await stubs.runs.ListRuns(runs.ListRunsRequest(page_size=1000))).runs)
 
 
+# What is done before an attack begins.
+PREPARATIONS: Final[Mapping[str, Callable[[int], Awaitable[None]]]] = {"run-lists": create_many}
 ATTACKS: Final[Mapping[str, Attack]] = {
     one.__name__.replace("_", "-"): one
     for one in (

@@ -17,6 +17,7 @@ import grpc
 import numpy as np
 import psutil
 
+from tests.attacks.attacks import PREPARATIONS
 from tests.syncer.raw_learner import QUICK, RawLearner, connected, create_run, layout, pull
 from tests.syncer.serve_process import serve_process
 
@@ -86,6 +87,8 @@ async def beside(name: str, seconds: float) -> Row:
             training = asyncio.create_task(honest.train(serve.port))
             await asyncio.sleep(1)
             peace, _ = await honest.measured(seconds)
+            if name in PREPARATIONS:
+                await PREPARATIONS[name](serve.port)
             attacker = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "tests.attacks", "--as", name, "--port", str(serve.port)),
                 stdout=asyncio.subprocess.PIPE,

@@ -22,7 +22,7 @@ from tests.chaos.relay import Relay
 from tests.chaos.schedule import LEARNER_COUNT, STEP_S
 from tests.chaos.store_place import StorePlace
 from tests.chaos.watcher import Watcher
-from tests.e2e.ceph import free_ports
+from tests.ports import free_ports
 from tests.simulation.disturbances import REPLICA_COUNT, Disturbance
 from tests.simulation.learner_process import RUN
 

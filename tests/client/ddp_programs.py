@@ -68,7 +68,7 @@ def leave_inside_with(rank: Rank) -> tuple[bool, bool]:
         return learner.leave(30.0), learner.leave(30.0)
 
 
-def join_with_frozen(rank: Rank, seeds: tuple[int, int], allow_other: bool) -> int:
+def join_with_frozen(rank: Rank, seeds: tuple[int, int], allow_other: bool | list[str]) -> int:
     """Joins with a frozen layer of the rank's own seed; returns how many steps it counted."""
     layers = {"trained": network(0)}
     torch.manual_seed(seeds[rank.number])

@@ -7,7 +7,7 @@ import math
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,9 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from skerry.client import Learner, torch_untrained
+from skerry.client.errors import error_of
+from skerry.client.grpc_transport import GrpcTransport
+from skerry.v1 import exchange_pb2 as v1
 from tests.client.ddp_programs import learner_of
 from tests.client.ranks import Rank, loss_of, network
 
@@ -243,3 +246,40 @@ def join_with_interleaved_rows(rank: Rank) -> None:
     mesh = init_device_mesh("cpu", (2,))
     rows = distribute_tensor(torch.ones(4, 2), mesh, [_StridedShard(0, split_factor=2)])
     learner_of({"rows": rows}, rank)  # type: ignore[arg-type]  # tensors by name
+
+
+@dataclass(frozen=True)
+class Adopted:
+    """What a rank has adopted, and how many bytes it has downloaded since it joined."""
+
+    version: int
+    weights: Weights
+    received_bytes: int
+
+
+def adopt_large(rank: Rank, layout: Layout, options: dict[str, Any], cut_off: int | None = None) -> Adopted:
+    """Trains a matrix of several leaves until all work is merged and adopted; rank `cut_off` can't download."""
+    received, own = 0, GrpcTransport.pull_fragment
+
+    async def pull_fragment(
+        self: GrpcTransport, request: v1.PullFragmentRequest
+    ) -> AsyncGenerator[v1.PullFragmentResponse, None]:
+        nonlocal received
+        if rank.number == cut_off:
+            raise error_of("UNREACHABLE", "no way out")
+        async for response in own(self, request):
+            received += len(response.data.data)
+            yield response
+
+    torch.manual_seed(0)
+    model: Any = nn.Linear(1024, 4000, bias=False)
+    fully_shard(model, mesh=init_device_mesh("cpu", layout.shape))
+    with patch.object(GrpcTransport, "pull_fragment", pull_fragment), learner_of(model, rank, **options) as learner:
+        joined = received
+        for _ in range(2):
+            with torch.no_grad():
+                model.weight.to_local().add_(0.01)
+            learner.step(tokens=5)
+            _exchange_all(learner, rank)
+        (version,) = learner.stats.versions.values()
+        return Adopted(version, weights_of(model), received - joined)

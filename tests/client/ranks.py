@@ -99,11 +99,11 @@ def _run(connection: Connection, store: str, rank: Rank, program: Program, argum
     distributed.destroy_process_group()
 
 
-def network(seed: int = 0) -> nn.Module:
+def network(seed: int = 0, width: int = 12) -> nn.Module:
     """Returns a small network with an embedding, tied weights, and a bias that no two ranks can share evenly."""
     torch.manual_seed(seed)
     model = nn.Sequential(
-        nn.Embedding(24, 12), nn.Linear(12, 12), nn.LayerNorm(12), nn.Linear(12, 24), nn.Linear(24, 3)
+        nn.Embedding(24, width), nn.Linear(width, width), nn.LayerNorm(width), nn.Linear(width, 24), nn.Linear(24, 3)
     )
     model[3].weight = model[0].weight
     return model

@@ -187,13 +187,25 @@ async def test_a_push_that_was_cut_sends_the_same_delta_from_its_last_whole_part
         assert len(world.transport.delta_ids) > len(set(world.transport.delta_ids))
 
 
-@pytest.mark.parametrize("lane_bytes", [SETTINGS.lane_bytes, 100])
-async def test_a_download_that_was_cut_goes_on_where_it_broke(target: str, lane_bytes: int) -> None:
+@pytest.mark.parametrize(
+    ("lane_bytes", "calm"),  # calls between two that break: one that breaks gives up those beside it
+    [(SETTINGS.lane_bytes, 0), (100, 5)],
+)
+async def test_a_download_that_was_cut_goes_on_where_it_broke(target: str, lane_bytes: int, calm: int) -> None:
     faults = Faults()
     async with training(target, faults, replace(SETTINGS, lane_bytes=lane_bytes)) as world:
-        faults.pull_cuts = [0, 1, 1, 2, 0, 1]
+        faults.pull_cuts = [messages for cut in (0, 1, 1, 2, 0, 1) * 2 for messages in (cut, *[99] * calm)]
         await world.train_until(lambda: min(world.exchange.stats.versions.values()) >= 5)
         assert faults.log.count("pull cut") >= 4
+        assert world.exchange.failure is None
+
+
+async def test_a_download_whose_calls_are_too_many_for_the_link_takes_fewer(target: str) -> None:
+    faults = Faults()
+    async with training(target, faults, replace(SETTINGS, lane_bytes=100, concurrent_transfers=1)) as world:
+        faults.most_pulls = 1
+        await world.train_until(lambda: min(world.exchange.stats.versions.values()) >= 3)
+        assert "pull stalled" in faults.log
         assert world.exchange.failure is None
 
 

@@ -100,6 +100,10 @@ def test_ranks_with_other_frozen_weights_are_refused_unless_allowed(target: str,
     assert [end.reason for end in ends] == ["RANKS_DIFFER"] * 2
     assert values(run(tmp_path / "same", ddp_programs.join_with_frozen, 2, target, (1, 1), False)) == [1, 1]
     assert values(run(tmp_path / "allowed", ddp_programs.join_with_frozen, 2, target, (1, 2), True)) == [1, 1]
+    by_name = ["frozen.*"]
+    assert values(run(tmp_path / "named", ddp_programs.join_with_frozen, 2, target, (1, 2), by_name)) == [1, 1]
+    ends = run(tmp_path / "another", ddp_programs.join_with_frozen, 2, target, (1, 2), ["frozen.bias"])
+    assert [end.reason for end in ends] == ["RANKS_DIFFER"] * 2
 
 
 def test_what_a_rank_sees_of_the_leader_keeps_its_errors() -> None:

@@ -68,14 +68,13 @@ def test_updates_in_several_objects_and_pieces_lead_to_the_target_and_leave_the_
     for index, data in enumerate(course.data):
         for offset in range(0, len(data), size):
             applier.feed(index, offset, data[offset : offset + size])
-    pulled = applier.finish()
-    np.testing.assert_array_equal(pulled.weights.view(np.uint32), course.weights.view(np.uint32))
+    np.testing.assert_array_equal(applier.finish().view(np.uint32), course.weights.view(np.uint32))
     np.testing.assert_array_equal(course.start, before)
 
 
 def test_an_empty_plan_leads_to_what_the_learner_has() -> None:
     course = Course()
-    np.testing.assert_array_equal(course.applier(0, course.start).finish().weights, course.start)
+    np.testing.assert_array_equal(course.applier(0, course.start).finish(), course.start)
 
 
 def test_a_plan_that_leaves_a_part_out_does_not_lead_to_its_target() -> None:
@@ -84,3 +83,16 @@ def test_a_plan_that_leaves_a_part_out_does_not_lead_to_its_target() -> None:
     applier.feed(0, 0, course.data[0])
     with pytest.raises(CorruptDownloadError):
         applier.finish()
+
+
+@pytest.mark.parametrize(("first", "stop", "wanted"), [(0, 160, [0, 2]), (160, LAYOUT.numel, [1, 3]), (160, 160, [])])
+def test_of_a_span_only_its_objects_are_wanted(first: int, stop: int, wanted: list[int]) -> None:
+    course = Course()
+    start = np.full_like(course.start, np.nan)
+    start[first:stop] = course.start[first:stop]
+    applier = PlanApplier(LAYOUT, course.applier(4, course.weights).plan, start, (first, stop))
+    for index in wanted:
+        assert not applier.is_complete
+        applier.feed(index, 0, course.data[index])
+    assert applier.is_complete
+    np.testing.assert_array_equal(applier.finish().view(np.uint32), course.weights[first:stop].view(np.uint32))

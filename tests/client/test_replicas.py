@@ -178,7 +178,7 @@ def test_a_command_does_not_notice_that_one_of_the_replicas_is_dead(replicas: Tw
 _ASKER = """
 import sys
 from skerry.client import RunsClient
-with RunsClient(sys.argv[1]) as client:
+with RunsClient(sys.argv[1], tls="insecure") as client:
     for _ in sys.stdin:
         print(*(run.name for run in client.list_runs()), flush=True)
 """

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from blake3 import blake3
 
-from skerry.client import RunsClient
-from skerry.wire import Codec, Encoding
+from skerry.client import Policy, RunsClient
+from skerry.syncer import merger
+from skerry.wire import Codec, Compressor, Encoding
 from tests.client import fsdp_programs
 from tests.client.ddp_programs import EXACT
 from tests.client.fsdp_programs import ALONE, TENSOR_PARALLEL, Layout
@@ -70,6 +71,35 @@ def test_all_ranks_have_the_same_weights_after_every_adoption(target: str, tmp_p
     assert any((weights.view(np.uint32) & 0xFFFF).any() for weights in ended.values())
     with RunsClient(target) as client:
         assert {one.name for one in client.get_run("theirs").run.tensors} == ended.keys() - {"1.bias"}
+
+
+@pytest.mark.parametrize("cut_off", [None, 1], ids=["each rank", "the first rank for all"])
+def test_ranks_download_the_objects_of_their_ranges(
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    target: str,
+    tmp_path: Path,
+    cut_off: int | None,
+) -> None:
+    """What all have adopted is the run's version, to the bit, and nobody downloaded it twice."""
+    monkeypatch.setattr(merger, "UPDATE_OBJECT_SPANS", 1)
+    options = {
+        "policy": Policy(inner_step_count=1, update_encoding=Encoding(Codec.INT4, compressor=Compressor.NONE)),
+        "adoption": "replace",
+        "fragment_count": 1,
+    }
+    ranks = values(run(tmp_path, fsdp_programs.adopt_large, 2, target, Layout((2,)), options, cut_off))
+    version, weights = ranks[0].version, ranks[0].weights["weight"]
+    np.testing.assert_array_equal(weights, ranks[1].weights["weight"])
+    with RunsClient(target) as client:
+        found = client.get_run("theirs").run
+        of_version = replace(found, versions=(replace(found.versions[0], version=version),))
+        np.testing.assert_array_equal(weights, dict(client.pull(of_version))["weight"])
+    size_bytes = version * weights.size * 4.125 / 8
+    received = [rank.received_bytes / size_bytes for rank in ranks]
+    # When a rank fails, the first one has its own range of that version already.
+    assert received == pytest.approx([0.5, 0.5] if cut_off is None else [1 + 0.5 / version, 0], abs=0.02)
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_an_island_that_lost_a_rank_goes_on_with_another_number_of_shards(target: str, tmp_path: Path) -> None:

@@ -16,12 +16,15 @@ import pytest
 
 from skerry.client import ArrayLearner, RunsClient, SkerryError, Tls, TryAgainError
 from skerry.client.grpc_transport import GrpcTransport
+from skerry.runtime.tls import tls_for
 from skerry.v1 import capabilities_pb2
 from tests.client.quadratic import QUICK, Quadratic, train_until
 from tests.client.syncer_thread import syncer
 from tests.doubles.heard_logs import heard_logs
 from tests.doubles.made_keys import make_keys, replace_pair, tls_of
 
+# Connections to it end on this machine, and nothing says so.
+_ELSEWHERE = "0.0.0.0"
 ASK = capabilities_pb2.GetCapabilitiesRequest()
 
 
@@ -113,6 +116,53 @@ def test_a_port_where_nobody_listens_is_no_matter_of_tls(keys: Path) -> None:
     error = refusal("127.0.0.1:1", tls_of(keys))
     assert error.reason == "UNREACHABLE"
     assert "Connection refused" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("address", "is_here"),
+    [
+        ("localhost:1", True),
+        ("127.0.0.1:1", True),
+        ("127.9.9.9", True),
+        ("[::1]:1", True),
+        ("unix:/run/skerry.sock", True),
+        ("dns:///localhost:1", True),
+        ("ipv4:127.0.0.1:1", True),
+        ("syncer.example:1", False),
+        ("localhost.example:1", False),
+        ("127.0.0.1.example:1", False),
+        ("10.0.0.1:1", False),
+        ("0.0.0.0:1", False),
+        ("[2001:db8::1]:1", False),
+        ("dns://127.0.0.1/syncer.example:1", False),
+        ("ipv4:10.0.0.1:1", False),
+    ],
+)
+def test_only_what_stays_on_this_machine_is_plaintext_by_default(address: str, is_here: bool) -> None:
+    assert tls_for(address, None) == (None if is_here else Tls())
+    assert tls_for(address, "insecure") is None
+    assert tls_for(address, Tls("ca.pem")) == Tls("ca.pem")
+
+
+def test_a_target_elsewhere_is_called_with_tls_unless_plaintext_is_asked_for_by_name(
+    target: str, tmp_path: Path
+) -> None:
+    elsewhere = target.replace("127.0.0.1", _ELSEWHERE)
+    error = refusal(elsewhere, None)
+    assert error.reason == "TLS_FAILED"
+    assert "needs --insecure then (in Python tls='insecure')" in str(error)
+    options: dict[str, Any] = {"target": elsewhere, "run": "fit", "learner_id": "us", "create": True}
+    with pytest.raises(TryAgainError, match="needs --insecure then"):
+        ArrayLearner(Quadratic().arrays, connect_timeout_s=2, **options)
+    with RunsClient(elsewhere, tls="insecure") as client:
+        assert client.list_runs() == []
+    with pytest.raises(ValueError, match="tls='plain'"):
+        RunsClient(elsewhere, tls="plain")  # type: ignore[arg-type]
+    skerry = Commands(tmp_path, elsewhere)
+    assert "[TLS_FAILED]" in skerry("runs", "list", status=4)
+    assert skerry("runs", "list", "--json", "--insecure") == "[]\n"
+    assert skerry("runs", "list", "--json", env={"SKERRY_INSECURE": "true"}) == "[]\n"
+    assert "[TLS_FAILED]" in skerry("runs", "list", "--tls", "--insecure", status=4), "the stricter of two wishes"
 
 
 @pytest.mark.parametrize(

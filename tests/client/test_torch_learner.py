@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from skerry.client.torch_parameters import TorchParameters
 from skerry.wire import Codec, Encoding, FragmentLayout
 from skerry.wire.frames import encode_frames
 from skerry.wire.torch_codecs import encode_frames_torch
+
+NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 
 
 class StrangersModel(nn.Module):
@@ -160,6 +163,17 @@ def test_torch_and_numpy_weights_do_the_same(dtype: torch.dtype) -> None:
     assert not ours.is_finite(layout)
 
 
+def test_a_device_without_streams_of_its_own_needs_none() -> None:
+    """As MPS: torch has nothing but `synchronize` for it."""
+    parameters = TorchParameters({"w": torch.zeros(3, device="meta")})
+    layout = FragmentLayout("f", parameters.tensors)
+    buffer = parameters.buffer(layout)
+    parameters.snapshot(layout, buffer)()
+    parameters.synchronize()
+    parameters.add(layout, buffer)()
+    assert parameters.sample().device == buffer.device == torch.device("meta")
+
+
 def test_bfloat16_weights_are_read_and_shifted_in_float32() -> None:
     tensor = torch.full((4,), 256.0, dtype=torch.bfloat16)
     parameters = TorchParameters({"w": tensor})
@@ -169,7 +183,40 @@ def test_bfloat16_weights_are_read_and_shifted_in_float32() -> None:
 
 
 @pytest.mark.cuda
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@NO_GPU
+def test_streams_wait_for_each_other_and_no_thread_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The training thread has a stream of its own, which is busy when a worker reads a copy, and prepares a change."""
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: pytest.fail("waits for the whole device"))
+
+    def train() -> None:
+        torch.cuda._sleep(50_000_000)  # type: ignore[no-untyped-call]
+        weights.add_(1.0)
+
+    weights = torch.zeros(300, 70, device="cuda")
+    parameters = TorchParameters({"w": weights})
+    layout = FragmentLayout("f", parameters.tensors)
+    ones = parameters.from_host(np.ones(layout.numel, np.float32))
+    with ThreadPoolExecutor(1) as worker, torch.cuda.stream(torch.cuda.Stream()):  # type: ignore[no-untyped-call]
+        for round_number in range(1, 4):
+            buffer = worker.submit(parameters.buffer, layout).result()
+            copy = worker.submit(parameters.snapshot, layout, buffer).result()
+            train()
+            parameters.sample()  # as every step does
+            copy()
+            train()
+
+            def read(buffer: Any = buffer) -> Any:
+                parameters.synchronize()
+                return parameters.to_host(buffer), parameters.add(layout, ones + buffer - buffer)
+
+            values, add = worker.submit(read).result()
+            assert set(values) == {3.0 * round_number - 2}
+            add()
+        assert set(weights.flatten().tolist()) == {9.0}
+
+
+@pytest.mark.cuda
+@NO_GPU
 def test_weights_on_a_gpu_give_the_same_frames() -> None:
     tensors = {"w": torch.randn(300, 70)}
     host = TorchParameters(tensors)

@@ -97,6 +97,27 @@ def test_another_frozen_part_is_refused_unless_it_is_allowed(
     assert any("differences" in line for line in warnings)
 
 
+@pytest.mark.parametrize("allowed", [["base.bias"], ("unknown", "base.*"), {"*bias"}, "base.bias"])
+def test_frozen_parameters_may_be_allowed_to_differ_by_name(target: str, allowed: Any) -> None:
+    _attach(target, Adapted())
+    other = Adapted()
+    _changed(other)
+    warnings = _attach(target, other, "other", allow_other_frozen=allowed)
+    assert any("first=base.bias has other values" in line.get("differences", "") for line in warnings)
+
+
+@pytest.mark.parametrize("allowed", [["base.weight"], ["base"], [], ["base.bias"]])
+def test_a_frozen_parameter_that_is_not_named_is_refused_whatever_else_is_allowed(target: str, allowed: Any) -> None:
+    _attach(target, Adapted())
+    other = Adapted()
+    _changed(other)
+    if allowed == ["base.bias"]:
+        _trained(other)
+    with pytest.raises(RefusedError, match="differences=1 of 3, first=") as refusal:
+        _attach(target, other, "other", allow_other_frozen=allowed)
+    assert refusal.value.reason == "FROZEN_DIFFERS"
+
+
 def test_buffers_are_named_when_a_learner_attaches_and_may_differ(target: str) -> None:
     for learner_id in ("us", "eu"):
         model = Adapted()

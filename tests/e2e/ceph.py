@@ -9,7 +9,6 @@ import os
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import urllib.error
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.e2e.machine import SYSTEM_PATH, run, tail, wait_until
+from tests.ports import free_ports
 
 PACKAGES: Final = {
     "ceph-mon": "ceph-mon",
@@ -193,13 +193,3 @@ class CephGateway:
                 return True
         except (urllib.error.URLError, OSError):
             return False
-
-
-def free_ports(count: int) -> list[int]:
-    """Returns ports on which nobody listens."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    try:
-        return [found.getsockname()[1] for found in sockets]
-    finally:
-        for found in sockets:
-            found.close()

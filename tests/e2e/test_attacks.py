@@ -9,7 +9,7 @@ import pytest
 from tests.attacks.attacks import ATTACKS
 from tests.attacks.beside import beside
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]  # 500 runs are created for one of them
 
 _SECONDS: Final = 5.0
 # Of the merges in peace; `python -m tests.attacks` has the real bound, which needs a quiet machine.

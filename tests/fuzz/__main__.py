@@ -3,6 +3,8 @@
 Each gets an equal share of the time. A finding is printed and its input kept in build/fuzz/<decoder>: mend the decoder,
 and move the file to tests/fuzz/corpus/<decoder>. With --record the inputs are added to tests/fuzz/counts.json. The exit
 status is 1 if anything was found.
+
+`--make-corpus` draws a few inputs of each reader anew instead, with different outcomes, to tests/fuzz/corpus.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from pathlib import Path
 from tests.fuzz import conversations
 from tests.fuzz.campaign import Result, hunt
 from tests.fuzz.decoders import DECODERS
+from tests.fuzz.outcomes import CORPUS, MADE, made
 
 COUNTS = Path(__file__).parent / "counts.json"
 PAGE = Path(__file__).parents[2] / "docs" / "security.md"
@@ -37,15 +40,31 @@ def with_table(page: str, counts: dict[str, int]) -> str:
     return re.sub(r"(<!-- table fuzz[^\n]*-->\n).*?(<!-- end -->)", rf"\1{table}\n\2", page, flags=re.DOTALL)
 
 
+def make_corpus(name: str) -> None:
+    """Writes a few inputs of a reader, in the place of those that were made before."""
+    folder = CORPUS / name
+    folder.mkdir(exist_ok=True)
+    for path in folder.glob(f"{MADE}*"):
+        path.unlink()
+    drawn = made(DECODERS[name]) if name in DECODERS else conversations.MADE[name]()
+    for outcome, data in drawn.items():
+        (folder / f"{MADE}{outcome}").write_bytes(data)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
     parser.add_argument("--minutes", type=float, default=1.0, help="for all of them (1)")
     parser.add_argument("--only", choices=_TARGETS, action="append", help="one of them; may be given several times")
     parser.add_argument("--seed", default=str(time.time_ns()), help="the same seed makes the same inputs")
     parser.add_argument("--record", action="store_true", help="count the inputs in tests/fuzz/counts.json")
+    parser.add_argument("--make-corpus", action="store_true", help="write a small corpus")
     given = parser.parse_args()
     os.environ["GRPC_VERBOSITY"] = "NONE"  # it logs every call that is cut
     names = given.only or list(_TARGETS)
+    if given.make_corpus:
+        for name in names:
+            make_corpus(name)
+        return
     print(
         f"seed {given.seed}\n{'decoder':16}{'inputs':>12}{'a second':>10}{'right':>8}{'slowest ms':>12}{'MiB more':>10}"
     )

@@ -79,6 +79,7 @@ def check(decoder: Decoder, data: bytes) -> tuple[bool, float, str]:
 
 def hunt(decoder: Decoder, seed: str, seconds: float) -> Result:
     """Returns what a process of its own found out in that time."""
+    decoder.make(Random(seed))  # what is made once is made for all processes, and is no input's
     noted = mmap.mmap(-1, _NOTE.size + _MOST_NOTED)
     receiving, sending = multiprocessing.get_context("fork").Pipe(duplex=False)
     child = multiprocessing.get_context("fork").Process(target=_hunt, args=(decoder, seed, seconds, noted, sending))
@@ -108,7 +109,6 @@ def hunt(decoder: Decoder, seed: str, seconds: float) -> Result:
 def _hunt(decoder: Decoder, seed: str, seconds: float, noted: mmap.mmap, sending: Connection) -> None:
     result, seen = Result(), set[str]()
     source = Random(seed)
-    decoder.make(source)  # what is made once is no input's
     gc.freeze()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     size_bytes = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()

@@ -13,7 +13,7 @@ import itertools
 import logging
 import random
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, TypeVar
 
 import grpc
@@ -44,6 +44,7 @@ from tests.syncer.conftest import LOCAL
 from tests.syncer.raw_learner import (
     FLOAT32,
     INT4,
+    Pulled,
     RawLearner,
     Stubs,
     connected,
@@ -58,8 +59,16 @@ from tests.syncer.raw_learner import (
 
 R = TypeVar("R", bound=Message)
 _ANSWERED_WITHIN_S: Final = 10.0
-# Conversations with one run, after which an honest delta must still be merged.
-_A_RUN: Final = 50
+# Conversations with one run over one connection, which takes 128 at the same time; after them an honest delta must
+# still be merged.
+_A_RUN: Final = 200
+# Learners that are misled at the same time: each waits more than it works.
+_AT_ONCE: Final = 10
+# Of the corpus: what makes the ids of its conversations, how many are drawn for it, and for how long answers are.
+_SCENE: Final = "corpus"
+_DRAWS: Final = 600
+_MADE_S: Final = 8.0
+_MISLED_S: Final = 1.5  # for which each learner is misled
 # gRPC's own, where it ends a call by itself.
 _OF_GRPC: Final = frozenset({"Internal error from Core", "Exception iterating requests!"})
 _KINDS: Final = {
@@ -151,8 +160,8 @@ def _same(data: bytes) -> bytes:
     return data
 
 
-async def _say(stubs: Stubs, method: str, data: list[bytes]) -> tuple[bool, str]:
-    """Holds one conversation; returns whether all went through, and what is wrong with its end; empty: nothing."""
+async def _say(stubs: Stubs, method: str, data: list[bytes]) -> tuple[str, str]:
+    """Holds one conversation; returns why it was refused, and what is wrong with its end; empty: not, and nothing."""
     kind = _KINDS[method]
     call = getattr(stubs.channel, kind)(f"/skerry.v1.{method}", _same, _same)
     is_endless = method in {"Exchange/Watch", "Exchange/Attach"}
@@ -168,17 +177,27 @@ async def _say(stubs: Stubs, method: str, data: list[bytes]) -> tuple[bool, str]
         task = asyncio.current_task()
         if task is None or task.cancelling():
             raise
-        return False, ""
+        return "CANCELLED", ""
     except grpc.aio.AioRpcError as error:
         if error.details() in _OF_GRPC or (is_endless and error.code() is grpc.StatusCode.DEADLINE_EXCEEDED):
-            return True, ""
+            return "", ""
         try:
             refusal = refusal_of(error)
         except AssertionError:
-            return False, f"{method}: {error.code()} without a reason: {error.details()!r:.100}"
+            return error.code().name, f"{method}: {error.code()} without a reason: {error.details()!r:.100}"
         is_wrong = refusal.reason in {"INTERNAL", "STORE_UNAVAILABLE"}
-        return False, f"{method}: {refusal.reason}" if is_wrong else ""
-    return True, ""
+        return refusal.reason, f"{method}: {refusal.reason}" if is_wrong else ""
+    return "", ""
+
+
+def _written(lines: Iterable[tuple[str, bytes]]) -> bytes:
+    """Returns a conversation as a file of the corpus: on each line a message after its method or type."""
+    return b"".join(f"{name} {data.hex()}\n".encode() for name, data in lines)
+
+
+def _read(data: bytes) -> list[tuple[str, bytes]]:
+    lines = [line.split(" ") for line in data.decode().splitlines()]
+    return [(name, bytes.fromhex(text)) for name, text in lines]
 
 
 class _Complaints:
@@ -202,40 +221,92 @@ async def _still_merges(stubs: Stubs, source: random.Random, number: int) -> Non
     learner.detach()
 
 
+@contextlib.asynccontextmanager
+async def _scene(source: random.Random) -> AsyncIterator[tuple[Stubs, types.Run, RawLearner, Pulled]]:
+    """Yields a connection to a syncer with a run and a learner that is attached, and the run's first weights.
+
+    The same source makes the same ids.
+    """
+    async with serving(open_objects("memory://"), LOCAL) as server, connected(server.port) as stubs:
+        run, _ = await create_run(stubs)
+        learner = RawLearner(stubs, run, "here", source)
+        await learner.attach()
+        yield stubs, run, learner, await pull(stubs, run, "body")
+        learner.detach()
+
+
 async def _against_syncer(seed: str, seconds: float, complaints: _Complaints) -> Result:
     result, source, seen = Result(), random.Random(seed), set[str]()
     end_s, size_bytes = time.monotonic() + seconds, psutil.Process().memory_info().rss
     for number in itertools.count():
         if time.monotonic() > end_s:
             break
-        async with serving(open_objects("memory://"), LOCAL) as server, connected(server.port) as stubs:
-            run, _ = await create_run(stubs)
-            learner = RawLearner(stubs, run, "here", source)
-            await learner.attach()
-            base = await pull(stubs, run, "body")
+        async with _scene(source) as (stubs, run, learner, base):
             for _ in range(_A_RUN):
                 method, messages = pick(source, _right_conversations(source, run, learner, base))
                 data = _wrong(source, messages)
-                is_through, wrong = await _say(stubs, method, data)
+                reason, wrong = await _say(stubs, method, data)
                 result.inputs += 1
-                result.accepted += is_through
+                result.accepted += not reason
                 for one in [wrong, *complaints.found]:
                     if one and one not in seen:
                         seen.add(one)
-                        result.findings.append(Finding(one, method.encode() + b"\n" + repr(data).encode()))
+                        result.findings.append(Finding(one, _written((method, one) for one in data)))
                 complaints.found.clear()
-            learner.detach()
             await _still_merges(stubs, source, number)
     result.grown_bytes = psutil.Process().memory_info().rss - size_bytes
     return result
 
 
-def against_syncer(seed: str, seconds: float) -> Result:
-    """Returns what came of conversations with a syncer of this process over a real socket."""
+@contextlib.contextmanager
+def _listening() -> Iterator[_Complaints]:
     complaints = _Complaints()
     logging.getLogger("grpc").setLevel(logging.CRITICAL)
     with logs_told_to(complaints, logging.WARNING):
+        yield complaints
+
+
+def against_syncer(seed: str, seconds: float) -> Result:
+    """Returns what came of conversations with a syncer of this process over a real socket."""
+    with _listening() as complaints:
         return asyncio.run(_against_syncer(seed, seconds, complaints))
+
+
+async def _repeated_calls(corpus: Iterable[bytes], complaints: _Complaints) -> tuple[list[str], list[str]]:
+    reasons, found, source = [], [], random.Random(_SCENE)
+    async with _scene(source) as (stubs, *_):
+        for data in corpus:
+            lines = _read(data)
+            reason, wrong = await _say(stubs, lines[0][0], [message for _, message in lines])
+            reasons.append(reason)
+            found.append(wrong)
+        await _still_merges(stubs, source, 0)
+    return reasons, [one for one in [*found, *complaints.found] if one]
+
+
+def repeated_calls(corpus: Iterable[bytes]) -> tuple[list[str], list[str]]:
+    """Has conversations again; returns why each was refused, where it was, and everything that is wrong."""
+    with _listening() as complaints:
+        return asyncio.run(_repeated_calls(corpus, complaints))
+
+
+async def _made_calls() -> dict[str, bytes]:
+    source, smallest = random.Random("calls"), dict[str, bytes]()
+    async with _scene(random.Random(_SCENE)) as (stubs, run, learner, base):
+        for _ in range(_DRAWS):
+            method, messages = pick(source, _right_conversations(source, run, learner, base))
+            data = _wrong(source, messages)
+            reason, _ = await _say(stubs, method, data)
+            written = _written((method, one) for one in data)
+            if reason not in smallest or len(written) < len(smallest[reason]):
+                smallest[reason] = written
+    return {reason.lower().replace("_", "-") or "accepted": data for reason, data in smallest.items()}
+
+
+def made_calls() -> dict[str, bytes]:
+    """Returns a conversation for each reason of a refusal, and one that is not refused."""
+    with _listening():
+        return asyncio.run(_made_calls())
 
 
 class _Liar(GrpcTransport):
@@ -247,12 +318,19 @@ class _Liar(GrpcTransport):
         self.share = 0.0  # of the answers
         self.lies = 0
         self.told: list[Message] = []
+        self.script: list[tuple[str, bytes]] | None = None  # what the next answers of these types become; None: any
 
     def _changed(self, answer: R) -> R:
-        if self.source.random() >= self.share:
+        if self.script is None:
+            if self.source.random() >= self.share:
+                return answer
+            lie = mutated_message(self.source, answer)
+        elif self.share and self.script and self.script[0][0] == type(answer).__name__:
+            lie = type(answer).FromString(self.script.pop(0)[1])
+        else:
             return answer
         self.lies += 1
-        self.told = [*self.told[-20:], lie := mutated_message(self.source, answer)]
+        self.told = [*self.told[-20:], lie]
         return lie
 
     async def attach(
@@ -317,30 +395,81 @@ async def _learner(liar: _Liar, number: int, share: float) -> AsyncIterator[tupl
         await running
 
 
-async def _against_learner(seed: str, seconds: float) -> Result:
-    result, source = Result(), random.Random(seed)
+async def _misled(liar: _Liar, number: int, until_s: float) -> tuple[bool, str]:
+    """Trains against a liar; returns whether the learner went on, and what is wrong; empty: nothing."""
+    try:
+        async with _learner(liar, number, share=0.2) as (loop, descend):
+            while time.monotonic() < until_s and liar.script != []:
+                loop.step(8, await asyncio.to_thread(descend))
+    except SkerryError:
+        return False, ""
+    except Exception as error:  # noqa: BLE001 - what must not come
+        return False, f"{type(error).__name__}: {_innermost(error)!r:.200}"
+    finally:
+        await liar.close()
+    return True, ""
+
+
+async def _against_learner(seed: str, seconds: float) -> tuple[Result, list[Message]]:
+    result, told = Result(), list[Message]()
+    numbers = itertools.count()
     end_s, size_bytes = time.monotonic() + seconds, psutil.Process().memory_info().rss
-    async with serving(open_objects("memory://"), LOCAL) as server:
-        for number in itertools.count():
-            if time.monotonic() > end_s:
-                break
-            liar = _Liar(f"127.0.0.1:{server.port}", source)
-            try:
-                async with _learner(liar, number, share=0.2) as (loop, descend):
-                    lied_until_s = min(time.monotonic() + 1.5, end_s)
-                    while time.monotonic() < lied_until_s:
-                        loop.step(8, await asyncio.to_thread(descend))
-            except SkerryError:
-                result.accepted += 1
-            except Exception as error:  # noqa: BLE001 - what must not come
-                told = "\n".join(map(str, liar.told)).encode()
-                result.findings.append(Finding(f"{type(error).__name__}: {_innermost(error)!r:.200}", told))
-            else:
-                result.accepted += liar.lies
+
+    async def mislead(port: int) -> None:
+        while time.monotonic() < end_s:
+            number = next(numbers)
+            liar = _Liar(f"127.0.0.1:{port}", random.Random(f"{seed} {number}"))
+            went_on, wrong = await _misled(liar, number, min(time.monotonic() + _MISLED_S, end_s))
+            if wrong:
+                result.findings.append(Finding(wrong, _lies(liar.told)))
+            told.extend(liar.told)
+            result.accepted += liar.lies if went_on else 1
             result.inputs += liar.lies
-            await liar.close()
+
+    async with serving(open_objects("memory://"), LOCAL) as server, asyncio.TaskGroup() as tasks:
+        for _ in range(_AT_ONCE):
+            tasks.create_task(mislead(server.port))
     result.grown_bytes = psutil.Process().memory_info().rss - size_bytes
-    return result
+    return result, told
+
+
+def _lies(told: Iterable[Message]) -> bytes:
+    return _written((type(one).__name__, one.SerializeToString()) for one in told)
+
+
+async def _repeated_answers(corpus: Iterable[bytes]) -> tuple[list[str], list[str]]:
+    outcomes, found = [], []
+    async with serving(open_objects("memory://"), LOCAL) as server:
+        for number, data in enumerate(corpus):
+            liar = _Liar(f"127.0.0.1:{server.port}", random.Random(0))
+            liar.script = _read(data)
+            went_on, wrong = await _misled(liar, number, time.monotonic() + 10 * _MISLED_S)
+            outcomes.append("" if went_on else "ENDED")
+            found += [wrong] if wrong else []
+            if liar.script and went_on:
+                found.append(f"was not told {liar.script[0][0]}")
+    return outcomes, found
+
+
+def repeated_answers(corpus: Iterable[bytes]) -> tuple[list[str], list[str]]:
+    """Gives learners answers again; returns for each whether it ended, and everything that is wrong."""
+    quiet_logs()
+    return asyncio.run(_repeated_answers(corpus))
+
+
+def made_answers() -> dict[str, bytes]:
+    """Returns a wrong answer of each kind that a learner gets while it trains."""
+    quiet_logs()
+    smallest = dict[str, Message]()
+    for lie in asyncio.run(_against_learner("answers", _MADE_S))[1]:
+        name = type(lie).__name__.removesuffix("Response").lower()
+        if name not in {"attach", "pushdelta", "pullfragment"}:
+            continue
+        kind = "kind" in lie.DESCRIPTOR.oneofs_by_name and lie.WhichOneof("kind")
+        name = f"{name}-{kind}" if kind else name
+        if name not in smallest or lie.ByteSize() < smallest[name].ByteSize():
+            smallest[name] = lie
+    return {name: _lies([lie]) for name, lie in smallest.items()}
 
 
 def _innermost(error: BaseException) -> BaseException:
@@ -352,7 +481,9 @@ def _innermost(error: BaseException) -> BaseException:
 def against_learner(seed: str, seconds: float) -> Result:
     """Returns what came of changing a syncer's answers to a learner."""
     quiet_logs()
-    return asyncio.run(_against_learner(seed, seconds))
+    return asyncio.run(_against_learner(seed, seconds))[0]
 
 
 TARGETS: Final = {"calls": against_syncer, "answers": against_learner}
+REPEATED: Final = {"calls": repeated_calls, "answers": repeated_answers}
+MADE: Final = {"calls": made_calls, "answers": made_answers}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import tempfile
+import os
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -155,6 +155,7 @@ def _decode_tensor_file(data: bytes) -> None:
     reader.finish()
 
 
+_CLOCK, _ENTROPY, _WORKERS = SystemClock(), SeededEntropy(Random(0)), InlineWorkers()
 _PART_NAME: Final = f"p/deltas/body/{'1' * 32}/0-8-{'2' * 64}-{'3' * 32}"
 _PART_HEADER: Final = {
     "format": 1,
@@ -170,8 +171,7 @@ _PART_HEADER: Final = {
 def _decode_part_header(data: bytes) -> object:
     objects = DictObjects()
     objects.objects[_PART_NAME] = (data, 0.0)
-    entropy = SeededEntropy(Random(0))
-    blobs = Blobs(objects, "p", SystemClock(), entropy, workers=InlineWorkers(), condemned=())
+    blobs = Blobs(objects, "p", _CLOCK, _ENTROPY, workers=_WORKERS, condemned=())
     return _loop().run_until_complete(blobs.list_parts("body", "1" * 32))
 
 
@@ -271,6 +271,7 @@ _TOKEN: Final = {
     "identity": "skerry://learner/us?weight=8",
     "created_at_unix_s": 1.0,
     "expires_at_unix_s": 2e9,
+    "revoked_at_unix_s": 3.0,
 }
 
 
@@ -367,13 +368,12 @@ _TOML: Final = (
 
 
 def _make_toml(source: Random) -> bytes:
+    _commands()  # so that no input takes the time to load them
     return mutated_bytes(source, pick(source, _TOML), _TOML)
 
 
 def _decode_toml(data: bytes) -> object:
-    with tempfile.NamedTemporaryFile(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as file:
-        Path(file.name).write_bytes(data)
-        found = settings.read_file(Path(file.name))
+    found = settings.read_file(_file_of(data))
     return settings.defaults(found, _commands(), click.Context(cli), "runs")
 
 
@@ -386,9 +386,20 @@ def _commands() -> click.Group:
 
 
 def _decode_token_file(data: bytes) -> object:
-    with tempfile.NamedTemporaryFile(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as file:
-        Path(file.name).write_bytes(data)
-        return Tls(token_file=file.name).bearer()
+    return Tls(token_file=_file_of(data)).bearer()
+
+
+@cache
+def _memory_file() -> int:
+    return os.memfd_create("fuzz")
+
+
+def _file_of(data: bytes) -> Path:
+    """Returns a file that holds `data` until the next call."""
+    file = _memory_file()
+    os.ftruncate(file, 0)
+    os.pwrite(file, data, 0)
+    return Path(f"/proc/self/fd/{file}")
 
 
 _URIS: Final = (
@@ -559,7 +570,9 @@ def _make_pull(source: Random) -> bytes:
         data[at] = mutated_bytes(source, data[at]) if is_file else mutated_frames(source, [data[at]])
     if source.random() < 0.6:
         plan = mutated_message(source, plan)
-    return b"".join(len(one).to_bytes(4, "little") + one for one in (plan.SerializeToString(), *data))
+    told = plan.SerializeToString()
+    told = mutated_bytes(source, told) if source.random() < 0.05 else told
+    return b"".join(len(one).to_bytes(4, "little") + one for one in (told, *data))
 
 
 def _decode_pull(data: bytes) -> object:
@@ -572,7 +585,7 @@ def _decode_pull(data: bytes) -> object:
     for index, piece in enumerate(pieces[1:]):
         for at in range(0, len(piece), 300):
             applier.feed(index, at, piece[at : at + 300])
-    return applier.finish()
+    return applier.finish().tobytes()
 
 
 def _of_json(value: Any, source: Random) -> bytes:

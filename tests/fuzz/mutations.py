@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Sequence
+from functools import cache
 from random import Random
 from typing import Any, Final, TypeVar
 
@@ -184,9 +185,9 @@ def _change_message(source: Random, message: Message) -> None:
     else:
         return
     value = getattr(message, field.name)
-    is_map = field.message_type is not None and field.message_type.GetOptions().map_entry
-    if is_map:
-        value[pick(source, _TEXTS)] = pick(source, (0, 1, 2, 77))
+    if field.message_type is not None and field.message_type.GetOptions().map_entry:
+        kind = field.message_type.fields_by_name["value"]  # a scalar in all maps of this project
+        value[pick(source, _TEXTS)] = _scalar(source, kind, kind.default_value)
     elif field.is_repeated:
         _change_repeated(source, value, field)
     elif field.message_type is not None:
@@ -269,6 +270,11 @@ def mutated_frames(source: Random, frames: Sequence[bytes]) -> bytes:
     return mutated_bytes(source, joined) if source.random() < 0.03 else joined
 
 
+@cache
+def _compressed_zeros(size: int) -> bytes:
+    return zstandard.compress(bytes(size), 1)
+
+
 def _mutated_frame(source: Random, frame: bytes) -> bytes:
     if len(frame) < _HEADER.size + 4:
         return frame
@@ -284,7 +290,7 @@ def _mutated_frame(source: Random, frame: bytes) -> bytes:
         fields[2], fields[6] = 1, len(payload)
         fields[7] = pick(source, (fields[7], len(raw)))
     elif chance < 0.6:
-        payload = zstandard.compress(bytes(pick(source, (0, 1, 2**10, 2**20))), 1)
+        payload = _compressed_zeros(pick(source, (0, 1, 2**10, 2**20)))
         fields[2], fields[6] = 1, len(payload)
     else:
         index = 1 + int(source.random() * 7)

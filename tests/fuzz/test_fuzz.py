@@ -9,19 +9,25 @@ import faulthandler
 import json
 import os
 import time
-from pathlib import Path
 from random import Random
 
 import pytest
 
 from skerry.syncer.services import runs
+from skerry.v1 import exchange_pb2 as exchange
 from tests.fuzz.__main__ import COUNTS, PAGE, with_table
 from tests.fuzz.campaign import check, hunt
-from tests.fuzz.conversations import TARGETS, against_syncer
+from tests.fuzz.conversations import REPEATED, TARGETS, against_syncer
 from tests.fuzz.decoders import DECODERS, Decoder
+from tests.fuzz.mutations import mutated_message
+from tests.fuzz.outcomes import CORPUS, outcome
 
-CORPUS = Path(__file__).parent / "corpus"
 SECONDS = 0.5
+
+
+def corpus(name: str) -> list[bytes]:
+    """Returns a reader's inputs."""
+    return [path.read_bytes() for path in sorted((CORPUS / name).glob("*"))]
 
 
 @pytest.mark.parametrize("name", DECODERS)
@@ -32,8 +38,25 @@ def test_what_was_found_once_is_answered_as_documented(name: str) -> None:
         assert not wrong, (path.name, wrong, took_s)
 
 
-def test_every_folder_of_the_corpus_is_a_decoders() -> None:
-    assert {path.name for path in CORPUS.iterdir()} <= set(DECODERS)
+def test_every_reader_has_a_corpus() -> None:
+    assert {path.name for path in CORPUS.iterdir()} == {*DECODERS, *TARGETS}
+    assert [name for name in (*DECODERS, *TARGETS) if len(corpus(name)) < 3] == []
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_a_corpus_leads_to_different_outcomes(name: str) -> None:
+    """One is accepted, and where errors are documented each of them comes."""
+    decoder = DECODERS[name]
+    outcomes = {outcome(decoder, data).partition(".")[0] for data in corpus(name)}
+    assert any(one.startswith("accepted") for one in outcomes)
+    assert len(outcomes) > max(1, len(decoder.errors)) or not decoder.errors, outcomes
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_conversations_of_the_corpus_do_no_harm(name: str) -> None:
+    outcomes, wrong = REPEATED[name](corpus(name))
+    assert not wrong
+    assert name == "answers" or len(set(outcomes)) > 5, outcomes
 
 
 @pytest.mark.parametrize("name", DECODERS)
@@ -56,6 +79,12 @@ def test_inputs_are_neither_all_right_nor_all_wrong(name: str) -> None:
 def test_the_page_has_the_counts() -> None:
     page = PAGE.read_text(encoding="utf-8")
     assert with_table(page, json.loads(COUNTS.read_text())) == page
+
+
+def test_maps_of_any_kind_are_changed() -> None:
+    source = Random(1)
+    last_deltas = [mutated_message(source, exchange.Attached(last_deltas={"a": "1"})).last_deltas for _ in range(500)]
+    assert len({text for one in last_deltas for text in one.values()}) > 5
 
 
 def _faulty(fault: str) -> Decoder:
@@ -92,7 +121,7 @@ def test_a_fault_is_found_and_its_input_is_known(fault: str, told: str) -> None:
 @pytest.mark.parametrize("name", TARGETS)
 def test_wrong_conversations_do_no_harm(name: str) -> None:
     seed = "1"
-    result = TARGETS[name](seed, 3.0)
+    result = TARGETS[name](seed, 8.0)
     assert not result.findings, (seed, result.findings)
     assert result.inputs
 

@@ -15,6 +15,7 @@ TORCH_MODULES = (
     "skerry.integrations",
     "skerry.client.learner",
     "skerry.client.island",
+    "skerry.client.rank_calls",
     "skerry.client.spread",
     "skerry.client.torch_parameters",
     "skerry.client.torch_shards",

@@ -12,6 +12,8 @@ from typing import Any
 
 import lightning
 import torch
+from lightning.pytorch.strategies import ModelParallelStrategy
+from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
 
@@ -83,7 +85,17 @@ def _fsdp(target: str, folder: Path, failing_rank: int) -> None:
     _transformers(target, folder, failing_rank, fsdp="full_shard", fsdp_config=config)
 
 
-def _lightning(target: str, folder: Path, failing_rank: int) -> None:
+class Sharded(Rotation):
+    """A model of which each rank holds a part."""
+
+    def configure_model(self) -> None:
+        """Shards it."""
+        fully_shard(self.layers, mesh=self.device_mesh["data_parallel"])
+
+
+def _lightning(
+    target: str, folder: Path, failing_rank: int, model: type[Rotation] = Rotation, strategy: Any = "ddp"
+) -> None:
     skerry = for_lightning.SkerryCallback(tokens_per_step=5, target=target, **OPTIONS)
 
     class _Told(lightning.Callback):  # type: ignore[misc]  # untyped
@@ -94,9 +106,9 @@ def _lightning(target: str, folder: Path, failing_rank: int) -> None:
                 self.spy = _Spy(trainer.global_rank, failing_rank)
             self.spy.stepped(skerry.learner)
 
-    told, module = _Told(), Rotation()
+    told, module = _Told(), model()
     trainer = lightning.Trainer(
-        max_steps=STEPS, accelerator="cpu", devices=2, strategy="ddp", callbacks=[skerry, told], logger=False,
+        max_steps=STEPS, accelerator="cpu", devices=2, strategy=strategy, callbacks=[skerry, told], logger=False,
         enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
     )  # fmt: skip
     data: Any = torch.randn(256, 8, generator=torch.Generator().manual_seed(0))
@@ -105,6 +117,17 @@ def _lightning(target: str, folder: Path, failing_rank: int) -> None:
     trainer.save_checkpoint(folder / "merged")
 
 
+def _model_parallel(target: str, folder: Path, failing_rank: int) -> None:
+    strategy = ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1, save_distributed_checkpoint=False)
+    _lightning(target, folder, failing_rank, Sharded, strategy)
+
+
 if __name__ == "__main__":
     kind, where, out, failing = sys.argv[1:]
-    {"transformers": _transformers, "fsdp": _fsdp, "lightning": _lightning}[kind](where, Path(out), int(failing))
+    programs = {
+        "transformers": _transformers,
+        "fsdp": _fsdp,
+        "lightning": _lightning,
+        "model_parallel": _model_parallel,
+    }
+    programs[kind](where, Path(out), int(failing))

@@ -17,16 +17,15 @@ from examples.lightning_trainer import Rotation
 from tests.integrations.two_islands import assert_merged
 
 _TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
-_PROGRAM = ("-m", "tests.integrations.island_of_ranks")
 # Lightning starts the second rank by itself.
-_STARTED = {"transformers": (*_TORCHRUN, *_PROGRAM), "fsdp": (*_TORCHRUN, *_PROGRAM), "lightning": _PROGRAM}
-_TOKENS = {"transformers": 2 * 2 * 2 * 8, "fsdp": 2 * 2 * 2 * 8, "lightning": 2 * 5}
+_STARTED = {"transformers": _TORCHRUN, "fsdp": _TORCHRUN, "lightning": (), "model_parallel": ()}
+_TOKENS = {"transformers": 2 * 2 * 2 * 8, "fsdp": 2 * 2 * 2 * 8, "lightning": 2 * 5, "model_parallel": 2 * 5}
 
 
-def _run(kind: str, target: str, folder: Path, failing_rank: int = -1) -> tuple[int, str]:
+def _run(program: str, kind: str, target: str, folder: Path, *more: str) -> tuple[int, str]:
     """Returns the exit status and what was printed."""
     with subprocess.Popen(
-        [sys.executable, *_STARTED[kind], kind, target, str(folder), str(failing_rank)],
+        [sys.executable, *_STARTED[kind], "-m", f"tests.integrations.{program}", kind, target, str(folder), *more],
         env=os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1"},
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     ) as started:  # fmt: skip
@@ -42,22 +41,40 @@ def _run(kind: str, target: str, folder: Path, failing_rank: int = -1) -> tuple[
 
 @pytest.mark.parametrize("kind", _STARTED)
 def test_two_ranks_are_one_learner_and_end_with_the_runs_weights(kind: str, target: str, tmp_path: Path) -> None:
-    status, printed = _run(kind, target, tmp_path)
+    status, printed = _run("island_of_ranks", kind, target, tmp_path, "-1")
     assert status == 0, printed
     first, second = (torch.load(tmp_path / f"rank-{rank}.pt") for rank in range(2))
     assert first["counts"] == second["counts"] == (7, 7 * _TOKENS[kind], 0, 7)
     for name, weights in first["weights"].items():
         assert torch.equal(weights, second["weights"][name])
-    loaded: Any = (Rotation.load_from_checkpoint if kind == "lightning" else LlamaForCausalLM.from_pretrained)(
-        tmp_path / "merged"
-    )
+    load: Any = LlamaForCausalLM.from_pretrained if kind in {"transformers", "fsdp"} else Rotation.load_from_checkpoint
+    loaded = load(tmp_path / "merged")
     assert_merged(target, "ranks", dict(loaded.named_parameters()))
 
 
 @pytest.mark.parametrize("kind", ["transformers", "lightning"])
 def test_an_error_of_one_rank_ends_both_at_once(kind: str, target: str, tmp_path: Path) -> None:
     """The rank that fails does not wait for the other one, which waits for it in the backward pass."""
-    status, printed = _run(kind, target, tmp_path, failing_rank=1)
+    status, printed = _run("island_of_ranks", kind, target, tmp_path, "1")
     assert status != 0
     assert "a bad batch" in printed, printed
     assert list(tmp_path.glob("rank-*.pt")) == []
+
+
+@pytest.mark.parametrize("kind", _STARTED)
+def test_ranks_that_are_killed_go_on_with_the_work_of_their_checkpoint(kind: str, target: str, tmp_path: Path) -> None:
+    outdated = tmp_path / "last.ckpt" / "skerry-2.pt"  # as of an earlier checkpoint of three ranks
+    if kind == "model_parallel":
+        outdated.parent.mkdir()
+        outdated.touch()
+    said = [_run("resumed_ranks", kind, target, tmp_path, life)[1] for life in ("0", "1")]
+    assert not outdated.exists()
+    for rank in range(2):
+        paths = [tmp_path / f"rank-{rank}-{life}.pt" for life in range(2)]
+        assert all(path.is_file() for path in paths), said
+        first, second = map(torch.load, paths)
+        assert first["counts"] == [(0, 0), (1, 1), (2, 2), (3, 3)]
+        assert second["counts"] == [(2, 2)], said[1]
+        for began, saved, restored in zip(first["weights"][0], first["weights"][2], *second["weights"], strict=True):
+            torch.testing.assert_close(restored, saved)
+            assert not torch.equal(restored, began)

@@ -67,7 +67,7 @@ async def test_so_it_does_over_tls_with_a_token_until_that_is_revoked(
         check_steps(output)
         assert "PERMISSION_DENIED" in (await train(node_modules, server.port, ca, token=other))[2]
         assert "UNAUTHENTICATED" in (await train(node_modules, server.port, ca))[2]
-        await revoke_token(objects, token_digest(own))
+        await revoke_token(objects, token_digest(own), now_unix_s=time.time())
         async with asyncio.timeout(10), connected(server.port, Tls(ca=ca, token=own)) as revoked:
             while await is_known(revoked):
                 await asyncio.sleep(0.1)

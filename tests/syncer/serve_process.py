@@ -10,16 +10,20 @@ import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+from tests.e2e.machine import tail
+from tests.ports import free_ports
+
 
 class ServeProcess:
     """One `skerry serve` on one store; started again on the port that it had."""
 
-    def __init__(self, store_url: str, folder: Path, host: str = "127.0.0.1", port: int = 0) -> None:
+    def __init__(self, store_url: str, folder: Path, host: str = "127.0.0.1", port: int | None = None) -> None:
         self.store_url = store_url
         self.host = host
-        self.port = port
+        self.port = free_ports(1, host)[0] if port is None else port
         self.first_line = ""  # of its output
-        self._log = (folder / "serve.log").open("ab")
+        self._log_path = folder / "serve.log"
+        self._log = self._log_path.open("ab")
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self, *options: str) -> None:
@@ -38,7 +42,7 @@ class ServeProcess:
         assert self._process.stdout is not None
         async with asyncio.timeout(30):
             self.first_line = line = (await self._process.stdout.readline()).decode()
-        assert line.startswith(f"listening on {self.host}:"), line
+        assert line.startswith(f"listening on {self.host}:"), line + tail(self._log_path)
         self.port = int(line.split()[2].rstrip(",").rpartition(":")[2])
 
     @property

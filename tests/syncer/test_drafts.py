@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import random
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
 
 import grpc
 import numpy as np
@@ -13,11 +16,13 @@ import zstandard
 
 from skerry.store.objects.opening import open_objects
 from skerry.syncer import host
+from skerry.syncer.host import HostSettings
 from skerry.syncer.server import serving
 from skerry.v1 import exchange_pb2 as exchange
 from skerry.v1 import runs_pb2 as runs
 from skerry.v1 import types_pb2 as types
 from skerry.wire.codecs import Compressor
+from tests.doubles.made_keys import make_keys, tls_of
 from tests.syncer import forgery
 from tests.syncer.conftest import LOCAL
 from tests.syncer.raw_learner import Stubs, connected, hex_id, refused
@@ -77,3 +82,39 @@ async def test_weights_that_were_not_sent_are_bounded(store_url: str, monkeypatc
             await stubs.runs.CommitRun(runs.CommitRunRequest(name=third.name, run_uid=third.uid))
         assert caught.refusal.retry_after_s
         assert "a" not in await _stored(stubs, third)
+
+
+async def test_weights_of_drafts_are_bounded_by_identity_until_their_draft_is_committed(
+    store_url: str, tmp_path: Path
+) -> None:
+    """A part of a size that is not stated may have 16 MiB; this one has 1, and as much in version 0."""
+    make_keys(tmp_path, "--server", "a.example", "--admin", "anna", "--admin", "bert")
+    settings = replace(LOCAL, tls=tls_of(tmp_path, "a.example"), host=HostSettings(draft_bytes=49 * 2**19))
+    async with serving(open_objects(store_url), settings) as server, AsyncExitStack() as stack:
+        anna, bert = [
+            await stack.enter_async_context(connected(server.port, tls_of(tmp_path, name))) for name in ("anna", "bert")
+        ]
+        first, *_ = [await _pushed(anna, f"draft-{number}") for number in range(3)]
+        with refused("QUOTA_EXCEEDED", grpc.StatusCode.RESOURCE_EXHAUSTED) as caught:
+            await _pushed(anna, "too-much")
+        assert caught.refusal.retry_after_s
+        assert "commit them" in caught.refusal.message
+        await _pushed(bert, "of-another")
+        await anna.runs.CommitRun(runs.CommitRunRequest(name=first.name, run_uid=first.uid))
+        await _pushed(anna, "room-again")
+
+
+async def test_weights_of_a_draft_that_another_syncer_committed_do_not_count(store_url: str) -> None:
+    settings = replace(LOCAL, host=HostSettings(draft_bytes=20 * 2**20, sweep_s=0.2, name_lifetime_s=0.1))
+    async with AsyncExitStack() as stack:
+        servers = [await stack.enter_async_context(serving(open_objects(store_url), settings)) for _ in range(2)]
+        here, there = [await stack.enter_async_context(connected(server.port)) for server in servers]
+        first = await _pushed(here, "first")
+        with refused("QUOTA_EXCEEDED", grpc.StatusCode.RESOURCE_EXHAUSTED):
+            await _pushed(here, "second")
+        await there.runs.CommitRun(runs.CommitRunRequest(name=first.name, run_uid=first.uid))
+        asked = runs.GetRunRequest(name=first.name, run_uid=first.uid)
+        async with asyncio.timeout(20):
+            while (await here.runs.GetRun(asked)).run.status != types.RUN_STATUS_OPEN:
+                await asyncio.sleep(0.02)
+        await _pushed(here, "second")

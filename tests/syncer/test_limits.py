@@ -18,6 +18,8 @@ import numpy as np
 import psutil
 import pytest
 import zstandard
+from google.protobuf.message import Message
+from grpc_health.v1 import health_pb2
 
 from skerry.runtime.clock import SystemClock
 from skerry.store.log.entries import SessionItem
@@ -27,14 +29,15 @@ from skerry.syncer.descriptors import most_connections
 from skerry.syncer.errors import SyncerError
 from skerry.syncer.host import HostSettings
 from skerry.syncer.parts import ByteBudget, PartChecker
-from skerry.syncer.quotas import Orphans, Rate
-from skerry.syncer.server import SyncerServer, serving
+from skerry.syncer.quotas import Pushes, Rate, orphans
+from skerry.syncer.server import ServerSettings, SyncerServer, serving
 from skerry.v1 import exchange_pb2 as exchange
 from skerry.v1 import runs_pb2 as runs
 from skerry.v1 import types_pb2 as types
 from skerry.wire.codecs import Compressor
 from skerry.wire.digests import delta_digest
 from skerry.wire.frames import FrameBatch
+from tests.doubles.dict_objects import DictObjects
 from tests.syncer import forgery
 from tests.syncer.conftest import LOCAL
 from tests.syncer.raw_learner import (
@@ -356,18 +359,127 @@ def test_a_rate_lets_a_burst_through_and_then_one_after_each_pause() -> None:
 
 def test_parts_of_deltas_that_are_never_completed_are_bounded_and_completed_ones_are_not() -> None:
     clock, gib = FakeClock(), 2**30
-    orphans = Orphans(clock, gib // 16)
+    parts = orphans(clock, gib // 16)
     for number in range(100):
-        orphans.check("a", gib)
-        orphans.stored("a", str(number), gib)
-        orphans.accepted(str(number))
-    orphans.stored("a", "lost", 2 * gib)
-    with pytest.raises(SyncerError) as caught:
-        orphans.check("a", 1)
-    assert caught.value.reason == "QUOTA_EXCEEDED"
-    orphans.check("b", gib)
-    clock.now_s += 86_401
-    orphans.check("a", gib)
+        parts.check("a", gib)
+        parts.stored("a", str(number), gib)
+        parts.finished(str(number))
+    parts.stored("a", "lost", gib)
+    clock.now_s += 80_000
+    parts.stored("a", "lost", gib)
+    for later_s in (0, 80_000):  # the last part is younger than a day
+        clock.now_s += later_s
+        with pytest.raises(SyncerError) as caught:
+            parts.check("a", 1)
+        assert caught.value.reason == "QUOTA_EXCEEDED"
+        parts.check("b", gib)
+    clock.now_s += 6401
+    parts.check("a", gib)
+
+
+@pytest.fixture
+def without_collector() -> Iterator[None]:
+    """Stands for Python's garbage collector that finds nothing old enough to look at, which may be so for hours."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("without_collector")
+@pytest.mark.parametrize(
+    ("method", "requests", "code"),
+    [
+        ("skerry.v1.Runs/ListRuns", [runs.ListRunsRequest()], grpc.StatusCode.OK),
+        ("skerry.v1.Runs/GetRun", [runs.GetRunRequest(name="no-such-run")], grpc.StatusCode.NOT_FOUND),
+        (
+            "skerry.v1.Exchange/PullFragment",
+            [exchange.PullFragmentRequest(run="no-such-run")],
+            grpc.StatusCode.NOT_FOUND,
+        ),
+        (
+            "skerry.v1.Exchange/PushDelta",
+            3 * [exchange.PushDeltaRequest(data=b"before its header")],
+            grpc.StatusCode.INVALID_ARGUMENT,
+        ),
+        (
+            "skerry.v1.Exchange/Attach",
+            [exchange.AttachRequest(leave=exchange.Leave())],
+            grpc.StatusCode.INVALID_ARGUMENT,
+        ),
+        (
+            "grpc.health.v1.Health/Check",
+            [health_pb2.HealthCheckRequest(service="no such service")],
+            grpc.StatusCode.NOT_FOUND,
+        ),
+    ],
+)
+async def test_a_connection_takes_calls_however_many_there_were(
+    method: str, requests: list[Message], code: grpc.StatusCode, stubs: Stubs
+) -> None:
+    messages = [one.SerializeToString() for one in requests]
+    for _ in range(200):
+        try:
+            await stubs.channel.stream_unary(f"/{method}", None, None)(iter(messages), timeout=10)
+            answered = grpc.StatusCode.OK
+        except grpc.aio.AioRpcError as error:
+            answered = code if is_answer_lost(error) else error.code()
+        assert answered == code
+
+
+@pytest.mark.usefixtures("without_collector")
+async def test_a_connection_takes_calls_however_many_were_given_up(stubs: Stubs) -> None:
+    learner, header = await attached(stubs)
+    for number in range(200):
+        watch, push = stubs.exchange.Watch(exchange.WatchRequest(run="demo")), stubs.exchange.PushDelta(None)
+        await watch.read()
+        await push.write(exchange.PushDeltaRequest(header=header))
+        watch.cancel()
+        push.cancel()
+        assert (await stubs.runs.ListRuns(runs.ListRunsRequest(), timeout=10)).runs, number
+    learner.detach()
+
+
+async def test_pushes_to_a_run_that_are_under_way_are_bounded(
+    server: SyncerServer, stubs: Stubs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server.host, "pushes", Pushes(of_run=5, of_client=3))
+    greedy, first = await attached(stubs)
+    honest = RawLearner(stubs, greedy.run, "honest", random.Random(8))
+    await honest.attach()
+    base = await pull(stubs, greedy.run, "body")
+    held = [await _begun(server, stubs, first)]
+    held += [await _begun(server, stubs, greedy.header(base, "body")) for _ in range(2)]
+    with refused("QUOTA_EXCEEDED", EXHAUSTED) as caught:
+        await greedy.push(greedy.header(base, "body"), np.ones(layout("body").numel, np.float32))
+    assert caught.refusal.retry_after_s
+    held += [await _begun(server, stubs, honest.header(base, "body")) for _ in range(2)]
+    mine = honest.header(base, "head")
+    mine.base_digest = (await pull(stubs, greedy.run, "head")).plan.target.digest
+    values = np.ones(layout("head").numel, np.float32)
+    with refused("QUOTA_EXCEEDED", EXHAUSTED):
+        await honest.push(mine, values)
+    await create_run(stubs, "other")  # whose pushes count for themselves
+    for call in held:
+        call.cancel()
+    await _released(server.host.budget)
+    await honest.push(mine, values)
+    greedy.detach()
+    honest.detach()
+
+
+async def _begun(server: SyncerServer, stubs: Stubs, header: exchange.PushHeader) -> Any:
+    """Returns a push that goes on until it is cancelled, once the syncer has taken its part's beginning."""
+    budget = server.host.budget
+    call: Any = stubs.exchange.PushDelta(None)
+    before = budget.used_bytes
+    await call.write(exchange.PushDeltaRequest(header=header))
+    part = exchange.PartBegin(numel=layout(header.fragment).numel, size_bytes=2**20)
+    await call.write(exchange.PushDeltaRequest(part=part))
+    async with asyncio.timeout(20):
+        while budget.used_bytes == before:
+            await asyncio.sleep(0.01)
+    return call
 
 
 class FakeClock(SystemClock):
@@ -409,15 +521,15 @@ async def test_a_listing_opens_no_run_that_did_not_change_since_the_last(store_u
 
         async def listed() -> types.Run:
             async with asyncio.timeout(20):
-                while server.host.is_open(run.uid):
+                while server.host.opened(run.uid):
                     await asyncio.sleep(0.02)
             (found,) = (await stubs.runs.ListRuns(runs.ListRunsRequest())).runs
             return found
 
         first = await listed()
-        assert server.host.is_open(run.uid)
+        assert server.host.opened(run.uid)
         assert await listed() == first
-        assert not server.host.is_open(run.uid)
+        assert not server.host.opened(run.uid)
         policy = types.Policy(quorum_count=3)
         await stubs.runs.SetPolicy(runs.SetPolicyRequest(request_id="a" * 32, name="demo", policy=policy))
         assert (await listed()).policy.quorum_count == 3
@@ -453,3 +565,41 @@ async def test_questions_for_unknown_deltas_are_bounded(store_url: str, monkeypa
         for _ in range(5):
             assert (await learner.query(header)).state == exchange.PUSH_STATE_ACCEPTED
         learner.detach()
+
+
+class CountingObjects(DictObjects):
+    """Counts what is read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads = 0
+
+    async def get(self, name: str, *, offset: int = 0, length: int | None = None) -> bytes:
+        self.reads += 1
+        return await super().get(name, offset=offset, length=length)
+
+
+async def test_who_lists_runs_again_and_again_does_not_have_them_read_again_and_again() -> None:
+    objects, count = CountingObjects(), 40
+    async with serving(objects, ServerSettings(listen="127.0.0.1:0")) as server, connected(server.port) as stubs:
+        for number in range(count):
+            await create_run(stubs, f"run{number}", seed=number)
+        for _ in range(2):
+            assert len((await stubs.runs.ListRuns(runs.ListRunsRequest())).runs) == count
+        before = objects.reads
+        for _ in range(10):
+            await stubs.runs.ListRuns(runs.ListRunsRequest())
+        assert objects.reads - before < 5 * count  # two of each name, one of each log, and what replicas do themselves
+
+
+async def test_a_listing_has_what_was_changed_before_it(stubs: Stubs) -> None:
+    for number in range(3):
+        await create_run(stubs, f"run{number}", seed=number)
+        listed = (await stubs.runs.ListRuns(runs.ListRunsRequest())).runs
+        assert [one.name for one in listed] == [f"run{at}" for at in range(number + 1)]
+    policy = types.Policy(inner_step_count=77)
+    changed = runs.SetPolicyRequest(name="run1", request_id=hex_id(random.Random(1)), policy=policy)
+    await stubs.runs.SetPolicy(changed)
+    await stubs.runs.DeleteRun(runs.DeleteRunRequest(name="run2", run_uid=listed[2].uid))
+    listed = (await stubs.runs.ListRuns(runs.ListRunsRequest())).runs
+    assert [(one.name, one.policy.inner_step_count) for one in listed] == [("run0", 4), ("run1", 77)]

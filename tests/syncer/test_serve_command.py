@@ -88,7 +88,7 @@ async def test_a_port_file_follows_no_link(tmp_path: Path) -> None:
     (tmp_path / "precious").write_text("precious")
     for name in ("port", ".port.partial"):
         (tmp_path / name).symlink_to(tmp_path / "precious")
-    process = ServeProcess("memory://", tmp_path)
+    process = ServeProcess("memory://", tmp_path, port=0)
     try:
         await process.start("--port-file", str(tmp_path / "port"))
         process.terminate()

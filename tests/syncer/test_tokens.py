@@ -17,10 +17,10 @@ from click.testing import CliRunner
 from skerry.cli.runs import runs as runs_command
 from skerry.client import RunsClient, Tls, TryAgainError
 from skerry.runtime.identifiers import SystemEntropy
-from skerry.store.errors import StoreUnavailableError
+from skerry.store.errors import StoreFullError, StoreUnavailableError
 from skerry.store.objects.interface import Objects
 from skerry.store.objects.opening import open_objects
-from skerry.store.tokens import Token, create_token, read_token, revoke_token, token_digest
+from skerry.store.tokens import REVOKED, Token, create_token, read_token, revoke_token, token_digest
 from skerry.syncer import token_book
 from skerry.syncer.errors import SyncerError
 from skerry.syncer.server import SyncerServer, serving
@@ -28,6 +28,7 @@ from skerry.syncer.token_book import POLL_S, TokenBook
 from skerry.v1 import exchange_pb2 as exchange
 from skerry.v1 import runs_pb2 as runs
 from skerry.wire.identity import Identity, Role
+from tests.doubles.dict_objects import DictObjects
 from tests.doubles.made_keys import make_keys, tls_of
 from tests.doubles.made_tokens import in_thread, skerry_tokens
 from tests.doubles.stuck_objects import StuckObjects
@@ -215,7 +216,7 @@ async def test_what_can_not_be_read_is_no_token_and_hides_no_other() -> None:
     await book.refresh()
     async with book.calling(token) as caller:
         assert caller == US
-    await revoke_token(objects, token_digest(token))
+    await revoke_token(objects, token_digest(token), now_unix_s=2000.0)
     await book.refresh()
     with pytest.raises(SyncerError, match="revoked"):
         async with book.calling(token):
@@ -268,3 +269,42 @@ async def test_a_token_has_its_learners_weight_and_the_list_shows_it(store_url: 
     open_objects(store_url)
     await in_thread("create", "--store", store_url, "--role", "learner", "--name", "us", "--weight", "8")
     assert "  skerry://learner/us?weight=8  made" in await in_thread("list", "--store", store_url)
+
+
+async def test_the_store_keeps_which_tokens_were_revoked_and_when(store_url: str) -> None:
+    open_objects(store_url)
+    for name in ("eu", "us"):
+        await in_thread("create", "--store", store_url, "--role", "learner", "--name", name)
+    digest = (await in_thread("list", "--store", store_url)).splitlines()[1].split()[0]
+    await in_thread("revoke", "--store", store_url, digest)
+    assert "learner/us" not in await in_thread("list", "--store", store_url)
+    eu, us = (await in_thread("list", "--store", store_url, "--all")).splitlines()
+    assert "  skerry://learner/eu  made 20" in eu
+    assert "  valid until 20" in eu
+    assert us.startswith(f"{digest}  skerry://learner/us  made 20")
+    assert "  revoked 20" in us
+
+
+async def test_a_revocation_that_was_cut_off_can_be_repeated() -> None:
+    objects = DictObjects()
+    digest = token_digest(await create_token(objects, US, SystemEntropy(), now_unix_s=1.0, lifetime_s=60.0))
+    stored = await objects.get(f"tokens/{digest}")
+    for now_s in (2.0, 3.0):
+        await revoke_token(objects, digest, now_unix_s=now_s)
+        assert list(objects.objects) == [f"revoked-tokens/{digest}"]
+        assert (await read_token(objects, digest, REVOKED)).revoked_at_unix_s == 2.0
+        await objects.create(f"tokens/{digest}", stored)
+
+
+async def test_a_token_is_revoked_even_if_the_store_has_no_space_for_the_record() -> None:
+    class Full(DictObjects):
+        async def create(self, name: str, data: bytes) -> None:
+            if name.startswith(REVOKED):
+                raise StoreFullError("no space")
+            await super().create(name, data)
+
+    objects = Full()
+    token = await create_token(objects, US, SystemEntropy(), now_unix_s=1.0, lifetime_s=60.0)
+    with pytest.raises(StoreFullError):
+        await revoke_token(objects, token_digest(token), now_unix_s=2.0)
+    assert objects.objects == {}

@@ -7,17 +7,12 @@ import sys
 import time
 from argparse import Namespace
 from typing import Any, Final
-from unittest.mock import patch
 
+from benchmarks.due_steps import DueSteps, H, take_no_samples
 from benchmarks.rivals.peers import model
 from benchmarks.rivals.peers.dialogue import converse
 from skerry.client import ArrayLearner, Policy
-from skerry.client.movement import Movement
 
-# More than the steps that a synchronisation waits for its versions, so that none makes a second delta due.
-_H: Final = 4096
-_EARLY: Final = 512
-_STEP_S: Final = 0.005
 _TIMEOUT_S: Final = 120.0
 
 
@@ -26,8 +21,7 @@ class Learner:
 
     def __init__(self, arguments: Namespace) -> None:
         self._arrays = model.arrays()
-        # Its samples would let other threads run between two steps that are to be one moment; nothing is trained here.
-        patch.object(Movement, "trained").start()
+        take_no_samples()
         self._learner = ArrayLearner(
             self._arrays,
             target=arguments.target,
@@ -35,7 +29,7 @@ class Learner:
             learner_id=f"learner-{arguments.number}",
             create=True,
             policy=Policy(
-                inner_step_count=_H,
+                inner_step_count=H,
                 quorum_count=arguments.learners,
                 lease_term_s=60.0,
                 kept_version_count=1,
@@ -43,8 +37,9 @@ class Learner:
                 kept_day_count=0,
             ),
             connect_timeout_s=_TIMEOUT_S,
+            tls="insecure",
         )
-        self._step(_H)
+        self._steps = DueSteps(self._learner)
 
     def weights(self) -> list[Any]:
         """Returns the arrays."""
@@ -52,22 +47,11 @@ class Learner:
 
     def prepare(self) -> None:
         """Takes all steps but the last few."""
-        self._step(_H - _EARLY)
+        self._steps.approach()
 
     def synchronise(self) -> None:
         """Takes the steps that make a delta of each fragment due, and goes on until each has its next version."""
-        wanted = {name: version + 1 for name, version in self._learner.stats.versions.items()}
-        deadline_s = time.monotonic() + _TIMEOUT_S
-        self._step(_EARLY)
-        while any(self._learner.stats.versions[name] < version for name, version in wanted.items()):
-            if time.monotonic() > deadline_s:
-                raise TimeoutError(f"no synchronisation. versions={self._learner.stats.versions}, wanted={wanted}")
-            time.sleep(_STEP_S)
-            self._learner.step(tokens=1)
-
-    def _step(self, count: int) -> None:
-        for _ in range(count):
-            self._learner.step(tokens=1)
+        self._steps.synchronise(_TIMEOUT_S)
 
 
 def serve(arguments: Namespace) -> str:

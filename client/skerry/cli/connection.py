@@ -9,6 +9,7 @@ from typing import Any, Final, TypeVar
 import click
 
 from skerry.client import RunsClient, Tls
+from skerry.runtime.tls import Insecure
 from skerry.runtime.tls_options import with_tls
 
 R = TypeVar("R")
@@ -30,7 +31,7 @@ def with_client(function: Callable[..., R]) -> Callable[..., R]:
     )
     @with_tls
     @functools.wraps(function)
-    def command(*args: Any, target: str, timeout_s: float, tls: Tls | None, **kwargs: Any) -> R:
+    def command(*args: Any, target: str, timeout_s: float, tls: Tls | Insecure | None, **kwargs: Any) -> R:
         try:
             client = RunsClient(target, tls=tls, timeout_s=timeout_s)
         except ValueError as error:

@@ -27,7 +27,7 @@ from skerry.algorithm.rebase import FlatArray, Ledger, Trained
 from skerry.client.delta import Delta, query
 from skerry.client.errors import error_of
 from skerry.client.fragment import FragmentExchange
-from skerry.client.fragment_state import RETURNING, Idle, InFlight, Replacing, Sending, State
+from skerry.client.fragment_state import RETURNING, Idle, InFlight, Replacing, Sending
 from skerry.client.session import Adoption, Session
 from skerry.runtime.logs import get_logger
 from skerry.v1 import exchange_pb2, types_pb2
@@ -38,35 +38,20 @@ _FORMAT: Final = 1
 
 
 async def save(session: Session, fragments: Mapping[str, FragmentExchange]) -> dict[str, Any]:
-    """Returns the account at a step boundary, as plain values and float32 vectors, which are not written to."""
-    session.is_saving = True
+    """Returns the account at a step boundary, as plain values and float32 vectors, which are not written to.
+
+    The training thread takes no step meanwhile. Vectors are what `Parameters.keep` makes of them.
+    """
+    session.is_saving, session.saved_at = True, session.trained
     try:
-        async with AsyncExitStack() as stack:
-            for one in fragments.values():
-                await stack.enter_async_context(one.lock)
-            return await _save(session, fragments)
+        saved = {name: await _saved(session, one) for name, one in fragments.items()}
+        if session.is_over:  # it may have been stopped between a change of weights and that of their ledger
+            return without_work(session, fragments)
+        return _account(session, saved)
     finally:
         session.is_saving = False
         for one in fragments.values():
             one.wake()
-
-
-async def _save(session: Session, fragments: Mapping[str, FragmentExchange]) -> dict[str, Any]:
-    parameters, run = session.parameters, session.workers.run
-    buffers = {name: await run(parameters.buffer, one.layout) for name, one in fragments.items()}
-    copies = [await run(parameters.snapshot, one.layout, buffers[name]) for name, one in fragments.items()]
-
-    def copy() -> None:
-        for work in copies:
-            work()
-
-    await session.boundary.run(copy)
-    if session.is_over:  # it may have been stopped between a change of weights and that of their ledger
-        return without_work(session, fragments)
-    states = {name: (one.state, _counts(session, one)) for name, one in fragments.items()}
-    return _account(
-        session, {name: await _saved(session, *state, weights=buffers[name]) for name, state in states.items()}
-    )
 
 
 def without_work(session: Session, fragments: Mapping[str, FragmentExchange]) -> dict[str, Any]:
@@ -102,16 +87,21 @@ def _counts(session: Session, fragment: FragmentExchange) -> dict[str, Any]:
     }
 
 
-async def _saved(session: Session, state: State, counts: dict[str, Any], *, weights: FlatArray) -> dict[str, Any]:
-    """Returns what is saved of a fragment in this state and with these weights."""
-    ledger, parameters = state.ledger, session.parameters
+async def _saved(session: Session, fragment: FragmentExchange) -> dict[str, Any]:
+    """Returns what is saved of a fragment."""
+    parameters, layout, run = session.parameters, fragment.layout, session.workers.run
+    async with fragment.lock:
+        weights = await run(parameters.buffer, layout)
+        await session.boundary.run(await run(parameters.snapshot, layout, weights))
+        state, counts = fragment.state, _counts(session, fragment)
     if isinstance(state, Replacing):
         return counts
+    ledger = state.ledger
 
-    def unsent() -> NDArray[np.float32]:
+    def unsent() -> FlatArray:
         parameters.synchronize()
         rest = ledger.base - weights
-        return parameters.to_host(rest if ledger.in_flight is None else rest - ledger.in_flight)
+        return parameters.keep(parameters.to_host(rest if ledger.in_flight is None else rest - ledger.in_flight))
 
     delta = None
     if isinstance(state, Sending | InFlight):
@@ -121,7 +111,7 @@ async def _saved(session: Session, state: State, counts: dict[str, Any], *, weig
             "since": list(ledger.in_flight_since),
             "values": None if ledger.in_flight is None else parameters.to_host(ledger.in_flight),
         }
-    return {**counts, "unsent": await session.workers.run(unsent), "delta": delta}
+    return {**counts, "unsent": await run(unsent), "delta": delta}
 
 
 @dataclass(frozen=True)
@@ -129,7 +119,12 @@ class _Continued:
     """What a fragment goes on with: the state, and the work that its model has on top of the version."""
 
     state: Idle | InFlight
-    work: NDArray[np.float32]  # (numel,) u, or q + u
+    parts: tuple[Any, ...]  # u, or u and q, each (numel,) as it was given
+
+    def work(self) -> NDArray[np.float32]:
+        """Returns u, or q + u, `(numel,)`."""
+        first, *rest = map(_array, self.parts)
+        return sum(rest, start=first)
 
 
 async def restore(session: Session, fragments: Mapping[str, FragmentExchange], account: Mapping[str, Any]) -> None:
@@ -184,7 +179,7 @@ async def _begun(session: Session, fragment: FragmentExchange, trained: Trained)
 
 
 def _count(session: Session, trained: Trained) -> None:
-    session.trained = trained
+    session.trained = session.saved_at = trained
 
 
 def _since(saved: Mapping[str, Any]) -> int:
@@ -196,7 +191,7 @@ def _since(saved: Mapping[str, Any]) -> int:
 def _read(
     session: Session, fragments: Mapping[str, FragmentExchange], account: Mapping[str, Any]
 ) -> tuple[Trained, dict[str, dict[str, Any]]]:
-    """Returns the counts, and for each fragment what is saved of it, with vectors as arrays.
+    """Returns the counts, and for each fragment what is saved of it.
 
     Raises:
         ValueError: it is no account, or not of this model.
@@ -208,25 +203,23 @@ def _read(
         if account["run_uid"] != session.run_uid:  # its fragments may be others
             since = min(map(_since, saved.values()))
             return trained, {name: {"sent_until": [since], "delta": None} for name in fragments}
-        return trained, {name: _with_arrays(saved[name], one.layout.numel) for name, one in fragments.items()}
-    except (KeyError, TypeError) as error:
+        return trained, {name: _checked(saved[name], one.layout.numel) for name, one in fragments.items()}
+    except (AttributeError, KeyError, TypeError) as error:
         raise ValueError(
             f"this is not what state_dict() of a learner of this model returned. cause={error!r}"
         ) from error
 
 
-def _with_arrays(saved: Mapping[str, Any], numel: int) -> dict[str, Any]:
-    delta = saved["delta"] and {**saved["delta"], "values": _vector(saved["delta"]["values"], numel)}
-    return {**saved, "delta": delta, "unsent": _vector(saved["unsent"], numel)}
+def _checked(saved: dict[str, Any], numel: int) -> dict[str, Any]:
+    for vector in (saved["unsent"], saved["delta"] and saved["delta"]["values"]):
+        if vector is not None and (actual := tuple(vector.shape)) != (numel,):
+            raise ValueError(f"the state is of another model. expected={(numel,)}, actual={actual}")
+    return saved
 
 
-def _vector(values: Any, numel: int) -> NDArray[np.float32] | None:
-    if values is None:
-        return None
-    vector = np.asarray(values.cpu() if hasattr(values, "cpu") else values, np.float32)
-    if vector.shape != (numel,):
-        raise ValueError(f"the state is of another model. expected={(numel,)}, actual={vector.shape}")
-    return vector
+def _array(vector: Any) -> NDArray[np.float32]:
+    """Returns a vector of an account, which may be a torch tensor, on the host."""
+    return np.asarray(vector.cpu() if hasattr(vector, "cpu") else vector, np.float32)
 
 
 def _foreign(session: Session, account: Mapping[str, Any]) -> str:
@@ -257,13 +250,14 @@ async def _found(session: Session, fragment: FragmentExchange, saved: Mapping[st
     known = session.last_deltas.get(fragment.layout.name)
     if why := _obstacle(known, saved):
         return why
-    delta, work = saved["delta"], saved["unsent"]
+    delta, unsent = saved["delta"], saved["unsent"]
     ledger = replace(fragment.ledger, sent_until=Trained(*saved["sent_until"]))
     if delta is None:
-        return _Continued(Idle(ledger, saved["contributed_step"]), work)
+        return _Continued(Idle(ledger, saved["contributed_step"]), (unsent,))
+    work: tuple[Any, ...] = (unsent,)
     if delta["values"] is not None:
         ledger = replace(ledger, in_flight=delta["values"], in_flight_since=Trained(*delta["since"]))
-        work = delta["values"] + work
+        work = (unsent, delta["values"])
     fate = await _fate(session, fragment, delta) if known == delta["delta_id"] else types_pb2.DeltaFate()
     if fate.fate == types_pb2.FATE_QUARANTINED:
         return "the learner's last delta was quarantined"
@@ -271,7 +265,7 @@ async def _found(session: Session, fragment: FragmentExchange, saved: Mapping[st
     if fate.fate in {*RETURNING, types_pb2.FATE_UNSPECIFIED}:
         return _Continued(Idle(ledger.returned(), saved["contributed_step"]), work)
     if fate.fate == types_pb2.FATE_MERGED and fate.version <= ledger.version:
-        return _Continued(Idle(ledger.dropped(), delta["last_step"]), saved["unsent"])
+        return _Continued(Idle(ledger.dropped(), delta["last_step"]), (unsent,))
     fragment.on_version(fate.version)
     sent = _delta(session, fragment, delta)
     return _Continued(InFlight(ledger, sent, saved["contributed_step"], fate), work)
@@ -304,7 +298,8 @@ def _delta(session: Session, fragment: FragmentExchange, saved: Mapping[str, Any
 async def _load(session: Session, fragment: FragmentExchange, continued: _Continued, trained: Trained) -> Ledger:
     """Puts the work into the model, on top of the version that it has, and returns the ledger."""
     parameters, layout, ledger = session.parameters, fragment.layout, continued.state.ledger
-    weights = await session.workers.run(lambda: parameters.from_host(ledger.anchor - continued.work))
+    work = await session.workers.run(continued.work)
+    weights = await session.workers.run(lambda: parameters.from_host(ledger.anchor - work))
     load = await session.workers.run(parameters.load, layout, weights)
     copy = await session.workers.run(parameters.snapshot, layout, weights)
 
@@ -319,8 +314,10 @@ async def _load(session: Session, fragment: FragmentExchange, continued: _Contin
         parameters.synchronize()
         base = ledger.base
         if not parameters.is_float32(layout):
-            base = parameters.keep(weights + parameters.from_host(continued.work))
+            base = parameters.keep(weights + parameters.from_host(work))
         flying = ledger.in_flight
-        return replace(ledger, base=base, in_flight=None if flying is None else parameters.from_host(flying))
+        if flying is not None:
+            flying = parameters.keep(parameters.from_host(_array(flying)))
+        return replace(ledger, base=base, in_flight=flying)
 
     return await session.workers.run(kept)

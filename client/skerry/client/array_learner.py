@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from concurrent.futures import Future, wait
 from contextlib import ExitStack
 from dataclasses import replace
@@ -25,7 +25,7 @@ from skerry.client.session import Adoption, ExchangeSettings, Stats, check_polic
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.identifiers import SystemEntropy, system_random
 from skerry.runtime.logs import get_logger
-from skerry.runtime.tls import Tls
+from skerry.runtime.tls import Insecure, Tls
 from skerry.runtime.workers import ThreadWorkers
 from skerry.wire.policy import Policy
 
@@ -68,11 +68,13 @@ class ArrayLearner:
         adoption: what happens to local work when a new version arrives.
         blend_alpha: the share of the local weights if adoption is "blend".
         fragment_count: the number of fragments of a run that is created; by default it follows from the model's size.
-        allow_other_frozen: train although the model's frozen parameters are not those that the run was created with, as
-            where they are quantised on some machines only; a warning says what differs.
+        allow_other_frozen: the frozen parameters that need not be those that the run was created with, as where they
+            are quantised on some machines only: their names, or patterns such as "base.*"; True for all. A warning
+            says what differs.
         connect_timeout_s: how long connecting, and then attaching, may take.
-        tls: the authority to trust and this learner's certificate; without it the connection is plain text. The files
-            are read again when a connection can't be made, so they may be renewed while the learner runs.
+        tls: the authority to trust and this learner's certificate. The files are read again when a connection can't be
+            made, so they may be renewed while the learner runs. By default the public authorities are trusted, and a
+            target on this machine is called in plaintext; "insecure" has other targets be called so, too.
 
     A learner that restarts begins with the run's newest weights. What its last process had not sent is lost, unless
     `load_state_dict` brings it.
@@ -80,7 +82,7 @@ class ArrayLearner:
     Raises:
         SkerryError: the syncer did not answer in time, or the run does not accept this learner; the message says why.
         ValueError: a name is not legal, the arrays can't be trained, `planned_step_count` is not 0 to 10^12, or the
-            files of `tls` can't be used.
+            files of `tls` can't be used, or it is another text than "insecure".
     """
 
     def __init__(
@@ -97,9 +99,9 @@ class ArrayLearner:
         adoption: Adoption | str = Adoption.REBASE,
         blend_alpha: float = 0.5,
         fragment_count: int | None = None,
-        allow_other_frozen: bool = False,
+        allow_other_frozen: bool | Collection[str] = False,
         connect_timeout_s: float = 30.0,
-        tls: Tls | None = None,
+        tls: Tls | Insecure | None = None,
     ) -> None:
         if not isinstance(arrays, Mapping) and not hasattr(arrays, "tensors"):
             raise TypeError(f"arrays are given by name; a torch module is for Learner. type={type(arrays).__name__}")
@@ -130,6 +132,7 @@ class ArrayLearner:
         self._transport = self._thread.call(lambda: GrpcTransport(target, tls=tls, jitter=system_random()))
         try:
             self._exchange = self._thread.run(_joined(self._transport, parameters, settings, workers=self._workers))
+            parameters.synchronize()  # training comes after the weights that were loaded
             self._running = self._thread.start(self._exchange.run())
             self._running.add_done_callback(_say_failure)
             self._thread.run(self._exchange.wait_attached())
@@ -213,6 +216,10 @@ class ArrayLearner:
         Leaving the context then sends the last work. `leave_on_signal` calls this on SIGTERM.
         """
         self._leave_status = exit_status
+
+    def when_left(self, call: Callable[[], None]) -> None:
+        """Has `call` called when this learner has left its run, in whatever way; the last one given is called first."""
+        self._closing.callback(call)
 
     def flush(self, timeout_s: float, *, is_last: bool = False) -> bool:
         """Sends all unsent work and returns whether it was acknowledged within the timeout.

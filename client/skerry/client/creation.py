@@ -171,6 +171,7 @@ async def _create_from_model(session: Session) -> types_pb2.Run:
     )
 
     def weights_of(layout: FragmentLayout) -> NDArray[np.float32]:
+        parameters.synchronize()
         buffer = parameters.buffer(layout)
         parameters.snapshot(layout, buffer)()
         return parameters.to_host(buffer)

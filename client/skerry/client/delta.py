@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, Protocol
 
 from skerry.algorithm.rebase import FlatArray, Ledger, Trained
 from skerry.client.errors import error_of
 from skerry.client.parameters import EncodeFrames
 from skerry.client.session import Calls, Session
-from skerry.client.transport import LANE_COUNT
 from skerry.v1 import exchange_pb2 as v1
 from skerry.wire import Encoding, FragmentLayout
 from skerry.wire.codecs import cut_parts
@@ -20,6 +20,17 @@ from skerry.wire.digests import delta_digest, part_digest
 
 # Bytes of frames in one message: what gRPC moves fastest, and well below its default limit.
 MESSAGE_SIZE_BYTES: Final = 2**20
+_LANE_COUNT: Final = 8  # more are no faster, since a learner keeps its connections from one push to the next
+
+
+class Courier(Protocol):
+    """Another process of this learner, which holds the frames of some parts of a delta."""
+
+    async def push(self, header: v1.PushHeader, count_bytes: Callable[[int], None]) -> None:
+        """Has it push its parts, and returns when they are durable; raises SkerryError as a push does."""
+
+    async def fetch(self, part: Part) -> Part:
+        """Returns one of its parts with the frames."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +41,7 @@ class Part:
     numel: int
     digest: bytes  # SHA-256 of the frames' uncompressed bytes
     frames: tuple[bytes, ...]
+    courier: Courier | None = None  # who has the frames, if this process has not
 
 
 @dataclass(frozen=True)
@@ -82,14 +94,8 @@ def make_delta(
     )
     session.parameters.synchronize()
     assert ledger.in_flight is None  # so equation (2) is A - theta
-    parts = encode_parts(
-        session.parameters.encode,
-        weights,
-        layout,
-        session.policy.delta_encoding,
-        session.part_size_bytes,
-        base=ledger.base,
-    )
+    encode = session.parameters.encode_together or partial(encode_parts, session.parameters.encode)
+    parts = encode(weights, layout, session.policy.delta_encoding, session.part_size_bytes, base=ledger.base)
     return Delta(header, parts, digest_of(parts), taken_at_s), session.parameters.keep(weights)
 
 
@@ -101,18 +107,23 @@ def encode_parts(
     part_size_bytes: int,
     *,
     base: FlatArray | None = None,
+    span: tuple[int, int] | None = None,
 ) -> tuple[Part, ...]:
     """Returns the parts of a delta, none larger than `part_size_bytes` even where nothing compresses.
 
-    The delta is `values`, or base - values where `base` is given.
+    The delta is `values`, or base - values where `base` is given. With `span`, they are its elements from the first to
+    before the second number, and so are the parts.
 
     Raises:
         NonFiniteError: a value that can't be encoded.
     """
     parts = []
+    start, stop = span or (0, layout.numel)
     for first, numel in cut_parts(layout, encoding, part_size_bytes):
+        if not start <= first < stop:
+            continue
         digest = part_digest()
-        inside = slice(first, first + numel)
+        inside = slice(first - start, first - start + numel)
         piece, under = values[inside], None if base is None else base[inside]
         frames = tuple(encode(piece, layout, encoding, first=first, base=under, decoded=piece, digest=digest))
         parts.append(Part(first, numel, digest.digest(), frames))
@@ -132,8 +143,9 @@ async def push(
     stored: Collection[tuple[int, int, bytes]],
     count_bytes: Callable[[int], None],
     is_repeated: bool = False,
+    completes: bool = True,
 ) -> v1.PushDeltaResponse:
-    """Sends what is not among the `stored` parts, and completes the push.
+    """Sends what is not among the `stored` parts, and completes the push unless it is another process that does.
 
     One call for each `calls.lane_bytes` takes the parts in turns, because one TCP connection does not fill a long link.
     The first completes the push once the others have ended. If one fails, the others still bring what they can, for the
@@ -141,49 +153,93 @@ async def push(
     (TOO_SLOW), time after time. However long it takes, it goes on while messages move; a stall of
     `calls.stall_timeout_s` ends it.
 
+    Couriers push their parts at the same time, and the call that completes the push is made when they have ended. The
+    next attempt fetches what is missing from them.
+
     Raises:
         TryAgainError: TIMEOUT for a stall.
         SkerryError: as the server answered.
     """
     loop = asyncio.get_running_loop()
-    waiting = deque(part for part in delta.parts if (part.first, part.numel, part.digest) not in stored)
-    lanes: list[asyncio.Task[v1.PushDeltaResponse]] = []
     is_open = True
 
-    async def requests(*, is_first: bool) -> AsyncIterator[v1.PushDeltaRequest]:
-        header = v1.PushHeader()
-        header.CopyFrom(delta.header)
-        header.seen_position = seen_position
-        yield v1.PushDeltaRequest(header=header)
-        while waiting:
-            for request in part_requests(waiting.popleft()):
-                if is_open:
-                    guard.reschedule(loop.time() + calls.stall_timeout_s)
-                count_bytes(len(request.data))
-                yield request
-        if is_first:
-            if lanes[1:]:
-                await asyncio.wait(lanes[1:])
-            if not any(lane.cancelled() or lane.exception() for lane in lanes[1:]):
-                yield v1.PushDeltaRequest(complete=v1.PushComplete(digest=delta.digest))
+    def count(size_bytes: int) -> None:
+        if is_open:
+            guard.reschedule(loop.time() + calls.stall_timeout_s)
+        count_bytes(size_bytes)
 
+    header = v1.PushHeader()
+    header.CopyFrom(delta.header)
+    header.seen_position = seen_position
+    missing = [part for part in delta.parts if (part.first, part.numel, part.digest) not in stored]
+    attempt = _Attempt(calls, header, missing, delta.digest if completes else None, count, is_repeated=is_repeated)
     try:
         async with asyncio.timeout(calls.stall_timeout_s) as guard:
             try:
-                size_bytes = sum(len(frame) for part in waiting for frame in part.frames)
-                lanes += [
-                    asyncio.create_task(calls.transport.push_delta(requests(is_first=number == 0)))
-                    for number in range(1 if is_repeated else min(LANE_COUNT, 1 + size_bytes // calls.lane_bytes))
-                ]
-                answers = await asyncio.gather(*lanes, return_exceptions=True)
+                return await attempt.run()
             finally:
                 is_open = False
     except TimeoutError as error:
         raise error_of("TIMEOUT", f"push made no progress. delta={delta.delta_id}") from error
-    for answer in answers:
-        if isinstance(answer, BaseException):
-            raise answer
-    return lanes[0].result()
+
+
+class _Attempt:
+    """The calls of one attempt to push parts of a delta."""
+
+    def __init__(
+        self,
+        calls: Calls,
+        header: v1.PushHeader,
+        parts: Sequence[Part],
+        digest: bytes | None,  # None: another process completes the push
+        count: Callable[[int], None],
+        *,
+        is_repeated: bool,
+    ) -> None:
+        self._calls = calls
+        self._header = header
+        self._couriers = set() if is_repeated else {part.courier for part in parts if part.courier}
+        self._waiting = deque(part for part in parts if part.courier not in self._couriers)
+        self._digest = digest
+        self._count = count
+        size_bytes = sum(len(frame) for part in self._waiting for frame in part.frames)
+        # Beside couriers the first call sends nothing until they have ended, so that others send what is here.
+        self._lane_count = bool(self._couriers and self._waiting) + (
+            1 if is_repeated else min(calls.lane_count, _LANE_COUNT, 1 + size_bytes // calls.lane_bytes)
+        )
+        self._others: list[asyncio.Task[Any]] = []
+
+    async def run(self) -> v1.PushDeltaResponse:
+        """Returns the answer to the first call; raises the first one's error if one failed, when all have ended."""
+        first = asyncio.create_task(self._lane(is_first=True))
+        self._others += [asyncio.create_task(self._lane(is_first=False)) for _ in range(1, self._lane_count)]
+        self._others += [asyncio.create_task(one.push(self._header, self._count)) for one in self._couriers]
+        answer, *answers = await asyncio.gather(first, *self._others, return_exceptions=True)
+        for one in (answer, *answers):
+            if isinstance(one, BaseException):
+                raise one
+        return first.result()
+
+    async def _lane(self, *, is_first: bool) -> v1.PushDeltaResponse:
+        if is_first and self._couriers:
+            await self._have_others_ended()  # the syncer ends a call in which nothing is said for long
+        return await self._calls.transport.push_delta(self._requests(is_first=is_first))
+
+    async def _requests(self, *, is_first: bool) -> AsyncIterator[v1.PushDeltaRequest]:
+        yield v1.PushDeltaRequest(header=self._header)
+        while self._waiting:
+            part = self._waiting.popleft()
+            for request in part_requests(await part.courier.fetch(part) if part.courier else part):
+                self._count(len(request.data))
+                yield request
+        if is_first and await self._have_others_ended() and self._digest is not None:
+            yield v1.PushDeltaRequest(complete=v1.PushComplete(digest=self._digest))
+
+    async def _have_others_ended(self) -> bool:
+        """Waits for the end of the other calls and the couriers; returns whether all have succeeded."""
+        if self._others:
+            await asyncio.wait(self._others)
+        return not any(one.cancelled() or one.exception() for one in self._others)
 
 
 async def query(calls: Calls, delta: Delta, *, seen_position: int) -> v1.QueryPushResponse:

@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from skerry.algorithm.rebase import Ledger, Trained
 from skerry.algorithm.schedule import first_contributions
 from skerry.client import account
-from skerry.client.adoption import kept, pull_newest
 from skerry.client.attachment import Attachment
 from skerry.client.boundary import Boundary
 from skerry.client.creation import find_or_create, warn_of_missing_plan
+from skerry.client.download import pull_newest
 from skerry.client.errors import RunClosedError, SkerryError, StopExchangingError
 from skerry.client.fragment import FragmentExchange
 from skerry.client.fragment_plan import check_same_tensors
@@ -284,13 +284,13 @@ class ExchangeLoop:
         session = self._session
         async with session.moving:
             version = await pull_newest(session, layout)
-            base = session.parameters.from_host(version.weights)
+            anchor = await session.workers.run(session.parameters.keep, version.weights)
+            base = session.parameters.from_host(anchor)
             session.parameters.load(layout, base)()
             if not session.parameters.is_float32(layout):
                 base = session.parameters.buffer(layout)
                 session.parameters.snapshot(layout, base)()
             session.tally.parameters_down_count += layout.numel
-            anchor, base = await session.workers.run(kept, session, version.weights, base)
         ledger = Ledger(version.version, version.digest, anchor, base)
         return FragmentExchange(
             session, layout, ledger, contributed_step=contributed_step, restore_all=self._restore_poisoned

@@ -13,8 +13,9 @@ from typing import Final, NoReturn
 from skerry.algorithm.rebase import Ledger, Trained
 from skerry.algorithm.schedule import RoundRhythm, is_due
 from skerry.client import fragment_state
-from skerry.client.adoption import Pulled, adopt, pull_newest
+from skerry.client.adoption import Pulled, adopt
 from skerry.client.delta import make_delta, push, query
+from skerry.client.download import pull_newest
 from skerry.client.errors import (
     AttachAgainError,
     CorruptDownloadError,
@@ -165,6 +166,7 @@ class FragmentExchange:
 
     async def _advance(self) -> None:
         """Does the next thing, or waits until there is one."""
+        may_send = self.may_send and not self._session.is_saving
         match self.state:
             case Sending():
                 await self._push()
@@ -174,11 +176,11 @@ class FragmentExchange:
                 self._drop(PoisonedError("QUARANTINED", f"delta was quarantined. because={fate.reason}"))
             case Refused() | Replacing():
                 await self._adopt()
-            case Idle(is_turn_to_send=True) as state if self.may_send:
+            case Idle(is_turn_to_send=True) as state if may_send:
                 await self._take(state)
             case Idle() | InFlight() if self._newest_version > self.ledger.version:
                 await self._adopt()
-            case Idle() as state if self.may_send:
+            case Idle() as state if may_send:
                 await self._take(state)
             case _:
                 await self._wait()
@@ -187,7 +189,7 @@ class FragmentExchange:
     def may_send(self) -> bool:
         """Whether a delta is due and allowed. Any thread may ask; an outdated answer does no harm."""
         session, state = self._session, self.state
-        if not isinstance(state, Idle) or not session.takes_deltas or state.used_base == state.ledger.version:
+        if not isinstance(state, Idle) or session.is_closed or state.used_base == state.ledger.version:
             return False
         if session.is_flushing:
             return not self._is_all_sent(state)
@@ -248,11 +250,15 @@ class FragmentExchange:
             buffer = await session.workers.run(session.parameters.buffer, layout)
             copy = await session.workers.run(session.parameters.snapshot, layout, buffer)
 
-            def snapshot() -> Trained:
+            def snapshot() -> Trained | None:
+                if session.trained == session.saved_at and not session.is_flushing:
+                    return None
                 copy()
                 return session.trained
 
             trained = await session.boundary.run(snapshot)
+            if trained is None:
+                return
             is_clear = await session.workers.run(session.movement.is_clear)
             idle, may_send = self.state, self.may_send and (is_clear or session.is_flushing)
             if not isinstance(idle, Idle) or not may_send or trained == idle.ledger.sent_until:
@@ -263,11 +269,8 @@ class FragmentExchange:
                     lambda: make_delta(session, layout, idle.ledger, buffer, trained=trained, taken_at_s=taken_at_s)
                 )
             except NonFiniteError as error:
-                poison = PoisonedError("NON_FINITE", f"weights are not finite. {error}")
-            else:
-                self.state = fragment_state.taken(idle, delta, decoded, trained)
-                return
-        raise poison
+                raise PoisonedError("NON_FINITE", f"weights are not finite. {error}") from error
+            self.state = fragment_state.taken(idle, delta, decoded, trained)
 
     async def _push(self) -> None:
         """Sends the delta until it is acknowledged or refused."""
@@ -350,7 +353,8 @@ class FragmentExchange:
         """Pulls the newest version and brings the model to it."""
         async with self._session.moving:
             weights = None if self._pulls_whole else self.ledger.anchor
-            pulled = await pull_newest(self._session, self.layout, version=self.ledger.version, weights=weights)
+            pull = self._session.parameters.pull_together or pull_newest
+            pulled: Pulled = await pull(self._session, self.layout, version=self.ledger.version, weights=weights)
             self._newest_version = max(self._newest_version, pulled.version)
             is_merged = await self._is_merged_into(pulled)
             before = self.state
@@ -359,13 +363,9 @@ class FragmentExchange:
             async with self.lock:
                 if self.state is not before:
                     return  # an account was restored, or there is news of the delta
+                replaces = isinstance(self.state, Replacing)
                 ledger = await adopt(
-                    self._session,
-                    self.layout,
-                    self.ledger,
-                    pulled,
-                    is_merged=is_merged,
-                    must_replace=isinstance(self.state, Replacing),
+                    self._session, self.layout, self.ledger, pulled, is_merged=is_merged, must_replace=replaces
                 )
                 state = self.state
                 assert not isinstance(state, Sending)

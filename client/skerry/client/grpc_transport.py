@@ -16,7 +16,7 @@ from skerry.client.errors import RefusedError, SkerryError, TryAgainError, error
 from skerry.client.handshakes import explain
 from skerry.client.replicas import Replica, Replicas, split_targets
 from skerry.client.transport import LANE_COUNT
-from skerry.runtime.tls import Tls
+from skerry.runtime.tls import Insecure, Tls
 from skerry.v1 import capabilities_pb2, exchange_pb2, runs_pb2
 
 ERROR_DOMAIN: Final = "skerry"
@@ -44,13 +44,14 @@ class GrpcTransport:
 
     Bulk calls that overlap take up to `LANE_COUNT` connections, which are made when they are needed.
     `target` is host:port, or several separated by commas; a host may have several addresses. Each call goes to the next
-    healthy replica. Must be made and used on one event loop. Without `tls` the connections are plain text.
+    healthy replica. Must be made and used on one event loop. Without `tls` connections on loopback
+    are plaintext, and others use TLS and trust the public authorities; "insecure" has all be plaintext.
 
     Raises:
         ValueError: a target is empty, or the files of `tls` can't be used.
     """
 
-    def __init__(self, target: str, *, tls: Tls | None = None, jitter: random.Random | None = None) -> None:
+    def __init__(self, target: str, *, tls: Tls | Insecure | None = None, jitter: random.Random | None = None) -> None:
         """With `jitter` the replicas are called in an order of this client's own, so that many clients spread."""
         targets = split_targets(target)
         if jitter is not None:

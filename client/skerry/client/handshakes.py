@@ -19,7 +19,8 @@ _MEANINGS: Final = {
     ),
     "WRONG_VERSION_NUMBER": (
         "the server does not use TLS and this client does: start `skerry serve` with --tls-cert and --tls-key, or "
-        "leave out this client's TLS options"
+        "leave out this client's TLS options. A --target that is not on this machine needs --insecure then (in Python "
+        "tls='insecure'), if you trust every machine on the way"
     ),
     "Tls handshake failed": "the TLS handshake with the server failed",
 }

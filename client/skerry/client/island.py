@@ -1,6 +1,6 @@
 """The processes of one learner: how the ranks of a torch process group talk while they are a learner together.
 
-The group's first rank leads: it alone talks to the syncer. At each meeting the others tell it what they have done, and
+The group's first rank leads: it attaches to the run. At each meeting the others tell it what they have done, and
 then do what it orders until it says that the meeting is over. Words and orders travel over a gloo group of their own,
 so they wait for no GPU; the weights of models on GPUs travel over the group that was given.
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from enum import IntEnum
@@ -36,6 +36,9 @@ class Call(IntEnum):
     STEP = 1
     FLUSH = 2
     LEAVE = 3
+    SAVE = 4
+    LOAD = 5
+    COUNT = 6
 
 
 class Word(NamedTuple):
@@ -113,9 +116,10 @@ class Island:
                 if not self._store.check(["failure"]):
                     said = {"rank": self.rank, "reason": reason, "because": f"{kind}{error}"}
                     self._store.set("failure", json.dumps(said))
-        while self._groups:
+        groups, self._groups = self._groups, []
+        for group in reversed(groups):
             with suppress(ValueError, RuntimeError, AssertionError):  # the program may have destroyed all groups before
-                distributed.destroy_process_group(self._groups.pop())
+                distributed.destroy_process_group(group)
         del self._control  # the last reference closes its connections
 
     def agree(self, what: str, timeout_s: float) -> bool:
@@ -176,25 +180,43 @@ class Island:
             is_on_host = values.device.type == "cpu"
             distributed.broadcast(values, self._ranks[0], group=group if is_on_host else self._data)
 
-    def send(self, values: torch.Tensor, rank: int, over: distributed.ProcessGroup | None = None) -> None:
+    def send(
+        self, values: torch.Tensor, rank: int, over: distributed.ProcessGroup | None = None, *, tag: int = 0
+    ) -> None:
         """Sends a tensor of the host to a rank, by default between two orders."""
         with self._talking() as control:
-            distributed.send(values, self._ranks[rank], group=over or control)
+            distributed.send(values, self._ranks[rank], group=over or control, tag=tag)
 
-    def receive(self, values: torch.Tensor, rank: int, over: distributed.ProcessGroup | None = None) -> None:
+    def receive(
+        self, values: torch.Tensor, rank: int, over: distributed.ProcessGroup | None = None, *, tag: int = 0
+    ) -> None:
         """Overwrites a tensor of the host with what a rank sends."""
         with self._talking() as control:
-            distributed.recv(values, self._ranks[rank], group=over or control)
+            distributed.recv(values, self._ranks[rank], group=over or control, tag=tag)
+
+    def exchange(
+        self, values: Sequence[torch.Tensor], counts: list[int], over: distributed.ProcessGroup
+    ) -> torch.Tensor:
+        """Sends float32 values to each rank, and returns those of all ranks, `counts` of each; every rank calls it."""
+        arrived = torch.empty(sum(counts))
+        with self._talking():
+            distributed.all_to_all_single(arrived, torch.cat([*values]), counts, [len(one) for one in values], over)
+        return arrived
 
     @contextmanager
     def _talking(self) -> Iterator[distributed.ProcessGroup]:
         """Yields the group, and turns its errors into the reason of the rank that left."""
+        left = StopExchangingError("RANK_LEFT", "this rank has left its island")
         if not self._groups:
-            raise StopExchangingError("RANK_LEFT", "this rank has left its island")
+            raise left
         try:
             yield self._control
         except RuntimeError as error:
             raise self._why(error) from error
+        except ValueError as error:
+            if self._groups:
+                raise
+            raise left from error  # torch could not name the group that `close` took from a thread that waited
 
     def _why(self, error: RuntimeError) -> SkerryError:
         """Returns the error of the rank that failed, or of one that is gone without a word."""

@@ -7,7 +7,7 @@ tensors one after another, in pieces of a bounded size, and holds one piece at a
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +17,7 @@ from skerry.client import torch_untrained
 from skerry.client.errors import StopExchangingError
 from skerry.client.island import Island
 from skerry.client.torch_shards import Region, first_holders, local_part, region_of
+from skerry.client.untrained import may_differ
 from skerry.wire.untrained import values_digest
 
 
@@ -25,13 +26,15 @@ class _Part(NamedTuple):
     digest: bytes  # of this part alone
 
 
-def frozen_digests(island: Island, frozen: Mapping[str, torch.Tensor], *, must_agree: bool) -> dict[str, bytes]:
+def frozen_digests(
+    island: Island, frozen: Mapping[str, torch.Tensor], *, allow_other_frozen: bool | Collection[str]
+) -> dict[str, bytes]:
     """Returns the digests of DTensors to the leader, and nothing to other ranks; every rank of the island must ask.
 
     A tensor that the island's ranks do not hold completely has none.
 
     Raises:
-        StopExchangingError: RANKS_DIFFER: replicas hold other values, and they `must_agree`.
+        StopExchangingError: RANKS_DIFFER: replicas hold other values, and may not.
     """
     held = {name: local_part(tensor) for name, tensor in frozen.items()}
     own = {
@@ -43,7 +46,7 @@ def frozen_digests(island: Island, frozen: Mapping[str, torch.Tensor], *, must_a
     for name, tensor in frozen.items():
         regions = [part[name].region for part in parts]
         firsts = first_holders(regions)
-        if must_agree and any(
+        if not may_differ(name, allowed=allow_other_frozen) and any(
             part[name].digest != parts[first][name].digest for part, first in zip(parts, firsts, strict=True)
         ):
             raise StopExchangingError(

@@ -9,14 +9,15 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from skerry.client import island_account
 from skerry.client.array_learner import ArrayLearner
 from skerry.client.errors import SkerryError, StopExchangingError, error_of
 from skerry.client.island import Call, Island, Word
@@ -24,6 +25,8 @@ from skerry.client.island_parameters import IslandParameters
 from skerry.client.parameters import Parameters
 from skerry.client.session import Stats
 from skerry.client.torch_parameters import TorchParameters
+from skerry.client.transport import Transport
+from skerry.client.untrained import may_differ
 
 # How long a rank that ends waits for the others to end too; Ctrl-C reaches all within milliseconds.
 _AGREE_S: Final = 5.0
@@ -60,13 +63,15 @@ class IslandMember:
         model: Any,
         join: Callable[[Parameters], ArrayLearner],
         view_of: Callable[[ArrayLearner], View],
+        open_transport: Callable[[], Transport],
         *,
         name: str,
-        checks_frozen: bool,
+        allow_other_frozen: bool | Collection[str],
     ) -> None:
         """Meets the other ranks; the leader joins the run by `join`. `name` says which learner of which run it is.
 
-        With `checks_frozen`, frozen parameters have to be the same at all ranks, and shards of them at replicas.
+        Frozen parameters have to be the same at all ranks, and shards of them at replicas, but for those allowed. Other
+        ranks push their parts of deltas by `open_transport`, if no rank holds the whole model.
 
         Raises:
             StopExchangingError: RANKS_DIFFER, RANK_LEFT, or what `join` raised at the leader.
@@ -74,13 +79,17 @@ class IslandMember:
         self._island = island
         self._leading: ArrayLearner | None = None
         self._view_of = view_of
+        self._closing = ExitStack()
         self.view = View(Stats())
         with self._together():
             own = TorchParameters(model)
-            frozen = [one for one in own.untrained() if one.digest] if checks_frozen else []
+            frozen = [
+                one for one in own.untrained() if one.digest and not may_differ(one.name, allowed=allow_other_frozen)
+            ]
             shards = [(shard, tuple(one.shape), one.dtype) for shard, one in own.frozen_shards.items()]
             self._meet(Word(Call.JOIN, fingerprint=_fingerprint(name, own.tensors, own.dtypes, frozen, shards)))
-            self._parameters = IslandParameters(island, own, checks_frozen=checks_frozen)
+            self._parameters = IslandParameters(island, own, open_transport, allow_other_frozen=allow_other_frozen)
+            self._closing.callback(self._parameters.close)
 
             def lead() -> None:
                 self._leading = join(self._parameters)
@@ -131,6 +140,44 @@ class IslandMember:
         self.close()
         return is_done
 
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the learner's account at the leader and nothing at other ranks, or each rank's share of it."""
+        if self._island.has_left:
+            return {} if self._leading is None else self._leading.state_dict()
+        with self._together():
+            self._meet(Word(Call.SAVE, fingerprint=self._parameters.take_fingerprint()))
+            account: dict[str, Any] = {}
+            shelf = self._parameters.shelf
+
+            def save() -> dict[str, Any] | None:
+                account.update(self._leader.state_dict())
+                return None if shelf is None else island_account.described(account, self._island.size)
+
+            told = self._run(save)
+            if shelf is None:
+                return account
+            own = island_account.share_of(told, shelf, self._island.rank)
+            self._island.gather(Word(Call.SAVE))  # the leader forgets its vectors once every rank has its part of them
+            return own
+
+    def load_state_dict(self, states: Sequence[Mapping[str, Any]]) -> None:
+        """Goes on with the account of which the ranks give the shares; warns if they have none."""
+        with self._together():
+            self._meet(Word(Call.LOAD, fingerprint=self._parameters.take_fingerprint()))
+            account = island_account.joined(states, self._island, self._parameters.keep)
+
+            def load() -> None:
+                if account is not None:
+                    self._leader.load_state_dict(account)
+
+            self._run(load)
+
+    def count_from(self, step_count: int, token_count: int) -> None:
+        """Counts on from there."""
+        with self._together():
+            self._meet(Word(Call.COUNT, fingerprint=self._parameters.take_fingerprint()))
+            self._run(lambda: self._leader.count_from(step_count, token_count))
+
     def merged_weights(self) -> dict[str, NDArray[np.float32]]:
         """Returns copies of the run's own weights at the leader, and nothing at other ranks."""
         return {} if self._leading is None else self._leading.merged_weights()
@@ -144,6 +191,7 @@ class IslandMember:
         elif self._leading is not None:
             self._leading.close_unflushed()
         self._island.leave()
+        self._closing.close()
 
     def have_all_left(self, kind: str) -> bool:
         """Returns whether all ranks leave now, by exceptions of this kind and after the same calls; waits 5 s."""

@@ -2,8 +2,9 @@
 
 Either every rank holds the whole model (DistributedDataParallel), or each holds a box of each tensor (`fully_shard`,
 tensor parallelism, or both). Several ranks may hold the same box: they are replicas of that tensor. What the exchange
-changes reaches all ranks at the same step boundary: the leader orders it, and sends whole fragments to all, or to each
-rank its share. For a delta, the leader collects the shares of the one fragment that moves.
+changes reaches all ranks at the same step boundary, by the leader's order. It sends whole fragments to all with the
+order; of shards each rank has got its share before, beside the training. For a delta, each rank copies its share, and
+all encode the delta together, also beside the training.
 
 A rank's share of a fragment is its boxes of the fragment's tensors, one after another, as one flat vector.
 """
@@ -11,7 +12,7 @@ A rank's share of a fragment is its boxes of the fragment's tensors, one after a
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Collection, Container, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -21,12 +22,15 @@ from numpy.typing import NDArray
 
 from skerry.algorithm.rebase import FlatArray
 from skerry.client.island import Call, Island, Word
+from skerry.client.island_deltas import IslandDeltas
+from skerry.client.island_downloads import IslandDownloads
 from skerry.client.island_frozen import frozen_digests
-from skerry.client.parameters import UNLIMITED, EncodeFrames, Work
-from skerry.client.spread import Shelf
+from skerry.client.parameters import UNLIMITED, EncodeFrames, EncodeTogether, PullTogether, Work
+from skerry.client.rank_calls import RankCalls
+from skerry.client.spread import Shelf, Spread
 from skerry.client.torch_parameters import TorchParameters
-from skerry.client.torch_shards import Region, first_holders
-from skerry.runtime.vectors import vector
+from skerry.client.torch_shards import Box, Region, first_holders
+from skerry.client.transport import Transport
 from skerry.wire import FragmentLayout, TensorSpec
 from skerry.wire.frames import encode_frames
 from skerry.wire.untrained import UntrainedTensor
@@ -34,8 +38,8 @@ from skerry.wire.untrained import UntrainedTensor
 # Columns of the table that a fingerprint sums up: a prime, so that no layout of a tensor has the same period.
 _FINGERPRINT_COLUMNS: Final = 4093
 _FINGERPRINT_BYTES: Final = 16
-# Where no rank holds the model, the leader has whole vectors of so many fragments at a time: one moves while the next
-# one is pulled.
+# Where no rank holds the model, so many fragments move at a time: one is adopted while the next one is pulled. Of some
+# the leader has whole vectors.
 _MOVING_LIMIT: Final = 2
 
 
@@ -44,10 +48,18 @@ class IslandParameters:
 
     Raises:
         ValueError: the ranks together do not hold every tensor exactly once, replicas aside.
-        StopExchangingError: RANKS_DIFFER: with `checks_frozen`, replicas have other frozen values.
+        StopExchangingError: RANKS_DIFFER: replicas have other frozen values, of parameters not allowed to differ.
     """
 
-    def __init__(self, island: Island, own: TorchParameters, *, checks_frozen: bool) -> None:
+    def __init__(
+        self,
+        island: Island,
+        own: TorchParameters,
+        open_transport: Callable[[], Transport],
+        *,
+        allow_other_frozen: bool | Collection[str],
+    ) -> None:
+        """Every rank makes one, at the same time; `open_transport`, called on an event loop, reaches the syncer."""
         self._island = island
         self._own = own
         self.tensors = own.tensors
@@ -67,8 +79,11 @@ class IslandParameters:
         self._sums: list[list[torch.Tensor]] = [[] for _ in self._replications]
         self._failure: BaseException | None = None
         self._check_cover()
-        self._frozen_digests = frozen_digests(island, own.frozen_shards, must_agree=checks_frozen)
-        self._shelf = None if self._is_whole else Shelf(island)
+        self._frozen_digests = frozen_digests(island, own.frozen_shards, allow_other_frozen=allow_other_frozen)
+        self.shelf = None if self._is_whole else Shelf(island, self._specs, self._boxes, self._share_on_host)
+        self._calls = None if self.shelf is None else RankCalls(self.shelf, open_transport)
+        self._deltas = None if self._calls is None else IslandDeltas(self._calls, self._specs)
+        self._downloads = None if self._calls is None else IslandDownloads(self._calls, self._specs)
         self.moving_limit = UNLIMITED if self._is_whole else _MOVING_LIMIT
 
     def _check_cover(self) -> None:
@@ -92,19 +107,35 @@ class IslandParameters:
         """The encoder for flat arrays, which are on the host unless every rank holds the whole model."""
         return self._own.encode if self._is_whole else encode_frames
 
+    @property
+    def encode_together(self) -> EncodeTogether | None:
+        """How all ranks encode a delta, each some of its parts, where no rank holds the whole model."""
+        return None if self._deltas is None else self._deltas.encode
+
+    @property
+    def pull_together(self) -> PullTogether | None:
+        """How all ranks download a version, each its range, where no rank holds the whole model."""
+        return None if self._downloads is None else self._downloads.pull
+
     def is_float32(self, layout: FragmentLayout) -> bool:
         """Whether every tensor of the fragment is float32."""
         return self._own.is_float32(layout)
 
     def buffer(self, layout: FragmentLayout) -> FlatArray:
-        """Returns a vector for a snapshot, with its memory already allocated."""
-        return self._own.buffer(layout) if self._is_whole else vector(layout.numel)
+        """Returns a vector for a snapshot, with its memory already allocated where it is not spread over the ranks."""
+        return self._own.buffer(layout) if self.shelf is None else Spread(self.shelf, layout.numel)
 
     def snapshot(self, layout: FragmentLayout, out: FlatArray) -> Work:
         """Returns a function that copies the weights to `out`."""
         if self._is_whole:
             return self._own.snapshot(layout, out)
-        return lambda: self._guarded(lambda: self._collect(layout, torch.from_numpy(out)))
+
+        def work() -> None:
+            out.bounds, out.layout = [], layout
+            self._order("snapshot", layout, key=out.key)
+            self._copy_share(layout, out.key)
+
+        return lambda: self._guarded(work)
 
     def add(self, layout: FragmentLayout, shift: FlatArray) -> Work:
         """Returns a function that adds to the weights on all ranks."""
@@ -136,7 +167,12 @@ class IslandParameters:
 
     def keep(self, values: FlatArray) -> FlatArray:
         """Returns the values, spread over the ranks where no rank holds the whole model."""
-        return values if self._shelf is None else self._shelf.keep(values)
+        return values if self.shelf is None or isinstance(values, Spread) else self.shelf.keep(values)
+
+    def close(self) -> None:
+        """Closes this rank's connections to the syncer, if it has any of its own."""
+        if self._calls is not None:
+            self._calls.close()
 
     def raise_failure(self) -> None:
         """Raises the error that left the ranks with different weights, if there was one."""
@@ -144,20 +180,21 @@ class IslandParameters:
             raise self._failure
 
     def _change(self, kind: str, layout: FragmentLayout, values: FlatArray, *alpha: float) -> Work:
-        own = getattr(self._own, kind)(layout, values, *alpha) if self._is_whole else None
+        if self.shelf is None:
+            own = getattr(self._own, kind)(layout, values, *alpha)
+            broadcast = self._own.ordered(lambda: self._island.broadcast(_as_tensor(values)), values)
 
-        def work() -> None:
-            self._order(kind, layout, alpha)
-            if own is not None:
-                self._island.broadcast(_as_tensor(values))
+            def work() -> None:
+                self._order(kind, layout, alpha)
+                broadcast()
                 own()
-            else:
-                whole = torch.from_numpy(np.asarray(values))
-                for rank in range(1, self._island.size):
-                    if (share := self._cut(layout, whole, rank)).numel():
-                        self._island.send(share, rank)
-                self._apply(kind, layout, self._cut(layout, whole, 0).numpy(), alpha)
-            self._note_change(layout)
+                self._note_change(layout)
+        else:
+            shares = self.shelf.shares(self.keep(values), layout)
+
+            def work() -> None:
+                self._order(kind, layout, alpha, key=shares.key)
+                self._apply(kind, layout, shares.key, alpha)
 
         return lambda: self._guarded(work)
 
@@ -169,38 +206,19 @@ class IslandParameters:
             self._failure = error
             raise
 
-    def _order(self, kind: str, layout: FragmentLayout, alpha: tuple[float, ...] = ()) -> None:
+    def _order(self, kind: str, layout: FragmentLayout, alpha: tuple[float, ...] = (), **others: int) -> None:
         names = [tensor.name for tensor in layout.tensors]
-        self._island.order(do=kind, fragment=layout.name, tensors=names, alpha=alpha)
+        self._island.order(do=kind, fragment=layout.name, tensors=names, alpha=alpha, **others)
 
-    def _collect(self, layout: FragmentLayout, out: torch.Tensor) -> None:
-        """Writes the parts of all ranks to their places in `out`, of replicas those of the first."""
-        self._order("snapshot", layout)
-        for rank in range(self._island.size):
-            names = self._first_held(layout, rank)
-            if rank == 0:
-                share = _as_tensor(self._own_share(layout, names))
-            else:
-                share = torch.empty(self._share(layout, rank, names).numel)
-                if share.numel():
-                    self._island.receive(share, rank)
-            at = 0
-            for box in self._boxes(layout, out, rank, names):
-                box.copy_(share[at : at + box.numel()].view(box.shape))
-                at += box.numel()
-
-    def _cut(self, layout: FragmentLayout, values: torch.Tensor, rank: int) -> torch.Tensor:
-        """Returns a rank's share of a fragment's values."""
-        return torch.cat([box.reshape(-1) for box in self._boxes(layout, values, rank, self._specs)])
-
-    def _boxes(
-        self, layout: FragmentLayout, values: torch.Tensor, rank: int, names: Container[str]
-    ) -> list[torch.Tensor]:
-        """Returns views of a rank's boxes in a fragment's values, of the named tensors."""
+    def _boxes(self, layout: FragmentLayout, *, once: bool) -> list[list[Box]]:
+        """Returns what each rank holds of a fragment; with `once`, of replicas what the first one holds."""
         return [
-            values[first : first + spec.numel].view(spec.shape)[self._regions[rank][spec.name].slices]
-            for spec, first in zip(layout.tensors, layout.offsets, strict=True)
-            if spec.name in names
+            [
+                Box(first, spec.shape, self._regions[rank][spec.name])
+                for spec, first in zip(layout.tensors, layout.offsets, strict=True)
+                if self._regions[rank][spec.name].numel and not (once and self._holders[spec.name][rank] != rank)
+            ]
+            for rank in range(self._island.size)
         ]
 
     # What every rank does.
@@ -209,35 +227,38 @@ class IslandParameters:
         """Does what the leader has ordered, at another rank."""
         kind: str = order["do"]
         layout = FragmentLayout(order["fragment"], tuple(self._specs[name] for name in order["tensors"]))
-        rank = self._island.rank
         if kind == "is_finite":
             self._island.gather(Word(Call.STEP, int(self._own.is_finite(layout))))
         elif kind == "snapshot":
-            if (share := self._own_share(layout, self._first_held(layout, rank))).size:
-                self._island.send(_as_tensor(share), 0)
+            self._copy_share(layout, order["key"])
+        elif "key" in order:
+            self._apply(kind, layout, order["key"], order["alpha"])
         else:
-            self._receive_change(kind, layout, order["alpha"])
-
-    def _receive_change(self, kind: str, layout: FragmentLayout, alpha: tuple[float, ...]) -> None:
-        if self._is_whole:
             values = self._own.buffer(layout)
             self._island.broadcast(_as_tensor(values))
-            getattr(self._own, kind)(layout, values, *alpha)()
-        else:
-            share = torch.empty(self._share(layout, self._island.rank, self._specs).numel)
-            if share.numel():
-                self._island.receive(share, 0)
-            self._apply(kind, layout, share.numpy(), alpha)
-        self._note_change(layout)
+            getattr(self._own, kind)(layout, values, *order["alpha"])()
+            self._note_change(layout)
 
-    def _apply(self, kind: str, layout: FragmentLayout, share: NDArray[np.float32], alpha: tuple[float, ...]) -> None:
+    def _apply(self, kind: str, layout: FragmentLayout, key: int, alpha: tuple[float, ...]) -> None:
+        """Changes this rank's share of a fragment by what the shelf has for it; returns at the leader when all have."""
+        assert self.shelf is not None
         self._own.reshard()
-        values = self._own.from_host(share)
+        values = self._own.from_host(self.shelf.things[key].numpy())
         getattr(self._own, kind)(self._share(layout, self._island.rank, self._specs), values, *alpha)()
+        self._note_change(layout)
+        self._island.gather(Word(Call.STEP))
 
-    def _first_held(self, layout: FragmentLayout, rank: int) -> set[str]:
-        """Returns the fragment's tensors of which no rank before this one holds the same part."""
-        return {one.name for one in layout.tensors if self._holders[one.name][rank] == rank}
+    def _copy_share(self, layout: FragmentLayout, key: int) -> None:
+        """Copies this rank's share of a fragment, for the shelf; returns at the leader when all ranks have."""
+        assert self.shelf is not None
+        rank = self._island.rank
+        names = {one.name for one in layout.tensors if self._holders[one.name][rank] == rank}
+        self.shelf.things[key] = self._own_copy(layout, names)
+        self._island.gather(Word(Call.STEP))
+
+    def _share_on_host(self, share: FlatArray) -> NDArray[np.float32]:
+        self._own.synchronize()
+        return self._own.to_host(share)
 
     def _share(self, layout: FragmentLayout, rank: int, names: Container[str]) -> FragmentLayout:
         """Returns the layout of a rank's share of a fragment, of the named tensors."""
@@ -247,11 +268,8 @@ class IslandParameters:
             tuple(TensorSpec(one.name, regions[one.name].shape) for one in layout.tensors if one.name in names),
         )
 
-    def _own_share(self, layout: FragmentLayout, names: Container[str]) -> NDArray[np.float32]:
-        """Returns this rank's share of a fragment, of the named tensors, as a copy on the host."""
-        return self._own.to_host(self._own_copy(layout, names))
-
     def _own_copy(self, layout: FragmentLayout, names: Container[str]) -> FlatArray:
+        """Returns a copy of this rank's share of a fragment, of the named tensors."""
         share = self._share(layout, self._island.rank, names)
         values = self._own.buffer(share)
         if share.tensors:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -10,14 +11,17 @@ import torch
 from numpy.typing import NDArray
 from torch import distributed
 
+from skerry.client import island_account
 from skerry.client.array_learner import EXIT_FLUSH_TIMEOUT_S, ArrayLearner
 from skerry.client.errors import SkerryError
+from skerry.client.grpc_transport import GrpcTransport
 from skerry.client.island import Island, process_group_of
 from skerry.client.island_member import IslandMember, View
 from skerry.client.parameters import Parameters
 from skerry.client.session import Adoption, Stats
 from skerry.client.torch_parameters import TorchParameters, reshard
-from skerry.runtime.tls import Tls
+from skerry.runtime.identifiers import system_random
+from skerry.runtime.tls import Insecure, Tls
 from skerry.wire.policy import Policy
 
 
@@ -63,9 +67,9 @@ class Learner(ArrayLearner):
         adoption: Adoption | str = Adoption.REBASE,
         blend_alpha: float = 0.5,
         fragment_count: int | None = None,
-        allow_other_frozen: bool = False,
+        allow_other_frozen: bool | Collection[str] = False,
         connect_timeout_s: float = 30.0,
-        tls: Tls | None = None,
+        tls: Tls | Insecure | None = None,
         process_group: distributed.ProcessGroup | None = None,
     ) -> None:
         options: dict[str, Any] = {
@@ -96,9 +100,19 @@ class Learner(ArrayLearner):
         def join(parameters: Parameters) -> ArrayLearner:
             return ArrayLearner(parameters, **options)
 
+        def open_transport() -> GrpcTransport:
+            return GrpcTransport(target, tls=tls, jitter=system_random())
+
+        self._closing = ExitStack()
         island = Island(group, timeout_s=connect_timeout_s)
         self._member = IslandMember(
-            island, model, join, _view_of, name=f"{run} {learner_id}", checks_frozen=not allow_other_frozen
+            island,
+            model,
+            join,
+            _view_of,
+            open_transport,
+            name=f"{run} {learner_id}",
+            allow_other_frozen=allow_other_frozen,
         )
 
     def __exit__(self, kind: type[BaseException] | None, *details: object) -> None:
@@ -143,37 +157,35 @@ class Learner(ArrayLearner):
     def state_dict(self) -> dict[str, Any]:
         """As `ArrayLearner.state_dict`, of tensors and plain values: torch.load reads it with `weights_only=True`.
 
-        Raises:
-            ValueError: the learner has several ranks.
+        With several ranks, the first one returns it and the others an empty dictionary if each holds the whole model.
+        With `fully_shard` and tensor parallelism each returns a share of it, for a file of its own.
         """
-        self._refuse_ranks()
-        state: dict[str, Any] = _with_tensors(super().state_dict())
+        state: dict[str, Any] = _with_tensors(
+            super().state_dict() if self._member is None else self._member.state_dict()
+        )
         return state
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """As `ArrayLearner.load_state_dict`.
+    def load_state_dict(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
+        """As `ArrayLearner.load_state_dict`, also of what another number of ranks has saved, in whatever layout.
+
+        Give what was saved as shares as a list. With several ranks, each gives what it has read, which may be nothing
+        or what others have too; together they need every share. Where there is none at all a warning says so.
 
         Raises:
-            ValueError: also if the learner has several ranks.
+            ValueError: also if a share is missing, or they were not saved together.
         """
-        self._refuse_ranks()
-        super().load_state_dict(state)
+        states = [state] if isinstance(state, Mapping) else state
+        if self._member is not None:
+            self._member.load_state_dict(states)
+        elif (account := island_account.joined(states)) is not None:
+            super().load_state_dict(account)
 
     def count_from(self, step_count: int, token_count: int) -> None:
-        """As `ArrayLearner.count_from`.
-
-        Raises:
-            ValueError: also if the learner has several ranks.
-        """
-        self._refuse_ranks()
-        super().count_from(step_count, token_count)
-
-    def _refuse_ranks(self) -> None:
-        if self._member is not None:
-            raise ValueError(
-                "a learner of several ranks has no state_dict: call flush() at every rank before you save a "
-                "checkpoint, so that only the steps after it are lost"
-            )
+        """As `ArrayLearner.count_from`."""
+        if self._member is None:
+            super().count_from(step_count, token_count)
+        else:
+            self._member.count_from(step_count, token_count)
 
     def merged_weights(self) -> dict[str, NDArray[np.float32]]:
         """As `ArrayLearner.merged_weights`. With several ranks, the first one returns them, and the others nothing.
@@ -191,6 +203,7 @@ class Learner(ArrayLearner):
             super().close()
         else:
             self._member.close()
+            self._closing.close()
 
     @property
     def stats(self) -> Stats:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import threading
 from types import FrameType
 from typing import Final
 
@@ -22,16 +23,37 @@ def leave_on_signal(learner: ArrayLearner, *signals: signal.Signals) -> None:
 
     The step that is under way is finished: its `learner.step` raises SystemExit, and leaving the context sends the last
     work, for which it takes 10 s at most. The exit status is 128 and the signal's number, as a shell has it. A second
-    signal does what it did before. Where a notice comes in another way, call `learner.leave_soon()`.
+    signal does what it did before, and so does a first one after the learner has left. Where a notice comes in another
+    way, call `learner.leave_soon()`.
 
     Raises:
         ValueError: this is not the main thread, which alone may handle signals.
     """
     for number in signals or (signal.SIGTERM,):
-        previous = signal.getsignal(number)
+        handler = _Handler(learner, number)
+        signal.signal(number, handler)
+        learner.when_left(handler.restore)
 
-        def leave(received: int, _frame: FrameType | None, previous: signal._HANDLER = previous) -> None:
-            signal.signal(received, previous)
-            learner.leave_soon(_SIGNALLED + received)
 
-        signal.signal(number, leave)
+class _Handler:
+    """Handles a signal once, until the learner has left."""
+
+    def __init__(self, learner: ArrayLearner, number: signal.Signals) -> None:
+        self._learner = learner
+        self._number = number
+        self._previous = signal.getsignal(number) or signal.SIG_DFL  # None: of a program that is not Python
+        self._has_left = False
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        signal.signal(number, self._previous)
+        if self._has_left:  # a handler of later gave the signal to this one
+            signal.raise_signal(number)
+        else:
+            self._learner.leave_soon(_SIGNALLED + number)
+
+    def restore(self) -> None:
+        """Takes note that the learner has left, and puts the handler before in place unless there is a later one."""
+        self._has_left = True
+        current: object = signal.getsignal(self._number)
+        if current is self and threading.current_thread() is threading.main_thread():
+            signal.signal(self._number, self._previous)

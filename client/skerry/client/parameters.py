@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any, Final, Protocol, TypeAlias
 
 import numpy as np
@@ -19,6 +19,10 @@ from skerry.wire.untrained import UntrainedTensor
 Work = Callable[[], None]
 # `skerry.wire.frames.encode_frames`, or its equal for arrays on a device.
 EncodeFrames: TypeAlias = Callable[..., Iterator[bytes]]
+# `skerry.client.delta.encode_parts` without its first argument, for vectors that several processes hold.
+EncodeTogether: TypeAlias = Callable[..., tuple[Any, ...]]
+# `skerry.client.download.pull_newest`, for vectors that several processes hold.
+PullTogether: TypeAlias = Callable[..., Awaitable[Any]]
 UNLIMITED: Final = 2**30
 """A `moving_limit` for models whose vectors fit the memory."""
 
@@ -45,6 +49,14 @@ class Parameters(Protocol):
     @property
     def encode(self) -> EncodeFrames:
         """The encoder for flat arrays of this kind."""
+
+    @property
+    def encode_together(self) -> EncodeTogether | None:
+        """How several processes encode a delta, each some of its parts; None if this one encodes all of them."""
+
+    @property
+    def pull_together(self) -> PullTogether | None:
+        """How several processes download a version, each some of it; None if this one downloads all of it."""
 
     def untrained(self) -> tuple[UntrainedTensor, ...]:
         """Returns what else the model has, as far as that is known: may read all of it, in a worker."""
@@ -86,7 +98,7 @@ class Parameters(Protocol):
         """Returns `values`, or an equal that takes less memory here; in a worker. Neither is written to."""
 
     def synchronize(self) -> None:
-        """Waits, in a worker, until the parameters' device has done what any thread has queued."""
+        """Has this thread go on with what others have queued on the parameters' device by now."""
 
 
 class ArrayParameters:
@@ -97,6 +109,8 @@ class ArrayParameters:
     """
 
     encode: EncodeFrames = staticmethod(encode_frames)
+    encode_together = None
+    pull_together = None
     moving_limit = UNLIMITED
 
     def __init__(self, arrays: Mapping[str, NDArray[Any]]) -> None:

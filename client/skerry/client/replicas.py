@@ -7,7 +7,8 @@ Each target has a gRPC channel, which spreads its calls over the addresses of th
 those are ready that accept connections and answer SERVING to `grpc.health.v1`; a server without that service counts as
 healthy. A single target is called whatever its health is, since its own refusal says more than no answer.
 
-With TLS, the files are read again when a connection can't be made, so that renewed certificates come into use.
+Targets on this machine are called in plaintext and others with TLS, unless the client says otherwise. The files of TLS
+are read again when a connection can't be made, so that renewed certificates come into use.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Any, Final
 import grpc
 
 from skerry.client.errors import error_of
-from skerry.runtime.tls import Tls
+from skerry.runtime.tls import Insecure, Tls, tls_for
 from skerry.v1 import capabilities_pb2_grpc, exchange_pb2_grpc, runs_pb2_grpc
 
 _BALANCED: Final[dict[str, Any]] = {"loadBalancingConfig": [{"round_robin": {}}]}
@@ -62,11 +63,11 @@ def split_targets(targets: str) -> tuple[str, ...]:
 class Replica:
     """One target: its channel, and the stubs of its services."""
 
-    def __init__(self, target: str, tls: Tls | None, *, is_alone: bool) -> None:
+    def __init__(self, target: str, tls: Tls | Insecure | None, *, is_alone: bool) -> None:
         config = json.dumps(_BALANCED if is_alone else _HEALTH_CHECKED)
-        self._target, self._tls = target, tls
+        self._target, self._tls = target, tls_for(target, tls)
         self._options = [*_OPTIONS, ("grpc.service_config", config)]
-        self._files = None if tls is None else tls.read()
+        self._files = None if self._tls is None else self._tls.read()
         self._connect()
 
     async def renew(self) -> None:
@@ -105,10 +106,10 @@ class Replica:
 class Replicas:
     """The targets of a client, each with a connection for one kind of calls; to be used on one event loop."""
 
-    def __init__(self, targets: Sequence[str], tls: Tls | None) -> None:
+    def __init__(self, targets: Sequence[str], tls: Tls | Insecure | None) -> None:
         """Begins with the first target."""
         self._replicas = deque(Replica(target, tls, is_alone=len(targets) == 1) for target in targets)
-        self.has_tls = tls is not None
+        self.has_tls = any(tls_for(target, tls) for target in targets)
         self._is_closed = False
         self.call_count = 0  # of calls under way, as their owner counts them
 

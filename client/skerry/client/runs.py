@@ -10,8 +10,8 @@ from typing import Any, Final, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from skerry.client.adoption import pull_newest
 from skerry.client.creation import NewRun, create_run
+from skerry.client.download import pull_newest
 from skerry.client.errors import RefusedError, is_transient
 from skerry.client.fragment_plan import FragmentPlan, plan_fragments
 from skerry.client.grpc_transport import GrpcTransport
@@ -21,7 +21,7 @@ from skerry.client.replicas import Replica
 from skerry.client.session import Calls, Reader, check_policy
 from skerry.runtime.identifiers import SystemEntropy, system_random
 from skerry.runtime.retry import Retry, RetrySettings
-from skerry.runtime.tls import Tls
+from skerry.runtime.tls import Insecure, Tls
 from skerry.runtime.workers import InlineWorkers, ThreadWorkers
 from skerry.v1 import capabilities_pb2, exchange_pb2, runs_pb2, types_pb2
 from skerry.wire import messages
@@ -43,15 +43,15 @@ _PROGRESS_S: Final = 0.5
 class RunsClient:
     """Calls `skerry.v1.Runs` of the syncer at `target`, waiting at most `timeout_s` for each answer.
 
-    `target` is host:port, or several replicas separated by commas; see `skerry.client.replicas`. Without `tls` the
-    connection is plain text.
+    `target` is host:port, or several replicas separated by commas; see `skerry.client.replicas`. `tls` is as for
+    `Learner`.
 
     Synchronous, for one thread at a time; a context manager. Every method raises SkerryError if the server refuses or
     does not answer. Log positions in answers are remembered and sent along, so that no replica answers from an older
     state.
     """
 
-    def __init__(self, target: str, *, tls: Tls | None = None, timeout_s: float = 30.0) -> None:
+    def __init__(self, target: str, *, tls: Tls | Insecure | None = None, timeout_s: float = 30.0) -> None:
         self._timeout_s = timeout_s
         self._entropy = SystemEntropy()
         self._seen: dict[str, int] = {}  # position by run uid

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Final, TypeVar
@@ -15,7 +15,7 @@ from skerry.client.boundary import Boundary
 from skerry.client.errors import SkerryError, is_transient
 from skerry.client.movement import Movement
 from skerry.client.parameters import Parameters
-from skerry.client.transport import Transport
+from skerry.client.transport import LANE_COUNT, Transport
 from skerry.runtime.identifiers import Entropy
 from skerry.runtime.logs import get_logger
 from skerry.runtime.retry import Retry, RetrySettings
@@ -69,7 +69,7 @@ class ExchangeSettings:
     fragment_count: int | None = None  # of a run that this learner creates
     adoption: Adoption = Adoption.REBASE
     blend_alpha: float = 0.5
-    allow_other_frozen: bool = False
+    allow_other_frozen: bool | Collection[str] = False
     connect_timeout_s: float = 30.0
     call_timeout_s: float = 20.0
     stall_timeout_s: float = 60.0  # a transfer may take any time as long as bytes move
@@ -97,6 +97,7 @@ class Calls:
     timeout_s: float = 20.0  # deadline of a unary call
     stall_timeout_s: float = 60.0  # of a transfer, which may take any time as long as bytes move
     lane_bytes: int = 4 * 2**20  # a transfer is spread over one parallel call for each so many bytes
+    lane_count: int = LANE_COUNT  # at most so many
 
     @property
     def endless(self) -> Retry:
@@ -149,6 +150,10 @@ class Tally:
     def sent(self, size_bytes: int) -> None:
         """Counts bytes of frames that went up."""
         self.bytes_up += size_bytes
+
+    def received(self, size_bytes: int) -> None:
+        """Counts bytes of updates and snapshots that came down."""
+        self.bytes_down += size_bytes
 
     def merged(self, staleness: int, waiting_s: float) -> None:
         """Counts a delta that was merged."""
@@ -229,7 +234,8 @@ class Session(Reader):
         self.changed: list[str] = []  # fragments, by the training thread
         self.is_flushing = False
         self.is_ending = False  # nothing is trained after this flush
-        self.is_saving = False  # the learner's account: a delta of the same steps would outdate it
+        self.is_saving = False  # the learner's account
+        self.saved_at: Trained | None = None  # of the last account: a delta of the same steps would outdate it
         self.is_closed = False
         self.failure: SkerryError | None = None
         self.problem: SkerryError | None = None  # the last failure since a delta was acknowledged
@@ -277,11 +283,6 @@ class Session(Reader):
         """Returns the fragments whose weights were changed since the last call, each once; for the training thread."""
         changed, self.changed = tuple(dict.fromkeys(self.changed)), []
         return changed
-
-    @property
-    def takes_deltas(self) -> bool:
-        """Whether weights may be copied for a delta now."""
-        return not (self.is_closed or self.is_saving)
 
     @property
     def is_over(self) -> bool:

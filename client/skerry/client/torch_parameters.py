@@ -105,6 +105,8 @@ class TorchParameters:
     """
 
     moving_limit = UNLIMITED
+    encode_together = None
+    pull_together = None
 
     def __init__(self, model: torch.nn.Module | Mapping[str, torch.Tensor]) -> None:
         reshard(model)
@@ -137,6 +139,8 @@ class TorchParameters:
             raise ValueError(f"parameters must be on one device. devices={sorted(map(str, devices))}")
         self._device = devices.pop()
         self._is_on_host = self._device.type == "cpu"
+        # On which weights were last trained or changed; other devices have one for all threads.
+        self._last_stream = torch.cuda.current_stream(self._device) if self._device.type == "cuda" else None
         self.tensors = tuple(TensorSpec(name, tuple(tensor.shape)) for name, tensor in trained.items())
         self.dtypes = {name: str(tensor.dtype).removeprefix("torch.") for name, tensor in self._tensors.items()}
         self.replaced = _Attached(model, trained).replaced
@@ -184,6 +188,8 @@ class TorchParameters:
     def sample(self) -> FlatArray:
         """Returns the pieces, with zeros behind those that are short; on a GPU it does not wait for the copy."""
         sample, views, pieces = self._sampled
+        if self._last_stream is not None:
+            self._last_stream = torch.cuda.current_stream(self._device)
         if pieces:
             torch._foreach_copy_(views, pieces)
         return sample.numpy().copy() if self._is_on_host else sample.clone()
@@ -199,24 +205,17 @@ class TorchParameters:
     def snapshot(self, layout: FragmentLayout, out: FlatArray) -> Work:
         """Returns a function that copies the weights to `out`; on a GPU it does not wait for the copy."""
         tensors, pieces = self._pieces(layout, out)
-        return lambda: torch._foreach_copy_(pieces, tensors)
+        return self.ordered(lambda: torch._foreach_copy_(pieces, tensors), out)
 
     def add(self, layout: FragmentLayout, shift: FlatArray) -> Work:
         """Returns a function that adds to the weights, in float32 if they are narrower."""
         tensors, pieces = self._pieces(layout, shift)
-        if self.is_float32(layout):
-            return lambda: torch._foreach_add_(tensors, pieces)
-
-        def work() -> None:
-            for tensor, piece in zip(tensors, pieces, strict=True):
-                tensor.copy_(piece + tensor)
-
-        return work
+        return self.ordered(lambda: torch._foreach_add_(tensors, pieces), shift)
 
     def load(self, layout: FragmentLayout, values: FlatArray) -> Work:
         """Returns a function that overwrites the weights."""
         tensors, pieces = self._pieces(layout, values)
-        return lambda: torch._foreach_copy_(tensors, pieces)
+        return self.ordered(lambda: torch._foreach_copy_(tensors, pieces), values)
 
     def blend(self, layout: FragmentLayout, values: FlatArray, alpha: float) -> Work:
         """Returns a function that blends `values` into the weights."""
@@ -226,7 +225,7 @@ class TorchParameters:
             for tensor, piece in zip(tensors, pieces, strict=True):
                 tensor.copy_(torch.lerp(piece, tensor.float(), alpha))
 
-        return work
+        return self.ordered(work, values)
 
     def is_finite(self, layout: FragmentLayout) -> bool:
         """Whether every weight is a finite number."""
@@ -245,9 +244,27 @@ class TorchParameters:
         return values
 
     def synchronize(self) -> None:
-        """Waits for the GPU, so that a worker's stream sees what the training thread's has done, and the reverse."""
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+        """Has this thread's stream wait for what was queued by now where weights were last trained or changed."""
+        if self._last_stream is not None:
+            torch.cuda.current_stream(self._device).wait_stream(self._last_stream)
+
+    def ordered(self, work: Work, flat: FlatArray) -> Work:
+        """Returns work on `flat` for the training thread, which comes after what this thread has queued so far.
+
+        Only their streams wait for each other, not the threads.
+        """
+        if self._last_stream is None:
+            return work
+        prepared = torch.cuda.current_stream(self._device).record_event()
+
+        def ordered() -> None:
+            self.synchronize()
+            self._last_stream = stream = torch.cuda.current_stream(self._device)
+            stream.wait_event(prepared)
+            work()
+            flat.record_stream(stream)  # its memory is not used again before
+
+        return ordered
 
     def _pieces(self, layout: FragmentLayout, flat: FlatArray) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """Returns the tensors, and for each its piece of the flat vector in the tensor's shape.

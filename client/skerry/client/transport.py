@@ -15,7 +15,7 @@ from skerry.v1 import capabilities_pb2, exchange_pb2, runs_pb2
 
 # Bulk calls that one large transfer makes side by side. A TCP connection carries a window a round trip, by default
 # some 3 MB, which is 0.2 Gbit/s where a round trip takes 100 ms.
-LANE_COUNT: Final = 8
+LANE_COUNT: Final = 16
 
 
 class Transport(Protocol):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from fnmatch import fnmatchcase
 from typing import Final
 
 from skerry.client.errors import error_of
@@ -56,27 +57,41 @@ async def check_untrained(session: Session, run: types_pb2.Run) -> None:
                 "the run has no record of frozen parameters: whether learners have the same is not checked", **facts
             )
         return
-    differences = list(_differences(own, theirs))
-    if not differences:
-        return
-    said = f"differences={len(differences)} of {len(theirs)}, first={'; '.join(differences[:_NAMED])}"
-    if not session.settings.allow_other_frozen:
+    differences = dict(_differences(own, theirs))
+    allowed = session.settings.allow_other_frozen
+    if refused := [said for name, said in differences.items() if not may_differ(name, allowed=allowed)]:
         raise error_of(
             "FROZEN_DIFFERS",
             "the model's frozen parameters are not those that the run was created with, so its deltas would be for "
-            "another model. Load the same base; or pass allow_other_frozen=True if it differs on purpose, as where it "
-            f"is quantised. {said}",
+            "another model. Load the same base; or pass allow_other_frozen, with the names of those that differ on "
+            f"purpose, as where they are quantised. {_counted(refused, theirs)}",
         )
-    _log.warning("frozen parameters are not those that the run was created with, as allowed", **facts, differences=said)
+    if differences:
+        _log.warning(
+            "frozen parameters are not those that the run was created with, as allowed",
+            **facts,
+            differences=_counted(list(differences.values()), theirs),
+        )
 
 
-def _differences(own: Iterable[UntrainedTensor], theirs: Iterable[UntrainedTensor]) -> Iterable[str]:
-    """Yields, in words, what differs in each frozen parameter that either side has."""
+def may_differ(name: str, *, allowed: bool | Collection[str]) -> bool:
+    """Returns whether a frozen parameter may have other values: `allowed` has names, or patterns as of a shell."""
+    if isinstance(allowed, bool):
+        return allowed
+    return any(fnmatchcase(name, one) for one in ([allowed] if isinstance(allowed, str) else allowed))
+
+
+def _counted(differences: Sequence[str], theirs: Sequence[UntrainedTensor]) -> str:
+    return f"differences={len(differences)} of {len(theirs)}, first={'; '.join(differences[:_NAMED])}"
+
+
+def _differences(own: Iterable[UntrainedTensor], theirs: Iterable[UntrainedTensor]) -> Iterator[tuple[str, str]]:
+    """Yields the name of each frozen parameter that differs, and in words how."""
     here, there = ({one.name: one for one in side if one.digest} for side in (own, theirs))
     unread = {one.name for one in own} - here.keys()  # such as parameters that were offloaded to a disk
     for name in sorted(here.keys() | there.keys() - unread):
         if name not in here or name not in there:
-            yield f"{name} is only in the {'run' if name in there else 'model'}"
+            yield name, f"{name} is only in the {'run' if name in there else 'model'}"
         elif here[name] != there[name]:
             ours, run = (f"{one.dtype}{list(one.shape)}" for one in (here[name], there[name]))
-            yield f"{name} has other values" if ours == run else f"{name} is {ours} here and {run} in the run"
+            yield name, f"{name} has other values" if ours == run else f"{name} is {ours} here and {run} in the run"

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import inspect
-import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
+import torch
+
 from skerry.client import Learner, SkerryError, leave_on_signal
 from skerry.integrations.metrics import learner_metrics
+from skerry.runtime.files import replacing
 from skerry.runtime.logs import get_logger
 
 _log = get_logger(__name__)
 
 # How long the end of training waits for the last work to be merged; other learners have to finish a step for it.
 _MERGE_TIMEOUT_S: Final = 60.0
+STATE_NAME: Final = "skerry"
+"""Of the files of states, with the number of the share, except of the first one."""
 
 
 class CallbackLearner:
@@ -34,7 +39,8 @@ class CallbackLearner:
     def __init__(self, options: Mapping[str, Any], *, leave_on_signal: bool) -> None:
         inspect.signature(Learner).bind(None, **options)  # now, rather than after the model was loaded
         self.learner: Learner | None = None
-        self.saved: Mapping[str, Any] = {}  # what `state_dict` returned, from the checkpoint that training goes on from
+        # What `state_dict` returned, from the checkpoint that training goes on from; None without a checkpoint.
+        self.saved: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None
         self._options = options
         self._leaves_on_signal = leave_on_signal
         self._has_several_ranks = False
@@ -64,18 +70,16 @@ class CallbackLearner:
         self._restoring.close()
         planned = {} if step_count is None else {"planned_step_count": step_count}
         self.learner = attach(**{**planned, **self._options})
-        saved, self.saved = self.saved, {}
-        if saved and not self._has_several_ranks:
+        saved, self.saved = self.saved, None
+        if saved is not None:
             self.learner.load_state_dict(saved)
         self._leave_if_the_process_fails()
         if self._leaves_on_signal:
-            previous = signal.getsignal(signal.SIGTERM)
-            self._restoring.callback(signal.signal, signal.SIGTERM, signal.SIG_DFL if previous is None else previous)
             leave_on_signal(self.learner)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns what `Learner.state_dict` does; nothing without a learner, or if it has several processes."""
-        return {} if self.learner is None or self._has_several_ranks else self.learner.state_dict()
+        """Returns what `Learner.state_dict` does; nothing without a learner."""
+        return {} if self.learner is None else self.learner.state_dict()
 
     def leave(self, *, load_merged: bool, error: BaseException | None = None) -> None:
         """Sends the last work for a bounded time and leaves the run. Idempotent; failures are logged, not raised.
@@ -124,3 +128,24 @@ class CallbackLearner:
     def metrics(self) -> dict[str, float]:
         """What to log; nothing before training and after it."""
         return {} if self.learner is None else learner_metrics(self.learner)
+
+
+def save_state(folder: Path, state: Mapping[str, Any]) -> None:
+    """Writes what `Learner.state_dict` returned into the folder of a checkpoint, which the first rank has made."""
+    number = state.get("share", {}).get("number", 0)
+    if number:
+        folder.mkdir(parents=True, exist_ok=True)
+    if folder.is_dir():
+        with replacing(folder / (f"{STATE_NAME}-{number}.pt" if number else f"{STATE_NAME}.pt")) as file:
+            torch.save(state, file)
+
+
+def saved_states(folder: Path, rank: int, rank_count: int) -> list[dict[str, Any]]:
+    """Returns the states in a checkpoint's folder that this rank is to read: the ranks deal them out."""
+    paths = {0: folder / f"{STATE_NAME}.pt"}
+    paths.update((int(path.stem.rpartition("-")[2]), path) for path in folder.glob(f"{STATE_NAME}-[0-9]*.pt"))
+    return [
+        torch.load(path, map_location="cpu", weights_only=True)
+        for number, path in paths.items()
+        if number % rank_count == rank and path.is_file()
+    ]

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, XLAStrategy
+from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy, XLAStrategy
 
 from skerry.client import Learner, attach
-from skerry.integrations.callbacks import CallbackLearner
+from skerry.integrations.callbacks import STATE_NAME, CallbackLearner, save_state, saved_states
 
 __all__ = ["SkerryCallback"]
 
@@ -25,9 +26,10 @@ class SkerryCallback(Callback):  # type: ignore[misc]  # untyped
 
     A step of the run is a step of the optimizer with all its accumulated batches (with several optimizers, of the last
     one), and the planned length is the trainer's estimate of them. Checkpoints that are saved during training hold this
-    learner's weights and, with one process, its work that the run does not have yet; after `fit` the module has the
-    run's weights, merged, which `save_checkpoint` writes. The logs get `skerry/...`. With several processes
-    (`devices=2, strategy="ddp"`) they are one learner together.
+    learner's weights and its work that the run does not have yet; after `fit` the module has the run's weights, merged,
+    which `save_checkpoint` writes. The logs get `skerry/...`. With several processes (`devices=2, strategy="ddp"`) they
+    are one learner together. With `ModelParallelStrategy` each keeps its share of the work in the checkpoint's folder,
+    in `skerry.pt`, `skerry-1.pt` and so on; a checkpoint that is one file has the weights alone.
 
     Args:
         tokens_per_step: as `skerry.client.attach` says.
@@ -44,6 +46,7 @@ class SkerryCallback(Callback):  # type: ignore[misc]  # untyped
     ) -> None:
         self._part = CallbackLearner(options, leave_on_signal=leave_on_signal)
         self._tokens_per_step = tokens_per_step
+        self._is_sharded = False  # of what the processes return, a checkpoint keeps the first one's only
 
     @property
     def learner(self) -> Learner | None:
@@ -51,8 +54,8 @@ class SkerryCallback(Callback):  # type: ignore[misc]  # untyped
         return self._part.learner
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns what a checkpoint keeps: the learner's `state_dict`."""
-        return self._part.state_dict()
+        """Returns what a checkpoint keeps: the learner's `state_dict`, where one process has all of it."""
+        return {} if self._is_sharded else self._part.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes what a checkpoint has, for the learner that is yet to attach."""
@@ -66,6 +69,12 @@ class SkerryCallback(Callback):  # type: ignore[misc]  # untyped
                 another model.
             SkerryError: as `Learner`.
         """
+        self._is_sharded = isinstance(trainer.strategy, ModelParallelStrategy)
+        if self._is_sharded and trainer.strategy._save_distributed_checkpoint:  # noqa: SLF001 - else it is one file
+            self._save_with(trainer.strategy)
+        if self._is_sharded and (path := trainer.strategy.broadcast(trainer.ckpt_path)) is not None:
+            shares = saved_states(Path(path), trainer.global_rank, trainer.world_size)
+            self._part.saved = shares or self._part.saved or []  # DistributedDataParallel saves all with the callbacks
         step_count = trainer.estimated_stepping_batches
         self._part.begin(
             partial(attach, pl_module, trainer.optimizers[-1], tokens_per_step=self._tokens_per_step),
@@ -85,3 +94,22 @@ class SkerryCallback(Callback):  # type: ignore[misc]  # untyped
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Sends the steps that were completed, with one process, and leaves."""
         self._part.leave(load_merged=False)
+
+    def _save_with(self, strategy: Any) -> None:
+        """Has a strategy save every rank's share too: of callbacks it keeps what the first rank returns."""
+        save = type(strategy).save_checkpoint
+
+        def save_share(checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any = None) -> None:
+            folder = Path(strategy.broadcast(filepath))
+            if strategy.is_global_zero:
+                if folder.is_file():
+                    folder.unlink()
+                folder.mkdir(parents=True, exist_ok=True)
+                for outdated in folder.glob(f"{STATE_NAME}*.pt"):
+                    outdated.unlink()
+            # First, so that a checkpoint with its last file has all shares; none where only weights are saved.
+            if "callbacks" in checkpoint and (state := self._part.state_dict()):
+                save_state(folder, state)
+            save(strategy, checkpoint, filepath, storage_options)
+
+        strategy.save_checkpoint = save_share

@@ -5,21 +5,17 @@ from __future__ import annotations
 import inspect
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
-import torch
 from torch.distributed.fsdp import FullyShardedDataParallel
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import CallbackHandler
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from skerry.client import Learner
-from skerry.integrations.callbacks import CallbackLearner
-from skerry.runtime.files import replacing
+from skerry.integrations.callbacks import CallbackLearner, save_state, saved_states
 
 __all__ = ["SkerryCallback"]
-
-_STATE_FILE: Final = "skerry.pt"
 
 
 class SkerryCallback(TrainerCallback):  # type: ignore[misc]  # untyped
@@ -29,10 +25,10 @@ class SkerryCallback(TrainerCallback):  # type: ignore[misc]  # untyped
 
     A step of the run is a step of the optimizer with all its accumulated batches, the planned length is the trainer's
     `max_steps`, and the learning rate follows the trainer's own steps. Checkpoints that are saved during training hold
-    this learner's weights and, with one process, its work that the run does not have yet, in `skerry.pt`. The last
-    checkpoint and what `save_model` writes afterwards hold the run's weights, merged. Where the trainer loads its best
-    checkpoint at the end, that is what it has then. A trainer that resumes takes the work from the checkpoint in its
-    `output_dir`.
+    this learner's weights and its work that the run does not have yet, in `skerry.pt` and, where processes hold shards,
+    `skerry-1.pt` and so on. The last checkpoint and what `save_model` writes afterwards hold the run's weights, merged.
+    Where the trainer loads its best checkpoint at the end, that is what it has then. A trainer that resumes, with any
+    number of processes, takes the work from the checkpoint in its `output_dir`.
 
     An error that ends the process, or Ctrl-C, first sends what was learned, within 10 s. A trainer tells callbacks
     nothing of exceptions, so where you handle them yourself, as in a notebook, call `leave`.
@@ -77,8 +73,8 @@ class SkerryCallback(TrainerCallback):  # type: ignore[misc]  # untyped
             args.include_num_input_tokens_seen = "all"
         self._token_count = state.num_input_tokens_seen
         self._early.precede_trackers()
-        if (path := _state_path(args, state)).is_file():
-            self._part.saved = torch.load(path, map_location="cpu", weights_only=True)
+        if state.global_step > 0:
+            self._part.saved = saved_states(_checkpoint(args, state), args.process_index, args.world_size)
         attach = partial(Learner, kwargs["model"])
         self._part.begin(
             attach,
@@ -124,10 +120,10 @@ class SkerryCallback(TrainerCallback):  # type: ignore[misc]  # untyped
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Adds the learner's `state_dict` to the checkpoint, unless it is one that training can't go on from."""
-        path = _state_path(args, state)
-        if not args.save_only_model and path.parent.is_dir() and (saved := self._part.state_dict()):
-            with replacing(path) as file:
-                torch.save(saved, file)
+        if args.save_only_model or not (saved := self._part.state_dict()):
+            return
+        # The trainer makes the folder on one machine, which may not be this one.
+        save_state(_checkpoint(args, state), saved)
 
     def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Leaves if training was ended after the step, as by early stopping, before the best checkpoint is loaded."""
@@ -168,9 +164,9 @@ class _EarlyLog(TrainerCallback):  # type: ignore[misc]  # untyped
             frame = frame.f_back
 
 
-def _state_path(args: TrainingArguments, state: TrainerState) -> Path:
-    """Returns where the learner's state is in the checkpoint of the step at which the trainer is."""
-    return Path(args.output_dir, f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}", _STATE_FILE)
+def _checkpoint(args: TrainingArguments, state: TrainerState) -> Path:
+    """Returns the folder of the checkpoint of the step at which the trainer is."""
+    return Path(args.output_dir, f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}")
 
 
 def _refused(args: TrainingArguments, model: Any) -> str | None:

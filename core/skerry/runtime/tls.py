@@ -1,11 +1,17 @@
-"""One end of a TLS connection: its PEM files, checked here because gRPC does not say what is wrong."""
+"""Who is connected with TLS, and the PEM files of one end, checked here because gRPC does not say what is wrong."""
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, Literal, NamedTuple
+
+Insecure = Literal["insecure"]
+"""In place of `Tls`: plaintext, also beyond loopback, where everybody on the way can read and change it."""
+
+_SCHEME: Final = re.compile(r"(dns|ipv4|ipv6):(//[^/]*/)?")
 
 
 class TlsFiles(NamedTuple):
@@ -87,6 +93,34 @@ class Tls:
                 "the private key is not that of the certificate; give the two files that were made together. "
                 f"cert={self.cert}, key={self.key}"
             )
+
+
+def tls_for(target: str, given: Tls | Insecure | None) -> Tls | None:
+    """Returns how to connect to a gRPC target; None is plaintext.
+
+    Where nothing is given that is plaintext for a target on this machine, and TLS with the public authorities for
+    others.
+
+    Raises:
+        ValueError: `given` is another text than "insecure".
+    """
+    if isinstance(given, Tls):
+        return given
+    if given is not None:
+        if given != "insecure":
+            raise ValueError(f"tls is a Tls, or 'insecure' for plaintext. tls={given!r}")
+        return None
+    address = _SCHEME.sub("", target, count=1)
+    host = address.rpartition(":")[0] or address
+    return None if target.startswith(("unix:", "unix-abstract:")) or is_loopback(host.strip("[]")) else Tls()
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can be meant by a name or an address, without looking names up."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def _content(path: Path | str | None) -> bytes | None:

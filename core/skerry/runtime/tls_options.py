@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 
 import click
 
-from skerry.runtime.tls import Tls
+from skerry.runtime.tls import Insecure, Tls
 
 R = TypeVar("R")
 
@@ -18,9 +18,20 @@ PEM_FILE: Final = click.Path(dir_okay=False, path_type=Path)
 
 
 def with_tls(function: Callable[..., R]) -> Callable[..., R]:
-    """Gives a command the options of a TLS client, and the resulting `Tls` as its keyword `tls`; None is plaintext."""
+    """Gives a command the options of a TLS client, and as its keyword `tls` what a client of the library takes."""
 
-    @click.option("--tls", "is_tls", is_flag=True, help="Use TLS and trust public authorities.")
+    @click.option(
+        "--tls",
+        "is_tls",
+        is_flag=True,
+        help="Use TLS and trust public authorities, as is the default for a --target that is not on this machine.",
+    )
+    @click.option(
+        "--insecure",
+        is_flag=True,
+        help="Without another option of TLS, do without it also where --target is not on this machine: everybody on "
+        "the way can read and change what is sent.",
+    )
     @click.option(
         "--tls-ca",
         type=PEM_FILE,
@@ -42,6 +53,7 @@ def with_tls(function: Callable[..., R]) -> Callable[..., R]:
     def command(
         *args: Any,
         is_tls: bool,
+        insecure: bool,
         tls_ca: Path | None,
         tls_cert: Path | None,
         tls_key: Path | None,
@@ -52,7 +64,8 @@ def with_tls(function: Callable[..., R]) -> Callable[..., R]:
         token = os.environ.get("SKERRY_TOKEN")  # noqa: TID251 - a secret is no option
         tls = Tls(tls_ca, tls_cert, tls_key, token_file, None if token_file else token or None)
         is_wanted = is_tls or tls != Tls()
-        return function(*args, tls=checked(tls) if is_wanted else None, **kwargs)
+        chosen: Tls | Insecure | None = checked(tls) if is_wanted else "insecure" if insecure else None
+        return function(*args, tls=chosen, **kwargs)
 
     return command
 

@@ -217,7 +217,10 @@ def _train_attached(training: Training, target: str, stop: threading.Event, metr
                 tls=settings.run.tls,
             )
         )
-        learner.count_from(training.position.step, training.position.tokens)
+        if training.account is None:
+            learner.count_from(training.position.step, training.position.tokens)
+        else:
+            learner.load_state_dict(training.account)
         if metrics is not None:
             _expose(stack, LearnerMetrics(learner, run=settings.run.run, learner_id=settings.learner_id), metrics)
         position = train(training, learner, clock=SystemClock(), stop=stop)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from skerry.learner.corpus import ShardSelection
 from skerry.learner.model import MODEL_CONFIGS, ModelConfig
-from skerry.runtime.tls import Tls
+from skerry.runtime.tls import Insecure, Tls
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class RunSettings:
     may_create: bool = True
     policy_path: Path | None = None
     inner_step_count: int | None = None
-    tls: Tls | None = None
+    tls: Tls | Insecure | None = None
 
 
 @dataclass(frozen=True)

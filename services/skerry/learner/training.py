@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
@@ -38,6 +39,9 @@ class AttachedLearner(Protocol):
     def flush(self, timeout_s: float, *, is_last: bool = False) -> bool:
         """Sends what is unsent and waits at most `timeout_s` until it is acknowledged; `is_last`: it trains no more."""
 
+    def state_dict(self) -> Mapping[str, Any]:
+        """Returns the account of the work that is not sent, for the checkpoint of this step."""
+
     @property
     def stats(self) -> Stats:
         """What was exchanged so far."""
@@ -71,6 +75,7 @@ class Training:
     held_out: list[Batch]
     position: TrainingPosition
     attempt: int
+    account: Mapping[str, Any] | None  # of the client's learner, from the checkpoint
 
 
 def prepare(settings: LearnSettings, device: torch.device) -> Training:
@@ -91,7 +96,8 @@ def prepare(settings: LearnSettings, device: torch.device) -> Training:
     torch.manual_seed(settings.seed)
     model = Gpt(settings.model).to(device)
     optimizer = make_optimizer(model, settings.optimizer)
-    position = load_checkpoint(settings.checkpoint_path, model=model, optimizer=optimizer)
+    loaded = load_checkpoint(settings.checkpoint_path, model=model, optimizer=optimizer)
+    position, account = loaded or (TrainingPosition(), None)
     attempt = 1 + max((line.attempt for line in read_metrics(settings.metrics_path)), default=-1)
     _log.info(
         "learner ready",
@@ -101,7 +107,7 @@ def prepare(settings: LearnSettings, device: torch.device) -> Training:
         held_out_tokens=len(corpus.held_out),
         parameters=model.parameter_count,
         device=str(device),
-        resumed_step=position.step if position else None,
+        resumed_step=position.step if loaded else None,
     )
     return Training(
         settings=settings,
@@ -110,8 +116,9 @@ def prepare(settings: LearnSettings, device: torch.device) -> Training:
         optimizer=optimizer,
         sampler=sampler,
         held_out=[batch.to(device) for batch in held_out],
-        position=position or TrainingPosition(),
+        position=position,
         attempt=attempt,
+        account=account,
     )
 
 
@@ -121,7 +128,8 @@ def train(
     """Train until the steps are done, the run is closed or `stop` is set, and return the position reached.
 
     Without a `learner` this is plain training, a baseline to compare with. `stop` is checked between steps. At the end
-    a checkpoint is written and the learner is flushed. A full disk does not stop training.
+    a checkpoint is written, the learner is flushed, and the checkpoint is written again, with what is sent then. A full
+    disk does not stop training.
 
     Raises:
         CheckpointError: the last checkpoint could not be written.
@@ -134,7 +142,11 @@ def train(
         finally:
             # Also after a failed step: the work until then is worth keeping.
             is_saved = loop.save()
-        loop.end()
+        try:
+            loop.end()
+        finally:
+            if learner is not None:
+                is_saved = loop.save()
     if not is_saved:
         path = training.settings.checkpoint_path
         raise CheckpointError(
@@ -177,8 +189,15 @@ class _Loop:
         """Write the checkpoint and return whether that succeeded; training goes on without it."""
         training = self._training
         path = training.settings.checkpoint_path
+        account = None if self._learner is None else self._learner.state_dict()
         try:
-            save_checkpoint(path, model=training.model, optimizer=training.optimizer, position=self.position)
+            save_checkpoint(
+                path,
+                model=training.model,
+                optimizer=training.optimizer,
+                position=self.position,
+                account=account,
+            )
         except OSError as error:
             _log.warning("checkpoint can't be written, training goes on", path=str(path), because=str(error))
             return False

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import math
 import os
 import signal
@@ -17,7 +16,7 @@ import click
 from skerry.runtime.files import replacing
 from skerry.runtime.logs import get_logger, log_to_stderr
 from skerry.runtime.redaction import redacted
-from skerry.runtime.tls import Tls
+from skerry.runtime.tls import Tls, is_loopback
 from skerry.runtime.tls_options import PEM_FILE, checked
 from skerry.store.errors import StoreRefusedError, StoreURLError
 from skerry.store.log.entries import ENTRY_FORMAT, OLDEST_LEVEL
@@ -85,6 +84,13 @@ The files in keys/ are made by `skerry keys keys --server a.example`.
     default=math.inf,
     help="Most MiB a second of one client's pushes and downloads together.  [default: no bound]",
 )
+@click.option(
+    "--draft-limit",
+    type=click.FloatRange(min=0.001),
+    default=256,
+    show_default=True,
+    help="Most GiB that one client may have in the store for runs that it did not commit, within a day.",
+)
 @click.option("--workers", type=click.IntRange(1, 256), help="Worker threads.  [default: one a core, at least 2]")
 @click.option("--drain-grace", type=click.FloatRange(0, 3600), default=20.0, help="Seconds that a shutdown may take.")
 @click.option(
@@ -118,6 +124,7 @@ def serve(
     port_file: Path | None,
     scratch: Path | None,
     client_rate: float,
+    draft_limit: float,
     workers: int | None,
     drain_grace: float,
     new_run_level: int,
@@ -160,7 +167,11 @@ def serve(
         drain_grace_s=drain_grace,
         worker_count=workers or max(2, os.cpu_count() or 2),
         scratch_directory=_scratch_directory(scratch),
-        host=HostSettings(new_run_level=new_run_level, client_bytes_a_second=2**20 * client_rate),
+        host=HostSettings(
+            new_run_level=new_run_level,
+            client_bytes_a_second=2**20 * client_rate,
+            draft_bytes=int(2**30 * draft_limit),
+        ),
     )
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     try:
@@ -183,22 +194,13 @@ def _check_listen(listen: str, option: str, *, is_allowed: bool) -> None:
     host, colon, port = listen.rpartition(":")
     if not colon or not host or not port.isdigit():
         raise click.BadParameter(f"use HOST:PORT, for example 127.0.0.1:50051. listen={listen!r}", param_hint=option)
-    if is_allowed or _is_loopback(host.strip("[]")):
+    if is_allowed or is_loopback(host.strip("[]")):
         return
     way = "Metrics have no TLS: listen" if option == "--metrics" else f"{_KEYS}, or listen"
     raise click.UsageError(
         f"traffic on {host} would not be encrypted: anyone on the network could read and change it. "
         f"{way} on 127.0.0.1, or pass --insecure if you trust every machine on the network."
     )
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _absolute(url: str) -> str:

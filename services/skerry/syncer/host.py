@@ -38,7 +38,9 @@ from skerry.syncer.quotas import (
     SESSION_PAUSE_S,
     UNSENT_BYTES,
     UNSENT_PAUSE_S,
+    Pushes,
     Rate,
+    drafts,
 )
 from skerry.syncer.replica import RunReplica
 from skerry.syncer.settings import ReplicaSettings
@@ -50,6 +52,8 @@ _LOG: Final = get_logger(__name__)
 # A log with a thousand entries a second reaches this position in 9,000 years, so a larger one is a malformed request.
 # A smaller one that is beyond the log's end may mean that the store lost entries.
 MAX_POSITION: Final = 2**48
+# Names of runs are listed again after so many times of what that takes, at least.
+_LISTED_TIMES: Final = 10
 # Time from the start to the first tidying, short enough for a syncer that is restarted every day.
 _FIRST_TIDY_S: Final = 600.0
 
@@ -61,6 +65,7 @@ class HostSettings:
     part_budget_bytes: int = 2**30  # of pushed parts in memory: 256 of the suggested size at the same time
     download_budget_bytes: int = 2**27  # of pieces of downloads that clients have not taken yet
     client_bytes_a_second: float = math.inf  # of a client's pushes and downloads together
+    draft_bytes: int = 2**38  # of a client's runs that are not committed, in the store: weights of 34 billion elements
     name_lifetime_s: float = 1.0  # for which the uid of a name is cached
     sweep_s: float = 5.0  # between checks for runs that were deleted, replaced or are idle
     idle_sweep_s: float = 60.0  # at most, between two of a run in which nothing happens
@@ -104,6 +109,8 @@ class RunHost:
         self.downloads = ByteBudget(settings.download_budget_bytes, clock)
         self.new_runs = Rate("new runs", clock, burst=RUN_BURST, pause_s=RUN_PAUSE_S)
         self.unsent = Rate("bytes of weights that were not sent", clock, burst=UNSENT_BYTES, pause_s=UNSENT_PAUSE_S)
+        self.drafts = drafts(clock, settings.draft_bytes)
+        self.pushes = Pushes()
         self.new_sessions = Rate("new sessions", clock, burst=SESSION_BURST, pause_s=SESSION_PAUSE_S)
         self.queries = Rate("questions for unknown deltas", clock, burst=QUERY_BURST, pause_s=QUERY_PAUSE_S)
         self.new_ids = Rate("new learners", clock, burst=ID_BURST, pause_s=ID_PAUSE_S)
@@ -113,6 +120,8 @@ class RunHost:
         self._open: dict[str, _Open] = {}  # by uid
         self._opening: dict[str, asyncio.Task[_Open | Exception]] = {}  # by uid
         self._names: dict[str, tuple[str, float]] = {}  # by name: uid, and when it was read
+        self._listed: tuple[list[tuple[str, str]], float] = [], -math.inf  # the named runs, and until when they hold
+        self._changed_count = 0  # of names, by this process
         self._tasks: asyncio.TaskGroup | None = None
         self._is_draining = False
 
@@ -133,11 +142,13 @@ class RunHost:
         if failure is not None:
             raise failure
 
-    async def open(self, name: str, uid: str = "", *, seen_position: int = 0, is_creator: bool = False) -> RunReplica:
+    async def open(
+        self, name: str, uid: str = "", *, seen_position: int = 0, is_creator: bool = False, wakes: bool = True
+    ) -> RunReplica:
         """Returns the replica of the run named `name`, folded at least to `seen_position`.
 
         A draft, which has no name yet, is found by its uid. `is_creator` also finds a run that is committed and not
-        named yet, which only its creator may use.
+        named yet, which only its creator may use. One that is only looked at need not wake, and reads its log rarely.
 
         Raises:
             BadNameError: the name or uid is not legal.
@@ -155,20 +166,39 @@ class RunHost:
         named = await self._uid_of(name)
         if not uid and named is None:
             raise _not_found(name)
-        replica = await self._replica(name, uid or named or "", named)
+        replica = await self._replica(name, uid or named or "", named, wakes=wakes)
         if uid and uid != named:
             _check_unnamed(replica, name, named, is_creator=is_creator)
         if seen_position > replica.state.position:
             await replica.log.wait_for(seen_position)
         return replica
 
-    def is_open(self, uid: str) -> bool:
-        """Whether this process serves the run now."""
-        return uid in self._open
+    def opened(self, uid: str) -> RunReplica | None:
+        """Returns the run's replica if this process serves it now. It does not become busy by that, or stay open."""
+        found = self._open.get(uid)
+        return None if found is None else found.replica
+
+    async def named_runs(self) -> list[tuple[str, str]]:
+        """Returns (name, uid) of every run that has a name, in order of names.
+
+        What other processes changed is seen after `name_lifetime_s`. Where there are many runs it takes longer, so that
+        no more than a part of the time is spent on listing them, however often that is asked for.
+        """
+        runs, until_s = self._listed
+        begun_s, changed_count = self.clock.monotonic_s(), self._changed_count
+        if begun_s < until_s:
+            return runs
+        runs = await self.store.list_runs()
+        if changed_count == self._changed_count:
+            now_s = self.clock.monotonic_s()
+            self._listed = runs, now_s + max(self.settings.name_lifetime_s, _LISTED_TIMES * (now_s - begun_s))
+        return runs
 
     def forget_name(self, name: str) -> None:
         """Drops the cached uid of a name that was just published or removed."""
         self._names.pop(name, None)
+        self._listed = [], -math.inf
+        self._changed_count += 1
 
     async def drain(self, grace_s: float) -> None:
         """Refuses new work and drains every replica; returns when all merges have ended, or after `grace_s`."""
@@ -193,7 +223,9 @@ class RunHost:
         self._names[name] = (uid, now_s)
         return uid
 
-    async def _replica(self, name: str, uid: str, named: str | None, *, is_patient: bool = False) -> RunReplica:
+    async def _replica(
+        self, name: str, uid: str, named: str | None, *, is_patient: bool = False, wakes: bool = True
+    ) -> RunReplica:
         found = self._open.get(uid)
         if found is None:
             try:
@@ -205,7 +237,10 @@ class RunHost:
         if found.replica.log.spec.name != name:
             raise _not_found(name) if named is None else replaced(name, uid, named)
         found.used_at_s = self.clock.monotonic_s()
-        found.replica.wake()
+        if found.replica.state.status is not RunStatus.DRAFT:  # another syncer may have committed it
+            self.drafts.finished(uid)
+        if wakes:
+            found.replica.wake()
         return found.replica
 
     async def _opened(self, name: str, uid: str, within_s: float | None) -> _Open:

@@ -148,6 +148,7 @@ async def commit_run(host: RunHost, name: str, uid: str, seen_position: int) -> 
         if missing:
             raise SyncerError("RUN_DRAFT", f"initial weights are missing. fragments={missing[:20]}")
         await replica.log.append([StatusItem(RunStatus.OPEN, author())])
+    host.drafts.finished(uid)
     try:
         await host.store.publish(name, uid)
     except RunExistsError as error:

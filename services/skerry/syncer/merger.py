@@ -19,6 +19,7 @@ import asyncio
 import math
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from functools import partial, reduce
 from operator import xor
@@ -44,7 +45,7 @@ from skerry.algorithm.step import (
 )
 from skerry.runtime.clock import Clock
 from skerry.runtime.logs import get_logger
-from skerry.runtime.workers import Workers, run_jobs
+from skerry.runtime.workers import IN_FLIGHT, Workers, in_order, run_jobs
 from skerry.store.errors import StoreUnavailableError, UnreadableObjectError
 from skerry.store.log.entries import (
     INITIAL_BASE,
@@ -75,8 +76,8 @@ from skerry.wire.frames import decode_frames
 from skerry.wire.policy import MergeRule, Policy
 from skerry.wire.quantise import per_tensor_squared_norms
 
-# Spans, of 2^20 elements, in one object of an update; a larger fragment has several, to be fetched side by side.
-UPDATE_OBJECT_SPANS: Final = 64
+# Spans, of 2^20 elements, in one object of an update. Of several objects each rank of an island fetches its own.
+UPDATE_OBJECT_SPANS: Final = 8
 
 
 class DamagedStateError(UnreadableObjectError):
@@ -226,14 +227,14 @@ async def _write_update(
     log: RunLog, step: Step, version: int, prepared: Sequence[PreparedSpan]
 ) -> tuple[ObjectRef, ...]:
     """Stores the update as objects of whole spans, each of `UPDATE_OBJECT_SPANS` spans."""
-    spans = step_spans(step.layout, step.encoding)
-    refs = []
+    spans, writes = step_spans(step.layout, step.encoding), []
     for at in range(0, len(spans), UPDATE_OBJECT_SPANS):
         held = slice(at, at + UPDATE_OBJECT_SPANS)
         first, stop = spans[held][0].first, spans[held][-1].stop
         frames = [frame for span in prepared[held] for frame in span.frames]
-        refs.append(await log.blobs.write_update(step.layout.name, version, frames, first, stop - first))
-    return tuple(refs)
+        writes.append(partial(log.blobs.write_update, step.layout.name, version, frames, first, stop - first))
+    async with aclosing(in_order(writes, IN_FLIGHT)) as refs:
+        return tuple([ref async for ref in refs])
 
 
 _LOG: Final = get_logger(__name__)

@@ -8,6 +8,7 @@ nothing happens for a day is looked at some hundred times in its first hour, and
 from __future__ import annotations
 
 import asyncio
+import math
 from contextlib import suppress
 from typing import Final
 
@@ -20,9 +21,9 @@ class Pace:
     """The quiet time of one run on one replica."""
 
     def __init__(self, clock: Clock) -> None:
-        """Begins as if something had just happened."""
+        """Begins as quiet as can be: who opens a run for work wakes it."""
         self._clock = clock
-        self._active_at_s = clock.monotonic_s()
+        self._active_at_s = -math.inf
 
     def touch(self) -> bool:
         """Says that something happened; returns whether the run had been quiet, so that waiting loops should wake."""

@@ -20,7 +20,7 @@ from skerry.store.log.entries import INITIAL_BASE, AcceptedItem
 from skerry.store.log.run_log import AppendTooLargeError
 from skerry.store.log.state import DeltaState
 from skerry.store.versions.blobs import StoredPart, StoredParts
-from skerry.syncer.caller import CALLER
+from skerry.syncer.caller import CALLER, author
 from skerry.syncer.errors import SyncerError, bad_request, from_rejection, from_wire
 from skerry.syncer.lifecycle import uid_of_draft
 from skerry.syncer.parts import (
@@ -32,7 +32,7 @@ from skerry.syncer.parts import (
     PartSummary,
     Reservation,
 )
-from skerry.syncer.quotas import patience_s
+from skerry.syncer.quotas import Unfinished, patience_s
 from skerry.syncer.replica import RunReplica
 from skerry.wire.codecs import Codec
 from skerry.wire.digests import DIGEST_SIZE, delta_digest
@@ -110,13 +110,20 @@ class _Arriving:
 class Push:
     """One call of PushDelta. Call the methods in the order of the messages, and `abandon` at the end in any case."""
 
-    def __init__(self, replica: RunReplica, header: AcceptedItem, budget: ByteBudget) -> None:
+    def __init__(self, replica: RunReplica, header: AcceptedItem, budget: ByteBudget, drafts: Unfinished) -> None:
         """Takes what `begin_push` has checked: the item that the push is to append, without its parts and digest."""
         self._replica = replica
         self._header = header
         self._layout = replica.state.fragments[header.fragment].layout
         self._budget = budget
-        self._sender = CALLER.get().identity or header.session
+        self.sender = CALLER.get().identity or header.session
+        self._is_initial = header.base_version == INITIAL_BASE
+        # Where its bytes count until the draft is committed or the delta accepted, as whose and for what.
+        self._unfinished, self._owner, self._counts_for = (
+            (drafts, author(), replica.log.spec.uid)
+            if self._is_initial
+            else (replica.orphans, self.sender, header.delta)
+        )
         self._arriving: _Arriving | None = None
         self._storing: tuple[asyncio.Task[None], Reservation] | None = None  # the part before it
         # Shared by all open calls of the delta, so that the one that completes it need not list the store.
@@ -172,17 +179,17 @@ class Push:
         if numel > MAX_PART_NUMEL:
             raise SyncerError("TOO_LARGE", f"part has too many elements. numel={numel}, limit={MAX_PART_NUMEL}")
         most_bytes = size_bytes or min(MAX_PART_BYTES, numel * _MOST_BYTES_AN_ELEMENT)
-        self._replica.orphans.check(self._sender, most_bytes)
+        self._unfinished.check(self._owner, self._stored_bytes(numel, most_bytes))
         if not self._budget.has_room(most_bytes):
             await self.all_stored()  # while memory is scarce, a push holds one part
-        codecs = _WEIGHT_CODECS if self._header.base_version == INITIAL_BASE else _DELTA_CODECS
+        codecs = _WEIGHT_CODECS if self._is_initial else _DELTA_CODECS
         self._arriving = _Arriving(
             first,
             numel,
             PartChecker(self._layout, numel, codecs=codecs, most_kept_bytes=_MOST_KEPT_TIMES * size_bytes),
             FrameReader(first, numel),
             # The bytes of a delta that is known are ignored.
-            await self._budget.reserve(self._sender, most_bytes if self.known is None else 0),
+            await self._budget.reserve(self.sender, most_bytes if self.known is None else 0),
             len(self._layout.tensors) + _LEAST_FRAMES + numel // _LEAST_FRAME_NUMEL,
         )
 
@@ -245,9 +252,14 @@ class Push:
                 part.frames,
                 summary.kept,
             )
-            self._replica.orphans.stored(self._sender, self._header.delta, part.size_bytes)
+            size_bytes = self._stored_bytes(part.numel, part.size_bytes)
+            self._unfinished.stored(self._owner, self._counts_for, size_bytes)
         finally:
             part.reservation.release()
+
+    def _stored_bytes(self, numel: int, size_bytes: int) -> int:
+        """Returns what a part takes of the store: initial weights are stored as version 0 too."""
+        return size_bytes + 4 * numel if self._is_initial else size_bytes
 
     async def complete(self, digest: bytes) -> DeltaState:
         """Puts the delta into the log and returns it; the same push again returns the same delta.
@@ -325,10 +337,10 @@ def _overlap(parts: Iterable[tuple[int, int]]) -> bool:
     return any(first + count > other for (first, count), (other, _) in pairwise(sorted(parts)))
 
 
-async def begin_push(replica: RunReplica, header: AcceptedItem, budget: ByteBudget) -> Push:
+async def begin_push(replica: RunReplica, header: AcceptedItem, budget: ByteBudget, drafts: Unfinished) -> Push:
     """Returns a push for a valid header; a delta of enough steps announces its round to all attached learners.
 
-    The log is folded to its end before a header is refused.
+    Initial weights count among `drafts`. The log is folded to its end before a header is refused.
 
     Raises:
         BadNameError: a name or id is not legal.
@@ -343,7 +355,7 @@ async def begin_push(replica: RunReplica, header: AcceptedItem, budget: ByteBudg
         raise from_rejection(rejection, **_other_delta(replica, header, rejection.reason))
     if header.delta not in state.deltas and header.base_version != INITIAL_BASE:
         replica.push_begun(header.fragment, header.learner, header.session, header.step_count)
-    return Push(replica, header, budget)
+    return Push(replica, header, budget, drafts)
 
 
 def _check_fields(replica: RunReplica, header: AcceptedItem) -> None:

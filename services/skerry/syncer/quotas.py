@@ -51,6 +51,10 @@ UNSENT_PAUSE_S: Final = 86_400.0 / UNSENT_BYTES
 # multiple of the run's own.
 ORPHAN_BYTES: Final = 2**30
 ORPHAN_TIMES: Final = 16
+# Calls of pushes to one run that are under way, of all clients and of one: a learner has 4 pushes of up to 8 calls at
+# the same time, an island of ranks up to 4 of 16.
+MOST_RUN_PUSHES: Final = 1024
+MOST_CLIENT_PUSHES: Final = 128
 _DAY_S: Final = 86_400.0
 # An unused rate is credited for up to the first of these; pauses shorter than the second are not worth a timer.
 _RATE_BURST_S: Final = 0.02
@@ -94,9 +98,10 @@ class Rate:
 class Calls:
     """Counts the calls that are under way, by client."""
 
-    def __init__(self, most: int = MOST_CALLS) -> None:
-        """Admits `most` of each client."""
+    def __init__(self, most: int = MOST_CALLS, what: str = "calls") -> None:
+        """Admits `most` of each client; `what` is in the refusals."""
         self._most = most
+        self._what = what
         self._count: Counter[str] = Counter()
 
     @contextmanager
@@ -107,7 +112,7 @@ class Calls:
             SyncerError: QUOTA_EXCEEDED.
         """
         if self._count[client] >= self._most:
-            raise exceeded(f"too many calls are under way. limit={self._most}", retry_after_s=_CALLS_RETRY_S)
+            raise exceeded(f"too many {self._what} are under way. limit={self._most}", retry_after_s=_CALLS_RETRY_S)
         self._count[client] += 1
         try:
             yield
@@ -183,14 +188,34 @@ class Turns:
             await self.take(client, size_bytes)
 
 
-class Orphans:
-    """Bytes of stored parts whose deltas were not accepted, of one run, for a day; then they expire."""
+class Pushes:
+    """Counts the pushes to each run that are under way."""
 
-    def __init__(self, clock: Clock, run_bytes: int) -> None:
-        """Takes the size of the run's weights, which is that of one delta of all its fragments without compression."""
+    def __init__(self, *, of_run: int = MOST_RUN_PUSHES, of_client: int = MOST_CLIENT_PUSHES) -> None:
+        """Admits so many to each run, and of one client to each run."""
+        self._of_runs = Calls(of_run, "pushes to the run")
+        self._of_clients = Calls(of_client, "pushes of the client to the run")
+
+    @contextmanager
+    def under_way(self, run_uid: str, client: str) -> Iterator[None]:
+        """Counts a push as long as the context lasts.
+
+        Raises:
+            SyncerError: QUOTA_EXCEEDED.
+        """
+        with self._of_clients.under_way(f"{run_uid}/{client}"), self._of_runs.under_way(run_uid):
+            yield
+
+
+class Unfinished:
+    """Bytes that each client has in the store for what it did not finish. A day after the last of them they expire."""
+
+    def __init__(self, clock: Clock, most_bytes: int, message: str) -> None:
+        """`message` is what a client is told that has `most_bytes`."""
         self._clock = clock
-        self._most_bytes = ORPHAN_BYTES + ORPHAN_TIMES * run_bytes
-        self._deltas: dict[str, tuple[str, int, float]] = {}  # by delta id: whose, bytes, first stored at
+        self._most_bytes = most_bytes
+        self._message = message
+        self._known: dict[str, tuple[str, int, float]] = {}  # by what it is for: whose, bytes, last stored at
         self._size_bytes: Counter[str] = Counter()  # by client
 
     def check(self, client: str, size_bytes: int) -> None:
@@ -202,26 +227,34 @@ class Orphans:
         if self._size_bytes[client] + size_bytes <= self._most_bytes:
             return
         expired_s = self._clock.monotonic_s() - _DAY_S
-        for delta in [delta for delta, one in self._deltas.items() if one[2] < expired_s]:
-            self.accepted(delta)
+        for name in [name for name, one in self._known.items() if one[2] < expired_s]:
+            self.finished(name)
         if self._size_bytes[client] + size_bytes > self._most_bytes:
-            raise exceeded(
-                f"too many parts belong to no accepted delta; complete them. limit_bytes={self._most_bytes}",
-                retry_after_s=_DAY_S / 24,
-            )
+            raise exceeded(f"{self._message}. limit_bytes={self._most_bytes}", retry_after_s=_DAY_S / 24)
 
-    def stored(self, client: str, delta: str, size_bytes: int) -> None:
-        """Counts a part of a delta that is not accepted yet."""
-        client, before, at_s = self._deltas.get(delta, (client, 0, self._clock.monotonic_s()))
-        self._deltas[delta] = (client, before + size_bytes, at_s)
+    def stored(self, client: str, name: str, size_bytes: int) -> None:
+        """Counts bytes for `name`, which is the id of a delta or the uid of a draft."""
+        client, before, _ = self._known.get(name, (client, 0, 0.0))
+        self._known[name] = (client, before + size_bytes, self._clock.monotonic_s())
         self._size_bytes[client] += size_bytes
 
-    def accepted(self, delta: str) -> None:
-        """Forgets the parts of a delta."""
-        client, size_bytes, _ = self._deltas.pop(delta, ("", 0, 0.0))
+    def finished(self, name: str) -> None:
+        """Forgets the bytes for `name`."""
+        client, size_bytes, _ = self._known.pop(name, ("", 0, 0.0))
         self._size_bytes[client] -= size_bytes
         if not self._size_bytes[client]:
             del self._size_bytes[client]
+
+
+def orphans(clock: Clock, run_bytes: int) -> Unfinished:
+    """Returns the count of a run's parts in no accepted delta; takes the size of its weights without compression."""
+    message = "too many parts belong to no accepted delta; complete them"
+    return Unfinished(clock, ORPHAN_BYTES + ORPHAN_TIMES * run_bytes, message)
+
+
+def drafts(clock: Clock, most_bytes: int) -> Unfinished:
+    """Returns the count of all drafts' initial weights."""
+    return Unfinished(clock, most_bytes, "too many weights are stored for runs that are not committed; commit them")
 
 
 def unsent_bytes(fragment: FragmentState) -> int:

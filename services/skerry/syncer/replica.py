@@ -30,7 +30,7 @@ from skerry.syncer.events import EventStream, Followers, duration_message, event
 from skerry.syncer.membership import LearnerRecord, LearnerReport, Membership
 from skerry.syncer.merger import DamagedStateError, Merger
 from skerry.syncer.pace import Pace, wait
-from skerry.syncer.quotas import Orphans, unsent_bytes
+from skerry.syncer.quotas import orphans, unsent_bytes
 from skerry.syncer.restart import closed_without
 from skerry.syncer.rollback import RollBacks
 from skerry.syncer.rounds import MergeKey, RoundEngine
@@ -62,7 +62,7 @@ class RunReplica:
         self.stored_parts: WeakValueDictionary[tuple[str, str], StoredParts] = WeakValueDictionary()
         self.membership = Membership(clock.monotonic_s())
         self.followers = Followers(settings.stream_limit_bytes)
-        self.orphans = Orphans(clock, 4 * sum(layout.numel for layout in log.spec.fragments))
+        self.orphans = orphans(clock, 4 * sum(layout.numel for layout in log.spec.fragments))
         self._clock = clock
         self._advice = advice
         self._settings = settings
@@ -214,7 +214,7 @@ class RunReplica:
                 self.followers.end(fenced(item.learner), learner=item.learner, but_session=item.session)
                 self.membership.forget_other(self.state, item.learner)
             if outcome.rejection is None and isinstance(outcome.item, AcceptedItem):
-                self.orphans.accepted(outcome.item.delta)
+                self.orphans.finished(outcome.item.delta)
             for delta in outcome.decided:
                 if delta.fate is not Fate.MERGED:  # its round may be void; the next one is announced again
                     self._announced.pop(delta.item.fragment, None)

@@ -12,7 +12,7 @@ from skerry.runtime.clock import SystemClock
 from skerry.runtime.identifiers import SystemEntropy
 from skerry.store.operator.log_lines import time_text
 from skerry.store.operator.options import opened_store
-from skerry.store.tokens import Token, create_token, read_token, revoke_token, token_digests
+from skerry.store.tokens import FOLDER, REVOKED, Token, create_token, read_token, revoke_token, token_digests
 from skerry.wire.identity import LEAST_WEIGHT, MOST_WEIGHT, Identity, Role
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -73,14 +73,27 @@ def create(*, store_url: str, role: str, name: str, run_name: str | None, weight
     click.echo(f"for {identity}, until {time_text(now + days * _DAY_S)} UTC; syncers know it within 10 s", err=True)
 
 
-@tokens.command("list", epilog="\b\nExample:\n  skerry tokens list --store s3://bucket/skerry")
+@tokens.command(
+    "list",
+    epilog="""\b
+Examples:
+  skerry tokens list --store s3://bucket/skerry
+  skerry tokens list --store s3://bucket/skerry --all      also those that were revoked
+""",
+)
 @_store_option
-def list_(*, store_url: str) -> None:
-    """List tokens: the id by which one is revoked, whose it is, when it was made and when it ends, in UTC."""
+@click.option("--all", "is_all", is_flag=True, help="Also tokens that were revoked, and when.")
+def list_(*, store_url: str, is_all: bool) -> None:
+    """List tokens: the id by which one is revoked, whose it is, when it was made and when it ends, in UTC.
+
+    It does not say who made or revoked a token: anybody who can write to the store can.
+    """
     now = SystemClock().unix_s()
-    for token in asyncio.run(_read_all(store_url)):
+    for token in asyncio.run(_read_all(store_url, is_all=is_all)):
         state = "valid until" if now < token.expires_at_unix_s else "expired"
         made, end = time_text(token.created_at_unix_s), time_text(token.expires_at_unix_s)
+        if token.revoked_at_unix_s is not None:
+            state, end = "revoked", time_text(token.revoked_at_unix_s)
         click.echo(f"{token.digest[:_SHORT]}  {token.identity}  made {made}  {state} {end}")
 
 
@@ -88,7 +101,11 @@ def list_(*, store_url: str) -> None:
 @_store_option
 @click.argument("ids", metavar="ID...", nargs=-1, required=True)
 def revoke(*, store_url: str, ids: tuple[str, ...]) -> None:
-    """Take tokens back. Within 10 s every syncer refuses them, and ends the calls that were made with them."""
+    """Take tokens back. Within 10 s every syncer refuses them, and ends the calls that were made with them.
+
+    The store keeps that they were there and when they were revoked: see `skerry tokens list --all`.
+    """
+    now = SystemClock().unix_s()
 
     async def take_back() -> None:
         async with opened_store(store_url) as (store, _):
@@ -98,13 +115,16 @@ def revoke(*, store_url: str, ids: tuple[str, ...]) -> None:
             if unclear:
                 raise click.UsageError(f"not the id of one token; `skerry tokens list` shows them. ids={unclear}")
             for found in chosen.values():
-                await revoke_token(store.objects, found[0])
+                await revoke_token(store.objects, found[0], now_unix_s=now)
 
     asyncio.run(take_back())
     click.echo(f"revoked {len(ids)}; syncers refuse them within 10 s")
 
 
-async def _read_all(store_url: str) -> list[Token]:
+async def _read_all(store_url: str, *, is_all: bool) -> list[Token]:
+    found: dict[str, Token] = {}
     async with opened_store(store_url) as (store, _):
-        found = [await read_token(store.objects, digest) async for digest in token_digests(store.objects)]
-    return sorted(found, key=lambda one: (str(one.identity), one.created_at_unix_s))
+        for folder in (REVOKED, FOLDER) if is_all else (FOLDER,):
+            async for digest in token_digests(store.objects, folder):
+                found[digest] = await read_token(store.objects, digest, folder)
+    return sorted(found.values(), key=lambda one: (str(one.identity), one.created_at_unix_s))

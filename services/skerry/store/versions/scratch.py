@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 from skerry.runtime.logs import get_logger
 from skerry.store.errors import StoreFullError
 
-# Merges of two fragments overlap, one that is being summed up and one that is being written.
-_MOST_SPARE: Final = 2
+# Merges of several fragments overlap: one is being summed up while others are written and adopted.
+_MOST_SPARE: Final = 8
 # Smaller arrays stay in memory, where they cost less than a file; a simulation makes thousands of them.
 SMALLEST_FILE_BYTES: Final = 2**20
 

@@ -91,17 +91,18 @@ class ExchangeServicer(exchange_pb2_grpc.ExchangeServicer):
         header = first.header
         check_id(header.run_uid, "run uid")
         replica = await self._host.open(header.run, header.run_uid, seen_position=header.seen_position)
-        push = await begin_push(replica, _header(header), self._host.budget)
-        try:
-            while (request := await self._next_of(push, request_iterator)) is not None:
-                if request.WhichOneof("kind") == "complete":
-                    await push.complete(request.complete.digest)
-                    break
-                await self._turns.pay(CALLER.get().sender, request.ByteSize())
-                await _take(push, request)
-            await push.all_stored()
-        finally:
-            await push.abandon()
+        push = await begin_push(replica, _header(header), self._host.budget, self._host.drafts)
+        with self._host.pushes.under_way(header.run_uid, push.sender):
+            try:
+                while (request := await self._next_of(push, request_iterator)) is not None:
+                    if request.WhichOneof("kind") == "complete":
+                        await push.complete(request.complete.digest)
+                        break
+                    await self._turns.pay(CALLER.get().sender, request.ByteSize())
+                    await _take(push, request)
+                await push.all_stored()
+            finally:
+                await push.abandon()
         return _push_answer(replica, push)
 
     async def _next_of(self, push: Push, requests: AsyncIterator[v1.PushDeltaRequest]) -> v1.PushDeltaRequest | None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from contextlib import nullcontext
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from skerry.runtime.logs import get_logger
 from skerry.store.errors import LogCorruptError, NewerFormatError
 from skerry.store.log.entries import RunStatus
+from skerry.syncer.caller import CALLER
 from skerry.syncer.errors import SyncerError, bad_request
 from skerry.syncer.host import RunHost
 from skerry.syncer.lifecycle import (
@@ -21,6 +23,7 @@ from skerry.syncer.lifecycle import (
     set_policy,
     upgrade_run,
 )
+from skerry.syncer.quotas import Turns
 from skerry.syncer.replica import RunReplica
 from skerry.syncer.services.translate import fragment_of, learner_messages, run_message, version_record
 from skerry.v1 import runs_pb2, runs_pb2_grpc, types_pb2
@@ -40,6 +43,17 @@ _PAGE_BYTES: Final = 2 * 2**20
 
 # A larger run is opened for each listing. Smaller ones are not, as long as their logs have not grown.
 _MOST_KEPT_BYTES: Final = 2**14
+# Runs of all listings whose logs are looked at, or that are opened, at the same time.
+_LOOKS_AT_ONCE: Final = 8
+# Of a page in each pass of the event loop: a page of 1000 takes as long as many merges.
+_RUNS_A_TURN: Final = 50
+
+
+class _Listed(NamedTuple):
+    """A run as it was listed last."""
+
+    run: types_pb2.Run
+    looked_at_s: float  # when its log was looked at
 
 
 class RunsServicer(runs_pb2_grpc.RunsServicer):
@@ -49,7 +63,9 @@ class RunsServicer(runs_pb2_grpc.RunsServicer):
         """Serves the runs of `host`."""
         self._host = host
         self._creating = asyncio.Lock()
-        self._listed_runs: dict[str, types_pb2.Run] = {}  # by uid, the one that was listed last at the end
+        self._listed_runs: dict[str, _Listed] = {}  # by uid, the one that was listed last at the end
+        self._looking = asyncio.Semaphore(_LOOKS_AT_ONCE)
+        self._turns = Turns(math.inf)
 
     async def CreateRun(self, request: runs_pb2.CreateRunRequest, context: Any) -> runs_pb2.CreateRunResponse:
         """Creates a draft."""
@@ -94,13 +110,17 @@ class RunsServicer(runs_pb2_grpc.RunsServicer):
                 check_name(request.page_token, "run")
             except BadNameError as error:
                 raise bad_request("page_token is not from an earlier answer") from error
-        found = sorted((name, uid) for name, uid in await self._host.store.list_runs() if name > request.page_token)
+        found = [(name, uid) for name, uid in await self._host.named_runs() if name > request.page_token]
+        listed = {(name, uid): self._kept(uid) for name, uid in found[:count]}
+        # All at once, since each may have to be opened first.
+        stale = [one for one, run in listed.items() if run is None]
+        listed |= zip(stale, await asyncio.gather(*(self._listed(*one) for one in stale)), strict=True)
         runs: list[types_pb2.Run] = []
         size_bytes = 0
         token = ""
-        # All at once, since each may have to be opened first.
-        opened = await asyncio.gather(*(self._listed(name, uid) for name, uid in found[:count]))
-        for (name, _), run in zip(found, opened, strict=False):
+        for number, ((name, _), run) in enumerate(listed.items()):
+            if number % _RUNS_A_TURN == 0:
+                await self._turns.take(CALLER.get().sender)
             if run is None:
                 continue
             size_bytes += run.ByteSize()
@@ -111,24 +131,44 @@ class RunsServicer(runs_pb2_grpc.RunsServicer):
         is_last = len(found) <= count
         return runs_pb2.ListRunsResponse(runs=runs, next_page_token="" if is_last else found[count - 1][0])
 
+    def _kept(self, uid: str) -> types_pb2.Run | None:
+        """Returns the run as it was listed last, if that was a moment ago and nothing is known to have changed."""
+        kept, replica = self._listed_runs.get(uid), self._host.opened(uid)
+        if kept is None or self._host.clock.monotonic_s() >= kept.looked_at_s + self._host.settings.name_lifetime_s:
+            return None
+        return kept.run if replica is None or replica.state.position == kept.run.position else None
+
     async def _listed(self, name: str, uid: str) -> types_pb2.Run | None:
-        """Returns the run, or None where it is to be left out of a listing."""
-        known = self._listed_runs.get(uid)
+        """Returns the run as it is now, or None where it is to be left out of a listing."""
         try:
-            if known is None or self._host.is_open(uid) or not await self._host.store.is_end(name, uid, known.position):
-                known = run_message((await self._host.open(name, uid)).state)
+            async with self._looking:
+                run = self._kept(uid) or await self._looked(name, uid)
         except (SyncerError, LogCorruptError, NewerFormatError) as error:
             if error.reason == "DRAINING":
                 raise
             if error.reason not in {"RUN_NOT_FOUND", "RUN_REPLACED"}:  # deleted since it was listed
                 _LOG.warning("run is left out of a listing", run=name, uid=uid, cause=str(error))
             return None
-        if known.ByteSize() <= _MOST_KEPT_BYTES:
-            self._listed_runs.pop(uid, None)
-            self._listed_runs[uid] = known
+        self._listed_runs.pop(uid, None)
+        if run.ByteSize() <= _MOST_KEPT_BYTES:
+            self._listed_runs[uid] = _Listed(run, self._host.clock.monotonic_s())
             if len(self._listed_runs) > _MAX_PAGE_SIZE:
                 del self._listed_runs[next(iter(self._listed_runs))]
-        return known
+        return run
+
+    async def _looked(self, name: str, uid: str) -> types_pb2.Run:
+        """Returns the run with what its log has.
+
+        No replica is woken by that: after a listing of many runs all of them would read the store.
+        """
+        kept, replica = self._listed_runs.get(uid), self._host.opened(uid)
+        run = kept.run if kept is not None else None
+        if replica is not None and (run is None or run.position != replica.state.position):
+            run = run_message(replica.state)
+        if run is not None and await self._host.store.is_end(name, uid, run.position):
+            return run
+        seen_position = 0 if run is None else run.position + 1
+        return run_message((await self._host.open(name, uid, seen_position=seen_position, wakes=False)).state)
 
     async def SetPolicy(self, request: runs_pb2.SetPolicyRequest, context: Any) -> runs_pb2.SetPolicyResponse:
         """Changes the policy."""

@@ -246,6 +246,32 @@ async def test_folders_are_synced_once_and_again_when_they_were_made_anew(tmp_pa
     assert files.survivors(unsynced_names_survive=False) == {"deltas/p/d/3": b"x"}
 
 
+async def test_what_is_known_to_be_durable_is_read_without_waiting_for_the_disk(tmp_path: Path) -> None:
+    """Clients that list and open runs as fast as they can would otherwise take the disk from those who write."""
+    writer = store_on(CuttableFileSystem(tmp_path), "writer", seed=0)
+    log = await opened_run(writer)
+    await writer.publish(RUN.name, RUN.uid)
+    disk = CuttableFileSystem(tmp_path)
+    reader = store_on(disk, "reader", seed=1)
+    assert await reader.list_runs() == [(RUN.name, RUN.uid)]
+    assert disk.step_count == 0
+    assert await reader.resolve(RUN.name) == RUN.uid
+    opened_log = await reader.open_log(RUN.name, RUN.uid)
+    assert opened_log.state.position == log.state.position > 0
+    assert disk.step_count > 0, "what another process wrote was not made durable"
+    assert disk.survivors(unsynced_names_survive=False).keys() == {
+        str(path.relative_to(tmp_path)) for path in files_below(tmp_path)
+    }
+    first = disk.step_count
+    reader.release(opened_log)
+    await reader.resolve(RUN.name)
+    await (await reader.open_log(RUN.name, RUN.uid)).tail()
+    assert disk.step_count == first
+    await log.append([SessionItem("other", SESSION, "")])
+    await (await reader.open_log(RUN.name, RUN.uid)).tail()
+    assert disk.step_count == first + 1
+
+
 class FullFileSystem(FileSystem):
     """A disk that has no room for content."""
 

@@ -189,10 +189,9 @@ class Store:
         """
         check_id(uid, "run uid")
         history = await self.name_history(name)
-        current = history[-1] if history else None
+        number, current = len(history), history[-1] if history else None
         if current is None and uid in history:
             raise RunNotFoundError(f"run was deleted. run={name}, uid={uid}")
-        number = len(history)
         while current is None:
             number += 1
             # Equal bytes mean the same thing from every writer, so they need no write id.

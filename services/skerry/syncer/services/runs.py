@@ -128,8 +128,7 @@ class RunsServicer(runs_pb2_grpc.RunsServicer):
                 return runs_pb2.ListRunsResponse(runs=runs, next_page_token=token)
             runs.append(run)
             token = name
-        is_last = len(found) <= count
-        return runs_pb2.ListRunsResponse(runs=runs, next_page_token="" if is_last else found[count - 1][0])
+        return runs_pb2.ListRunsResponse(runs=runs, next_page_token=found[count - 1][0] if len(found) > count else "")
 
     def _kept(self, uid: str) -> types_pb2.Run | None:
         """Returns the run as it was listed last, if that was a moment ago and nothing is known to have changed."""

@@ -7,6 +7,7 @@ folder was synced after the name was made. What was not synced may survive or no
 import contextlib
 import errno
 import random
+import shutil
 import subprocess
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -15,7 +16,13 @@ import pytest
 
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.workers import InlineWorkers
-from skerry.store.errors import ObjectExistsError, ObjectMissingError, StoreFullError, StoreUnavailableError
+from skerry.store.errors import (
+    ObjectExistsError,
+    ObjectMissingError,
+    RunNotFoundError,
+    StoreFullError,
+    StoreUnavailableError,
+)
 from skerry.store.log.entries import (
     AcceptedItem,
     ObjectRef,
@@ -246,30 +253,44 @@ async def test_folders_are_synced_once_and_again_when_they_were_made_anew(tmp_pa
     assert files.survivors(unsynced_names_survive=False) == {"deltas/p/d/3": b"x"}
 
 
-async def test_what_is_known_to_be_durable_is_read_without_waiting_for_the_disk(tmp_path: Path) -> None:
-    """Clients that list and open runs as fast as they can would otherwise take the disk from those who write."""
-    writer = store_on(CuttableFileSystem(tmp_path), "writer", seed=0)
+async def test_a_name_that_is_known_to_be_durable_is_not_synced_again(tmp_path: Path) -> None:
+    """Clients that list and open runs as fast as they can would otherwise take the disk from those that write."""
+    first, second = CuttableFileSystem(tmp_path), CuttableFileSystem(tmp_path)
+    writer, reader = store_on(first, "writer", seed=0), store_on(second, "reader", seed=1)
     log = await opened_run(writer)
     await writer.publish(RUN.name, RUN.uid)
-    disk = CuttableFileSystem(tmp_path)
-    reader = store_on(disk, "reader", seed=1)
-    assert await reader.list_runs() == [(RUN.name, RUN.uid)]
-    assert disk.step_count == 0
-    assert await reader.resolve(RUN.name) == RUN.uid
-    opened_log = await reader.open_log(RUN.name, RUN.uid)
-    assert opened_log.state.position == log.state.position > 0
-    assert disk.step_count > 0, "what another process wrote was not made durable"
-    assert disk.survivors(unsynced_names_survive=False).keys() == {
-        str(path.relative_to(tmp_path)) for path in files_below(tmp_path)
-    }
-    first = disk.step_count
-    reader.release(opened_log)
-    await reader.resolve(RUN.name)
-    await (await reader.open_log(RUN.name, RUN.uid)).tail()
-    assert disk.step_count == first
+
+    async def steps_of_reading(store: Store, disk: CuttableFileSystem) -> int:
+        before = disk.step_count
+        assert await store.list_runs() == [(RUN.name, await store.resolve(RUN.name))]
+        opened_log = await store.open_log(RUN.name, RUN.uid)
+        assert opened_log.state.position == log.state.position > 0
+        store.release(opened_log)
+        return disk.step_count - before
+
+    assert await steps_of_reading(writer, first) == 0, "what it has created was synced again"
+    assert await steps_of_reading(reader, second) > 0, "what another process wrote was not made durable"
+    objects = {str(path.relative_to(tmp_path)) for path in files_below(tmp_path)}
+    assert {str(path.relative_to(tmp_path)) for path in second.synced_names} >= objects
+    assert await steps_of_reading(reader, second) == 0
     await log.append([SessionItem("other", SESSION, "")])
-    await (await reader.open_log(RUN.name, RUN.uid)).tail()
-    assert disk.step_count == first + 1
+    assert await steps_of_reading(reader, second) == 1
+    for path in files_below(tmp_path):  # as a repair does: other files, whose bytes are the same
+        data = path.read_bytes()
+        path.unlink()
+        await opened(tmp_path, CuttableFileSystem(tmp_path)).create(str(path.relative_to(tmp_path)), data)
+    assert await steps_of_reading(reader, second) > 1
+
+
+async def test_reading_makes_no_folder(tmp_path: Path) -> None:
+    store = store_on(CuttableFileSystem(tmp_path), "reader", seed=0)
+    await opened_run(store)
+    await store.publish(RUN.name, RUN.uid)
+    await store.resolve(RUN.name)
+    shutil.rmtree(tmp_path / "runs")
+    with pytest.raises(RunNotFoundError):
+        await store.resolve(RUN.name)
+    assert not (tmp_path / "runs").exists()
 
 
 class FullFileSystem(FileSystem):

@@ -7,7 +7,6 @@ A run is created as a draft, which is reachable by its uid only; publishing give
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import operator
 from typing import Any, Final
@@ -63,7 +62,6 @@ class Store:
         self._logs: dict[tuple[str, str], RunLog] = {}
         # Of logs that were let go: the newest entry seen, which they must still have when they are opened again.
         self._known: dict[tuple[str, str], tuple[int, str]] = {}
-        self._synced_names: dict[str, int] = {}  # by run name: the number of its last name object that is durable
 
     async def create_draft(self, spec: RunSpec) -> RunLog:
         """Creates a run without a name and returns its log; the same spec again returns the same run.
@@ -109,8 +107,7 @@ class Store:
             if log is not None and log.failure is not None:
                 raise log.failure from None  # the run existed, so it is lost and not unknown
             raise RunNotFoundError(f"run does not exist. run={name}, uid={uid}") from None
-        if (name, uid) not in self._known:
-            await self.objects.sync_parent(spec_name)
+        await self.objects.sync_parent(spec_name)
         return await self._open(await self._workers.run(_parse_spec, spec_name, data))
 
     async def is_end(self, name: str, uid: str, position: int) -> bool:
@@ -231,34 +228,29 @@ class Store:
         Raises:
             LogCorruptError: an object of the name can't be read.
         """
-        history = await self._read_names(name)
-        if len(history) != self._synced_names.get(name, 0):  # another process may have published it a moment ago
-            await self.objects.sync_parent(_name_path(name, len(history)))
-            self._synced_names[name] = len(history)
-        return history
-
-    async def _read_names(self, name: str) -> list[str | None]:
-        """Returns what `name_history` does, of which a power cut may still undo the last."""
         check_name(name, "run")
         history: list[str | None] = []
-        with contextlib.suppress(ObjectMissingError):
-            while True:
+        while True:
+            try:
                 data = await self.objects.get(_name_path(name, len(history) + 1))
-                history.append(_parse_name(name, data))
+            except ObjectMissingError:
+                break
+            history.append(_parse_name(name, data))
+        if history:
+            await self.objects.sync_parent(_name_path(name, len(history)))
         return history
 
     async def list_runs(self) -> list[tuple[str, str]]:
         """Returns (name, uid) of every run that has a name, in order of names.
 
-        Runs whose name can't be read, and folders that are not runs, are left out. It does not wait for the disk, so a
-        power cut may undo a name that was given or taken a moment ago.
+        Runs whose name can't be read, and folders that are not runs, are left out.
         """
         limit = asyncio.Semaphore(_RESOLVES_AT_ONCE)
 
         async def uid_of(name: str) -> str | None:
             async with limit:
                 try:
-                    history = await self._read_names(name)
+                    history = await self.name_history(name)
                 except (BadNameError, LogCorruptError, NewerFormatError) as error:
                     _LOG.warning("run is left out of a listing", run=name, cause=str(error))
                     return None

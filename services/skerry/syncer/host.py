@@ -322,7 +322,7 @@ class RunHost:
             return
         for name, uid in runs:
             try:
-                await self._replica(name, uid, uid, is_patient=True)
+                await self._replica(name, uid, uid, is_patient=True, wakes=False)
             except (StoreError, SyncerError):
                 continue  # opening it has said why
 
@@ -330,7 +330,7 @@ class RunHost:
         """Deletes objects that no log entry will name, of all runs, from time to time."""
 
         async def log_of(name: str, uid: str) -> RunLog:
-            return (await self._replica(name, uid, uid, is_patient=True)).log
+            return (await self._replica(name, uid, uid, is_patient=True, wakes=False)).log
 
         pause_s = min(_FIRST_TIDY_S, self.settings.tidy_s)
         while True:

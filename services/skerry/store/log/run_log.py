@@ -315,7 +315,7 @@ class RunLog:
         while True:
             first = self.state.position + 1
             found, has_later = await self._read(first, width)
-            if found and first + len(found) - 1 > self._anchor[0]:
+            if found:
                 # Another writer may have just published the entry. It must be durable before it is acted on.
                 await self.objects.sync_parent(entry_name(self.prefix, first + len(found) - 1))
             for position, data in enumerate(found, first):

@@ -3,7 +3,7 @@
 A new object is written under a temporary name and synced. It then gets its own name, in one step that fails if the
 name is taken, and its folder is synced; only then is it acknowledged. New folders are synced into their parents first.
 `obstore` does not sync the files that it writes: after a power cut they would be empty log entries that block their
-numbers. So it is used for reading only.
+numbers; and a small read through it takes four switches of threads. So it is for other stores.
 
 The name is given by `link(2)`, which is atomic, fails if the name exists, and works on more than Linux. `temporary/`
 has the files that have no name yet; what a crash leaves there is litter that `gc` deletes.
@@ -12,18 +12,18 @@ has the files that have no name yet; what a crash leaves there is litter that `g
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import stat
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
-from typing import Final
-
-from obstore.store import LocalStore
+from typing import Final, TypeAlias
 
 from skerry.runtime.identifiers import Entropy
 from skerry.runtime.workers import Workers
 from skerry.store.errors import ObjectExistsError, ObjectMissingError, StoreFullError, StoreUnavailableError
-from skerry.store.objects.buckets import ObstoreObjects, translated_errors
+from skerry.store.objects.buckets import translated_errors
 from skerry.store.objects.interface import STREAM_CHUNK_BYTES, Chunks, ObjectInfo, check_object_name
 
 TEMPORARY: Final = "temporary"
@@ -39,7 +39,12 @@ _FILE_MODE: Final = 0o600
 _NEW_FILE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 # A collection may remove a new folder before the file is published into it. Then the folder is made again.
 _PUBLISH_ATTEMPTS: Final = 3
-_REMEMBERED_FOLDERS: Final = 10_000  # a few MB; a folder that was forgotten is synced once more
+_REMEMBERED: Final = 10_000  # folders, and objects; a few MB each. What was forgotten is synced once more
+
+_PAGE: Final = 1000  # objects that are listed at a time
+
+# Inode, device and time of change (ns), which tell a file from all others that have had its name.
+_File: TypeAlias = tuple[int, int, int]
 
 
 class FileSystem:
@@ -76,7 +81,7 @@ class FileSystem:
         path.unlink(missing_ok=True)
 
 
-class LocalObjects(ObstoreObjects):
+class LocalObjects:
     """Objects below the folder `root`, which exists."""
 
     def __init__(
@@ -89,7 +94,6 @@ class LocalObjects(ObstoreObjects):
         is_marked: bool = False,
     ) -> None:
         """A folder that `is_marked` is unavailable while its marker is not there."""
-        super().__init__(LocalStore(root))
         self._is_marked = is_marked
         self._has_reserve = False
         self.root = root
@@ -97,27 +101,21 @@ class LocalObjects(ObstoreObjects):
         self._entropy = entropy
         self._file_system = file_system or FileSystem()
         self._durable: dict[Path, int] = {}  # inode numbers of folders whose own names were synced by this process
+        self._synced = OrderedDict[str, _File]()  # by name: what was created or read here, and its name synced
 
     async def get(self, name: str, *, offset: int = 0, length: int | None = None) -> bytes:
         """Returns the object's bytes from `offset`, at most `length`."""
-        while True:
-            try:
-                return await super().get(name, offset=offset, length=length)
-            except ObjectMissingError:
-                await self._workers.run(self._open, name)  # raises, unless the volume was away and is back
+        return await self._workers.run(self._get, check_object_name(name), offset, length)
 
     async def folders(self, prefix: str) -> list[str]:
         """Returns the folders directly below `prefix`."""
-        return await super().folders(prefix) or [*await self._workers.run(self._folders, prefix)]
+        return [*await self._workers.run(self._folders, prefix)]
 
     async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
         """Yields every object below `prefix`."""
-        is_empty = True
-        async for info in super().list(prefix):
-            is_empty = False
-            yield info
-        if is_empty:
-            for info in await self._workers.run(self._files, prefix):
+        files = self._files(prefix)
+        while page := await self._workers.run(lambda: [*itertools.islice(files, _PAGE)]):
+            for info in page:
                 yield info
 
     def mark(self) -> None:
@@ -170,7 +168,7 @@ class LocalObjects(ObstoreObjects):
         file = await self._workers.run(self._open, check_object_name(name))
         while True:
             with translated_errors("stream", name):
-                piece = await self._workers.run(file.read, offset)
+                piece = await self._workers.run(file.read, offset, STREAM_CHUNK_BYTES)
             if not piece:
                 return
             yield piece
@@ -181,22 +179,34 @@ class LocalObjects(ObstoreObjects):
         await self._workers.run(self._delete, [check_object_name(name) for name in names])
 
     async def sync_parent(self, name: str) -> None:
-        """Syncs the folder of `name`, which another process may have published a moment ago, and its parents."""
+        """Makes the name of an object durable, which another process may have published a moment ago, or deleted.
+
+        A name that this process has synced is not synced again while it names the same file: clients that list and
+        open runs as fast as they can would take the disk from those that write.
+        """
         await self._workers.run(self._sync_parent, check_object_name(name))
 
     def _create(self, name: str, data: bytes) -> None:
         try:
-            self._put(name, data)
+            draft = self._put(name, data)
         except StoreFullError:
             reserved = self._from_reserve(name)
             if reserved is None:
                 raise
-            self._finish(reserved, data)
+            draft = self._finish(reserved, data)
+        file = _file(self.root / name)
+        if file is not None and file[0] == os.fstat(draft.descriptor).st_ino:
+            self._remember(name, file)
 
-    def _put(self, name: str, *pieces: bytes) -> None:
-        self._finish(self._begin(name), *pieces)
+    def _remember(self, name: str, file: _File) -> None:
+        self._synced[name] = file
+        if len(self._synced) > _REMEMBERED:
+            self._synced.popitem(last=False)
 
-    def _finish(self, draft: _Draft, *pieces: bytes) -> None:
+    def _put(self, name: str, *pieces: bytes) -> _Draft:
+        return self._finish(self._begin(name), *pieces)
+
+    def _finish(self, draft: _Draft, *pieces: bytes) -> _Draft:
         try:
             for data in pieces:
                 self._append(draft, data)
@@ -204,6 +214,7 @@ class LocalObjects(ObstoreObjects):
             self._publish(draft)
         finally:
             self._file_system.remove(draft.path)
+        return draft
 
     def _from_reserve(self, name: str) -> _Draft | None:
         """Takes a file of the reserve as the draft of an object: its space is never free for others to take."""
@@ -245,26 +256,30 @@ class LocalObjects(ObstoreObjects):
         with self._opened_root():
             pass
 
+    def _get(self, name: str, offset: int, length: int | None) -> bytes:
+        with translated_errors("get", name):
+            return self._open(name).read(offset, length)
+
     def _open(self, name: str) -> _Opened:
         with self._opened_root() as root, translated_errors("read", name):
             return _Opened(name, root)
 
     def _folders(self, prefix: str) -> Sequence[str]:
-        with self._opened_root() as root, contextlib.suppress(FileNotFoundError):
-            for _, folders, _, _ in os.fwalk(prefix or ".", dir_fd=root):
-                return sorted(folders)
+        for _, folders, _, _ in self._walk(prefix):
+            return sorted(folders)
         return []
 
-    def _files(self, prefix: str) -> Sequence[ObjectInfo]:
-        found = []
-        with self._opened_root() as root, contextlib.suppress(FileNotFoundError):
-            for folder, _, names, descriptor in os.fwalk(prefix or ".", dir_fd=root):
-                for name in names:
-                    with contextlib.suppress(FileNotFoundError):  # deleted a moment ago
-                        status = os.stat(name, dir_fd=descriptor)
-                        path = os.path.normpath(f"{folder}/{name}")
-                        found.append(ObjectInfo(path, status.st_size, status.st_mtime))
-        return found
+    def _files(self, prefix: str) -> Iterator[ObjectInfo]:
+        for folder, _, names, descriptor in self._walk(prefix):
+            for name in names:
+                with contextlib.suppress(FileNotFoundError):  # deleted a moment ago
+                    status = os.stat(name, dir_fd=descriptor)
+                    yield ObjectInfo(os.path.normpath(f"{folder}/{name}"), status.st_size, status.st_mtime)
+
+    def _walk(self, prefix: str) -> Iterator[tuple[str, Sequence[str], Sequence[str], int]]:
+        """Yields what `os.fwalk` does, of folders that are there."""
+        with self._opened_root() as root, translated_errors("list", prefix), contextlib.suppress(FileNotFoundError):
+            yield from os.fwalk(prefix or ".", onerror=_raise_unless_gone, dir_fd=root)
 
     def _begin(self, name: str) -> _Draft:
         self._check_root()
@@ -301,22 +316,27 @@ class LocalObjects(ObstoreObjects):
         """
         if folder == self.root:
             return
-        known = self._durable.get(folder)
-        if known is not None and known == _inode(folder):
+        file = _file(folder)
+        if file is not None and self._durable.get(folder) == file[0]:
             return
         self._make_durable(folder.parent)
         self._check_root()  # the volume may be gone since the draft was begun
         self._file_system.make_folder(folder)
         self._file_system.sync_folder(folder.parent)
-        if len(self._durable) >= _REMEMBERED_FOLDERS:
+        if len(self._durable) >= _REMEMBERED:
             self._durable.clear()
         self._durable[folder] = folder.stat().st_ino
 
     def _sync_parent(self, name: str) -> None:
+        file = _file(self.root / name)  # before it is synced: what is there afterwards may be another one
+        if file is not None and self._synced.get(name) == file:
+            return
         with translated_errors("sync", name):
             folder = (self.root / name).parent
             self._make_durable(folder)
             self._file_system.sync_folder(folder)
+        if file is not None:
+            self._remember(name, file)
 
     def _delete(self, names: Sequence[str]) -> None:
         for name in names:
@@ -354,17 +374,23 @@ class _Opened:
         if not stat.S_ISREG(os.fstat(self._descriptor).st_mode):
             raise FileNotFoundError(name)
 
-    def read(self, offset: int) -> bytes:
-        """Returns up to a chunk of bytes from `offset`; none at the end."""
-        return os.pread(self._descriptor, STREAM_CHUNK_BYTES, offset)
+    def read(self, offset: int, length: int | None = None) -> bytes:
+        """Returns the bytes from `offset`, at most `length`; none at the end."""
+        size = max(os.fstat(self._descriptor).st_size - offset, 0)
+        return os.pread(self._descriptor, size if length is None else min(size, length), offset)
 
     def __del__(self) -> None:
         if self._descriptor >= 0:
             os.close(self._descriptor)
 
 
-def _inode(folder: Path) -> int | None:
-    try:
-        return folder.stat().st_ino
-    except FileNotFoundError:
-        return None
+def _raise_unless_gone(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError):
+        raise error
+
+
+def _file(path: Path) -> _File | None:
+    with contextlib.suppress(OSError):
+        status = path.stat()
+        return status.st_ino, status.st_dev, status.st_ctime_ns
+    return None

@@ -44,7 +44,7 @@ _PAGE_BYTES: Final = 2 * 2**20
 # A larger run is opened for each listing. Smaller ones are not, as long as their logs have not grown.
 _MOST_KEPT_BYTES: Final = 2**14
 # Runs of all listings whose logs are looked at, or that are opened, at the same time.
-_LOOKS_AT_ONCE: Final = 8
+_LOOKS_AT_ONCE: Final = 4
 # Of a page in each pass of the event loop: a page of 1000 takes as long as many merges.
 _RUNS_A_TURN: Final = 50
 

@@ -1,4 +1,7 @@
-"""Gradient accumulation, a learning rate schedule and bfloat16 autocast: one `learner.step` for each optimizer step."""
+"""Gradient accumulation, a learning rate schedule and bfloat16 autocast: one `learner.step` for each optimizer step.
+
+`python examples/accumulation.py us`, with the learner's id.
+"""
 
 import os
 import sys

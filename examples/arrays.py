@@ -1,4 +1,7 @@
-"""Any framework without a learner of its own: Skerry holds NumPy copies of the parameters, changed in place."""
+"""Any framework without a learner of its own: Skerry holds NumPy copies of the parameters, changed in place.
+
+`python examples/arrays.py us`, with the learner's id.
+"""
 
 import os
 import sys

@@ -1,6 +1,6 @@
-"""Your own checkpoint: load it first, then attach. Run it again with more steps, and it goes on where it was.
+"""Your own checkpoint: load it first, then attach. `python examples/checkpoint.py us 200`: id, and steps in all.
 
-The run has the weights, and they win; what it does not have is the optimizer's state and how far the data was read.
+Run it again with more steps. The run has the weights, and they win; what it does not have is the optimizer's state.
 """
 
 import os

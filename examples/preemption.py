@@ -1,4 +1,7 @@
-"""A machine that may be taken away: on SIGTERM the step is finished, its work is sent, and the program ends."""
+"""A machine that may be taken away: on SIGTERM the step is finished, its work is sent, and the program ends.
+
+`python examples/preemption.py us`, with the learner's id.
+"""
 
 import os
 import sys

@@ -1,4 +1,7 @@
-"""Watches a run, and takes its merged weights into a model whenever all of it is new: to evaluate it, for example."""
+"""Watches a run, and takes its merged weights into a model whenever all of it is new: to evaluate it, for example.
+
+`python examples/watch.py plain 3`: three times, of the run that examples/plain.py makes, whose model it has.
+"""
 
 import os
 import sys

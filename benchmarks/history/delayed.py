@@ -57,5 +57,5 @@ class DelayedObjects:
         await self._delay()
         await self._objects.delete(names)
 
-    async def sync_parent(self, name: str) -> None:
+    async def sync_parent(self, *names: str) -> None:
         """Makes `name` durable: such stores have nothing to do."""

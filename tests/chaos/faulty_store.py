@@ -77,9 +77,9 @@ class FaultyStore:
             lambda: self._inner.delete(names[: len(names) // 2]),
         )
 
-    async def sync_parent(self, name: str) -> None:
+    async def sync_parent(self, *names: str) -> None:
         """Syncs the folder of `name`."""
-        await self._call("sync_parent", name, lambda: self._inner.sync_parent(name))
+        await self._call("sync_parent", names[-1], lambda: self._inner.sync_parent(*names))
 
     async def _call(
         self,

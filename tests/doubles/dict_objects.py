@@ -66,7 +66,7 @@ class DictObjects:
         for name in names:
             self.objects.pop(name, None)
 
-    async def sync_parent(self, name: str) -> None:
+    async def sync_parent(self, *names: str) -> None:
         """Does nothing: a dict has no power to lose."""
 
     def _data(self, name: str) -> bytes:

@@ -120,9 +120,9 @@ class FaultyObjects:
         """Deletes these objects."""
         await self._change("delete", names[0] if names else "", lambda: self.inner.delete(names))
 
-    async def sync_parent(self, name: str) -> None:
+    async def sync_parent(self, *names: str) -> None:
         """Syncs the folder of `name`."""
-        await self._look("sync_parent", name, lambda: self.inner.sync_parent(name))
+        await self._look("sync_parent", names[-1], lambda: self.inner.sync_parent(*names))
 
     async def _look(self, operation: str, name: str, act: Callable[[], Awaitable[Result]]) -> Result:
         fault = await self._begin(operation, name)

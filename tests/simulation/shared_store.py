@@ -159,7 +159,7 @@ class StoreLink:
         """Deletes these objects."""
         await self._call("delete", ",".join(names), lambda: self._store.objects.delete(names))
 
-    async def sync_parent(self, name: str) -> None:
+    async def sync_parent(self, *names: str) -> None:
         """Does nothing: power cuts are not simulated."""
 
     async def _call(self, operation: str, name: str, act: Callable[[], Awaitable[R]]) -> R:

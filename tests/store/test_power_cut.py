@@ -6,6 +6,7 @@ folder was synced after the name was made. What was not synced may survive or no
 
 import contextlib
 import errno
+import os
 import random
 import shutil
 import subprocess
@@ -280,6 +281,60 @@ async def test_a_name_that_is_known_to_be_durable_is_not_synced_again(tmp_path: 
         path.unlink()
         await opened(tmp_path, CuttableFileSystem(tmp_path)).create(str(path.relative_to(tmp_path)), data)
     assert await steps_of_reading(reader, second) > 1
+
+
+async def test_a_part_beside_known_ones_is_made_durable_before_it_is_listed(tmp_path: Path) -> None:
+    """A replica has listed a delta's first parts when the writer of the last is killed before it syncs the folder."""
+    first, second = CuttableFileSystem(tmp_path), CuttableFileSystem(tmp_path)
+    log = await opened_run(store_on(first, "writer", seed=0))
+    reader = await store_on(second, "reader", seed=1).open_log(RUN.name, RUN.uid)
+    for element in range(4):  # files are listed in any order
+        second.synced_names.clear()
+        await log.blobs.write_part("body", DELTA, element, 1, DIGEST, [1.0], [b"frames"])
+        listed = {tmp_path / log.prefix / part.ref.name for part in await reader.blobs.list_parts("body", DELTA)}
+        assert len(listed) == element + 1
+        assert listed <= second.synced_names
+
+
+@pytest.mark.parametrize("way", ["get", "list", "folders", "stream"])
+async def test_a_store_that_fails_to_open_is_unavailable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """Whoever follows the store goes on after an error of the store, and ends with any other one."""
+    objects = opened(tmp_path, FileSystem())
+    await objects.create(ENTRY, CONTENT)
+
+    def fail(*_: object, **__: object) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr("skerry.store.objects.local.os.open", fail)
+    begun = getattr(objects, way)(ENTRY)
+    with pytest.raises(StoreUnavailableError, match="Too many open files"):
+        await (begun if way in {"get", "folders"} else anext(begun))
+
+
+async def test_a_file_that_can_not_be_looked_at_makes_the_store_unavailable(tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "loop").symlink_to("loop")
+    with pytest.raises(StoreUnavailableError):
+        _ = [one async for one in opened(tmp_path, FileSystem()).list("runs")]
+
+
+async def test_a_linked_folder_is_listed(tmp_path: Path) -> None:
+    objects = opened(tmp_path, FileSystem())
+    await objects.create("elsewhere/run/uid/x", CONTENT)
+    (tmp_path / "runs").symlink_to("elsewhere")
+    assert await objects.folders("runs") == ["run"]
+    assert [one.name async for one in objects.list("runs")] == ["runs/run/uid/x"]
+
+
+async def test_a_read_that_comes_short_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    objects = opened(tmp_path, FileSystem())
+    await objects.create(ENTRY, CONTENT)
+    pread = os.pread
+    monkeypatch.setattr("skerry.store.objects.local.os.pread", lambda *args: pread(args[0], min(args[1], 4), args[2]))
+    assert await objects.get(ENTRY) == CONTENT
+    assert await objects.get(ENTRY, offset=3, length=9) == CONTENT[3:12]
 
 
 async def test_reading_makes_no_folder(tmp_path: Path) -> None:

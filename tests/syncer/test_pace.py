@@ -123,6 +123,26 @@ def test_a_start_looks_at_every_run_and_wakes_none() -> None:
     run_virtual(main)
 
 
+def test_news_of_a_quiet_run_have_its_leases_shared_within_a_term() -> None:
+    """After a start within a run that others serve, their entries come before a learner's call does."""
+
+    async def main() -> None:
+        bench = HostBench()
+        writer = await bench.create(has_open_round=False)
+        async with bench.host.serving():
+            await asyncio.sleep(1.0)
+            log = await writer.open_log("run", UID)
+            await log.append([bench.policy()])
+            await asyncio.sleep(30.0)
+            replica = await bench.host.open("run")
+            await replica.attach(SessionItem("west", "w" * 32, ""))
+            before = bench.operations["write"]
+            await asyncio.sleep(log.state.policy.lease_term_s)
+            assert bench.operations["write"] > before
+
+    run_virtual(main)
+
+
 def test_a_call_wakes_a_run_that_was_quiet() -> None:
     async def test(bench: HostBench) -> None:
         writer = await bench.create(has_open_round=False)

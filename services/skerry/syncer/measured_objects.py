@@ -69,10 +69,10 @@ class MeasuredObjects:
         with self._timed("delete"):
             await self._objects.delete(names)
 
-    async def sync_parent(self, name: str) -> None:
+    async def sync_parent(self, *names: str) -> None:
         """Makes a name survive a power cut."""
         with self._timed("sync_parent"):
-            await self._objects.sync_parent(name)
+            await self._objects.sync_parent(*names)
 
     async def _each(self, operation: str, items: AsyncIterator[T]) -> AsyncIterator[T]:
         with self._timed(operation):

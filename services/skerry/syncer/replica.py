@@ -219,7 +219,7 @@ class RunReplica:
                 if delta.fate is not Fate.MERGED:  # its round may be void; the next one is announced again
                     self._announced.pop(delta.item.fragment, None)
         self._end_if_closed()
-        self.pace.touch()
+        self.wake()
         self._decide_now.set()
         self._tail_now.set()
         self._wake_waiting()

@@ -317,7 +317,7 @@ class RunLog:
             found, has_later = await self._read(first, width)
             if found:
                 # Another writer may have just published the entry. It must be durable before it is acted on.
-                await self.objects.sync_parent(entry_name(self.prefix, first + len(found) - 1))
+                await self.objects.sync_parent(*(entry_name(self.prefix, first + at) for at in range(len(found))))
             for position, data in enumerate(found, first):
                 self._fold(position, data)
             if len(found) < width:

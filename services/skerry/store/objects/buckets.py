@@ -1,4 +1,4 @@
-"""Objects over `obstore`: buckets, memory, and the reading half of local folders."""
+"""Objects over `obstore`: buckets, and memory."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ class ObstoreObjects:
         with translated_errors("delete", names[0] if names else ""):
             await obstore.delete_async(self.store, [check_object_name(name) for name in names])
 
-    async def sync_parent(self, name: str) -> None:
+    async def sync_parent(self, *names: str) -> None:
         """Does nothing: an object that such a store shows is durable."""
 
 

@@ -79,8 +79,8 @@ class Objects(Protocol):
     async def delete(self, names: Sequence[str]) -> None:
         """Deletes these objects; names that do not exist are ignored."""
 
-    async def sync_parent(self, name: str) -> None:
-        """Makes `name`, which another process wrote, survive a power cut. Costly, and needed only once."""
+    async def sync_parent(self, *names: str) -> None:
+        """Makes names in one folder, which another process wrote, survive a power cut. Costly, the first time."""
 
 
 def check_object_name(name: str) -> str:

@@ -40,9 +40,7 @@ _NEW_FILE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 # A collection may remove a new folder before the file is published into it. Then the folder is made again.
 _PUBLISH_ATTEMPTS: Final = 3
 _REMEMBERED: Final = 10_000  # folders, and objects; a few MB each. What was forgotten is synced once more
-
 _PAGE: Final = 1000  # objects that are listed at a time
-
 # Inode, device and time of change (ns), which tell a file from all others that have had its name.
 _File: TypeAlias = tuple[int, int, int]
 
@@ -89,15 +87,17 @@ class LocalObjects:
         root: Path,
         *,
         workers: Workers,
+        readers: Workers | None = None,
         entropy: Entropy,
         file_system: FileSystem | None = None,
         is_marked: bool = False,
     ) -> None:
-        """A folder that `is_marked` is unavailable while its marker is not there."""
+        """A folder that `is_marked` is unavailable while its marker is not there. `readers` never wait for the disk."""
         self._is_marked = is_marked
         self._has_reserve = False
         self.root = root
         self._workers = workers
+        self._readers = readers or workers
         self._entropy = entropy
         self._file_system = file_system or FileSystem()
         self._durable: dict[Path, int] = {}  # inode numbers of folders whose own names were synced by this process
@@ -105,18 +105,20 @@ class LocalObjects:
 
     async def get(self, name: str, *, offset: int = 0, length: int | None = None) -> bytes:
         """Returns the object's bytes from `offset`, at most `length`."""
-        return await self._workers.run(self._get, check_object_name(name), offset, length)
+        return await self._readers.run(self._get, check_object_name(name), offset, length)
 
     async def folders(self, prefix: str) -> list[str]:
         """Returns the folders directly below `prefix`."""
-        return [*await self._workers.run(self._folders, prefix)]
+        return [*await self._readers.run(self._folders, prefix)]
 
     async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
         """Yields every object below `prefix`."""
         files = self._files(prefix)
-        while page := await self._workers.run(lambda: [*itertools.islice(files, _PAGE)]):
+        while page := await self._readers.run(lambda: [*itertools.islice(files, _PAGE)]):
             for info in page:
                 yield info
+            if len(page) < _PAGE:
+                return
 
     def mark(self) -> None:
         """Makes the folder a store for good; blocks. Idempotent."""
@@ -165,10 +167,10 @@ class LocalObjects:
 
     async def stream(self, name: str, *, offset: int = 0) -> AsyncIterator[bytes]:
         """Yields the object's bytes from `offset`; some twenty times as fast from the page cache as through obstore."""
-        file = await self._workers.run(self._open, check_object_name(name))
+        file = await self._readers.run(self._open, check_object_name(name))
         while True:
             with translated_errors("stream", name):
-                piece = await self._workers.run(file.read, offset, STREAM_CHUNK_BYTES)
+                piece = await self._readers.run(file.read, offset, STREAM_CHUNK_BYTES)
             if not piece:
                 return
             yield piece
@@ -178,22 +180,19 @@ class LocalObjects:
         """Deletes these objects, and the folders that are empty then."""
         await self._workers.run(self._delete, [check_object_name(name) for name in names])
 
-    async def sync_parent(self, name: str) -> None:
-        """Makes the name of an object durable, which another process may have published a moment ago, or deleted.
-
-        A name that this process has synced is not synced again while it names the same file: clients that list and
-        open runs as fast as they can would take the disk from those that write.
-        """
-        await self._workers.run(self._sync_parent, check_object_name(name))
+    async def sync_parent(self, *names: str) -> None:
+        """Makes names in one folder durable, unless this process has done so and they mean the same files still."""
+        await self._workers.run(self._sync_parent, [check_object_name(name) for name in names])
 
     def _create(self, name: str, data: bytes) -> None:
         try:
-            draft = self._put(name, data)
+            draft = self._begin(name)
+            self._finish(draft, data)
         except StoreFullError:
-            reserved = self._from_reserve(name)
-            if reserved is None:
+            if (reserved := self._from_reserve(name)) is None:
                 raise
-            draft = self._finish(reserved, data)
+            draft = reserved
+            self._finish(draft, data)
         file = _file(self.root / name)
         if file is not None and file[0] == os.fstat(draft.descriptor).st_ino:
             self._remember(name, file)
@@ -203,10 +202,10 @@ class LocalObjects:
         if len(self._synced) > _REMEMBERED:
             self._synced.popitem(last=False)
 
-    def _put(self, name: str, *pieces: bytes) -> _Draft:
-        return self._finish(self._begin(name), *pieces)
+    def _put(self, name: str, *pieces: bytes) -> None:
+        self._finish(self._begin(name), *pieces)
 
-    def _finish(self, draft: _Draft, *pieces: bytes) -> _Draft:
+    def _finish(self, draft: _Draft, *pieces: bytes) -> None:
         try:
             for data in pieces:
                 self._append(draft, data)
@@ -214,7 +213,6 @@ class LocalObjects:
             self._publish(draft)
         finally:
             self._file_system.remove(draft.path)
-        return draft
 
     def _from_reserve(self, name: str) -> _Draft | None:
         """Takes a file of the reserve as the draft of an object: its space is never free for others to take."""
@@ -239,10 +237,8 @@ class LocalObjects:
         """
         try:
             root = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except (FileNotFoundError, NotADirectoryError) as error:
-            raise StoreUnavailableError(
-                f"the store's folder does not exist. folder={self.root}. Is its volume mounted?"
-            ) from error
+        except OSError as error:
+            raise StoreUnavailableError(f"store's folder can't be opened. {error}. Is its volume mounted?") from error
         try:
             if self._is_marked and not os.access(MARKER, os.F_OK, dir_fd=root):
                 raise StoreUnavailableError(
@@ -272,14 +268,15 @@ class LocalObjects:
     def _files(self, prefix: str) -> Iterator[ObjectInfo]:
         for folder, _, names, descriptor in self._walk(prefix):
             for name in names:
-                with contextlib.suppress(FileNotFoundError):  # deleted a moment ago
+                # One that is not there was deleted a moment ago.
+                with translated_errors("list", prefix), contextlib.suppress(FileNotFoundError):
                     status = os.stat(name, dir_fd=descriptor)
                     yield ObjectInfo(os.path.normpath(f"{folder}/{name}"), status.st_size, status.st_mtime)
 
     def _walk(self, prefix: str) -> Iterator[tuple[str, Sequence[str], Sequence[str], int]]:
         """Yields what `os.fwalk` does, of folders that are there."""
         with self._opened_root() as root, translated_errors("list", prefix), contextlib.suppress(FileNotFoundError):
-            yield from os.fwalk(prefix or ".", onerror=_raise_unless_gone, dir_fd=root)
+            yield from os.fwalk(prefix or ".", onerror=_raise_unless_gone, follow_symlinks=True, dir_fd=root)
 
     def _begin(self, name: str) -> _Draft:
         self._check_root()
@@ -327,16 +324,17 @@ class LocalObjects:
             self._durable.clear()
         self._durable[folder] = folder.stat().st_ino
 
-    def _sync_parent(self, name: str) -> None:
-        file = _file(self.root / name)  # before it is synced: what is there afterwards may be another one
-        if file is not None and self._synced.get(name) == file:
+    def _sync_parent(self, names: Sequence[str]) -> None:
+        files = {name: _file(self.root / name) for name in names}  # what is there afterwards may be others
+        if all(file is not None and self._synced.get(name) == file for name, file in files.items()):
             return
-        with translated_errors("sync", name):
-            folder = (self.root / name).parent
+        with translated_errors("sync", names[-1]):
+            folder = (self.root / names[-1]).parent
             self._make_durable(folder)
             self._file_system.sync_folder(folder)
-        if file is not None:
-            self._remember(name, file)
+        for name, file in files.items():
+            if file is not None:
+                self._remember(name, file)
 
     def _delete(self, names: Sequence[str]) -> None:
         for name in names:
@@ -376,8 +374,12 @@ class _Opened:
 
     def read(self, offset: int, length: int | None = None) -> bytes:
         """Returns the bytes from `offset`, at most `length`; none at the end."""
-        size = max(os.fstat(self._descriptor).st_size - offset, 0)
-        return os.pread(self._descriptor, size if length is None else min(size, length), offset)
+        left = max(os.fstat(self._descriptor).st_size - offset, 0)
+        left, pieces = left if length is None else min(left, length), list[bytes]()
+        while left and (piece := os.pread(self._descriptor, left, offset)):  # may be short, as before a bad sector
+            pieces.append(piece)
+            offset, left = offset + len(piece), left - len(piece)
+        return b"".join(pieces)
 
     def __del__(self) -> None:
         if self._descriptor >= 0:

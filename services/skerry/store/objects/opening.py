@@ -29,6 +29,7 @@ _LOG: Final = get_logger(__name__)
 _HELP: Final = "use file:///path/of/a/folder, s3://bucket/prefix or memory://"
 # Enough that one slow write does not delay other files; the threads mostly wait in write and fsync.
 _FILE_THREADS: Final = 8
+_READ_THREADS: Final = 4  # apart, since most of what is read is in memory
 # A request that takes longer is taken as lost. The log itself reads back and retries, so few retries are made here.
 _CLIENT: Final[ClientConfig] = {"timeout": "60s", "connect_timeout": "5s"}
 _RETRIES: Final[RetryConfig] = {"max_retries": 3, "retry_timeout": timedelta(seconds=30)}
@@ -91,7 +92,8 @@ def _open_folder(root: Path, *, create: bool, new: bool) -> LocalObjects:
             f"the folder is no store: it has no {MARKER}. path={root}. Is its volume mounted? "
             "`skerry serve --new-store` begins a store in it."
         )
-    objects = LocalObjects(root, workers=workers, entropy=SystemEntropy(), is_marked=is_marked)
+    readers = ThreadWorkers(_READ_THREADS, name="skerry-read")
+    objects = LocalObjects(root, workers=workers, readers=readers, entropy=SystemEntropy(), is_marked=is_marked)
     if create and not is_marked:
         try:
             objects.mark()

@@ -126,7 +126,7 @@ class Blobs:
             # Listing has no order. Every replica must choose the same part, so the alphabetically first name wins.
             found[key] = min(ref, found.get(key, ref), key=lambda one: one.name)
         if found:  # their writers may have been killed before they had synced the folder
-            await self._objects.sync_parent(self._path(next(iter(found.values())).name))
+            await self._objects.sync_parent(*(self._path(ref.name) for ref in found.values()))
         limit = asyncio.Semaphore(_READS_AT_ONCE)
 
         async def stored(ref: ObjectRef) -> StoredPart | None:

@@ -92,7 +92,7 @@ class LocalObjects:
         file_system: FileSystem | None = None,
         is_marked: bool = False,
     ) -> None:
-        """A folder that `is_marked` is unavailable while its marker is not there. `readers` never wait for the disk."""
+        """A folder that `is_marked` is unavailable while its marker is not there. `readers` sync nothing."""
         self._is_marked = is_marked
         self._has_reserve = False
         self.root = root

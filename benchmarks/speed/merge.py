@@ -21,7 +21,7 @@ from benchmarks.speed.measuring import Size, paired
 from benchmarks.speed.merged_run import FRAGMENT, UID, layout_of, open_store, prepare
 from skerry.runtime.workers import ThreadWorkers
 from skerry.store.versions.replay import Replayer
-from skerry.store.versions.scratch import Scratch
+from skerry.store.versions.scratch import Scratch, memory_share_bytes
 from skerry.syncer.merger import merge_round
 
 LEARNERS: Final = 8
@@ -34,7 +34,8 @@ async def _measure(folder: Path, numel: int, samples: int) -> list[Row]:
     await prepare(folder / "store", numel, LEARNERS, workers)
     scratch_folder = folder / "scratch"
     scratch_folder.mkdir()
-    store, scratch = open_store(folder / "store", workers), Scratch(scratch_folder)
+    store = open_store(folder / "store", workers)
+    scratch = Scratch(scratch_folder, memory_bytes=memory_share_bytes())  # as `skerry serve` has it
     log = await store.open_log("merge", UID)
     closing = log.state.fragments[FRAGMENT].closing
     assert closing is not None  # `prepare` closed it

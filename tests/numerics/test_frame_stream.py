@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from skerry.store.versions.blobs import BATCH_NUMEL, frame_batches
-from skerry.wire.codecs import Codec, Encoding
+from skerry.wire.codecs import MAX_FRAME_NUMEL, Codec, Encoding
 from skerry.wire.errors import FrameError, WireReason
 from skerry.wire.frames import decode_frames, encode_frames
 from tests.numerics.merge_driver import layout_of
@@ -35,7 +35,9 @@ async def reason(data: bytes, first: int, numel: int) -> WireReason:
 @given(size=st.integers(1000, 3_000_000))
 async def test_batches_cover_the_range_however_the_stream_is_cut(size: int) -> None:
     batches = [batch async for batch in frame_batches(pieces(b"".join(FRAMES), size), 0, LAYOUT.numel)]
-    assert [batch.first for batch in batches] == [0, BATCH_NUMEL]
+    ends = [batch.first + batch.numel for batch in batches]
+    assert [batch.first for batch in batches] == [0, *ends[:-1]]
+    assert max(batch.numel for batch in batches) < BATCH_NUMEL + MAX_FRAME_NUMEL
     assert sum(batch.numel for batch in batches) == LAYOUT.numel
     out = np.empty(LAYOUT.numel, np.float32)
     decode_frames(b"".join(batch.data for batch in batches), LAYOUT, out)

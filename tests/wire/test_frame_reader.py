@@ -10,13 +10,14 @@ from hypothesis import strategies as st
 from skerry.wire import Codec, Compressor, Encoding, FragmentLayout, TensorSpec
 from skerry.wire.codecs import HEADER_SIZE
 from skerry.wire.errors import FrameError, WireReason
-from skerry.wire.frames import FrameReader, encode_frames
+from skerry.wire.frames import FrameReader, encode_frames, parse_header
 
 # One tensor a codec change: many small frames.
 LAYOUT = FragmentLayout("f", tuple(TensorSpec(f"t{n}", (8, 4) if n % 2 else (5,)) for n in range(8)))
 VALUES = np.linspace(-1, 1, LAYOUT.numel, dtype=np.float32)
 FRAMES = list(encode_frames(VALUES, LAYOUT, Encoding(Codec.INT4, block=8, compressor=Compressor.NONE)))
 WHOLE = b"".join(FRAMES)
+FRAME_NUMELS = [parse_header(frame).numel for frame in FRAMES]
 
 
 def read(data: bytes, first: int, numel: int) -> None:
@@ -37,19 +38,30 @@ def test_batches_are_whole_frames_however_the_bytes_are_cut(piece_bytes: int, ba
     batches = []
     for start in range(0, len(WHOLE), piece_bytes):
         batches += reader.feed(WHOLE[start : start + piece_bytes])
-    last = reader.finish()
-    assert len(last) <= 1
-    assert all(batch.numel >= batch_numel for batch in batches)
-    assert b"".join(batch.data for batch in batches + last) == WHOLE
-    ends = [batch.first + batch.numel for batch in batches + last]
-    assert [batch.first for batch in batches + last] == [0, *ends[:-1]]
+    reader.finish()
+    assert b"".join(batch.data for batch in batches) == WHOLE
+    ends = [batch.first + batch.numel for batch in batches]
+    assert [batch.first for batch in batches] == [0, *ends[:-1]]
     assert ends[-1] == LAYOUT.numel
+    assert all(batch.numel < batch_numel + max(FRAME_NUMELS) for batch in batches)
+
+
+def test_only_a_frame_that_comes_in_several_pieces_is_copied() -> None:
+    reader = FrameReader(0, LAYOUT.numel, batch_numel=LAYOUT.numel)
+    middle = sum(map(len, FRAMES[:5])) + HEADER_SIZE + 1
+    pieces = WHOLE[:middle], WHOLE[middle:]
+    before, torn, after = [batch for piece in pieces for batch in reader.feed(piece)]
+    reader.finish()
+    for piece, batch in zip(pieces, (before, after), strict=True):
+        assert isinstance(batch.data, memoryview)
+        assert batch.data.obj is piece
+    assert torn.data in FRAMES
 
 
 def test_each_frame_is_a_batch_by_itself_where_nothing_else_is_asked_for() -> None:
     reader = FrameReader(0, LAYOUT.numel)
     assert [batch.data for batch in reader.feed(WHOLE)] == FRAMES
-    assert reader.finish() == []
+    reader.finish()
 
 
 def test_what_does_not_follow_or_ends_early_is_refused() -> None:

@@ -192,7 +192,7 @@ def replay_span(
 
 def subtract_update(
     weights: Float32s,  # (numel,) written where the frames are
-    data: bytes,
+    data: bytes | memoryview,
     layout: FragmentLayout,
     *,
     source: Float32s | None = None,  # (numel,) of the version before; None: `weights`

@@ -337,62 +337,80 @@ class FrameBatch:
 
     first: int
     numel: int
-    data: bytes
+    data: bytes | memoryview
 
 
 class FrameReader:
     """Cuts whole frames that must cover a range in order, without a gap or an overlap.
 
-    A header is checked before its payload is kept, so the buffer holds at most a batch, a frame and a piece.
+    A batch is a view of the piece that it came in; only a frame that came in several pieces is copied, as a batch of
+    its own. A header is checked before its payload is kept, so a reader holds at most a frame.
     """
 
     def __init__(self, first: int, numel: int, *, batch_numel: int = 1) -> None:
-        """Expects the range `[first, first + numel)`; a batch has at least `batch_numel` elements, but for the last."""
-        self._first = self._at = first  # the next batch begins at `first`; its whole frames so far reach `at`
-        self._stop = first + numel
+        """Expects the range `[first, first + numel)`; a batch ends where it has `batch_numel` elements or its piece."""
+        self._at, self._stop = first, first + numel
         self._batch_numel = batch_numel
-        self._buffer = bytearray()
-        self._whole_bytes = 0  # at the front of the buffer: the next batch's whole frames
+        self._begun = bytearray()  # of the frame that begins at `_at`
 
-    def feed(self, piece: bytes) -> list[FrameBatch]:
+    def feed(self, piece: bytes | memoryview) -> list[FrameBatch]:
         """Returns the batches that `piece` completes.
 
         Raises:
             FrameError: LAYOUT, BAD_HEADER, TOO_LARGE or BOMB, by a header alone.
         """
-        self._buffer += piece
-        batches = []
-        while len(self._buffer) - self._whole_bytes >= HEADER_SIZE:
-            header = parse_header(self._buffer[self._whole_bytes : self._whole_bytes + HEADER_SIZE])
-            if header.first != self._at or header.first + header.numel > self._stop:
-                raise FrameError(
-                    WireReason.LAYOUT,
-                    f"frame out of place. expected_first={self._at}, range_end={self._stop}, "
-                    f"first={header.first}, numel={header.numel}",
-                )
-            if len(self._buffer) - self._whole_bytes < header.frame_size:
+        rest, batches = memoryview(piece), list[FrameBatch]()
+        if self._begun:
+            rest = self._fill(HEADER_SIZE, rest)
+            if len(self._begun) < HEADER_SIZE:
+                return []
+            header = self._following(self._begun, self._at)
+            rest = self._fill(header.frame_size, rest)
+            if len(self._begun) < header.frame_size:
+                return []
+            batches.append(self._batch(bytes(self._begun), header.numel))
+            self._begun.clear()
+        size = numel = 0  # of the whole frames at the front of `rest`
+        while len(rest) - size >= HEADER_SIZE:
+            header = self._following(rest[size : size + HEADER_SIZE], self._at + numel)
+            if len(rest) - size < header.frame_size:
                 break
-            self._whole_bytes += header.frame_size
-            self._at += header.numel
-            if self._at - self._first >= self._batch_numel:
-                batches.append(self._cut())
+            size, numel = size + header.frame_size, numel + header.numel
+            if numel >= self._batch_numel:
+                batches.append(self._batch(rest[:size], numel))
+                rest, size, numel = rest[size:], 0, 0
+        if numel:
+            batches.append(self._batch(rest[:size], numel))
+        self._begun += rest[size:]
         return batches
 
-    def finish(self) -> list[FrameBatch]:
-        """Returns the last batch, if one is left.
+    def finish(self) -> None:
+        """Checks that nothing is missing.
 
         Raises:
             FrameError: TRUNCATED: the frames end before their range does, or the bytes inside a frame.
         """
-        if self._at != self._stop or self._whole_bytes != len(self._buffer):
+        if self._at != self._stop or self._begun:
             raise FrameError(
                 WireReason.TRUNCATED, f"frames end before their range does. expected={self._stop}, actual={self._at}"
             )
-        return [self._cut()] if self._whole_bytes else []
 
-    def _cut(self) -> FrameBatch:
-        with memoryview(self._buffer) as view:
-            batch = FrameBatch(self._first, self._at - self._first, bytes(view[: self._whole_bytes]))
-        del self._buffer[: self._whole_bytes]
-        self._whole_bytes, self._first = 0, self._at
-        return batch
+    def _fill(self, size: int, rest: memoryview) -> memoryview:
+        """Takes what is missing of the first `size` bytes of the frame that has begun; returns what is left."""
+        missing = max(0, size - len(self._begun))
+        self._begun += rest[:missing]
+        return rest[missing:]
+
+    def _following(self, data: bytearray | memoryview, at: int) -> FrameHeader:
+        header = parse_header(data)
+        if header.first != at or header.first + header.numel > self._stop:
+            raise FrameError(
+                WireReason.LAYOUT,
+                f"frame out of place. expected_first={at}, range_end={self._stop}, "
+                f"first={header.first}, numel={header.numel}",
+            )
+        return header
+
+    def _batch(self, data: bytes | memoryview, numel: int) -> FrameBatch:
+        first, self._at = self._at, self._at + numel
+        return FrameBatch(first, numel, data)

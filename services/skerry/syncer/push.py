@@ -70,13 +70,14 @@ class _Arriving:
     reader: FrameReader
     reservation: Reservation
     most_frames: int
-    frames: list[bytes] = field(default_factory=list)
+    frame_count: int = 0
+    pieces: list[bytes] = field(default_factory=list)  # its bytes, as they came
     size_bytes: int = 0
     waited_s: float = 0.0  # for its client
 
     def feed(self, data: bytes) -> None:
         """Checks the frames that `data` completes; slow enough for a worker thread."""
-        self.check(self.cut(data))
+        self.checker.check(self.cut(data))
 
     def cut(self, data: bytes) -> list[FrameBatch]:
         """Returns the frames that `data` completes, of which the headers are checked alone."""
@@ -84,14 +85,11 @@ class _Arriving:
             batches = self.reader.feed(data)
         except FrameError as error:
             raise from_wire(error) from error
-        if len(self.frames) + len(batches) > self.most_frames:
+        self.frame_count += len(batches)
+        self.pieces.append(data)
+        if self.frame_count > self.most_frames:
             raise SyncerError("TOO_LARGE", f"part has too many frames; make them larger. limit={self.most_frames}")
         return batches
-
-    def check(self, batches: Sequence[FrameBatch]) -> None:
-        """Decodes frames and keeps them; slow enough for a worker thread, if they are many or large."""
-        self.checker.check(batches)
-        self.frames += [batch.data for batch in batches]
 
     def summary(self, digest: bytes) -> PartSummary:
         """Returns what is known of the part, which must be whole and have this digest."""
@@ -212,9 +210,9 @@ class Push:
             return
         batches = part.cut(data)
         if sum(batch.numel + FRAME_COST_NUMEL for batch in batches) < INLINE_CHECK_NUMEL:
-            part.check(batches)
+            part.checker.check(batches)
         else:
-            await self._replica.workers.run(part.check, batches)
+            await self._replica.workers.run(part.checker.check, batches)
 
     async def end_part(self, digest: bytes) -> None:
         """Begins to make the part durable, once the one before is; `complete` waits for all.
@@ -249,7 +247,7 @@ class Push:
                 part.numel,
                 summary.digest.hex(),
                 summary.squared_norms,
-                part.frames,
+                part.pieces,
                 summary.kept,
             )
             size_bytes = self._stored_bytes(part.numel, part.size_bytes)

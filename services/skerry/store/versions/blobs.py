@@ -11,7 +11,7 @@ import asyncio
 import hashlib
 import random
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Container, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Container, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -37,6 +37,7 @@ SnapshotKind = Literal["weights", "momentum", "residual"]
 # The header line of a part has one norm per tensor. Most fit the first read; a longer line than the bound is refused.
 _HEADER_READ_BYTES: Final = 2**14
 _MAX_HEADER_BYTES: Final = 2**26
+_PART_PIECE_BYTES: Final = 2**23  # a whole part, where it has the suggested size
 _READS_AT_ONCE: Final = 16
 # A read that broke off waits some 15 s for the store, as long as its restart takes. Then the caller decides.
 _RESUMED: Final = RetrySettings(attempt_count=6, first_wait_s=0.5, longest_wait_s=8.0)
@@ -144,28 +145,34 @@ class Blobs:
         """Returns a part's frames; nothing if they are not in memory."""
         return self._parts.get(ref.name)
 
-    async def part_frames(self, ref: ObjectRef) -> AsyncIterator[bytes]:
-        """Yields the bytes of a part's frames in pieces of about 512 KiB, which may end inside a frame.
+    async def part_frames(self, ref: ObjectRef) -> AsyncIterator[bytes | memoryview]:
+        """Yields the bytes of a part's frames in pieces of at most 8 MiB, which may end inside a frame.
 
         Raises:
             ObjectMissingError: the part was collected.
         """
-        head = b""
-        is_in_frames = False
-        async for piece in self.read(ref):
-            if is_in_frames:
+        head: bytes | None = b""
+        async for piece in self._resumed(lambda offset: self._large_pieces(ref, offset), 0):
+            if head is None:
                 yield piece
                 continue
             head += piece
-            line, newline, rest = head.partition(b"\n")
-            if newline:
-                is_in_frames = True
-                if rest:
-                    yield rest
-            elif len(line) > _MAX_HEADER_BYTES:
+            end = head.find(b"\n")
+            if end >= 0:
+                yield memoryview(head)[end + 1 :]
+                head = None
+            elif len(head) > _MAX_HEADER_BYTES:
                 break
-        if not is_in_frames:
+        if head is not None:
             raise UnreadableObjectError(ref.name, "part has no header line")
+
+    async def _large_pieces(self, ref: ObjectRef, offset: int) -> AsyncGenerator[bytes, None]:
+        while True:
+            piece = await self._objects.get(self._path(ref.name), offset=offset, length=_PART_PIECE_BYTES)
+            yield piece
+            if len(piece) < _PART_PIECE_BYTES:
+                return
+            offset += len(piece)
 
     async def write_update(
         self, fragment: str, version: int, frames: Sequence[bytes], first: int, numel: int
@@ -202,10 +209,16 @@ class Blobs:
         Raises:
             ObjectMissingError: the object was collected.
         """
+        async for piece in self._resumed(lambda at: self._objects.stream(self._path(ref.name), offset=at), offset):
+            yield piece
+
+    async def _resumed(
+        self, pieces_from: Callable[[int], AsyncIterator[bytes]], offset: int
+    ) -> AsyncGenerator[bytes, None]:
         start, failure_count = offset, 0
         while True:
             try:
-                async for piece in self._objects.stream(self._path(ref.name), offset=offset):
+                async for piece in pieces_from(offset):
                     offset, failure_count = offset + len(piece), 0
                     yield piece
                 return
@@ -317,12 +330,14 @@ async def snapshot_pieces(
             yield piece
 
 
-# Elements of a batch: what one worker job decodes. 4 MiB of float32, some 600 kB of int4 frames.
-BATCH_NUMEL: Final = 2**20
+# The most elements of a batch, which one worker job decodes: 8 MiB of float32, some 900 kB of int4 frames.
+BATCH_NUMEL: Final = 2**21
 
 
-async def frame_batches(pieces: AsyncIterator[bytes], first: int, numel: int) -> AsyncIterator[FrameBatch]:
-    """Yields the frames of `pieces`, which must cover `[first, first + numel)` in order; holds one batch at a time.
+async def frame_batches(
+    pieces: AsyncIterator[bytes | memoryview], first: int, numel: int
+) -> AsyncIterator[FrameBatch]:
+    """Yields the frames of `pieces`, which must cover `[first, first + numel)` in order, as views of the pieces.
 
     Raises:
         FrameError: TRUNCATED, LAYOUT, BAD_HEADER, TOO_LARGE or BOMB, by the frames' headers alone.
@@ -331,5 +346,4 @@ async def frame_batches(pieces: AsyncIterator[bytes], first: int, numel: int) ->
     async for piece in pieces:
         for batch in reader.feed(piece):
             yield batch
-    for batch in reader.finish():
-        yield batch
+    reader.finish()

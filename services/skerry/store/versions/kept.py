@@ -12,8 +12,8 @@ Content = TypeVar("Content")
 
 # Int4 deltas of 120 million elements, decompressed. The bound is for the whole run, however many learners it has.
 LIMIT_BYTES: Final = 64 * 2**20
-# Smaller objects are read back from the store in negligible time.
-SMALLEST_BYTES: Final = 32 * 2**10
+# Of smaller objects the bound would not hold, since each of them takes more than its bytes.
+SMALLEST_BYTES: Final = 4 * 2**10
 
 
 class Kept(Generic[Content]):

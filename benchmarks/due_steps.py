@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 import time
+from collections.abc import Collection
+from threading import Event
 from typing import Final
 from unittest.mock import patch
 
@@ -12,16 +13,11 @@ from skerry.client.movement import Movement
 
 # More than the steps that a synchronisation waits for its versions, so that none makes a second delta due.
 H: Final = 4096
-# Steps after which every delta is due, since the last ones were copied within so many steps of one another.
-_SPREAD_STEPS: Final = 64
 _STEP_S: Final = 0.01
 
 
 def take_no_samples() -> None:
-    """Has learners of this process not look for weights that were replaced.
-
-    Their samples would let other threads run between two steps that are to be one moment; nothing is trained here.
-    """
+    """Has learners of this process not look for weights that were replaced: nothing is trained here."""
     patch.object(Movement, "trained").start()
 
 
@@ -31,11 +27,11 @@ class DueSteps:
     def __init__(self, learner: ArrayLearner) -> None:
         self._learner = learner
         self._count = 0
-        self._due_from = H  # all fragments were copied at this step or soon after; the first time H to 2 H are due
+        self._first_due, self._all_due = H, 2 * H  # steps: the weights of each fragment are copied at one between them
 
     def approach(self) -> None:
         """Takes all steps before the next synchronisation but the last few."""
-        self._step_to(self._due_from + H - 2)
+        self._step_to(self._first_due - 2)
 
     def synchronise(self, timeout_s: float) -> None:
         """Takes the steps that make a delta of each fragment due, and goes on until each has its next version.
@@ -43,21 +39,30 @@ class DueSteps:
         Raises:
             TimeoutError: not all have one in time.
         """
-        wanted = {name: version + 1 for name, version in self._learner.stats.versions.items()}
-        deadline_s = time.monotonic() + timeout_s
-        self._due_from += H + _SPREAD_STEPS
-        self._step_to(self._due_from)
-        while any(version < wanted[name] for name, version in self._learner.stats.versions.items()):
+        missing, deadline_s = set(self._learner.stats.versions), time.monotonic() + timeout_s
+        self._step_to(self._all_due)
+        while missing:
             if time.monotonic() > deadline_s:
-                raise TimeoutError(f"no synchronisation. versions={self._learner.stats.versions}, wanted={wanted}")
+                raise TimeoutError(f"no synchronisation. missing={sorted(missing)}, stats={self._learner.stats}")
             time.sleep(_STEP_S)
-            self._step_to(self._count + 1)
+            missing -= set(self._step())
+        self._first_due, self._all_due = self._all_due + H, self._count + H
 
     def _step_to(self, count: int) -> None:
-        """Takes steps at one moment: no other thread gets its turn before they are over."""
-        interval_s = sys.getswitchinterval()
-        sys.setswitchinterval(10.0)
-        for _ in range(count - self._count):
-            self._learner.step(tokens=1)
-        sys.setswitchinterval(interval_s)
-        self._count = count
+        """Takes steps at one moment: the learner's own thread waits for their end, so it copies nothing before."""
+        waits, are_over = Event(), Event()
+
+        def wait() -> None:
+            waits.set()
+            are_over.wait()
+
+        self._learner._thread.loop.call_soon_threadsafe(wait)  # noqa: SLF001 - no public call stops a learner's thread
+        waits.wait()
+        while self._count < count:
+            self._step()
+        are_over.set()
+
+    def _step(self) -> Collection[str]:
+        """Takes one step; returns the fragments whose weights it changed."""
+        self._count += 1
+        return self._learner.step(tokens=1)

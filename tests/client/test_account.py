@@ -274,6 +274,35 @@ def test_a_checkpoint_that_is_older_than_the_run_adds_nothing_to_it(target: str,
     again.check_at_end(trained(range(1, 13), range(8, 11)))
 
 
+def test_a_process_supersedes_no_delta_of_the_one_before_that_is_not_in_its_checkpoint(
+    target: str, said: list[dict[str, Any]]
+) -> None:
+    one = Trainee(target, policy=WAITING, fragment_count=1)
+    other = Trainee(target, "b")
+    one.train(2)
+    state = one.save()
+    one.train(2)
+    one.idle_until(lambda: one.learner.stats.deltas_acknowledged == 1)
+    one.kill()
+    again = Trainee(target)
+    again.load(state)
+    assert "later work" in said[0]["because"]
+    again.train(8)
+    until_s = time.monotonic() + 0.5
+    again.idle_until(lambda: time.monotonic() > until_s)
+    assert again.learner.stats.deltas_acknowledged == 0
+    with other.learner:
+        contribute(other)
+        again.idle_until(lambda: min(again.learner.stats.versions.values()) == 1)
+        merged, sent = again.learner.merged_weights(), trained(range(1, 5))
+        share = np.abs(merged["body.bias"]).max() / np.abs(sent["body.bias"]).max()
+        assert share > 0.1
+        for name, weights in merged.items():
+            np.testing.assert_allclose(weights, share * sent[name], rtol=0, atol=ROUNDING)
+        again.idle_until(lambda: again.learner.stats.deltas_acknowledged == 1)
+        again.kill()
+
+
 def test_of_two_processes_with_one_checkpoint_the_newer_goes_on(target: str, said: list[dict[str, Any]]) -> None:
     one = Trainee(target)
     one.train(6)

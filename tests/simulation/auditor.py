@@ -297,7 +297,7 @@ class _Audit:
             for fragment in self.state.fragments:
                 lost = self._unmerged(record, fragment, record.step_count)
                 named = [one for one in self._deltas_of(record, fragment) if one.fate is not Fate.MERGED]
-                if lost := lost & self._without(record, record.step_count, named):
+                if lost := lost & self._without(record, fragment, record.step_count, named):
                     detail = f"{record.learner}.{record.incarnation} lost steps {_brief(lost)} of {fragment}"
                     yield Finding("no work of a learner that flushed and left is lost", detail)
 
@@ -350,7 +350,7 @@ class _Audit:
             for delta in self._deltas_of(record, fragment)
             if delta.fate is Fate.MERGED and (until is None or self._landed(versions[delta.version].position) <= until)
         ]
-        return self._without(record, steps, deltas)
+        return self._without(record, fragment, steps, deltas)
 
     def _deltas_of(self, record: LearnerRecord, fragment: str) -> list[DeltaState]:
         """Returns the deltas that may hold steps of a process: its own, and where it has others' steps, theirs too."""
@@ -359,9 +359,17 @@ class _Audit:
             sessions = [one.session for one in self.evidence.records if one.learner == record.learner]
         return [delta for session in sessions for delta in self.histories.get((session, fragment), ())]
 
-    def _without(self, record: LearnerRecord, steps: int, deltas: Iterable[DeltaState]) -> set[int]:
-        """Returns the steps of a process up to `steps` that are in none of the deltas."""
+    def _without(self, record: LearnerRecord, fragment: str, steps: int, deltas: Iterable[DeltaState]) -> set[int]:
+        """Returns the steps of a process up to `steps` that are in none of the deltas.
+
+        It may have gone on without steps of its checkpoint because the run had a later delta of the learner, and warned
+        of it: they are lost if that delta had others, or expired. None may be lost because it was superseded.
+        """
         held = {one for delta in deltas for one in self._trained(delta.item.session, _steps(delta.item))}
+        for steps_given_up, delta in record.given_up.get(fragment, ()):
+            known = self.state.deltas.get(delta)
+            if known is not None and known.fate in {Fate.MERGED, Fate.EXPIRED}:
+                held |= {(f"{record.learner}.{origin}", step) for origin, step in steps_given_up}
         return {step for _, step in self._trained(record.session, range(1, steps + 1)) - held}
 
     def _landed(self, position: int) -> int:

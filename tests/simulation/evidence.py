@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from skerry.store.errors import StoreError
+from skerry.store.log.entries import entry_name
 from skerry.store.log.state import RunState
 from skerry.store.objects.interface import Objects
 from skerry.syncer.errors import SyncerError
@@ -103,7 +104,9 @@ async def _digests(world: World, complaints: list[str]) -> tuple[tuple[str, str]
                 complaints.append(f"replica {replica.index} can't read the run. cause={error!r}")
                 return ()
             logs.append(log)
-        if len({log.state.position for log in logs}) == 1:
+        newest = max(log.state.position for log in logs)
+        is_last = entry_name(logs[0].prefix, newest + 1) not in world.store.landed  # that nobody has read yet
+        if is_last and {log.state.position for log in logs} == {newest}:
             return tuple((f"replica-{index}", state_digest(log.state)) for index, log in enumerate(logs))
         await asyncio.sleep(1.0)
     complaints.append("the log of a closed run does not come to rest")

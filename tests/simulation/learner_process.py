@@ -181,10 +181,9 @@ class LearnerProcess:
         if self._checkpoint is None:
             return
         state, saver = self._checkpoint
+        last_deltas = dict(exchange._session.last_deltas)
         await _served(exchange, exchange.restore(state))
-        record.step_count = state["step_count"]
-        record.origins = saver.origins[: record.step_count]
-        record.work = {name: sums[: record.step_count + 1] for name, sums in saver.work.items()}
+        record.note_restored(saver, state, last_deltas)
 
     async def _train(
         self,

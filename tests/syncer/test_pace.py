@@ -22,6 +22,7 @@ from skerry.store.log.entries import (
 from skerry.store.store import Store
 from skerry.store.versions.scratch import Scratch
 from skerry.syncer.host import HostSettings, RunHost
+from skerry.syncer.settings import ReplicaSettings
 from skerry.wire.policy import Policy
 from tests.simulation.virtual_time import run_virtual
 from tests.store.test_run_log import SPEC, UID, Bench
@@ -156,6 +157,22 @@ def test_a_call_wakes_a_run_that_was_quiet() -> None:
             await bench.host.open("run")
             await asyncio.sleep(0.1)
             assert replica.state.position == log.state.position
+
+    on_host(test)
+
+
+def test_a_replica_looks_for_others_entries_no_oftener_while_it_appends_its_own() -> None:
+    async def test(bench: HostBench) -> None:
+        await bench.create(has_open_round=False)
+        replica = await bench.host.open("run")
+        await asyncio.sleep(1.0)
+        before = Counter(bench.operations)
+        for _ in range(100):
+            await replica.log.append([bench.policy()])
+            await asyncio.sleep(0.01)
+        done = bench.operations - before
+        assert done["create"] == 100
+        assert done["get"] <= 1.1 / ReplicaSettings().busy_poll_s
 
     on_host(test)
 

@@ -143,13 +143,16 @@ async def restore(session: Session, fragments: Mapping[str, FragmentExchange], a
         for one in fragments.values():
             await stack.enter_async_context(one.lock)
         found = {name: foreign or await _found(session, one, saved[name]) for name, one in fragments.items()}
+        waits = {
+            name: await _predecessor(session, fragments[name]) for name, what in found.items() if isinstance(what, str)
+        }
         for name, one in fragments.items():
             what = found[name]
             if isinstance(what, _Continued):
                 one.state = replace(what.state, ledger=await _load(session, one, what, trained))
             else:
                 dropped[what][name] = trained.step_count - _since(saved[name])
-                one.state = await _begun(session, one, trained)
+                one.state = _waiting(await _begun(session, one, trained), waits[name])
             one.wake()
     facts = {"run": session.run, "learner": session.settings.learner_id, "step": trained.step_count}
     for reason, steps in dropped.items():
@@ -176,6 +179,25 @@ async def _begun(session: Session, fragment: FragmentExchange, trained: Trained)
     idle = fragment.state
     assert isinstance(idle, Idle)
     return Idle(replace(idle.ledger, sent_until=trained), idle.contributed_step + trained.step_count)
+
+
+async def _predecessor(session: Session, fragment: FragmentExchange) -> InFlight | None:
+    """Returns a delta of an earlier session that waits to be merged, as if it were this one's, or None.
+
+    Until it is decided the fragment sends nothing: a delta of this session would supersede it, and its work be lost.
+    """
+    known, idle = session.last_deltas.get(fragment.layout.name), fragment.state
+    assert isinstance(idle, Idle)
+    saved = {"delta_id": known, "last_step": idle.contributed_step, "since": [idle.contributed_step]}
+    fate = await _fate(session, fragment, saved) if known else types_pb2.DeltaFate()
+    if fate.fate != types_pb2.FATE_PENDING:
+        return None
+    return InFlight(idle.ledger, _delta(session, fragment, saved), idle.contributed_step, fate)
+
+
+def _waiting(begun: Idle, predecessor: InFlight | None) -> Idle | InFlight:
+    """Returns the state of a fragment without own work, behind `predecessor` if there is one."""
+    return begun if predecessor is None else replace(predecessor, ledger=begun.ledger)
 
 
 def _count(session: Session, trained: Trained) -> None:

@@ -31,14 +31,9 @@ from skerry.wire.codecs import (
     decompress_exactly,
 )
 from skerry.wire.digests import Hasher
-from skerry.wire.errors import FrameError, NonFiniteError, WireReason
+from skerry.wire.errors import FrameError, WireReason
 from skerry.wire.layout import Blocks, FragmentLayout, blocks_of
-from skerry.wire.quantise import (
-    LARGEST_FLOAT32,
-    LARGEST_SCALED,
-    Quantiser,
-    dequantise,
-)
+from skerry.wire.quantise import Quantiser, check_range_array, dequantise, non_finite_error
 
 MAGIC: Final = b"SKF1"
 _HEADER: Final = struct.Struct("<4sBBHQIII")  # the CRC-32 follows
@@ -139,26 +134,6 @@ def pack_frame(cut: Cut, raw: NDArray[np.uint8], encoding: Encoding) -> bytes:
     )
     checksum = zlib.crc32(payload, zlib.crc32(header))
     return b"".join((header, _CRC.pack(checksum), payload))
-
-
-def check_range_array(name: str, array: NDArray[np.float32]) -> None:
-    """Refuse an array that is not one-dimensional, little-endian float32.
-
-    Raises:
-        ValueError: it is not.
-    """
-    if array.dtype != np.dtype("<f4") or array.ndim != 1:
-        raise ValueError(f"{name} must be one-dimensional float32. dtype={array.dtype}, shape={array.shape}")
-
-
-def non_finite_error(values: NDArray[np.float32], layout: FragmentLayout, cut: Cut) -> NonFiniteError:
-    """Return the error that names the first of a cut's `values` that its codec cannot carry."""
-    limit = LARGEST_FLOAT32 if cut.codec is Codec.FLOAT32 else LARGEST_SCALED
-    at = int(np.argmin(np.abs(values) <= limit))
-    index = layout.tensor_at(cut.first + at)
-    return NonFiniteError(
-        tensor=layout.tensors[index].name, element=cut.first + at - layout.offsets[index], value=float(values[at])
-    )
 
 
 class FrameHeader(NamedTuple):

@@ -15,8 +15,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from skerry.wire.codecs import MAX_FRAME_NUMEL, Codec
-from skerry.wire.errors import FrameError, WireReason
+from skerry.wire.codecs import MAX_FRAME_NUMEL, Codec, Cut
+from skerry.wire.errors import FrameError, NonFiniteError, WireReason
 from skerry.wire.kernels import kernels_for
 from skerry.wire.layout import Blocks, FragmentLayout
 
@@ -358,3 +358,23 @@ def _check_scales(codec: Codec, scales: NDArray[np.float32]) -> None:
         return
     reason = WireReason.BAD_SCALE if np.isfinite(scales).all() else WireReason.NON_FINITE
     raise FrameError(reason, f"a block's scale is not finite or out of range. codec={codec}")
+
+
+def check_range_array(name: str, array: NDArray[np.float32]) -> None:
+    """Refuse an array that is not one-dimensional, little-endian float32.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if array.dtype != np.dtype("<f4") or array.ndim != 1:
+        raise ValueError(f"{name} must be one-dimensional float32. dtype={array.dtype}, shape={array.shape}")
+
+
+def non_finite_error(values: NDArray[np.float32], layout: FragmentLayout, cut: Cut) -> NonFiniteError:
+    """Return the error that names the first of a cut's `values` that its codec cannot carry."""
+    limit = LARGEST_FLOAT32 if cut.codec is Codec.FLOAT32 else LARGEST_SCALED
+    at = int(np.argmin(np.abs(values) <= limit))
+    index = layout.tensor_at(cut.first + at)
+    return NonFiniteError(
+        tensor=layout.tensors[index].name, element=cut.first + at - layout.offsets[index], value=float(values[at])
+    )

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from skerry.wire.codecs import Codec, Cut, Encoding, cut_frames
-from skerry.wire.frames import non_finite_error, pack_frame
+from skerry.wire.frames import pack_frame
 from skerry.wire.layout import blocks_of
 from skerry.wire.quantise import (
     E3M0_CODE_OF_TOP_BITS,
@@ -22,6 +22,7 @@ from skerry.wire.quantise import (
     LARGEST_SCALED,
     NIBBLE_VALUES,
     SMALLEST_SCALE,
+    non_finite_error,
 )
 
 if TYPE_CHECKING:

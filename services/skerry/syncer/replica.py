@@ -262,13 +262,13 @@ class RunReplica:
         return True
 
     async def _tail(self) -> None:
-        """Folds others' entries: at once after an own append, and less and less often while nothing happens."""
+        """Folds others' entries: soon after an own append, and less and less often while nothing happens."""
         while True:
             self._tail_now.clear()
             is_read = await self._done(self.log.tail(), "log could not be read")
+            await self._clock.sleep(self._settings.busy_poll_s)
             longest_s = self._settings.waiting_poll_s if self._is_busy() else self._settings.idle_poll_s
-            pause_s = self.pace.pause_s(self._settings.busy_poll_s, longest_s)
-            await wait(self._tail_now, pause_s if is_read else self._settings.retry_s)
+            await wait(self._tail_now, self.pace.pause_s(0.0, longest_s) if is_read else self._settings.retry_s)
 
     def _is_busy(self) -> bool:
         return self._has_open_round or any(fragment.closing for fragment in self.state.fragments.values())

@@ -31,7 +31,7 @@ async def object_digest(log: RunLog, ref: ObjectRef, workers: Workers) -> str:
     return whole.hexdigest()
 
 
-def _hash_raw(hasher: Hasher, data: bytes) -> None:
+def _hash_raw(hasher: Hasher, data: bytes | memoryview) -> None:
     for frame in parse_frames(data):
         hasher.update(raw_bytes(frame))
 

@@ -334,9 +334,7 @@ async def snapshot_pieces(
 BATCH_NUMEL: Final = 2**21
 
 
-async def frame_batches(
-    pieces: AsyncIterator[bytes | memoryview], first: int, numel: int
-) -> AsyncIterator[FrameBatch]:
+async def frame_batches(pieces: AsyncIterator[bytes | memoryview], first: int, numel: int) -> AsyncIterator[FrameBatch]:
     """Yields the frames of `pieces`, which must cover `[first, first + numel)` in order, as views of the pieces.
 
     Raises:

@@ -58,9 +58,11 @@ class DueSteps:
 
         self._learner._thread.loop.call_soon_threadsafe(wait)  # noqa: SLF001 - no public call stops a learner's thread
         waits.wait()
-        while self._count < count:
-            self._step()
-        are_over.set()
+        try:
+            while self._count < count:
+                self._step()
+        finally:
+            are_over.set()
 
     def _step(self) -> Collection[str]:
         """Takes one step; returns the fragments whose weights it changed."""

@@ -15,7 +15,7 @@ from skerry.wire.errors import FrameError, WireReason
 from skerry.wire.frames import decode_frames, encode_frames
 from tests.numerics.merge_driver import layout_of
 
-LAYOUT = layout_of((600, 3000), (5,))
+LAYOUT = layout_of((900, 3000), (5,))
 VALUES = np.random.default_rng(0).normal(size=LAYOUT.numel).astype(np.float32)
 FRAMES = list(encode_frames(VALUES, LAYOUT, Encoding(Codec.BFLOAT16)))
 
@@ -32,7 +32,7 @@ async def reason(data: bytes, first: int, numel: int) -> WireReason:
 
 
 @settings(max_examples=10)
-@given(size=st.integers(1000, 3_000_000))
+@given(size=st.integers(1000, 6_000_000))
 async def test_batches_cover_the_range_however_the_stream_is_cut(size: int) -> None:
     batches = [batch async for batch in frame_batches(pieces(b"".join(FRAMES), size), 0, LAYOUT.numel)]
     ends = [batch.first + batch.numel for batch in batches]

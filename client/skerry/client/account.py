@@ -108,7 +108,7 @@ async def _saved(session: Session, fragment: FragmentExchange) -> dict[str, Any]
         delta = {
             "delta_id": state.delta.delta_id,
             "last_step": state.delta.last_step,
-            "since": list(ledger.in_flight_since),
+            "since": list(ledger.sent_until if ledger.in_flight is None else ledger.in_flight_since),
             "values": None if ledger.in_flight is None else parameters.to_host(ledger.in_flight),
         }
     return {**counts, "unsent": await run(unsent), "delta": delta}
@@ -144,7 +144,9 @@ async def restore(session: Session, fragments: Mapping[str, FragmentExchange], a
             await stack.enter_async_context(one.lock)
         found = {name: foreign or await _found(session, one, saved[name]) for name, one in fragments.items()}
         waits = {
-            name: await _predecessor(session, fragments[name]) for name, what in found.items() if isinstance(what, str)
+            name: await _predecessor(session, fragments[name], trained)
+            for name, what in found.items()
+            if isinstance(what, str) and not foreign
         }
         for name, one in fragments.items():
             what = found[name]
@@ -152,7 +154,7 @@ async def restore(session: Session, fragments: Mapping[str, FragmentExchange], a
                 one.state = replace(what.state, ledger=await _load(session, one, what, trained))
             else:
                 dropped[what][name] = trained.step_count - _since(saved[name])
-                one.state = _waiting(await _begun(session, one, trained), waits[name])
+                one.state = _waiting(await _begun(session, one, trained), waits.get(name))
             one.wake()
     facts = {"run": session.run, "learner": session.settings.learner_id, "step": trained.step_count}
     for reason, steps in dropped.items():
@@ -176,23 +178,24 @@ async def count_from(session: Session, fragments: Mapping[str, FragmentExchange]
 async def _begun(session: Session, fragment: FragmentExchange, trained: Trained) -> Idle:
     """Returns the state of a fragment without own work, `trained` being counted; fragments are spread as at first."""
     await session.boundary.run(lambda: _count(session, trained))
-    idle = fragment.state
-    assert isinstance(idle, Idle)
-    return Idle(replace(idle.ledger, sent_until=trained), idle.contributed_step + trained.step_count)
+    state = fragment.state
+    assert isinstance(state, Idle | InFlight)
+    return Idle(replace(state.ledger, sent_until=trained), state.contributed_step + trained.step_count)
 
 
-async def _predecessor(session: Session, fragment: FragmentExchange) -> InFlight | None:
+async def _predecessor(session: Session, fragment: FragmentExchange, trained: Trained) -> InFlight | None:
     """Returns a delta of an earlier session that waits to be merged, as if it were this one's, or None.
 
     Until it is decided the fragment sends nothing: a delta of this session would supersede it, and its work be lost.
     """
-    known, idle = session.last_deltas.get(fragment.layout.name), fragment.state
-    assert isinstance(idle, Idle)
-    saved = {"delta_id": known, "last_step": idle.contributed_step, "since": [idle.contributed_step]}
+    known, state = session.last_deltas.get(fragment.layout.name), fragment.state
+    assert isinstance(state, Idle | InFlight)
+    contributed_step = state.contributed_step + trained.step_count
+    saved = {"delta_id": known, "last_step": contributed_step, "since": [contributed_step]}
     fate = await _fate(session, fragment, saved) if known else types_pb2.DeltaFate()
     if fate.fate != types_pb2.FATE_PENDING:
         return None
-    return InFlight(idle.ledger, _delta(session, fragment, saved), idle.contributed_step, fate)
+    return InFlight(state.ledger, _delta(session, fragment, saved), contributed_step, fate)
 
 
 def _waiting(begun: Idle, predecessor: InFlight | None) -> Idle | InFlight:
@@ -281,10 +284,10 @@ async def _found(session: Session, fragment: FragmentExchange, saved: Mapping[st
         ledger = replace(ledger, in_flight=delta["values"], in_flight_since=Trained(*delta["since"]))
         work = (unsent, delta["values"])
     fate = await _fate(session, fragment, delta) if known == delta["delta_id"] else types_pb2.DeltaFate()
-    if fate.fate == types_pb2.FATE_QUARANTINED:
+    if fate.fate == types_pb2.FATE_QUARANTINED and delta["values"] is not None:
         return "the learner's last delta was quarantined"
     # If it was never accepted it never will be: no session but this one can push now.
-    if fate.fate in {*RETURNING, types_pb2.FATE_UNSPECIFIED}:
+    if fate.fate in {*RETURNING, types_pb2.FATE_QUARANTINED, types_pb2.FATE_UNSPECIFIED}:
         return _Continued(Idle(ledger.returned(), saved["contributed_step"]), work)
     if fate.fate == types_pb2.FATE_MERGED and fate.version <= ledger.version:
         return _Continued(Idle(ledger.dropped(), delta["last_step"]), (unsent,))

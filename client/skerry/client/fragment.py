@@ -170,10 +170,10 @@ class FragmentExchange:
         match self.state:
             case Sending():
                 await self._push()
-            case InFlight(fate=fate) as state if fate.fate in RETURNING:
-                self._return(state)
-            case InFlight(fate=fate) if fate.fate == types_pb2.FATE_QUARANTINED:
+            case InFlight(fate=fate, ledger=it) if fate.fate == types_pb2.FATE_QUARANTINED and it.in_flight is not None:
                 self._drop(PoisonedError("QUARANTINED", f"delta was quarantined. because={fate.reason}"))
+            case InFlight(fate=fate) as state if fate.fate in {*RETURNING, types_pb2.FATE_QUARANTINED}:
+                self._return(state)
             case Refused() | Replacing():
                 await self._adopt()
             case Idle(is_turn_to_send=True) as state if may_send:
@@ -333,9 +333,9 @@ class FragmentExchange:
         self._pulls_whole = error.reason in _BASE_AT_FAULT
 
     def _return(self, state: InFlight) -> None:
-        """The delta was accepted but will never be merged: its work is unsent again."""
+        """The delta was accepted but will never be merged: its work is unsent again, if the model has it."""
         _log.info(
-            "delta expired, its work will be sent again",
+            "delta will not be merged, what the model has of it will be sent again",
             learner=self._session.settings.learner_id,
             fragment=self.layout.name,
             because=state.fate.reason,

@@ -94,9 +94,12 @@ class Island:
 
     def new_group(self, timeout: timedelta | None = None) -> distributed.ProcessGroup:
         """Returns another gloo group of the same ranks; every rank must ask for it."""
-        group: distributed.ProcessGroup = distributed.new_group(
-            self._ranks, timeout, backend="gloo", use_local_synchronization=True
-        )
+        try:
+            group: distributed.ProcessGroup = distributed.new_group(
+                self._ranks, timeout, backend="gloo", use_local_synchronization=True
+            )
+        except RuntimeError as error:  # a rank that had its connections already has failed
+            raise self._why(error) from error
         self._groups.append(group)
         return group
 

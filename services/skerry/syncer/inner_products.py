@@ -89,6 +89,6 @@ async def _decoded(
         for frame in kept:
             yield await workers.run(decode_frame, frame, layout)
         if not kept:
-            async for batch in frame_batches(log.blobs.part_frames(part), part.first, part.numel):
+            async for batch in frame_batches(log.blobs.part_frames(part, at_once_bytes=0), part.first, part.numel):
                 for frame in parse_frames(batch.data):
                     yield await workers.run(decode_frame, frame, layout)

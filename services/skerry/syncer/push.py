@@ -70,8 +70,7 @@ class _Arriving:
     reader: FrameReader
     reservation: Reservation
     most_frames: int
-    frame_count: int = 0
-    pieces: list[bytes] = field(default_factory=list)  # its bytes, as they came
+    frames: list[bytes | memoryview] = field(default_factory=list)
     size_bytes: int = 0
     waited_s: float = 0.0  # for its client
 
@@ -85,9 +84,8 @@ class _Arriving:
             batches = self.reader.feed(data)
         except FrameError as error:
             raise from_wire(error) from error
-        self.frame_count += len(batches)
-        self.pieces.append(data)
-        if self.frame_count > self.most_frames:
+        self.frames += [batch.data for batch in batches]
+        if len(self.frames) > self.most_frames:
             raise SyncerError("TOO_LARGE", f"part has too many frames; make them larger. limit={self.most_frames}")
         return batches
 
@@ -247,7 +245,7 @@ class Push:
                 part.numel,
                 summary.digest.hex(),
                 summary.squared_norms,
-                part.pieces,
+                part.frames,
                 summary.kept,
             )
             size_bytes = self._stored_bytes(part.numel, part.size_bytes)

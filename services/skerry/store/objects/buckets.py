@@ -169,9 +169,9 @@ class ObstoreObjects:
         """Does nothing: an object that such a store shows is durable."""
 
 
-async def _each(pieces: Sequence[bytes]) -> AsyncIterator[bytes]:
+async def _each(pieces: Sequence[bytes | memoryview]) -> AsyncIterator[bytes]:
     for piece in pieces:
-        yield piece
+        yield bytes(piece)
 
 
 async def _only(data: obstore.Bytes) -> AsyncIterator[obstore.Bytes]:

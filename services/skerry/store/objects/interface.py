@@ -15,7 +15,7 @@ import msgspec
 T = TypeVar("T")
 
 # A blob's bytes: at hand, or as they come.
-Chunks = bytes | Sequence[bytes] | AsyncIterator[bytes]
+Chunks = bytes | Sequence[bytes | memoryview] | AsyncIterator[bytes]
 STREAM_CHUNK_BYTES: Final = 2**19  # large enough that the cost of a call is small, small enough to hold many
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]+(?:/[A-Za-z0-9._-]+)*")
 

@@ -202,10 +202,10 @@ class LocalObjects:
         if len(self._synced) > _REMEMBERED:
             self._synced.popitem(last=False)
 
-    def _put(self, name: str, *pieces: bytes) -> None:
+    def _put(self, name: str, *pieces: bytes | memoryview) -> None:
         self._finish(self._begin(name), *pieces)
 
-    def _finish(self, draft: _Draft, *pieces: bytes) -> None:
+    def _finish(self, draft: _Draft, *pieces: bytes | memoryview) -> None:
         try:
             for data in pieces:
                 self._append(draft, data)
@@ -285,7 +285,7 @@ class LocalObjects:
             self._file_system.make_folder(path.parent)
             return _Draft(name, path, os.open(path, _NEW_FILE, _FILE_MODE))
 
-    def _append(self, draft: _Draft, data: bytes) -> None:
+    def _append(self, draft: _Draft, data: bytes | memoryview) -> None:
         with translated_errors("write", draft.name):
             self._file_system.write(draft.descriptor, data)
 

@@ -37,7 +37,7 @@ SnapshotKind = Literal["weights", "momentum", "residual"]
 # The header line of a part has one norm per tensor. Most fit the first read; a longer line than the bound is refused.
 _HEADER_READ_BYTES: Final = 2**14
 _MAX_HEADER_BYTES: Final = 2**26
-_PART_PIECE_BYTES: Final = 2**23  # a whole part, where it has the suggested size
+_AT_ONCE_BYTES: Final = 2**23  # of a part: more than most parts have
 _READS_AT_ONCE: Final = 16
 # A read that broke off waits some 15 s for the store, as long as its restart takes. Then the caller decides.
 _RESUMED: Final = RetrySettings(attempt_count=6, first_wait_s=0.5, longest_wait_s=8.0)
@@ -90,7 +90,7 @@ class Blobs:
         numel: int,
         digest: str,
         squared_norms: Sequence[float],
-        frames: Sequence[bytes],
+        frames: Sequence[bytes | memoryview],
         kept: Sequence[Frame] = (),
     ) -> StoredPart:
         """Stores the frames that cover `numel` elements from `first`, cut anywhere. The returned part is durable.
@@ -145,14 +145,18 @@ class Blobs:
         """Returns a part's frames; nothing if they are not in memory."""
         return self._parts.get(ref.name)
 
-    async def part_frames(self, ref: ObjectRef) -> AsyncIterator[bytes | memoryview]:
-        """Yields the bytes of a part's frames in pieces of at most 8 MiB, which may end inside a frame.
+    async def part_frames(
+        self, ref: ObjectRef, *, at_once_bytes: int = _AT_ONCE_BYTES
+    ) -> AsyncIterator[bytes | memoryview]:
+        """Yields the bytes of a part's frames in pieces, which may end inside a frame: the first by one request.
+
+        The first has at most `at_once_bytes`, the others 512 KiB.
 
         Raises:
             ObjectMissingError: the part was collected.
         """
         head: bytes | None = b""
-        async for piece in self._resumed(lambda offset: self._large_pieces(ref, offset), 0):
+        async for piece in self._resumed(lambda offset: self._part_pieces(ref, offset, at_once_bytes), 0):
             if head is None:
                 yield piece
                 continue
@@ -166,13 +170,18 @@ class Blobs:
         if head is not None:
             raise UnreadableObjectError(ref.name, "part has no header line")
 
-    async def _large_pieces(self, ref: ObjectRef, offset: int) -> AsyncGenerator[bytes, None]:
-        while True:
-            piece = await self._objects.get(self._path(ref.name), offset=offset, length=_PART_PIECE_BYTES)
+    async def _part_pieces(self, ref: ObjectRef, offset: int, at_once_bytes: int) -> AsyncGenerator[bytes, None]:
+        path, piece = self._path(ref.name), b""
+        if not offset:
+            with suppress(StoreUnavailableError):  # it may have broken off; a stream goes on where it breaks
+                piece = await self._objects.get(path, length=at_once_bytes)
+                if len(piece) < at_once_bytes:
+                    yield piece
+                    return
+        if piece:
             yield piece
-            if len(piece) < _PART_PIECE_BYTES:
-                return
-            offset += len(piece)
+        async for streamed in self._objects.stream(path, offset=offset + len(piece)):
+            yield streamed
 
     async def write_update(
         self, fragment: str, version: int, frames: Sequence[bytes], first: int, numel: int
@@ -330,7 +339,7 @@ async def snapshot_pieces(
             yield piece
 
 
-# The most elements of a batch, which one worker job decodes: 8 MiB of float32, some 900 kB of int4 frames.
+# Elements of a batch, which one worker job decodes, but for its last frame: 8 MiB of float32, some 900 kB of int4.
 BATCH_NUMEL: Final = 2**21
 
 

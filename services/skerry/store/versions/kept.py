@@ -12,7 +12,7 @@ Content = TypeVar("Content")
 
 # Int4 deltas of 120 million elements, decompressed. The bound is for the whole run, however many learners it has.
 LIMIT_BYTES: Final = 64 * 2**20
-# Of smaller objects the bound would not hold, since each of them takes more than its bytes.
+# Smaller objects are not kept: with what Python takes for each of them, they would exceed the bound.
 SMALLEST_BYTES: Final = 4 * 2**10
 
 

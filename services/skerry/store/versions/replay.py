@@ -44,7 +44,7 @@ from skerry.wire.layout import FragmentLayout
 from skerry.wire.safetensors import TensorFileReader
 
 # A full frame has 2^18 elements.
-_FRAMES_A_JOB: Final = 8
+_FRAMES_A_JOB: Final = 4
 _LOG: Final = get_logger(__name__)
 
 

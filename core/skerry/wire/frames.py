@@ -323,7 +323,7 @@ class FrameReader:
     """
 
     def __init__(self, first: int, numel: int, *, batch_numel: int = 1) -> None:
-        """Expects the range `[first, first + numel)`; a batch ends at `batch_numel` elements or more, or with its piece."""
+        """Expects the range `[first, first + numel)`; a batch ends with its piece or has `batch_numel` elements."""
         self._at, self._stop = first, first + numel
         self._batch_numel = batch_numel
         self._begun = bytearray()  # of the frame that begins at `_at`

@@ -274,8 +274,9 @@ def test_a_checkpoint_that_is_older_than_the_run_adds_nothing_to_it(target: str,
     again.check_at_end(trained(range(1, 13), range(8, 11)))
 
 
-def test_a_process_supersedes_no_delta_of_the_one_before_that_is_not_in_its_checkpoint(
-    target: str, said: list[dict[str, Any]]
+@pytest.mark.parametrize("has_checkpoint", [True, False])
+def test_a_process_supersedes_no_delta_of_the_one_before_that_it_has_not(
+    target: str, said: list[dict[str, Any]], has_checkpoint: bool
 ) -> None:
     one = Trainee(target, policy=WAITING, fragment_count=1)
     other = Trainee(target, "b")
@@ -285,8 +286,9 @@ def test_a_process_supersedes_no_delta_of_the_one_before_that_is_not_in_its_chec
     one.idle_until(lambda: one.learner.stats.deltas_acknowledged == 1)
     one.kill()
     again = Trainee(target)
-    again.load(state)
-    assert "later work" in said[0]["because"]
+    if has_checkpoint:
+        again.load(state)
+        assert "later work" in said[0]["because"]
     again.train(8)
     until_s = time.monotonic() + 0.5
     again.idle_until(lambda: time.monotonic() > until_s)
@@ -301,6 +303,27 @@ def test_a_process_supersedes_no_delta_of_the_one_before_that_is_not_in_its_chec
             np.testing.assert_allclose(weights, share * sent[name], rtol=0, atol=ROUNDING)
         again.idle_until(lambda: again.learner.stats.deltas_acknowledged == 1)
         again.kill()
+
+
+@pytest.mark.parametrize("has_checkpoint", [True, False])
+def test_a_learner_that_is_alone_and_back_does_not_wait_for_a_short_delta_to_be_merged(
+    target: str, has_checkpoint: bool
+) -> None:
+    one = Trainee(target, policy=replace(EXACT, inner_step_count=1000), fragment_count=1)
+    one.train(2)
+    one.learner._exchange.flush()
+    one.idle_until(lambda: one.learner.stats.deltas_acknowledged == 1)
+    state = one.save()
+    one.kill()
+    again = Trainee(target)
+    if has_checkpoint:
+        again.load(state)
+    again.train(1)
+    again.idle_until(lambda: min(again.learner.stats.versions.values()) == 1)
+    for name, weights in again.learner.merged_weights().items():
+        share = np.abs(weights).max() / np.abs(trained(range(1, 3))[name]).max()
+        assert share > 0
+    again.kill()
 
 
 def test_of_two_processes_with_one_checkpoint_the_newer_goes_on(target: str, said: list[dict[str, Any]]) -> None:

@@ -146,6 +146,7 @@ class _Audit:
             *self._accepted_was_sent(),
             *self._fenced_sessions_are_refused(),
             *self._bases_are_used_once(),
+            *self._nothing_is_superseded(),
             *self._steps_are_merged_once(),
             *self._versions_are_continuous(),
             *self._policy_changes_are_kept(),
@@ -153,6 +154,12 @@ class _Audit:
         ]
 
     # Safety.
+
+    def _nothing_is_superseded(self) -> Iterator[Finding]:
+        for delta in self.state.deltas.values():
+            if delta.fate is Fate.SUPERSEDED:
+                detail = f"{delta.item.delta} of {delta.item.learner} in {delta.item.fragment}"
+                yield Finding("no process supersedes the work of the one before", detail)
 
     def _acknowledged_is_in_the_log(self) -> Iterator[Finding]:
         rule = "every acknowledged delta was in the log before"

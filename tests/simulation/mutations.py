@@ -18,6 +18,7 @@ import msgspec
 import pytest
 
 from skerry.algorithm.rebase import Ledger
+from skerry.client.attachment import Attachment
 from skerry.client.errors import RefusedError, SkerryError, TryAgainError
 from skerry.client.fragment import FragmentExchange
 from skerry.client.fragment_state import Idle, Sending
@@ -274,6 +275,11 @@ def _collects_what_leads_to_the_newest(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(RunState, "chain", newest)
 
 
+def _does_not_wait_behind(patch: pytest.MonkeyPatch) -> None:
+    """A process that starts looks at no delta of the one before it."""
+    patch.setattr(Attachment, "_wait_behind", lambda *_: None)
+
+
 MUTATIONS: Final = (
     Mutation(
         "collects what catching up takes",
@@ -309,6 +315,7 @@ MUTATIONS: Final = (
     Mutation("changes an old policy", _changes_an_old_policy, "roll-backs", 0, "a change of the policy"),
     Mutation("fences new sessions", _fences_new_sessions, "learners", 0, "no learner is stopped without cause"),
     Mutation("trusts what it reads", _trusts_what_it_reads, "damage", 0, "verify finds nothing"),
+    Mutation("does not wait behind", _does_not_wait_behind, "sleepers", 1, "no process supersedes"),
     Mutation("forgets a fate", _forgets_a_fate, "calm", 0, "every accepted delta has one fate"),
 )
 # Those whose histories are short enough for the default suite.

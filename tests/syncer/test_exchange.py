@@ -280,18 +280,21 @@ async def test_a_learner_that_left_is_no_longer_expected(stubs: Stubs, run: type
     assert [(one.learner_id, one.is_live) for one in found.learners] == [("eu", True)]
 
 
-async def test_a_delta_of_a_newer_session_replaces_the_pending_one(
-    stubs: Stubs, run: types.Run, learner: RawLearner
-) -> None:
+async def test_a_newer_session_is_told_of_the_pending_delta_and_its_own_replaces_it(stubs: Stubs) -> None:
+    run, _ = await create_run(stubs, policy=types.Policy(inner_step_count=4, quorum_count=2))
+    learner = RawLearner(stubs, run, "eu", random.Random(1))
+    await learner.attach()
     base = await pull(stubs, run, "body")
     older = learner.header(base, "body", steps=1)
     await learner.push(older, _values(1))
     newer = RawLearner(stubs, run, "eu", random.Random(3))
-    await newer.attach()
+    attached = await newer.attach()
+    assert [(one.delta_id, one.fate) for one in attached.pending] == [(older.delta_id, types.FATE_PENDING)]
     header = newer.header(base, "body")
     await newer.push(header, _values(2))
     (fate,) = (await newer.event("fates_decided")).fates_decided.fates
     assert (fate.delta_id, fate.fate) == (older.delta_id, types.FATE_SUPERSEDED)
+    learner.detach()
     newer.detach()
 
 

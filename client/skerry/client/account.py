@@ -13,7 +13,6 @@ that the run knows, and no older session can send another: if it is neither of t
 
 from __future__ import annotations
 
-import asyncio
 from collections import defaultdict
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
@@ -24,10 +23,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from skerry.algorithm.rebase import FlatArray, Ledger, Trained
-from skerry.client.delta import Delta, query
+from skerry.client.delta import Delta, earlier_delta, query
 from skerry.client.errors import error_of
 from skerry.client.fragment import FragmentExchange
-from skerry.client.fragment_state import RETURNING, Idle, InFlight, Replacing, Sending
+from skerry.client.fragment_state import RETURNING, Idle, InFlight, Replacing, Sending, behind
 from skerry.client.session import Adoption, Session
 from skerry.runtime.logs import get_logger
 from skerry.v1 import exchange_pb2, types_pb2
@@ -143,18 +142,13 @@ async def restore(session: Session, fragments: Mapping[str, FragmentExchange], a
         for one in fragments.values():
             await stack.enter_async_context(one.lock)
         found = {name: foreign or await _found(session, one, saved[name]) for name, one in fragments.items()}
-        waits = {
-            name: await _predecessor(session, fragments[name], trained)
-            for name, what in found.items()
-            if isinstance(what, str) and not foreign
-        }
         for name, one in fragments.items():
             what = found[name]
             if isinstance(what, _Continued):
                 one.state = replace(what.state, ledger=await _load(session, one, what, trained))
             else:
                 dropped[what][name] = trained.step_count - _since(saved[name])
-                one.state = _waiting(await _begun(session, one, trained), waits.get(name))
+                one.state = await _begun(session, one, trained)
             one.wake()
     facts = {"run": session.run, "learner": session.settings.learner_id, "step": trained.step_count}
     for reason, steps in dropped.items():
@@ -175,32 +169,17 @@ async def count_from(session: Session, fragments: Mapping[str, FragmentExchange]
             one.wake()
 
 
-async def _begun(session: Session, fragment: FragmentExchange, trained: Trained) -> Idle:
+async def _begun(session: Session, fragment: FragmentExchange, trained: Trained) -> Idle | InFlight:
     """Returns the state of a fragment without own work, `trained` being counted; fragments are spread as at first."""
     await session.boundary.run(lambda: _count(session, trained))
     state = fragment.state
     assert isinstance(state, Idle | InFlight)
-    return Idle(replace(state.ledger, sent_until=trained), state.contributed_step + trained.step_count)
-
-
-async def _predecessor(session: Session, fragment: FragmentExchange, trained: Trained) -> InFlight | None:
-    """Returns a delta of an earlier session that waits to be merged, as if it were this one's, or None.
-
-    Until it is decided the fragment sends nothing: a delta of this session would supersede it, and its work be lost.
-    """
-    known, state = session.last_deltas.get(fragment.layout.name), fragment.state
-    assert isinstance(state, Idle | InFlight)
-    contributed_step = state.contributed_step + trained.step_count
-    saved = {"delta_id": known, "last_step": contributed_step, "since": [contributed_step]}
-    fate = await _fate(session, fragment, saved) if known else types_pb2.DeltaFate()
-    if fate.fate != types_pb2.FATE_PENDING:
-        return None
-    return InFlight(state.ledger, _delta(session, fragment, saved), contributed_step, fate)
-
-
-def _waiting(begun: Idle, predecessor: InFlight | None) -> Idle | InFlight:
-    """Returns the state of a fragment without own work, behind `predecessor` if there is one."""
-    return begun if predecessor is None else replace(predecessor, ledger=begun.ledger)
+    step = state.contributed_step + trained.step_count
+    begun = Idle(replace(state.ledger, sent_until=trained), step)
+    if isinstance(state, Idle):
+        return begun
+    waiting = earlier_delta(session, fragment.layout, state.delta.delta_id, since=step, last_step=step)
+    return behind(begun, waiting, state.fate)
 
 
 def _count(session: Session, trained: Trained) -> None:
@@ -283,7 +262,10 @@ async def _found(session: Session, fragment: FragmentExchange, saved: Mapping[st
     if delta["values"] is not None:
         ledger = replace(ledger, in_flight=delta["values"], in_flight_since=Trained(*delta["since"]))
         work = (unsent, delta["values"])
-    fate = await _fate(session, fragment, delta) if known == delta["delta_id"] else types_pb2.DeltaFate()
+    sent = earlier_delta(
+        session, fragment.layout, delta["delta_id"], since=delta["since"][0], last_step=delta["last_step"]
+    )
+    fate = await _fate(session, sent) if known == sent.delta_id else types_pb2.DeltaFate()
     if fate.fate == types_pb2.FATE_QUARANTINED and delta["values"] is not None:
         return "the learner's last delta was quarantined"
     # If it was never accepted it never will be: no session but this one can push now.
@@ -292,32 +274,16 @@ async def _found(session: Session, fragment: FragmentExchange, saved: Mapping[st
     if fate.fate == types_pb2.FATE_MERGED and fate.version <= ledger.version:
         return _Continued(Idle(ledger.dropped(), delta["last_step"]), (unsent,))
     fragment.on_version(fate.version)
-    sent = _delta(session, fragment, delta)
     return _Continued(InFlight(ledger, sent, saved["contributed_step"], fate), work)
 
 
-async def _fate(session: Session, fragment: FragmentExchange, saved: Mapping[str, Any]) -> types_pb2.DeltaFate:
+async def _fate(session: Session, delta: Delta) -> types_pb2.DeltaFate:
     """Returns what became of an accepted delta, as of the version that the fragment has or later."""
-    delta = _delta(session, fragment, saved)
     response = await session.calls.retry.call(lambda: query(session.calls, delta, seen_position=session.position))
     session.saw(response.position)
     if response.state != exchange_pb2.PUSH_STATE_ACCEPTED:
         raise error_of("STORE_ROLLED_BACK", f"the run lost a delta that it had accepted. delta={delta.delta_id}")
     return response.fate
-
-
-def _delta(session: Session, fragment: FragmentExchange, saved: Mapping[str, Any]) -> Delta:
-    """Returns a delta of an earlier process, without its bytes."""
-    header = exchange_pb2.PushHeader(
-        run=session.run,
-        run_uid=session.run_uid,
-        learner_id=session.settings.learner_id,
-        delta_id=saved["delta_id"],
-        fragment=fragment.layout.name,
-        step_count=saved["last_step"] - saved["since"][0],
-        last_step=saved["last_step"],
-    )
-    return Delta(header, (), b"", asyncio.get_running_loop().time())
 
 
 async def _load(session: Session, fragment: FragmentExchange, continued: _Continued, trained: Trained) -> Ledger:

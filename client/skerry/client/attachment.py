@@ -9,6 +9,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Final
 
+from skerry.client.delta import earlier_delta
 from skerry.client.errors import (
     RunClosedError,
     RunNotFoundError,
@@ -18,6 +19,7 @@ from skerry.client.errors import (
     error_of,
 )
 from skerry.client.fragment import FragmentExchange
+from skerry.client.fragment_state import Idle, behind
 from skerry.client.records import policy_of
 from skerry.client.session import Session
 from skerry.runtime.logs import get_logger
@@ -202,7 +204,7 @@ class Attachment:
         return report
 
     def _on_attached(self, attached: exchange_pb2.Attached) -> None:
-        session = self._session
+        session, is_first = self._session, self._run_step_count is None
         session.saw(attached.run.position)
         session.policy = policy_of(attached.run.policy, session.policy)
         lease_term_s = attached.lease_term.seconds + attached.lease_term.nanos / 1e9
@@ -212,10 +214,21 @@ class Attachment:
         self._on_status(attached.run.status)
         for fate in attached.pending:
             self._on_fate(fate)
+            if is_first:  # a delta of an earlier session
+                self._wait_behind(fate)
         session.last_deltas = {**attached.last_deltas, **session.last_deltas}
         self._detached.clear()
         session.attached.set()
         _log.info("attached", run=session.settings.run, learner=session.settings.learner_id, position=session.position)
+
+    def _wait_behind(self, fate: types_pb2.DeltaFate) -> None:
+        """Has a fragment send nothing until a delta is decided."""
+        fragment = self._fragments.get(fate.fragment)
+        if fragment is not None and isinstance(state := fragment.state, Idle):
+            step = state.contributed_step
+            delta = earlier_delta(self._session, fragment.layout, fate.delta_id, since=step, last_step=step)
+            fragment.state = behind(state, delta, fate)
+            fragment.wake()
 
     def _on_event(self, event: types_pb2.Event) -> None:
         self._session.saw(event.position)

@@ -99,6 +99,20 @@ def make_delta(
     return Delta(header, parts, digest_of(parts), taken_at_s), session.parameters.keep(weights)
 
 
+def earlier_delta(session: Session, layout: FragmentLayout, delta_id: str, *, since: int, last_step: int) -> Delta:
+    """Returns an accepted delta of an earlier session, with the steps after `since`, to ask for its fate."""
+    header = v1.PushHeader(
+        run=session.settings.run,
+        run_uid=session.run_uid,
+        learner_id=session.settings.learner_id,
+        delta_id=delta_id,
+        fragment=layout.name,
+        step_count=last_step - since,
+        last_step=last_step,
+    )
+    return Delta(header, (), b"", asyncio.get_running_loop().time())
+
+
 def encode_parts(
     encode: EncodeFrames,
     values: Any,  # (numel,) float32, overwritten with what the receiver decodes

@@ -2,6 +2,7 @@
 
     state          event                                                  function        next state
     -------------  -----------------------------------------------------  --------------  ----------
+    Idle           a delta of an earlier session waits to be merged       `behind`        InFlight
     Idle           the weights are about to be copied                     `turn_used`     Idle
     Idle           a copy of the weights was encoded                      `taken`         Sending
     Sending        a push begins                                          `tried`         Sending
@@ -89,6 +90,11 @@ class Replacing:
 
 
 State: TypeAlias = Idle | Sending | InFlight | Refused | Replacing
+
+
+def behind(state: Idle, delta: Delta, fate: types_pb2.DeltaFate) -> InFlight:
+    """The delta is an earlier session's: one of this session would supersede it, and the run would lose its work."""
+    return InFlight(state.ledger, delta, state.contributed_step, fate)
 
 
 def taken(state: Idle, delta: Delta, decoded: FlatArray, now: Trained) -> Sending:

@@ -267,8 +267,9 @@ class Attached(_message.Message):
 
     @_builtins.property
     def pending(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.DeltaFate]:
-        """Deltas of this session whose fate is still pending. A delta in flight that is not here has its fate, or was never
-        accepted: QueryPush tells which.
+        """Deltas of the learner, by whatever session, whose fate is still pending. A delta in flight that is not here has its
+        fate, or was never accepted: QueryPush tells which. One that an earlier session sent is superseded, and its work
+        lost to the run, if this session's delta of the same fragment is accepted before it is decided: wait for its fate.
         """
 
     @_builtins.property

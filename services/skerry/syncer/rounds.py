@@ -4,8 +4,8 @@ Pure decisions: no I/O, no clock, no randomness; time comes in as an argument. W
 and only the fold makes it true, so any number of replicas may run an engine each over the same log.
 
 A round of a fragment is *open* when a pending delta holds at least H steps, or its learner has trained H steps since
-it took the delta (so that a late, short delta whose learner is alone now can't wait for ever) or trains no more (its
-later steps can't be sent before). An open round closes
+it took the delta (so that a late, short delta whose learner is alone now can't wait for ever), trains no more, or is
+back with another session (its later steps can't be sent before). An open round closes
 
     at once        when every expected learner is in it: live leases, and the contributors of the last closes until
                    they leave or miss two;
@@ -178,7 +178,7 @@ class RoundEngine:
         return tuple(
             (name, fragment.version + (1 if fragment.closing is None else 2))
             for name, fragment in sorted(state.fragments.items())
-            if state.status is RunStatus.OPEN and is_open(fragment, state.policy, view)
+            if state.status is RunStatus.OPEN and is_open(state, fragment, view)
         )
 
     def _observe(
@@ -206,7 +206,7 @@ class RoundEngine:
         timing.seen = set(fragment.pending)
         if not fragment.pending:  # closed, or what it gathered was given up: the next one has its own time
             timing.opened_at_s = timing.quorum_at_s = None
-        if is_open(fragment, state.policy, view):
+        if is_open(state, fragment, view):
             timing.opened_at_s = now_s if timing.opened_at_s is None else timing.opened_at_s
         elif timing.quorum_at_s is None:  # the learner whose end would have opened it is gone
             timing.opened_at_s = None
@@ -339,13 +339,14 @@ def most_members(layout: FragmentLayout) -> int:
     return max(1, _SCALARS_BYTES // (_SCALAR_BYTES * len(layout.tensors)) - 1)
 
 
-def is_open(fragment: FragmentState, policy: Policy, view: MembershipView) -> bool:
+def is_open(state: RunState, fragment: FragmentState, view: MembershipView) -> bool:
     """Whether the fragment's pending deltas make a round that may close."""
     for delta in fragment.pending.values():
-        learner = view.learners.get(delta.item.learner, LearnerView(is_live=False))
-        later_steps = learner.step_count - delta.item.last_step
-        is_last = learner.is_live and learner.is_flushing
-        if is_last or max(delta.item.step_count, later_steps) >= policy.inner_step_count:
+        item, known = delta.item, state.learners.get(delta.item.learner)
+        learner = view.learners.get(item.learner, LearnerView(is_live=False))
+        is_awaited = learner.is_flushing or (known is not None and known.session != item.session)
+        later_steps = learner.step_count - item.last_step
+        if (learner.is_live and is_awaited) or max(item.step_count, later_steps) >= state.policy.inner_step_count:
             return True
     return False
 

@@ -74,7 +74,7 @@ class ExchangeServicer(exchange_pb2_grpc.ExchangeServicer):
         await replica.attach(SessionItem(hello.learner_id, hello.session_id, hello.region, weight=weight))
         with replica.attached(hello.learner_id, hello.session_id) as stream:
             open_rounds = replica.open_rounds()
-            yield v1.AttachResponse(attached=_attached(replica, hello.learner_id, hello.session_id))
+            yield v1.AttachResponse(attached=_attached(replica, hello.learner_id))
             for event in open_rounds:
                 yield v1.AttachResponse(event=event)
             async with running(_take_reports(replica, hello, request_iterator, stream, self._host.clock)):
@@ -230,7 +230,7 @@ class ExchangeServicer(exchange_pb2_grpc.ExchangeServicer):
                 yield event
 
 
-def _attached(replica: RunReplica, learner: str, session: str) -> v1.Attached:
+def _attached(replica: RunReplica, learner: str) -> v1.Attached:
     state = replica.state
     waiting = [
         delta
@@ -239,7 +239,7 @@ def _attached(replica: RunReplica, learner: str, session: str) -> v1.Attached:
             *fragment.pending.values(),
             *((state.deltas[m.delta] for m in fragment.closing.members) if fragment.closing else ()),
         )
-        if delta.item.learner == learner and delta.item.session == session
+        if delta.item.learner == learner
     ]
     return v1.Attached(
         run=run_message(state),

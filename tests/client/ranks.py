@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import multiprocessing
+import threading
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ class Ended:
     reason: str = ""
     message: str = ""
     exit_code: int | None = 0
+    threads: tuple[str, ...] = ()  # of Skerry's, that the function left behind: at the interpreter's end they may abort
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ def start(folder: Path, program: Program, count: int, target: str, *arguments: A
             if ended.message == "still running":
                 process.kill()
             process.join(_TIMEOUT_S)
-            ends.append(Ended(ended.value, ended.reason, ended.message, process.exitcode))
+            ends.append(replace(ended, exit_code=process.exitcode))
         return ends
 
     return wait
@@ -78,8 +80,8 @@ def run(folder: Path, program: Program, count: int, target: str, *arguments: Any
 
 
 def values(ends: Sequence[Ended]) -> list[Any]:
-    """Returns what all ranks returned; none may have failed."""
-    assert [end.message for end in ends] == [""] * len(ends)
+    """Returns what all ranks returned; none may have failed, or left threads behind."""
+    assert [(end.message, end.threads) for end in ends] == [("", ())] * len(ends)
     return [end.value for end in ends]
 
 
@@ -94,7 +96,11 @@ def _run(connection: Connection, store: str, rank: Rank, program: Program, argum
         ended = Ended(reason=error.reason, message=str(error))
     except Exception as error:  # noqa: BLE001 - told to the test
         ended = Ended(reason=type(error).__name__, message=f"{error}\n{traceback.format_exc()}")
-    connection.send(ended)
+    left = [one for one in threading.enumerate() if one.name.startswith("skerry")]
+    for one in left:  # it may still hear of the end
+        one.join(2.0)
+    threads = tuple(one.name for one in left if one.is_alive())
+    connection.send(replace(ended, threads=threads))
     connection.close()
     distributed.destroy_process_group()
 

@@ -6,34 +6,40 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 import numpy as np
+import psutil
 import torch
 
 from skerry.client import ArrayLearner, RunNotFoundError, RunsClient
 
 EXAMPLES: Final = Path(__file__).parents[2] / "examples"
 _TIMEOUT_S: Final = 150.0
-_STEPS: Final = 240
 
 
-def train_two_islands(example: str, target: str, run: str, folder: Path) -> Path:
-    """Returns what one island of the example wrote at its end, after the other was killed in the midst of the run."""
+def train_two_islands(
+    example: str, target: str, run: str, folder: Path, *, step_count: int = 240, launcher: Sequence[str] = ()
+) -> Path:
+    """Returns what one island of the example wrote at its end, after the other was killed in the midst of the run.
+
+    `launcher` is what Python is given before the program.
+    """
+    command = [sys.executable, *launcher, str(EXAMPLES / f"{example}.py")]
     with ExitStack() as islands, RunsClient(target) as runs:
-        killed = islands.enter_context(_island(example, target, "killed", 10**6, folder))
-        islands.callback(killed.kill)
+        killed = islands.enter_context(_island(command, target, "killed", 10**6, folder))
+        islands.callback(_kill, killed)
         _wait_for_contributors(runs, run, {"killed"}, folder)
         base = runs.get_run(run).run.policy
         runs.set_policy(run, replace(base, lease_term_s=2.0), base=base)
-        ending = islands.enter_context(_island(example, target, "ending", _STEPS, folder))
-        islands.callback(ending.kill)
+        ending = islands.enter_context(_island(command, target, "ending", step_count, folder))
+        islands.callback(_kill, ending)
         _wait_for_contributors(runs, run, {"killed", "ending"}, folder)
-        killed.kill()
+        _kill(killed)
         assert ending.wait(_TIMEOUT_S) == 0, _printed(folder, "ending")
         return folder / "ending"
 
@@ -48,11 +54,21 @@ def assert_merged(target: str, run: str, weights: Mapping[str, torch.Tensor]) ->
         assert np.array_equal(tensor.detach().numpy(), arrays[name]), name
 
 
-def _island(example: str, target: str, learner_id: str, steps: int, folder: Path) -> subprocess.Popen[bytes]:
-    command = [sys.executable, str(EXAMPLES / f"{example}.py"), learner_id, str(steps), str(folder / learner_id)]
+def _kill(island: subprocess.Popen[bytes]) -> None:
+    """Kills it and the ranks that it has started."""
+    if island.poll() is None:
+        for process in psutil.Process(island.pid).children(recursive=True):
+            process.kill()
+        island.kill()
+
+
+def _island(command: Sequence[str], target: str, learner_id: str, steps: int, folder: Path) -> subprocess.Popen[bytes]:
+    arguments = [learner_id, str(steps), str(folder / learner_id)]
     environment = os.environ | {"SKERRY_TARGET": target, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     with (folder / f"{learner_id}.txt").open("w") as printed:
-        return subprocess.Popen(command, cwd=folder, env=environment, stdout=printed, stderr=subprocess.STDOUT)
+        return subprocess.Popen(
+            [*command, *arguments], cwd=folder, env=environment, stdout=printed, stderr=subprocess.STDOUT
+        )
 
 
 def _printed(folder: Path, learner_id: str) -> str:

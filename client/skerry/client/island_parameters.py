@@ -170,7 +170,9 @@ class IslandParameters:
         return values if self.shelf is None or isinstance(values, Spread) else self.shelf.keep(values)
 
     def close(self) -> None:
-        """Closes this rank's connections to the syncer, if it has any of its own."""
+        """Ends what the ranks do for the leader, and closes this one's connections to the syncer if it has its own."""
+        if self.shelf is not None:
+            self.shelf.close()
         if self._calls is not None:
             self._calls.close()
 

@@ -7,6 +7,7 @@ training threads have copied.
 
 from __future__ import annotations
 
+import atexit
 import json
 import threading
 from collections import deque
@@ -32,6 +33,9 @@ from skerry.wire import FragmentLayout, TensorSpec
 _SILENCE: Final = timedelta(days=1000)
 # How long a rank waits for a vector that the leader has sent already.
 _COMING_S: Final = 60.0
+# How long a process that ends waits for the leader's last request: a thread that waits in torch for its first rank when
+# the interpreter ends has the process abort.
+_LAST_S: Final = 10.0
 
 
 class _Request(IntEnum):
@@ -39,6 +43,7 @@ class _Request(IntEnum):
     READ = 1
     FORGET = 2
     DO = 3
+    END = 4
 
 
 class Kept:
@@ -110,8 +115,20 @@ class Shelf:
         self._keys = count()
         self._lock = threading.RLock()
         self._has_come = threading.Condition()
+        self._is_over = False
         if not island.is_leader:
-            threading.Thread(target=self._serve, name="skerry-shelf", daemon=True).start()
+            server = threading.Thread(target=self._serve, name="skerry-shelf", daemon=True)
+            server.start()
+            atexit.register(server.join, _LAST_S)
+
+    def close(self) -> None:
+        """Asks no more of the other ranks; the leader calls it before it closes its connections."""
+        if self.island.is_leader and self._lock.acquire(timeout=_LAST_S):
+            for rank in range(1, self.island.size):
+                with suppress(StopExchangingError):
+                    self._ask(rank, _Request.END, 0, 0, 0)
+            self._is_over = True
+            self._lock.release()
 
     # At the leader.
 
@@ -224,6 +241,8 @@ class Shelf:
                 self._ask(rank, _Request.FORGET, key, 0, 0)
 
     def _ask(self, rank: int, *request: int) -> None:
+        if self._is_over:
+            raise StopExchangingError("RANK_LEFT", "this rank has left its island")
         self.island.send(torch.tensor(request), rank, self.group)
 
     # At every rank.
@@ -276,9 +295,9 @@ class Shelf:
 
     def _serve(self) -> None:
         """Does what the leader asks until it leaves."""
-        request = torch.empty(4, dtype=torch.int64)
+        request = torch.zeros(4, dtype=torch.int64)
         with suppress(StopExchangingError):
-            while True:
+            while request[0] != _Request.END:
                 self.island.receive(request, 0, self.group)
                 what, key, first, numel = request.tolist()
                 if what == _Request.KEEP:
@@ -291,7 +310,7 @@ class Shelf:
                     self.island.send(self.things[key][first : first + numel], 0, self.group)
                 elif what == _Request.FORGET:
                     self.things.pop(key, None)
-                else:
+                elif what == _Request.DO:
                     arguments = self._heard(0, numel)
                     answer = json.dumps(self._done(arguments.pop("task"), arguments)).encode()
                     self.island.send(torch.tensor([len(answer)]), 0, self.group)

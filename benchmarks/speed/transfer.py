@@ -80,9 +80,16 @@ class Peer:
 
 
 @asynccontextmanager
-async def peer(syncer: Served, run: Run, layout: FragmentLayout, learner_id: str) -> AsyncIterator[Peer]:
-    """Yields a learner whose session the syncer knows; its attachment ends with the context."""
-    workers, transport, entropy = ThreadWorkers(2), GrpcTransport(syncer.target), SystemEntropy()
+async def peer(
+    syncer: Served, run: Run, layout: FragmentLayout, learner_id: str, transport: GrpcTransport | None = None
+) -> AsyncIterator[Peer]:
+    """Yields a learner whose session the syncer knows; its attachment ends with the context.
+
+    It closes its connections then, but for those of `transport`.
+    """
+    workers, entropy = ThreadWorkers(2), SystemEntropy()
+    own = transport is None
+    transport = transport or GrpcTransport(syncer.target)
     boundary = Boundary(SystemClock(), asyncio.get_running_loop().call_soon_threadsafe)
     session = Session(
         settings=ExchangeSettings(run=run.name, learner_id=learner_id),
@@ -112,7 +119,8 @@ async def peer(syncer: Served, run: Run, layout: FragmentLayout, learner_id: str
     finally:
         left.set()
         await attachment.aclose()
-        await transport.close()
+        if own:
+            await transport.close()
         workers.close()
 
 
@@ -158,9 +166,10 @@ async def _push_rows(
     parts = encoded_delta(layout, codec)
     size_bytes = sum(len(frame) for part in parts for frame in part.frames)
     found: dict[str, list[float]] = {"push": [], "raw": [], "disk": []}
+    connections = GrpcTransport(syncer.target)  # which a learner keeps from one push to the next
     for sample in range(samples + 1):
         # A session may push one delta of a base.
-        async with peer(syncer, run, layout, f"pusher-{codec}-{sample}") as pusher:
+        async with peer(syncer, run, layout, f"pusher-{codec}-{sample}", connections) as pusher:
             delta = pusher.delta(parts, step_count=1)
             push_s = await timed(lambda pusher=pusher, delta=delta: pusher.push(delta))  # type: ignore[misc]
         raw_s = await timed(lambda: raw.push(size_bytes))
@@ -170,6 +179,7 @@ async def _push_rows(
         if sample:
             for name, seconds in (("push", push_s), ("raw", raw_s), ("disk", disk_s)):
                 found[name].append(seconds)
+    await connections.close()
     speed = {name: rates(size_bytes / 1e6, seconds) for name, seconds in found.items()}
     slower = [min(pair) for pair in zip(speed["raw"], speed["disk"], strict=True)]
     case = f"{codec}, {layout.numel / 1e6:.3g}M parameters, {size_bytes / 1e6:.3g} MB"

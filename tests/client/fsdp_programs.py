@@ -15,7 +15,7 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
-from torch import nn
+from torch import distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
@@ -226,6 +226,14 @@ def join_with_frozen(rank: Rank, layout: Layout, seeds: Sequence[int]) -> None:
     sharded(model, layout)
     with patch.object(torch_untrained, "PIECE_BYTES", 40):  # ten elements, so that a tensor takes several pieces
         learner_of(model, rank).close()
+
+
+def close_after_the_groups(rank: Rank, layout: Layout) -> None:
+    """Closes the learner when the program has destroyed all process groups, as in a `finally` before it."""
+    learner = Learner(sharded(network(), layout), target=rank.target, run="late", learner_id="late", create=True)
+    distributed.barrier()
+    distributed.destroy_process_group()
+    learner.close()
 
 
 def drift(rank: Rank, layout: Layout) -> None:

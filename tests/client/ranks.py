@@ -7,7 +7,9 @@ import multiprocessing
 import threading
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -102,6 +104,10 @@ def _run(connection: Connection, store: str, rank: Rank, program: Program, argum
     threads = tuple(one.name for one in left if one.is_alive())
     connection.send(replace(ended, threads=threads))
     connection.close()
+    if not ended.message:  # a rank that ends before would end what the others' threads wait for
+        file.set(f"ended {rank.number}", "")
+        with suppress(RuntimeError):
+            file.wait([f"ended {number}" for number in range(rank.count)], timedelta(seconds=5))
     distributed.destroy_process_group()
 
 

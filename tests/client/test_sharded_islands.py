@@ -198,3 +198,7 @@ def _train_together(
         program, count = fsdp_programs.train_in_turns, layout.rank_count
         waits.append(start(folder / f"ranks-{number}", program, count, target, layout, options, turns))
     return [values(wait()) for wait in waits]
+
+
+def test_a_learner_is_closed_though_all_process_groups_were_destroyed_before(target: str, tmp_path: Path) -> None:
+    assert values(run(tmp_path, fsdp_programs.close_after_the_groups, 2, target, Layout((2,)))) == [None, None]

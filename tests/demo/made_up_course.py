@@ -92,7 +92,7 @@ ENTRIES: tuple[tuple[Item, ...], ...] = (
     (accepted("a2", "us-east", base=1), accepted("c1", "ap-south"), accepted("b2", "eu-west", base=1)),
     (closed(2, ["a2"], [Decided("c1", Fate.EXPIRED, "too stale")]),),
     (committed(2, 1),),
-    # The killed learner is back: the delta of its new session supersedes the one that its old session left pending.
+    # The killed learner is back, as a client that does not wait for what its old session left pending.
     (attached("eu-west", "eu-west-again"), accepted("b3", "eu-west", base=1, session="eu-west-again")),
     (StatusItem(RunStatus.CLOSING), StatusItem(RunStatus.CLOSED)),
 )

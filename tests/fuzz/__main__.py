@@ -1,8 +1,8 @@
 """`python -m tests.fuzz [--minutes N] [--only NAME] [--seed TEXT]`: fuzzes every decoder and the calls of a syncer.
 
 Each gets an equal share of the time. A finding is printed and its input kept in build/fuzz/<decoder>: mend the decoder,
-and move the file to tests/fuzz/corpus/<decoder>. With --record the inputs are added to tests/fuzz/counts.json. The exit
-status is 1 if anything was found.
+and move the file to tests/fuzz/corpus/<decoder>. With --record the inputs are added to tests/fuzz/counts.json, and
+--below 10000000 leaves out the readers that had so many. The exit status is 1 if anything was found.
 
 `--make-corpus` draws a few inputs of each reader anew instead, with different outcomes, to tests/fuzz/corpus.
 """
@@ -55,12 +55,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
     parser.add_argument("--minutes", type=float, default=1.0, help="for all of them (1)")
     parser.add_argument("--only", choices=_TARGETS, action="append", help="one of them; may be given several times")
+    parser.add_argument("--below", type=int, help="only those with fewer inputs than this in tests/fuzz/counts.json")
     parser.add_argument("--seed", default=str(time.time_ns()), help="the same seed makes the same inputs")
     parser.add_argument("--record", action="store_true", help="count the inputs in tests/fuzz/counts.json")
     parser.add_argument("--make-corpus", action="store_true", help="write a small corpus")
     given = parser.parse_args()
     os.environ["GRPC_VERBOSITY"] = "NONE"  # it logs every call that is cut
     names = given.only or list(_TARGETS)
+    if given.below:
+        counted = json.loads(COUNTS.read_text())
+        names = [name for name in names if counted.get(name, 0) < given.below]
     if given.make_corpus:
         for name in names:
             make_corpus(name)

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -58,7 +58,8 @@ def _kill(island: subprocess.Popen[bytes]) -> None:
     """Kills it and the ranks that it has started."""
     if island.poll() is None:
         for process in psutil.Process(island.pid).children(recursive=True):
-            process.kill()
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
         island.kill()
 
 

@@ -9,7 +9,7 @@ import random
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import NoReturn, Self, cast
+from typing import Any, NoReturn, Self, cast
 
 import grpc
 import numpy as np
@@ -285,6 +285,25 @@ async def raise_status(call: Attachment) -> NoReturn:
     )
 
 
+async def observed(stubs: Stubs, run: types.Run) -> Any:
+    """Returns a call of Watch that has begun."""
+    call = stubs.exchange.Watch(exchange.WatchRequest(run=run.name))
+    await call.read()
+    return call
+
+
+async def events_until(call: Any, kind: str, *, timeout_s: float = 20.0) -> list[types.Event]:
+    """Returns the next events of an Attach or a Watch, up to the first of that kind."""
+    events: list[types.Event] = []
+    async with asyncio.timeout(timeout_s):
+        while not events or events[-1].WhichOneof("kind") != kind:
+            response = await call.read()
+            if not isinstance(response, exchange.AttachResponse | exchange.WatchResponse):
+                await raise_status(call)
+            events.append(response.event)
+    return events
+
+
 @dataclass
 class RawLearner:
     """One learner with one session."""
@@ -332,13 +351,7 @@ class RawLearner:
     async def event(self, kind: str, *, timeout_s: float = 20.0) -> types.Event:
         """Returns the next event of that kind, and ignores others."""
         assert self.call is not None
-        async with asyncio.timeout(timeout_s):
-            while True:
-                response = await self.call.read()
-                if not isinstance(response, exchange.AttachResponse):
-                    await raise_status(self.call)
-                if response.event.WhichOneof("kind") == kind:
-                    return response.event
+        return (await events_until(self.call, kind, timeout_s=timeout_s))[-1]
 
     async def leave(self) -> None:
         assert self.call is not None

@@ -26,7 +26,9 @@ from tests.syncer.raw_learner import (
     apply_plan,
     connected,
     create_run,
+    events_until,
     layout,
+    observed,
     part_messages,
     pull,
     push_messages,
@@ -334,6 +336,24 @@ async def test_an_observer_sees_the_past_and_then_the_present(
 async def _push_soon(learner: RawLearner) -> None:
     base = await pull(learner.stubs, learner.run, "body")
     await learner.push(learner.header(base, "body"), _values(5))
+
+
+async def test_a_learner_hears_of_its_own_deltas_and_an_observer_of_all(
+    stubs: Stubs, run: types.Run, learner: RawLearner
+) -> None:
+    other, observer = RawLearner(stubs, run, "us", random.Random(2)), await observed(stubs, run)
+    await other.attach()
+    await _push_soon(learner)
+    assert other.call is not None
+    assert learner.call is not None
+    heard = [
+        {event.WhichOneof("kind") for event in await events_until(call, "version_committed")}
+        for call in (other.call, learner.call, observer)
+    ]
+    of_its_own, of_all = {"delta_accepted"}, {"delta_accepted", "round_closed"}
+    assert [kinds & of_all for kinds in heard] == [set(), of_its_own, of_all]
+    other.detach()
+    observer.cancel()
 
 
 async def test_an_observer_of_a_position_beyond_the_log_is_refused(stubs: Stubs, run: types.Run) -> None:

@@ -31,7 +31,9 @@ from tests.syncer.raw_learner import (
     Stubs,
     connected,
     create_run,
+    events_until,
     layout,
+    observed,
     part_messages,
     pull,
     push_messages,
@@ -208,16 +210,16 @@ async def test_a_replica_that_closes_and_dies_is_taken_over(store_url: str) -> N
         run, _ = await create_run(stubs)
         second = await stack.enter_async_context(serving(open_objects(store_url), LOCAL))
         others = await stack.enter_async_context(connected(second.port))
-        watcher = await _learner(others, run, "us")
+        watcher = await observed(others, run)
         learner = await _learner(stubs, run, "eu")
         header = learner.header(await pull(stubs, run, "body"), "body")
         await learner.push(header, _values(3))
-        closed = (await watcher.event("round_closed")).round_closed
+        closed = (await events_until(watcher, "round_closed"))[-1].round_closed
         assert list(closed.delta_ids) == [header.delta_id]
         await dying.aclose()
-        committed = (await watcher.event("version_committed")).version_committed
+        committed = (await events_until(watcher, "version_committed"))[-1].version_committed
         assert [one.delta_id for one in committed.merged] == [header.delta_id]
-        watcher.detach()
+        watcher.cancel()
 
 
 async def test_three_processes_killed_in_turn_lose_nothing_and_merge_nothing_twice(

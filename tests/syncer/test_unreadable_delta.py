@@ -19,7 +19,17 @@ from skerry.v1 import types_pb2 as types
 from tests.doubles.faulty_objects import NO_FAULT, Effect, Fault, FaultyObjects, LateWrites
 from tests.syncer.audit import check_fates, final_state
 from tests.syncer.conftest import LOCAL
-from tests.syncer.raw_learner import QUICK, RawLearner, Stubs, connected, create_run, layout, pull
+from tests.syncer.raw_learner import (
+    QUICK,
+    RawLearner,
+    Stubs,
+    connected,
+    create_run,
+    events_until,
+    layout,
+    observed,
+    pull,
+)
 
 
 def _alone() -> types.Policy:
@@ -92,12 +102,13 @@ async def test_the_others_of_a_set_are_merged_without_the_unreadable_delta(
     learners = [RawLearner(lossy_stubs, run, name, random.Random(name)) for name in ("eu", "us")]
     for learner in learners:
         await learner.attach()
+    observer = await observed(lossy_stubs, run)
     base = await pull(lossy_stubs, run, "body")
     headers = [learner.header(base, "body") for learner in learners]
     loss.deltas.add(headers[0].delta_id)
     for at, (learner, header) in enumerate(zip(learners, headers, strict=True)):
         await learner.push(header, _values(at))
-    closes = [(await learners[0].event("round_closed")).round_closed for _ in range(2)]
+    closes = [(await events_until(observer, "round_closed"))[-1].round_closed for _ in range(2)]
     assert [(one.attempt, set(one.delta_ids)) for one in closes] == [
         (0, {header.delta_id for header in headers}),
         (1, {headers[1].delta_id}),

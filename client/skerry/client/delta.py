@@ -59,6 +59,11 @@ class Delta:
         return self.header.delta_id
 
     @property
+    def is_own(self) -> bool:
+        """Whether this process has made it, and not one before it."""
+        return bool(self.header.session_id)
+
+    @property
     def last_step(self) -> int:
         """The learner's step count when the weights were copied."""
         return self.header.last_step

@@ -110,8 +110,8 @@ class FragmentExchange:
             self._has_progressed = True
             self._session.acknowledged(self.layout, fate.delta_id)
         if fate.fate == types_pb2.FATE_MERGED:
-            waited_s = asyncio.get_running_loop().time() - state.delta.taken_at_s
-            self._session.tally.merged(fate.staleness, waited_s)
+            if state.delta.is_own:
+                self._session.tally.merged(fate.staleness, asyncio.get_running_loop().time() - state.delta.taken_at_s)
             self.on_version(fate.version)
         self._wake.set()
 
@@ -341,7 +341,7 @@ class FragmentExchange:
             because=state.fate.reason,
         )
         self.state = fragment_state.returned(state)
-        self._session.tally.deltas_returned += 1
+        self._session.tally.deltas_returned += state.delta.is_own
 
     def _drop(self, error: PoisonedError) -> None:
         """Delta or weights are not finite or not plausible: the fragment is replaced, since rebase would keep them."""

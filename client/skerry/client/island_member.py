@@ -184,12 +184,16 @@ class IslandMember:
 
     def close(self, error: object = None) -> None:
         """Leaves the run; the other ranks learn of `error`. Idempotent."""
+        if error is not None:
+            self._island.leave(error)
         if self._leading is not None and error is None:
             self._leading.close()
-        self._closing.close()
-        self._island.leave(error)
-        if self._leading is not None and error is not None:
+        elif self._leading is not None:
             self._leading.close_unflushed()
+        try:
+            self._closing.close()
+        finally:
+            self._island.leave()
 
     def have_all_left(self, kind: str) -> bool:
         """Returns whether all ranks leave now, by exceptions of this kind and after the same calls; waits 5 s."""

@@ -14,6 +14,7 @@ from contextlib import suppress
 from functools import partial
 from queue import SimpleQueue
 from typing import Any, Final, TypeAlias
+from weakref import WeakSet
 
 import torch
 
@@ -26,6 +27,7 @@ from skerry.runtime.identifiers import system_random
 from skerry.runtime.retry import Retry, RetrySettings
 
 _ENDED: Final = -1  # in the place of a count of bytes
+_LAST_S: Final = 2.0  # for which a rank that leaves waits for the last reports
 
 CountBytes: TypeAlias = Callable[[int], None]
 # Returns what JSON has; raises SkerryError.
@@ -44,6 +46,7 @@ class RankCalls:
         self._transport: Transport | None = None
         self._thread: LoopThread | None = None
         self._begun: dict[int, Future[Any]] = {}
+        self._reporting: WeakSet[threading.Thread] = WeakSet()
         shelf.tasks["outcome"] = self._outcome
 
     def close(self) -> None:
@@ -52,6 +55,8 @@ class RankCalls:
             if self._transport is not None:
                 self._thread.run(self._transport.close())
             self._thread.close()
+        for thread in () if self.shelf.island.has_left else list(self._reporting):
+            thread.join(_LAST_S)
 
     # At other ranks.
 
@@ -61,7 +66,12 @@ class RankCalls:
         self._thread = self._thread or LoopThread("skerry-rank")
         self._begun[key] = self._thread.start(self._made(call, counts.put))
         self._begun[key].add_done_callback(lambda _: counts.put(_ENDED))
-        threading.Thread(target=self._report, args=(counts, key), name="skerry-reports", daemon=True).start()
+        self._start(self._report, counts, key)
+
+    def _start(self, report: Callable[..., None], *arguments: Any) -> None:
+        thread = threading.Thread(target=report, args=arguments, name="skerry-reports", daemon=True)
+        self._reporting.add(thread)
+        thread.start()
 
     async def _made(self, call: RankCall, count_bytes: CountBytes) -> Any:
         if self._transport is None:
@@ -108,7 +118,7 @@ class RankCalls:
                 for size_bytes in self._reports(rank, key):
                     loop.call_soon_threadsafe(reported, size_bytes)
 
-        threading.Thread(target=listen, name="skerry-reports", daemon=True).start()
+        self._start(listen)
         await ended.wait()
         outcome = await self.do("outcome", rank, key=key)
         if "error" in outcome:

@@ -7,7 +7,6 @@ training threads have copied.
 
 from __future__ import annotations
 
-import atexit
 import json
 import threading
 from collections import deque
@@ -33,9 +32,8 @@ from skerry.wire import FragmentLayout, TensorSpec
 _SILENCE: Final = timedelta(days=1000)
 # How long a rank waits for a vector that the leader has sent already.
 _COMING_S: Final = 60.0
-# How long a process that ends waits for the leader's last request: a thread that waits in torch for its first rank when
-# the interpreter ends has the process abort.
-_LAST_S: Final = 10.0
+# How long a rank that leaves waits for the leader's last request, and the leader for that to be sent.
+_LAST: Final = timedelta(seconds=10)
 
 
 class _Request(IntEnum):
@@ -115,20 +113,22 @@ class Shelf:
         self._keys = count()
         self._lock = threading.RLock()
         self._has_come = threading.Condition()
-        self._is_over = False
+        self._server = threading.Thread(target=self._serve, name="skerry-shelf", daemon=True)
         if not island.is_leader:
-            server = threading.Thread(target=self._serve, name="skerry-shelf", daemon=True)
-            server.start()
-            atexit.register(server.join, _LAST_S)
+            self._server.start()
 
     def close(self) -> None:
-        """Asks no more of the other ranks; the leader calls it before it closes its connections."""
-        if self.island.is_leader and self._lock.acquire(timeout=_LAST_S):
+        """Ends the other ranks' threads, when the leader's exchange is over; there it waits for that.
+
+        A thread that came back from torch while the interpreter ends would have the process abort.
+        """
+        if self.island.is_leader:
+            end = [torch.tensor([_Request.END, 0, 0, 0])]
             for rank in range(1, self.island.size):
-                with suppress(StopExchangingError):
-                    self._ask(rank, _Request.END, 0, 0, 0)
-            self._is_over = True
-            self._lock.release()
+                with suppress(RuntimeError):  # the rank is gone; this rank may have left the island, or destroyed all
+                    self.group.send(end, rank, 0).wait(_LAST)
+        elif not self.island.has_left:
+            self._server.join(_LAST.total_seconds())
 
     # At the leader.
 
@@ -241,8 +241,6 @@ class Shelf:
                 self._ask(rank, _Request.FORGET, key, 0, 0)
 
     def _ask(self, rank: int, *request: int) -> None:
-        if self._is_over:
-            raise StopExchangingError("RANK_LEFT", "this rank has left its island")
         self.island.send(torch.tensor(request), rank, self.group)
 
     # At every rank.

@@ -1205,11 +1205,11 @@ class Event(_message.Message):
 
     @_builtins.property
     def delta_accepted(self) -> Global___DeltaFate:
-        """A delta was accepted."""
+        """A delta was accepted. Sent to observers and to its learner."""
 
     @_builtins.property
     def round_closed(self) -> Global___RoundClosed:
-        """A round's set of deltas was fixed; the merge is under way."""
+        """A round's set of deltas was fixed; the merge is under way. Sent to observers only."""
 
     @_builtins.property
     def version_committed(self) -> Global___VersionCommitted:
@@ -1217,7 +1217,7 @@ class Event(_message.Message):
 
     @_builtins.property
     def fates_decided(self) -> Global___FatesDecided:
-        """Deltas met a fate other than being merged."""
+        """Deltas met a fate other than being merged. Sent to observers and to their learners."""
 
     @_builtins.property
     def policy_changed(self) -> Global___Policy:

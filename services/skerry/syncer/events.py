@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator
+from collections.abc import AsyncIterator, Collection, Coroutine, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -269,9 +269,10 @@ class Followers:
             del self._followers[follower]
 
     def send(self, event: Event) -> None:
-        """Queues the event for every follower; events about learners go to observers only."""
+        """Queues the event for every observer, and for the learners that it concerns."""
+        learners = _addressees(event)
         for follower in self._followers:
-            if not (follower.learner and event.HasField("learner")):
+            if not follower.learner or learners is None or follower.learner in learners:
                 follower.stream.put(event)
 
     def end(self, error: Exception, *, learner: str = "", but_session: str = "") -> None:
@@ -290,6 +291,19 @@ class Followers:
         """Ends all streams, and every stream that is opened later."""
         self._closed = error
         self.end(error)
+
+
+def _addressees(event: Event) -> Collection[str] | None:
+    """Returns the ids of the learners that an event is sent to; None: to all."""
+    match event.WhichOneof("kind"):
+        case "learner" | "round_closed":
+            return ()
+        case "delta_accepted":
+            return (event.delta_accepted.learner_id,)
+        case "fates_decided":
+            return {fate.learner_id for fate in event.fates_decided.fates}
+        case _:
+            return None
 
 
 @asynccontextmanager

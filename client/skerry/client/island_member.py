@@ -186,14 +186,13 @@ class IslandMember:
         """Leaves the run; the other ranks learn of `error`. Idempotent."""
         if error is not None:
             self._island.leave(error)
-        if self._leading is not None and error is None:
-            self._leading.close()
-        elif self._leading is not None:
-            self._leading.close_unflushed()
-        try:
-            self._closing.close()
-        finally:
-            self._island.leave()
+        with ExitStack() as last:
+            last.callback(self._island.leave)
+            last.push(self._closing.pop_all())
+            if self._leading is not None and error is None:
+                self._leading.close()
+            elif self._leading is not None:
+                self._leading.close_unflushed()
 
     def have_all_left(self, kind: str) -> bool:
         """Returns whether all ranks leave now, by exceptions of this kind and after the same calls; waits 5 s."""

@@ -114,8 +114,8 @@ class RankCalls:
                 count_bytes(size_bytes)
 
         def listen() -> None:
-            with suppress(RuntimeError):  # the loop was closed meanwhile
-                for size_bytes in self._reports(rank, key):
+            for size_bytes in self._reports(rank, key):  # to the last, or the rank would wait to send it
+                with suppress(RuntimeError):  # the loop was closed meanwhile
                     loop.call_soon_threadsafe(reported, size_bytes)
 
         self._start(listen)

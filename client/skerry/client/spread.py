@@ -32,8 +32,8 @@ from skerry.wire import FragmentLayout, TensorSpec
 _SILENCE: Final = timedelta(days=1000)
 # How long a rank waits for a vector that the leader has sent already.
 _COMING_S: Final = 60.0
-# How long a rank that leaves waits for the leader's last request, and the leader for that to be sent.
-_LAST: Final = timedelta(seconds=10)
+# How long a rank that leaves waits for the leader's last request, and the leader for what is asked before it.
+_LAST: Final = timedelta(seconds=3)
 
 
 class _Request(IntEnum):
@@ -113,6 +113,7 @@ class Shelf:
         self._keys = count()
         self._lock = threading.RLock()
         self._has_come = threading.Condition()
+        self._is_over = False  # the leader asks no more
         self._server = threading.Thread(target=self._serve, name="skerry-shelf", daemon=True)
         if not island.is_leader:
             self._server.start()
@@ -123,10 +124,14 @@ class Shelf:
         A thread that came back from torch while the interpreter ends would have the process abort.
         """
         if self.island.is_leader:
+            is_alone = self._lock.acquire(timeout=_LAST.total_seconds())
+            self._is_over = True
             end = [torch.tensor([_Request.END, 0, 0, 0])]
             for rank in range(1, self.island.size):
                 with suppress(RuntimeError):  # the rank is gone; this rank may have left the island, or destroyed all
                     self.group.send(end, rank, 0).wait(_LAST)
+            if is_alone:
+                self._lock.release()
         elif not self.island.has_left:
             self._server.join(_LAST.total_seconds())
 
@@ -241,6 +246,8 @@ class Shelf:
                 self._ask(rank, _Request.FORGET, key, 0, 0)
 
     def _ask(self, rank: int, *request: int) -> None:
+        if self._is_over:
+            raise StopExchangingError("RANK_LEFT", "this rank has left its island")
         self.island.send(torch.tensor(request), rank, self.group)
 
     # At every rank.

@@ -321,8 +321,10 @@ def test_a_learner_that_is_alone_and_back_does_not_wait_for_a_short_delta_to_be_
     again.train(1)
     again.idle_until(lambda: min(again.learner.stats.versions.values()) == 1)
     for name, weights in again.learner.merged_weights().items():
-        share = np.abs(weights).max() / np.abs(trained(range(1, 3))[name]).max()
+        sent = trained(range(1, 3))[name]
+        share = np.abs(weights).max() / np.abs(sent).max()
         assert share > 0
+        np.testing.assert_allclose(weights, share * sent, rtol=0, atol=ROUNDING)
     again.kill()
 
 

@@ -119,18 +119,19 @@ class Shelf:
             self._server.start()
 
     def close(self) -> None:
-        """Ends the other ranks' threads, when the leader's exchange is over; there it waits for that.
+        """Ends the threads of the other ranks: the leader tells them to end, and every other rank waits for its own.
 
-        A thread that came back from torch while the interpreter ends would have the process abort.
+        The leader's exchange must be over. A thread that returns from torch while the interpreter shuts down makes the
+        process abort.
         """
         if self.island.is_leader:
-            is_alone = self._lock.acquire(timeout=_LAST.total_seconds())
+            has_lock = self._lock.acquire(timeout=_LAST.total_seconds())
             self._is_over = True
             end = [torch.tensor([_Request.END, 0, 0, 0])]
             for rank in range(1, self.island.size):
                 with suppress(RuntimeError):  # the rank is gone; this rank may have left the island, or destroyed all
                     self.group.send(end, rank, 0).wait(_LAST)
-            if is_alone:
+            if has_lock:
                 self._lock.release()
         elif not self.island.has_left:
             self._server.join(_LAST.total_seconds())

@@ -8,6 +8,7 @@ from threading import Event
 from typing import Final
 from unittest.mock import patch
 
+from skerry.algorithm.schedule import RoundRhythm
 from skerry.client import ArrayLearner
 from skerry.client.movement import Movement
 
@@ -16,13 +17,18 @@ H: Final = 4096
 _STEP_S: Final = 0.01
 
 
-def take_no_samples() -> None:
-    """Has learners of this process not look for weights that were replaced: nothing is trained here."""
+def steps_are_made_up() -> None:
+    """Has learners of this process believe neither in training nor in time: thousands of steps take no time here.
+
+    They do not look for weights that were replaced, and never take themselves for slow. Two that do send their deltas
+    before H steps, which open no round until H steps later.
+    """
     patch.object(Movement, "trained").start()
+    patch.object(RoundRhythm, "is_near", return_value=False).start()
 
 
 class DueSteps:
-    """The steps of one learner, which was made after `take_no_samples` with a policy of H inner steps."""
+    """The steps of one learner, which was made after `steps_are_made_up` with a policy of H inner steps."""
 
     def __init__(self, learner: ArrayLearner) -> None:
         self._learner = learner

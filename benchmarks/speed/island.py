@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from benchmarks.due_steps import DueSteps, H, take_no_samples
+from benchmarks.due_steps import DueSteps, H, steps_are_made_up
 from benchmarks.speed.models import arrays_of
 from benchmarks.speed.processes import answer, commands, forget_peak, status_bytes
 from skerry.client import ArrayLearner, Policy
@@ -45,7 +45,7 @@ class Island:
         self._noise = np.random.default_rng(arguments.number)
         before_bytes = status_bytes(os.getpid(), "VmRSS")
         forget_peak(os.getpid())
-        take_no_samples()
+        steps_are_made_up()
         self._learner = ArrayLearner(
             self._arrays,
             target=arguments.target,

@@ -8,7 +8,7 @@ import time
 from argparse import Namespace
 from typing import Any, Final
 
-from benchmarks.due_steps import DueSteps, H, take_no_samples
+from benchmarks.due_steps import DueSteps, H, steps_are_made_up
 from benchmarks.rivals.peers import model
 from benchmarks.rivals.peers.dialogue import converse
 from skerry.client import ArrayLearner, Policy
@@ -21,7 +21,7 @@ class Learner:
 
     def __init__(self, arguments: Namespace) -> None:
         self._arrays = model.arrays()
-        take_no_samples()
+        steps_are_made_up()
         self._learner = ArrayLearner(
             self._arrays,
             target=arguments.target,

@@ -232,7 +232,7 @@ async def reports(port: int, told: Counter[str]) -> None:
 
 
 async def slow_sessions(port: int, told: Counter[str]) -> None:
-    """Does as `slow_pushes` under 32 learner ids, each with a session and a share of its own."""
+    """Does as `slow_pushes` under 40 learner ids, each with a session and a share of its own: more than all memory."""
     async with connected(port) as stubs:
         run = (await stubs.runs.GetRun(runs.GetRunRequest(name="demo"))).run
         base = await pull(stubs, run, "body")
@@ -251,7 +251,7 @@ async def slow_sessions(port: int, told: Counter[str]) -> None:
                         await asyncio.sleep(1)
                 await told_by(call, told)
 
-        await asyncio.gather(*(push(number) for number in range(32)))
+        await asyncio.gather(*(push(number) for number in range(40)))
 
 
 async def learner_ids(port: int, told: Counter[str]) -> None:
@@ -294,6 +294,50 @@ async def watches(port: int, told: Counter[str]) -> None:
         await asyncio.gather(*(watch() for _ in range(10)))
 
 
+async def live_watches(port: int, told: Counter[str]) -> None:
+    """Watches 60 times over each of 8 connections, and reports as fast as the streams take it."""
+    async with contextlib.AsyncExitStack() as stack:
+        for _ in range(8):
+            stubs = await stack.enter_async_context(connected(port))
+            for _ in range(60):
+                call: Any = stubs.exchange.Watch(exchange.WatchRequest(run="demo"))
+                await told_by(call.read(), told)
+                stack.callback(call.cancel)
+                told["watches"] += 1
+        await reports(port, told)
+
+
+async def returns(port: int, told: Counter[str]) -> None:
+    """Attaches, leaves and attaches again with the same session, as fast as it is let."""
+    async with connected(port) as stubs:
+        run = (await stubs.runs.GetRun(runs.GetRunRequest(name="demo"))).run
+        learner = RawLearner(stubs, run, "back", random.Random(1))
+
+        async def again() -> None:
+            await learner.attach()
+            await learner.leave()
+            told["returns"] += 1
+
+        while True:
+            await told_by(again(), told)
+
+
+async def repeated_names(port: int, told: Counter[str]) -> None:
+    """Resumes a download that names one object 60,000 times, in 32 calls at once."""
+    async with _large_run(port) as (stubs, request):
+        first = await anext(aiter(stubs.exchange.PullFragment(request)))
+        request.resume.objects.extend([first.plan.objects[0].name] * 60_000)
+        request.is_newest = False
+
+        async def pull_all() -> None:
+            while True:
+                call: Any = stubs.exchange.PullFragment(request)
+                await told_by(call.read(), told)
+                call.cancel()
+
+        await asyncio.gather(*(pull_all() for _ in range(32)))
+
+
 async def create_many(port: int) -> None:
     """Creates the runs that `run_lists` lists."""
     numbers = iter(range(_LISTED_RUNS))
@@ -330,7 +374,7 @@ ATTACKS: Final[Mapping[str, Attack]] = {
             refused_hellos,
             reports,
         ),
-        *(zero_drafts, learner_ids, many_tensors, watches, run_lists),
+        *(zero_drafts, learner_ids, many_tensors, watches, live_watches, returns, repeated_names, run_lists),
         *STRANGERS,
     )
 }

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections import Counter
 from typing import Any, Final
 
 import grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from tests.attacks.wire import PREFACE, Attack, Unfinished, header_block, http2, told_by
 
@@ -60,4 +62,26 @@ async def garbage(port: int, told: Counter[str]) -> None:
                 await told_by(call(iter([b"\xff" * 2**20])), told)
 
 
-STRANGERS: Final[tuple[Attack, ...]] = (gzip_bombs, unfinished_messages, held_connections, garbage)
+async def reflection(port: int, told: Counter[str]) -> None:
+    """Asks reflection without pause, in 100 streams over each of two connections."""
+    request = reflection_pb2.ServerReflectionRequest(file_containing_symbol="skerry.v1.Exchange")
+    options = [("grpc.use_local_subchannel_pool", 1)]
+
+    async def ask(stub: reflection_pb2_grpc.ServerReflectionStub) -> None:
+        while True:
+            call: Any = stub.ServerReflectionInfo(itertools.repeat(request))
+            try:
+                async for _ in call:
+                    told["answers"] += 1
+            except grpc.aio.AioRpcError as error:
+                told[str(error.code())] += 1
+
+    async with (
+        grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options) as one,
+        grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options) as other,
+    ):
+        stubs = [reflection_pb2_grpc.ServerReflectionStub(channel) for channel in (one, other)]
+        await asyncio.gather(*(ask(stub) for stub in stubs for _ in range(100)))
+
+
+STRANGERS: Final[tuple[Attack, ...]] = (gzip_bombs, unfinished_messages, held_connections, garbage, reflection)

@@ -31,6 +31,7 @@ from skerry.syncer.host import HostSettings
 from skerry.syncer.parts import ByteBudget, PartChecker
 from skerry.syncer.quotas import Pushes, Rate, orphans
 from skerry.syncer.server import ServerSettings, SyncerServer, serving
+from skerry.syncer.services import exchange as exchange_service
 from skerry.v1 import exchange_pb2 as exchange
 from skerry.v1 import runs_pb2 as runs
 from skerry.v1 import types_pb2 as types
@@ -502,16 +503,18 @@ async def _released(budget: ByteBudget) -> None:
             free_s = 0.0 if budget.used_bytes else free_s + 0.05
 
 
-async def test_one_connection_has_a_bounded_number_of_streams(stubs: Stubs) -> None:
-    await create_run(stubs)
-    watches = [stubs.exchange.Watch(exchange.WatchRequest(run="demo")) for _ in range(200)]
-    firsts = [asyncio.ensure_future(watch.read()) for watch in watches]
-    await asyncio.wait(firsts, timeout=2)
-    served = [one for one in firsts if one.done() and one.exception() is None]
-    for watch in watches:
-        watch.cancel()
-    await asyncio.gather(*firsts, return_exceptions=True)
-    assert 100 < len(served) <= 128
+async def test_one_connection_has_a_bounded_number_of_streams(store_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchange_service, "MOST_WATCHES", 200)
+    async with serving(open_objects(store_url), LOCAL) as server, connected(server.port) as stubs:
+        await create_run(stubs)
+        watches = [stubs.exchange.Watch(exchange.WatchRequest(run="demo")) for _ in range(200)]
+        firsts = [asyncio.ensure_future(watch.read()) for watch in watches]
+        await asyncio.wait(firsts, timeout=2)
+        served = [one for one in firsts if one.done() and one.exception() is None]
+        for watch in watches:
+            watch.cancel()
+        await asyncio.gather(*firsts, return_exceptions=True)
+        assert 100 < len(served) <= 128
 
 
 async def test_a_listing_opens_no_run_that_did_not_change_since_the_last(store_url: str) -> None:

@@ -21,6 +21,7 @@ from skerry.cli.authority import Wanted
 from skerry.client import Tls
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.identifiers import SystemEntropy
+from skerry.store.log.entries import INITIAL_BASE
 from skerry.store.log.state import Outcome
 from skerry.store.objects.opening import open_objects
 from skerry.store.operator.log_lines import entry_lines
@@ -209,7 +210,9 @@ async def test_nobody_fences_or_pushes_for_another_learner(keys: Path) -> None:
         connected(server.port, tls(us)) as ours,
         connected(server.port, tls(eu)) as theirs,
     ):
-        run, _ = await create_run(ours)
+        run, _ = await create_run(ours)  # which says "creator"
+        state = (await server.host.open("demo")).state
+        assert {one.item.learner for one in state.deltas.values() if one.item.base_version == INITIAL_BASE} == {"us"}
         learner = RawLearner(ours, run, "us", random.Random(1))
         liar = RawLearner(theirs, run, "us", random.Random(2))
         await learner.attach()

@@ -43,6 +43,7 @@ class NewRun:
     dtypes: Mapping[str, str]
     policy: Policy
     untrained: Sequence[types_pb2.UntrainedTensor] = ()
+    creator: str = "creator"  # the learner whose weights they are, if they are a learner's
 
 
 async def create_run(
@@ -93,7 +94,7 @@ def _encode_initial(
     header = exchange_pb2.PushHeader(
         run=new.name,
         run_uid=uid,
-        learner_id="creator",
+        learner_id=new.creator,
         session_id=new.request_id,
         delta_id=_initial_delta_id(new.request_id, layout.name),
         fragment=layout.name,
@@ -168,6 +169,7 @@ async def _create_from_model(session: Session) -> types_pb2.Run:
         dtypes=parameters.dtypes,
         policy=settings.policy or Policy(),
         untrained=recorded(await session.workers.run(parameters.untrained)),
+        creator=settings.learner_id,
     )
 
     def weights_of(layout: FragmentLayout) -> NDArray[np.float32]:

@@ -12,6 +12,7 @@ class Caller:
     """The client of one call."""
 
     identity: str = ""  # as in its certificate or token; empty where the server has no roles
+    learner: str = ""  # the id that it is bound to, of a learner
     peer: str = ""  # its connection
     weight: float | None = None  # that it is granted as a learner
 

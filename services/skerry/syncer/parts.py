@@ -8,7 +8,8 @@ A slow sender holds its bytes for longer than a fast one, so senders share bytes
 the next part admitted is that of the sender that has held the least since memory became scarce. So a fast sender waits
 for one part to finish, however many slow senders there are. No sender waits for ever: a push has one part at a time
 (and a second one that is being stored, as long as memory is not scarce), and what it holds is counted. A sender whose
-parts hold a sixteenth of the budget waits until one of its own parts is done, and others are admitted before it.
+parts hold a sixteenth of the budget waits until one of its own parts is done, and others are admitted before it. While
+somebody waits for others' bytes, a part that comes slowly is given up sooner.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ import asyncio
 import heapq
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -121,6 +123,8 @@ class ByteBudget:
         self._order = itertools.count()
         self._held: defaultdict[str, float] = defaultdict(float)  # by sender: bytes times seconds, since some waited
         self._used_by: Counter[str] = Counter()  # by sender: bytes
+        self.is_scarce = False  # whether somebody waits for others' bytes
+        self._on_scarcity: dict[Callable[[], None], None] = {}
         # A heap: held before, order, bytes, to grant, sender.
         self._waiting: list[tuple[float, int, int, asyncio.Event, str]] = []
 
@@ -128,6 +132,15 @@ class ByteBudget:
         """Returns when `sender` may hold `size_bytes`, which the caller releases in any case."""
         await self._turn(sender, size_bytes)
         return Reservation(self, sender, size_bytes, self._clock.monotonic_s())
+
+    @contextmanager
+    def telling(self, scarce: Callable[[], None]) -> Iterator[None]:
+        """Has `scarce` called whenever somebody begins to wait for others' bytes, for as long as the context lasts."""
+        self._on_scarcity[scarce] = None
+        try:
+            yield
+        finally:
+            del self._on_scarcity[scarce]
 
     def has_room(self, size_bytes: int) -> bool:
         """Whether a request for `size_bytes` would be granted without waiting."""
@@ -145,6 +158,9 @@ class ByteBudget:
         one = (self._held[sender], next(self._order), size_bytes, granted, sender)
         heapq.heappush(self._waiting, one)
         self._grant()
+        if self.is_scarce:
+            for scarce in tuple(self._on_scarcity):
+                scarce()
         try:
             await granted.wait()
         except asyncio.CancelledError:
@@ -158,7 +174,7 @@ class ByteBudget:
 
     def _grant(self) -> None:
         """Grants what fits, in order; a part that does not fit keeps the others waiting, but for its sender's share."""
-        passed = []
+        passed, self.is_scarce = [], False
         while self._waiting:
             one = heapq.heappop(self._waiting)
             _, _, size_bytes, granted, sender = one
@@ -169,6 +185,7 @@ class ByteBudget:
                 continue
             if self.used_bytes and self.used_bytes + size_bytes > self.limit_bytes:
                 passed.append(one)
+                self.is_scarce = True
                 break
             self._count(sender, size_bytes)
             self.peak_bytes = max(self.peak_bytes, self.used_bytes)

@@ -144,6 +144,8 @@ def resume_plan(
         )
     if not resume.names and from_version != target_version:
         raise bad_request("resume names none of the plan's objects")
+    if len(set(resume.names)) < len(resume.names):
+        raise bad_request("resume names an object twice")
     objects = _named_objects(fragment, target, resume.names)
     if objects is None or any(one.ref.name in gone for one in objects):
         raise SyncerError("PLAN_EXPIRED", "the plan's objects were collected; ask for a new plan")

@@ -32,7 +32,7 @@ from skerry.syncer.parts import (
     PartSummary,
     Reservation,
 )
-from skerry.syncer.quotas import Unfinished, patience_s
+from skerry.syncer.quotas import SCARCE_GRACE_S, SCARCE_PART_S, Unfinished, patience_s
 from skerry.syncer.replica import RunReplica
 from skerry.wire.codecs import Codec
 from skerry.wire.digests import DIGEST_SIZE, delta_digest
@@ -136,7 +136,11 @@ class Push:
         part = self._arriving
         if part is None or not part.reservation.size_bytes:
             return None
-        return patience_s(part.size_bytes) - part.waited_s
+        patient_s = patience_s(part.size_bytes)
+        if self._budget.is_scarce:
+            share = part.size_bytes / part.reservation.size_bytes
+            patient_s = min(patient_s, SCARCE_GRACE_S + SCARCE_PART_S * share)
+        return patient_s - part.waited_s
 
     def waited(self, wait_s: float) -> None:
         """Counts time in which the client sent nothing."""
@@ -238,7 +242,7 @@ class Push:
 
     async def _store(self, part: _Arriving, summary: PartSummary) -> None:
         try:
-            self._stored[part.first, part.numel] = await self._replica.log.blobs.write_part(
+            stored = await self._replica.log.blobs.write_part(
                 self._header.fragment,
                 self._header.delta,
                 part.first,
@@ -248,7 +252,9 @@ class Push:
                 part.frames,
                 summary.kept,
             )
-            size_bytes = self._stored_bytes(part.numel, part.size_bytes)
+            self._stored[part.first, part.numel] = stored
+            # With its header, which has a number for each tensor of the fragment.
+            size_bytes = self._stored_bytes(part.numel, stored.ref.size_bytes)
             self._unfinished.stored(self._owner, self._counts_for, size_bytes)
         finally:
             part.reservation.release()

@@ -23,6 +23,9 @@ from skerry.syncer.errors import RETRY_STORE_S, SyncerError
 # four transfers at once on a slow line take longer than one.
 GRACE_S: Final = 20.0
 LEAST_BYTES_A_SECOND: Final = 8 * 2**10
+# The same while others wait for that memory: beyond the time in which a whole part has to come.
+SCARCE_GRACE_S: Final = 5.0
+SCARCE_PART_S: Final = 30.0
 # Time for a call's first or only message to arrive. Clients of this project wait for 20 s for a whole call.
 FIRST_MESSAGE_S: Final = 30.0
 # Calls of one client that may wait for it at the same time, since gRPC holds an incomplete message in memory.
@@ -32,6 +35,11 @@ MOST_FOREIGN_CALLS: Final = 1024
 # Calls of one identity that are under way: a learner of a hundred processes has some hundreds.
 MOST_CALLS: Final = 1024
 _CALLS_RETRY_S: Final = RETRY_STORE_S
+# Runs that one identity follows at the same time: each event is sent to each of them.
+MOST_WATCHES: Final = 64
+# Messages to health and reflection from one address at once, and the pause between further ones.
+FOREIGN_BURST: Final = 1024
+FOREIGN_PAUSE_S: Final = 0.02
 # Runs that an identity creates at once, and the pause between further ones.
 RUN_BURST: Final = 1000
 RUN_PAUSE_S: Final = 60.0
@@ -238,11 +246,14 @@ class Unfinished:
         self._known[name] = (client, before + size_bytes, self._clock.monotonic_s())
         self._size_bytes[client] += size_bytes
 
-    def finished(self, name: str) -> None:
-        """Forgets the bytes for `name`."""
-        client, size_bytes, _ = self._known.pop(name, ("", 0, 0.0))
-        self._size_bytes[client] -= size_bytes
-        if not self._size_bytes[client]:
+    def finished(self, name: str, size_bytes: float = math.inf) -> None:
+        """Forgets so many of the bytes for `name`."""
+        client, known_bytes, stored_s = self._known.pop(name, ("", 0, 0.0))
+        left_bytes = max(0, known_bytes - size_bytes)
+        self._size_bytes[client] -= known_bytes - int(left_bytes)
+        if left_bytes:
+            self._known[name] = client, int(left_bytes), stored_s
+        elif not self._size_bytes[client]:
             del self._size_bytes[client]
 
 

@@ -14,7 +14,7 @@ from skerry.syncer.errors import SyncerError
 from skerry.syncer.quotas import Calls
 from skerry.syncer.roles import check_message, check_role
 from skerry.syncer.token_book import TokenBook
-from skerry.wire.identity import SCHEME, Identity
+from skerry.wire.identity import SCHEME, Identity, Role
 
 
 class Authentication:
@@ -41,7 +41,8 @@ class Authentication:
                 caller = _named_by_certificate(context)
             else:
                 caller = await stack.enter_async_context(self._tokens.calling(token))
-            CALLER.set(Caller(caller.client, context.peer() or "", caller.weight))
+            learner = caller.name if caller.role is Role.LEARNER else ""
+            CALLER.set(Caller(caller.client, learner, context.peer() or "", caller.weight))
             check_role(method, caller)
             stack.enter_context(self._calls.under_way(caller.client))
             yield partial(check_message, method, caller, wants_run=self._wants_run)

@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, suppress
 from typing import Any, Final
+from weakref import WeakValueDictionary
 
-from skerry.runtime.clock import Clock
 from skerry.store.errors import ObjectMissingError, UnreadableObjectError
 from skerry.store.log.checkpoints import newest_state
-from skerry.store.log.entries import GRANTS_FORMAT, AcceptedItem, SessionItem
+from skerry.store.log.entries import GRANTS_FORMAT, INITIAL_BASE, AcceptedItem, SessionItem
 from skerry.store.log.fold import apply_entry
 from skerry.store.log.state import FragmentState
 from skerry.store.objects.interface import STREAM_CHUNK_BYTES
@@ -20,7 +20,7 @@ from skerry.syncer.events import EventStream, duration_message, events_of, fate_
 from skerry.syncer.host import RunHost
 from skerry.syncer.pull import PullPlan, Resume, plan_pull, resume_plan
 from skerry.syncer.push import Push, begin_push
-from skerry.syncer.quotas import Turns
+from skerry.syncer.quotas import MOST_WATCHES, Calls, Turns
 from skerry.syncer.replica import RunReplica
 from skerry.syncer.services.translate import (
     fragment_of,
@@ -37,7 +37,7 @@ from skerry.wire.messages import tensor_from_message
 
 # A push whose client sends nothing for this long is ended, which releases its memory; its whole parts are durable.
 SILENCE_S: Final = 60.0
-# Least time between two reports of one stream, since every observer gets each of them; the client holds faster ones.
+# Least time between two reports of one learner, since every observer gets each of them; the client holds faster ones.
 _REPORT_PAUSE_S: Final = 0.05
 
 
@@ -48,7 +48,9 @@ class ExchangeServicer(exchange_pb2_grpc.ExchangeServicer):
         """Serves the runs of `host`."""
         self._host = host
         self._replaying = asyncio.Lock()
+        self._watches = Calls(MOST_WATCHES, "watches")
         self._turns = Turns(host.settings.client_bytes_a_second)
+        self._reporting = WeakValueDictionary[tuple[str, str], asyncio.Lock]()
 
     async def Attach(
         self, request_iterator: AsyncIterator[v1.AttachRequest], context: Any
@@ -68,7 +70,7 @@ class ExchangeServicer(exchange_pb2_grpc.ExchangeServicer):
         known = replica.state.learners.get(hello.learner_id)
         if known is None:
             self._host.new_ids.take(replica.log.spec.uid)
-        elif hello.session_id not in known.sessions:
+        elif hello.session_id not in known.sessions or known.has_left:
             self._host.new_sessions.take(f"{replica.log.spec.uid}/{hello.learner_id}")
         weight = CALLER.get().weight if replica.state.level >= GRANTS_FORMAT else None
         await replica.attach(SessionItem(hello.learner_id, hello.session_id, hello.region, weight=weight))
@@ -77,9 +79,34 @@ class ExchangeServicer(exchange_pb2_grpc.ExchangeServicer):
             yield v1.AttachResponse(attached=_attached(replica, hello.learner_id))
             for event in open_rounds:
                 yield v1.AttachResponse(event=event)
-            async with running(_take_reports(replica, hello, request_iterator, stream, self._host.clock)):
+            async with running(self._take_reports(replica, hello, request_iterator, stream)):
                 while (news := await stream.get()) is not None:
                     yield v1.AttachResponse(event=news)
+
+    async def _take_reports(
+        self, replica: RunReplica, hello: v1.Hello, requests: AsyncIterator[v1.AttachRequest], stream: EventStream
+    ) -> None:
+        """Takes reports until the learner leaves or stops sending; an error ends its stream of events.
+
+        The streams of one learner take turns.
+        """
+        turn = self._reporting.setdefault((replica.log.spec.uid, hello.learner_id), asyncio.Lock())
+        try:
+            async for request in requests:
+                match request.WhichOneof("kind"):
+                    case "report":
+                        report = report_from_message(request.report, replica.state.fragments)
+                        async with turn:
+                            replica.report(hello.learner_id, hello.session_id, report)
+                            await self._host.clock.sleep(_REPORT_PAUSE_S)
+                    case "leave":
+                        await replica.leave(hello.learner_id, hello.session_id)
+                        break
+                    case kind:
+                        raise bad_request(f"only report and leave may follow hello. kind={kind}")
+            stream.end()
+        except Exception as error:  # noqa: BLE001 - `stream.get` raises it in the call, where the interceptor sees it
+            stream.end(error)
 
     async def PushDelta(
         self, request_iterator: AsyncIterator[v1.PushDeltaRequest], context: Any
@@ -99,6 +126,8 @@ class ExchangeServicer(exchange_pb2_grpc.ExchangeServicer):
                         await push.complete(request.complete.digest)
                         break
                     await self._turns.pay(CALLER.get().sender, request.ByteSize())
+                    if request.HasField("part_end"):  # it costs the same for few elements, and more for many tensors
+                        await self._turns.take(CALLER.get().sender)
                     await _take(push, request)
                 await push.all_stored()
             finally:
@@ -111,10 +140,16 @@ class ExchangeServicer(exchange_pb2_grpc.ExchangeServicer):
         Raises:
             SyncerError: TOO_SLOW: the part comes too slowly; INCOMPLETE, as `_next`.
         """
-        patience_s, began_s = push.patience_s, self._host.clock.monotonic_s()
+        began_s, loop_began_s = self._host.clock.monotonic_s(), asyncio.get_running_loop().time()
+
+        def hurry() -> None:
+            if (patience_s := push.patience_s) is not None:
+                deadline.reschedule(loop_began_s + patience_s)
+
         try:
-            async with asyncio.timeout(patience_s):
-                return await _next(requests)
+            async with asyncio.timeout(push.patience_s) as deadline:
+                with self._host.budget.telling(scarce=hurry):
+                    return await _next(requests)
         except TimeoutError:
             raise SyncerError(
                 "TOO_SLOW",
@@ -199,7 +234,7 @@ class ExchangeServicer(exchange_pb2_grpc.ExchangeServicer):
                 "VERSION_NOT_FOUND",
                 f"after_position is beyond the log. after={request.after_position}, newest={replica.state.position}",
             )
-        with replica.followers.following() as stream:
+        with self._watches.under_way(CALLER.get().sender), replica.followers.following() as stream:
             until = replica.state.position
             yield v1.WatchResponse(
                 start=v1.WatchStart(
@@ -264,32 +299,6 @@ def _check_tensors(replica: RunReplica, hello: v1.Hello) -> None:
         )
 
 
-async def _take_reports(
-    replica: RunReplica,
-    hello: v1.Hello,
-    requests: AsyncIterator[v1.AttachRequest],
-    stream: EventStream,
-    clock: Clock,
-) -> None:
-    """Takes reports until the learner leaves or stops sending; an error ends its stream of events."""
-    try:
-        async for request in requests:
-            match request.WhichOneof("kind"):
-                case "report":
-                    replica.report(
-                        hello.learner_id, hello.session_id, report_from_message(request.report, replica.state.fragments)
-                    )
-                    await clock.sleep(_REPORT_PAUSE_S)
-                case "leave":
-                    await replica.leave(hello.learner_id, hello.session_id)
-                    break
-                case kind:
-                    raise bad_request(f"only report and leave may follow hello. kind={kind}")
-        stream.end()
-    except Exception as error:  # noqa: BLE001 - `stream.get` raises it in the call, where the interceptor translates it
-        stream.end(error)
-
-
 async def _next(requests: AsyncIterator[v1.PushDeltaRequest]) -> v1.PushDeltaRequest | None:
     """Returns the next message, or None at the end.
 
@@ -328,7 +337,8 @@ def _push_answer(replica: RunReplica, push: Push) -> v1.PushDeltaResponse:
 def _header(message: v1.PushHeader) -> AcceptedItem:
     """Returns the item that the push is to append, without what its parts bring."""
     return AcceptedItem(
-        learner=message.learner_id,
+        # Weights that a run begins with are of whom the caller is.
+        learner=(message.base_version == INITIAL_BASE and CALLER.get().learner) or message.learner_id,
         session=message.session_id,
         delta=message.delta_id,
         fragment=message.fragment,

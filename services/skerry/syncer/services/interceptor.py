@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, NoReturn, Self
 
 import grpc
@@ -31,7 +32,7 @@ from skerry.store.errors import (
 from skerry.syncer.caller import CALLER, Caller
 from skerry.syncer.errors import RETRY_ELSEWHERE_S, RETRY_FULL_S, RETRY_STORE_S, SyncerError, bad_request
 from skerry.syncer.metrics import SyncerMetrics
-from skerry.syncer.quotas import MOST_FOREIGN_CALLS, Arrivals, Calls, Rate, patience_s
+from skerry.syncer.quotas import FOREIGN_BURST, FOREIGN_PAUSE_S, MOST_FOREIGN_CALLS, Arrivals, Calls, Rate, patience_s
 from skerry.syncer.services.authentication import Authentication
 from skerry.wire.layout import BadNameError
 
@@ -120,6 +121,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
         self._authentication = authentication
         self._arrivals = Arrivals()
         self._foreign_calls = Calls(MOST_FOREIGN_CALLS)
+        self._foreign_messages = Rate("messages", SystemClock(), burst=FOREIGN_BURST, pause_s=FOREIGN_PAUSE_S)
         self._lines = _Lines()
 
     async def intercept_service(
@@ -151,7 +153,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
             return nullcontext(_any) if self._authentication is None else self._authentication.admitted(name, context)
 
         async def given(requests: AsyncIterator[Any], check: _Check) -> Any:
-            admitted = _Admitted(requests, check, self._arrivals)
+            admitted = _Admitted(requests, check, self._arrivals, _any if is_own else partial(self._rated, method))
             return admitted if handler.request_streaming else await admitted.only()
 
         wrapping = (method, calling, given, refused)
@@ -159,6 +161,10 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
             return grpc.stream_unary_rpc_method_handler(_forgotten(_answering(answer, *wrapping)), **serializers)
         stream = handler.unary_stream or handler.stream_stream
         return grpc.stream_stream_rpc_method_handler(_forgotten(_streaming(stream, *wrapping)), **serializers)
+
+    def _rated(self, method: str, _: Any) -> None:
+        """Counts a message to health or reflection, of which any number may come; raises QUOTA_EXCEEDED."""
+        self._foreign_messages.take(f"{CALLER.get().address} {method}")
 
     @asynccontextmanager
     async def _foreign(self, address: str) -> AsyncIterator[_Check]:
@@ -234,8 +240,9 @@ class _Admitted:
     The first comes within `FIRST_MESSAGE_S`; what follows is awaited as the method sees fit.
     """
 
-    def __init__(self, requests: AsyncIterator[Any], check: _Check, arrivals: Arrivals) -> None:
+    def __init__(self, requests: AsyncIterator[Any], check: _Check, arrivals: Arrivals, each: _Check) -> None:
         self._requests = requests
+        self._each = each
         self._check: _Check | None = check
         self._arrivals = arrivals
 
@@ -244,11 +251,11 @@ class _Admitted:
 
     async def __anext__(self) -> Any:
         if (check := self._check) is None:
-            return _admitted(await anext(self._requests), _any)
+            return _admitted(await anext(self._requests), self._each)
         self._check = None
         async with self._arrivals.awaiting(CALLER.get().sender):
             request = await anext(self._requests)
-        return _admitted(request, check)
+        return _admitted(_admitted(request, self._each), check)
 
     async def only(self) -> Any:
         """Returns the message of a method that takes one."""

@@ -322,6 +322,20 @@ async def returns(port: int, told: Counter[str]) -> None:
             await told_by(again(), told)
 
 
+async def reads(port: int, told: Counter[str]) -> None:
+    """Asks for a run and its versions without pause, in 100 calls at once over each of two connections."""
+    get, versions = runs.GetRunRequest(name="demo"), runs.ListVersionsRequest(name="demo", fragment="body")
+
+    async def ask(stubs: Stubs) -> None:
+        while True:
+            await told_by(stubs.runs.GetRun(get), told)
+            await told_by(stubs.runs.ListVersions(versions), told)
+            told["answers"] += 2
+
+    async with connected(port) as one, connected(port) as other:
+        await asyncio.gather(*(ask(stubs) for stubs in (one, other) for _ in range(100)))
+
+
 async def repeated_names(port: int, told: Counter[str]) -> None:
     """Resumes a download that names one object 60,000 times, in 32 calls at once."""
     async with _large_run(port) as (stubs, request):
@@ -374,7 +388,7 @@ ATTACKS: Final[Mapping[str, Attack]] = {
             refused_hellos,
             reports,
         ),
-        *(zero_drafts, learner_ids, many_tensors, watches, live_watches, returns, repeated_names, run_lists),
+        *(zero_drafts, learner_ids, many_tensors, watches, live_watches, returns, reads, repeated_names, run_lists),
         *STRANGERS,
     )
 }

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import AsyncIterator, Sequence
+from typing import TypeVar
 
 import grpc
 import numpy as np
 import pytest
+from google.protobuf.message import Message
 from grpc_reflection.v1alpha import reflection_pb2
 
 from skerry.v1 import capabilities_pb2
@@ -35,6 +37,7 @@ PRECONDITION = grpc.StatusCode.FAILED_PRECONDITION
 EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
 
 BODY = layout("body")
+M = TypeVar("M", bound=Message)
 
 
 @pytest.fixture
@@ -179,7 +182,7 @@ async def _limit(stubs: Stubs) -> int:
     return (await stubs.capabilities.GetCapabilities(capabilities_pb2.GetCapabilitiesRequest())).max_message_size_bytes
 
 
-def _padded(request: runs.GetRunRequest, size_bytes: int) -> runs.GetRunRequest:
+def _padded(request: M, size_bytes: int) -> M:
     """Returns the request with an unknown field that makes it that large."""
     request.MergeFromString(_unknown_field(size_bytes - request.ByteSize()))
     assert request.ByteSize() == size_bytes
@@ -195,11 +198,17 @@ def _unknown_field(size_bytes: int) -> bytes:
 
 
 async def test_a_message_of_the_limit_is_taken_and_a_larger_one_refused_with_details(learner: RawLearner) -> None:
-    limit = await _limit(learner.stubs)
-    answer = await learner.stubs.runs.GetRun(_padded(runs.GetRunRequest(name="demo"), limit))
+    limit, short = await _limit(learner.stubs), 2**18
+    answer = await learner.stubs.runs.GetRun(_padded(runs.GetRunRequest(name="demo"), short))
     assert answer.run.name == "demo"
     with refused("TOO_LARGE", EXHAUSTED) as caught:
-        await learner.stubs.runs.GetRun(_padded(runs.GetRunRequest(name="demo"), limit + 1))
+        await learner.stubs.runs.GetRun(_padded(runs.GetRunRequest(name="demo"), short + 1))
+    assert str(short) in caught.refusal.message
+    with refused("TOO_LARGE", EXHAUSTED) as caught:
+        await learner.stubs.runs.CreateRun(_padded(runs.CreateRunRequest(name="demo"), limit))
+    assert "tensors" in caught.refusal.message  # so it was read
+    with refused("TOO_LARGE", EXHAUSTED) as caught:
+        await learner.stubs.runs.CreateRun(_padded(runs.CreateRunRequest(name="demo"), limit + 1))
     assert str(limit) in caught.refusal.message
 
 

@@ -161,7 +161,7 @@ def _parts_of_one(count: int) -> Sequence[exchange.PushDeltaRequest]:
 
 
 async def test_a_client_follows_a_bounded_number_of_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exchange_service, "MOST_WATCHES", 3)
+    monkeypatch.setattr(exchange_service, "MOST_CLIENT_WATCHES", 3)
     async with serving(DictObjects(), LOCAL) as server, connected(server.port) as stubs:
         await create_run(stubs)
         watches = [stubs.exchange.Watch(exchange.WatchRequest(run="demo")) for _ in range(4)]
@@ -221,6 +221,9 @@ async def test_a_resumed_download_names_each_object_once(stubs: Stubs) -> None:
     plan = (await pull(stubs, run, "body")).plan
     request = exchange.PullFragmentRequest(run="demo", run_uid=run.uid, fragment="body", from_version=-1)
     request.resume.objects.extend([plan.objects[0].name] * 60_000)
+    with refused("TOO_LARGE", EXHAUSTED):
+        await stubs.exchange.PullFragment(request).read()
+    del request.resume.objects[2:]
     with refused("BAD_REQUEST", grpc.StatusCode.INVALID_ARGUMENT):
         await stubs.exchange.PullFragment(request).read()
 

@@ -29,7 +29,7 @@ from skerry.syncer.descriptors import most_connections
 from skerry.syncer.errors import SyncerError
 from skerry.syncer.host import HostSettings
 from skerry.syncer.parts import ByteBudget, PartChecker
-from skerry.syncer.quotas import Pushes, Rate, orphans
+from skerry.syncer.quotas import CallsToRuns, Rate, orphans
 from skerry.syncer.server import ServerSettings, SyncerServer, serving
 from skerry.syncer.services import exchange as exchange_service
 from skerry.v1 import exchange_pb2 as exchange
@@ -444,7 +444,7 @@ async def test_a_connection_takes_calls_however_many_were_given_up(stubs: Stubs)
 async def test_pushes_to_a_run_that_are_under_way_are_bounded(
     server: SyncerServer, stubs: Stubs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server.host, "pushes", Pushes(of_run=5, of_client=3))
+    monkeypatch.setattr(server.host, "pushes", CallsToRuns("pushes", of_run=5, of_client=3))
     greedy, first = await attached(stubs)
     honest = RawLearner(stubs, greedy.run, "honest", random.Random(8))
     await honest.attach()
@@ -504,7 +504,7 @@ async def _released(budget: ByteBudget) -> None:
 
 
 async def test_one_connection_has_a_bounded_number_of_streams(store_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exchange_service, "MOST_WATCHES", 200)
+    monkeypatch.setattr(exchange_service, "MOST_CLIENT_WATCHES", 200)
     async with serving(open_objects(store_url), LOCAL) as server, connected(server.port) as stubs:
         await create_run(stubs)
         watches = [stubs.exchange.Watch(exchange.WatchRequest(run="demo")) for _ in range(200)]

@@ -30,6 +30,8 @@ from skerry.syncer.parts import ByteBudget
 from skerry.syncer.quotas import (
     ID_BURST,
     ID_PAUSE_S,
+    MOST_CLIENT_PUSHES,
+    MOST_RUN_PUSHES,
     QUERY_BURST,
     QUERY_PAUSE_S,
     RUN_BURST,
@@ -38,7 +40,7 @@ from skerry.syncer.quotas import (
     SESSION_PAUSE_S,
     UNSENT_BYTES,
     UNSENT_PAUSE_S,
-    Pushes,
+    CallsToRuns,
     Rate,
     drafts,
 )
@@ -110,7 +112,7 @@ class RunHost:
         self.new_runs = Rate("new runs", clock, burst=RUN_BURST, pause_s=RUN_PAUSE_S)
         self.unsent = Rate("bytes of weights that were not sent", clock, burst=UNSENT_BYTES, pause_s=UNSENT_PAUSE_S)
         self.drafts = drafts(clock, settings.draft_bytes)
-        self.pushes = Pushes()
+        self.pushes = CallsToRuns("pushes", of_run=MOST_RUN_PUSHES, of_client=MOST_CLIENT_PUSHES)
         self.new_sessions = Rate("new sessions", clock, burst=SESSION_BURST, pause_s=SESSION_PAUSE_S)
         self.queries = Rate("questions for unknown deltas", clock, burst=QUERY_BURST, pause_s=QUERY_PAUSE_S)
         self.new_ids = Rate("new learners", clock, burst=ID_BURST, pause_s=ID_PAUSE_S)

@@ -35,8 +35,12 @@ MOST_FOREIGN_CALLS: Final = 1024
 # Calls of one identity that are under way: a learner of a hundred processes has some hundreds.
 MOST_CALLS: Final = 1024
 _CALLS_RETRY_S: Final = RETRY_STORE_S
-# Runs that one identity follows at the same time: each event is sent to each of them.
-MOST_WATCHES: Final = 64
+# Calls that watch one run, of all clients and of one: each event is sent to each of them.
+MOST_RUN_WATCHES: Final = 256
+MOST_CLIENT_WATCHES: Final = 64
+# Calls of one client a second that take one message and answer with one, once it has made those of some seconds.
+SHORT_CALLS_A_SECOND: Final = 100.0
+SHORT_CALLS_BURST_S: Final = 3.0
 # Messages to health and reflection from one address at once, and the pause between further ones.
 FOREIGN_BURST: Final = 1024
 FOREIGN_PAUSE_S: Final = 0.02
@@ -158,55 +162,57 @@ class Arrivals:
 
 @dataclass
 class _Line:
-    """The transfers of one client, which take turns."""
+    """The calls of one client, which take turns."""
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    free_s: float = -math.inf  # when the bytes so far may have passed
+    free_s: float = -math.inf  # when what was taken so far may have passed
 
-    def is_needed(self, now_s: float) -> bool:
-        return self.lock.locked() or self.free_s > now_s - _RATE_BURST_S
+    def is_needed(self, since_s: float) -> bool:
+        return self.lock.locked() or self.free_s > since_s
 
 
 class Turns:
-    """Lets one of each client's transfers take a step in each pass of the event loop, however many it has.
+    """Lets one of each client's calls take a step in each pass of the event loop, however many it has.
 
     A step copies up to half a megabyte. With 32 downloads of one client in each pass, another learner got 2 merges a
-    second instead of 19. Where bytes a second are bounded, a step takes the time of its bytes, and the client's other
-    transfers wait for it.
+    second instead of 19. Where a rate is given, a step takes the time of what it costs, and the client's other calls
+    wait for it.
     """
 
-    def __init__(self, bytes_a_second: float) -> None:
-        """Starts without clients; an infinite rate is no bound."""
-        self._bytes_a_second = bytes_a_second
+    def __init__(self, rate: float = math.inf, *, burst_s: float = _RATE_BURST_S) -> None:
+        """Starts without clients; what costs no more than `burst_s` of the rate may pass at once."""
+        self._rate = rate
+        self._burst_s = burst_s
         self._lines: dict[str, _Line] = {}
 
-    async def take(self, client: str, size_bytes: int = 0) -> None:
-        """Returns when it is the turn of this transfer of the client, and its bytes may pass."""
+    async def take(self, client: str, cost: int = 0) -> None:
+        """Returns when it is the turn of this call of the client, and what it costs may pass."""
         line = self._lines.setdefault(client, _Line())
         async with line.lock:
             now_s = asyncio.get_running_loop().time()
             if len(self._lines) > _MOST_KNOWN:
-                self._lines = {one: it for one, it in self._lines.items() if it is line or it.is_needed(now_s)}
-            line.free_s = max(line.free_s, now_s - _RATE_BURST_S) + size_bytes / self._bytes_a_second
+                since_s = now_s - self._burst_s
+                self._lines = {one: it for one, it in self._lines.items() if it is line or it.is_needed(since_s)}
+            line.free_s = max(line.free_s, now_s - self._burst_s) + cost / self._rate
             await asyncio.sleep(line.free_s - now_s if line.free_s > now_s + _RATE_PAUSE_S else 0)
 
-    async def pay(self, client: str, size_bytes: int) -> None:
-        """Returns when bytes that came may have passed; at once where nothing is bounded."""
-        if self._bytes_a_second < math.inf:
-            await self.take(client, size_bytes)
+    async def pay(self, client: str, cost: int) -> None:
+        """Returns when what came may have passed; at once where nothing is bounded."""
+        if self._rate < math.inf:
+            await self.take(client, cost)
 
 
-class Pushes:
-    """Counts the pushes to each run that are under way."""
+class CallsToRuns:
+    """Counts the calls of one kind to each run that are under way."""
 
-    def __init__(self, *, of_run: int = MOST_RUN_PUSHES, of_client: int = MOST_CLIENT_PUSHES) -> None:
-        """Admits so many to each run, and of one client to each run."""
-        self._of_runs = Calls(of_run, "pushes to the run")
-        self._of_clients = Calls(of_client, "pushes of the client to the run")
+    def __init__(self, what: str, *, of_run: int, of_client: int) -> None:
+        """Admits so many to each run, and of one client to each run; `what` is in the refusals."""
+        self._of_runs = Calls(of_run, f"{what} of the run")
+        self._of_clients = Calls(of_client, f"{what} of the run by the client")
 
     @contextmanager
     def under_way(self, run_uid: str, client: str) -> Iterator[None]:
-        """Counts a push as long as the context lasts.
+        """Counts a call as long as the context lasts.
 
         Raises:
             SyncerError: QUOTA_EXCEEDED.

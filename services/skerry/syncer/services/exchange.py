@@ -20,7 +20,7 @@ from skerry.syncer.events import EventStream, duration_message, events_of, fate_
 from skerry.syncer.host import RunHost
 from skerry.syncer.pull import PullPlan, Resume, plan_pull, resume_plan
 from skerry.syncer.push import Push, begin_push
-from skerry.syncer.quotas import MOST_WATCHES, Calls, Turns
+from skerry.syncer.quotas import MOST_CLIENT_WATCHES, MOST_RUN_WATCHES, CallsToRuns, Turns
 from skerry.syncer.replica import RunReplica
 from skerry.syncer.services.translate import (
     fragment_of,
@@ -48,7 +48,7 @@ class ExchangeServicer(exchange_pb2_grpc.ExchangeServicer):
         """Serves the runs of `host`."""
         self._host = host
         self._replaying = asyncio.Lock()
-        self._watches = Calls(MOST_WATCHES, "watches")
+        self._watches = CallsToRuns("watches", of_run=MOST_RUN_WATCHES, of_client=MOST_CLIENT_WATCHES)
         self._turns = Turns(host.settings.client_bytes_a_second)
         self._reporting = WeakValueDictionary[tuple[str, str], asyncio.Lock]()
 
@@ -86,10 +86,7 @@ class ExchangeServicer(exchange_pb2_grpc.ExchangeServicer):
     async def _take_reports(
         self, replica: RunReplica, hello: v1.Hello, requests: AsyncIterator[v1.AttachRequest], stream: EventStream
     ) -> None:
-        """Takes reports until the learner leaves or stops sending; an error ends its stream of events.
-
-        The streams of one learner take turns.
-        """
+        """Takes reports until the learner leaves, in turns with its other streams; an error ends the events."""
         turn = self._reporting.setdefault((replica.log.spec.uid, hello.learner_id), asyncio.Lock())
         try:
             async for request in requests:
@@ -234,7 +231,8 @@ class ExchangeServicer(exchange_pb2_grpc.ExchangeServicer):
                 "VERSION_NOT_FOUND",
                 f"after_position is beyond the log. after={request.after_position}, newest={replica.state.position}",
             )
-        with self._watches.under_way(CALLER.get().sender), replica.followers.following() as stream:
+        watching = self._watches.under_way(replica.log.spec.uid, CALLER.get().sender)
+        with watching, replica.followers.following() as stream:
             until = replica.state.position
             yield v1.WatchResponse(
                 start=v1.WatchStart(

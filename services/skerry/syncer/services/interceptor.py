@@ -32,8 +32,20 @@ from skerry.store.errors import (
 from skerry.syncer.caller import CALLER, Caller
 from skerry.syncer.errors import RETRY_ELSEWHERE_S, RETRY_FULL_S, RETRY_STORE_S, SyncerError, bad_request
 from skerry.syncer.metrics import SyncerMetrics
-from skerry.syncer.quotas import FOREIGN_BURST, FOREIGN_PAUSE_S, MOST_FOREIGN_CALLS, Arrivals, Calls, Rate, patience_s
+from skerry.syncer.quotas import (
+    FOREIGN_BURST,
+    FOREIGN_PAUSE_S,
+    MOST_FOREIGN_CALLS,
+    SHORT_CALLS_A_SECOND,
+    SHORT_CALLS_BURST_S,
+    Arrivals,
+    Calls,
+    Rate,
+    Turns,
+    patience_s,
+)
 from skerry.syncer.services.authentication import Authentication
+from skerry.syncer.services.refusals import Refusals
 from skerry.wire.layout import BadNameError
 
 _LOG: Final = get_logger(__name__)
@@ -41,8 +53,9 @@ DOMAIN: Final = "skerry"
 # A status and its details have to fit the 8 KiB of metadata that clients take.
 _MOST_MESSAGE: Final = 1000
 _OWN_METHODS: Final = "/skerry.v1."
-# Lines about refused calls of one address at once: a learner that is refused says why in one or two.
-_LINE_BURST: Final = 20
+# The largest message of methods that get neither weights nor the names of a run's tensors: to parse one takes long.
+_SHORT_BYTES: Final = 2**18
+_LONG: Final = frozenset({"Exchange/PushDelta", "Exchange/Attach", "Runs/CreateRun"})
 
 # The reasons of each code, as the comments of `skerry.v1.ErrorReason` have them.
 _REASONS: Final[Mapping[int, str]] = {
@@ -122,7 +135,9 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
         self._arrivals = Arrivals()
         self._foreign_calls = Calls(MOST_FOREIGN_CALLS)
         self._foreign_messages = Rate("messages", SystemClock(), burst=FOREIGN_BURST, pause_s=FOREIGN_PAUSE_S)
-        self._lines = _Lines()
+        self._refusals = Refusals()
+        self._turns = Turns()
+        self._short_turns = Turns(SHORT_CALLS_A_SECOND, burst_s=SHORT_CALLS_BURST_S)
 
     async def intercept_service(
         self,
@@ -141,10 +156,11 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
             "response_serializer": self._counted(handler.response_serializer, name),
         }
 
-        def refused(reason: str, message: str) -> None:
+        async def refused(reason: str, message: str) -> None:
             self._metrics.refusals.labels(name, reason).inc()
             if message:
-                self._lines.refused(method, reason, message)
+                self._refusals.log(method, reason, message)
+            await self._refusals.hold_back()
 
         def calling(context: grpc.aio.ServicerContext[Any, Any]) -> _Calling:
             CALLER.set(Caller(peer=context.peer() or ""))
@@ -153,6 +169,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
             return nullcontext(_any) if self._authentication is None else self._authentication.admitted(name, context)
 
         async def given(requests: AsyncIterator[Any], check: _Check) -> Any:
+            await (self._turns if handler.unary_unary is None else self._short_turns).take(CALLER.get().sender, 1)
             admitted = _Admitted(requests, check, self._arrivals, _any if is_own else partial(self._rated, method))
             return admitted if handler.request_streaming else await admitted.only()
 
@@ -173,7 +190,8 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
 
     def _bounded(self, deserializer: Callable[[bytes], Any] | None, method: str) -> Callable[[bytes], Any]:
         assert deserializer is not None  # generated handlers have one
-        limit, received = self._limit_bytes, self._metrics.received_bytes.labels(method)
+        limit = self._limit_bytes if method in _LONG else min(self._limit_bytes, _SHORT_BYTES)
+        received = self._metrics.received_bytes.labels(method)
 
         def bounded(data: bytes) -> Any:
             received.inc(len(data))
@@ -211,6 +229,7 @@ class _Oversized:
 # A call's context, within which its first message is checked by what it yields.
 _Check = Callable[[Any], None]
 _Calling = AbstractAsyncContextManager[_Check]
+_Refused = Callable[[str, str], Awaitable[None]]
 
 
 def _any(_: Any) -> None:
@@ -292,7 +311,7 @@ def _answering(
     method: str,
     calling: Callable[[Any], _Calling],
     given: Callable[[AsyncIterator[Any], _Check], Awaitable[Any]],
-    refused: Callable[[str, str], None],
+    refused: _Refused,
 ) -> Callable[..., Awaitable[Any]]:
     async def answer(requests: AsyncIterator[Any], context: grpc.aio.ServicerContext[Any, Any]) -> Any:
         try:
@@ -301,7 +320,7 @@ def _answering(
         except (asyncio.CancelledError, grpc.aio.AbortError):
             raise
         except Exception as error:  # noqa: BLE001 - the outermost edge
-            status = _refusal(error, method, refused)
+            status = await _refusal(error, method, refused)
         return await _abort(status, context)
 
     return answer
@@ -312,7 +331,7 @@ def _streaming(
     method: str,
     calling: Callable[[Any], _Calling],
     given: Callable[[AsyncIterator[Any], _Check], Awaitable[Any]],
-    refused: Callable[[str, str], None],
+    refused: _Refused,
 ) -> Callable[..., Awaitable[None]]:
     # Not a generator: one that gRPC sends from can't say how long a message may take.
     async def stream(requests: AsyncIterator[Any], context: grpc.aio.ServicerContext[Any, Any]) -> None:
@@ -325,7 +344,7 @@ def _streaming(
         except (asyncio.CancelledError, grpc.aio.AbortError):
             raise
         except Exception as error:  # noqa: BLE001 - the outermost edge
-            status = _refusal(error, method, refused)
+            status = await _refusal(error, method, refused)
         else:
             return
         finally:
@@ -355,12 +374,12 @@ async def _sent(response: Any, context: grpc.aio.ServicerContext[Any, Any]) -> N
         ) from None
 
 
-def _refusal(error: Exception, method: str, refused: Callable[[str, str], None]) -> status_pb2.Status:
-    """Returns the status for `error`, once it is counted and logged."""
+async def _refusal(error: Exception, method: str, refused: _Refused) -> status_pb2.Status:
+    """Returns the status for `error`, once it is counted and logged and may be told."""
     status = status_of(error)
     reason = _as_syncer_error(error).reason
     is_refused = status.code not in {code_pb2.INTERNAL, code_pb2.DATA_LOSS} and not isinstance(error, StoreError)
-    refused(reason, str(error) if is_refused else "")
+    await refused(reason, str(error) if is_refused else "")
     if status.code == code_pb2.INTERNAL:
         _LOG.error("call failed", method=method, reason=reason, exc_info=error)
     elif status.code == code_pb2.DATA_LOSS:
@@ -368,27 +387,6 @@ def _refusal(error: Exception, method: str, refused: Callable[[str, str], None])
     elif isinstance(error, StoreError):
         _LOG.warning("call failed", method=method, reason=reason, cause=str(error))
     return status
-
-
-class _Lines:
-    """Logs refused calls: some lines at once of each address, then one a second, and how many were left out."""
-
-    def __init__(self) -> None:
-        self._rate = Rate("lines", SystemClock(), burst=_LINE_BURST, pause_s=1.0)
-        self._left_out_count = 0
-
-    def refused(self, method: str, reason: str, message: str) -> None:
-        caller = CALLER.get()
-        try:
-            self._rate.take(caller.address)
-        except SyncerError:
-            self._left_out_count += 1
-            return
-        facts = {"method": method, "reason": reason, "message": message, "peer": caller.peer}
-        if caller.identity:
-            facts["identity"] = caller.identity
-        _LOG.info("call refused", **facts, left_out_count=self._left_out_count)
-        self._left_out_count = 0
 
 
 async def _abort(status: status_pb2.Status, context: grpc.aio.ServicerContext[Any, Any]) -> NoReturn:

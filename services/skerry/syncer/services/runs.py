@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from contextlib import nullcontext
 from typing import Any, Final, NamedTuple
 
@@ -65,7 +64,7 @@ class RunsServicer(runs_pb2_grpc.RunsServicer):
         self._creating = asyncio.Lock()
         self._listed_runs: dict[str, _Listed] = {}  # by uid, the one that was listed last at the end
         self._looking = asyncio.Semaphore(_LOOKS_AT_ONCE)
-        self._turns = Turns(math.inf)
+        self._turns = Turns()
 
     async def CreateRun(self, request: runs_pb2.CreateRunRequest, context: Any) -> runs_pb2.CreateRunResponse:
         """Creates a draft."""

@@ -26,9 +26,10 @@ class SkerryCallback(TrainerCallback):  # type: ignore[misc]  # untyped
     A step of the run is a step of the optimizer with all its accumulated batches, the planned length is the trainer's
     `max_steps`, and the learning rate follows the trainer's own steps. Checkpoints that are saved during training hold
     this learner's weights and its work that the run does not have yet, in `skerry.pt` and, where processes hold shards,
-    `skerry-1.pt` and so on. The last checkpoint and what `save_model` writes afterwards hold the run's weights, merged.
-    Where the trainer loads its best checkpoint at the end, that is what it has then. A trainer that resumes, with any
-    number of processes, takes the work from the checkpoint in its `output_dir`.
+    `skerry-1.pt` and so on. What `save_model` writes afterwards holds the run's weights, merged, and so does the last
+    checkpoint, unless an evaluation ended training. Where the trainer loads its best checkpoint at the end, that is
+    what it has then. A trainer that resumes, with any number of processes, takes the work from the checkpoint in its
+    `output_dir`.
 
     An error that ends the process, or Ctrl-C, first sends what was learned, within 10 s. A trainer tells callbacks
     nothing of exceptions, so where you handle them yourself, as in a notebook, call `leave`.
@@ -110,7 +111,13 @@ class SkerryCallback(TrainerCallback):  # type: ignore[misc]  # untyped
         logs: dict[str, float] | None = None,
         **_: Any,
     ) -> None:
-        """Adds `skerry/...` for all callbacks and for the trainer's history, once, and notes the loss."""
+        """Adds `skerry/...` for all callbacks and for the trainer's history, once, and notes the loss.
+
+        Leaves at the trainer's last log, which comes after whatever ended training and before the best checkpoint is
+        loaded.
+        """
+        if logs is not None and "total_flos" in logs:
+            self._part.leave(load_merged=True)
         metrics = self._part.metrics
         if logs is None or metrics.keys() <= logs.keys():
             return
@@ -126,9 +133,13 @@ class SkerryCallback(TrainerCallback):  # type: ignore[misc]  # untyped
         save_state(_checkpoint(args, state), saved)
 
     def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """Leaves if training was ended after the step, as by early stopping, before the best checkpoint is loaded."""
+        """Leaves if training was ended after the step, before the trainer evaluates and saves."""
         if control.should_training_stop:
             self._part.leave(load_merged=True)
+
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """Leaves if the trainer has not logged its end."""
+        self._part.leave(load_merged=True)
 
     def leave(self) -> None:
         """Sends the steps that were completed, and leaves the run, on all ranks if there are several. Idempotent."""

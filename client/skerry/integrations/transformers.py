@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch.distributed.fsdp import FullyShardedDataParallel
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import CallbackHandler
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
@@ -81,7 +80,7 @@ class SkerryCallback(TrainerCallback):  # type: ignore[misc]  # untyped
             attach,
             process_count=args.world_size,
             step_count=state.max_steps,
-            refused=_refused(args, kwargs["model"]),
+            refused=None if args.deepspeed_plugin is None else "DeepSpeed",
         )
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
@@ -178,10 +177,3 @@ class _EarlyLog(TrainerCallback):  # type: ignore[misc]  # untyped
 def _checkpoint(args: TrainingArguments, state: TrainerState) -> Path:
     """Returns the folder of the checkpoint of the step at which the trainer is."""
     return Path(args.output_dir, f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}")
-
-
-def _refused(args: TrainingArguments, model: Any) -> str | None:
-    """Returns the name of a strategy that keeps the weights in a form of its own."""
-    if args.deepspeed_plugin is not None:
-        return "DeepSpeed"
-    return "FSDP1" if isinstance(model, FullyShardedDataParallel) else None

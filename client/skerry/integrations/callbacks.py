@@ -52,7 +52,7 @@ class CallbackLearner:
     ) -> None:
         """Attaches by `attach(**options)`, and goes on with what was saved.
 
-        `step_count` is the planned length unless the options have one.
+        `step_count` is the planned length unless the options have one; None where the trainer does not know it.
 
         Raises:
             ValueError: the weights are not where a learner could change them, or what was saved is of another model.
@@ -70,6 +70,8 @@ class CallbackLearner:
         self._restoring.close()
         planned = {} if step_count is None else {"planned_step_count": step_count}
         self.learner = attach(**{**planned, **self._options})
+        if step_count is None and not self.learner.planned_step_count:
+            _log.warning("the run has no planned length, and the trainer knows none: give planned_step_count")
         saved, self.saved = self.saved, None
         if saved is not None:
             self.learner.load_state_dict(saved, drop_incomplete=True)

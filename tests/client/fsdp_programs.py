@@ -17,12 +17,12 @@ import numpy as np
 import torch
 from torch import distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.distributed.tensor.placement_types import _StridedShard
 
-from skerry.client import Learner, torch_untrained
+from skerry.client import Learner, attach, torch_untrained
 from skerry.client.errors import error_of
 from skerry.client.grpc_transport import GrpcTransport
 from skerry.v1 import exchange_pb2 as v1
@@ -254,6 +254,16 @@ def join_with_interleaved_rows(rank: Rank) -> None:
     mesh = init_device_mesh("cpu", (2,))
     rows = distribute_tensor(torch.ones(4, 2), mesh, [_StridedShard(0, split_factor=2)])
     learner_of({"rows": rows}, rank)  # type: ignore[arg-type]  # tensors by name
+
+
+def attach_fsdp1(rank: Rank, uses_orig_params: bool) -> None:
+    """Attaches a model of which a part is in FSDP1's own form."""
+    shard = FullyShardedDataParallel(nn.Linear(4, 4), use_orig_params=uses_orig_params, device_id=torch.device("cpu"))
+    model = nn.Sequential(nn.Linear(4, 4), shard)
+    attach(
+        model, torch.optim.SGD(model.parameters()), tokens_per_step=1, target=rank.target, run="theirs",
+        learner_id="island", create=True,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)

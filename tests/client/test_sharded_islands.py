@@ -160,6 +160,13 @@ def test_a_matrix_whose_rows_are_dealt_out_in_turn_is_refused(target: str, tmp_p
     assert all("cut in a way that fully_shard and tensor parallelism do not use" in end.message for end in ends)
 
 
+@pytest.mark.parametrize("uses_orig_params", [False, True])
+def test_fsdp1_is_refused(target: str, tmp_path: Path, *, uses_orig_params: bool) -> None:
+    ends = run(tmp_path, fsdp_programs.attach_fsdp1, 2, target, uses_orig_params)
+    assert [end.reason for end in ends] == ["ValueError"] * 2
+    assert all("fully_shard" in end.message and "FSDP1" in end.message for end in ends)
+
+
 _LAYOUTS = [
     pytest.param([ALONE, TENSOR_PARALLEL], marks=pytest.mark.long),
     pytest.param(

@@ -124,6 +124,7 @@ def test_a_checkpoint_that_is_restored_after_attaching_is_not_sent(target: str) 
     learner = JaxLearner(drawn(0), target=target, run="fit", learner_id="us", create=True, policy=QUICK)
 
     def train(params: dict[str, Any]) -> None:
+        assert learner.params.keys() == params.keys()
         for _ in range(20_000):
             params = learner.step(jax.tree.map(lambda leaf: leaf - 1e-3, params), tokens=1)
 
@@ -131,6 +132,48 @@ def test_a_checkpoint_that_is_restored_after_attaching_is_not_sent(target: str) 
         train(drawn(1))
     assert learner.stats.deltas_acknowledged == 0
     learner.close()
+
+
+CALLS: dict[str, Any] = {
+    "attaching": lambda _: None,
+    "state_dict": lambda learner: learner.state_dict(),
+    "load_state_dict": lambda learner: learner.load_state_dict(learner.state_dict()),
+    "flush": lambda learner: learner.flush(10.0),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_parameters_of_before_a_call_that_may_change_them_are_refused(target: str, name: str) -> None:
+    given = {"w": jnp.ones(2)}
+    with JaxLearner(given, target=target, run="fit", learner_id="us", create=True, policy=QUICK) as learner:
+        if name != "attaching":
+            given = learner.params
+        if name in {"state_dict", "flush"}:
+            given = learner.step(given, tokens=1)
+        counted = learner.stats.step_count
+        CALLS[name](learner)
+        with pytest.raises(ValueError, match=r"params = learner\.params"):
+            learner.step(given, tokens=1)
+        assert learner.stats.step_count == counted
+        learner.step(learner.params, tokens=1)
+        assert learner.stats.step_count == counted + 1
+
+
+def test_ctrl_c_while_the_parameters_are_donated_ends_as_such(target: str, caplog: pytest.LogCaptureFixture) -> None:
+    update = jax.jit(lambda params: jax.tree.map(lambda leaf: leaf * 0.9, params), donate_argnums=0)
+
+    def train() -> None:
+        given = {"w": jnp.ones((64, 64))}
+        with JaxLearner(given, target=target, run="fit", learner_id="us", create=True) as learner:
+            params = learner.params
+            for _ in range(3):
+                params = learner.step(update(params), tokens=1)
+            update(params)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train()
+    assert "left the run with steps that it does not have steps=3" in caplog.text
 
 
 def test_numpy_and_jax_take_the_same_samples() -> None:

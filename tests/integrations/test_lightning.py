@@ -152,6 +152,34 @@ def test_a_checkpoint_has_the_work_that_was_not_sent(target: str, tmp_path: Path
         assert not torch.equal(restored, first)
 
 
+class _Manual(Rotation):
+    """Trains each of two layers by an optimizer of its own."""
+
+    automatic_optimization = False
+
+    def configure_optimizers(self) -> Any:
+        return [torch.optim.SGD(self.layers[place].parameters(), lr=0.01) for place in (0, 2)]
+
+    def training_step(self, batch: torch.Tensor) -> None:  # type: ignore[override]  # nothing to be trained on by Lightning
+        for optimizer in cast("Any", self.optimizers()):
+            optimizer.zero_grad()
+            self.manual_backward(super().training_step(batch))
+            optimizer.step()
+
+
+@pytest.mark.parametrize("planned", [None, 4])
+def test_the_length_of_manual_optimization_is_not_guessed(
+    target: str, caplog: pytest.LogCaptureFixture, planned: int | None
+) -> None:
+    skerry = _callback(target, **({} if planned is None else {"planned_step_count": planned}))
+    spy = _Spy(skerry)
+    trainer = _fit(_Manual(), skerry, spy, max_epochs=None, max_steps=8)
+    assert trainer.global_step == 8
+    assert [count for count, _ in spy.counts] == [1, 2, 3, 4]
+    assert spy.planned == (planned or 0)
+    assert caplog.text.count("give planned_step_count") == (planned is None)
+
+
 def test_fsdp1_is_refused_by_name(target: str) -> None:
     strategy = object.__new__(FSDPStrategy)  # it is made on GPUs only, and so is its trainer
     trainer: Any = SimpleNamespace(strategy=strategy, world_size=2, optimizers=[None], estimated_stepping_batches=8)

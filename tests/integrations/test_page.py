@@ -33,7 +33,7 @@ def test_every_line_of_the_page_names_what_there_is(block: str) -> None:
             assert all(hasattr(module, alias.name) for alias in node.names)
         if isinstance(node, ast.Call) and (name := ast.unparse(node.func).rpartition(".")[2]) in CALLED:
             named = {parameter for one in CALLED[name] for parameter in inspect.signature(one).parameters}
-            assert {keyword.arg for keyword in node.keywords} <= known | named
+            assert {keyword.arg for keyword in node.keywords if keyword.arg} <= known | named
 
 
 def test_the_page_shows_every_way_in() -> None:

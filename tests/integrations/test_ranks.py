@@ -14,6 +14,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 from examples.lightning_trainer import Rotation
+from skerry.integrations.callbacks import save_state, saved_states
 from tests.integrations.two_islands import assert_merged
 
 _TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
@@ -78,3 +79,25 @@ def test_ranks_that_are_killed_go_on_with_the_work_of_their_checkpoint(kind: str
         for began, saved, restored in zip(first["weights"][0], first["weights"][2], *second["weights"], strict=True):
             torch.testing.assert_close(restored, saved)
             assert not torch.equal(restored, began)
+
+
+def test_ranks_that_were_killed_as_they_saved_go_on_without_the_work(target: str, tmp_path: Path) -> None:
+    _run("resumed_ranks", "model_parallel", target, tmp_path, "0")
+    (tmp_path / "last.ckpt" / "skerry-1.pt").unlink()
+    _, said = _run("resumed_ranks", "model_parallel", target, tmp_path, "1")
+    assert "missing=[1], expected=2" in said
+    for rank in range(2):
+        path = tmp_path / f"rank-{rank}-1.pt"
+        assert path.is_file(), said
+        assert torch.load(path)["counts"] == [(0, 0)]
+
+
+def test_shares_that_more_ranks_have_saved_before_are_removed(tmp_path: Path) -> None:
+    for count in (3, 2, 1):
+        for number in range(count):
+            save_state(tmp_path, {"share": {"number": number, "count": count, "save_id": str(count)}})
+        counts = [one["share"]["count"] for one in saved_states(tmp_path, 0, 1)]
+        assert counts == [count] * count
+    save_state(tmp_path, {"share": {"number": 1, "count": 2, "save_id": ""}})
+    save_state(tmp_path, {})  # of a process that has the whole model
+    assert saved_states(tmp_path, 0, 1) == [{}]

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from torch.distributed.fsdp import FullyShardedDataParallel
 from transformers import (
+    EarlyStoppingCallback,
     LlamaConfig,
     LlamaForCausalLM,
     Trainer,
@@ -200,11 +200,65 @@ def test_an_early_stop_loses_no_step(target: str, tmp_path: Path) -> None:
     assert kept[0].failure is None
 
 
-def test_deepspeed_and_fsdp1_are_refused_by_name(target: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("loads_best", [True, False])
+def test_an_early_stop_at_the_end_of_an_epoch_loses_no_step(
+    target: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, *, loads_best: bool
+) -> None:
+    kept: list[Any] = []
+
+    class _Keeper(TrainerCallback):  # type: ignore[misc]  # untyped
+        def on_evaluate(self, *_: Any, **__: Any) -> None:
+            kept.append(skerry.learner)
+
+    skerry = SkerryCallback(target=target, run="hf", learner_id="us", create=True)
+    trainer = _train(
+        target, tmp_path, skerry, _Keeper(), EarlyStoppingCallback(1, 1e9), max_steps=100,
+        per_device_train_batch_size=16, eval_strategy="epoch", save_strategy="epoch",
+        load_best_model_at_end=loads_best, metric_for_best_model="eval_loss",
+    )  # fmt: skip
+    assert trainer.state.global_step == 8
+    assert skerry.learner is None
+    assert (kept[1].stats.step_count, kept[1].stats.unsent_step_count) == (8, 0)
+    assert "the last work is not in the run" not in caplog.text
+    if loads_best:
+        saved = LlamaForCausalLM.from_pretrained(trainer.state.best_model_checkpoint)
+        for ours, theirs in zip(trainer.model.parameters(), saved.parameters(), strict=True):
+            assert torch.equal(ours, theirs)
+    else:
+        assert_merged(target, "hf", dict(trainer.model.named_parameters()))
+
+
+def test_a_trainer_that_resumes_at_its_last_step_leaves(target: str, tmp_path: Path) -> None:
+    epoch: dict[str, Any] = {"max_steps": -1, "num_train_epochs": 1, "per_device_train_batch_size": 16, "save_steps": 4}
+    _train(target, tmp_path, _callback(target), **epoch)
+    skerry = _callback(target)
+    trainer = _train(target, tmp_path, skerry, resume=True, **epoch)
+    assert trainer.state.global_step == 4
+    assert skerry.learner is None
+    assert_merged(target, "hf", dict(trainer.model.named_parameters()))
+
+
+def test_a_trainer_that_logs_nothing_at_the_end_leaves_too(target: str, tmp_path: Path) -> None:
+    class _Silent(Trainer):  # type: ignore[misc]  # untyped
+        def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+            pass
+
+    class _Stopping(TrainerCallback):  # type: ignore[misc]  # untyped
+        def on_epoch_end(self, _: Any, __: Any, control: Any, **___: Any) -> None:
+            control.should_training_stop = True
+
+    skerry = _callback(target)
+    row = torch.arange(8)
+    arguments = TrainingArguments(str(tmp_path), max_steps=100, use_cpu=True, disable_tqdm=True, save_strategy="no")
+    rows = [{"input_ids": row, "labels": row}] * 16
+    trainer = _Silent(_model(), arguments, train_dataset=rows, callbacks=[skerry, _Stopping()])
+    trainer.train()
+    assert skerry.learner is None
+    assert_merged(target, "hf", dict(trainer.model.named_parameters()))
+
+
+def test_deepspeed_is_refused_by_name(target: str, tmp_path: Path) -> None:
     arguments = TrainingArguments(str(tmp_path), use_cpu=True)
-    sharded = object.__new__(FullyShardedDataParallel)  # made in earnest, it needs a process group
-    with pytest.raises(ValueError, match="strategy=FSDP1"):
-        _callback(target).on_train_begin(arguments, TrainerState(), TrainerControl(), model=sharded)
     arguments.deepspeed_plugin = object()
     with pytest.raises(ValueError, match="strategy=DeepSpeed"):
         _callback(target).on_train_begin(arguments, TrainerState(), TrainerControl(), model=_model())

@@ -52,6 +52,9 @@ class ArrayLearner:
     The constructor attaches to the run and loads its newest weights into `arrays`. Only the thread that changes the
     arrays may call `step` and `flush`. While the syncer can't be reached, training goes on, and the work is sent later.
 
+    `flush`, `state_dict` and `load_state_dict` may load newer versions too: a loop that trains on copies of the arrays
+    copies them anew after these calls, as after a `step` that names fragments.
+
     Args:
         arrays: the arrays to train, by tensor name; or any `Parameters`.
         target: the syncer, as host:port; several replicas are separated by commas, and each call goes to the next
@@ -239,7 +242,7 @@ class ArrayLearner:
         self._exchange.check_weights()
         self._thread.loop.call_soon_threadsafe(lambda: self._exchange.flush(is_last=is_last))
         try:
-            return self._exchange.serve(is_done, timeout_s)
+            return self._serve(is_done, timeout_s)
         finally:
             self._thread.loop.call_soon_threadsafe(self._exchange.end_flush)
 
@@ -297,10 +300,13 @@ class ArrayLearner:
         """Returns the coroutine's result, and does meanwhile what waits for a step boundary."""
         future = self._thread.start(coroutine)
         future.add_done_callback(lambda _: self._exchange.wake())
-        if not self._exchange.serve(future.done, _SERVE_TIMEOUT_S):
+        if not self._serve(future.done, _SERVE_TIMEOUT_S):
             future.cancel()
             raise error_of("TIMEOUT", f"the exchange did not answer. timeout_s={_SERVE_TIMEOUT_S:g}")
         return future.result()
+
+    def _serve(self, is_over: Callable[[], bool], timeout_s: float) -> bool:
+        return self._exchange.serve(is_over, timeout_s)
 
     def merged_weights(self) -> dict[str, NDArray[np.float32]]:
         """Returns copies of the run's own weights by tensor name, of the versions that `stats.versions` names.

@@ -247,11 +247,18 @@ def process_group_of(
     None if one process trains it.
 
     Raises:
-        ValueError: `given` is not the group of the model, or this process is not in it.
+        ValueError: `given` is not the group of the model, or this process is not in it; or FSDP1 shards the model.
     """
     if not (distributed.is_available() and distributed.is_initialized()):
         return None
-    modules = model.modules() if isinstance(model, torch.nn.Module) else ()
+    from torch.distributed.fsdp import FullyShardedDataParallel  # takes a second
+
+    modules = list(model.modules()) if isinstance(model, torch.nn.Module) else []
+    if any(isinstance(one, FullyShardedDataParallel) for one in modules):
+        raise ValueError(
+            "FSDP1 (FullyShardedDataParallel) keeps the weights in a form of its own, which can't be exchanged. Shard "
+            "the model with fully_shard (FSDP2)"
+        )
     wrappers = [one for one in modules if isinstance(one, torch.nn.parallel.DistributedDataParallel)]
     whole = wrappers[0].process_group if wrappers else None
     group = given or whole or distributed.group.WORLD

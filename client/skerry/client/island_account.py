@@ -43,8 +43,12 @@ def joined(
     states: Sequence[Mapping[str, Any]],
     island: Island | None = None,
     keep: Callable[[Any], Any] = lambda vector: vector,
+    *,
+    drop_incomplete: bool = False,
 ) -> dict[str, Any] | None:
     """Returns the account of which the ranks have the shares; None if they have none, which is logged.
+
+    With `drop_incomplete` it is also None, and logged, if the states are not all of one moment, or not complete.
 
     Every rank of an island must ask, with the states that it has, and the leader alone gets the account. Its vectors
     are what `keep` makes of them, so that one at a time is whole.
@@ -60,15 +64,13 @@ def joined(
         _log.warning("there is no state to go on from: what the last processes had not sent is lost")
         return None
     _, first = shares[0]
-    if any(one["rest"] != first["rest"] for _, one in shares):
-        raise ValueError("the states that the ranks have are not of one moment: load those that were saved together")
     holders = {one["number"]: (rank, one["sizes"]) for rank, one in reversed(shares)}
     numbers = range(first["rest"][_SHARE]["count"])
-    if missing := set(numbers) - holders.keys():
-        raise ValueError(
-            "each rank has saved a share of the state, and some are missing: give every rank those that it can read, "
-            f"as a list. missing={sorted(missing)}, expected={len(numbers)}"
-        )
+    if problem := _problem(shares, missing=sorted(set(numbers) - holders.keys())):
+        if not drop_incomplete:
+            raise ValueError(problem)
+        _log.warning("the state is dropped: what the last processes had not sent is lost", because=problem)
+        return None
     mine = {_share(state)["number"]: list(_vectors(state)) for state in own}
     is_leader = island is None or island.is_leader
     whole: list[Any] = []
@@ -78,6 +80,19 @@ def joined(
             whole.append(keep(torch.cat(pieces).numpy()))
     filled = iter(whole)
     return _mapped(first["rest"], lambda _: next(filled)) if is_leader else None
+
+
+def _problem(shares: Sequence[tuple[int, Mapping[str, Any]]], *, missing: list[int]) -> str | None:
+    """Returns why the shares do not make an account."""
+    _, first = shares[0]
+    if any(one["rest"] != first["rest"] for _, one in shares):
+        return "the states that the ranks have are not of one moment: load those that were saved together"
+    if missing:
+        return (
+            "each rank has saved a share of the state, and some are missing: give every rank those that it can read, "
+            f"as a list. {missing=}, expected={first['rest'][_SHARE]['count']}"
+        )
+    return None
 
 
 def _piece(

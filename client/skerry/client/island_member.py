@@ -160,11 +160,13 @@ class IslandMember:
             self._island.gather(Word(Call.SAVE))  # the leader forgets its vectors once every rank has its part of them
             return own
 
-    def load_state_dict(self, states: Sequence[Mapping[str, Any]]) -> None:
+    def load_state_dict(self, states: Sequence[Mapping[str, Any]], *, drop_incomplete: bool) -> None:
         """Goes on with the account of which the ranks give the shares; warns if they have none."""
         with self._together():
             self._meet(Word(Call.LOAD, fingerprint=self._parameters.take_fingerprint()))
-            account = island_account.joined(states, self._island, self._parameters.keep)
+            account = island_account.joined(
+                states, self._island, self._parameters.keep, drop_incomplete=drop_incomplete
+            )
 
             def load() -> None:
                 if account is not None:

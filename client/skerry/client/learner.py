@@ -165,19 +165,24 @@ class Learner(ArrayLearner):
         )
         return state
 
-    def load_state_dict(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
+    def load_state_dict(
+        self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]], *, drop_incomplete: bool = False
+    ) -> None:
         """As `ArrayLearner.load_state_dict`, also of what another number of ranks has saved, in whatever layout.
 
         Give what was saved as shares as a list. With several ranks, each gives what it has read, which may be nothing
         or what others have too; together they need every share. Where there is none at all a warning says so.
+
+        With `drop_incomplete` a warning says so, too, if a share is missing or they were not saved together, as after a
+        kill while ranks were saving, and the model keeps the run's weights.
 
         Raises:
             ValueError: also if a share is missing, or they were not saved together.
         """
         states = [state] if isinstance(state, Mapping) else state
         if self._member is not None:
-            self._member.load_state_dict(states)
-        elif (account := island_account.joined(states)) is not None:
+            self._member.load_state_dict(states, drop_incomplete=drop_incomplete)
+        elif (account := island_account.joined(states, drop_incomplete=drop_incomplete)) is not None:
             super().load_state_dict(account)
 
     def count_from(self, step_count: int, token_count: int) -> None:

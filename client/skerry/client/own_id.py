@@ -1,13 +1,15 @@
 """A learner's own id, for callers that give none: the host's name and a random suffix, kept in a folder.
 
 A process that starts again in the folder has the same id, and another one beside it a different one: a lock that ends
-with the process says which process has which id. Two learners with one id would fence each other.
+with the process says which process has which id. Forked children give it up, since they may live longer. Two learners
+with one id would fence each other.
 """
 
 from __future__ import annotations
 
 import fcntl
 import itertools
+import os
 import re
 import socket
 from pathlib import Path
@@ -39,5 +41,6 @@ def own_id(folder: Path) -> tuple[str, IO[str]]:
             name = f"{host or 'learner'}-{SystemEntropy().hex_id()[:6]}"
             file.write(name)
             file.flush()
+        os.register_at_fork(after_in_child=file.close)
         return name, file
     raise AssertionError("there is always another number")

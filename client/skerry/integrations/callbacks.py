@@ -52,7 +52,7 @@ class CallbackLearner:
     ) -> None:
         """Attaches by `attach(**options)`, and goes on with what was saved.
 
-        `step_count` is the planned length unless the options have one.
+        `step_count` is the planned length unless the options have one; None where the trainer does not know it.
 
         Raises:
             ValueError: the weights are not where a learner could change them, or what was saved is of another model.
@@ -70,9 +70,11 @@ class CallbackLearner:
         self._restoring.close()
         planned = {} if step_count is None else {"planned_step_count": step_count}
         self.learner = attach(**{**planned, **self._options})
+        if step_count is None and not self.learner.planned_step_count:
+            _log.warning("the run has no planned length, and the trainer knows none: give planned_step_count")
         saved, self.saved = self.saved, None
         if saved is not None:
-            self.learner.load_state_dict(saved)
+            self.learner.load_state_dict(saved, drop_incomplete=True)
         self._leave_if_the_process_fails()
         if self._leaves_on_signal:
             leave_on_signal(self.learner)
@@ -131,21 +133,32 @@ class CallbackLearner:
 
 
 def save_state(folder: Path, state: Mapping[str, Any]) -> None:
-    """Writes what `Learner.state_dict` returned into the folder of a checkpoint, which the first rank has made."""
-    number = state.get("share", {}).get("number", 0)
+    """Writes what `Learner.state_dict` returned into the folder of a checkpoint, which the first rank has made.
+
+    Removes the shares of an earlier checkpoint of more ranks.
+    """
+    share = {"number": 0, "count": 1, **state.get("share", {})}
+    number = share["number"]
     if number:
         folder.mkdir(parents=True, exist_ok=True)
     if folder.is_dir():
         with replacing(folder / (f"{STATE_NAME}-{number}.pt" if number else f"{STATE_NAME}.pt")) as file:
             torch.save(state, file)
+    for other, path in _paths(folder).items():
+        if other >= share["count"]:
+            path.unlink(missing_ok=True)  # another rank may have been faster
 
 
 def saved_states(folder: Path, rank: int, rank_count: int) -> list[dict[str, Any]]:
     """Returns the states in a checkpoint's folder that this rank is to read: the ranks deal them out."""
-    paths = {0: folder / f"{STATE_NAME}.pt"}
-    paths.update((int(path.stem.rpartition("-")[2]), path) for path in folder.glob(f"{STATE_NAME}-[0-9]*.pt"))
     return [
         torch.load(path, map_location="cpu", weights_only=True)
-        for number, path in paths.items()
+        for number, path in _paths(folder).items()
         if number % rank_count == rank and path.is_file()
     ]
+
+
+def _paths(folder: Path) -> dict[int, Path]:
+    """Returns the files of shares by number; the first one may be missing."""
+    others = {int(path.stem.rpartition("-")[2]): path for path in folder.glob(f"{STATE_NAME}-[0-9]*.pt")}
+    return {0: folder / f"{STATE_NAME}.pt", **others}

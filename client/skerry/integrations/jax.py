@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from skerry.algorithm.movement import PIECE_NUMEL, Place, places
 from skerry.algorithm.rebase import FlatArray
-from skerry.client.array_learner import ArrayLearner
+from skerry.client.array_learner import EXIT_FLUSH_TIMEOUT_S, ArrayLearner
 from skerry.client.parameters import ArrayParameters, Work, pieces_of
 from skerry.wire import FragmentLayout, TensorSpec
 
@@ -48,11 +48,13 @@ class JaxLearner(ArrayLearner):
 
     def __init__(self, params: PyTree, **options: Any) -> None:
         self._held = JaxParameters(params)
+        self._are_read = False  # the parameters, since a call that may have changed them
         super().__init__(self._held, **options)
 
     @property
     def params(self) -> PyTree:
         """The parameters to go on with: those of the last call, with what it loaded."""
+        self._are_read = True
         return self._held.tree
 
     # Functional, as JAX is: parameters in, parameters out.
@@ -62,12 +64,30 @@ class JaxLearner(ArrayLearner):
         A `loss` that is an array is waited for; leave it out where steps are to be dispatched ahead.
 
         Raises:
-            ValueError: `tokens` is below 1, or `params` are not like those that were attached.
+            ValueError: `tokens` is below 1, or `params` are not like those that were attached; or attaching,
+                `state_dict`, `load_state_dict` or `flush` may have loaded newer ones, and `learner.params` was not
+                read after it.
             SystemExit: `leave_soon` was called.
         """
+        if not self._are_read:
+            raise ValueError(
+                "attaching, state_dict, load_state_dict and flush may load newer parameters, which these would undo. "
+                "Go on with the newer ones: `params = learner.params` after each of these calls"
+            )
         self._held.tree = params
         super().step(tokens, loss)
         return self._held.tree
+
+    def leave(self, timeout_s: float = EXIT_FLUSH_TIMEOUT_S, *, load_merged: bool = False) -> bool:
+        """As `ArrayLearner.leave`. If the parameters were donated after the last `step`, nothing can be sent."""
+        if self._held.are_donated:
+            self.close_unflushed()
+            return False
+        return super().leave(timeout_s, load_merged=load_merged)
+
+    def _serve(self, is_over: Callable[[], bool], timeout_s: float) -> bool:
+        self._are_read = False
+        return super()._serve(is_over, timeout_s)
 
 
 class JaxParameters(ArrayParameters):
@@ -124,6 +144,11 @@ class JaxParameters(ArrayParameters):
                     f"a parameter has another shape or type than when it was attached. leaf={name}, {kind=}"
                 )
         self._arrays = found
+
+    @property
+    def are_donated(self) -> bool:
+        """Whether an update took the memory of parameters, and their successors were not put here."""
+        return any(leaf.is_deleted() for leaf in self._arrays.values())
 
     def replaced(self) -> str | None:
         """Returns nothing: arrays are always replaced."""

@@ -25,11 +25,12 @@ class SkerryCallback(Callback):  # type: ignore[misc]  # untyped
         Trainer(callbacks=[SkerryCallback(target="syncer:443", run="gemma-12b", tokens_per_step=32 * 1024)]).fit(...)
 
     A step of the run is a step of the optimizer with all its accumulated batches (with several optimizers, of the last
-    one), and the planned length is the trainer's estimate of them. Checkpoints that are saved during training hold this
-    learner's weights and its work that the run does not have yet; after `fit` the module has the run's weights, merged,
-    which `save_checkpoint` writes. The logs get `skerry/...`. With several processes (`devices=2, strategy="ddp"`) they
-    are one learner together. With `ModelParallelStrategy` each keeps its share of the work in the checkpoint's folder,
-    in `skerry.pt`, `skerry-1.pt` and so on; a checkpoint that is one file has the weights alone.
+    one), and the planned length is the trainer's estimate of them, except with manual optimization: give it there.
+    Checkpoints that are saved during training hold this learner's weights and its work that the run does not have yet;
+    after `fit` the module has the run's weights, merged, which `save_checkpoint` writes. The logs get `skerry/...`.
+    With several processes (`devices=2, strategy="ddp"`) they are one learner together. With `ModelParallelStrategy`
+    each keeps its share of the work in the checkpoint's folder, in `skerry.pt`, `skerry-1.pt` and so on; a checkpoint
+    that is one file has the weights alone.
 
     Args:
         tokens_per_step: as `skerry.client.attach` says.
@@ -75,7 +76,8 @@ class SkerryCallback(Callback):  # type: ignore[misc]  # untyped
         if self._is_sharded and (path := trainer.strategy.broadcast(trainer.ckpt_path)) is not None:
             shares = saved_states(Path(path), trainer.global_rank, trainer.world_size)
             self._part.saved = shares or self._part.saved or []  # DistributedDataParallel saves all with the callbacks
-        step_count = trainer.estimated_stepping_batches
+        # With manual optimization the trainer counts the steps of all optimizers, and does not know when they step.
+        step_count = trainer.estimated_stepping_batches if pl_module.automatic_optimization else math.inf
         self._part.begin(
             partial(attach, pl_module, trainer.optimizers[-1], tokens_per_step=self._tokens_per_step),
             process_count=trainer.world_size,

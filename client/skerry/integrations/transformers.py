@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch.distributed.fsdp import FullyShardedDataParallel
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import CallbackHandler
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
@@ -26,9 +25,10 @@ class SkerryCallback(TrainerCallback):  # type: ignore[misc]  # untyped
     A step of the run is a step of the optimizer with all its accumulated batches, the planned length is the trainer's
     `max_steps`, and the learning rate follows the trainer's own steps. Checkpoints that are saved during training hold
     this learner's weights and its work that the run does not have yet, in `skerry.pt` and, where processes hold shards,
-    `skerry-1.pt` and so on. The last checkpoint and what `save_model` writes afterwards hold the run's weights, merged.
-    Where the trainer loads its best checkpoint at the end, that is what it has then. A trainer that resumes, with any
-    number of processes, takes the work from the checkpoint in its `output_dir`.
+    `skerry-1.pt` and so on. What `save_model` writes afterwards holds the run's weights, merged, and so does the last
+    checkpoint, unless an evaluation ended training. Where the trainer loads its best checkpoint at the end, that is
+    what it has then. A trainer that resumes, with any number of processes, takes the work from the checkpoint in its
+    `output_dir`.
 
     An error that ends the process, or Ctrl-C, first sends what was learned, within 10 s. A trainer tells callbacks
     nothing of exceptions, so where you handle them yourself, as in a notebook, call `leave`.
@@ -80,7 +80,7 @@ class SkerryCallback(TrainerCallback):  # type: ignore[misc]  # untyped
             attach,
             process_count=args.world_size,
             step_count=state.max_steps,
-            refused=_refused(args, kwargs["model"]),
+            refused=None if args.deepspeed_plugin is None else "DeepSpeed",
         )
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
@@ -110,7 +110,13 @@ class SkerryCallback(TrainerCallback):  # type: ignore[misc]  # untyped
         logs: dict[str, float] | None = None,
         **_: Any,
     ) -> None:
-        """Adds `skerry/...` for all callbacks and for the trainer's history, once, and notes the loss."""
+        """Adds `skerry/...` for all callbacks and for the trainer's history, once, and notes the loss.
+
+        Leaves at the trainer's last log, which comes after whatever ended training and before the best checkpoint is
+        loaded.
+        """
+        if logs is not None and "total_flos" in logs:
+            self._part.leave(load_merged=True)
         metrics = self._part.metrics
         if logs is None or metrics.keys() <= logs.keys():
             return
@@ -126,9 +132,13 @@ class SkerryCallback(TrainerCallback):  # type: ignore[misc]  # untyped
         save_state(_checkpoint(args, state), saved)
 
     def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """Leaves if training was ended after the step, as by early stopping, before the best checkpoint is loaded."""
+        """Leaves if training was ended after the step, before the trainer evaluates and saves."""
         if control.should_training_stop:
             self._part.leave(load_merged=True)
+
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """Leaves if the trainer has not logged its end."""
+        self._part.leave(load_merged=True)
 
     def leave(self) -> None:
         """Sends the steps that were completed, and leaves the run, on all ranks if there are several. Idempotent."""
@@ -167,10 +177,3 @@ class _EarlyLog(TrainerCallback):  # type: ignore[misc]  # untyped
 def _checkpoint(args: TrainingArguments, state: TrainerState) -> Path:
     """Returns the folder of the checkpoint of the step at which the trainer is."""
     return Path(args.output_dir, f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}")
-
-
-def _refused(args: TrainingArguments, model: Any) -> str | None:
-    """Returns the name of a strategy that keeps the weights in a form of its own."""
-    if args.deepspeed_plugin is not None:
-        return "DeepSpeed"
-    return "FSDP1" if isinstance(model, FullyShardedDataParallel) else None

@@ -198,7 +198,7 @@ def _unknown_field(size_bytes: int) -> bytes:
 
 
 async def test_a_message_of_the_limit_is_taken_and_a_larger_one_refused_with_details(learner: RawLearner) -> None:
-    limit, short = await _limit(learner.stubs), 2**18
+    limit, short = await _limit(learner.stubs), 2**20
     answer = await learner.stubs.runs.GetRun(_padded(runs.GetRunRequest(name="demo"), short))
     assert answer.run.name == "demo"
     with refused("TOO_LARGE", EXHAUSTED) as caught:

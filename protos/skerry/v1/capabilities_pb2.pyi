@@ -56,7 +56,7 @@ class GetCapabilitiesResponse(_message.Message):
     server_version: _builtins.str
     """Version of the server's software, for people."""
     max_message_size_bytes: _builtins.int
-    """Largest message that the server takes, in bytes: 4 MiB with CreateRun, Attach and PushDelta, and 256 KiB with all
+    """Largest message that the server takes, in bytes: 4 MiB with CreateRun, Attach and PushDelta, and 1 MiB with all
     others. The server sends none that is larger.
     """
     max_frame_numel: _builtins.int

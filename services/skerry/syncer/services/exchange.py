@@ -140,7 +140,7 @@ class ExchangeServicer(exchange_pb2_grpc.ExchangeServicer):
         began_s, loop_began_s = self._host.clock.monotonic_s(), asyncio.get_running_loop().time()
 
         def hurry() -> None:
-            if (patience_s := push.patience_s) is not None:
+            if (patience_s := push.patience_s) is not None and not deadline.expired():
                 deadline.reschedule(loop_began_s + patience_s)
 
         try:

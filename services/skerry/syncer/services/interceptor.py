@@ -54,7 +54,7 @@ DOMAIN: Final = "skerry"
 _MOST_MESSAGE: Final = 1000
 _OWN_METHODS: Final = "/skerry.v1."
 # The largest message of methods that get neither weights nor the names of a run's tensors: to parse one takes long.
-_SHORT_BYTES: Final = 2**18
+_SHORT_BYTES: Final = 2**20
 _LONG: Final = frozenset({"Exchange/PushDelta", "Exchange/Attach", "Runs/CreateRun"})
 
 # The reasons of each code, as the comments of `skerry.v1.ErrorReason` have them.

@@ -369,7 +369,7 @@ class PushHeader(_message.Message):
     seen_position: _builtins.int
     """Highest position seen."""
     learner_id: _builtins.str
-    """The learner."""
+    """The learner; for initial weights, which of them created the run. Of a learner with an identity its own id counts."""
     session_id: _builtins.str
     """Its session; for initial weights the request_id of CreateRun."""
     delta_id: _builtins.str
@@ -702,7 +702,7 @@ class PullResume(_message.Message):
     """Byte offset in it."""
     @_builtins.property
     def objects(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Names of the plan's objects, in order, all of them."""
+        """Names of the plan's objects, in order, all of them, each once."""
 
     def __init__(
         self,

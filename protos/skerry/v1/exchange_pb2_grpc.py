@@ -179,7 +179,8 @@ class ExchangeServicer(object):
         - TOO_LARGE: a part has more bytes than it stated or than max_part_size_bytes, more than 2^26 elements, or frames
         of fewer than 64 elements on average, one a tensor and 16 apart; or the delta has more parts than a log entry
         holds.
-        - TOO_SLOW: the client took more than 20 s, and the time at 64 kbit/s, to send a part. Ask QueryPush.
+        - TOO_SLOW: the client took more than 20 s, and the time at 64 kbit/s, to send a part; or, while others waited for
+        memory, more than 12 s for the first MiB of it or 8 s for another. Ask QueryPush.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -219,6 +220,7 @@ class ExchangeServicer(object):
 
         Errors:
         - VERSION_NOT_FOUND: after_position is beyond the log.
+        - QUOTA_EXCEEDED: the client watches the run 64 times, or all clients together 256 times.
         - TOO_SLOW: the client left more than 1 MiB of events unread, or a message for more than 20 s.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

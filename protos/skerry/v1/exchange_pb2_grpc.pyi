@@ -129,7 +129,8 @@ class ExchangeStub:
     - TOO_LARGE: a part has more bytes than it stated or than max_part_size_bytes, more than 2^26 elements, or frames
       of fewer than 64 elements on average, one a tensor and 16 apart; or the delta has more parts than a log entry
       holds.
-    - TOO_SLOW: the client took more than 20 s, and the time at 64 kbit/s, to send a part. Ask QueryPush.
+    - TOO_SLOW: the client took more than 20 s, and the time at 64 kbit/s, to send a part; or, while others waited for
+      memory, more than 12 s for the first MiB of it or 8 s for another. Ask QueryPush.
     """
     QueryPush: _grpc.UnaryUnaryMultiCallable[_exchange_pb2.QueryPushRequest, _exchange_pb2.QueryPushResponse]
     """Says which parts of a push are durable and what its fate is. A run always remembers the last accepted delta of each
@@ -157,6 +158,7 @@ class ExchangeStub:
 
     Errors:
     - VERSION_NOT_FOUND: after_position is beyond the log.
+    - QUOTA_EXCEEDED: the client watches the run 64 times, or all clients together 256 times.
     - TOO_SLOW: the client left more than 1 MiB of events unread, or a message for more than 20 s.
     """
 
@@ -249,7 +251,8 @@ class ExchangeAsyncStub(ExchangeStub):
     - TOO_LARGE: a part has more bytes than it stated or than max_part_size_bytes, more than 2^26 elements, or frames
       of fewer than 64 elements on average, one a tensor and 16 apart; or the delta has more parts than a log entry
       holds.
-    - TOO_SLOW: the client took more than 20 s, and the time at 64 kbit/s, to send a part. Ask QueryPush.
+    - TOO_SLOW: the client took more than 20 s, and the time at 64 kbit/s, to send a part; or, while others waited for
+      memory, more than 12 s for the first MiB of it or 8 s for another. Ask QueryPush.
     """
     QueryPush: _aio.UnaryUnaryMultiCallable[_exchange_pb2.QueryPushRequest, _exchange_pb2.QueryPushResponse]  # type: ignore[assignment]
     """Says which parts of a push are durable and what its fate is. A run always remembers the last accepted delta of each
@@ -277,6 +280,7 @@ class ExchangeAsyncStub(ExchangeStub):
 
     Errors:
     - VERSION_NOT_FOUND: after_position is beyond the log.
+    - QUOTA_EXCEEDED: the client watches the run 64 times, or all clients together 256 times.
     - TOO_SLOW: the client left more than 1 MiB of events unread, or a message for more than 20 s.
     """
 
@@ -378,7 +382,8 @@ class ExchangeServicer(metaclass=_abc_1.ABCMeta):
         - TOO_LARGE: a part has more bytes than it stated or than max_part_size_bytes, more than 2^26 elements, or frames
           of fewer than 64 elements on average, one a tensor and 16 apart; or the delta has more parts than a log entry
           holds.
-        - TOO_SLOW: the client took more than 20 s, and the time at 64 kbit/s, to send a part. Ask QueryPush.
+        - TOO_SLOW: the client took more than 20 s, and the time at 64 kbit/s, to send a part; or, while others waited for
+          memory, more than 12 s for the first MiB of it or 8 s for another. Ask QueryPush.
         """
 
     @_abc_1.abstractmethod
@@ -424,6 +429,7 @@ class ExchangeServicer(metaclass=_abc_1.ABCMeta):
 
         Errors:
         - VERSION_NOT_FOUND: after_position is beyond the log.
+        - QUOTA_EXCEEDED: the client watches the run 64 times, or all clients together 256 times.
         - TOO_SLOW: the client left more than 1 MiB of events unread, or a message for more than 20 s.
         """
 

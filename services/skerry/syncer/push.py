@@ -43,6 +43,8 @@ from skerry.wire.layout import check_id, check_name
 # The most bytes that an interrupted push has to send again; a small share of a process's budget.
 SUGGESTED_PART_BYTES: Final = 4 * 2**20
 MAX_PART_BYTES: Final = 32 * 2**20
+# Clients send messages of about this size; bytes count once the whole message is there.
+_MESSAGE_BYTES: Final = 2**20
 # Elements of a part of incompressible 4-bit codes. Frames that decode to more cost the syncer far more than the sender.
 MAX_PART_NUMEL: Final = 2 * MAX_PART_BYTES
 # Elements that a frame has on average, apart from one a tensor and these: a frame costs as much as hundreds of them.
@@ -138,8 +140,9 @@ class Push:
             return None
         patient_s = patience_s(part.size_bytes)
         if self._budget.is_scarce:
-            share = part.size_bytes / part.reservation.size_bytes
-            patient_s = min(patient_s, SCARCE_GRACE_S + SCARCE_PART_S * share)
+            whole = min(part.reservation.size_bytes, 4 * part.numel)  # which a client need not state
+            due = min(whole, part.size_bytes + _MESSAGE_BYTES) / max(whole, SUGGESTED_PART_BYTES)
+            patient_s = min(patient_s, SCARCE_GRACE_S + SCARCE_PART_S * due)
         return patient_s - part.waited_s
 
     def waited(self, wait_s: float) -> None:

@@ -23,7 +23,7 @@ from skerry.syncer.errors import RETRY_STORE_S, SyncerError
 # four transfers at once on a slow line take longer than one.
 GRACE_S: Final = 20.0
 LEAST_BYTES_A_SECOND: Final = 8 * 2**10
-# The same while others wait for that memory: beyond the time in which a whole part has to come.
+# The same while others wait for that memory: beyond the time in which a whole part has to come, of 4 MiB or more.
 SCARCE_GRACE_S: Final = 5.0
 SCARCE_PART_S: Final = 30.0
 # Time for a call's first or only message to arrive. Clients of this project wait for 20 s for a whole call.

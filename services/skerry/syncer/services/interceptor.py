@@ -344,13 +344,15 @@ def _streaming(
         except (asyncio.CancelledError, grpc.aio.AbortError):
             raise
         except Exception as error:  # noqa: BLE001 - the outermost edge
-            status = await _refusal(error, method, refused)
+            failure = error
         else:
             return
         finally:
             aclose = getattr(responses, "aclose", None)
             if aclose is not None:
                 await aclose()
+        status = await _refusal(failure, method, refused)
+        del failure  # its traceback has this call
         await _abort(status, context)
 
     return stream
@@ -379,13 +381,13 @@ async def _refusal(error: Exception, method: str, refused: _Refused) -> status_p
     status = status_of(error)
     reason = _as_syncer_error(error).reason
     is_refused = status.code not in {code_pb2.INTERNAL, code_pb2.DATA_LOSS} and not isinstance(error, StoreError)
-    await refused(reason, str(error) if is_refused else "")
     if status.code == code_pb2.INTERNAL:
         _LOG.error("call failed", method=method, reason=reason, exc_info=error)
     elif status.code == code_pb2.DATA_LOSS:
         _LOG.error("call failed", method=method, reason=reason, cause=str(error))
     elif isinstance(error, StoreError):
         _LOG.warning("call failed", method=method, reason=reason, cause=str(error))
+    await refused(reason, str(error) if is_refused else "")
     return status
 
 

@@ -1,7 +1,6 @@
 """Any framework without a learner of its own: Skerry holds NumPy copies of the parameters, changed in place.
 
-`python examples/arrays.py us`, with the learner's id. A loop that also calls `flush`, `state_dict` or `load_state_dict`
-copies them back after that, as after attaching.
+`python examples/arrays.py us`. Copy them back after `flush`, `state_dict` and `load_state_dict` too, if you call these.
 """
 
 import os

@@ -85,6 +85,11 @@ class Environment:
         assert done.returncode == 0, f"{line}\n{done.stdout[-4000:]}{done.stderr[-4000:]}"
         return done.stdout
 
+    def install_line(self, line: str) -> str:
+        """Returns the README's line, which names the wheel, for what is in `dist`."""
+        assert "*.whl" in line
+        return line if any(self.folder.glob("dist/*.whl")) else line.replace("*.whl", "*.tar.gz")
+
     @contextmanager
     def running(self, line: str) -> Iterator[None]:
         """Runs a line meanwhile; interrupts it at the end."""
@@ -130,7 +135,7 @@ def environment(request: pytest.FixtureRequest, built: Path, python: Path, tmp_p
 
 
 def test_a_learner_of_arrays_needs_no_torch(environment: Environment) -> None:
-    environment.shell(GPU_LINE.replace("skerry[torch]", "skerry"))
+    environment.shell(environment.install_line(GPU_LINE).replace("[torch]", ""))
     assert "torch" not in environment.shell("pip list --format freeze")
     with served(environment):
         shutil.copytree(ROOT / "examples", environment.folder / "examples")
@@ -145,7 +150,7 @@ def test_from_pip_install_to_the_first_merged_version(
     is_wheel = any(environment.folder.glob("dist/*.whl"))
     if not is_wheel and not _EVERY:
         pytest.skip(_NOT_ALL)
-    line = CPU_LINE if is_wheel else GPU_LINE
+    line = environment.install_line(CPU_LINE if is_wheel else GPU_LINE)
     need_small_torch(environment, line)
     begun_s = time.monotonic()
     environment.shell(line)

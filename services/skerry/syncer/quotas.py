@@ -23,7 +23,8 @@ from skerry.syncer.errors import RETRY_STORE_S, SyncerError
 # four transfers at once on a slow line take longer than one.
 GRACE_S: Final = 20.0
 LEAST_BYTES_A_SECOND: Final = 8 * 2**10
-# The same while others wait for that memory: beyond the time in which a whole part has to come, of 4 MiB or more.
+# While others wait for that memory, a sender has the first of these and, of the second, the share of its part that has
+# come. Of a part below 4 MiB the share is that of 4 MiB.
 SCARCE_GRACE_S: Final = 5.0
 SCARCE_PART_S: Final = 30.0
 # Time for a call's first or only message to arrive. Clients of this project wait for 20 s for a whole call.
@@ -38,7 +39,7 @@ _CALLS_RETRY_S: Final = RETRY_STORE_S
 # Calls that watch one run, of all clients and of one: each event is sent to each of them.
 MOST_RUN_WATCHES: Final = 256
 MOST_CLIENT_WATCHES: Final = 64
-# Calls of one client a second that take one message and answer with one, once it has made those of some seconds.
+# Unary calls that one client may make in a second; it may make those of the second number of seconds at once.
 SHORT_CALLS_A_SECOND: Final = 100.0
 SHORT_CALLS_BURST_S: Final = 3.0
 # Messages to health and reflection from one address at once, and the pause between further ones.

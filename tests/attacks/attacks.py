@@ -10,7 +10,7 @@ import random
 import socket
 import struct
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any, Final
 
 import grpc
@@ -23,15 +23,15 @@ from skerry.v1 import types_pb2 as types
 from skerry.wire.codecs import Compressor
 from skerry.wire.digests import delta_digest
 from skerry.wire.layout import FragmentLayout, TensorSpec
+from tests.attacks.crowds import CROWDS
 from tests.attacks.strangers import STRANGERS
-from tests.attacks.wire import PREFACE, Attack, header_block, http2, told_by
+from tests.attacks.target import ATTACKER, Attack, Target
+from tests.attacks.wire import PREFACE, header_block, http2, told_by
 from tests.syncer import forgery
 from tests.syncer.raw_learner import (
     FLOAT32,
     RawLearner,
     Stubs,
-    connected,
-    create_run,
     hex_id,
     layout,
     part_messages,
@@ -39,7 +39,6 @@ from tests.syncer.raw_learner import (
 )
 
 _FRAME_NUMEL: Final = 2**18
-_LISTED_RUNS: Final = 500
 
 
 def _reset_streams() -> Iterator[bytes]:
@@ -53,11 +52,11 @@ def _reset_streams() -> Iterator[bytes]:
         )
 
 
-async def rapid_resets(port: int, told: Counter[str]) -> None:
+async def rapid_resets(target: Target, told: Counter[str]) -> None:
     """Opens streams and resets them at once, as fast as the connection takes them."""
     while True:
         with contextlib.suppress(OSError):
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            reader, writer = await target.open_connection()
             writer.write(PREFACE)
             eating = asyncio.create_task(reader.read(-1))
             for frames in itertools.islice(_reset_streams(), 10_000):
@@ -69,10 +68,10 @@ async def rapid_resets(port: int, told: Counter[str]) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _large_run(port: int) -> AsyncIterator[tuple[Stubs, exchange.PullFragmentRequest]]:
+async def _large_run(target: Target) -> AsyncIterator[tuple[Stubs, exchange.PullFragmentRequest]]:
     """Yields how to pull 16 MiB of weights, of a run made for it."""
     numel = 2**22
-    async with connected(port) as stubs:
+    async with target.connected() as stubs:
         header = await _draft(stubs, "big", numel, 3)
         values = np.random.default_rng(1).standard_normal(numel).astype(np.float32)
         tensor = FragmentLayout("all", (TensorSpec("w", (numel,)),))
@@ -84,17 +83,17 @@ async def _large_run(port: int) -> AsyncIterator[tuple[Stubs, exchange.PullFragm
         yield stubs, exchange.PullFragmentRequest(run="big", fragment="all", from_version=-1, is_newest=True)
 
 
-async def unread_pulls(port: int, told: Counter[str]) -> None:
+async def unread_pulls(target: Target, told: Counter[str]) -> None:
     """Begins 200 pulls and reads none of them."""
-    async with _large_run(port) as (stubs, request):
+    async with _large_run(target) as (stubs, request):
         calls = [stubs.exchange.PullFragment(request) for _ in range(200)]
         told["pulls"] = len(calls)
         await asyncio.Event().wait()
 
 
-async def greedy_pulls(port: int, told: Counter[str]) -> None:
+async def greedy_pulls(target: Target, told: Counter[str]) -> None:
     """Pulls 16 MiB in 32 calls at once, as fast as they come, again and again."""
-    async with _large_run(port) as (stubs, request):
+    async with _large_run(target) as (stubs, request):
 
         async def pull_all() -> None:
             while True:
@@ -106,24 +105,24 @@ async def greedy_pulls(port: int, told: Counter[str]) -> None:
         await asyncio.gather(*(pull_all() for _ in range(32)))
 
 
-async def idle_sockets(port: int, told: Counter[str]) -> None:
+async def idle_sockets(target: Target, told: Counter[str]) -> None:
     """Opens 1,100 connections that say nothing."""
     held: list[socket.socket] = []
     while True:
         try:
             if len(held) < 1100:
-                held.append(socket.create_connection(("127.0.0.1", port), 1))
+                held.append(socket.create_connection(("127.0.0.1", target.port), 1))
                 told["sockets"] = len(held)
         except OSError as error:
             told[type(error).__name__] += 1
         await asyncio.sleep(0 if len(held) < 1100 else 0.1)
 
 
-async def slow_pushes(port: int, told: Counter[str]) -> None:
+async def slow_pushes(target: Target, told: Counter[str]) -> None:
     """Begins a hundred pushes that each reserve memory and send a byte a second."""
-    async with connected(port) as stubs:
+    async with target.connected() as stubs:
         run = (await stubs.runs.GetRun(runs.GetRunRequest(name="demo"))).run
-        learner = RawLearner(stubs, run, "slow", random.Random(1))
+        learner = RawLearner(stubs, run, ATTACKER, random.Random(1))
         await learner.attach()
         base = await pull(stubs, run, "body")
 
@@ -172,7 +171,7 @@ async def _draft(stubs: Stubs, name: str, numel: int, seed: int) -> exchange.Pus
     return exchange.PushHeader(
         run=name,
         run_uid=uid,
-        learner_id="a",
+        learner_id=ATTACKER,
         session_id=request_id,
         delta_id=request_id,
         fragment="all",
@@ -180,11 +179,11 @@ async def _draft(stubs: Stubs, name: str, numel: int, seed: int) -> exchange.Pus
     )
 
 
-async def zeros(port: int, told: Counter[str]) -> None:
+async def zeros(target: Target, told: Counter[str]) -> None:
     """Pushes 31 KiB that decode to some 300 MiB, again and again."""
     count = 31 * 2**10 // len(_zeros(1))
     data = _zeros(count)
-    async with connected(port) as stubs:
+    async with target.connected() as stubs:
         header = await _draft(stubs, "zeros", count * _FRAME_NUMEL, 3)
         while True:
             header.delta_id = hex_id(random.Random(told.total()))
@@ -192,10 +191,10 @@ async def zeros(port: int, told: Counter[str]) -> None:
             await told_by(stubs.exchange.PushDelta(iter(messages)), told)
 
 
-async def zero_drafts(port: int, told: Counter[str]) -> None:
+async def zero_drafts(target: Target, told: Counter[str]) -> None:
     """Pushes 3 KiB that are 32 MiB of weights to one draft after another, and commits none."""
     data, digest = _zeros(32), hashlib.sha256(bytes(32 * 4 * _FRAME_NUMEL)).digest()
-    async with connected(port) as stubs:
+    async with target.connected() as stubs:
         for number in itertools.count():
             header = await _draft(stubs, f"draft{number}", 32 * _FRAME_NUMEL, number)
             messages = forgery.messages(header, data, numel=32 * _FRAME_NUMEL, digest=digest)
@@ -203,21 +202,21 @@ async def zero_drafts(port: int, told: Counter[str]) -> None:
             told["drafts"] += 1
 
 
-async def refused_hellos(port: int, told: Counter[str]) -> None:
+async def refused_hellos(target: Target, told: Counter[str]) -> None:
     """Attaches with 250 KiB of tensors to a run that is not there, as fast as it is refused."""
     tensors = [types.Tensor(name=f"{number}" + "n" * 100, shape=[1]) for number in range(2000)]
-    hello = exchange.Hello(run="demo", run_uid="0" * 32, learner_id="a", session_id="0" * 32, tensors=tensors)
-    async with connected(port) as stubs:
+    hello = exchange.Hello(run="demo", run_uid="0" * 32, learner_id=ATTACKER, session_id="0" * 32, tensors=tensors)
+    async with target.connected() as stubs:
         while True:
             call = stubs.exchange.Attach(iter([exchange.AttachRequest(hello=hello)]))
             await told_by(call.read(), told)
 
 
-async def reports(port: int, told: Counter[str]) -> None:
+async def reports(target: Target, told: Counter[str]) -> None:
     """Attaches and reports as fast as the stream takes it."""
-    async with connected(port) as stubs:
+    async with target.connected() as stubs:
         run = (await stubs.runs.GetRun(runs.GetRunRequest(name="demo"))).run
-        learner = RawLearner(stubs, run, "talker", random.Random(1))
+        learner = RawLearner(stubs, run, ATTACKER, random.Random(1))
         await learner.attach()
         assert learner.call is not None
 
@@ -231,14 +230,15 @@ async def reports(port: int, told: Counter[str]) -> None:
             told["reports"] += 1
 
 
-async def slow_sessions(port: int, told: Counter[str]) -> None:
+async def slow_sessions(target: Target, told: Counter[str]) -> None:
     """Does as `slow_pushes` under 40 learner ids, each with a session and a share of its own: more than all memory."""
-    async with connected(port) as stubs:
+    async with target.connected() as stubs:
         run = (await stubs.runs.GetRun(runs.GetRunRequest(name="demo"))).run
         base = await pull(stubs, run, "body")
 
         async def push(number: int) -> None:
-            learner = RawLearner(stubs, run, f"slow{number}", random.Random(number))
+            name = f"{ATTACKER}{number or ''}"
+            learner = RawLearner(stubs, run, name, random.Random(number))
             await told_by(learner.attach(), told)
             while True:
                 call = stubs.exchange.PushDelta(None)
@@ -254,9 +254,9 @@ async def slow_sessions(port: int, told: Counter[str]) -> None:
         await asyncio.gather(*(push(number) for number in range(40)))
 
 
-async def learner_ids(port: int, told: Counter[str]) -> None:
+async def learner_ids(target: Target, told: Counter[str]) -> None:
     """Attaches under one new learner id after another, and never says goodbye."""
-    async with connected(port) as stubs:
+    async with target.connected() as stubs:
         run = (await stubs.runs.GetRun(runs.GetRunRequest(name="demo"))).run
         for number in itertools.count():
             learner = RawLearner(stubs, run, f"id{number}", random.Random(number))
@@ -266,11 +266,11 @@ async def learner_ids(port: int, told: Counter[str]) -> None:
             learner.detach()
 
 
-async def many_tensors(port: int, told: Counter[str]) -> None:
+async def many_tensors(target: Target, told: Counter[str]) -> None:
     """Creates one draft of 60,000 tensors after another."""
     tensors = [types.Tensor(name=f"t{number}", shape=[1], dtype="float32") for number in range(60_000)]
     fragments = [types.Fragment(name="all", tensors=[one.name for one in tensors])]
-    async with connected(port) as stubs:
+    async with target.connected() as stubs:
         for number in itertools.count():
             request_id = hex_id(random.Random(number))
             create = runs.CreateRunRequest(request_id=request_id, name="many", tensors=tensors, fragments=fragments)
@@ -278,9 +278,9 @@ async def many_tensors(port: int, told: Counter[str]) -> None:
             told["drafts"] += 1
 
 
-async def watches(port: int, told: Counter[str]) -> None:
+async def watches(target: Target, told: Counter[str]) -> None:
     """Watches from the first entry ten times at once, again and again."""
-    async with connected(port) as stubs:
+    async with target.connected() as stubs:
 
         async def watch() -> None:
             while True:
@@ -294,24 +294,24 @@ async def watches(port: int, told: Counter[str]) -> None:
         await asyncio.gather(*(watch() for _ in range(10)))
 
 
-async def live_watches(port: int, told: Counter[str]) -> None:
+async def live_watches(target: Target, told: Counter[str]) -> None:
     """Watches 60 times over each of 8 connections, and reports as fast as the streams take it."""
     async with contextlib.AsyncExitStack() as stack:
         for _ in range(8):
-            stubs = await stack.enter_async_context(connected(port))
+            stubs = await stack.enter_async_context(target.connected())
             for _ in range(60):
                 call: Any = stubs.exchange.Watch(exchange.WatchRequest(run="demo"))
                 await told_by(call.read(), told)
                 stack.callback(call.cancel)
                 told["watches"] += 1
-        await reports(port, told)
+        await reports(target, told)
 
 
-async def returns(port: int, told: Counter[str]) -> None:
+async def returns(target: Target, told: Counter[str]) -> None:
     """Attaches, leaves and attaches again with the same session, as fast as it is let."""
-    async with connected(port) as stubs:
+    async with target.connected() as stubs:
         run = (await stubs.runs.GetRun(runs.GetRunRequest(name="demo"))).run
-        learner = RawLearner(stubs, run, "back", random.Random(1))
+        learner = RawLearner(stubs, run, ATTACKER, random.Random(1))
 
         async def again() -> None:
             await learner.attach()
@@ -322,7 +322,7 @@ async def returns(port: int, told: Counter[str]) -> None:
             await told_by(again(), told)
 
 
-async def reads(port: int, told: Counter[str]) -> None:
+async def reads(target: Target, told: Counter[str]) -> None:
     """Asks for a run and its versions without pause, in 100 calls at once over each of two connections."""
     get, versions = runs.GetRunRequest(name="demo"), runs.ListVersionsRequest(name="demo", fragment="body")
 
@@ -332,13 +332,13 @@ async def reads(port: int, told: Counter[str]) -> None:
             await told_by(stubs.runs.ListVersions(versions), told)
             told["answers"] += 2
 
-    async with connected(port) as one, connected(port) as other:
+    async with target.connected() as one, target.connected() as other:
         await asyncio.gather(*(ask(stubs) for stubs in (one, other) for _ in range(100)))
 
 
-async def repeated_names(port: int, told: Counter[str]) -> None:
+async def repeated_names(target: Target, told: Counter[str]) -> None:
     """Resumes a download that names one object 15,000 times, in 32 calls at once."""
-    async with _large_run(port) as (stubs, request):
+    async with _large_run(target) as (stubs, request):
         first = await anext(aiter(stubs.exchange.PullFragment(request)))
         request.resume.objects.extend([first.plan.objects[0].name] * 15_000)
         request.is_newest = False
@@ -352,28 +352,6 @@ async def repeated_names(port: int, told: Counter[str]) -> None:
         await asyncio.gather(*(pull_all() for _ in range(32)))
 
 
-async def create_many(port: int) -> None:
-    """Creates the runs that `run_lists` lists."""
-    numbers = iter(range(_LISTED_RUNS))
-    async with connected(port) as stubs, asyncio.TaskGroup() as tasks:
-
-        async def create() -> None:
-            for number in numbers:
-                await create_run(stubs, f"run{number}", seed=number)
-
-        for _ in range(8):
-            tasks.create_task(create())
-
-
-async def run_lists(port: int, told: Counter[str]) -> None:
-    """Lists 500 runs again and again."""
-    async with connected(port) as stubs:
-        while True:
-            told["runs"] += len((await stubs.runs.ListRuns(runs.ListRunsRequest(page_size=1000))).runs)
-
-
-# What is done before an attack begins.
-PREPARATIONS: Final[Mapping[str, Callable[[int], Awaitable[None]]]] = {"run-lists": create_many}
 ATTACKS: Final[Mapping[str, Attack]] = {
     one.__name__.replace("_", "-"): one
     for one in (
@@ -388,7 +366,8 @@ ATTACKS: Final[Mapping[str, Attack]] = {
             refused_hellos,
             reports,
         ),
-        *(zero_drafts, learner_ids, many_tensors, watches, live_watches, returns, reads, repeated_names, run_lists),
+        *(zero_drafts, learner_ids, many_tensors, watches, live_watches, returns, reads, repeated_names),
+        *CROWDS,
         *STRANGERS,
     )
 }

@@ -17,8 +17,9 @@ import grpc
 import numpy as np
 import psutil
 
-from tests.attacks.attacks import PREPARATIONS
-from tests.syncer.raw_learner import QUICK, RawLearner, connected, create_run, layout, pull
+from tests.attacks.crowds import PREPARATIONS
+from tests.attacks.target import HONEST, Target, roles
+from tests.syncer.raw_learner import QUICK, RawLearner, create_run, layout, pull
 from tests.syncer.serve_process import serve_process
 
 # Of the server's memory.
@@ -32,10 +33,10 @@ class Honest:
         self.merges = 0
         self.times_s: list[float] = []
 
-    async def train(self, port: int) -> None:
-        async with connected(port) as stubs:
+    async def train(self, target: Target) -> None:
+        async with target.connected(HONEST) as stubs:
             run, _ = await create_run(stubs, policy=QUICK)
-            learner = RawLearner(stubs, run, "honest", random.Random(0))
+            learner = RawLearner(stubs, run, HONEST, random.Random(0))
             await learner.attach()
             base = await pull(stubs, run, "body")
             values = np.ones(layout("body").numel, np.float32)
@@ -79,18 +80,22 @@ class Row:
         return f"{self.name:20}{self.peace:9.1f}{self.attacked:9.1f}{self.p99_ms:9.0f}{self.mib:8.0f}  {told}"
 
 
-async def beside(name: str, seconds: float) -> Row:
-    """Measures so many seconds in peace and so many under the attack."""
+async def beside(name: str, seconds: float, *, has_roles: bool = False) -> Row:
+    """Measures so many seconds in peace and so many under the attack; with roles, every client has a certificate."""
     with tempfile.TemporaryDirectory() as folder:
-        async with serve_process((Path(folder) / "store").as_uri(), Path(folder)) as serve:
+        keys = Path(folder) / "keys" if has_roles else None
+        options = [] if keys is None else roles(keys)
+        async with serve_process((Path(folder) / "store").as_uri(), Path(folder), *options) as serve:
+            target = Target(serve.port, keys)
             honest = Honest()
-            training = asyncio.create_task(honest.train(serve.port))
+            training = asyncio.create_task(honest.train(target))
             await asyncio.sleep(1)
             peace, _ = await honest.measured(seconds)
             if name in PREPARATIONS:
-                await PREPARATIONS[name](serve.port)
+                await PREPARATIONS[name](target, serve.store_url)
             attacker = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "tests.attacks", "--as", name, "--port", str(serve.port)),
+                *(() if keys is None else ("--keys", str(keys))),
                 stdout=asyncio.subprocess.PIPE,
             )
             await asyncio.sleep(1.5)  # until it has begun

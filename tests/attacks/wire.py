@@ -7,14 +7,13 @@ import contextlib
 import itertools
 import struct
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Iterator
 from typing import Any, Final
 
 import grpc
 
+from tests.attacks.target import Target
 from tests.syncer.raw_learner import refusal_of
-
-Attack = Callable[[int, Counter[str]], Coroutine[Any, Any, None]]
 
 
 def http2(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
@@ -41,10 +40,10 @@ def header_block(method: str) -> bytes:
 class Unfinished:
     """A connection whose calls each send a message but for its last byte, as fast as the server takes it."""
 
-    def __init__(self, port: int, method: str, *, call_count: int, size_bytes: int) -> None:
+    def __init__(self, target: Target, method: str, *, call_count: int, size_bytes: int) -> None:
         self.sent_bytes = 0
         self.ended_count = 0  # calls; another one follows each
-        self._port = port
+        self._target = target
         self._headers = header_block(method)
         self._call_count = call_count
         self._message = (size_bytes + 4, struct.pack(">BI", 0, size_bytes))
@@ -54,7 +53,7 @@ class Unfinished:
 
     async def attack(self) -> None:
         """Goes on until the server ends the connection."""
-        reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
+        reader, writer = await self._target.open_connection()
         writer.write(PREFACE)
         numbers = itertools.count(1, 2)
         with contextlib.suppress(OSError, asyncio.IncompleteReadError):

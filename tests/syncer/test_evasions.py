@@ -19,17 +19,20 @@ from skerry.runtime.clock import SystemClock
 from skerry.store.log.entries import INITIAL_BASE
 from skerry.store.objects.opening import open_objects
 from skerry.syncer import host, push, quotas
+from skerry.syncer.caller import CALLER, Caller
 from skerry.syncer.errors import SyncerError
 from skerry.syncer.host import HostSettings
 from skerry.syncer.quotas import orphans
 from skerry.syncer.server import serving
 from skerry.syncer.services import exchange as exchange_service
-from skerry.syncer.services import interceptor
+from skerry.syncer.services import interceptor, refusals
+from skerry.syncer.services.refusals import Refusals
 from skerry.v1 import exchange_pb2 as exchange
 from skerry.v1 import runs_pb2 as runs
 from skerry.v1 import types_pb2 as types
 from skerry.wire.digests import part_digest
 from tests.doubles.dict_objects import DictObjects
+from tests.doubles.still_clock import StillClock
 from tests.syncer import forgery
 from tests.syncer.conftest import LOCAL
 from tests.syncer.raw_learner import (
@@ -90,7 +93,7 @@ async def test_who_leaves_and_comes_back_is_counted_each_time(store_url: str, mo
 def test_of_a_delta_that_is_accepted_what_it_does_not_use_is_still_counted() -> None:
     parts = orphans(SystemClock(), 0)
     parts.stored("a", "delta", 3 * 2**29)
-    parts.finished("delta", 2**29)
+    parts.finished("delta", [2**29])
     parts.check("a", 0)
     with pytest.raises(SyncerError, match="complete them"):
         parts.check("a", 1)
@@ -143,7 +146,7 @@ async def test_of_a_part_its_header_counts_too() -> None:
             base_version=INITIAL_BASE,
         )
         with refused("QUOTA_EXCEEDED", EXHAUSTED):
-            await send(stubs, [exchange.PushDeltaRequest(header=header), *_parts_of_one(100)])
+            await send(stubs, [exchange.PushDeltaRequest(header=header), *_parts_of_one(30)])
 
 
 def _parts_of_one(count: int) -> Sequence[exchange.PushDeltaRequest]:
@@ -265,3 +268,59 @@ async def test_the_first_weights_of_a_run_are_the_learner_s_that_created_it() ->
         state = (await server.host.open("mine")).state
         creators = {one.item.learner for one in state.deltas.values() if one.item.base_version == INITIAL_BASE}
         assert creators == {"us-east"}
+
+
+def test_what_many_small_parts_take_of_memory_is_bounded_and_given_back() -> None:
+    clock = StillClock()
+    parts = orphans(clock, 0)
+    for count in range(2**18):  # parts of 1 byte, each of a delta of its own
+        parts.check("a", 1)
+        parts.stored("a", str(count), 1)
+    with pytest.raises(SyncerError, match="complete them"):
+        parts.check("a", 1)
+    clock.now_s += 90_000
+    parts.stored("b", "other", 1)
+    assert len(parts._known) == 1
+    parts.check("a", 2**30)
+
+
+def test_small_parts_of_accepted_deltas_leave_nothing() -> None:
+    parts = orphans(SystemClock(), 0)
+    for name in ("one", "other"):
+        for _ in range(3):
+            parts.stored("a", name, 100)
+        parts.finished(name, [100, 100, 100])
+    assert not parts._known
+
+
+async def test_refusals_of_an_address_beyond_its_rate_are_told_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(refusals, "_BURST", 3)
+    monkeypatch.setattr(refusals, "_HELD_S", 0.2)
+    held = Refusals()
+
+    async def told_after_s(address: str) -> float:
+        CALLER.set(Caller(peer=f"{address}:1"))
+        begun_s = time.monotonic()
+        await held.hold_back()
+        return time.monotonic() - begun_s
+
+    first = [await asyncio.create_task(told_after_s("ipv4:10.0.0.1")) for _ in range(4)]
+    other = await asyncio.create_task(told_after_s("ipv4:10.0.0.2"))
+    assert first[3] >= 0.2 > max(*first[:3], other)
+
+
+async def test_short_calls_of_a_client_come_at_a_rate_and_those_of_others_go_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(interceptor, "SHORT_CALLS_A_SECOND", 10.0)
+    monkeypatch.setattr(interceptor, "SHORT_CALLS_BURST_S", 1.0)
+    async with serving(DictObjects(), LOCAL) as server, connected(server.port) as one, connected(server.port) as other:
+        await create_run(one)
+        begun_s = time.monotonic()
+        many = [asyncio.ensure_future(one.runs.GetRun(runs.GetRunRequest(name="demo"))) for _ in range(30)]
+        await asyncio.sleep(0.1)
+        async with asyncio.timeout(1):
+            await other.runs.GetRun(runs.GetRunRequest(name="demo"))
+        assert sum(call.done() for call in many) < 12
+        await asyncio.gather(*many)
+        assert time.monotonic() - begun_s > 1.8  # ten at once, twenty at the rate

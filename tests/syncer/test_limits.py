@@ -39,6 +39,7 @@ from skerry.wire.codecs import Compressor
 from skerry.wire.digests import delta_digest
 from skerry.wire.frames import FrameBatch
 from tests.doubles.dict_objects import DictObjects
+from tests.doubles.still_clock import StillClock
 from tests.syncer import forgery
 from tests.syncer.conftest import LOCAL
 from tests.syncer.raw_learner import (
@@ -344,7 +345,7 @@ async def test_of_many_learners_an_answer_has_the_live_ones(
 
 
 def test_a_rate_lets_a_burst_through_and_then_one_after_each_pause() -> None:
-    clock = FakeClock()
+    clock = StillClock()
     rate = Rate("things", clock, burst=3, pause_s=10.0)
     for _ in range(3):
         rate.take("a")
@@ -359,7 +360,7 @@ def test_a_rate_lets_a_burst_through_and_then_one_after_each_pause() -> None:
 
 
 def test_parts_of_deltas_that_are_never_completed_are_bounded_and_completed_ones_are_not() -> None:
-    clock, gib = FakeClock(), 2**30
+    clock, gib = StillClock(), 2**30
     parts = orphans(clock, gib // 16)
     for number in range(100):
         parts.check("a", gib)
@@ -481,17 +482,6 @@ async def _begun(server: SyncerServer, stubs: Stubs, header: exchange.PushHeader
         while budget.used_bytes == before:
             await asyncio.sleep(0.01)
     return call
-
-
-class FakeClock(SystemClock):
-    """Stands still until it is moved."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.now_s = 100.0
-
-    def monotonic_s(self) -> float:
-        return self.now_s
 
 
 async def _released(budget: ByteBudget) -> None:

@@ -18,6 +18,7 @@ from skerry.syncer import quotas
 from skerry.syncer.server import serving
 from skerry.syncer.services import interceptor
 from skerry.v1 import capabilities_pb2
+from tests.attacks.target import Target
 from tests.attacks.wire import Unfinished
 from tests.syncer.conftest import LOCAL
 from tests.syncer.raw_learner import Stubs, connected, create_run, refused
@@ -63,7 +64,7 @@ async def test_a_call_whose_first_message_does_not_come_is_ended(
 async def test_messages_that_never_end_take_little_memory(store_url: str, tmp_path: Path) -> None:
     async with serve_process(store_url, tmp_path) as serve, connected(serve.port) as stubs:
         before = peak_mib(serve)
-        connection = Unfinished(serve.port, "/skerry.v1.Runs/CreateRun", call_count=60, size_bytes=8_000_000)
+        connection = Unfinished(Target(serve.port), "/skerry.v1.Runs/CreateRun", call_count=60, size_bytes=8_000_000)
         attacking = asyncio.create_task(connection.attack())
         last = -1
         while connection.sent_bytes > last:

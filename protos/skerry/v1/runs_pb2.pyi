@@ -201,8 +201,8 @@ class GetRunResponse(_message.Message):
 
     @_builtins.property
     def learners(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.LearnerStatus]:
-        """Its learners, live or not, by id. Of more than 1000 the live ones are here first, then who has brought something,
-        then who attached last. Reports lack `adopted` where there is no room for it.
+        """Its learners, live or not, by id. Of more than 256 the live ones are here first, then those of which something was
+        merged. Reports lack `adopted` where there is no room for it.
         """
 
     def __init__(

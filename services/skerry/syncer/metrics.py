@@ -20,6 +20,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from skerry.runtime.clock import Clock
 from skerry.store.log.entries import AcceptedItem, ClosedItem, CollectedItem, CommittedItem, Entry, Fate, RunStatus
 from skerry.store.log.state import DeltaState, FragmentState, Outcome, RunState
+from skerry.syncer.membership import participants
 from skerry.syncer.parts import ByteBudget
 from skerry.syncer.replica import RunReplica
 
@@ -207,8 +208,9 @@ class _Followed:
     def gauges(self) -> dict[str, _Samples]:
         """Returns the samples of every gauge, without the label of the run."""
         state, now_s = self._replica.state, self._clock.monotonic_s()
-        learners = [record for record in self._replica.learner_records() if record.is_live]
-        steps_s = [record.report.step_time_s for record in learners if record.report and record.report.step_time_s > 0]
+        view = self._replica.membership.view(state, now_s)
+        live = {name: learner for name, learner in view.learners.items() if learner.is_live}
+        steps_s = [learner.step_time_s for learner in live.values() if learner.step_time_s is not None]
         ages_s = [now_s - opened_at_s for opened_at_s in self._replica.engine.open_since_s()]
         is_open = state.status is RunStatus.OPEN
         return {
@@ -222,8 +224,8 @@ class _Followed:
             "skerry_rounds_held": [((), self._replica.engine.held_count(now_s))],
             "skerry_round_age_seconds": [((), max(ages_s, default=0.0))],
             "skerry_learners": [
-                (("live",), len(learners)),
-                (("participating",), sum(record.is_participating for record in learners)),
+                (("live",), len(live)),
+                (("participating",), len(participants(state) & live.keys())),
             ],
             "skerry_fold_items": [((kind,), count) for kind, count in _fold_counts(state).items()],
             "skerry_versions_since_snapshot": [((), max(map(_since_snapshot, state.fragments.values()), default=0))],

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Final
@@ -69,6 +69,7 @@ ORPHAN_TIMES: Final = 16
 MOST_RUN_PUSHES: Final = 1024
 MOST_CLIENT_PUSHES: Final = 128
 _DAY_S: Final = 86_400.0
+_BLOCK_BYTES: Final = 4096
 # An unused rate is credited for up to the first of these; pauses shorter than the second are not worth a timer.
 _RATE_BURST_S: Final = 0.02
 _RATE_PAUSE_S: Final = 0.005
@@ -230,7 +231,8 @@ class Unfinished:
         self._clock = clock
         self._most_bytes = most_bytes
         self._message = message
-        self._known: dict[str, tuple[str, int, float]] = {}  # by what it is for: whose, bytes, last stored at
+        # By what it is for: whose, bytes, last stored at. What was stored last is at the end.
+        self._known: dict[str, tuple[str, int, float]] = {}
         self._size_bytes: Counter[str] = Counter()  # by client
 
     def check(self, client: str, size_bytes: int) -> None:
@@ -239,29 +241,36 @@ class Unfinished:
         Raises:
             SyncerError: QUOTA_EXCEEDED.
         """
-        if self._size_bytes[client] + size_bytes <= self._most_bytes:
-            return
-        expired_s = self._clock.monotonic_s() - _DAY_S
-        for name in [name for name, one in self._known.items() if one[2] < expired_s]:
-            self.finished(name)
+        self._expire()
         if self._size_bytes[client] + size_bytes > self._most_bytes:
             raise exceeded(f"{self._message}. limit_bytes={self._most_bytes}", retry_after_s=_DAY_S / 24)
 
     def stored(self, client: str, name: str, size_bytes: int) -> None:
-        """Counts bytes for `name`, which is the id of a delta or the uid of a draft."""
-        client, before, _ = self._known.get(name, (client, 0, 0.0))
-        self._known[name] = (client, before + size_bytes, self._clock.monotonic_s())
-        self._size_bytes[client] += size_bytes
+        """Counts an object for `name`, which is the id of a delta or the uid of a draft."""
+        self._expire()
+        client, before, _ = self._known.pop(name, (client, 0, 0.0))
+        self._known[name] = client, before + _counted(size_bytes), self._clock.monotonic_s()
+        self._size_bytes[client] += _counted(size_bytes)
 
-    def finished(self, name: str, size_bytes: float = math.inf) -> None:
-        """Forgets so many of the bytes for `name`."""
+    def finished(self, name: str, sizes_bytes: Iterable[int] | None = None) -> None:
+        """Forgets objects of these sizes for `name`; without sizes all."""
         client, known_bytes, stored_s = self._known.pop(name, ("", 0, 0.0))
-        left_bytes = max(0, known_bytes - size_bytes)
-        self._size_bytes[client] -= known_bytes - int(left_bytes)
+        left_bytes = 0 if sizes_bytes is None else max(0, known_bytes - sum(map(_counted, sizes_bytes)))
+        self._size_bytes[client] -= known_bytes - left_bytes
         if left_bytes:
-            self._known[name] = client, int(left_bytes), stored_s
+            self._known[name] = client, left_bytes, stored_s
         elif not self._size_bytes[client]:
             del self._size_bytes[client]
+
+    def _expire(self) -> None:
+        expired_s = self._clock.monotonic_s() - _DAY_S
+        while self._known and self._known[name := next(iter(self._known))][2] < expired_s:
+            self.finished(name)
+
+
+def _counted(size_bytes: int) -> int:
+    """Returns what an object counts: however small, it takes a block of a disk, and its name memory here."""
+    return max(size_bytes, _BLOCK_BYTES)
 
 
 def orphans(clock: Clock, run_bytes: int) -> Unfinished:

@@ -214,7 +214,7 @@ class RunReplica:
                 self.followers.end(fenced(item.learner), learner=item.learner, but_session=item.session)
                 self.membership.forget_other(self.state, item.learner)
             if outcome.rejection is None and isinstance(outcome.item, AcceptedItem):
-                self.orphans.finished(outcome.item.delta, sum(part.size_bytes for part in outcome.item.parts))
+                self.orphans.finished(outcome.item.delta, [part.size_bytes for part in outcome.item.parts])
             for delta in outcome.decided:
                 if delta.fate is not Fate.MERGED:  # its round may be void; the next one is announced again
                     self._announced.pop(delta.item.fragment, None)

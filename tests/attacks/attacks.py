@@ -266,18 +266,6 @@ async def learner_ids(target: Target, told: Counter[str]) -> None:
             learner.detach()
 
 
-async def many_tensors(target: Target, told: Counter[str]) -> None:
-    """Creates one draft of 60,000 tensors after another."""
-    tensors = [types.Tensor(name=f"t{number}", shape=[1], dtype="float32") for number in range(60_000)]
-    fragments = [types.Fragment(name="all", tensors=[one.name for one in tensors])]
-    async with target.connected() as stubs:
-        for number in itertools.count():
-            request_id = hex_id(random.Random(number))
-            create = runs.CreateRunRequest(request_id=request_id, name="many", tensors=tensors, fragments=fragments)
-            await told_by(stubs.runs.CreateRun(create), told)
-            told["drafts"] += 1
-
-
 async def watches(target: Target, told: Counter[str]) -> None:
     """Watches from the first entry ten times at once, again and again."""
     async with target.connected() as stubs:
@@ -366,7 +354,7 @@ ATTACKS: Final[Mapping[str, Attack]] = {
             refused_hellos,
             reports,
         ),
-        *(zero_drafts, learner_ids, many_tensors, watches, live_watches, returns, reads, repeated_names),
+        *(zero_drafts, learner_ids, watches, live_watches, returns, reads, repeated_names),
         *CROWDS,
         *STRANGERS,
     )

@@ -324,3 +324,15 @@ async def test_short_calls_of_a_client_come_at_a_rate_and_those_of_others_go_on(
         assert sum(call.done() for call in many) < 12
         await asyncio.gather(*many)
         assert time.monotonic() - begun_s > 1.8  # ten at once, twenty at the rate
+
+
+async def test_a_long_answer_counts_as_several_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interceptor, "ANSWER_BYTES", 10)
+    monkeypatch.setattr(interceptor, "SHORT_CALLS_BURST_S", 0.2)
+    async with serving(DictObjects(), LOCAL) as server, connected(server.port) as stubs:
+        run, _ = await create_run(stubs)
+        begun_s = time.monotonic()
+        for _ in range(4):
+            await stubs.runs.GetRun(runs.GetRunRequest(name="demo"))
+        paid_s = run.ByteSize() / 10 / quotas.SHORT_CALLS_A_SECOND
+        assert time.monotonic() - begun_s > 3 * paid_s - 0.2 > 0

@@ -55,3 +55,14 @@ async def test_clients_that_owe_nothing_are_forgotten(monkeypatch: pytest.Monkey
         await turns.take(str(number), 1)
         await asyncio.sleep(quotas._RATE_BURST_S / 10)
     assert len(turns._lines) < 50
+
+
+async def test_what_an_answer_costs_is_paid_by_the_calls_after_it() -> None:
+    turns = Turns(100.0, burst_s=0.1)
+    await turns.take(CLIENT, 1)
+    turns.charge(CLIENT, 40)
+    begun_s = time.monotonic()
+    await turns.take("other", 1)
+    assert time.monotonic() - begun_s < 0.2
+    await turns.take(CLIENT)  # costs nothing itself
+    assert 0.25 < time.monotonic() - begun_s < 0.6

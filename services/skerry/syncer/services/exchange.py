@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing, suppress
+from contextlib import aclosing, nullcontext, suppress
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
 from skerry.store.errors import ObjectMissingError, UnreadableObjectError
 from skerry.store.log.checkpoints import newest_state
-from skerry.store.log.entries import GRANTS_FORMAT, INITIAL_BASE, AcceptedItem, SessionItem
+from skerry.store.log.entries import GRANTS_FORMAT, SessionItem
 from skerry.store.log.fold import apply_entry
 from skerry.store.log.state import FragmentState
 from skerry.store.objects.interface import STREAM_CHUNK_BYTES
@@ -23,7 +23,9 @@ from skerry.syncer.push import Push, begin_push
 from skerry.syncer.quotas import MOST_CLIENT_WATCHES, MOST_RUN_WATCHES, CallsToRuns, Turns
 from skerry.syncer.replica import RunReplica
 from skerry.syncer.services.translate import (
+    LARGE_LAYOUT_BYTES,
     fragment_of,
+    header_from_message,
     learner_messages,
     plan_message,
     report_from_message,
@@ -48,6 +50,7 @@ class ExchangeServicer(exchange_pb2_grpc.ExchangeServicer):
         """Serves the runs of `host`."""
         self._host = host
         self._replaying = asyncio.Lock()
+        self._checking = asyncio.Lock()
         self._watches = CallsToRuns("watches", of_run=MOST_RUN_WATCHES, of_client=MOST_CLIENT_WATCHES)
         self._turns = Turns(host.settings.client_bytes_a_second)
         self._reporting = WeakValueDictionary[tuple[str, str], asyncio.Lock]()
@@ -66,7 +69,8 @@ class ExchangeServicer(exchange_pb2_grpc.ExchangeServicer):
         check_id(hello.session_id, "session id")
         replica = await self._host.open(hello.run, hello.run_uid, seen_position=hello.seen_position)
         if hello.tensors:  # there may be many
-            await self._host.workers.run(_check_tensors, replica, hello)
+            async with self._checking if hello.ByteSize() > LARGE_LAYOUT_BYTES else nullcontext():
+                await self._host.workers.run(_check_tensors, replica, hello)
         known = replica.state.learners.get(hello.learner_id)
         if known is None:
             self._host.new_ids.take(replica.log.spec.uid)
@@ -115,7 +119,7 @@ class ExchangeServicer(exchange_pb2_grpc.ExchangeServicer):
         header = first.header
         check_id(header.run_uid, "run uid")
         replica = await self._host.open(header.run, header.run_uid, seen_position=header.seen_position)
-        push = await begin_push(replica, _header(header), self._host.budget, self._host.drafts)
+        push = await begin_push(replica, header_from_message(header), self._host.budget, self._host.drafts)
         with self._host.pushes.under_way(header.run_uid, push.sender):
             try:
                 while (request := await self._next_of(push, request_iterator)) is not None:
@@ -330,25 +334,6 @@ def _push_answer(replica: RunReplica, push: Push) -> v1.PushDeltaResponse:
     if known is None:
         return v1.PushDeltaResponse(state=v1.PUSH_STATE_PARTS_STORED, position=replica.state.position)
     return v1.PushDeltaResponse(state=v1.PUSH_STATE_ACCEPTED, fate=fate_message(known), position=replica.state.position)
-
-
-def _header(message: v1.PushHeader) -> AcceptedItem:
-    """Returns the item that the push is to append, without what its parts bring."""
-    return AcceptedItem(
-        # Weights that a run begins with are of whom the caller is.
-        learner=(message.base_version == INITIAL_BASE and CALLER.get().learner) or message.learner_id,
-        session=message.session_id,
-        delta=message.delta_id,
-        fragment=message.fragment,
-        base_version=message.base_version,
-        base_digest=message.base_digest.hex(),
-        digest="",
-        parts=(),
-        squared_norms=(),
-        step_count=message.step_count,
-        token_count=message.token_count,
-        last_step=message.last_step,
-    )
 
 
 async def _plan(

@@ -33,6 +33,7 @@ from skerry.syncer.caller import CALLER, Caller
 from skerry.syncer.errors import RETRY_ELSEWHERE_S, RETRY_FULL_S, RETRY_STORE_S, SyncerError, bad_request
 from skerry.syncer.metrics import SyncerMetrics
 from skerry.syncer.quotas import (
+    ANSWER_BYTES,
     FOREIGN_BURST,
     FOREIGN_PAUSE_S,
     MOST_FOREIGN_CALLS,
@@ -136,8 +137,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
         self._foreign_calls = Calls(MOST_FOREIGN_CALLS)
         self._foreign_messages = Rate("messages", SystemClock(), burst=FOREIGN_BURST, pause_s=FOREIGN_PAUSE_S)
         self._refusals = Refusals()
-        self._turns = Turns()
-        self._short_turns = Turns(SHORT_CALLS_A_SECOND, burst_s=SHORT_CALLS_BURST_S)
+        self._turns = Turns(SHORT_CALLS_A_SECOND, burst_s=SHORT_CALLS_BURST_S)
 
     async def intercept_service(
         self,
@@ -169,7 +169,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
             return nullcontext(_any) if self._authentication is None else self._authentication.admitted(name, context)
 
         async def given(requests: AsyncIterator[Any], check: _Check) -> Any:
-            await (self._turns if handler.unary_unary is None else self._short_turns).take(CALLER.get().sender, 1)
+            await self._turns.take(CALLER.get().sender, 0 if handler.unary_unary is None else 1)
             admitted = _Admitted(requests, check, self._arrivals, _any if is_own else partial(self._rated, method))
             return admitted if handler.request_streaming else await admitted.only()
 
@@ -209,6 +209,8 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
         def counted(message: Any) -> bytes:
             data = serializer(message)
             sent.inc(len(data))
+            if method != "Exchange/PullFragment":  # its pieces take turns of their own
+                self._turns.charge(CALLER.get().sender, len(data) // ANSWER_BYTES)
             return data
 
         return counted

@@ -24,7 +24,13 @@ from skerry.syncer.lifecycle import (
 )
 from skerry.syncer.quotas import Turns
 from skerry.syncer.replica import RunReplica
-from skerry.syncer.services.translate import fragment_of, learner_messages, run_message, version_record
+from skerry.syncer.services.translate import (
+    LARGE_LAYOUT_BYTES,
+    fragment_of,
+    learner_messages,
+    run_message,
+    version_record,
+)
 from skerry.v1 import runs_pb2, runs_pb2_grpc, types_pb2
 from skerry.wire.layout import BadNameError, check_name
 from skerry.wire.messages import layouts_from_messages, policy_from_message, untrained_from_messages
@@ -35,8 +41,6 @@ _PAGE_SIZE: Final = 100
 _MAX_PAGE_SIZE: Final = 1000
 # Tensors and fragments of one run. Answers carry them beside the versions' digests, in one message.
 _MAX_LAYOUT_BYTES: Final = 3 * 2**20
-# Above it one is read at a time, so that merges always have a worker: 60,000 tensors take a second.
-_LARGE_LAYOUT_BYTES: Final = 2**16
 # A page ends before it grows past this, so that it fits into one message.
 _PAGE_BYTES: Final = 2 * 2**20
 
@@ -71,7 +75,7 @@ class RunsServicer(runs_pb2_grpc.RunsServicer):
         check_name(request.name, "run")
         if request.ByteSize() > _MAX_LAYOUT_BYTES:
             raise SyncerError("TOO_LARGE", f"tensors and fragments have too many bytes. limit={_MAX_LAYOUT_BYTES}")
-        async with self._creating if request.ByteSize() > _LARGE_LAYOUT_BYTES else nullcontext():
+        async with self._creating if request.ByteSize() > LARGE_LAYOUT_BYTES else nullcontext():
             replica = await self._create(request)
             return runs_pb2.CreateRunResponse(run=await self._host.workers.run(run_message, replica.state))
 

@@ -1,4 +1,4 @@
-"""Messages of `skerry.v1` from domain values, but for events (`skerry.syncer.events`), and reports from messages."""
+"""Messages of `skerry.v1` from domain values, but for events (`skerry.syncer.events`), and values from messages."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from weakref import WeakKeyDictionary
 
 from google.protobuf.duration_pb2 import Duration
 
-from skerry.store.log.entries import RunSpec
+from skerry.store.log.entries import INITIAL_BASE, AcceptedItem, RunSpec
 from skerry.store.log.state import FragmentState, RunState, VersionState
+from skerry.syncer.caller import CALLER
 from skerry.syncer.errors import SyncerError, bad_request
 from skerry.syncer.events import STATUSES, fate_message, learner_message, version_message
 from skerry.syncer.membership import LONGEST_S, REASON_PATTERN, LearnerRecord, LearnerReport
@@ -23,6 +24,8 @@ _KINDS: Final = {
     ObjectKind.UPDATE: exchange_pb2.OBJECT_KIND_UPDATE,
 }
 _LEAF_HASHES: Final = {hash_: number for number, hash_ in LEAF_HASHES.items()}
+# Messages with more are read one at a time, so that merges always have a worker: 60,000 tensors take a second.
+LARGE_LAYOUT_BYTES: Final = 2**16
 # Of the learners in an answer, beside the run's tensors.
 _MOST_LEARNER_BYTES: Final = 2**19
 # By the state of an open run: with many tensors it takes long to make.
@@ -77,6 +80,25 @@ def fragment_of(state: RunState, name: str) -> FragmentState:
     if name not in state.fragments:
         raise SyncerError("FRAGMENT_NOT_FOUND", f"no such fragment in the run. fragment={name[:80]!r}")
     return state.fragments[name]
+
+
+def header_from_message(message: exchange_pb2.PushHeader) -> AcceptedItem:
+    """Returns the item that the push is to append, without what its parts bring."""
+    return AcceptedItem(
+        # Weights that a run begins with are of whom the caller is.
+        learner=(message.base_version == INITIAL_BASE and CALLER.get().learner) or message.learner_id,
+        session=message.session_id,
+        delta=message.delta_id,
+        fragment=message.fragment,
+        base_version=message.base_version,
+        base_digest=message.base_digest.hex(),
+        digest="",
+        parts=(),
+        squared_norms=(),
+        step_count=message.step_count,
+        token_count=message.token_count,
+        last_step=message.last_step,
+    )
 
 
 def report_from_message(message: types_pb2.LearnerReport, fragments: Container[str]) -> LearnerReport:

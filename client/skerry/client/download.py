@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, 
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,16 @@ from skerry.v1 import exchange_pb2 as v1
 from skerry.wire import FragmentLayout
 from skerry.wire.digests import tree_leaves
 
-_Fetch: TypeAlias = Callable[[], Coroutine[Any, Any, list[v1.PullData]]]
+
+class _Piece(NamedTuple):
+    """Bytes of an object of the plan; a message's own are copied each time that they are looked at."""
+
+    object_index: int
+    offset: int
+    data: bytes
+
+
+_Fetch: TypeAlias = Callable[[], Coroutine[Any, Any, list[_Piece]]]
 
 
 async def pull_newest(
@@ -186,7 +195,7 @@ class _Download:
                     await self._apply(piece)
                 return
 
-            async def begun() -> list[v1.PullData]:
+            async def begun() -> list[_Piece]:
                 return [piece async for piece in pieces]
 
             await self._apply_stretches([begun, *self._fetches(sent_bytes=self._request.limit_bytes)])
@@ -210,7 +219,7 @@ class _Download:
             sent_bytes, offset, index = sent_bytes - sent, 0, self._applier.following(index + 1)
         return fetches
 
-    async def _fetch(self, object_index: int, offset: int) -> list[v1.PullData]:
+    async def _fetch(self, object_index: int, offset: int) -> list[_Piece]:
         """Returns the pieces of one stretch of an object."""
         assert self._applier is not None  # the plan is known
         request = self._resumed(object_index, offset)
@@ -227,12 +236,12 @@ class _Download:
             raise corrupt(f"object ends early. object={request.resume.objects[object_index]}")
         return pieces
 
-    async def _apply(self, piece: v1.PullData) -> None:
+    async def _apply(self, piece: _Piece) -> None:
         assert self._applier is not None  # the plan is known
-        await self._session.workers.run(self._applier.feed, piece.object_index, piece.offset, piece.data)
+        await self._session.workers.run(self._applier.feed, *piece)
 
     @asynccontextmanager
-    async def _opened(self, request: v1.PullFragmentRequest) -> AsyncIterator[AsyncIterator[v1.PullData]]:
+    async def _opened(self, request: v1.PullFragmentRequest) -> AsyncIterator[AsyncIterator[_Piece]]:
         """Opens a call, takes its plan, which must be the one that is being applied, and yields what it sends then."""
         session = self._session
         async with aclosing(session.calls.transport.pull_fragment(request)) as responses:
@@ -246,12 +255,13 @@ class _Download:
                 raise PlanExpiredError("PLAN_EXPIRED", "the resumed plan is another one")
             yield self._data(responses)
 
-    async def _data(self, responses: AsyncGenerator[v1.PullFragmentResponse, None]) -> AsyncIterator[v1.PullData]:
+    async def _data(self, responses: AsyncGenerator[v1.PullFragmentResponse, None]) -> AsyncIterator[_Piece]:
         while (response := await self._next(responses)) is not None:
             if not response.HasField("data"):
                 raise corrupt("a second plan came")
-            self._session.tally.received(len(response.data.data))
-            yield response.data
+            piece = _Piece(response.data.object_index, response.data.offset, response.data.data)
+            self._session.tally.received(len(piece.data))
+            yield piece
 
     async def _next(self, responses: AsyncGenerator[v1.PullFragmentResponse, None]) -> v1.PullFragmentResponse | None:
         stall_timeout_s = self._session.calls.stall_timeout_s

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from typing import Final
 from weakref import WeakValueDictionary
 
+from google.protobuf.message import Message
+
 from skerry.runtime.clock import Clock
 from skerry.store.log.entries import INITIAL_BASE
 from skerry.store.log.state import FragmentState
@@ -205,10 +207,10 @@ class Turns:
         line = self._lines.setdefault(client, _Line())
         line.free_s = max(line.free_s, asyncio.get_running_loop().time() - self._burst_s) + cost / self._rate
 
-    async def pay(self, client: str, cost: int) -> None:
-        """Returns when what came may have passed; at once where nothing is bounded."""
+    async def pay(self, client: str, message: Message) -> None:
+        """Returns when a message that came may have passed; at once where nothing is bounded."""
         if self._rate < math.inf:
-            await self.take(client, cost)
+            await self.take(client, message.ByteSize())
 
 
 class CallsToRuns:

@@ -126,7 +126,7 @@ class ExchangeServicer(exchange_pb2_grpc.ExchangeServicer):
                     if request.WhichOneof("kind") == "complete":
                         await push.complete(request.complete.digest)
                         break
-                    await self._turns.pay(CALLER.get().sender, request.ByteSize())
+                    await self._turns.pay(CALLER.get().sender, request)
                     if request.HasField("part_end"):  # it costs the same for few elements, and more for many tensors
                         await self._turns.take(CALLER.get().sender)
                     await _take(push, request)
@@ -203,7 +203,7 @@ class ExchangeServicer(exchange_pb2_grpc.ExchangeServicer):
                 async with aclosing(read), aclosing(self._held(read)) as pieces:
                     async for piece in pieces:
                         data = piece[:left]
-                        yield v1.PullFragmentResponse(data=v1.PullData(object_index=index, offset=offset, data=data))
+                        yield _piece(index, offset, data)
                         offset, left = offset + len(data), left - len(data)
                         if not left and offset < ref.size_bytes:  # at its end, it is checked
                             return
@@ -265,6 +265,14 @@ class ExchangeServicer(exchange_pb2_grpc.ExchangeServicer):
             await self._turns.take(CALLER.get().sender)
             for event in events:
                 yield event
+
+
+def _piece(object_index: int, offset: int, data: bytes) -> v1.PullFragmentResponse:
+    """Returns a message with a piece of an object."""
+    response = v1.PullFragmentResponse()
+    piece = response.data  # filled in place: protobuf would copy a message that is made before, and slowly
+    piece.object_index, piece.offset, piece.data = object_index, offset, data
+    return response
 
 
 def _attached(replica: RunReplica, learner: str) -> v1.Attached:

@@ -151,10 +151,8 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
             return handler  # type: ignore[unreachable]  # there is no such method
         is_own = method.startswith(_OWN_METHODS)
         name = method.removeprefix(_OWN_METHODS).lstrip("/")
-        serializers = {
-            "request_deserializer": self._bounded(handler.request_deserializer, name),
-            "response_serializer": self._counted(handler.response_serializer, name),
-        }
+        deserialize = self._bounded(handler.request_deserializer, name)
+        serialize = self._counted(handler.response_serializer, name)
 
         async def refused(reason: str, message: str) -> None:
             self._metrics.refusals.labels(name, reason).inc()
@@ -175,9 +173,10 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
 
         wrapping = (method, calling, given, refused)
         if (answer := handler.unary_unary or handler.stream_unary) is not None:
-            return grpc.stream_unary_rpc_method_handler(_forgotten(_answering(answer, *wrapping)), **serializers)
-        stream = handler.unary_stream or handler.stream_stream
-        return grpc.stream_stream_rpc_method_handler(_forgotten(_streaming(stream, *wrapping)), **serializers)
+            serving = _forgotten(_answering(answer, *wrapping))
+            return grpc.stream_unary_rpc_method_handler(serving, deserialize, serialize)
+        serving = _forgotten(_streaming(handler.unary_stream or handler.stream_stream, *wrapping, serialize=serialize))
+        return grpc.stream_stream_rpc_method_handler(serving, deserialize)
 
     def _rated(self, method: str, _: Any) -> None:
         """Counts a message to health or reflection, of which any number may come; raises QUOTA_EXCEEDED."""
@@ -334,6 +333,8 @@ def _streaming(
     calling: Callable[[Any], _Calling],
     given: Callable[[AsyncIterator[Any], _Check], Awaitable[Any]],
     refused: _Refused,
+    *,
+    serialize: Callable[[Any], bytes],
 ) -> Callable[..., Awaitable[None]]:
     # Not a generator: one that gRPC sends from can't say how long a message may take.
     async def stream(requests: AsyncIterator[Any], context: grpc.aio.ServicerContext[Any, Any]) -> None:
@@ -342,7 +343,7 @@ def _streaming(
             async with calling(context) as check:
                 responses = behaviour(await given(requests, check), context)
                 async for response in responses:
-                    await _sent(response, context)
+                    await _sent(serialize(response), context)
         except (asyncio.CancelledError, grpc.aio.AbortError):
             raise
         except Exception as error:  # noqa: BLE001 - the outermost edge
@@ -360,20 +361,19 @@ def _streaming(
     return stream
 
 
-async def _sent(response: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+async def _sent(response: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> None:
     """Returns when the client has room for the response.
 
     Raises:
         SyncerError: TOO_SLOW: it has none for too long. It receives the error when it reads on.
     """
-    size_bytes = response.ByteSize()
     try:
-        async with asyncio.timeout(patience_s(size_bytes)):
+        async with asyncio.timeout(patience_s(len(response))):
             await context.write(response)
     except TimeoutError:
         raise SyncerError(
             "TOO_SLOW",
-            f"the client did not read what it asked for. size_bytes={size_bytes}",
+            f"the client did not read what it asked for. size_bytes={len(response)}",
             retry_after_s=RETRY_STORE_S,
         ) from None
 

@@ -59,7 +59,7 @@ format: $(READY) ## write the code as the formatter would
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --quiet --fix-only .
 
-bench: $(READY) ## measure for 15 minutes: all but quality, wan, rivals and syncer_path; rows and pictures to build/benchmarks
+bench: $(READY) ## measure for 15 minutes: all but quality, wan, rivals, syncer_path and rank_memory; rows and pictures to build/benchmarks
 	@echo "bench: speed"
 	@$(BIN)/python -m benchmarks.speed
 	@for name in growth history simulation schedule; do echo "bench: $$name"; $(BIN)/python -m "benchmarks.$$name"; done

@@ -12,7 +12,10 @@ from tests.e2e import ceph, engine, images
 from tests.e2e.ceph import CephGateway
 from tests.e2e.composition import Composition, compose_commands
 from tests.e2e.engine import Engine, EngineError
+from tests.e2e.fresh import built
 from tests.e2e.machine import BUILD, CommandError, need_programs, need_root, tail
+
+__all__ = ["built"]
 
 # Until told to stop; the model and H of compose.yaml itself.
 _SETTINGS = {"SKERRY_STEPS": "1000000", "SKERRY_PORT": "0", "SKERRY_PORT_2": "0"}

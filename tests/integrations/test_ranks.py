@@ -81,6 +81,33 @@ def test_ranks_that_are_killed_go_on_with_the_work_of_their_checkpoint(kind: str
             assert not torch.equal(restored, began)
 
 
+@pytest.mark.parametrize("begun", ["model_parallel", "lightning"])
+def test_one_rank_goes_on_with_a_checkpoint_of_two_and_two_with_its_own(
+    begun: str, target: str, tmp_path: Path
+) -> None:
+    said, seen = [], []
+    for life, (kind, count) in enumerate([(begun, 2), ("model_parallel", 1), ("model_parallel", 2)]):
+        said.append(_run("resumed_ranks", kind, target, tmp_path, str(life), str(count))[1])
+        paths = [tmp_path / f"rank-{rank}-{life}.pt" for rank in range(count)]
+        assert all(path.is_file() for path in paths), said
+        seen.append([torch.load(path) for path in paths])
+        if life == 1:
+            assert [path.name for path in tmp_path.glob("last.ckpt/skerry*.pt")] == ["skerry.pt"]
+    (first, _), (alone,), (one, other) = seen
+    assert first["counts"] == [(0, 0), (1, 1), (2, 2), (3, 3)]
+    assert alone["counts"] == [(2, 2)], said[1]
+    assert one["counts"] == other["counts"] == [(2, 2), (3, 3), (4, 4), (5, 5), (6, 0)], said[2]
+    assert one["tokens"] == other["tokens"] == 6 * _TOKENS[begun]
+    for resumed in (alone, one, other):
+        restored = resumed["weights"][0]
+        for began, saved, weights in zip(first["weights"][0], first["weights"][2], restored, strict=True):
+            torch.testing.assert_close(weights, saved)
+            assert not torch.equal(weights, began)
+    names = [name for name, _ in Rotation().named_parameters()]
+    for resumed in (one, other):
+        assert_merged(target, "ranks", dict(zip(names, resumed["weights"][-1], strict=True)))
+
+
 def test_ranks_that_were_killed_as_they_saved_go_on_without_the_work(target: str, tmp_path: Path) -> None:
     _run("resumed_ranks", "model_parallel", target, tmp_path, "0")
     (tmp_path / "last.ckpt" / "skerry-1.pt").unlink()

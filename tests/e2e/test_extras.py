@@ -1,0 +1,123 @@
+"""Every extra of the wheel, and nothing else, is enough for the programs that it is for.
+
+One environment gets the wheel with all extras from pip. For each extra a fresh one then gets the files of the packages
+that pip would have installed for it, as links, so that a package of another extra is not there by luck.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+import venv
+from collections.abc import Iterator, Mapping
+from importlib.metadata import Distribution, distributions
+from itertools import chain
+from pathlib import Path
+from typing import Final
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from tests.e2e.fresh import CPU_LINE, Environment, need_small_torch, newest, served
+from tests.e2e.machine import ROOT
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+
+EXTRAS: Final = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
+_EXAMPLE_S: Final = 120
+_STEPS: Final = "48"  # two deltas of each fragment
+
+# By extra: the examples that docs/integrations.md installs it for, with the run that each makes.
+EXAMPLES: Final = {
+    "torch": {"plain": "plain"},
+    "transformers": {"huggingface": "huggingface", "accelerate_loop": "accelerate"},
+    "lightning": {"lightning_trainer": "lightning"},
+    "peft": {"lora": "lora"},
+    "jax": {"jax_optax": "jax"},
+    "demo": {},  # it has a command, whose modules are imported
+}
+# What the page says to install beside the extra.
+BESIDE: Final = {"jax": ["optax"]}
+# What another extra brings, and this one must not need.
+ABSENT: Final = {"torch": "transformers", "transformers": "lightning", "lightning": "transformers", "peft": "lightning",
+                 "jax": "torch", "demo": "transformers"}  # fmt: skip
+_IMPORT_DEMO: Final = """
+import importlib, pkgutil, skerry.demo
+for module in pkgutil.iter_modules(skerry.demo.__path__):
+    importlib.import_module("skerry.demo." + module.name)
+"""
+
+
+@pytest.fixture(scope="module")
+def everything(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Environment]:
+    """An environment with the wheel, all of its extras and a syncer that runs."""
+    folder = tmp_path_factory.mktemp("extras") / "skerry"
+    found = Environment(folder, Path(sys.executable).resolve())
+    shutil.copytree(built, folder / "dist", ignore=shutil.ignore_patterns("*.tar.gz"))
+    shutil.copytree(ROOT / "examples", folder / "examples")
+    found.variables["PIP_NO_COMPILE"] = "1"  # most of it is never imported
+    need_small_torch(found, CPU_LINE)
+    beside = " ".join(chain.from_iterable(BESIDE.values()))
+    found.shell(f"{CPU_LINE.replace('[torch]', '[' + ','.join(EXTRAS) + ']')} {beside}")
+    with served(found):
+        yield found
+
+
+@pytest.mark.parametrize("extra", EXTRAS)
+def test_an_extra_brings_all_that_its_programs_import(extra: str, everything: Environment, tmp_path: Path) -> None:
+    python = only_with(extra, everything, tmp_path)
+    absent = f"import importlib.util as util; assert util.find_spec('{ABSENT[extra]}') is None"
+    run(python, "-c", absent, everything=everything)
+    for example, name in EXAMPLES[extra].items():
+        words = ["us"] if example == "plain" else ["us", _STEPS, str(tmp_path / example)]
+        run(python, str(everything.folder / "examples" / f"{example}.py"), *words, everything=everything)
+        assert newest(everything, name) > 0
+    if extra == "demo":
+        run(python, "-c", _IMPORT_DEMO, everything=everything)
+
+
+def only_with(extra: str, everything: Environment, folder: Path) -> Path:
+    """Returns the interpreter of an environment with the packages of the wheel and of one extra."""
+    venv.create(folder / "only", symlinks=True)
+    source, wanted = (site_packages(one) for one in (everything.folder / ".venv", folder / "only"))
+    here: dict[str, Distribution] = {canonicalize_name(one.name): one for one in distributions(path=[str(source)])}
+    for name in brought([f"skerry[{extra}]", *BESIDE.get(extra, [])], here):
+        for file in here[name].files or []:
+            if ".." not in file.parts and (source / file).is_file():  # else a command
+                (wanted / file).parent.mkdir(parents=True, exist_ok=True)
+                os.link(source / file, wanted / file)
+    return folder / "only" / "bin" / "python"
+
+
+def brought(lines: list[str], here: Mapping[str, Distribution]) -> set[str]:
+    """Returns which of the packages here pip installs for these requirements."""
+    found: set[tuple[str, str]] = set()
+    left = [Requirement(line) for line in lines]
+    while left:
+        one = left.pop()
+        name = canonicalize_name(one.name)
+        for extra in {"", *one.extras} - {extra for known, extra in found if known == name}:
+            found.add((name, extra))
+            needed = [Requirement(line) for line in here[name].requires or []]
+            left += [need for need in needed if need.marker is None or need.marker.evaluate({"extra": extra})]
+    return {name for name, _ in found}
+
+
+def site_packages(environment: Path) -> Path:
+    """Returns the folder in which an environment has its packages."""
+    (found,) = environment.glob("lib/python3*/site-packages")
+    return found
+
+
+def run(python: Path, *words: str, everything: Environment) -> None:
+    """Runs a program to its end, which must succeed."""
+    variables = everything.variables | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [python, *words], cwd=python.parent, env=variables, capture_output=True, text=True, check=False,
+        timeout=_EXAMPLE_S,
+    )  # fmt: skip
+    assert done.returncode == 0, f"{words}\n{done.stdout[-4000:]}{done.stderr[-4000:]}"

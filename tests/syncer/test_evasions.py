@@ -327,7 +327,8 @@ async def test_short_calls_of_a_client_come_at_a_rate_and_those_of_others_go_on(
 
 
 async def test_a_long_answer_counts_as_several_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(interceptor, "ANSWER_BYTES", 10)
+    monkeypatch.setattr(interceptor, "LEAST_MESSAGE_BYTES", 100)
+    monkeypatch.setattr(interceptor, "MESSAGE_BYTES", 10)
     monkeypatch.setattr(interceptor, "SHORT_CALLS_BURST_S", 0.2)
     async with serving(DictObjects(), LOCAL) as server, connected(server.port) as stubs:
         run, _ = await create_run(stubs)

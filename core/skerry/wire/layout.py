@@ -22,6 +22,8 @@ from skerry.wire.digests import LeafHash
 _NAME: Final = re.compile(r"[a-z0-9](?:[a-z0-9._-]{0,62}[a-z0-9])?")
 _ID: Final = re.compile(r"[0-9a-f]{32}")
 MAX_TENSOR_NAME_BYTES: Final = 512
+# Dimensions of a tensor, which are as many as PyTorch and NumPy allow.
+MAX_DIMS: Final = 64
 
 
 class BadNameError(ValueError):
@@ -62,6 +64,8 @@ class TensorSpec:
 
     def __post_init__(self) -> None:
         """Refuse a shape that no tensor has."""
+        if len(self.shape) > MAX_DIMS:  # their product would take for ever
+            raise ValueError(f"too many dimensions. tensor={self.name}, limit={MAX_DIMS}, actual={len(self.shape)}")
         if any(size < 0 for size in self.shape):
             raise ValueError(f"negative size in shape. tensor={self.name}, shape={self.shape}")
 

@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 from skerry.v1 import types_pb2 as v1
 from skerry.wire.codecs import Codec, Compressor, Encoding
 from skerry.wire.digests import LeafHash
-from skerry.wire.layout import MAX_TENSOR_NAME_BYTES, FragmentLayout, TensorSpec, check_name
+from skerry.wire.layout import MAX_DIMS, MAX_TENSOR_NAME_BYTES, FragmentLayout, TensorSpec, check_name
 from skerry.wire.policy import MergeRule, OuterName, OuterOptimizer, OuterSchedule, Policy, outer_name
 from skerry.wire.untrained import UntrainedTensor
 
@@ -26,6 +26,8 @@ LEAF_HASHES: Final = {
     v1.LEAF_HASH_BLAKE3: LeafHash.BLAKE3,
 }
 
+# Pins, and merge rules of fragments, of one message.
+_MOST_ENTRIES: Final = 1000
 # Block sizes that the contract allows. With smaller ones the scales take more bytes than better codes save.
 MIN_BLOCK: Final = 16
 MAX_BLOCK: Final = 4096
@@ -131,6 +133,8 @@ def policy_from_message(message: v1.Policy, base: Policy) -> Policy:
     Raises:
         ValueError: a value that is out of its range or not known.
     """
+    if max(len(message.pinned_positions), len(message.merge_by_fragment)) > _MOST_ENTRIES:
+        raise ValueError(f"too many pinned positions or merge rules. limit={_MOST_ENTRIES}")
     is_set = {field.name for field, _ in message.ListFields()}
     changes: dict[str, Any] = {name: getattr(message, name) for name in _PLAIN_FIELDS if name in is_set}
     if message.HasField("outer"):
@@ -228,9 +232,9 @@ def tensor_from_message(tensor: v1.Tensor) -> TensorSpec:
     """
     if not 1 <= len(tensor.name.encode()) <= MAX_TENSOR_NAME_BYTES:
         raise ValueError(f"tensor name must have 1 to {MAX_TENSOR_NAME_BYTES} bytes. name={tensor.name[:80]!r}")
-    if any(size < 1 for size in tensor.shape):
+    if len(tensor.shape) <= MAX_DIMS and any(size < 1 for size in tensor.shape):  # TensorSpec refuses more
         raise ValueError(f"every dimension must be at least 1. tensor={tensor.name!r}, shape={list(tensor.shape)}")
-    return TensorSpec(tensor.name, tuple(tensor.shape))
+    return TensorSpec(tensor.name, tuple(tensor.shape[: MAX_DIMS + 1]))
 
 
 def untrained_to_messages(tensors: Iterable[UntrainedTensor]) -> list[v1.UntrainedTensor]:
@@ -244,4 +248,4 @@ def untrained_from_messages(messages: Iterable[v1.UntrainedTensor]) -> tuple[Unt
     Raises:
         ValueError: a field is not legal.
     """
-    return tuple(UntrainedTensor(one.name, tuple(one.shape), one.dtype, one.digest) for one in messages)
+    return tuple(UntrainedTensor(one.name, tuple(one.shape[: MAX_DIMS + 1]), one.dtype, one.digest) for one in messages)

@@ -273,17 +273,18 @@ def per_tensor_squared_norms(
     values: NDArray[np.float32],  # (numel of the range,)
     layout: FragmentLayout,
     first: int = 0,
+    norms: NDArray[np.float64] | None = None,
 ) -> NDArray[np.float64]:
     """Returns `(len(layout.tensors),)`: the sum of squares of what each tensor has in the range, 0 outside it.
 
-    The sums of disjoint ranges add up to the fragment's. The last bits depend on the machine, so a norm is recorded
-    once and never computed again to compare.
+    They are added to `norms` where it is given. The sums of disjoint ranges add up to the fragment's. The last bits
+    depend on the machine, so a norm is recorded once and never computed again to compare.
     """
-    norms = np.zeros(len(layout.tensors), np.float64)
+    norms = np.zeros(len(layout.tensors), np.float64) if norms is None else norms
     kernels = _kernels_for_norms(values)
     if kernels is not None:
         for index, start, stop in layout.ranges(first, len(values)):
-            norms[index] = kernels.square_sum(values[start - first : stop - first])
+            norms[index] += kernels.square_sum(values[start - first : stop - first])
         return norms
     squares = np.empty(min(_SQUARED_NUMEL, len(values)), np.float64)
     for index, start, stop in layout.ranges(first, len(values)):
@@ -301,8 +302,9 @@ def quantised_squared_norms(
     layout: FragmentLayout,
     first: int,  # of the range
     scratch: NDArray[np.float32],  # (numel of the range,) written where the range has to be decoded
+    norms: NDArray[np.float64] | None = None,
 ) -> NDArray[np.float64]:
-    """Returns `per_tensor_squared_norms` of what a range's raw bytes decode to.
+    """Returns `per_tensor_squared_norms` of what a range's raw bytes decode to; adds it to `norms` where given.
 
     Raises:
         FrameError: NON_FINITE or BAD_SCALE.
@@ -310,12 +312,13 @@ def quantised_squared_norms(
     kernels = _kernels_for_norms(scratch)
     if blocks is None or kernels is None:
         dequantise(codec, raw, blocks, scratch)
-        return per_tensor_squared_norms(scratch, layout, first)
+        return per_tensor_squared_norms(scratch, layout, first, norms)
     scales, codes = _checked(codec, raw, blocks)
-    edges, norms, low = blocks.edges, np.zeros(len(layout.tensors), np.float64), 0
+    norms = np.zeros(len(layout.tensors), np.float64) if norms is None else norms
+    edges, low = blocks.edges, 0
     for index, start, stop in layout.ranges(first, len(scratch)):
         high = low + -(-(stop - start) // blocks.size)
-        norms[index] = kernels.squared_norm(_KERNEL_BITS[codec], codes, edges[low : high + 1], scales[low:high])
+        norms[index] += kernels.squared_norm(_KERNEL_BITS[codec], codes, edges[low : high + 1], scales[low:high])
         low = high
     return norms
 

@@ -9,7 +9,7 @@ from typing import Any
 from blake3 import blake3
 
 from skerry.wire.digests import DIGEST_SIZE
-from skerry.wire.layout import MAX_TENSOR_NAME_BYTES
+from skerry.wire.layout import MAX_DIMS, MAX_TENSOR_NAME_BYTES
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,11 @@ class UntrainedTensor:
         """Checks what a client may send."""
         if not 1 <= len(self.name.encode()) <= MAX_TENSOR_NAME_BYTES or len(self.dtype) > MAX_TENSOR_NAME_BYTES:
             raise ValueError(f"name or type of an untrained tensor is empty or too long. name={self.name[:80]!r}")
-        if any(size < 0 for size in self.shape) or len(self.digest) not in (0, DIGEST_SIZE):
+        if (
+            len(self.shape) > MAX_DIMS
+            or any(size < 0 for size in self.shape)
+            or len(self.digest) not in (0, DIGEST_SIZE)
+        ):
             raise ValueError(f"shape or digest of an untrained tensor is not legal. name={self.name[:80]!r}")
 
     def to_json(self) -> dict[str, Any]:

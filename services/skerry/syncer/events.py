@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Collection, Coroutine, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -274,6 +274,11 @@ class Followers:
         for follower in self._followers:
             if not follower.learner or learners is None or follower.learner in learners:
                 follower.stream.put(event)
+
+    def send_learner(self, position: int, record: Callable[[], LearnerRecord]) -> None:
+        """Tells observers of a learner, if there are any: where it has many fragments, that takes long to make."""
+        if any(not follower.learner for follower in self._followers):
+            self.send(Event(position=position, learner=learner_message(record())))
 
     def end(self, error: Exception, *, learner: str = "", but_session: str = "") -> None:
         """Ends all streams, or those of a learner's sessions other than `but_session`."""

@@ -33,7 +33,7 @@ from skerry.wire.untrained import UntrainedTensor
 _LOG: Final = get_logger(__name__)
 # Limits of one run: far above what is trained today, far below what the process that folds it could not hold.
 MAX_TENSOR_COUNT: Final = 100_000
-MAX_FRAGMENT_COUNT: Final = 4_096
+MAX_FRAGMENT_COUNT: Final = 512
 _LEAF_HASH_LEVEL: Final = 4  # the first format level at which a run may hash leaves with BLAKE3
 _UNTRAINED_LEVEL: Final = 5  # and at which run.json may have untrained tensors
 # In parts of the suggested size a delta of so many elements still fits one log entry.
@@ -140,7 +140,9 @@ async def commit_run(host: RunHost, name: str, uid: str, seen_position: int) -> 
     if replica.state.status is RunStatus.DRAFT:
         await replica.log.tail()
     if replica.state.status is RunStatus.DRAFT:
-        for fragment in sorted(replica.state.fragments):
+        fragments = sorted(replica.state.fragments.items())
+        missing = [name for name, fragment in fragments if fragment.version < 0 and not fragment.pending]
+        for fragment in () if missing else sorted(replica.state.fragments):
             if unsent := unsent_bytes(replica.state.fragments[fragment]):
                 host.unsent.take(author(), unsent)
             await replica.merger.seed(fragment)

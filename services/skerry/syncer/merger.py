@@ -238,8 +238,8 @@ async def _write_update(
 
 
 _LOG: Final = get_logger(__name__)
-# Pause between two attempts to append a commit whose outcome the store can't tell.
-_RETRY_S: Final = 0.5
+_RETRY_S: Final = 0.5  # between two attempts to append a commit whose outcome the store can't tell
+_LONGEST_CHAIN: Final = 512  # updates without a snapshot, however small: what is kept is found in the square of it
 _FLOAT32_BYTES: Final = 4
 _SNAPSHOT_KINDS: Final[tuple[SnapshotKind, ...]] = ("weights", "momentum", "residual")
 
@@ -333,7 +333,7 @@ class Merger:
             await restart(self._log, name, self._workers, self._scratch)
 
     def wants_snapshot(self, name: str) -> bool:
-        """Whether the updates since the fragment's last snapshot weigh more than one, by the policy's ratio."""
+        """Whether the updates since the fragment's last snapshot weigh more than one, by the ratio, or are many."""
         fragment = self._log.state.fragments[name]
         size_bytes = 0
         version = fragment.version
@@ -342,8 +342,8 @@ class Merger:
             assert record is not None  # a version has a commit or a snapshot
             size_bytes += sum(ref.size_bytes for ref in record.commit.update)
             version -= 1
-        snapshot_bytes = _FLOAT32_BYTES * fragment.layout.numel
-        return size_bytes > 0 and size_bytes >= self._log.state.policy.snapshot_ratio * snapshot_bytes
+        least_bytes = self._log.state.policy.snapshot_ratio * _FLOAT32_BYTES * fragment.layout.numel
+        return 0 < size_bytes >= least_bytes or fragment.version - version >= _LONGEST_CHAIN
 
     async def snapshot(self, name: str) -> None:
         """Stores weights and outer state of the fragment's newest version, if they are in this replica's cache.

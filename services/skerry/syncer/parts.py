@@ -50,7 +50,7 @@ class PartSummary:
     """What is known of a part whose every frame was decoded."""
 
     digest: bytes
-    squared_norms: tuple[float, ...]  # |v_t|^2 restricted to the part, one a tensor
+    squared_norms: NDArray[np.float64]  # (tensors of the fragment,) |v_t|^2 restricted to the part
     kept: tuple[Frame, ...]  # decompressed, all or none
 
 
@@ -87,7 +87,7 @@ class PartChecker:
 
     def summary(self) -> PartSummary:
         """Returns what is known once every frame was checked."""
-        return PartSummary(self._hasher.digest(), tuple(self._norms.tolist()), tuple(self._frames))
+        return PartSummary(self._hasher.digest(), self._norms, tuple(self._frames))
 
     def _check(self, frame: Frame) -> None:
         if frame.codec not in self._codecs or (frame.block and not MIN_BLOCK <= frame.block <= MAX_BLOCK):
@@ -106,8 +106,8 @@ class PartChecker:
         values = self._scratch[: frame.numel]
         blocks, raw = open_frame(frame, self._layout, values)
         self._hasher.update(raw.data)
-        self._norms += quantised_squared_norms(
-            frame.codec, raw, blocks, layout=self._layout, first=frame.first, scratch=values
+        quantised_squared_norms(
+            frame.codec, raw, blocks, layout=self._layout, first=frame.first, scratch=values, norms=self._norms
         )
 
 

@@ -19,7 +19,7 @@ from skerry.store.log.checks import check_push
 from skerry.store.log.entries import INITIAL_BASE, AcceptedItem
 from skerry.store.log.run_log import AppendTooLargeError
 from skerry.store.log.state import DeltaState
-from skerry.store.versions.blobs import StoredPart, StoredParts
+from skerry.store.versions.blobs import StoredPart, StoredParts, summed_norms
 from skerry.syncer.caller import CALLER, author
 from skerry.syncer.errors import SyncerError, bad_request, from_rejection, from_wire
 from skerry.syncer.lifecycle import uid_of_draft
@@ -314,7 +314,7 @@ class Push:
             raise SyncerError(
                 "DIGEST_MISMATCH", f"delta digest mismatch. expected={digest.hex()}, actual={actual.hex()}"
             )
-        norms = tuple(map(sum, zip(*(part.squared_norms for part in parts), strict=True)))
+        norms = summed_norms(parts, len(self._layout.tensors))
         refs = tuple(part.ref for part in parts)
         item = structs.replace(self._header, digest=digest.hex(), parts=refs, squared_norms=norms)
         try:

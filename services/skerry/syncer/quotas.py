@@ -8,18 +8,18 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 from weakref import WeakValueDictionary
 
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 
 from skerry.runtime.clock import Clock
 from skerry.store.log.entries import INITIAL_BASE
 from skerry.store.log.state import FragmentState
-from skerry.syncer.errors import RETRY_STORE_S, SyncerError
+from skerry.syncer.errors import RETRY_STORE_S, SyncerError, bad_request
 
 # What a client may take beyond the time at the least rate, 64 kbit/s, to send or to read what is held in memory for it:
 # four transfers at once on a slow line take longer than one.
@@ -41,11 +41,13 @@ _CALLS_RETRY_S: Final = RETRY_STORE_S
 # Calls that watch one run, of all clients and of one: each event is sent to each of them.
 MOST_RUN_WATCHES: Final = 256
 MOST_CLIENT_WATCHES: Final = 64
-# Unary calls that one client may make in a second; it may make those of the second number of seconds at once. An answer
-# of more bytes than the third counts as several: a run of 60,000 tensors takes 3 MB and 20 ms to answer with.
+# Unary calls that one client may make in a second; it may make those of the second number of seconds at once. Of all
+# messages but those with weights, each of the third number of bytes counts as another one, from the fourth on: a run of
+# 60,000 tensors takes 3 MB and 20 ms to answer with, and 4 MiB of empty entries 100 ms to parse.
 SHORT_CALLS_A_SECOND: Final = 100.0
 SHORT_CALLS_BURST_S: Final = 3.0
-ANSWER_BYTES: Final = 2**14
+MESSAGE_BYTES: Final = 2**13
+LEAST_MESSAGE_BYTES: Final = 2**10
 # Messages to health and reflection from one address at once, and the pause between further ones.
 FOREIGN_BURST: Final = 1024
 FOREIGN_PAUSE_S: Final = 0.02
@@ -108,7 +110,20 @@ class Rate:
         early_s = paid_s - now_s - self._burst_s
         if early_s > 0:
             raise exceeded(f"too many {self._what} at once", retry_after_s=early_s)
-        self._paid_until_s[client] = paid_s + count * self._pause_s
+        self.charge(client, count)
+
+    def is_due(self, client: str) -> bool:
+        """Counts one if it does not come too soon, and says whether it did."""
+        try:
+            self.take(client)
+        except SyncerError:
+            return False
+        return True
+
+    def charge(self, client: str, count: int) -> None:
+        """Counts so many that have happened, however soon; those that follow wait for them."""
+        now_s = self._clock.monotonic_s()
+        self._paid_until_s[client] = max(now_s, self._paid_until_s.get(client, now_s)) + count * self._pause_s
         if len(self._paid_until_s) > _MOST_KNOWN:
             self._paid_until_s = {one: until_s for one, until_s in self._paid_until_s.items() if until_s > now_s}
 
@@ -164,6 +179,53 @@ class Arrivals:
                 f"the call's first message did not come within {FIRST_MESSAGE_S:.0f} s",
                 retry_after_s=RETRY_STORE_S,
             ) from None
+
+
+# Looks at a message; raises SyncerError where it is refused.
+Check = Callable[[Any], None]
+# Stands for a message that can't be parsed, until it can be refused.
+_MALFORMED: Final = object()
+
+
+@dataclass(frozen=True)
+class _Oversized:
+    """Stands for a message above the limit, until it can be refused."""
+
+    size_bytes: int
+    limit_bytes: int
+
+
+def bounded(deserializer: Callable[[bytes], Any], limit_bytes: int) -> Callable[[bytes], Any]:
+    """Returns a deserializer that parses no message above the limit, and never fails."""
+
+    def parsed(data: bytes) -> Any:
+        try:
+            return deserializer(data) if len(data) <= limit_bytes else _Oversized(len(data), limit_bytes)
+        except DecodeError:
+            return _MALFORMED
+
+    return parsed
+
+
+def anything(_: Any) -> None:
+    """Admits any message."""
+
+
+def admitted(request: Any, check: Check) -> Any:
+    """Returns the request.
+
+    Raises:
+        SyncerError: TOO_LARGE: it was above the limit; BAD_REQUEST: it was no protobuf message of its type; or as
+            `check` raises.
+    """
+    if request is _MALFORMED:
+        raise bad_request("message can't be parsed; is it a protobuf message of the method's type?")
+    if isinstance(request, _Oversized):
+        raise SyncerError(
+            "TOO_LARGE", f"message is too large. limit_bytes={request.limit_bytes}, size_bytes={request.size_bytes}"
+        )
+    check(request)
+    return request
 
 
 @dataclass

@@ -26,7 +26,7 @@ from skerry.store.versions.blobs import StoredParts
 from skerry.store.versions.replay import DAMAGE, UnreadableDeltaError
 from skerry.syncer.advice import AdviceBoard, share_leases
 from skerry.syncer.errors import DrainingError, SyncerError, fenced, from_rejection
-from skerry.syncer.events import EventStream, Followers, duration_message, events_of, learner_message
+from skerry.syncer.events import EventStream, Followers, duration_message, events_of
 from skerry.syncer.membership import LearnerRecord, LearnerReport, Membership
 from skerry.syncer.merger import DamagedStateError, Merger
 from skerry.syncer.pace import Pace, wait
@@ -238,7 +238,8 @@ class RunReplica:
         self.followers.send(Event(position=self.state.position, **kind))
 
     def _send_learner(self, learner: str) -> None:
-        self._send(learner=learner_message(self.membership.record(self.state, learner, self._clock.monotonic_s())))
+        now_s = self._clock.monotonic_s()
+        self.followers.send_learner(self.state.position, lambda: self.membership.record(self.state, learner, now_s))
 
     def _announce(self, fragment: str, version: int) -> None:
         """Sends RoundOpened, once for each round."""
@@ -396,5 +397,4 @@ class RunReplica:
                 self._seeded.add(name)
                 if unsent_bytes(fragment) > 2 * fragment.layout.numel:
                     continue
-                # After a failure the draft's commit tries again and reports it.
                 self._start(self._done(self.merger.seed(name), "initial weights could not be stored", fragment=name))

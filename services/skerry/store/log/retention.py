@@ -84,9 +84,10 @@ def _are_gone(state: RunState, refs: Iterable[ObjectRef]) -> bool:
 
 def has_weights_at(state: RunState, position: int) -> bool:
     """Whether the weights that every fragment had at a log position can still be made."""
-    at = [(fragment.known(), fragment.at(position)) for fragment in state.fragments.values()]
-    is_there = all(version is not None and _weights_chain(state, known, version) for known, version in at)
-    return 0 < position <= state.position and is_there
+    return 0 < position <= state.position and all(
+        (version := fragment.at(position)) is not None and _weights_chain(state, fragment.known(), version)
+        for fragment in state.fragments.values()
+    )
 
 
 def pinned_names(state: RunState) -> set[str]:

@@ -11,7 +11,7 @@ import asyncio
 import hashlib
 import random
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Container, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -41,6 +41,7 @@ _AT_ONCE_BYTES: Final = 2**23  # of a part: more than most parts have
 _READS_AT_ONCE: Final = 16
 # A read that broke off waits some 15 s for the store, as long as its restart takes. Then the caller decides.
 _RESUMED: Final = RetrySettings(attempt_count=6, first_wait_s=0.5, longest_wait_s=8.0)
+_MANY_TENSORS: Final = 4096
 _PART: Final = re.compile(r"(\d{1,19})-(\d{1,19})-([0-9a-f]{64})-[0-9a-f]{32}")
 
 
@@ -49,7 +50,26 @@ class StoredPart:
     """A durable part of a delta that need not be accepted yet."""
 
     ref: ObjectRef
-    squared_norms: tuple[float, ...]  # |v_t|^2 of what the part has of each tensor of the fragment
+    # |v_t|^2 of what the part has of tensors in a row, from this one of the fragment's on; of all others 0. A fragment
+    # may have 100,000 tensors, and a delta thousands of parts.
+    first_tensor: int
+    squared_norms: tuple[float, ...]
+
+    @classmethod
+    def of(cls, ref: ObjectRef, squared_norms: Sequence[float] | NDArray[np.float64]) -> StoredPart:
+        """Takes the norms of all tensors of the fragment."""
+        (found,) = np.nonzero(np.asarray(squared_norms))
+        first, stop = (int(found[0]), int(found[-1]) + 1) if len(found) else (0, 0)
+        return cls(ref, first, tuple(map(float, squared_norms[first:stop])))
+
+
+def summed_norms(parts: Iterable[StoredPart], tensor_count: int) -> tuple[float, ...]:
+    """Returns |v_t|^2 of each tensor of the fragment, of which these are all parts."""
+    norms = [0.0] * tensor_count
+    for part in parts:
+        for index, norm in enumerate(part.squared_norms, part.first_tensor):
+            norms[index] += norm
+    return tuple(norms)
 
 
 class StoredParts(dict[tuple[int, int], StoredPart]):
@@ -89,7 +109,7 @@ class Blobs:
         first: int,
         numel: int,
         digest: str,
-        squared_norms: Sequence[float],
+        squared_norms: Sequence[float] | NDArray[np.float64],
         frames: Sequence[bytes | memoryview],
         kept: Sequence[Frame] = (),
     ) -> StoredPart:
@@ -98,7 +118,6 @@ class Blobs:
         `digest` is the SHA-256 of the frames' uncompressed bytes, hex, which the caller has checked. `kept` are the
         same frames, checked and decompressed, where a merge is to find them in memory.
         """
-        norms = tuple(float(norm) for norm in squared_norms)
         header = {
             "format": FORMAT,
             "fragment": fragment,
@@ -106,13 +125,19 @@ class Blobs:
             "first": first,
             "numel": numel,
             "digest": digest,
-            "squared_norms": norms,
+            "squared_norms": [float(norm) for norm in squared_norms],
         }
-
         name = f"deltas/{fragment}/{delta}/{first}-{numel}-{digest}-{self._entropy.hex_id()}"
-        size_bytes = await self._write(name, (canonical_json(header) + b"\n", *frames))
+        line = await self._line(header, len(squared_norms))
+        size_bytes = await self._write(name, (line, *frames))
         self._parts.put(name, kept, sum(len(frame.payload) for frame in kept))
-        return StoredPart(ObjectRef(name, first, numel, size_bytes, digest), norms)
+        return StoredPart.of(ObjectRef(name, first, numel, size_bytes, digest), squared_norms)
+
+    async def _line(self, header: Mapping[str, object], tensor_count: int) -> bytes:
+        """Returns a header line; that of many tensors takes too long for the event loop."""
+        if tensor_count < _MANY_TENSORS:
+            return canonical_json(header) + b"\n"
+        return await self._workers.run(canonical_json, header) + b"\n"
 
     async def list_parts(self, fragment: str, delta: str) -> list[StoredPart]:
         """Returns the durable parts of a delta in element order, one per range and digest, without condemned ones."""
@@ -303,7 +328,7 @@ class Blobs:
             line, newline, _ = head.partition(b"\n")
             if newline:
                 with suppress(ValueError):
-                    return StoredPart(ref, read_json(line, _PartHeader).squared_norms)
+                    return StoredPart.of(ref, read_json(line, _PartHeader).squared_norms)
             if newline or len(head) < length:
                 break
             length *= 8

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing, nullcontext, suppress
+from contextlib import aclosing, suppress
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
@@ -23,7 +23,7 @@ from skerry.syncer.push import Push, begin_push
 from skerry.syncer.quotas import MOST_CLIENT_WATCHES, MOST_RUN_WATCHES, CallsToRuns, Turns
 from skerry.syncer.replica import RunReplica
 from skerry.syncer.services.translate import (
-    LARGE_LAYOUT_BYTES,
+    check_tensors,
     fragment_of,
     header_from_message,
     learner_messages,
@@ -35,12 +35,15 @@ from skerry.v1 import exchange_pb2 as v1
 from skerry.v1 import exchange_pb2_grpc
 from skerry.v1.types_pb2 import Event
 from skerry.wire.layout import check_id, check_name
-from skerry.wire.messages import tensor_from_message
 
 # A push whose client sends nothing for this long is ended, which releases its memory; its whole parts are durable.
 SILENCE_S: Final = 60.0
 # Least time between two reports of one learner, since every observer gets each of them; the client holds faster ones.
 _REPORT_PAUSE_S: Final = 0.05
+# Stored parts whose headers take as long to read as a question without any.
+_PARTS_A_QUERY: Final = 16
+# Objects that a resumed download may name: more than any plan has.
+_MOST_RESUMED: Final = 20_000
 
 
 class ExchangeServicer(exchange_pb2_grpc.ExchangeServicer):
@@ -69,8 +72,8 @@ class ExchangeServicer(exchange_pb2_grpc.ExchangeServicer):
         check_id(hello.session_id, "session id")
         replica = await self._host.open(hello.run, hello.run_uid, seen_position=hello.seen_position)
         if hello.tensors:  # there may be many
-            async with self._checking if hello.ByteSize() > LARGE_LAYOUT_BYTES else nullcontext():
-                await self._host.workers.run(_check_tensors, replica, hello)
+            async with self._checking:  # one at a time, so that merges always have a worker
+                await self._host.workers.run(check_tensors, replica.log.spec, hello.tensors)
         known = replica.state.learners.get(hello.learner_id)
         if known is None:
             self._host.new_ids.take(replica.log.spec.uid)
@@ -175,6 +178,7 @@ class ExchangeServicer(exchange_pb2_grpc.ExchangeServicer):
                 state=v1.PUSH_STATE_ACCEPTED, fate=fate_message(delta), position=replica.state.position
             )
         parts = await replica.log.blobs.list_parts(request.fragment, request.delta_id)
+        self._host.queries.charge(CALLER.get().sender, len(parts) // _PARTS_A_QUERY)
         return v1.QueryPushResponse(
             state=v1.PUSH_STATE_PARTS_STORED if parts else v1.PUSH_STATE_UNSPECIFIED,
             parts=[
@@ -295,20 +299,6 @@ def _attached(replica: RunReplica, learner: str) -> v1.Attached:
     )
 
 
-def _check_tensors(replica: RunReplica, hello: v1.Hello) -> None:
-    try:
-        given = {tensor.name: tensor_from_message(tensor).shape for tensor in hello.tensors}
-    except ValueError as error:
-        raise SyncerError("SHAPE_MISMATCH", str(error)) from error
-    wanted = {tensor.name: tensor.shape for layout in replica.log.spec.fragments for tensor in layout.tensors}
-    if given != wanted or len(given) != len(hello.tensors):
-        odd = sorted(name for name in given.keys() | wanted.keys() if given.get(name) != wanted.get(name))
-        raise SyncerError(
-            "SHAPE_MISMATCH",
-            f"tensors differ from the run's. (name, given, run)={[(n, given.get(n), wanted.get(n)) for n in odd[:5]]}",
-        )
-
-
 async def _next(requests: AsyncIterator[v1.PushDeltaRequest]) -> v1.PushDeltaRequest | None:
     """Returns the next message, or None at the end.
 
@@ -367,6 +357,8 @@ async def _plan(
         )
     if not request.HasField("resume"):
         return _new_plan(replica, fragment, request.from_version, target), Resume((), 0, 0)
+    if len(request.resume.objects) > _MOST_RESUMED:
+        raise bad_request(f"too many objects are named. limit={_MOST_RESUMED}")
     resume = Resume(tuple(request.resume.objects), request.resume.object_index, request.resume.offset)
     gone = replica.state.condemned | replica.log.blobs.unreadable
     return resume_plan(fragment, gone, resume, from_version=request.from_version, target_version=target), resume

@@ -9,14 +9,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, NoReturn, Self
 
 import grpc
 from google.protobuf import any_pb2
 from google.protobuf.duration_pb2 import Duration
-from google.protobuf.message import DecodeError
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
@@ -33,16 +31,21 @@ from skerry.syncer.caller import CALLER, Caller
 from skerry.syncer.errors import RETRY_ELSEWHERE_S, RETRY_FULL_S, RETRY_STORE_S, SyncerError, bad_request
 from skerry.syncer.metrics import SyncerMetrics
 from skerry.syncer.quotas import (
-    ANSWER_BYTES,
     FOREIGN_BURST,
     FOREIGN_PAUSE_S,
+    LEAST_MESSAGE_BYTES,
+    MESSAGE_BYTES,
     MOST_FOREIGN_CALLS,
     SHORT_CALLS_A_SECOND,
     SHORT_CALLS_BURST_S,
     Arrivals,
     Calls,
+    Check,
     Rate,
     Turns,
+    admitted,
+    anything,
+    bounded,
     patience_s,
 )
 from skerry.syncer.services.authentication import Authentication
@@ -51,11 +54,14 @@ from skerry.wire.layout import BadNameError
 
 _LOG: Final = get_logger(__name__)
 DOMAIN: Final = "skerry"
+# Lines in the log about calls of one method that failed.
+_FAILURES: Final = Rate("failures", SystemClock(), burst=200, pause_s=1.0)
 # A status and its details have to fit the 8 KiB of metadata that clients take.
 _MOST_MESSAGE: Final = 1000
 _OWN_METHODS: Final = "/skerry.v1."
 # The largest message of methods that get neither weights nor the names of a run's tensors: to parse one takes long.
 _SHORT_BYTES: Final = 2**20
+_FOREIGN_BYTES: Final = 2**12  # of health and reflection
 _LONG: Final = frozenset({"Exchange/PushDelta", "Exchange/Attach", "Runs/CreateRun"})
 
 # The reasons of each code, as the comments of `skerry.v1.ErrorReason` have them.
@@ -151,7 +157,8 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
             return handler  # type: ignore[unreachable]  # there is no such method
         is_own = method.startswith(_OWN_METHODS)
         name = method.removeprefix(_OWN_METHODS).lstrip("/")
-        deserialize = self._bounded(handler.request_deserializer, name)
+        limit_bytes = self._limit_bytes if name in _LONG else _SHORT_BYTES if is_own else _FOREIGN_BYTES
+        deserialize = self._bounded(handler.request_deserializer, name, min(limit_bytes, self._limit_bytes))
         serialize = self._counted(handler.response_serializer, name)
 
         async def refused(reason: str, message: str) -> None:
@@ -164,12 +171,16 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
             CALLER.set(Caller(peer=context.peer() or ""))
             if not is_own:
                 return self._foreign(CALLER.get().address)
-            return nullcontext(_any) if self._authentication is None else self._authentication.admitted(name, context)
+            if self._authentication is None:
+                return nullcontext(anything)
+            return self._authentication.admitted(name, context)
 
-        async def given(requests: AsyncIterator[Any], check: _Check) -> Any:
-            await self._turns.take(CALLER.get().sender, 0 if handler.unary_unary is None else 1)
-            admitted = _Admitted(requests, check, self._arrivals, _any if is_own else partial(self._rated, method))
-            return admitted if handler.request_streaming else await admitted.only()
+        async def given(requests: AsyncIterator[Any], check: Check) -> Any:
+            turn = partial(self._turns.take, CALLER.get().sender)
+            await turn(0 if handler.unary_unary is None else 1)
+            each = anything if is_own else partial(self._rated, method)
+            messages = _Admitted(requests, check, self._arrivals, each, turn)
+            return messages if handler.request_streaming else await messages.only()
 
         wrapping = (method, calling, given, refused)
         if (answer := handler.unary_unary or handler.stream_unary) is not None:
@@ -183,23 +194,21 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
         self._foreign_messages.take(f"{CALLER.get().address} {method}")
 
     @asynccontextmanager
-    async def _foreign(self, address: str) -> AsyncIterator[_Check]:
+    async def _foreign(self, address: str) -> AsyncIterator[Check]:
         with self._foreign_calls.under_way(address):
-            yield _any
+            yield anything
 
-    def _bounded(self, deserializer: Callable[[bytes], Any] | None, method: str) -> Callable[[bytes], Any]:
+    def _bounded(self, deserializer: Callable[[bytes], Any] | None, method: str, limit_bytes: int) -> Any:
         assert deserializer is not None  # generated handlers have one
-        limit = self._limit_bytes if method in _LONG else min(self._limit_bytes, _SHORT_BYTES)
-        received = self._metrics.received_bytes.labels(method)
+        received, parsed = self._metrics.received_bytes.labels(method), bounded(deserializer, limit_bytes)
 
-        def bounded(data: bytes) -> Any:
+        def counted(data: bytes) -> Any:
             received.inc(len(data))
-            try:
-                return deserializer(data) if len(data) <= limit else _Oversized(len(data), limit)
-            except DecodeError:
-                return _MALFORMED
+            if method != "Exchange/PushDelta":  # mostly weights
+                self._charge(len(data))
+            return parsed(data)
 
-        return bounded
+        return counted
 
     def _counted(self, serializer: Callable[[Any], bytes] | None, method: str) -> Callable[[Any], bytes]:
         assert serializer is not None  # generated handlers have one
@@ -208,62 +217,42 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
         def counted(message: Any) -> bytes:
             data = serializer(message)
             sent.inc(len(data))
-            if method != "Exchange/PullFragment":  # its pieces take turns of their own
-                self._turns.charge(CALLER.get().sender, len(data) // ANSWER_BYTES)
+            if method != "Exchange/PullFragment" or message.HasField("plan"):
+                self._charge(len(data))
             return data
 
         return counted
 
-
-# Stands for a message that can't be parsed, until it can be refused.
-_MALFORMED: Final = object()
-
-
-@dataclass(frozen=True)
-class _Oversized:
-    """Stands for a message above the limit, until it can be refused."""
-
-    size_bytes: int
-    limit_bytes: int
+    def _charge(self, size_bytes: int) -> None:
+        """Counts a long message as several calls of the client."""
+        if size_bytes >= LEAST_MESSAGE_BYTES:
+            self._turns.charge(CALLER.get().sender, -(-size_bytes // MESSAGE_BYTES))
 
 
 # A call's context, within which its first message is checked by what it yields.
-_Check = Callable[[Any], None]
-_Calling = AbstractAsyncContextManager[_Check]
+_Calling = AbstractAsyncContextManager[Check]
 _Refused = Callable[[str, str], Awaitable[None]]
 
 
-def _any(_: Any) -> None:
-    """Admits any message."""
-
-
-def _admitted(request: Any, check: _Check) -> Any:
-    """Returns the request.
-
-    Raises:
-        SyncerError: TOO_LARGE: it was above the limit; BAD_REQUEST: it was no protobuf message of its type; or as
-            `check` raises.
-    """
-    if request is _MALFORMED:
-        raise bad_request("message can't be parsed; is it a protobuf message of the method's type?")
-    if isinstance(request, _Oversized):
-        raise SyncerError(
-            "TOO_LARGE", f"message is too large. limit_bytes={request.limit_bytes}, size_bytes={request.size_bytes}"
-        )
-    check(request)
-    return request
-
-
 class _Admitted:
-    """The messages of a call, each of them `_admitted`; only the first names a run and a learner, and is checked.
+    """The messages of a call, each of them `admitted`; only the first names a run and a learner, and is checked.
 
     The first comes within `FIRST_MESSAGE_S`; what follows is awaited as the method sees fit.
     """
 
-    def __init__(self, requests: AsyncIterator[Any], check: _Check, arrivals: Arrivals, each: _Check) -> None:
+    def __init__(
+        self,
+        requests: AsyncIterator[Any],
+        check: Check,
+        arrivals: Arrivals,
+        each: Check,
+        turn: Callable[[], Awaitable[None]],
+    ) -> None:
+        """Checks the first message by `check` and all by `each`; each after the first comes in its `turn`."""
         self._requests = requests
+        self._turn = turn
         self._each = each
-        self._check: _Check | None = check
+        self._check: Check | None = check
         self._arrivals = arrivals
 
     def __aiter__(self) -> Self:
@@ -271,11 +260,12 @@ class _Admitted:
 
     async def __anext__(self) -> Any:
         if (check := self._check) is None:
-            return _admitted(await anext(self._requests), self._each)
+            await self._turn()
+            return admitted(await anext(self._requests), self._each)
         self._check = None
         async with self._arrivals.awaiting(CALLER.get().sender):
             request = await anext(self._requests)
-        return _admitted(_admitted(request, self._each), check)
+        return admitted(admitted(request, self._each), check)
 
     async def only(self) -> Any:
         """Returns the message of a method that takes one."""
@@ -311,7 +301,7 @@ def _answering(
     behaviour: Any,
     method: str,
     calling: Callable[[Any], _Calling],
-    given: Callable[[AsyncIterator[Any], _Check], Awaitable[Any]],
+    given: Callable[[AsyncIterator[Any], Check], Awaitable[Any]],
     refused: _Refused,
 ) -> Callable[..., Awaitable[Any]]:
     async def answer(requests: AsyncIterator[Any], context: grpc.aio.ServicerContext[Any, Any]) -> Any:
@@ -331,7 +321,7 @@ def _streaming(
     behaviour: Any,
     method: str,
     calling: Callable[[Any], _Calling],
-    given: Callable[[AsyncIterator[Any], _Check], Awaitable[Any]],
+    given: Callable[[AsyncIterator[Any], Check], Awaitable[Any]],
     refused: _Refused,
     *,
     serialize: Callable[[Any], bytes],
@@ -383,13 +373,15 @@ async def _refusal(error: Exception, method: str, refused: _Refused) -> status_p
     status = status_of(error)
     reason = _as_syncer_error(error).reason
     is_refused = status.code not in {code_pb2.INTERNAL, code_pb2.DATA_LOSS} and not isinstance(error, StoreError)
-    if status.code == code_pb2.INTERNAL:
+    if not is_refused and not _FAILURES.is_due(method):
+        pass
+    elif status.code == code_pb2.INTERNAL:
         _LOG.error("call failed", method=method, reason=reason, exc_info=error)
     elif status.code == code_pb2.DATA_LOSS:
         _LOG.error("call failed", method=method, reason=reason, cause=str(error))
     elif isinstance(error, StoreError):
         _LOG.warning("call failed", method=method, reason=reason, cause=str(error))
-    await refused(reason, str(error) if is_refused else "")
+    await refused(reason, str(error)[:_MOST_MESSAGE] if is_refused else "")
     return status
 
 

@@ -8,7 +8,6 @@ from typing import Final
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.logs import get_logger
 from skerry.syncer.caller import CALLER
-from skerry.syncer.errors import SyncerError
 from skerry.syncer.quotas import Rate
 
 _LOG: Final = get_logger(__name__)
@@ -32,9 +31,7 @@ class Refusals:
     def log(self, method: str, reason: str, message: str) -> None:
         """Logs some lines at once of each address, then one a second, and how many were left out."""
         caller = CALLER.get()
-        try:
-            self._lines.take(caller.address)
-        except SyncerError:
+        if not self._lines.is_due(caller.address):
             self._left_out_count += 1
             return
         facts = {"method": method, "reason": reason, "message": message, "peer": caller.peer}
@@ -45,7 +42,5 @@ class Refusals:
 
     async def hold_back(self) -> None:
         """Returns when the caller may be told: a connection has few calls, so waiting ones keep others away."""
-        try:
-            self._answers.take(CALLER.get().address)
-        except SyncerError:
+        if not self._answers.is_due(CALLER.get().address):
             await asyncio.sleep(_HELD_S)

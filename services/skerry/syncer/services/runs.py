@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import nullcontext
 from typing import Any, Final, NamedTuple
 
 from skerry.runtime.logs import get_logger
@@ -25,7 +24,6 @@ from skerry.syncer.lifecycle import (
 from skerry.syncer.quotas import Turns
 from skerry.syncer.replica import RunReplica
 from skerry.syncer.services.translate import (
-    LARGE_LAYOUT_BYTES,
     fragment_of,
     learner_messages,
     run_message,
@@ -75,7 +73,7 @@ class RunsServicer(runs_pb2_grpc.RunsServicer):
         check_name(request.name, "run")
         if request.ByteSize() > _MAX_LAYOUT_BYTES:
             raise SyncerError("TOO_LARGE", f"tensors and fragments have too many bytes. limit={_MAX_LAYOUT_BYTES}")
-        async with self._creating if request.ByteSize() > LARGE_LAYOUT_BYTES else nullcontext():
+        async with self._creating:  # one at a time, so that merges always have a worker: 60,000 tensors take a second
             replica = await self._create(request)
             return runs_pb2.CreateRunResponse(run=await self._host.workers.run(run_message, replica.state))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 from weakref import WeakKeyDictionary
 
@@ -17,15 +17,21 @@ from skerry.syncer.events import STATUSES, fate_message, learner_message, versio
 from skerry.syncer.membership import LONGEST_S, REASON_PATTERN, LearnerRecord, LearnerReport
 from skerry.syncer.pull import ObjectKind, PullPlan
 from skerry.v1 import exchange_pb2, runs_pb2, types_pb2
-from skerry.wire.messages import LEAF_HASHES, layouts_to_messages, policy_to_message, untrained_to_messages
+from skerry.wire.messages import (
+    LEAF_HASHES,
+    layouts_to_messages,
+    policy_to_message,
+    tensor_from_message,
+    untrained_to_messages,
+)
 
 _KINDS: Final = {
     ObjectKind.SNAPSHOT: exchange_pb2.OBJECT_KIND_SNAPSHOT,
     ObjectKind.UPDATE: exchange_pb2.OBJECT_KIND_UPDATE,
 }
 _LEAF_HASHES: Final = {hash_: number for number, hash_ in LEAF_HASHES.items()}
-# Messages with more are read one at a time, so that merges always have a worker: 60,000 tensors take a second.
-LARGE_LAYOUT_BYTES: Final = 2**16
+# Tensors up to which it is said which ones differ where a learner has another number of them than the run.
+_MOST_COMPARED: Final = 10_000
 # Of the learners in an answer, beside the run's tensors.
 _MOST_LEARNER_BYTES: Final = 2**19
 # By the state of an open run: with many tensors it takes long to make.
@@ -82,6 +88,24 @@ def fragment_of(state: RunState, name: str) -> FragmentState:
     return state.fragments[name]
 
 
+def check_tensors(spec: RunSpec, tensors: Sequence[types_pb2.Tensor]) -> None:
+    """Raises SHAPE_MISMATCH if a learner's tensors are not those of the run."""
+    count = sum(len(layout.tensors) for layout in spec.fragments)
+    if len(tensors) != count and max(len(tensors), count) > _MOST_COMPARED:
+        raise SyncerError("SHAPE_MISMATCH", f"the number of tensors differs. given={len(tensors)}, run={count}")
+    try:
+        given = {tensor.name: tensor_from_message(tensor).shape for tensor in tensors}
+    except ValueError as error:
+        raise SyncerError("SHAPE_MISMATCH", str(error)) from error
+    wanted = {tensor.name: tensor.shape for layout in spec.fragments for tensor in layout.tensors}
+    if given != wanted or len(given) != len(tensors):
+        odd = sorted(name for name in given.keys() | wanted.keys() if given.get(name) != wanted.get(name))
+        raise SyncerError(
+            "SHAPE_MISMATCH",
+            f"tensors differ from the run's. (name, given, run)={[(n, given.get(n), wanted.get(n)) for n in odd[:5]]}",
+        )
+
+
 def header_from_message(message: exchange_pb2.PushHeader) -> AcceptedItem:
     """Returns the item that the push is to append, without what its parts bring."""
     return AcceptedItem(
@@ -101,7 +125,7 @@ def header_from_message(message: exchange_pb2.PushHeader) -> AcceptedItem:
     )
 
 
-def report_from_message(message: types_pb2.LearnerReport, fragments: Container[str]) -> LearnerReport:
+def report_from_message(message: types_pb2.LearnerReport, fragments: Collection[str]) -> LearnerReport:
     """Returns the report of a learner of a run that has these fragments.
 
     Raises:
@@ -112,7 +136,7 @@ def report_from_message(message: types_pb2.LearnerReport, fragments: Container[s
             raise bad_request(f"{field} must not be negative. {field}={getattr(message, field)}")
     if re.fullmatch(REASON_PATTERN, message.problem) is None:
         raise bad_request(f"problem must be a reason: {REASON_PATTERN}. problem={message.problem[:80]!r}")
-    names = [one.fragment for one in message.adopted]
+    names = [one.fragment for one in message.adopted[: len(fragments) + 1]]  # there may be millions
     if len(set(names)) != len(names) or any(name not in fragments for name in names):
         raise bad_request("adopted names a fragment twice, or a fragment that the run does not have")
     return LearnerReport(

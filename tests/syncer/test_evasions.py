@@ -16,8 +16,9 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from skerry.client import ArrayLearner
 from skerry.runtime.clock import SystemClock
-from skerry.store.log.entries import INITIAL_BASE
+from skerry.store.log.entries import INITIAL_BASE, ObjectRef
 from skerry.store.objects.opening import open_objects
+from skerry.store.versions.blobs import StoredPart, summed_norms
 from skerry.syncer import host, push, quotas
 from skerry.syncer.caller import CALLER, Caller
 from skerry.syncer.errors import SyncerError
@@ -51,10 +52,15 @@ from tests.syncer.raw_learner import (
 )
 
 EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
+INVALID = grpc.StatusCode.INVALID_ARGUMENT
 BODY = layout("body").numel
 
 
-async def test_streams_of_one_session_share_the_rate_of_its_reports(stubs: Stubs) -> None:
+async def test_streams_of_one_session_share_the_rate_of_its_reports(
+    stubs: Stubs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exchange_service, "_REPORT_PAUSE_S", 0.05)
+    monkeypatch.setattr(exchange_service, "_REPORT_BURST_S", 0.1)
     run, _ = await create_run(stubs)
     streams = [RawLearner(stubs, run, "us", random.Random(1)) for _ in range(10)]
     for one in streams:
@@ -337,3 +343,73 @@ async def test_a_long_answer_counts_as_several_calls(monkeypatch: pytest.MonkeyP
             await stubs.runs.GetRun(runs.GetRunRequest(name="demo"))
         paid_s = run.ByteSize() / 10 / quotas.SHORT_CALLS_A_SECOND
         assert time.monotonic() - begun_s > 3 * paid_s - 0.2 > 0
+
+
+async def test_a_tensor_has_few_dimensions(stubs: Stubs) -> None:
+    fragments = [types.Fragment(name="all", tensors=["w"])]
+    for shape in ([127] * 200_000, [2**62] * 300):  # their product takes seconds, or can't be written down
+        tensors = [types.Tensor(name="w", shape=shape, dtype="float32")]
+        untrained = [types.UntrainedTensor(name="u", shape=shape, dtype="float32")]
+        for given in ({"tensors": tensors}, {"tensors": [types.Tensor(name="w", shape=[1])], "untrained": untrained}):
+            with refused("SHAPE_MISMATCH", INVALID):
+                await stubs.runs.CreateRun(
+                    runs.CreateRunRequest(request_id="0" * 32, name="wide", fragments=fragments, **given)
+                )
+
+
+async def test_a_policy_has_few_pins_and_merge_rules(stubs: Stubs) -> None:
+    request = runs.CreateRunRequest(
+        request_id="0" * 32,
+        name="pinned",
+        tensors=[types.Tensor(name="w", shape=[1])],
+        fragments=[types.Fragment(name="all", tensors=["w"])],
+    )
+    request.policy.pinned_positions.extend(range(1, 1002))
+    with refused("BAD_REQUEST", INVALID):
+        await stubs.runs.CreateRun(request)
+    request.policy.Clear()
+    for number in range(1001):
+        request.policy.merge_by_fragment[str(number)] = types.MERGE_RULE_MEAN
+    with refused("BAD_REQUEST", INVALID):
+        await stubs.runs.CreateRun(request)
+
+
+async def test_a_report_names_as_many_fragments_as_there_are(stubs: Stubs) -> None:
+    run, _ = await create_run(stubs)
+    learner = RawLearner(stubs, run, "us", random.Random(1))
+    await learner.attach()
+    assert learner.call is not None
+    report = types.LearnerReport(adopted=[types.FragmentVersion()] * 500_000)
+    await learner.call.write(exchange.AttachRequest(report=report))
+    with refused("BAD_REQUEST", INVALID):
+        while await learner.call.read():
+            pass
+
+
+async def test_a_resumed_download_names_few_objects(stubs: Stubs) -> None:
+    await create_run(stubs)
+    request = exchange.PullFragmentRequest(run="demo", fragment="body", from_version=-1)
+    request.resume.objects.extend([""] * 20_001)
+    with refused("BAD_REQUEST", INVALID):
+        await stubs.exchange.PullFragment(request).read()
+
+
+async def test_health_reads_no_long_messages(stubs: Stubs) -> None:
+    with refused("TOO_LARGE", EXHAUSTED):
+        await health_pb2_grpc.HealthStub(stubs.channel).Check(health_pb2.HealthCheckRequest(service="s" * 5000))
+
+
+def test_a_stored_part_has_the_norms_of_its_own_tensors() -> None:
+    ref = ObjectRef("name", 0, 2, 3, "0" * 64)
+    parts = [StoredPart.of(ref, norms) for norms in ([0.0, 0.0, 0.5, 0.0, 1.5, 0.0], [0.25, 0.0, 1.0, 0.0, 0.0, 0.0])]
+    assert [(part.first_tensor, part.squared_norms) for part in parts] == [(2, (0.5, 0.0, 1.5)), (0, (0.25, 0.0, 1.0))]
+    assert summed_norms(parts, 6) == (0.25, 0.0, 1.5, 0.0, 1.5, 0.0)
+    assert StoredPart.of(ref, np.zeros(100_000)).squared_norms == ()
+
+
+def test_failures_leave_few_lines() -> None:
+    clock = StillClock()
+    lines = quotas.Rate("failures", clock, burst=3, pause_s=1.0)
+    assert [lines.is_due("Runs/GetRun") for _ in range(5)] == [True, True, True, False, False]
+    clock.now_s += 1
+    assert [lines.is_due("Runs/GetRun") for _ in range(2)] == [True, False]

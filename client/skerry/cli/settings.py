@@ -45,7 +45,7 @@ def read_file(path: Path | None) -> Mapping[str, Any]:
         path = DEFAULT_FILE
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, UnicodeDecodeError, RecursionError, tomllib.TOMLDecodeError) as error:
         raise click.UsageError(f"settings can't be read. file={path}, because={error}") from error
 
 

@@ -71,7 +71,7 @@ class RunsStub:
     - RUN_EXISTS: another run has the name.
     - SHAPE_MISMATCH: a tensor's name or shape is not legal, the plan is not a partition of the tensors, or an
       untrained tensor is malformed.
-    - TOO_LARGE: the request has more than 3 MiB, 100,000 tensors or 4,096 fragments, or a fragment more than 2^35
+    - TOO_LARGE: the request has more than 3 MiB, 100,000 tensors or 512 fragments, or a fragment more than 2^35
       elements.
     - ID_REUSED: request_id made a draft of other tensors or fragments.
     """
@@ -197,7 +197,7 @@ class RunsAsyncStub(RunsStub):
     - RUN_EXISTS: another run has the name.
     - SHAPE_MISMATCH: a tensor's name or shape is not legal, the plan is not a partition of the tensors, or an
       untrained tensor is malformed.
-    - TOO_LARGE: the request has more than 3 MiB, 100,000 tensors or 4,096 fragments, or a fragment more than 2^35
+    - TOO_LARGE: the request has more than 3 MiB, 100,000 tensors or 512 fragments, or a fragment more than 2^35
       elements.
     - ID_REUSED: request_id made a draft of other tensors or fragments.
     """
@@ -326,7 +326,7 @@ class RunsServicer(metaclass=_abc_1.ABCMeta):
         - RUN_EXISTS: another run has the name.
         - SHAPE_MISMATCH: a tensor's name or shape is not legal, the plan is not a partition of the tensors, or an
           untrained tensor is malformed.
-        - TOO_LARGE: the request has more than 3 MiB, 100,000 tensors or 4,096 fragments, or a fragment more than 2^35
+        - TOO_LARGE: the request has more than 3 MiB, 100,000 tensors or 512 fragments, or a fragment more than 2^35
           elements.
         - ID_REUSED: request_id made a draft of other tensors or fragments.
         """

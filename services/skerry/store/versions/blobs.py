@@ -41,7 +41,6 @@ _AT_ONCE_BYTES: Final = 2**23  # of a part: more than most parts have
 _READS_AT_ONCE: Final = 16
 # A read that broke off waits some 15 s for the store, as long as its restart takes. Then the caller decides.
 _RESUMED: Final = RetrySettings(attempt_count=6, first_wait_s=0.5, longest_wait_s=8.0)
-_MANY_TENSORS: Final = 4096
 _PART: Final = re.compile(r"(\d{1,19})-(\d{1,19})-([0-9a-f]{64})-[0-9a-f]{32}")
 
 
@@ -125,19 +124,13 @@ class Blobs:
             "first": first,
             "numel": numel,
             "digest": digest,
-            "squared_norms": [float(norm) for norm in squared_norms],
         }
         name = f"deltas/{fragment}/{delta}/{first}-{numel}-{digest}-{self._entropy.hex_id()}"
-        line = await self._line(header, len(squared_norms))
+        # With many tensors that takes too long for the event loop.
+        line = await self._workers.run(_header_line, header, squared_norms)
         size_bytes = await self._write(name, (line, *frames))
         self._parts.put(name, kept, sum(len(frame.payload) for frame in kept))
         return StoredPart.of(ObjectRef(name, first, numel, size_bytes, digest), squared_norms)
-
-    async def _line(self, header: Mapping[str, object], tensor_count: int) -> bytes:
-        """Returns a header line; that of many tensors takes too long for the event loop."""
-        if tensor_count < _MANY_TENSORS:
-            return canonical_json(header) + b"\n"
-        return await self._workers.run(canonical_json, header) + b"\n"
 
     async def list_parts(self, fragment: str, delta: str) -> list[StoredPart]:
         """Returns the durable parts of a delta in element order, one per range and digest, without condemned ones."""
@@ -336,6 +329,10 @@ class Blobs:
 
     def _path(self, name: str) -> str:
         return f"{self._prefix}/{name}"
+
+
+def _header_line(header: Mapping[str, object], squared_norms: Sequence[float] | NDArray[np.float64]) -> bytes:
+    return canonical_json({**header, "squared_norms": [float(norm) for norm in squared_norms]}) + b"\n"
 
 
 class _PartHeader(msgspec.Struct):

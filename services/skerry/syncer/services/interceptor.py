@@ -61,6 +61,9 @@ _MOST_MESSAGE: Final = 1000
 _OWN_METHODS: Final = "/skerry.v1."
 # The largest message of methods that get neither weights nor the names of a run's tensors: to parse one takes long.
 _SHORT_BYTES: Final = 2**20
+# For how many calls a call counts: to look at a run from its start on, and further if it is refused.
+_STARTS: Final = {"Exchange/Watch": 3, "Exchange/Attach": 3}
+_REFUSED: Final = 2
 _FOREIGN_BYTES: Final = 2**12  # of health and reflection
 _LONG: Final = frozenset({"Exchange/PushDelta", "Exchange/Attach", "Runs/CreateRun"})
 
@@ -165,6 +168,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
             self._metrics.refusals.labels(name, reason).inc()
             if message:
                 self._refusals.log(method, reason, message)
+            self._turns.charge(CALLER.get().sender, _REFUSED)
             await self._refusals.hold_back()
 
         def calling(context: grpc.aio.ServicerContext[Any, Any]) -> _Calling:
@@ -177,7 +181,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
 
         async def given(requests: AsyncIterator[Any], check: Check) -> Any:
             turn = partial(self._turns.take, CALLER.get().sender)
-            await turn(0 if handler.unary_unary is None else 1)
+            await turn(_STARTS.get(name, 0 if handler.unary_unary is None else 1))
             each = anything if is_own else partial(self._rated, method)
             messages = _Admitted(requests, check, self._arrivals, each, turn)
             return messages if handler.request_streaming else await messages.only()

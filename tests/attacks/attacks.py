@@ -23,6 +23,7 @@ from skerry.v1 import types_pb2 as types
 from skerry.wire.codecs import Compressor
 from skerry.wire.digests import delta_digest
 from skerry.wire.layout import FragmentLayout, TensorSpec
+from tests.attacks.cheap import CHEAP
 from tests.attacks.crowds import CROWDS
 from tests.attacks.strangers import STRANGERS
 from tests.attacks.target import ATTACKER, Attack, Target
@@ -356,6 +357,7 @@ ATTACKS: Final[Mapping[str, Attack]] = {
         ),
         *(zero_drafts, learner_ids, watches, live_watches, returns, reads, repeated_names),
         *CROWDS,
+        *CHEAP,
         *STRANGERS,
     )
 }

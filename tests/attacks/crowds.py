@@ -22,6 +22,7 @@ from skerry.v1 import runs_pb2 as runs
 from skerry.v1 import types_pb2 as types
 from skerry.wire.digests import delta_digest
 from skerry.wire.layout import FragmentLayout, TensorSpec
+from tests.attacks.cheap import attach_some
 from tests.attacks.target import ATTACKER, READER, Attack, Target
 from tests.attacks.wire import told_by
 from tests.syncer.raw_learner import FLOAT32, RawLearner, Stubs, create_run, hex_id, part_messages
@@ -159,5 +160,6 @@ PREPARATIONS: Final[Mapping[str, Callable[[Target, str], Awaitable[None]]]] = {
     "many-learners": _attach_many,
     "large-answers": _commit_many_tensors,
     "large-hellos": _commit_many_tensors,
+    "new-watches": attach_some,
 }
 CROWDS: Final[tuple[Attack, ...]] = (run_lists, many_learners, many_tensors, large_answers, large_hellos)

@@ -56,11 +56,7 @@ INVALID = grpc.StatusCode.INVALID_ARGUMENT
 BODY = layout("body").numel
 
 
-async def test_streams_of_one_session_share_the_rate_of_its_reports(
-    stubs: Stubs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(exchange_service, "_REPORT_PAUSE_S", 0.05)
-    monkeypatch.setattr(exchange_service, "_REPORT_BURST_S", 0.1)
+async def test_streams_of_one_session_share_the_rate_of_its_reports(stubs: Stubs) -> None:
     run, _ = await create_run(stubs)
     streams = [RawLearner(stubs, run, "us", random.Random(1)) for _ in range(10)]
     for one in streams:

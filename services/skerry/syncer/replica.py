@@ -30,7 +30,7 @@ from skerry.syncer.events import EventStream, Followers, duration_message, event
 from skerry.syncer.membership import LearnerRecord, LearnerReport, Membership
 from skerry.syncer.merger import DamagedStateError, Merger
 from skerry.syncer.pace import Pace, wait
-from skerry.syncer.quotas import orphans, unsent_bytes
+from skerry.syncer.quotas import Rate, orphans, unsent_bytes
 from skerry.syncer.restart import closed_without
 from skerry.syncer.rollback import RollBacks
 from skerry.syncer.rounds import MergeKey, RoundEngine
@@ -73,6 +73,7 @@ class RunReplica:
         self._tail_now = asyncio.Event()
         self._advise_now = asyncio.Event()
         self.pace = Pace(clock)
+        self._told = Rate("reports", clock, burst=5, pause_s=0.5)
         self._waiting: dict[asyncio.Event, None] = {}  # set at every entry, one for each `wait_until`
         self._has_open_round = False
         self._is_draining = False
@@ -157,9 +158,10 @@ class RunReplica:
             yield stream
 
     def report(self, learner: str, session: str, report: LearnerReport) -> None:
-        """Renews the learner's lease and passes its report on to observers."""
+        """Renews the learner's lease and passes its report on to observers, if it does not come too soon."""
         self.membership.renew(learner, session, self._clock.monotonic_s(), report)
-        self._send_learner(learner)
+        if self._told.is_due(learner):
+            self._send_learner(learner)
         self._decide_now.set()
 
     async def leave(self, learner: str, session: str) -> None:
@@ -225,8 +227,7 @@ class RunReplica:
         self._wake_waiting()
 
     def _end_if_closed(self) -> None:
-        """Ends the learners' streams once the run is closed, after the events that tell them the last fates."""
-        if self.state.status is RunStatus.CLOSED:
+        if self.state.status is RunStatus.CLOSED:  # after the events that tell learners the last fates
             self.followers.end_learners(SyncerError("RUN_CLOSED", "the run is closed; every delta has its fate"))
 
     def _wake_waiting(self) -> None:
@@ -234,8 +235,7 @@ class RunReplica:
             news.set()
 
     def _send(self, **kind: Any) -> None:
-        """Sends followers an event that is not in the log."""
-        self.followers.send(Event(position=self.state.position, **kind))
+        self.followers.send(Event(position=self.state.position, **kind))  # which is not in the log
 
     def _send_learner(self, learner: str) -> None:
         now_s = self._clock.monotonic_s()

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, suppress
 from typing import Any, Final
+from weakref import WeakValueDictionary
 
 from skerry.store.errors import ObjectMissingError, UnreadableObjectError
 from skerry.store.log.checkpoints import newest_state
@@ -37,11 +38,8 @@ from skerry.wire.layout import check_id, check_name
 
 # A push whose client sends nothing for this long is ended, which releases its memory; its whole parts are durable.
 SILENCE_S: Final = 60.0
-# Time between two reports of one learner, since every observer gets each of them; with a short lease it is the second
-# of these shares of its term. Those of the third time may come at once.
-_REPORT_PAUSE_S: Final = 0.5
-_REPORT_SHARE: Final = 1 / 6
-_REPORT_BURST_S: Final = 0.5
+# Least time between two reports of one learner; the client holds faster ones.
+_REPORT_PAUSE_S: Final = 0.05
 # Stored parts whose headers take as long to read as a question without any.
 _PARTS_A_QUERY: Final = 16
 # Objects that a resumed download may name: more than any plan has.
@@ -58,7 +56,7 @@ class ExchangeServicer(exchange_pb2_grpc.ExchangeServicer):
         self._checking = asyncio.Lock()
         self._watches = CallsToRuns("watches", of_run=MOST_RUN_WATCHES, of_client=MOST_CLIENT_WATCHES)
         self._turns = Turns(host.settings.client_bytes_a_second)
-        self._reports = Turns(1.0, burst_s=_REPORT_BURST_S)
+        self._reporting = WeakValueDictionary[tuple[str, str], asyncio.Lock]()
 
     async def Attach(
         self, request_iterator: AsyncIterator[v1.AttachRequest], context: Any
@@ -96,14 +94,15 @@ class ExchangeServicer(exchange_pb2_grpc.ExchangeServicer):
         self, replica: RunReplica, hello: v1.Hello, requests: AsyncIterator[v1.AttachRequest], stream: EventStream
     ) -> None:
         """Takes reports until the learner leaves, in turns with its other streams; an error ends the events."""
+        turn = self._reporting.setdefault((replica.log.spec.uid, hello.learner_id), asyncio.Lock())
         try:
             async for request in requests:
                 match request.WhichOneof("kind"):
                     case "report":
                         report = report_from_message(request.report, replica.state.fragments)
-                        pause_s = min(_REPORT_PAUSE_S, replica.state.policy.lease_term_s * _REPORT_SHARE)
-                        await self._reports.take(f"{replica.log.spec.uid}/{hello.learner_id}", pause_s)
-                        replica.report(hello.learner_id, hello.session_id, report)
+                        async with turn:
+                            replica.report(hello.learner_id, hello.session_id, report)
+                            await self._host.clock.sleep(_REPORT_PAUSE_S)
                     case "leave":
                         await replica.leave(hello.learner_id, hello.session_id)
                         break

@@ -20,7 +20,7 @@ from tests.attacks.wire import told_by
 from tests.syncer import forgery
 from tests.syncer.raw_learner import RawLearner, Stubs, hex_id, pull
 
-_TENSORS: Final = 100_000
+_TENSORS: Final = 60_000
 _LEARNERS: Final = 200
 _NO_POSITION: Final = 2**47
 
@@ -48,7 +48,7 @@ def _wide(request_id: str, tensor_count: int, name: str = "wide") -> runs.Create
 
 
 async def wide_parts(target: Target, told: Counter[str]) -> None:
-    """Pushes parts of one element to a draft of 100,000 tensors, without end."""
+    """Pushes parts of one element to a draft of 60,000 tensors, without end."""
     request_id = hex_id(random.Random(1))
     data = np.ones(1, np.float32).tobytes()
     digest = hashlib.sha256(data).digest()
@@ -114,7 +114,7 @@ async def empty_data(target: Target, told: Counter[str]) -> None:
 
 
 async def wrong_hellos(target: Target, told: Counter[str]) -> None:
-    """Attaches to a draft of 100,000 tensors with one that it does not have, 64 times at once."""
+    """Attaches to a draft of 60,000 tensors with one that it does not have, 64 times at once."""
     request_id = hex_id(random.Random(1))
     async with target.connected() as stubs:
         uid = (await stubs.runs.CreateRun(_wide(request_id, _TENSORS))).run.uid

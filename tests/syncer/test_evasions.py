@@ -409,3 +409,18 @@ def test_failures_leave_few_lines() -> None:
     assert [lines.is_due("Runs/GetRun") for _ in range(5)] == [True, True, True, False, False]
     clock.now_s += 1
     assert [lines.is_due("Runs/GetRun") for _ in range(2)] == [True, False]
+
+
+async def test_a_draft_is_not_followed(stubs: Stubs) -> None:
+    uid = (
+        await stubs.runs.CreateRun(
+            runs.CreateRunRequest(
+                request_id="0" * 32,
+                name="draft",
+                tensors=[types.Tensor(name="w", shape=[1])],
+                fragments=[types.Fragment(name="all", tensors=["w"])],
+            )
+        )
+    ).run.uid
+    with refused("RUN_DRAFT", grpc.StatusCode.FAILED_PRECONDITION):
+        await stubs.exchange.Watch(exchange.WatchRequest(run="draft", run_uid=uid)).read()

@@ -219,6 +219,7 @@ class ExchangeServicer(object):
         server never ends the stream with OK.
 
         Errors:
+        - RUN_DRAFT: the run is a draft.
         - VERSION_NOT_FOUND: after_position is beyond the log.
         - QUOTA_EXCEEDED: the client watches the run 64 times, or all clients together 256 times.
         - TOO_SLOW: the client left more than 1 MiB of events unread, or a message for more than 20 s.

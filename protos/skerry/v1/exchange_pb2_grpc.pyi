@@ -157,6 +157,7 @@ class ExchangeStub:
     server never ends the stream with OK.
 
     Errors:
+    - RUN_DRAFT: the run is a draft.
     - VERSION_NOT_FOUND: after_position is beyond the log.
     - QUOTA_EXCEEDED: the client watches the run 64 times, or all clients together 256 times.
     - TOO_SLOW: the client left more than 1 MiB of events unread, or a message for more than 20 s.
@@ -279,6 +280,7 @@ class ExchangeAsyncStub(ExchangeStub):
     server never ends the stream with OK.
 
     Errors:
+    - RUN_DRAFT: the run is a draft.
     - VERSION_NOT_FOUND: after_position is beyond the log.
     - QUOTA_EXCEEDED: the client watches the run 64 times, or all clients together 256 times.
     - TOO_SLOW: the client left more than 1 MiB of events unread, or a message for more than 20 s.
@@ -428,6 +430,7 @@ class ExchangeServicer(metaclass=_abc_1.ABCMeta):
         server never ends the stream with OK.
 
         Errors:
+        - RUN_DRAFT: the run is a draft.
         - VERSION_NOT_FOUND: after_position is beyond the log.
         - QUOTA_EXCEEDED: the client watches the run 64 times, or all clients together 256 times.
         - TOO_SLOW: the client left more than 1 MiB of events unread, or a message for more than 20 s.

@@ -10,7 +10,7 @@ from weakref import WeakValueDictionary
 
 from skerry.store.errors import ObjectMissingError, UnreadableObjectError
 from skerry.store.log.checkpoints import newest_state
-from skerry.store.log.entries import GRANTS_FORMAT, SessionItem
+from skerry.store.log.entries import GRANTS_FORMAT, RunStatus, SessionItem
 from skerry.store.log.fold import apply_entry
 from skerry.store.log.state import FragmentState
 from skerry.store.objects.interface import STREAM_CHUNK_BYTES
@@ -232,6 +232,10 @@ class ExchangeServicer(exchange_pb2_grpc.ExchangeServicer):
     async def Watch(self, request: v1.WatchRequest, context: Any) -> AsyncIterator[v1.WatchResponse]:
         """Follows a run as an observer."""
         replica = await self._host.open(request.run, request.run_uid)
+        if replica.state.status is RunStatus.DRAFT:
+            await replica.log.tail()  # another syncer may have committed it
+        if replica.state.status is RunStatus.DRAFT:  # it would stay in memory for as long as somebody follows it
+            raise SyncerError("RUN_DRAFT", "the run is a draft; watch it once it is committed")
         if request.after_position > replica.state.position:
             await replica.log.tail()
         if request.after_position > replica.state.position:

@@ -142,13 +142,12 @@ async def commit_run(host: RunHost, name: str, uid: str, seen_position: int) -> 
     if replica.state.status is RunStatus.DRAFT:
         fragments = sorted(replica.state.fragments.items())
         missing = [name for name, fragment in fragments if fragment.version < 0 and not fragment.pending]
-        for fragment in () if missing else sorted(replica.state.fragments):
+        if missing:
+            raise SyncerError("RUN_DRAFT", f"initial weights are missing. fragments={missing[:20]}")
+        for fragment, _ in fragments:
             if unsent := unsent_bytes(replica.state.fragments[fragment]):
                 host.unsent.take(author(), unsent)
             await replica.merger.seed(fragment)
-        missing = [name for name, f in sorted(replica.state.fragments.items()) if f.version < 0]
-        if missing:
-            raise SyncerError("RUN_DRAFT", f"initial weights are missing. fragments={missing[:20]}")
         await replica.log.append([StatusItem(RunStatus.OPEN, author())])
     host.drafts.finished(uid)
     try:

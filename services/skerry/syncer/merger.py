@@ -239,7 +239,7 @@ async def _write_update(
 
 _LOG: Final = get_logger(__name__)
 _RETRY_S: Final = 0.5  # between two attempts to append a commit whose outcome the store can't tell
-_LONGEST_CHAIN: Final = 512  # updates without a snapshot, however small: what is kept is found in the square of it
+_LONGEST_CHAIN: Final = 512  # updates without a snapshot: to find which are kept takes time with its square
 _FLOAT32_BYTES: Final = 4
 _SNAPSHOT_KINDS: Final[tuple[SnapshotKind, ...]] = ("weights", "momentum", "residual")
 

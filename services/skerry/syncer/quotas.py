@@ -41,9 +41,9 @@ _CALLS_RETRY_S: Final = RETRY_STORE_S
 # Calls that watch one run, of all clients and of one: each event is sent to each of them.
 MOST_RUN_WATCHES: Final = 256
 MOST_CLIENT_WATCHES: Final = 64
-# Unary calls that one client may make in a second; it may make those of the second number of seconds at once. Of all
-# messages but those with weights, each of the third number of bytes counts as another one, from the fourth on: a run of
-# 60,000 tensors takes 3 MB and 20 ms to answer with, and 4 MiB of empty entries 100 ms to parse.
+# Unary calls that one client may make in a second; it may make those of the second number of seconds at once. A message
+# of `LEAST_MESSAGE_BYTES` or more, unless it has weights, counts as one more call for each `MESSAGE_BYTES`: an answer
+# with 60,000 tensors is 3 MB and takes 20 ms to make, and 4 MiB of empty entries take 100 ms to parse.
 SHORT_CALLS_A_SECOND: Final = 100.0
 SHORT_CALLS_BURST_S: Final = 3.0
 MESSAGE_BYTES: Final = 2**13

@@ -750,7 +750,7 @@ class Policy(_message.Message):
     quarantined; what is more than twice as long counts less. 0: neither. Default 30.
     """
     snapshot_ratio: _builtins.float
-    """A snapshot is written when the updates since the last weigh this many times one snapshot. Default 1."""
+    """A snapshot is written when the updates since the last weigh this many times one snapshot, or are 512. Default 1."""
     planned_step_count: _builtins.int
     """Inner steps of the run, as VersionCommitted.run_step_count counts its progress, after which it is meant to end; 0
     to 10^12. Over the last eight rounds before it, or over the last eighth of a shorter run, outer momentum falls

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import torch
 
-from tests.integrations.two_islands import EXAMPLES
+_EXAMPLE = Path(__file__).parents[2] / "examples" / "accelerate_loop.py"
 
 if __name__ == "__main__":
-    ended = runpy.run_path(str(EXAMPLES / "accelerate_loop.py"), run_name="__main__")
+    ended = runpy.run_path(str(_EXAMPLE), run_name="__main__")
     folder = Path(sys.argv[3])
     folder.mkdir(parents=True, exist_ok=True)
     stats = ended["learner"].stats

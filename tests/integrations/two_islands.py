@@ -18,7 +18,7 @@ import torch
 
 from skerry.client import ArrayLearner, RunNotFoundError, RunsClient
 
-EXAMPLES: Final = Path(__file__).parents[2] / "examples"
+_EXAMPLES: Final = Path(__file__).parents[2] / "examples"
 _TIMEOUT_S: Final = 150.0
 
 
@@ -37,7 +37,7 @@ def train_two_islands(
     `launcher` is what Python is given before the program, and `killed_launcher` for the island that is killed, if that
     is something else.
     """
-    program = str(EXAMPLES / f"{example}.py")
+    program = str(_EXAMPLES / f"{example}.py")
     command = [sys.executable, *launcher, program]
     killed_command = command if killed_launcher is None else [sys.executable, *killed_launcher, program]
     with ExitStack() as islands, RunsClient(target) as runs:

@@ -15,16 +15,15 @@ from typing import Any, Final
 
 import grpc
 import numpy as np
-import zstandard
 
 from skerry.v1 import exchange_pb2 as exchange
 from skerry.v1 import runs_pb2 as runs
 from skerry.v1 import types_pb2 as types
-from skerry.wire.codecs import Compressor
 from skerry.wire.digests import delta_digest
 from skerry.wire.layout import FragmentLayout, TensorSpec
 from tests.attacks.cheap import CHEAP
 from tests.attacks.crowds import CROWDS
+from tests.attacks.own_runs import FRAME_NUMEL, OWN_RUNS, zeros_data
 from tests.attacks.strangers import STRANGERS
 from tests.attacks.target import ATTACKER, Attack, Target
 from tests.attacks.wire import PREFACE, header_block, http2, told_by
@@ -38,8 +37,6 @@ from tests.syncer.raw_learner import (
     part_messages,
     pull,
 )
-
-_FRAME_NUMEL: Final = 2**18
 
 
 def _reset_streams() -> Iterator[bytes]:
@@ -144,21 +141,6 @@ async def slow_pushes(target: Target, told: Counter[str]) -> None:
         await asyncio.gather(*(push(random.Random(number)) for number in range(100)))
 
 
-def _zeros(count: int) -> bytes:
-    """Returns so many frames of compressed zeros, each of which decodes to 1 MiB."""
-    payload = zstandard.ZstdCompressor(level=19).compress(bytes(4 * _FRAME_NUMEL))
-    return b"".join(
-        forgery.frame(
-            payload,
-            compressor=Compressor.ZSTD,
-            first=number * _FRAME_NUMEL,
-            numel=_FRAME_NUMEL,
-            raw_size=4 * _FRAME_NUMEL,
-        )
-        for number in range(count)
-    )
-
-
 async def _draft(stubs: Stubs, name: str, numel: int, seed: int) -> exchange.PushHeader:
     """Returns a header for the initial weights of a draft of one tensor."""
     request_id = hex_id(random.Random(seed))
@@ -182,23 +164,23 @@ async def _draft(stubs: Stubs, name: str, numel: int, seed: int) -> exchange.Pus
 
 async def zeros(target: Target, told: Counter[str]) -> None:
     """Pushes 31 KiB that decode to some 300 MiB, again and again."""
-    count = 31 * 2**10 // len(_zeros(1))
-    data = _zeros(count)
+    count = 31 * 2**10 // len(zeros_data(1))
+    data = zeros_data(count)
     async with target.connected() as stubs:
-        header = await _draft(stubs, "zeros", count * _FRAME_NUMEL, 3)
+        header = await _draft(stubs, "zeros", count * FRAME_NUMEL, 3)
         while True:
             header.delta_id = hex_id(random.Random(told.total()))
-            messages = forgery.messages(header, data, numel=count * _FRAME_NUMEL)
+            messages = forgery.messages(header, data, numel=count * FRAME_NUMEL)
             await told_by(stubs.exchange.PushDelta(iter(messages)), told)
 
 
 async def zero_drafts(target: Target, told: Counter[str]) -> None:
     """Pushes 3 KiB that are 32 MiB of weights to one draft after another, and commits none."""
-    data, digest = _zeros(32), hashlib.sha256(bytes(32 * 4 * _FRAME_NUMEL)).digest()
+    data, digest = zeros_data(32), hashlib.sha256(bytes(32 * 4 * FRAME_NUMEL)).digest()
     async with target.connected() as stubs:
         for number in itertools.count():
-            header = await _draft(stubs, f"draft{number}", 32 * _FRAME_NUMEL, number)
-            messages = forgery.messages(header, data, numel=32 * _FRAME_NUMEL, digest=digest)
+            header = await _draft(stubs, f"draft{number}", 32 * FRAME_NUMEL, number)
+            messages = forgery.messages(header, data, numel=32 * FRAME_NUMEL, digest=digest)
             await told_by(stubs.exchange.PushDelta(iter(messages)), told)
             told["drafts"] += 1
 
@@ -358,6 +340,7 @@ ATTACKS: Final[Mapping[str, Attack]] = {
         *(zero_drafts, learner_ids, watches, live_watches, returns, reads, repeated_names),
         *CROWDS,
         *CHEAP,
+        *OWN_RUNS,
         *STRANGERS,
     )
 }

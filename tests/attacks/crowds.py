@@ -23,6 +23,7 @@ from skerry.v1 import types_pb2 as types
 from skerry.wire.digests import delta_digest
 from skerry.wire.layout import FragmentLayout, TensorSpec
 from tests.attacks.cheap import attach_some
+from tests.attacks.own_runs import create_large, create_storing, create_wide
 from tests.attacks.target import ATTACKER, READER, Attack, Target
 from tests.attacks.wire import told_by
 from tests.syncer.raw_learner import FLOAT32, RawLearner, Stubs, create_run, hex_id, part_messages
@@ -161,5 +162,8 @@ PREPARATIONS: Final[Mapping[str, Callable[[Target, str], Awaitable[None]]]] = {
     "large-answers": _commit_many_tensors,
     "large-hellos": _commit_many_tensors,
     "new-watches": attach_some,
+    "own-snapshots": create_storing,
+    "own-merges": create_large,
+    "own-norms": create_wide,
 }
 CROWDS: Final[tuple[Attack, ...]] = (run_lists, many_learners, many_tensors, large_answers, large_hellos)

@@ -66,3 +66,28 @@ async def test_what_is_not_kept_goes_by_itself_and_a_pin_stays(store_url: str) -
         listed = await stubs.runs.ListVersions(runs.ListVersionsRequest(name="demo", fragment="body"))
         assert listed.versions[0].version.version == 17
         learner.detach()
+
+
+async def test_a_run_that_has_too_much_takes_no_deltas_until_its_policy_keeps_less(store_url: str) -> None:
+    replica = replace(_OFTEN, run_bytes=0)  # so 64 times its weights
+    settings = replace(LOCAL, host=replace(LOCAL.host, replica=replica))
+    snapshots = types.Policy(kept_version_count=1000, snapshot_ratio=0)
+    snapshots.MergeFrom(QUICK)
+    async with serving(open_objects(store_url), settings) as server, connected(server.port) as stubs:
+        run, _ = await create_run(stubs, policy=snapshots)
+        learner = RawLearner(stubs, run, "eu", random.Random("eu"))
+        await learner.attach()
+        with refused("QUOTA_EXCEEDED", grpc.StatusCode.RESOURCE_EXHAUSTED) as caught:
+            await _trained(stubs, learner, 100)  # whose snapshots have three times its weights each
+        assert "--run-limit" in caught.refusal.message
+        assert 20 < (await pull(stubs, run, "body")).version < 99
+        await _set_policy(stubs, "a", _LITTLE)
+        async with asyncio.timeout(20):
+            while True:
+                try:
+                    await _trained(stubs, learner, 1)
+                except grpc.aio.AioRpcError:
+                    await asyncio.sleep(0.05)
+                else:
+                    break
+        learner.detach()

@@ -6,6 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
 from typing import Final, Protocol, TypeVar, TypeVarTuple
 
 Result = TypeVar("Result")
@@ -13,6 +14,10 @@ Arguments = TypeVarTuple("Arguments")
 
 # Jobs that are waiting or at work for one caller: enough that no thread waits for the loop, and what bounds memory.
 IN_FLIGHT: Final = 6
+# Those given to the pool, a thread: likewise.
+_GIVEN: Final = 3
+# On whose behalf a task has work done; the tasks that it starts inherit it.
+BEHALF: Final[ContextVar[str]] = ContextVar("BEHALF", default="")
 
 
 class Workers(Protocol):
@@ -26,14 +31,48 @@ class Workers(Protocol):
 
 
 class ThreadWorkers:
-    """A pool of threads; work that is to run in parallel has to release the GIL."""
+    """A pool of threads; work that is to run in parallel has to release the GIL.
+
+    Beyond a few jobs a thread, those on whose `BEHALF` work is to be done take turns, however much there is for each.
+    """
 
     def __init__(self, count: int, *, name: str = "skerry") -> None:
         self._pool = ThreadPoolExecutor(max_workers=count, thread_name_prefix=name)
+        self._free = _GIVEN * count
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}  # by behalf; the first is next
 
     async def run(self, function: Callable[[*Arguments], Result], *args: *Arguments) -> Result:
         """Runs `function` in the next free thread."""
-        return await asyncio.get_running_loop().run_in_executor(self._pool, function, *args)
+        loop = asyncio.get_running_loop()
+        if self._free:
+            self._free -= 1
+        else:
+            await self._turn(loop.create_future())
+        try:
+            return await loop.run_in_executor(self._pool, function, *args)
+        finally:
+            self._pass_on()
+
+    async def _turn(self, turn: asyncio.Future[None]) -> None:
+        self._waiting.setdefault(BEHALF.get(), deque()).append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if not turn.cancelled():  # it came meanwhile
+                self._pass_on()
+            raise
+
+    def _pass_on(self) -> None:
+        while self._waiting:
+            behalf = next(iter(self._waiting))
+            waiting = self._waiting.pop(behalf)
+            turn = waiting.popleft()
+            if waiting:
+                self._waiting[behalf] = waiting  # behind all others
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._free += 1
 
     def close(self) -> None:
         """Waits for what is running and ends the threads; what had not begun is dropped."""

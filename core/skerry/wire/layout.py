@@ -99,14 +99,19 @@ class FragmentLayout:
             raise ValueError(f"a tensor's name is repeated. fragment={self.name}")
 
     @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """Elements of each tensor."""
+        return tuple(tensor.numel for tensor in self.tensors)
+
+    @cached_property
     def numel(self) -> int:
         """Count of the fragment's elements."""
-        return sum(tensor.numel for tensor in self.tensors)
+        return sum(self.sizes)
 
     @cached_property
     def offsets(self) -> tuple[int, ...]:
         """First element of each tensor."""
-        return tuple(accumulate((tensor.numel for tensor in self.tensors), initial=0))[:-1]
+        return tuple(accumulate(self.sizes, initial=0))[:-1]
 
     @cached_property
     def bounds(self) -> NDArray[np.int64]:

@@ -8,7 +8,7 @@ are tensors; and right shifts of negative int32 keep the sign, so their results 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
@@ -111,7 +111,7 @@ def _quantise(cut: Cut, values: torch.Tensor, layout: FragmentLayout) -> _Quanti
             return None
         elements = values if cut.codec is Codec.FLOAT32 else values.to(torch.bfloat16)
         as_integers = elements.contiguous().view(torch.int32 if cut.codec is Codec.FLOAT32 else torch.int16)
-        return _Quantised(no_scales, as_integers.cpu().numpy().view(np.uint8), elements.float())
+        return _Quantised(no_scales, _host_array(as_integers).view(np.uint8), elements.float())
     blocks = blocks_of(layout, cut.first, cut.numel, cut.block)
     largest = _block_maxima(values.abs(), blocks)
     if not bool((largest <= float(LARGEST_SCALED)).all()):
@@ -128,7 +128,17 @@ def _quantise(cut: Cut, values: torch.Tensor, layout: FragmentLayout) -> _Quanti
         rounded = quotients.round_().to(torch.int8)
         codes, levels = rounded.view(torch.uint8), rounded.float()
     packed = codes if cut.codec is Codec.INT8 else _pack_nibbles(codes)
-    return _Quantised(scales.cpu().numpy(), packed.cpu().numpy(), levels * _spread(scales, blocks))
+    return _Quantised(_host_array(scales), _host_array(packed), levels * _spread(scales, blocks))
+
+
+def _host_array(tensor: torch.Tensor) -> NDArray[Any]:
+    """Return the values on the host; a GPU copies them to pinned memory, and only the caller's stream is waited for."""
+    if not tensor.is_cuda:
+        return tensor.cpu().numpy()
+    pinned = torch.empty_like(tensor, device="cpu", pin_memory=True)
+    pinned.copy_(tensor, non_blocking=True)
+    torch.cuda.current_stream(tensor.device).synchronize()
+    return pinned.numpy()
 
 
 def _block_maxima(magnitudes: torch.Tensor, blocks: Blocks) -> torch.Tensor:

@@ -375,11 +375,12 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """
     ERROR_REASON_PERMISSION_DENIED: _ErrorReason.ValueType  # 36
     """PERMISSION_DENIED: the caller's role does not allow the call, or the request is about another run or learner than
-    the caller's.
+    the caller's, or about a new run that would keep more than the role may ask for.
     """
     ERROR_REASON_QUOTA_EXCEEDED: _ErrorReason.ValueType  # 37
     """RESOURCE_EXHAUSTED: the caller has too many calls under way, creates runs or attaches new learner ids too fast, or
-    stored too much in parts of deltas that it never completed. The same call succeeds after RetryInfo.
+    stored too much in parts of deltas that it never completed; or the run has more in the store than it may have. The
+    same call succeeds after RetryInfo.
     """
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
@@ -490,11 +491,12 @@ the token was revoked or has expired. The same call may succeed with another cer
 """
 ERROR_REASON_PERMISSION_DENIED: ErrorReason.ValueType  # 36
 """PERMISSION_DENIED: the caller's role does not allow the call, or the request is about another run or learner than
-the caller's.
+the caller's, or about a new run that would keep more than the role may ask for.
 """
 ERROR_REASON_QUOTA_EXCEEDED: ErrorReason.ValueType  # 37
 """RESOURCE_EXHAUSTED: the caller has too many calls under way, creates runs or attaches new learner ids too fast, or
-stored too much in parts of deltas that it never completed. The same call succeeds after RetryInfo.
+stored too much in parts of deltas that it never completed; or the run has more in the store than it may have. The
+same call succeeds after RetryInfo.
 """
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
 

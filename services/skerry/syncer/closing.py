@@ -60,7 +60,7 @@ def references(
     before = newest_deltas(state, fragment)
     newest = before | {item.learner: item for item in items}
     norms = {name: norms_a_step(item) for name, item in newest.items()}
-    sizes = np.array([tensor.numel for tensor in fragment.layout.tensors], np.float64)
+    sizes = np.array(fragment.layout.sizes, np.float64)
     rows = []
     for item in items:
         peers = [value for name, value in norms.items() if name != item.learner]

@@ -24,6 +24,7 @@ from skerry.store.objects.interface import Objects
 from skerry.store.objects.opening import open_objects
 from skerry.syncer.host import HostSettings
 from skerry.syncer.server import ListenError, ServerSettings, SyncerServer, serving
+from skerry.syncer.settings import RUN_TIMES, ReplicaSettings
 
 _LOG: Final = get_logger(__name__)
 # How long a worker thread that runs Python keeps the event loop waiting. With Python's default of 5 ms, drafts of
@@ -91,6 +92,13 @@ The files in keys/ are made by `skerry keys keys --server a.example`.
     show_default=True,
     help="Most GiB that one client may have in the store for runs that it did not commit, within a day.",
 )
+@click.option(
+    "--run-limit",
+    type=click.FloatRange(min=0),
+    default=1024,
+    show_default=True,
+    help=f"Most GiB that one run may have in the store, besides {RUN_TIMES} times the size of its weights.",
+)
 @click.option("--workers", type=click.IntRange(1, 256), help="Worker threads.  [default: one a core, at least 2]")
 @click.option("--drain-grace", type=click.FloatRange(0, 3600), default=20.0, help="Seconds that a shutdown may take.")
 @click.option(
@@ -125,6 +133,7 @@ def serve(
     scratch: Path | None,
     client_rate: float,
     draft_limit: float,
+    run_limit: float,
     workers: int | None,
     drain_grace: float,
     new_run_level: int,
@@ -171,6 +180,7 @@ def serve(
             new_run_level=new_run_level,
             client_bytes_a_second=2**20 * client_rate,
             draft_bytes=int(2**30 * draft_limit),
+            replica=ReplicaSettings(run_bytes=int(2**30 * run_limit)),
         ),
     )
     sys.setswitchinterval(_SWITCH_INTERVAL_S)

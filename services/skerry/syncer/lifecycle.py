@@ -20,7 +20,7 @@ from skerry.store.log.entries import (
     StatusItem,
 )
 from skerry.store.log.state import RunState
-from skerry.syncer.caller import author
+from skerry.syncer.caller import CALLER, author
 from skerry.syncer.errors import SyncerError, bad_request, from_rejection
 from skerry.syncer.host import RunHost, replaced
 from skerry.syncer.quotas import unsent_bytes
@@ -68,6 +68,8 @@ async def create_run(host: RunHost, new: NewRun) -> RunReplica:
     check_id(new.request_id, "request id")
     await host.workers.run(_check_size, new)
     _check_merge_rules(new.policy, {layout.name for layout in new.fragments})
+    if CALLER.get().learner:
+        _check_kept(new.policy)
     await host.workers.run(_check_untrained, new)
     uid = uid_of_draft(new.name, new.request_id)
     try:
@@ -122,6 +124,18 @@ def _check_untrained(new: NewRun) -> None:
     names = [*new.dtypes, *(one.name for one in new.untrained)]
     if len(set(names)) != len(names):
         raise SyncerError("SHAPE_MISMATCH", "a tensor is named twice among trained and untrained ones")
+
+
+def _check_kept(policy: Policy) -> None:
+    """Bounds what a run keeps that a learner creates; an admin can change that later."""
+    for name, value, limit in (
+        ("kept_version_count", policy.kept_version_count, 64),
+        ("kept_hours", policy.kept_hours, 24),
+        ("kept_day_count", policy.kept_day_count, 30),
+    ):
+        if value > limit:
+            message = f"only an admin may have a run keep so much. {name}={value:g}, limit={limit}"
+            raise SyncerError("PERMISSION_DENIED", message)
 
 
 def _check_merge_rules(policy: Policy, fragments: AbstractSet[str]) -> None:

@@ -45,7 +45,7 @@ from skerry.algorithm.step import (
 )
 from skerry.runtime.clock import Clock
 from skerry.runtime.logs import get_logger
-from skerry.runtime.workers import IN_FLIGHT, Workers, in_order, run_jobs
+from skerry.runtime.workers import BEHALF, IN_FLIGHT, Workers, in_order, run_jobs
 from skerry.store.errors import StoreUnavailableError, UnreadableObjectError
 from skerry.store.log.entries import (
     INITIAL_BASE,
@@ -149,7 +149,7 @@ async def merge_round(
 
     if merged.rule is MergeRule.MEDIAN:
         products = await inner_products(log, fragment, deltas, workers=workers)
-        sizes = np.array([tensor.numel for tensor in layout.tensors], np.float64)
+        sizes = np.array(layout.sizes, np.float64)
         merged = replace(merged, median_shares=median_shares(merged.shares(), products, sizes))
     coefficients = merged.coefficients()
     await accumulate_deltas(log, fragment, deltas, coefficients, acc, workers=workers)
@@ -270,16 +270,15 @@ class Merger:
             UnreadableDeltaError: a member can't be read.
             StoreError: the store failed; nothing was committed.
         """
+        state = self._log.state
         async with self._locks[key.fragment]:
-            await self._merge(key)
-
-    async def _merge(self, key: MergeKey) -> None:
-        fragment = self._log.state.fragments[key.fragment]
-        closing = self.frozen_set(key)
-        if closing is None:
-            return
-        with self._scratch.lent(fragment.layout.numel) as acc:
-            await self._merge_with(acc, key, closing)
+            closing = self.frozen_set(key)
+            if closing is None:
+                return
+            # A learner's merges in runs of its own take turns with those of a run that it shares with others.
+            BEHALF.set(" ".join(sorted(state.deltas[member.delta].item.learner for member in closing.members)))
+            with self._scratch.lent(state.fragments[key.fragment].layout.numel) as acc:
+                await self._merge_with(acc, key, closing)
 
     async def _merge_with(self, acc: Float32s, key: MergeKey, closing: ClosedItem) -> None:
         fragment = self._log.state.fragments[key.fragment]

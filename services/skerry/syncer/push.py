@@ -32,7 +32,7 @@ from skerry.syncer.parts import (
     PartSummary,
     Reservation,
 )
-from skerry.syncer.quotas import SCARCE_GRACE_S, SCARCE_PART_S, Unfinished, patience_s
+from skerry.syncer.quotas import SCARCE_GRACE_S, SCARCE_PART_S, Unfinished, check_size, patience_s
 from skerry.syncer.replica import RunReplica
 from skerry.wire.codecs import Codec
 from skerry.wire.digests import DIGEST_SIZE, delta_digest
@@ -112,7 +112,7 @@ class Push:
         """Takes what `begin_push` has checked: the item that the push is to append, without its parts and digest."""
         self._replica = replica
         self._header = header
-        self._layout = replica.state.fragments[header.fragment].layout
+        self.layout = replica.state.fragments[header.fragment].layout
         self._budget = budget
         self.sender = CALLER.get().identity or header.session
         self._is_initial = header.base_version == INITIAL_BASE
@@ -170,10 +170,10 @@ class Push:
         """
         if self._arriving is not None:
             raise bad_request("a part began before the one before it ended")
-        if first < 0 or numel < 1 or first + numel > self._layout.numel:
+        if first < 0 or numel < 1 or first + numel > self.layout.numel:
             raise SyncerError(
                 "OUT_OF_RANGE",
-                f"part is outside the fragment. first={first}, numel={numel}, fragment_numel={self._layout.numel}",
+                f"part is outside the fragment. first={first}, numel={numel}, fragment_numel={self.layout.numel}",
             )
         if not 0 <= size_bytes <= MAX_PART_BYTES:
             raise SyncerError(
@@ -189,11 +189,11 @@ class Push:
         self._arriving = _Arriving(
             first,
             numel,
-            PartChecker(self._layout, numel, codecs=codecs, most_kept_bytes=_MOST_KEPT_TIMES * size_bytes),
+            PartChecker(self.layout, numel, codecs=codecs, most_kept_bytes=_MOST_KEPT_TIMES * size_bytes),
             FrameReader(first, numel),
             # The bytes of a delta that is known are ignored.
             await self._budget.reserve(self.sender, most_bytes if self.known is None else 0),
-            len(self._layout.tensors) + _LEAST_FRAMES + numel // _LEAST_FRAME_NUMEL,
+            len(self.layout.tensors) + _LEAST_FRAMES + numel // _LEAST_FRAME_NUMEL,
         )
 
     async def feed(self, data: bytes) -> None:
@@ -290,15 +290,15 @@ class Push:
     async def _parts(self) -> Sequence[StoredPart]:
         """Returns the parts that cover the fragment: this call's, and what earlier calls made durable."""
         chosen = dict(self._stored)
-        if not _covers(chosen, self._layout.numel):
+        if not _covers(chosen, self.layout.numel):
             for part in await self._replica.log.blobs.list_parts(self._header.fragment, self._header.delta):
                 key = (part.ref.first, part.ref.numel)
                 other = chosen.setdefault(key, part)
                 if other.ref.digest != part.ref.digest and key not in self._stored:
                     raise SyncerError("ID_REUSED", f"delta id was used for other bytes. delta={self._header.delta}")
-        if not _covers(chosen, self._layout.numel):
+        if not _covers(chosen, self.layout.numel):
             facts = (
-                f"fragment_numel={self._layout.numel}, "
+                f"fragment_numel={self.layout.numel}, "
                 f"stored={[f'{first}+{numel}' for first, numel in sorted(chosen)][:20]}"
             )
             if _overlap(chosen):
@@ -314,7 +314,7 @@ class Push:
             raise SyncerError(
                 "DIGEST_MISMATCH", f"delta digest mismatch. expected={digest.hex()}, actual={actual.hex()}"
             )
-        norms = summed_norms(parts, len(self._layout.tensors))
+        norms = summed_norms(parts, len(self.layout.tensors))
         refs = tuple(part.ref for part in parts)
         item = structs.replace(self._header, digest=digest.hex(), parts=refs, squared_norms=norms)
         try:
@@ -358,8 +358,10 @@ async def begin_push(replica: RunReplica, header: AcceptedItem, budget: ByteBudg
     rejection = check_push(state, header)
     if rejection is not None:
         raise from_rejection(rejection, **_other_delta(replica, header, rejection.reason))
-    if header.delta not in state.deltas and header.base_version != INITIAL_BASE:
-        replica.push_begun(header.fragment, header.learner, header.session, header.step_count)
+    if header.delta not in state.deltas:
+        check_size(replica.log.blobs)
+        if header.base_version != INITIAL_BASE:
+            replica.push_begun(header.fragment, header.learner, header.session, header.step_count)
     return Push(replica, header, budget, drafts)
 
 
@@ -378,13 +380,12 @@ def _check_fields(replica: RunReplica, header: AcceptedItem) -> None:
         return
     if len(header.base_digest) != 2 * DIGEST_SIZE:
         raise bad_request(f"base_digest must have {DIGEST_SIZE} bytes. actual={len(header.base_digest) // 2}")
-    for name, value in (("step_count", header.step_count), ("token_count", header.token_count)):
-        if value < 1:
-            raise bad_request(f"{name} must be at least 1. {name}={value}")
     for name, value, limit in (
         ("step_count", header.step_count, MAX_STEPS),
         ("token_count", header.token_count, min(MAX_TOKENS, header.step_count * MAX_TOKENS_A_STEP)),
     ):
+        if value < 1:
+            raise bad_request(f"{name} must be at least 1. {name}={value}")
         if value > limit:
             raise bad_request(f"{name} is larger than any valid report. {name}={value}, limit={limit}")
     if header.step_count > header.last_step:
@@ -394,7 +395,6 @@ def _check_fields(replica: RunReplica, header: AcceptedItem) -> None:
 
 
 def _other_delta(replica: RunReplica, header: AcceptedItem, reason: str) -> dict[str, str]:
-    if reason != "BASE_REPEATED":
-        return {}
-    other = replica.state.bases.get((header.session, header.fragment, header.base_version))
+    base = header.session, header.fragment, header.base_version
+    other = replica.state.bases.get(base) if reason == "BASE_REPEATED" else None
     return {} if other is None else {"delta_id": other}

@@ -19,7 +19,8 @@ from google.protobuf.message import DecodeError, Message
 from skerry.runtime.clock import Clock
 from skerry.store.log.entries import INITIAL_BASE
 from skerry.store.log.state import FragmentState
-from skerry.syncer.errors import RETRY_STORE_S, SyncerError, bad_request
+from skerry.store.versions.blobs import Blobs
+from skerry.syncer.errors import RETRY_FULL_S, RETRY_STORE_S, SyncerError, bad_request
 
 # What a client may take beyond the time at the least rate, 64 kbit/s, to send or to read what is held in memory for it:
 # four transfers at once on a slow line take longer than one.
@@ -48,6 +49,10 @@ SHORT_CALLS_A_SECOND: Final = 100.0
 SHORT_CALLS_BURST_S: Final = 3.0
 MESSAGE_BYTES: Final = 2**13
 LEAST_MESSAGE_BYTES: Final = 2**10
+# Tensors of accepted deltas, of one client, which may have those of the second number of seconds at once: each has a
+# norm in the log, and a merge takes some microseconds of the event loop for it.
+TENSORS_A_SECOND: Final = 50_000.0
+TENSORS_BURST_S: Final = 2.0
 # Messages to health and reflection from one address at once, and the pause between further ones.
 FOREIGN_BURST: Final = 1024
 FOREIGN_PAUSE_S: Final = 0.02
@@ -364,6 +369,17 @@ def unsent_bytes(fragment: FragmentState) -> int:
         return 0
     parts = next(iter(fragment.pending.values())).item.parts
     return max(0, 4 * fragment.layout.numel - sum(part.size_bytes for part in parts))
+
+
+def check_size(blobs: Blobs) -> None:
+    """Returns if the run may store more.
+
+    Raises:
+        SyncerError: QUOTA_EXCEEDED.
+    """
+    if blobs.is_too_large:
+        message = "the run has more in the store than it may have; have its policy keep less, or raise --run-limit"
+        raise exceeded(message, retry_after_s=RETRY_FULL_S)
 
 
 def exceeded(message: str, *, retry_after_s: float) -> SyncerError:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from skerry.store.log.checkpoints import CHECKPOINT_EVERY
+
+RUN_TIMES: Final = 64
 
 
 @dataclass(frozen=True)
@@ -19,4 +22,5 @@ class ReplicaSettings:
     longest_retry_s: float = 4.0  # after a merge failed again and again
     checkpoint_every: int = CHECKPOINT_EVERY  # entries of the log
     collection_look_s: float = 60.0  # between looks whether a collection is due, which cost no request
+    run_bytes: int = 2**40  # that one run may have in the store, beyond `RUN_TIMES` its weights
     stream_limit_bytes: int = 2**20  # of events that a follower has not taken

@@ -15,31 +15,45 @@ from skerry.store.log import checkpoints, retention
 from skerry.store.log.entries import CHECKPOINTS_FORMAT, RunStatus
 from skerry.store.log.run_log import RunLog
 from skerry.store.operator.collect import collect
-from skerry.syncer.settings import ReplicaSettings
+from skerry.syncer.settings import RUN_TIMES, ReplicaSettings
 
 _LOG: Final = get_logger(__name__)
 _LOOK_S: Final = 5.0  # between looks whether there is something to do, which cost nothing
+# The share of the event loop's time that is spent on that where a run's history is long.
+_LOOK_SHARE: Final = 0.01
 
 
 async def keep_small(
     log: RunLog, clock: Clock, settings: ReplicaSettings, attempt: Callable[[Awaitable[object], str], Awaitable[bool]]
 ) -> None:
     """Checks in an endless loop if a checkpoint or a collection is due; `attempt` handles failures of the store."""
-    looked_at_s = clock.monotonic_s()
+    due_s = clock.monotonic_s() + settings.collection_look_s
     while True:
         if checkpoints.is_due(log.state, settings.checkpoint_every):
             await attempt(checkpoints.write_checkpoint(log), "checkpoint could not be stored")
         is_full, now_s = log.blobs.is_full, clock.monotonic_s()
-        if may_collect(log) and (is_full or now_s - looked_at_s >= settings.collection_look_s):
-            looked_at_s = now_s
-            if is_full or retention.is_due(log.state):
+        if may_collect(log) and (is_full or now_s >= due_s):
+            is_due, took_s = retention.is_due(log.state), clock.monotonic_s() - now_s
+            if is_full or is_due:
                 await attempt(_collect(log, clock, is_full=is_full), "collection failed")
+            _measure(log, settings)
+            due_s = clock.monotonic_s() + max(settings.collection_look_s, took_s / _LOOK_SHARE)
         await clock.sleep(min(_LOOK_S, settings.collection_look_s))
 
 
 def may_collect(log: RunLog) -> bool:
     """Whether syncers collect objects of the run by themselves."""
     return log.state.level >= CHECKPOINTS_FORMAT and log.state.status is not RunStatus.DRAFT
+
+
+def _measure(log: RunLog, settings: ReplicaSettings) -> None:
+    """Finds out if the run has more in the store than it may have."""
+    size_bytes = retention.size_bytes(log.state)
+    limit_bytes = settings.run_bytes + RUN_TIMES * 4 * sum(layout.numel for layout in log.spec.fragments)
+    log.blobs.is_too_large = size_bytes > limit_bytes
+    if log.blobs.is_too_large:
+        facts = {"run": log.spec.name, "size_bytes": size_bytes, "limit_bytes": limit_bytes}
+        _LOG.error("run has more in the store than it may have; change what its policy keeps", **facts)
 
 
 async def _collect(log: RunLog, clock: Clock, *, is_full: bool) -> None:

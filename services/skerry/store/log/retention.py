@@ -127,6 +127,11 @@ def named_refs(state: RunState) -> Iterator[ObjectRef]:
             yield from _version_refs(state, version)
 
 
+def size_bytes(state: RunState) -> int:
+    """Returns how much the run has in the store, but for its log and for what no entry names."""
+    return sum({ref.name: ref.size_bytes for ref in named_refs(state) if ref.name not in state.condemned}.values())
+
+
 def is_due(state: RunState) -> bool:
     """Whether the objects that a collection would delete take at least a quarter of the bytes that it would keep.
 

@@ -15,6 +15,7 @@ from functools import partial
 from typing import Final, NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from skerry.algorithm.step import (
     TORN,
@@ -376,19 +377,15 @@ def scalars_from_record(record: MergeScalars) -> Scalars:
 
 def scalars_to_record(scalars: Scalars) -> MergeScalars:
     """Returns what a commit names."""
-    return MergeScalars(
-        float32_to_hex(float(scalars.rate)),
-        float32_to_hex(float(scalars.momentum)),
-        tuple(float32_to_hex(value) for value in scalars.tensor_scales),
-        tuple(tuple(float32_to_hex(value) for value in row) for row in scalars.coefficients),
-        float32_to_hex(float(scalars.decay)),
-        float32_to_hex(float(scalars.gain)),
-    )
+    rate, momentum, decay, gain = float32s_to_hex([scalars.rate, scalars.momentum, scalars.decay, scalars.gain])
+    coefficients = tuple(map(float32s_to_hex, scalars.coefficients))
+    return MergeScalars(rate, momentum, float32s_to_hex(scalars.tensor_scales), coefficients, decay, gain)
 
 
-def float32_to_hex(value: float) -> str:
-    """Returns the bits of `value` as float32, 8 hex digits, most significant first."""
-    return struct.pack(">f", value).hex()
+def float32s_to_hex(values: ArrayLike) -> tuple[str, ...]:
+    """Returns the bits of each float32, 8 hex digits, most significant first."""
+    digits = np.asarray(values, ">f4").tobytes().hex()
+    return tuple(digits[at : at + 8] for at in range(0, len(digits), 8))
 
 
 def float32_from_hex(digits: str) -> float:

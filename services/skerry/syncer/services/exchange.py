@@ -20,7 +20,14 @@ from skerry.syncer.events import EventStream, duration_message, events_of, fate_
 from skerry.syncer.host import RunHost
 from skerry.syncer.pull import PullPlan, Resume, plan_pull, resume_plan
 from skerry.syncer.push import Push, begin_push
-from skerry.syncer.quotas import MOST_CLIENT_WATCHES, MOST_RUN_WATCHES, CallsToRuns, Turns
+from skerry.syncer.quotas import (
+    MOST_CLIENT_WATCHES,
+    MOST_RUN_WATCHES,
+    TENSORS_A_SECOND,
+    TENSORS_BURST_S,
+    CallsToRuns,
+    Turns,
+)
 from skerry.syncer.replica import RunReplica
 from skerry.syncer.services.translate import (
     check_tensors,
@@ -56,6 +63,7 @@ class ExchangeServicer(exchange_pb2_grpc.ExchangeServicer):
         self._checking = asyncio.Lock()
         self._watches = CallsToRuns("watches", of_run=MOST_RUN_WATCHES, of_client=MOST_CLIENT_WATCHES)
         self._turns = Turns(host.settings.client_bytes_a_second)
+        self._norms = Turns(TENSORS_A_SECOND, burst_s=TENSORS_BURST_S)
         self._reporting = WeakValueDictionary[tuple[str, str], asyncio.Lock]()
 
     async def Attach(
@@ -127,6 +135,7 @@ class ExchangeServicer(exchange_pb2_grpc.ExchangeServicer):
             try:
                 while (request := await self._next_of(push, request_iterator)) is not None:
                     if request.WhichOneof("kind") == "complete":
+                        await self._norms.take(CALLER.get().sender, len(push.layout.tensors))
                         await push.complete(request.complete.digest)
                         break
                     await self._turns.pay(CALLER.get().sender, request)

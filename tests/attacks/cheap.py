@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import itertools
 import random
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -18,7 +19,7 @@ from skerry.v1 import types_pb2 as types
 from tests.attacks.target import ATTACKER, Attack, Target
 from tests.attacks.wire import told_by
 from tests.syncer import forgery
-from tests.syncer.raw_learner import RawLearner, Stubs, hex_id, pull
+from tests.syncer.raw_learner import FLOAT32, RawLearner, Stubs, hex_id, layout, part_messages, pull
 
 _TENSORS: Final = 60_000
 _LEARNERS: Final = 200
@@ -113,6 +114,26 @@ async def empty_data(target: Target, told: Counter[str]) -> None:
         await asyncio.gather(*(push(number) for number in range(100)))
 
 
+async def unfinished_deltas(target: Target, told: Counter[str]) -> None:
+    """Pushes a part of one delta after another to the run of all, without the rest, 16 at once."""
+    async with target.connected() as stubs:
+        run = (await stubs.runs.GetRun(runs.GetRunRequest(name="demo"))).run
+        learner = RawLearner(stubs, run, ATTACKER, random.Random(1))
+        await learner.attach()
+        part, _ = part_messages(np.ones(600, np.float32), layout("body"), FLOAT32, 0, 600)
+
+        async def push() -> None:
+            for count in itertools.count():
+                if count % 3 == 0:  # before it is too old
+                    base = await pull(stubs, run, "body")
+                header = exchange.PushDeltaRequest(header=learner.header(base, "body"))
+                learner.pushed.clear()
+                await told_by(stubs.exchange.PushDelta(iter([header, *part])), told)
+                told["parts"] += 1
+
+        await asyncio.gather(*(push() for _ in range(16)))
+
+
 async def wrong_hellos(target: Target, told: Counter[str]) -> None:
     """Attaches to a draft of 60,000 tensors with one that it does not have, 64 times at once."""
     request_id = hex_id(random.Random(1))
@@ -182,6 +203,7 @@ CHEAP: Final[tuple[Attack, ...]] = (
     wide_parts,
     empty_entries,
     empty_data,
+    unfinished_deltas,
     wrong_hellos,
     small_creates,
     new_watches,

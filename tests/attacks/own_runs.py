@@ -112,12 +112,12 @@ async def own_snapshots(target: Target, told: Counter[str]) -> None:
 
 async def create_large(target: Target, _store_url: str) -> None:
     """Prepares `own_merges`."""
-    await _create(target, 16, 8, snapshot_ratio=1e6)
+    await _create(target, 16, 6, snapshot_ratio=1e6)
 
 
 async def own_merges(target: Target, told: Counter[str]) -> None:
-    """Has a run of its own merge 16 fragments of 8 MiB each at the same time, for deltas of 1 KiB."""
-    await _train(target, 8, told)
+    """Has a run of its own merge 16 fragments of 6 MiB each at the same time, for deltas of 1 KiB."""
+    await _train(target, 6, told)
 
 
 async def create_wide(target: Target, _store_url: str) -> None:

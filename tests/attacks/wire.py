@@ -13,7 +13,7 @@ from typing import Any, Final
 import grpc
 
 from tests.attacks.target import Target
-from tests.syncer.raw_learner import refusal_of
+from tests.syncer.raw_learner import is_answer_lost, refusal_of
 
 
 def http2(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
@@ -104,6 +104,9 @@ async def told_by(call: Awaitable[Any], told: Counter[str]) -> None:
     try:
         await call
     except grpc.aio.AioRpcError as error:
+        if is_answer_lost(error):
+            told["refused; gRPC lost the reason"] += 1
+            return
         try:
             told[refusal_of(error).reason] += 1
         except AssertionError:

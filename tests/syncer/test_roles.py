@@ -309,6 +309,7 @@ async def test_where_enrolment_is_by_run_a_learner_of_any_run_joins_none(keys: P
 
 async def test_health_can_be_closed_to_strangers_and_reflection_turned_off(keys: Path) -> None:
     request = health_pb2.HealthCheckRequest()
+    asked_for = reflection_pb2.ServerReflectionRequest(list_services="")
     for is_open in (True, False):
         settings = replace(LOCAL, has_open_health=is_open, has_reflection=is_open)
         async with by_certificate(keys, settings) as (server, tls):
@@ -320,12 +321,15 @@ async def test_health_can_be_closed_to_strangers_and_reflection_turned_off(keys:
                 ]
                 assert codes == [grpc.StatusCode.OK if is_open else grpc.StatusCode.UNAUTHENTICATED] * 2
                 reflection = reflection_pb2_grpc.ServerReflectionStub(stubs.channel)
-                asked_for = reflection_pb2.ServerReflectionRequest(list_services="")
                 info = reflection.ServerReflectionInfo(iter([asked_for]), timeout=20)
-                assert await _first(info) is (grpc.StatusCode.OK if is_open else grpc.StatusCode.UNIMPLEMENTED)
+                refused = grpc.StatusCode.UNAUTHENTICATED if is_open else grpc.StatusCode.UNIMPLEMENTED
+                assert await _first(info) is refused
             async with connected(server.port, tls(CALLERS["reader"])) as stubs:
                 answer = await health_pb2_grpc.HealthStub(stubs.channel).Check(request, timeout=20)
                 assert answer.status == health_pb2.HealthCheckResponse.SERVING
+                reflection = reflection_pb2_grpc.ServerReflectionStub(stubs.channel)
+                info = reflection.ServerReflectionInfo(iter([asked_for]), timeout=20)
+                assert await _first(info) is (grpc.StatusCode.OK if is_open else grpc.StatusCode.UNIMPLEMENTED)
 
 
 async def _first(call: Any) -> grpc.StatusCode:

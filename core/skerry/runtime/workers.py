@@ -14,8 +14,6 @@ Arguments = TypeVarTuple("Arguments")
 
 # Jobs that are waiting or at work for one caller: enough that no thread waits for the loop, and what bounds memory.
 IN_FLIGHT: Final = 6
-# Those given to the pool, a thread: likewise.
-_GIVEN: Final = 3
 # On whose behalf a task has work done; the tasks that it starts inherit it.
 BEHALF: Final[ContextVar[str]] = ContextVar("BEHALF", default="")
 
@@ -33,12 +31,12 @@ class Workers(Protocol):
 class ThreadWorkers:
     """A pool of threads; work that is to run in parallel has to release the GIL.
 
-    Beyond a few jobs a thread, those on whose `BEHALF` work is to be done take turns, however much there is for each.
+    While all are at work, those on whose `BEHALF` more is to be done take turns, however much there is for each.
     """
 
     def __init__(self, count: int, *, name: str = "skerry") -> None:
         self._pool = ThreadPoolExecutor(max_workers=count, thread_name_prefix=name)
-        self._free = _GIVEN * count
+        self._free = count
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}  # by behalf; the first is next
 
     async def run(self, function: Callable[[*Arguments], Result], *args: *Arguments) -> Result:

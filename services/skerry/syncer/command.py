@@ -95,9 +95,7 @@ The files in keys/ are made by `skerry keys keys --server a.example`.
 @click.option(
     "--run-limit",
     type=click.FloatRange(min=0),
-    default=1024,
-    show_default=True,
-    help=f"Most GiB that one run may have in the store, besides {RUN_TIMES} times the size of its weights.",
+    help=f"Most GiB that one run may have in the store.  [default: 1024, and {RUN_TIMES} times its weights]",
 )
 @click.option("--workers", type=click.IntRange(1, 256), help="Worker threads.  [default: one a core, at least 2]")
 @click.option("--drain-grace", type=click.FloatRange(0, 3600), default=20.0, help="Seconds that a shutdown may take.")
@@ -133,7 +131,7 @@ def serve(
     scratch: Path | None,
     client_rate: float,
     draft_limit: float,
-    run_limit: float,
+    run_limit: float | None,
     workers: int | None,
     drain_grace: float,
     new_run_level: int,
@@ -180,7 +178,7 @@ def serve(
             new_run_level=new_run_level,
             client_bytes_a_second=2**20 * client_rate,
             draft_bytes=int(2**30 * draft_limit),
-            replica=ReplicaSettings(run_bytes=int(2**30 * run_limit)),
+            replica=ReplicaSettings(run_bytes=None if run_limit is None else int(2**30 * run_limit)),
         ),
     )
     sys.setswitchinterval(_SWITCH_INTERVAL_S)

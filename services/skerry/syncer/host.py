@@ -16,7 +16,7 @@ from typing import Final
 from skerry.runtime.clock import Clock
 from skerry.runtime.identifiers import Entropy
 from skerry.runtime.logs import get_logger
-from skerry.runtime.workers import Workers
+from skerry.runtime.workers import BEHALF, Workers
 from skerry.store.errors import RunNotFoundError, StoreError
 from skerry.store.log.entries import ENTRY_FORMAT, RunStatus
 from skerry.store.log.run_log import RunLog
@@ -304,6 +304,7 @@ class RunHost:
 
     async def _keep(self, replica: RunReplica, uid: str) -> None:
         """Runs the replica. A failure ends this run only, and the next call opens it again."""
+        BEHALF.set(uid)
         try:
             await replica.run()
         except asyncio.CancelledError:

@@ -378,7 +378,7 @@ def check_size(blobs: Blobs) -> None:
         SyncerError: QUOTA_EXCEEDED.
     """
     if blobs.is_too_large:
-        message = "the run has more in the store than it may have; have its policy keep less, or raise --run-limit"
+        message = "the run has more in the store than it may have: have its policy keep less, or raise --run-limit"
         raise exceeded(message, retry_after_s=RETRY_FULL_S)
 
 

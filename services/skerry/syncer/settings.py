@@ -7,7 +7,9 @@ from typing import Final
 
 from skerry.store.log.checkpoints import CHECKPOINT_EVERY
 
-RUN_TIMES: Final = 64
+# Far above what policies keep: by default some 100 times the weights, in a day of rounds of half a minute 1000 times.
+RUN_BYTES: Final = 2**40
+RUN_TIMES: Final = 1024
 
 
 @dataclass(frozen=True)
@@ -22,5 +24,5 @@ class ReplicaSettings:
     longest_retry_s: float = 4.0  # after a merge failed again and again
     checkpoint_every: int = CHECKPOINT_EVERY  # entries of the log
     collection_look_s: float = 60.0  # between looks whether a collection is due, which cost no request
-    run_bytes: int = 2**40  # that one run may have in the store, beyond `RUN_TIMES` its weights
+    run_bytes: int | None = None  # that one run may have in the store; None: `RUN_BYTES` and `RUN_TIMES` its weights
     stream_limit_bytes: int = 2**20  # of events that a follower has not taken

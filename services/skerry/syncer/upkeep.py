@@ -7,6 +7,7 @@ meanwhile, and it admits no collection of objects that rebuilding the newest ver
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Final
 
 from skerry.runtime.clock import Clock
@@ -15,7 +16,7 @@ from skerry.store.log import checkpoints, retention
 from skerry.store.log.entries import CHECKPOINTS_FORMAT, RunStatus
 from skerry.store.log.run_log import RunLog
 from skerry.store.operator.collect import collect
-from skerry.syncer.settings import RUN_TIMES, ReplicaSettings
+from skerry.syncer.settings import RUN_BYTES, RUN_TIMES, ReplicaSettings
 
 _LOG: Final = get_logger(__name__)
 _LOOK_S: Final = 5.0  # between looks whether there is something to do, which cost nothing
@@ -27,17 +28,20 @@ async def keep_small(
     log: RunLog, clock: Clock, settings: ReplicaSettings, attempt: Callable[[Awaitable[object], str], Awaitable[bool]]
 ) -> None:
     """Checks in an endless loop if a checkpoint or a collection is due; `attempt` handles failures of the store."""
+    _measure(log, settings)
     due_s = clock.monotonic_s() + settings.collection_look_s
     while True:
         if checkpoints.is_due(log.state, settings.checkpoint_every):
             await attempt(checkpoints.write_checkpoint(log), "checkpoint could not be stored")
         is_full, now_s = log.blobs.is_full, clock.monotonic_s()
-        if may_collect(log) and (is_full or now_s >= due_s):
-            is_due, took_s = retention.is_due(log.state), clock.monotonic_s() - now_s
-            if is_full or is_due:
+        if is_full or now_s >= due_s:
+            is_due, took_s = may_collect(log) and retention.is_due(log.state), clock.monotonic_s() - now_s
+            if is_due or (may_collect(log) and (is_full or log.blobs.is_too_large)):
                 await attempt(_collect(log, clock, is_full=is_full), "collection failed")
+            now_s = clock.monotonic_s()
             _measure(log, settings)
-            due_s = clock.monotonic_s() + max(settings.collection_look_s, took_s / _LOOK_SHARE)
+            took_s += clock.monotonic_s() - now_s
+            due_s = now_s + max(settings.collection_look_s, took_s / _LOOK_SHARE)
         await clock.sleep(min(_LOOK_S, settings.collection_look_s))
 
 
@@ -48,16 +52,18 @@ def may_collect(log: RunLog) -> bool:
 
 def _measure(log: RunLog, settings: ReplicaSettings) -> None:
     """Finds out if the run has more in the store than it may have."""
+    limit_bytes = settings.run_bytes
+    if limit_bytes is None:
+        limit_bytes = RUN_BYTES + RUN_TIMES * 4 * sum(layout.numel for layout in log.spec.fragments)
     size_bytes = retention.size_bytes(log.state)
-    limit_bytes = settings.run_bytes + RUN_TIMES * 4 * sum(layout.numel for layout in log.spec.fragments)
-    log.blobs.is_too_large = size_bytes > limit_bytes
-    if log.blobs.is_too_large:
+    if (is_too_large := size_bytes > limit_bytes) and not log.blobs.is_too_large:
         facts = {"run": log.spec.name, "size_bytes": size_bytes, "limit_bytes": limit_bytes}
-        _LOG.error("run has more in the store than it may have; change what its policy keeps", **facts)
+        _LOG.error("run has more in the store than it may have, and takes no more deltas", **facts)
+    log.blobs.is_too_large = is_too_large
 
 
 async def _collect(log: RunLog, clock: Clock, *, is_full: bool) -> None:
-    kept = retention.Retention.of(log.state.policy)
+    kept = replace(retention.Retention.of(log.state.policy), keeps_quarantined=not log.blobs.is_too_large)
     went = await collect(log, kept, now_unix_s=clock.unix_s())
     log.blobs.is_full = False  # until the next blob finds no space
     facts = {"run": log.spec.name, "objects": len(went.victims), "size_bytes": went.size_bytes}

@@ -49,14 +49,19 @@ class Authentication:
 
     def knows(self, context: grpc.aio.ServicerContext[Any, Any]) -> bool:
         """Whether the caller has an identity, in whatever role."""
-        token = _token(context)
-        if self._tokens is not None and token is not None:
-            return self._tokens.knows(token)
         try:
-            _named_by_certificate(context)
+            self.check_known(context)
         except SyncerError:
             return False
         return True
+
+    def check_known(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        """Raises SyncerError, UNAUTHENTICATED, if the caller has no identity."""
+        token = _token(context)
+        if self._tokens is None or token is None:
+            _named_by_certificate(context)
+        elif not self._tokens.knows(token):
+            raise SyncerError("UNAUTHENTICATED", "the token is not known, was revoked or has expired")
 
 
 def _token(context: grpc.aio.ServicerContext[Any, Any]) -> str | None:

@@ -8,6 +8,7 @@ from contextlib import aclosing, suppress
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
+from skerry.runtime.workers import BEHALF
 from skerry.store.errors import ObjectMissingError, UnreadableObjectError
 from skerry.store.log.checkpoints import newest_state
 from skerry.store.log.entries import GRANTS_FORMAT, RunStatus, SessionItem
@@ -81,6 +82,7 @@ class ExchangeServicer(exchange_pb2_grpc.ExchangeServicer):
         replica = await self._host.open(hello.run, hello.run_uid, seen_position=hello.seen_position)
         if hello.tensors:  # there may be many
             async with self._checking:  # one at a time, so that merges always have a worker
+                BEHALF.set("checks")  # others wait for it, and not for all that its client has begun
                 await self._host.workers.run(check_tensors, replica.log.spec, hello.tensors)
         known = replica.state.learners.get(hello.learner_id)
         if known is None:

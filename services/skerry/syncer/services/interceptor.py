@@ -60,6 +60,7 @@ _FAILURES: Final = Rate("failures", SystemClock(), burst=200, pause_s=1.0)
 # A status and its details have to fit the 8 KiB of metadata that clients take.
 _MOST_MESSAGE: Final = 1000
 _OWN_METHODS: Final = "/skerry.v1."
+_HEALTH: Final = "/grpc.health.v1."  # its servicer knows who may ask
 # The largest message of methods that get neither weights nor the names of a run's tensors: to parse one takes long.
 _SHORT_BYTES: Final = 2**20
 # For how many calls a call counts: to look at a run from its start on, and further if it is refused.
@@ -106,9 +107,8 @@ def _as_syncer_error(error: Exception) -> SyncerError:
         case StoreUnavailableError():
             return SyncerError(error.reason, "the store can't be reached; retry", retry_after_s=RETRY_STORE_S)
         case StoreFullError():
-            return SyncerError(
-                error.reason, "the store is full; an operator must free space", retry_after_s=RETRY_FULL_S
-            )
+            message = "the store is full; an operator must free space"
+            return SyncerError(error.reason, message, retry_after_s=RETRY_FULL_S)
         case NewerFormatError():
             return SyncerError(error.reason, str(error), retry_after_s=RETRY_ELSEWHERE_S)
         case UnreadableObjectError():
@@ -175,7 +175,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
         def calling(context: grpc.aio.ServicerContext[Any, Any]) -> _Calling:
             CALLER.set(Caller(peer=context.peer() or ""))
             if not is_own:
-                return self._foreign(CALLER.get().address)
+                return self._foreign(method, context)
             if self._authentication is None:
                 return nullcontext(anything)
             return self._authentication.admitted(name, context)
@@ -200,8 +200,10 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
         self._foreign_messages.take(f"{CALLER.get().address} {method}")
 
     @asynccontextmanager
-    async def _foreign(self, address: str) -> AsyncIterator[Check]:
-        with self._foreign_calls.under_way(address):
+    async def _foreign(self, method: str, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Check]:
+        if self._authentication is not None and not method.startswith(_HEALTH):
+            self._authentication.check_known(context)
+        with self._foreign_calls.under_way(CALLER.get().address):
             yield anything
 
     def _bounded(self, deserializer: Callable[[bytes], Any] | None, method: str, limit_bytes: int) -> Any:

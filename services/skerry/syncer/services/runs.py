@@ -6,6 +6,7 @@ import asyncio
 from typing import Any, Final, NamedTuple
 
 from skerry.runtime.logs import get_logger
+from skerry.runtime.workers import BEHALF
 from skerry.store.errors import LogCorruptError, NewerFormatError
 from skerry.store.log.entries import RunStatus
 from skerry.syncer.caller import CALLER
@@ -74,6 +75,7 @@ class RunsServicer(runs_pb2_grpc.RunsServicer):
         if request.ByteSize() > _MAX_LAYOUT_BYTES:
             raise SyncerError("TOO_LARGE", f"tensors and fragments have too many bytes. limit={_MAX_LAYOUT_BYTES}")
         async with self._creating:  # one at a time, so that merges always have a worker: 60,000 tensors take a second
+            BEHALF.set("creations")  # others wait for it, and not for all that its client has begun
             replica = await self._create(request)
             return runs_pb2.CreateRunResponse(run=await self._host.workers.run(run_message, replica.state))
 

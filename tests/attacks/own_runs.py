@@ -102,11 +102,11 @@ async def _train(target: Target, frames: int, told: Counter[str]) -> None:
 
 async def create_storing(target: Target, _store_url: str) -> None:
     """Prepares `own_snapshots`."""
-    await _create(target, 1, 16, snapshot_ratio=0, kept_version_count=10**6, kept_hours=10**6)
+    await _create(target, 1, 16, snapshot_ratio=0, kept_version_count=64, kept_hours=24)
 
 
 async def own_snapshots(target: Target, told: Counter[str]) -> None:
-    """Has a run of its own store three snapshots of 16 MiB for each delta of 2 KiB, and keep all."""
+    """Has a run of its own store three snapshots of 16 MiB for each delta of 2 KiB, and keep them for a day."""
     await _train(target, 16, told)
 
 

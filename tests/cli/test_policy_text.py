@@ -43,6 +43,7 @@ def test_what_is_shown_can_be_set() -> None:
         merge_by_fragment={"embedding": MergeRule.MEAN},
         lease_term_s=7.0,
         planned_step_count=5000,
+        enrols_by_run=True,
     )
     assert policy_text.apply([f"{name}={value}" for name, value in policy_text.rows(shown)], Policy()) == shown
 
@@ -54,6 +55,7 @@ def test_what_is_shown_can_be_set() -> None:
         ("inner_steps=3", "no such field"),
         ("inner_step_count=2.5", "whole number"),
         ("inner_step_count=many", "number is wanted"),
+        ("enrols_by_run=1", "true or false"),
         ("merge=median", "known=mean, rda"),
         ("outer.rate=1", "no such field"),
         ("merge_by_fragment=mean", "name a fragment"),

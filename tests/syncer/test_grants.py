@@ -27,6 +27,7 @@ from skerry.syncer.rounds import RoundEngine
 from skerry.syncer.server import SyncerServer, serving
 from skerry.v1 import runs_pb2 as runs
 from skerry.wire.identity import Identity, Role
+from skerry.wire.policy import Policy
 from tests.doubles.made_keys import make_keys, tls_of
 from tests.syncer.conftest import LOCAL
 from tests.syncer.raw_learner import RawLearner, connected, create_run
@@ -236,3 +237,26 @@ async def test_what_a_token_grants_is_in_the_log(keys: Path) -> None:
         entries = [entry async for entry, _ in (await server.host.open("demo")).log.entries()]
         authors = {item.author for entry in entries for item in entry.items if isinstance(item, PolicyItem)}
         assert authors == {"skerry://learner/demo/big"}, "who it is has no weight"
+
+
+def test_a_run_says_whom_it_enrols_from_its_format_level_on() -> None:
+    world = RoundWorld("eu")
+    (outcome,) = world.append(PolicyItem("e" * 32, Policy(enrols_by_run=True)))
+    assert outcome.rejection is not None
+    assert outcome.rejection.reason == "BAD_REQUEST"
+    world.append(LevelItem(GRANTS_FORMAT))
+    (outcome,) = world.append(PolicyItem("e" * 32, Policy(enrols_by_run=True)))
+    assert outcome.rejection is None
+    assert world.state.policy.enrols_by_run
+
+
+@pytest.mark.parametrize("field", ["quorum_count", "kept_hours", "lease_term_s", "enrols_by_run"])
+def test_no_field_of_a_policy_is_null(field: str) -> None:
+    with pytest.raises(ValueError, match="policy"):
+        Policy.from_json({field: None})
+
+
+@pytest.mark.parametrize("value", [0, 1, 0.5, "true", None])
+def test_a_policy_says_so_by_true_or_false(value: object) -> None:
+    with pytest.raises(ValueError, match="true or false"):
+        Policy.from_json({"enrols_by_run": value})

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import numpy as np
 import pytest
 from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID
@@ -38,7 +39,7 @@ from skerry.wire.identity import Identity, Role
 from tests.doubles.heard_logs import heard_logs
 from tests.doubles.made_keys import make_keys, make_pair, tls_of
 from tests.syncer.conftest import LOCAL
-from tests.syncer.raw_learner import RawLearner, Stubs, connected, create_run, pull, refusal_of, refused
+from tests.syncer.raw_learner import RawLearner, Stubs, connected, create_run, layout, pull, refusal_of, refused
 
 ID = "a" * 32
 # What each method is asked, about the run demo and as the learner us.
@@ -305,6 +306,27 @@ async def test_where_enrolment_is_by_run_a_learner_of_any_run_joins_none(keys: P
         async with connected(server.port, tls(CALLERS["learner"])) as stubs:
             for method in ("Exchange/Attach", "Runs/GetRun", "Runs/CreateRun"):
                 assert await asked(stubs, method, REQUESTS[method]) == "PERMISSION_DENIED"
+
+
+async def test_a_run_can_want_learners_that_were_enrolled_in_it(keys: Path) -> None:
+    async with by_certificate(keys) as (server, tls):
+        async with connected(server.port, tls(ADMIN)) as stubs:
+            run, _ = await create_run(stubs)
+        async with connected(server.port, tls(CALLERS["learner"])) as stubs:
+            learner = RawLearner(stubs, run, "us", random.Random(1))
+            await learner.attach()
+            base = await pull(stubs, run, "body")
+            async with connected(server.port, tls(ADMIN)) as admin:
+                policy = types.Policy(enrols_by_run=True)
+                await admin.runs.SetPolicy(runs.SetPolicyRequest(request_id="a" * 32, name="demo", policy=policy))
+            with refused("PERMISSION_DENIED", grpc.StatusCode.PERMISSION_DENIED):
+                await learner.push(learner.header(base, "body"), np.ones(layout("body").numel, np.float32))
+            with refused("PERMISSION_DENIED", grpc.StatusCode.PERMISSION_DENIED):
+                await RawLearner(stubs, run, "us", random.Random(1)).attach()
+        async with connected(server.port, tls(CALLERS["learner of the run"])) as stubs:
+            learner = RawLearner(stubs, run, "us", random.Random(1))
+            await learner.attach()
+            learner.detach()
 
 
 async def test_health_can_be_closed_to_strangers_and_reflection_turned_off(keys: Path) -> None:

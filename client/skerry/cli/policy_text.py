@@ -61,7 +61,7 @@ def _flatten(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, str]
         elif isinstance(value, tuple):
             yield f"{prefix}{name}", ",".join(map(str, value))
         else:
-            yield f"{prefix}{name}", f"{value:g}" if isinstance(value, float) else str(value)
+            yield f"{prefix}{name}", f"{value:g}" if isinstance(value, float) else str(value).lower()
 
 
 def _assign(values: dict[str, Any], name: str, text: str) -> None:
@@ -91,6 +91,10 @@ def _parsed(name: str, now: Any, text: str) -> Any:
         if (word := text.lower().replace("_", "-")) not in known:
             raise ValueError(f"value is not known. value={text!r}, known={', '.join(known)}")
         return known[word]
+    if isinstance(now, bool):
+        if text.lower() not in {"true", "false"}:
+            raise ValueError(f"true or false is wanted. name={name}, value={text!r}")
+        return text.lower() == "true"
     try:
         number = float(text)
     except ValueError:

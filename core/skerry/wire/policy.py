@@ -52,11 +52,15 @@ def _check_ranges(values: Any, prefix: str = "") -> None:
     """
     for entry in dataclasses.fields(values):
         value = getattr(values, entry.name)
-        if "range" not in entry.metadata or value is None:
+        if "range" not in entry.metadata or value is entry.default is None:
             continue
         name, (low, high) = f"{prefix}{entry.name}", entry.metadata["range"]
         if name.endswith("_count") and not hasattr(value, "__index__"):
             raise ValueError(f"policy field must be a whole number. field={name}, value={value}")
+        if isinstance(entry.default, bool) and not isinstance(value, bool):
+            raise ValueError(  # noqa: TRY004 - of a field, as any other
+                f"policy field must be true or false. field={name}, value={value}"
+            )
         if not low <= value <= high:
             raise ValueError(f"policy field is out of range. field={name}, value={value}, low={low}, high={high}")
 
@@ -99,6 +103,7 @@ class Policy:
     kept_hours: float = _ranged(1.0, 0, 1_000_000)
     kept_day_count: int = _ranged(30, 0, 100_000)
     pinned_positions: tuple[int, ...] = ()
+    enrols_by_run: bool = _ranged(False, False, True)
 
     def __post_init__(self) -> None:
         """Checks every range.
@@ -179,7 +184,7 @@ class Policy:
 
 
 _RETENTION: Final = frozenset({"kept_version_count", "kept_hours", "kept_day_count", "pinned_positions"})
-_NEWEST: Final = _RETENTION | {"planned_step_count"}
+_NEWEST: Final = _RETENTION | {"planned_step_count", "enrols_by_run"}
 
 
 def outer_name(name: str) -> OuterName:

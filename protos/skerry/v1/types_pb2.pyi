@@ -725,6 +725,7 @@ class Policy(_message.Message):
     KEPT_HOURS_FIELD_NUMBER: _builtins.int
     KEPT_DAY_COUNT_FIELD_NUMBER: _builtins.int
     PINNED_POSITIONS_FIELD_NUMBER: _builtins.int
+    ENROLS_BY_RUN_FIELD_NUMBER: _builtins.int
     inner_step_count: _builtins.int
     """H: inner steps between two contributions of a learner to one fragment; 1 to 1,000,000. Default 24."""
     delay_step_count: _builtins.int
@@ -770,6 +771,10 @@ class Policy(_message.Message):
     kept_day_count: _builtins.int
     """And beyond these the weights of the last version of each day (UTC) with a version, for this many days; 0 to 10^5.
     Default 30.
+    """
+    enrols_by_run: _builtins.bool
+    """True: of the learners that the server knows by certificate or token, only those attach and push whose identity
+    names this run; PERMISSION_DENIED for the others. From format level 5 on. Default false.
     """
     @_builtins.property
     def outer(self) -> Global___OuterOptimizer:
@@ -821,13 +826,16 @@ class Policy(_message.Message):
         kept_hours: _builtins.float | None = ...,
         kept_day_count: _builtins.int | None = ...,
         pinned_positions: _abc.Iterable[_builtins.int] | None = ...,
+        enrols_by_run: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_delay_step_count", b"_delay_step_count", "_grace_factor", b"_grace_factor", "_inner_step_count", b"_inner_step_count", "_kept_day_count", b"_kept_day_count", "_kept_hours", b"_kept_hours", "_kept_version_count", b"_kept_version_count", "_max_staleness", b"_max_staleness", "_planned_step_count", b"_planned_step_count", "_quarantine_ratio", b"_quarantine_ratio", "_quorum_count", b"_quorum_count", "_snapshot_ratio", b"_snapshot_ratio", "_staleness_exponent", b"_staleness_exponent", "_weight_cap", b"_weight_cap", "delay_step_count", b"delay_step_count", "delta_encoding", b"delta_encoding", "grace_factor", b"grace_factor", "inner_step_count", b"inner_step_count", "kept_day_count", b"kept_day_count", "kept_hours", b"kept_hours", "kept_version_count", b"kept_version_count", "lease_term", b"lease_term", "max_staleness", b"max_staleness", "outer", b"outer", "planned_step_count", b"planned_step_count", "quarantine_ratio", b"quarantine_ratio", "quorum_count", b"quorum_count", "snapshot_ratio", b"snapshot_ratio", "staleness_exponent", b"staleness_exponent", "update_encoding", b"update_encoding", "weight_cap", b"weight_cap"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_delay_step_count", b"_delay_step_count", "_enrols_by_run", b"_enrols_by_run", "_grace_factor", b"_grace_factor", "_inner_step_count", b"_inner_step_count", "_kept_day_count", b"_kept_day_count", "_kept_hours", b"_kept_hours", "_kept_version_count", b"_kept_version_count", "_max_staleness", b"_max_staleness", "_planned_step_count", b"_planned_step_count", "_quarantine_ratio", b"_quarantine_ratio", "_quorum_count", b"_quorum_count", "_snapshot_ratio", b"_snapshot_ratio", "_staleness_exponent", b"_staleness_exponent", "_weight_cap", b"_weight_cap", "delay_step_count", b"delay_step_count", "delta_encoding", b"delta_encoding", "enrols_by_run", b"enrols_by_run", "grace_factor", b"grace_factor", "inner_step_count", b"inner_step_count", "kept_day_count", b"kept_day_count", "kept_hours", b"kept_hours", "kept_version_count", b"kept_version_count", "lease_term", b"lease_term", "max_staleness", b"max_staleness", "outer", b"outer", "planned_step_count", b"planned_step_count", "quarantine_ratio", b"quarantine_ratio", "quorum_count", b"quorum_count", "snapshot_ratio", b"snapshot_ratio", "staleness_exponent", b"staleness_exponent", "update_encoding", b"update_encoding", "weight_cap", b"weight_cap"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_delay_step_count", b"_delay_step_count", "_grace_factor", b"_grace_factor", "_inner_step_count", b"_inner_step_count", "_kept_day_count", b"_kept_day_count", "_kept_hours", b"_kept_hours", "_kept_version_count", b"_kept_version_count", "_max_staleness", b"_max_staleness", "_planned_step_count", b"_planned_step_count", "_quarantine_ratio", b"_quarantine_ratio", "_quorum_count", b"_quorum_count", "_snapshot_ratio", b"_snapshot_ratio", "_staleness_exponent", b"_staleness_exponent", "_weight_cap", b"_weight_cap", "delay_step_count", b"delay_step_count", "delta_encoding", b"delta_encoding", "grace_factor", b"grace_factor", "inner_step_count", b"inner_step_count", "kept_day_count", b"kept_day_count", "kept_hours", b"kept_hours", "kept_version_count", b"kept_version_count", "lease_term", b"lease_term", "max_staleness", b"max_staleness", "merge", b"merge", "merge_by_fragment", b"merge_by_fragment", "outer", b"outer", "pinned_positions", b"pinned_positions", "planned_step_count", b"planned_step_count", "quarantine_ratio", b"quarantine_ratio", "quorum_count", b"quorum_count", "snapshot_ratio", b"snapshot_ratio", "staleness_exponent", b"staleness_exponent", "update_encoding", b"update_encoding", "weight_cap", b"weight_cap"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_delay_step_count", b"_delay_step_count", "_enrols_by_run", b"_enrols_by_run", "_grace_factor", b"_grace_factor", "_inner_step_count", b"_inner_step_count", "_kept_day_count", b"_kept_day_count", "_kept_hours", b"_kept_hours", "_kept_version_count", b"_kept_version_count", "_max_staleness", b"_max_staleness", "_planned_step_count", b"_planned_step_count", "_quarantine_ratio", b"_quarantine_ratio", "_quorum_count", b"_quorum_count", "_snapshot_ratio", b"_snapshot_ratio", "_staleness_exponent", b"_staleness_exponent", "_weight_cap", b"_weight_cap", "delay_step_count", b"delay_step_count", "delta_encoding", b"delta_encoding", "enrols_by_run", b"enrols_by_run", "grace_factor", b"grace_factor", "inner_step_count", b"inner_step_count", "kept_day_count", b"kept_day_count", "kept_hours", b"kept_hours", "kept_version_count", b"kept_version_count", "lease_term", b"lease_term", "max_staleness", b"max_staleness", "merge", b"merge", "merge_by_fragment", b"merge_by_fragment", "outer", b"outer", "pinned_positions", b"pinned_positions", "planned_step_count", b"planned_step_count", "quarantine_ratio", b"quarantine_ratio", "quorum_count", b"quorum_count", "snapshot_ratio", b"snapshot_ratio", "staleness_exponent", b"staleness_exponent", "update_encoding", b"update_encoding", "weight_cap", b"weight_cap"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__delay_step_count: _TypeAlias = _typing.Literal["delay_step_count"]  # noqa: Y015
     _WhichOneofArgType__delay_step_count: _TypeAlias = _typing.Literal["_delay_step_count", b"_delay_step_count"]  # noqa: Y015
+    _WhichOneofReturnType__enrols_by_run: _TypeAlias = _typing.Literal["enrols_by_run"]  # noqa: Y015
+    _WhichOneofArgType__enrols_by_run: _TypeAlias = _typing.Literal["_enrols_by_run", b"_enrols_by_run"]  # noqa: Y015
     _WhichOneofReturnType__grace_factor: _TypeAlias = _typing.Literal["grace_factor"]  # noqa: Y015
     _WhichOneofArgType__grace_factor: _TypeAlias = _typing.Literal["_grace_factor", b"_grace_factor"]  # noqa: Y015
     _WhichOneofReturnType__inner_step_count: _TypeAlias = _typing.Literal["inner_step_count"]  # noqa: Y015
@@ -854,6 +862,8 @@ class Policy(_message.Message):
     _WhichOneofArgType__weight_cap: _TypeAlias = _typing.Literal["_weight_cap", b"_weight_cap"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__delay_step_count) -> _WhichOneofReturnType__delay_step_count | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__enrols_by_run) -> _WhichOneofReturnType__enrols_by_run | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__grace_factor) -> _WhichOneofReturnType__grace_factor | None: ...
     @_typing.overload

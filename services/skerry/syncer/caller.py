@@ -6,6 +6,10 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Final
 
+from skerry.store.log.entries import GRANTS_FORMAT
+from skerry.store.log.state import RunState
+from skerry.syncer.errors import SyncerError
+
 
 @dataclass(frozen=True)
 class Caller:
@@ -15,6 +19,7 @@ class Caller:
     learner: str = ""  # the id that it is bound to, of a learner
     peer: str = ""  # its connection
     weight: float | None = None  # that it is granted as a learner
+    run: str = ""  # the only one that it may use; empty: any
 
     @property
     def sender(self) -> str:
@@ -35,3 +40,16 @@ CALLER: Final[ContextVar[Caller]] = ContextVar("CALLER", default=_NOBODY)
 def author() -> str:
     """Returns the identity that is recorded as the author of a change; empty where the server has no roles."""
     return CALLER.get().identity
+
+
+def enrolled_weight(state: RunState) -> float | None:
+    """Returns the weight that the run grants the caller, if that is a learner.
+
+    Raises:
+        SyncerError: PERMISSION_DENIED: the run wants learners whose identity names it.
+    """
+    caller = CALLER.get()
+    if state.policy.enrols_by_run and caller.learner and not caller.run:
+        message = f"the run takes only learners that were enrolled in it. caller={caller.identity}, run=any"
+        raise SyncerError("PERMISSION_DENIED", message)
+    return caller.weight if state.level >= GRANTS_FORMAT else None

@@ -7,6 +7,7 @@ from typing import assert_never
 
 from skerry.store.log.entries import (
     CHECKPOINTS_FORMAT,
+    GRANTS_FORMAT,
     INITIAL_BASE,
     MEDIAN_FORMAT,
     AcceptedItem,
@@ -113,6 +114,8 @@ def check_policy(state: RunState, item: PolicyItem) -> Rejection | None:
         return Rejection("BAD_REQUEST", f"the run's format level has no retention. level={state.level}")
     if state.entry_format < MEDIAN_FORMAT and item.policy.has_median:
         return Rejection("BAD_REQUEST", f"the run's format level has no geometric median. level={state.level}")
+    if state.entry_format < GRANTS_FORMAT and item.policy.enrols_by_run:
+        return Rejection("BAD_REQUEST", f"the run's format level has no enrolment by run. level={state.level}")
     pins = set(item.policy.pinned_positions).difference(state.policy.pinned_positions)
     if gone := sorted(position for position in pins if not has_weights_at(state, position)):
         return Rejection("VERSION_NOT_FOUND", f"weights at a position are not there to pin. positions={gone[:20]}")

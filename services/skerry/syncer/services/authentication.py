@@ -42,7 +42,7 @@ class Authentication:
             else:
                 caller = await stack.enter_async_context(self._tokens.calling(token))
             learner = caller.name if caller.role is Role.LEARNER else ""
-            CALLER.set(Caller(caller.client, learner, context.peer() or "", caller.weight))
+            CALLER.set(Caller(caller.client, learner, context.peer() or "", caller.weight, caller.run))
             check_role(method, caller)
             stack.enter_context(self._calls.under_way(caller.client))
             yield partial(check_message, method, caller, wants_run=self._wants_run)

@@ -11,11 +11,11 @@ from weakref import WeakValueDictionary
 from skerry.runtime.workers import BEHALF
 from skerry.store.errors import ObjectMissingError, UnreadableObjectError
 from skerry.store.log.checkpoints import newest_state
-from skerry.store.log.entries import GRANTS_FORMAT, RunStatus, SessionItem
+from skerry.store.log.entries import RunStatus, SessionItem
 from skerry.store.log.fold import apply_entry
 from skerry.store.log.state import FragmentState
 from skerry.store.objects.interface import STREAM_CHUNK_BYTES
-from skerry.syncer.caller import CALLER
+from skerry.syncer.caller import CALLER, enrolled_weight
 from skerry.syncer.errors import RETRY_STORE_S, SyncerError, bad_request
 from skerry.syncer.events import EventStream, duration_message, events_of, fate_message, running
 from skerry.syncer.host import RunHost
@@ -89,7 +89,7 @@ class ExchangeServicer(exchange_pb2_grpc.ExchangeServicer):
             self._host.new_ids.take(replica.log.spec.uid)
         elif hello.session_id not in known.sessions or known.has_left:
             self._host.new_sessions.take(f"{replica.log.spec.uid}/{hello.learner_id}")
-        weight = CALLER.get().weight if replica.state.level >= GRANTS_FORMAT else None
+        weight = enrolled_weight(replica.state)
         await replica.attach(SessionItem(hello.learner_id, hello.session_id, hello.region, weight=weight))
         with replica.attached(hello.learner_id, hello.session_id) as stream:
             open_rounds = replica.open_rounds()
@@ -132,6 +132,7 @@ class ExchangeServicer(exchange_pb2_grpc.ExchangeServicer):
         header = first.header
         check_id(header.run_uid, "run uid")
         replica = await self._host.open(header.run, header.run_uid, seen_position=header.seen_position)
+        enrolled_weight(replica.state)  # it may have attached before the run said whom it takes
         push = await begin_push(replica, header_from_message(header), self._host.budget, self._host.drafts)
         with self._host.pushes.under_way(header.run_uid, push.sender):
             try:

@@ -35,7 +35,7 @@ async def attack(name: str, target: Target) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.attacks", description=__doc__)
     parser.add_argument("--only", choices=ATTACKS, help="one attack")
-    parser.add_argument("--seconds", type=float, default=10.0, help="in peace, and under each attack")
+    parser.add_argument("--seconds", type=float, default=10.0, help="under each attack")
     parser.add_argument("--roles", action="store_true", help="by mutual TLS; the attacker has one identity")
     parser.add_argument("--as", dest="name", choices=ATTACKS, help=argparse.SUPPRESS)
     parser.add_argument("--port", type=int, help=argparse.SUPPRESS)

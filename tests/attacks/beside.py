@@ -25,6 +25,8 @@ from tests.syncer.serve_process import serve_process
 # For how long an attack is measured at least: parts that hold memory for nothing are given up after 12 s, so in less
 # time there may be no merge at all.
 _LEAST_S: Final = {"slow-sessions": 20.0}
+# For how long peace is measured at most.
+_PEACE_S: Final = 3.0
 # Of the server's memory.
 MOST_MIB: Final = 700
 
@@ -93,7 +95,7 @@ def _peak_mib(pid: int) -> float:
 
 
 async def beside(name: str, seconds: float, *, has_roles: bool = False) -> Row:
-    """Measures so many seconds in peace and so many under the attack; with roles, every client has a certificate."""
+    """Measures some seconds in peace, and so many under the attack; with roles, every client has a certificate."""
     with tempfile.TemporaryDirectory() as folder:
         keys = Path(folder) / "keys" if has_roles else None
         options = [] if keys is None else roles(keys)
@@ -102,7 +104,7 @@ async def beside(name: str, seconds: float, *, has_roles: bool = False) -> Row:
             honest = Honest()
             training = asyncio.create_task(honest.train(target))
             await asyncio.sleep(1)
-            peace, _ = await honest.measured(seconds)
+            peace, _ = await honest.measured(min(seconds, _PEACE_S))
             if name in PREPARATIONS:
                 await PREPARATIONS[name](target, serve.store_url)
             attacker = await asyncio.create_subprocess_exec(

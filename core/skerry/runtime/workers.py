@@ -14,7 +14,7 @@ Arguments = TypeVarTuple("Arguments")
 
 # Jobs that are waiting or at work for one caller: enough that no thread waits for the loop, and what bounds memory.
 IN_FLIGHT: Final = 6
-# On whose behalf a task has work done; the tasks that it starts inherit it.
+# For whom a task asks for threads: a client, a run, or the learners of a merge. Tasks that it starts inherit it.
 BEHALF: Final[ContextVar[str]] = ContextVar("BEHALF", default="")
 
 
@@ -31,7 +31,7 @@ class Workers(Protocol):
 class ThreadWorkers:
     """A pool of threads; work that is to run in parallel has to release the GIL.
 
-    While all are at work, those on whose `BEHALF` more is to be done take turns, however much there is for each.
+    While all threads are busy, jobs wait in a line for each `BEHALF`, and the lines take turns, however long they are.
     """
 
     def __init__(self, count: int, *, name: str = "skerry") -> None:

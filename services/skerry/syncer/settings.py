@@ -7,7 +7,7 @@ from typing import Final
 
 from skerry.store.log.checkpoints import CHECKPOINT_EVERY
 
-# Far above what policies keep: by default some 100 times the weights, in a day of rounds of half a minute 1000 times.
+# Far above what policies keep: some 100 times the weights by default, and 800 times with every version of a day.
 RUN_BYTES: Final = 2**40
 RUN_TIMES: Final = 1024
 

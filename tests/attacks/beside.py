@@ -104,7 +104,7 @@ async def beside(name: str, seconds: float, *, has_roles: bool = False) -> Row:
             honest = Honest()
             training = asyncio.create_task(honest.train(target))
             await asyncio.sleep(1)
-            peace, _ = await honest.measured(min(seconds, _PEACE_S))
+            peace, _ = await honest.measured(min(seconds / 2, _PEACE_S))
             if name in PREPARATIONS:
                 await PREPARATIONS[name](target, serve.store_url)
             attacker = await asyncio.create_subprocess_exec(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
@@ -77,19 +78,18 @@ def need_root() -> None:
 
 def need_programs(packages: Mapping[str, str]) -> None:
     """Installs the Debian packages of programs that are missing, or skips the test; `packages`: program to package."""
-    missing = {program: package for program, package in packages.items() if find(program) is None}
-    if not missing:
+    if all(map(find, packages)):
         return
-    names = sorted(set(missing.values()))
+    names = sorted({package for program, package in packages.items() if find(program) is None})
     if find("apt-get") is None:
         pytest.skip(f"no apt-get here to install {' '.join(names)}")
     try:
-        with _no_started_servers():
+        with _alone(), _no_started_servers():
             apt_get("update", timeout_s=120)
             apt_get("install", "--no-install-recommends", *names, timeout_s=400)
     except CommandError as error:
         pytest.skip(f"apt-get can't install {' '.join(names)}: {error}")
-    still = [program for program in missing if find(program) is None]
+    still = [program for program in packages if find(program) is None]
     assert not still, f"installed {names}, and yet there is no {still}"
 
 
@@ -117,6 +117,15 @@ def _tail_of(text: str | bytes, lines: int = 40) -> str:
     if isinstance(text, bytes):
         text = text.decode(errors="replace")
     return "\n".join(text.strip().splitlines()[-lines:])
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """Waits until no other process of the tests installs: apt-get waits for another's installation, not its update."""
+    BUILD.mkdir(parents=True, exist_ok=True)
+    with (BUILD / "apt.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 @contextmanager

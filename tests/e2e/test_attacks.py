@@ -9,9 +9,9 @@ import pytest
 from tests.attacks.attacks import ATTACKS
 from tests.attacks.beside import beside
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]  # 500 runs are created for one of them
+pytestmark = [pytest.mark.e2e, pytest.mark.alone, pytest.mark.timeout(300)]  # 500 runs are created for one of them
 
-_SECONDS: Final = 5.0
+_SECONDS: Final = 3.0
 # Of the merges in peace; `python -m tests.attacks` has the real bound, which needs a quiet machine.
 _LEAST_SHARE: Final = 0.1
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.e2e, pytest.mark.alone, pytest.mark.timeout(200)]
 
 
 @pytest.mark.parametrize("table", ["codec", "transfer", "merge"])

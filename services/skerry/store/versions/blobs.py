@@ -14,6 +14,7 @@ import re
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from typing import Final, Literal
 
 import msgspec
@@ -357,9 +358,16 @@ async def snapshot_pieces(
         {tensor: ("float32", values.shape) for tensor, values in tensors.items()},
         {"format": str(FORMAT), "fragment": fragment, "version": str(version), "kind": kind},
     )
-    for values in tensors.values():
-        for piece in tensor_bytes(values):
-            yield piece
+    waiting: list[bytes] = []
+    size = 0
+    for piece in chain.from_iterable(map(tensor_bytes, tensors.values())):
+        waiting.append(piece)  # small tensors go together: each piece that is yielded costs some jobs of workers
+        size += len(piece)
+        if size >= STREAM_CHUNK_BYTES:
+            yield b"".join(waiting)
+            waiting, size = [], 0
+    if waiting:
+        yield b"".join(waiting)
 
 
 # Elements of a batch, which one worker job decodes, but for its last frame: 8 MiB of float32, some 900 kB of int4.

@@ -13,7 +13,7 @@ from skerry.client import ArrayLearner
 from skerry.client.movement import Movement
 
 # More than the steps that a synchronisation waits for its versions, so that none makes a second delta due.
-H: Final = 4096
+H: Final = 1024
 _STEP_S: Final = 0.01
 
 

@@ -26,7 +26,6 @@ import sys
 import tempfile
 import threading
 import time
-import zlib
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
@@ -88,7 +87,7 @@ def stage_syncer() -> None:
     for stage, owner, attribute in (
         ("zstd decompress", frames, "decompress_exactly"),
         ("zstd compress, frame", step, "pack_frame"),
-        ("checksum", zlib, "crc32"),
+        ("checksum", frames, "crc32"),
         ("frame cutting", frames.FrameReader, "feed"),
         ("check: decode", parts.PartChecker, "check"),
         ("check: norms", parts, "quantised_squared_norms"),

@@ -32,7 +32,7 @@ from skerry.algorithm.step import (
     subtract_update,
 )
 from skerry.wire import Codec, Encoding, FragmentLayout, NonFiniteError, TensorSpec, codecs, kernels, quantise
-from skerry.wire.frames import Frame, decode_frames, encode_frames, open_frame, parse_frames
+from skerry.wire.frames import Frame, decode_frames, encode_frames, open_frame, parse_frames, raw_bytes
 from skerry.wire.kernels import load
 from skerry.wire.quantise import quantised_squared_norms
 from tests.wire.wire_strategies import LARGEST, block_encodings, fragments
@@ -136,7 +136,9 @@ def test_the_outer_step_is_that_of_numpy(fragment: Fragment, encoding: Encoding,
         done: list[object] = []
         for span in step_spans(layout, encoding):
             prepared = prepare_span(step, span)
-            adopt_span(step, span, prepared.frames)
+            adopt_span(step, span, prepared.decompressed)
+            sent = [(frame.first, raw_bytes(frame)) for one in prepared.frames for frame in parse_frames(one)]
+            assert sent == [(frame.first, raw_bytes(frame)) for frame in prepared.decompressed]
             done += [prepared.frames, prepared.pieces.leaf.digest()]
         return [*done, state.weights.tobytes(), state.momentum.tobytes(), state.residual.tobytes()]
 
@@ -212,7 +214,7 @@ def test_neither_spans_nor_tiles_change_a_version(
         for span in step_spans(layout, encoding):
             prepared = prepare_span(adopted, span)
             before ^= prepared.checksum
-            after ^= adopt_span(adopted, span, prepared.frames)
+            after ^= adopt_span(adopted, span, prepared.decompressed)
             replay_span(replayed, span)
         assert (before, after) == (first.actual_checksum(), states[0].actual_checksum())
         return [_arrays(state) for state in states]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,6 +15,8 @@ EMBEDDING: Final = "embedding"
 MIN_FRAGMENTS: Final = 4
 # As published (P = 24): one fragment moves a step at H = 24.
 MAX_FRAGMENTS: Final = 24
+# Each fragment costs syncer and learners some milliseconds, whatever its size (docs/performance.md).
+_WORTH_NUMEL: Final = 8_000_000
 _EMBEDDING_NAME: Final = re.compile(r"embed|(^|[._])(wte|wpe|emb|tok_emb|pos_emb)([._]|$)", re.IGNORECASE)
 # Without a telling name, a matrix counts as a token table if it has many rows, and many more rows than columns. A model
 # has such a table for its input and one for its output at most; adapters have matrices of this shape in every layer.
@@ -39,7 +40,7 @@ class FragmentPlan:
 
 
 def plan_fragments(tensors: Iterable[TensorSpec], *, fragment_count: int | None = None) -> FragmentPlan:
-    """Returns a plan of at most `fragment_count` fragments (by default 4 for a tiny model up to 24).
+    """Returns a plan of at most `fragment_count` fragments (by default one for 8 million elements, 4 to 24 of them).
 
     Embedding tables form a fragment of their own, which is merged by plain mean. The other tensors go, largest first,
     into the fragment with the fewest elements, so that the largest fragment is at most 4/3 of the best possible. Within
@@ -55,7 +56,8 @@ def plan_fragments(tensors: Iterable[TensorSpec], *, fragment_count: int | None 
         raise ValueError("a model needs at least one tensor with elements")
     if fragment_count is not None and fragment_count < 1:
         raise ValueError(f"fragment_count must be at least 1. fragment_count={fragment_count}")
-    count = fragment_count or _default_count(sum(tensor.numel for tensor in given))
+    by_size = round(sum(tensor.numel for tensor in given) / _WORTH_NUMEL)
+    count = fragment_count or min(MAX_FRAGMENTS, max(MIN_FRAGMENTS, by_size))
     tables = _embedding_tables(given) if count > 1 else ()
     others = [tensor for tensor in given if tensor not in tables]
     if not others or not tables:
@@ -86,11 +88,6 @@ def check_same_tensors(own: Iterable[TensorSpec], fragments: Iterable[FragmentLa
         f"only_in_run={missing[:3]}, only_in_model={unknown[:3]}, shapes={shapes[:3]}, "
         f"differences={len(missing) + len(unknown) + len(shapes)}",
     )
-
-
-def _default_count(numel: int) -> int:
-    """4 fragments at a million elements, twice as many for every ten times more."""
-    return min(MAX_FRAGMENTS, max(MIN_FRAGMENTS, round(4 * 2 ** math.log10(numel / 1e6))))
 
 
 def _embedding_tables(tensors: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:

@@ -31,7 +31,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from skerry.wire.codecs import MAX_FRAME_NUMEL, Cut, Encoding, PerThread, cut_frames
+from skerry.wire.codecs import HEADER_SIZE, MAX_FRAME_NUMEL, Compressor, Cut, Encoding, PerThread, cut_frames
 from skerry.wire.digests import LEAF_NUMEL, Hasher, LeafHash, leaf_hasher, tree_root
 from skerry.wire.frames import Frame, decode_frame, open_frame, pack_frame, parse_frames, quantise_cut
 from skerry.wire.kernels import kernels_for
@@ -100,6 +100,7 @@ class PreparedSpan(NamedTuple):
     """One span of an update that is not in any state yet."""
 
     frames: tuple[bytes, ...]
+    decompressed: tuple[Frame, ...]  # the same, for `adopt_span`
     pieces: LeafPieces
     checksum: int  # of the span's state, as it was read
 
@@ -142,26 +143,29 @@ def prepare_span(step: Step, span: Span) -> PreparedSpan:
     Raises:
         NonFiniteError: the step left the range of the codec.
     """
-    frames, leaf, checksum = [], _Leaf(span, step.layout.leaf_hash), 0
+    frames, decompressed, leaf, checksum = [], [], _Leaf(span, step.layout.leaf_hash), 0
     for tile, cuts in _tiles(step, span):
         target, bits = _target(step, tile, keep_momentum=False)
         for cut in cuts:
             piece = _inside(target, tile, cut)
             raw = quantise_cut(piece, step.layout, cut, decoded=piece)
-            frames.append(pack_frame(cut, raw, step.encoding))
+            packed = pack_frame(cut, raw, step.encoding)
+            is_compressed = len(packed) < HEADER_SIZE + raw.nbytes
+            payload = raw.tobytes() if is_compressed else memoryview(packed)[HEADER_SIZE:]
+            frames.append(packed)
+            decompressed.append(Frame(cut.codec, Compressor.NONE, cut.block, cut.first, cut.numel, raw.nbytes, payload))
         checksum ^= bits ^ _subtract_from(step.state.weights[tile.first : tile.stop], target)
         leaf.take(target)
-    return PreparedSpan(tuple(frames), leaf.pieces, checksum)
+    return PreparedSpan(tuple(frames), tuple(decompressed), leaf.pieces, checksum)
 
 
-def adopt_span(step: Step, span: Span, frames: Sequence[bytes]) -> int:
+def adopt_span(step: Step, span: Span, frames: Iterable[Frame]) -> int:
     """Writes one span of the state's next version, by `prepare_span`'s frames for it, and returns its checksum."""
     rest, checksum = iter(frames), 0
     for tile, cuts in _tiles(step, span):
         (target, momentum_bits), q = _target(step, tile, keep_momentum=True), _scratch(1, tile)
         for cut in cuts:
-            (frame,) = parse_frames(next(rest))
-            decode_frame(frame, step.layout, _inside(q, tile, cut))
+            decode_frame(next(rest), step.layout, _inside(q, tile, cut))
         _, bits = _advance(step.state, tile, target, q)
         checksum ^= momentum_bits ^ bits
     return checksum
@@ -317,7 +321,7 @@ def _target(step: Step, tile: Span, *, keep_momentum: bool) -> tuple[Float32s, i
     kernels = kernels_for(acc, momentum, residual)
     if kernels is not None:
         tensors = slice(step.layout.tensor_at(tile.first), step.layout.tensor_at(tile.stop - 1) + 1)
-        edges = step.layout.bounds[tensors.start : tensors.stop + 1].clip(tile.first, tile.stop) - tile.first
+        edges = step.layout.bounds_within(tile.first, tile.stop) - tile.first
         arrays = (acc, edges.astype(np.uint64), scalars.tensor_scales[tensors], momentum, residual)
         factors = (scalars.decay, scalars.gain, scalars.momentum, scalars.rate)
         return target, kernels.step_target(*arrays, *factors, target, keep_momentum)

@@ -8,13 +8,13 @@ so a frame can be checked and decoded without its neighbours. protos/FORMAT.md s
 from __future__ import annotations
 
 import struct
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from zlib_ng.zlib_ng import crc32  # 15 times as fast as zlib's
 
 from skerry.wire.codecs import (
     CODEC_OF_NUMBER,
@@ -132,7 +132,7 @@ def pack_frame(cut: Cut, raw: NDArray[np.uint8], encoding: Encoding) -> bytes:
     header = _HEADER.pack(
         MAGIC, cut.codec.number, compressor.number, cut.block, cut.first, cut.numel, len(payload), raw.nbytes
     )
-    checksum = zlib.crc32(payload, zlib.crc32(header))
+    checksum = crc32(payload, crc32(header))
     return b"".join((header, _CRC.pack(checksum), payload))
 
 
@@ -201,7 +201,7 @@ def parse_frames(buffer: bytes | bytearray | memoryview) -> Iterator[Frame]:
             raise FrameError(WireReason.TRUNCATED, f"bytes end inside a payload. expected={end}, actual={len(rest)}")
         payload = rest[HEADER_SIZE:end]
         (expected,) = _CRC.unpack_from(rest, _HEADER.size)
-        actual = zlib.crc32(payload, zlib.crc32(rest[: _HEADER.size]))
+        actual = crc32(payload, crc32(rest[: _HEADER.size]))
         if actual != expected:
             msg = f"checksum mismatch. expected={expected:08x}, actual={actual:08x}, first={header.first}"
             raise FrameError(WireReason.CHECKSUM, msg)

@@ -3,7 +3,7 @@
 Every element takes the operations of the NumPy code that a function names, in their order, each a float32 operation
 with its own rounding: no fast-math, no fused multiply-add. So both write the same bits. Each loop works on a chunk that
 stays in a core's first-level cache, and through a buffer, because a loop whose input and output may overlap is not
-vectorised. All functions release the GIL. numba keeps the machine code on disk, beside this file or, where it can't be
+vectorised. All functions but the shortest release the GIL. numba keeps the machine code on disk, beside this file or, where it can't be
 written, in the user's cache folder or NUMBA_CACHE_DIR; the key is the CPU and this file, so nothing that is compiled
 may depend on another file of the project.
 """
@@ -194,7 +194,7 @@ def decode(  # noqa: C901, PLR0912 - as `quantise`
             at += n
 
 
-@_compiled(types.boolean(_read_floats, _float, _float))
+@_compiled(types.boolean(_read_floats, _float, _float), nogil=False)  # to get the GIL back would take longer
 def are_scales(scales: Float32s, smallest: np.float32, largest: np.float32) -> bool:
     """`quantise._check_scales`: whether each is 0 or from `smallest` to `largest`."""
     bits, is_right = scales.view(np.uint32), True

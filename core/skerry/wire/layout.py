@@ -124,6 +124,12 @@ class FragmentLayout:
         """Index of the tensor that holds `element`, 0 <= element < numel."""
         return bisect_right(self.offsets, element) - 1
 
+    def bounds_within(self, first: int, stop: int) -> NDArray[np.int64]:
+        """Return `first`, where other tensors begin before `stop`, and `stop`; the range must not be empty."""
+        bounds = self.bounds[self.tensor_at(first) : self.tensor_at(stop - 1) + 2].copy()
+        bounds[0], bounds[-1] = first, stop
+        return bounds
+
     def ranges(self, first: int, numel: int) -> Iterator[tuple[int, int, int]]:
         """Yield `(tensor index, start, stop)`, in fragment elements, of what each tensor has in the range.
 
@@ -203,11 +209,10 @@ def blocks_of(layout: FragmentLayout, first: int, numel: int, size: int) -> Bloc
         raise ValueError(f"range outside the fragment. first={first}, numel={numel}, fragment_numel={layout.numel}")
     if not (layout.is_boundary(first, size) and layout.is_boundary(stop, size)):
         raise ValueError(f"range not cut at block boundaries. first={first}, numel={numel}, block={size}")
-    low, high = layout.tensor_at(first), layout.tensor_at(stop - 1)
-    if low == high:
+    if layout.tensor_at(first) == layout.tensor_at(stop - 1):
         return Blocks(numel, size, -(-numel // size), None)
     # Vectorised over tensors, because a Python loop over many tiny tensors would be slow.
-    bounds = layout.bounds[low : high + 2].clip(first, stop) - first  # (tensors + 1,)
+    bounds = layout.bounds_within(first, stop) - first  # (tensors + 1,)
     lengths = np.diff(bounds)
     counts = -(-lengths // size)
     total = int(counts.sum())

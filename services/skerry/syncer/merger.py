@@ -111,7 +111,7 @@ class MergeResult:
 
         async def jobs() -> AsyncIterator[Callable[[], int]]:
             for span, prepared in zip(step_spans(step.layout, step.encoding), self._prepared, strict=True):
-                yield partial(adopt_span, step, span, prepared.frames)
+                yield partial(adopt_span, step, span, prepared.decompressed)
 
         state.checksum = reduce(xor, await run_jobs(workers, jobs()))
         state.version = self.commit.version

@@ -22,7 +22,7 @@ from tests.e2e.ceph import CephGateway
 from tests.syncer.audit import check_fates, final_state
 from tests.syncer.serve_process import ServeProcess, serve_process
 
-pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("ceph"), pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 _BUCKET = "skerry-e2e"
 _KILL_COUNT = 3

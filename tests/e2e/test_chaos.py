@@ -9,7 +9,7 @@ import pytest
 
 from tests.e2e.machine import need_programs, need_root, run
 
-pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("chaos"), pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.e2e, pytest.mark.storm, pytest.mark.timeout(900)]
 
 
 @pytest.mark.parametrize("store", ["file", "s3"])

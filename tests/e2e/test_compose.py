@@ -9,7 +9,7 @@ import pytest
 from tests.e2e.composition import LEARNERS, SERVICES, SYNCERS, Composition
 from tests.e2e.machine import CommandError, wait_until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("docker"), pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1500)]
 
 _CONNECT = """\
 import socket, sys

@@ -25,7 +25,7 @@ from packaging.utils import canonicalize_name
 from tests.e2e.fresh import CPU_LINE, Environment, need_small_torch, newest, served
 from tests.e2e.machine import ROOT
 
-pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("extras"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 EXTRAS: Final = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
 _EXAMPLE_S: Final = 120

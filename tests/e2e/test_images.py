@@ -7,7 +7,7 @@ import pytest
 from tests.e2e.composition import Composition, compose_commands
 from tests.e2e.machine import CommandError, run
 
-pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("docker"), pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1500)]
 
 _SYNCER, _LEARNER = "skerry-syncer", "skerry-learner:us"
 _IMAGES = (_SYNCER, _LEARNER)

@@ -66,11 +66,7 @@ def _make_bucket(options: dict[str, str]) -> None:
 
 
 @pytest.fixture(
-    params=[
-        *("dict", "memory", "file", "s3"),
-        # On the worker that has started the server for tests/e2e/test_ceph.py.
-        pytest.param("real-s3", marks=(pytest.mark.e2e, pytest.mark.xdist_group("ceph"))),
-    ],
+    params=["dict", "memory", "file", "s3", pytest.param("real-s3", marks=pytest.mark.e2e)],
 )
 def objects(request: pytest.FixtureRequest, tmp_path: Path) -> Objects:
     """An empty object store of each kind."""

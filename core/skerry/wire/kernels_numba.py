@@ -3,9 +3,9 @@
 Every element takes the operations of the NumPy code that a function names, in their order, each a float32 operation
 with its own rounding: no fast-math, no fused multiply-add. So both write the same bits. Each loop works on a chunk that
 stays in a core's first-level cache, and through a buffer, because a loop whose input and output may overlap is not
-vectorised. All functions but the shortest release the GIL. numba keeps the machine code on disk, beside this file or, where it can't be
-written, in the user's cache folder or NUMBA_CACHE_DIR; the key is the CPU and this file, so nothing that is compiled
-may depend on another file of the project.
+vectorised. All functions but the shortest release the GIL. numba keeps the machine code on disk, beside this file or,
+where it can't be written, in the user's cache folder or NUMBA_CACHE_DIR; the key is the CPU and this file, so nothing
+that is compiled may depend on another file of the project.
 """
 
 from __future__ import annotations

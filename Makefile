@@ -33,14 +33,7 @@ test-long: $(READY) ## run what is too long for the default suite: more seeds an
 	@$(BIN)/python -m pytest -m "long and not e2e" -n 2 --dist worksteal $(ARGS)
 
 test-e2e: $(READY) ## run attacks and what needs root, containers or Debian's servers, and say what was skipped (20 minutes)
-	@echo "test-e2e: containers and real servers, where this machine allows them"
-	@$(BIN)/python -m pytest -m "e2e and alone" -rs $(ARGS) || [ $$? -eq 5 ]  # which is: there was nothing to run
-	@echo "test-e2e: storms, and everything else beside them; progress in build/e2e/*.txt"
-	@mkdir -p build/e2e; code=0; \
-	$(BIN)/python -m pytest -m "e2e and storm" -rs $(ARGS) > build/e2e/storms.txt 2>&1 & storms=$$!; \
-	$(BIN)/python -m pytest -m "e2e and not alone and not storm" -rs $(ARGS) > build/e2e/others.txt 2>&1 || code=$$?; \
-	[ $$code -ne 5 ] || code=0; wait $$storms || { found=$$?; [ $$found -eq 5 ] || code=$$found; }; \
-	cat build/e2e/storms.txt build/e2e/others.txt; exit $$code
+	@$(BIN)/python tests/e2e/lanes.py $(ARGS)
 
 test-integrations: $(TRAINERS)/.skerry-ready ## train with transformers, accelerate, Lightning, PEFT and JAX (5 minutes)
 	@echo "test-integrations: each trainer trains two islands, one of which is killed"

@@ -13,7 +13,7 @@ from skerry.client import ArrayLearner
 from skerry.client.movement import Movement
 
 # More than the steps that a synchronisation waits for its versions, so that none makes a second delta due.
-H: Final = 1024
+H: Final = 2048
 _STEP_S: Final = 0.01
 
 
@@ -48,7 +48,7 @@ class DueSteps:
         missing, deadline_s = set(self._learner.stats.versions), time.monotonic() + timeout_s
         self._step_to(self._all_due)
         while missing:
-            if time.monotonic() > deadline_s:
+            if time.monotonic() > deadline_s or self._count >= self._all_due + H:
                 raise TimeoutError(f"no synchronisation. missing={sorted(missing)}, stats={self._learner.stats}")
             time.sleep(_STEP_S)
             missing -= set(self._step())

@@ -80,17 +80,23 @@ def need_programs(packages: Mapping[str, str]) -> None:
     """Installs the Debian packages of programs that are missing, or skips the test; `packages`: program to package."""
     if all(map(find, packages)):
         return
-    names = sorted({package for program, package in packages.items() if find(program) is None})
     if find("apt-get") is None:
-        pytest.skip(f"no apt-get here to install {' '.join(names)}")
-    try:
-        with _alone(), _no_started_servers():
-            apt_get("update", timeout_s=120)
-            apt_get("install", "--no-install-recommends", *names, timeout_s=400)
-    except CommandError as error:
-        pytest.skip(f"apt-get can't install {' '.join(names)}: {error}")
+        pytest.skip(f"no apt-get here to install {' '.join(_missing(packages))}")
+    with _alone():
+        names = _missing(packages)  # another process may have installed them meanwhile
+        try:
+            with _no_started_servers():
+                apt_get("update", timeout_s=120)
+                apt_get("install", "--no-install-recommends", *names, timeout_s=400)
+        except CommandError as error:
+            pytest.skip(f"apt-get can't install {' '.join(names)}: {error}")
     still = [program for program in packages if find(program) is None]
     assert not still, f"installed {names}, and yet there is no {still}"
+
+
+def _missing(packages: Mapping[str, str]) -> list[str]:
+    """Returns the packages of the programs that are not here."""
+    return sorted({package for program, package in packages.items() if find(program) is None})
 
 
 def apt_get(*words: str, timeout_s: float) -> None:

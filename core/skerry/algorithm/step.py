@@ -12,8 +12,8 @@ With v_m the delta of member m as decoded, t the tensor of an element, and the s
     residual = target - q
 
 Each operation is one float32 operation with its own rounding, elementwise: no fused multiply-add, no reduction. So
-neither the cut into ranges nor the number of threads changes a bit. All functions release the GIL in NumPy, kernels,
-zstd and hashes; calls on disjoint ranges may overlap.
+neither the cut into ranges nor the number of threads changes a bit. All functions release the GIL in NumPy, long
+kernels, zstd and hashes; calls on disjoint ranges may overlap.
 
 Source: Decoupled DiLoCo (arXiv 2604.21428), outer optimizer; quantised updates with residual are this project's.
 """

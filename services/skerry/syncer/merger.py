@@ -72,7 +72,7 @@ from skerry.syncer.outer_states import OuterStates
 from skerry.syncer.restart import restart
 from skerry.syncer.rounds import MergeKey, most_members
 from skerry.wire.errors import FrameError, NonFiniteError
-from skerry.wire.frames import decode_frames
+from skerry.wire.frames import Frame, decode_frames
 from skerry.wire.policy import MergeRule, Policy
 from skerry.wire.quantise import per_tensor_squared_norms
 
@@ -94,7 +94,7 @@ class MergeResult:
 
     commit: CommittedItem  # for the caller to append
     _step: Step = field(repr=False)
-    _prepared: list[PreparedSpan] = field(repr=False)
+    _decompressed: list[tuple[Frame, ...]] = field(repr=False)  # the update's, of each span
 
     def is_same_version_as(self, other: CommittedItem) -> bool:
         """Whether `other`, maybe another replica's, names this arithmetic: only then may this merge be adopted."""
@@ -110,12 +110,12 @@ class MergeResult:
         state.version, state.checksum = TORN, None
 
         async def jobs() -> AsyncIterator[Callable[[], int]]:
-            for span, prepared in zip(step_spans(step.layout, step.encoding), self._prepared, strict=True):
-                yield partial(adopt_span, step, span, prepared.decompressed)
+            for span, frames in zip(step_spans(step.layout, step.encoding), self._decompressed, strict=True):
+                yield partial(adopt_span, step, span, frames)
 
         state.checksum = reduce(xor, await run_jobs(workers, jobs()))
         state.version = self.commit.version
-        self._prepared.clear()
+        self._decompressed.clear()
 
 
 async def merge_round(
@@ -171,7 +171,7 @@ async def merge_round(
     commit = CommittedItem(
         fragment, closing.version, closing.attempt, update, step.encoding, digest.hex(), scalars_to_record(scalars)
     )
-    return MergeResult(commit, step, prepared)
+    return MergeResult(commit, step, [span.decompressed for span in prepared])
 
 
 def _round(state: RunState, closing: ClosedItem, policy: Policy) -> Round:

@@ -40,6 +40,7 @@ _HEADER_READ_BYTES: Final = 2**14
 _MAX_HEADER_BYTES: Final = 2**26
 _AT_ONCE_BYTES: Final = 2**23  # of a part: more than most parts have
 _READS_AT_ONCE: Final = 16
+_JOINED_COUNT: Final = 1024  # tensors of a snapshot that go together; they take the event loop some milliseconds
 # A read that broke off waits some 15 s for the store, as long as its restart takes. Then the caller decides.
 _RESUMED: Final = RetrySettings(attempt_count=6, first_wait_s=0.5, longest_wait_s=8.0)
 _PART: Final = re.compile(r"(\d{1,19})-(\d{1,19})-([0-9a-f]{64})-[0-9a-f]{32}")
@@ -363,7 +364,7 @@ async def snapshot_pieces(
     for piece in chain.from_iterable(map(tensor_bytes, tensors.values())):
         waiting.append(piece)  # small tensors go together: each piece that is yielded costs some jobs of workers
         size += len(piece)
-        if size >= STREAM_CHUNK_BYTES:
+        if size >= STREAM_CHUNK_BYTES or len(waiting) == _JOINED_COUNT:
             yield b"".join(waiting)
             waiting, size = [], 0
     if waiting:

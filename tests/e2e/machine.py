@@ -83,7 +83,9 @@ def need_programs(packages: Mapping[str, str]) -> None:
     if find("apt-get") is None:
         pytest.skip(f"no apt-get here to install {' '.join(_missing(packages))}")
     with _alone():
-        names = _missing(packages)  # another process may have installed them meanwhile
+        names = _missing(packages)
+        if not names:
+            return  # another process has installed them meanwhile
         try:
             with _no_started_servers():
                 apt_get("update", timeout_s=120)

@@ -15,7 +15,7 @@ EMBEDDING: Final = "embedding"
 MIN_FRAGMENTS: Final = 4
 # As published (P = 24): one fragment moves a step at H = 24.
 MAX_FRAGMENTS: Final = 24
-# Each fragment costs syncer and learners some milliseconds, whatever its size (docs/performance.md).
+# Elements for each fragment by default: one costs syncer and learners some 10 ms, whatever its size.
 _WORTH_NUMEL: Final = 8_000_000
 _EMBEDDING_NAME: Final = re.compile(r"embed|(^|[._])(wte|wpe|emb|tok_emb|pos_emb)([._]|$)", re.IGNORECASE)
 # Without a telling name, a matrix counts as a token table if it has many rows, and many more rows than columns. A model

@@ -35,8 +35,6 @@ from numpy.typing import NDArray
 
 # A flat float32 vector where the parameters are: a NumPy array or a torch tensor. Only + and - are used here.
 FlatArray = Any
-# Elements that are still in a core's cache when the second operation comes to them.
-_TILE_NUMEL: Final = 2**16
 
 
 class Trained(NamedTuple):
@@ -87,18 +85,10 @@ class Ledger:
 
         It is written to `out`, where that is given.
         """
-        taken_back = self.in_flight if is_merged else None
-        if out is None:
-            shift = anchor - self.base
-            if taken_back is not None:
-                shift += taken_back
-            return shift
-        for start in range(0, len(out), _TILE_NUMEL):
-            tile = slice(start, start + _TILE_NUMEL)
-            np.subtract(anchor[tile], self.base[tile], out=out[tile])
-            if taken_back is not None:
-                out[tile] += taken_back[tile]
-        return out
+        shift = anchor - self.base if out is None else np.subtract(anchor, self.base, out=out)
+        if is_merged and self.in_flight is not None:
+            shift += self.in_flight
+        return shift
 
     def rounded_base(self, before: FlatArray, after: FlatArray, *, is_merged: bool) -> FlatArray:
         """Returns B', equation (6) or (5): `before` and `after` are theta and theta' as the model holds them."""

@@ -93,8 +93,7 @@ def stage_syncer() -> None:
         ("check: norms", parts, "quantised_squared_norms"),
         ("accumulate", replay, "accumulate"),
         ("merge: norms", merger, "per_tensor_squared_norms"),
-        ("prepare", merger, "prepare_span"),
-        ("adopt", merger, "adopt_span"),
+        ("advance", merger, "advance_span"),
         ("scratch checksum", step.OuterState, "checksum"),
         ("store read", local._Opened, "read"),  # noqa: SLF001 - where the store's threads read
         *((f"store {name}", local.FileSystem, name) for name in ("write", "sync_file", "sync_folder", "publish")),

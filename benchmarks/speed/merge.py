@@ -40,20 +40,18 @@ async def _measure(folder: Path, numel: int, samples: int) -> list[Row]:
     closing = log.state.fragments[FRAGMENT].closing
     assert closing is not None  # `prepare` closed it
     layout = layout_of(numel)
-    found: dict[str, list[float]] = {"copy": [], "merge": [], "adopt": [], "replay": []}
+    found: dict[str, list[float]] = {"copy": [], "merge": [], "replay": []}
     for sample in range(samples + 1):
         copy_s = _copy_s(layout.numel * LEARNERS)
         state = await Replayer(log, FRAGMENT, workers).rebuild(0, scratch)
         with scratch.lent(layout.numel) as acc:
             start_s = time.perf_counter()
             result = await merge_round(log, FRAGMENT, closing, state, acc, workers=workers)
-            merged_s = time.perf_counter()
-            await result.adopt(state, workers=workers)
+            commit = await result.stored()
             if sample:
                 found["copy"].append(copy_s)
-                found["merge"].append(merged_s - start_s)
-                found["adopt"].append(time.perf_counter() - merged_s)
-    await log.append([result.commit])
+                found["merge"].append(time.perf_counter() - start_s)
+    await log.append([commit])
     for _ in range(samples):
         start_s = time.perf_counter()
         await Replayer(log, FRAGMENT, workers).rebuild(1, scratch)
@@ -63,7 +61,6 @@ async def _measure(folder: Path, numel: int, samples: int) -> list[Row]:
     case = f"{LEARNERS} int4 deltas of {layout.numel / 1e6:.3g}M parameters, {_THREADS} threads"
     what = {
         "merge": "merge to a durable update",
-        "adopt": "adopt it in the syncer's state",
         "replay": "replay the version from the store",
     }
     return [

@@ -170,18 +170,22 @@ class Driver:
         return closing
 
     async def merge(self, closing: ClosedItem) -> MergeResult:
-        """Merges a frozen round, without committing it."""
+        """Takes the state to the version of a frozen round, without committing it."""
         acc = np.full(len(self.state.weights), np.nan, np.float32)  # whatever a merge before has left there
         return await merge_round(self.log, FRAGMENT, closing, self.state, acc, workers=self.workers)
 
     async def round(
         self, deltas: Sequence[AcceptedItem], *, weights: Sequence[float] | None = None, participation: float = 1.0
     ) -> CommittedItem:
-        """Closes, merges, commits and adopts a round of these deltas."""
-        result = await self.merge(await self.close(deltas, weights=weights, participation=participation))
-        item = result.commit
+        """Closes, merges and commits a round of these deltas."""
+        return await self.commit(
+            await self.merge(await self.close(deltas, weights=weights, participation=participation))
+        )
+
+    async def commit(self, result: MergeResult) -> CommittedItem:
+        """Makes a merge durable."""
+        item = await result.stored()
         await self.append(item)
-        await result.adopt(self.state, workers=self.workers)
         return item
 
     async def damage(self, name: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import replace
 
@@ -308,37 +309,35 @@ async def test_a_set_that_an_earlier_version_froze_too_large_is_to_be_closed_aga
     assert raised.value.delta == deltas[-1].delta
 
 
-async def test_a_merge_leaves_the_state_alone_until_it_is_adopted() -> None:
+async def test_a_merge_takes_the_state_to_the_version_that_its_commit_names() -> None:
     driver = await Driver.start(layout_of((3, 5)), Policy(update_encoding=INT4))
     rng = np.random.default_rng(1)
     await driver.round([await driver.push(0, rng.normal(size=15))])
-    before = [values.copy() for values in (driver.state.weights, driver.state.momentum, driver.state.residual)]
     result = await driver.merge(await driver.close([await driver.push(1, rng.normal(size=15))]))
-    after = (driver.state.weights, driver.state.momentum, driver.state.residual)
-    for old, new in zip(before, after, strict=True):
-        assert old.tobytes() == new.tobytes()
-    assert driver.state.version == 1
-    await driver.append(result.commit)
-    await result.adopt(driver.state, workers=driver.workers)
-    assert driver.state.version == 2
+    assert driver.log.state.fragments[FRAGMENT].version == 1
+    assert (driver.state.version, driver.state.checksum) == (2, driver.state.actual_checksum())
     assert tree_digest(driver.state.weights, LeafHash.SHA256).hex() == result.commit.digest
+    item = await driver.commit(result)
+    assert item == structs.replace(result.commit, update=item.update)
 
 
-async def test_a_merge_is_only_adopted_for_the_commit_that_names_its_own_scalars() -> None:
+async def test_a_merge_is_only_the_logs_where_the_commit_names_its_own_scalars() -> None:
     driver = await Driver.start(layout_of((4,)), policy(MergeRule.RDA))
-    closing = await driver.close([await driver.push(0, [1, 2, 3, 4])])
-    mine, other = await driver.merge(closing), await driver.merge(closing)
-    assert mine.is_same_version_as(other.commit)
-    scalars = structs.replace(mine.commit.scalars, rate="3f000000")
-    foreign = structs.replace(mine.commit, scalars=scalars)
-    assert not mine.is_same_version_as(foreign)
+    mine = await driver.merge(await driver.close([await driver.push(0, [1, 2, 3, 4])]))
+    item = await mine.stored()
+    assert item.update
+    assert mine.is_same_version_as(item)
+    scalars = structs.replace(item.scalars, rate="3f000000")
+    assert not mine.is_same_version_as(structs.replace(item, scalars=scalars))
 
 
 async def test_a_change_of_policy_does_not_reach_a_set_that_is_closed() -> None:
     driver = await Driver.start(layout_of((4,)), policy(MergeRule.RDA))
     closing = await driver.close([await driver.push(0, [1, 2, 3, 4])])
+    unmerged = copy.deepcopy(driver.state)
     before = await driver.merge(closing)
     await driver.append(PolicyItem("e" * 32, policy(MergeRule.MEAN)))
+    driver.state = unmerged
     assert before.is_same_version_as((await driver.merge(closing)).commit)
 
 

@@ -19,20 +19,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from skerry.algorithm import rebase
 from skerry.algorithm import step as step_module
+from skerry.algorithm.rebase import Ledger
 from skerry.algorithm.step import (
     OuterState,
     Scalars,
     Step,
     accumulate,
-    adopt_span,
-    prepare_span,
-    replay_span,
+    advance_span,
     step_spans,
     subtract_update,
 )
 from skerry.wire import Codec, Encoding, FragmentLayout, NonFiniteError, TensorSpec, codecs, kernels, quantise
-from skerry.wire.frames import Frame, decode_frames, encode_frames, open_frame, parse_frames, raw_bytes
+from skerry.wire.frames import Frame, decode_frames, encode_frames, open_frame, parse_frames
 from skerry.wire.kernels import load
 from skerry.wire.quantise import quantised_squared_norms
 from tests.wire.wire_strategies import LARGEST, block_encodings, fragments
@@ -45,8 +45,9 @@ pytestmark = pytest.mark.skipif(KERNELS is None, reason="numba can't be imported
 def with_kernels(kernels: ModuleType | None, work: Callable[[], Any]) -> Any:
     """Returns what `work` returns, done by these kernels, or by NumPy."""
     with ExitStack() as patches:
-        for module, name in ((quantise, "_kernels_for_norms"), (quantise, "kernels_for"), (step_module, "kernels_for")):
-            patches.enter_context(patch.object(module, name, lambda *arrays: kernels))
+        patches.enter_context(patch.object(quantise, "_kernels_for_norms", lambda *arrays: kernels))
+        for module in (quantise, step_module, rebase):
+            patches.enter_context(patch.object(module, "kernels_for", lambda *arrays: kernels))
         return work()
 
 
@@ -63,6 +64,46 @@ def test_frames_and_values_are_those_of_numpy(fragment: Fragment, encoding: Enco
     layout, values = fragment
     work = lambda: encoded(values, layout, encoding)  # noqa: E731 - done twice
     assert with_kernels(KERNELS, work) == with_kernels(None, work)
+
+
+@given(fragments(), block_encodings, st.integers(0, 2**32 - 1))
+def test_a_difference_is_encoded_in_place_as_by_numpy(fragment: Fragment, encoding: Encoding, seed: int) -> None:
+    layout, values = fragment
+    base = np.random.default_rng(seed).permutation(values)
+    with np.errstate(over="ignore", invalid="ignore"):
+        difference = base - values
+
+    def in_place() -> object:
+        told = values.copy()
+        try:
+            return b"".join(encode_frames(told, layout, encoding, base=base, decoded=told)), told.tobytes()
+        except NonFiniteError as error:
+            return str(error)
+
+    def apart() -> object:
+        try:
+            return encoded(difference, layout, encoding)[:2]
+        except NonFiniteError as error:
+            return str(error)
+
+    with np.errstate(over="ignore", invalid="ignore"):
+        assert with_kernels(KERNELS, in_place) == with_kernels(None, in_place) == with_kernels(None, apart)
+
+
+@given(fragments(), st.integers(0, 2**32 - 1))
+def test_a_shift_is_that_of_numpy(fragment: Fragment, seed: int) -> None:
+    _, anchor = fragment
+    generator = np.random.default_rng(seed)
+    base, in_flight = generator.permutation(anchor), generator.permutation(anchor)
+    ledger = Ledger(0, b"", base, base, in_flight=in_flight)
+
+    def work() -> object:
+        out = np.full_like(anchor, np.nan)
+        assert ledger.shift(anchor, is_merged=True, out=out) is out
+        return out.tobytes()
+
+    with np.errstate(over="ignore", invalid="ignore"):
+        assert with_kernels(KERNELS, work) == with_kernels(None, work) == (anchor - base + in_flight).tobytes()
 
 
 @given(st.sampled_from([Codec.INT8, Codec.INT4, Codec.E3M0]), st.integers(0, 2**32 - 1), st.integers(1, 1500))
@@ -135,11 +176,8 @@ def test_the_outer_step_is_that_of_numpy(fragment: Fragment, encoding: Encoding,
         step = Step(layout, scalars, encoding, state, acc)
         done: list[object] = []
         for span in step_spans(layout, encoding):
-            prepared = prepare_span(step, span)
-            adopt_span(step, span, prepared.decompressed)
-            sent = [(frame.first, raw_bytes(frame)) for one in prepared.frames for frame in parse_frames(one)]
-            assert sent == [(frame.first, raw_bytes(frame)) for frame in prepared.decompressed]
-            done += [prepared.frames, prepared.pieces.leaf.digest()]
+            advanced = advance_span(step, span)
+            done += [advanced.frames, advanced.pieces.leaf.digest(), advanced.before, advanced.after]
         return [*done, state.weights.tobytes(), state.momentum.tobytes(), state.residual.tobytes()]
 
     def outcome() -> object:
@@ -209,14 +247,16 @@ def test_neither_spans_nor_tiles_change_a_version(
 
     def small() -> list[list[NDArray[np.float32]]]:
         states = [OuterState(first.weights.copy(), first.momentum.copy(), first.residual.copy(), 0) for _ in range(2)]
-        adopted, replayed = (Step(layout, step_scalars, encoding, state, acc) for state in states)
-        before, after = 0, 0
+        merged, replayed = (Step(layout, step_scalars, encoding, state, acc) for state in states)
+        before, after, sent = 0, 0, np.full_like(acc, np.nan)
         for span in step_spans(layout, encoding):
-            prepared = prepare_span(adopted, span)
-            before ^= prepared.checksum
-            after ^= adopt_span(adopted, span, prepared.decompressed)
-            replay_span(replayed, span)
+            advanced = advance_span(merged, span)
+            before, after = before ^ advanced.before, after ^ advanced.after
+            piece = sent[span.first : span.stop]
+            decode_frames(b"".join(advanced.frames), layout, piece, first=span.first)
+            assert advance_span(replayed, span, packs=False, published=sent).first_difference is None
         assert (before, after) == (first.actual_checksum(), states[0].actual_checksum())
+        np.testing.assert_array_equal(sent.view(np.uint32), q.view(np.uint32))
         return [_arrays(state) for state in states]
 
     with ExitStack() as patches:

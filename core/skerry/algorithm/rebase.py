@@ -33,6 +33,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from skerry.wire.kernels import kernels_for
+
 # A flat float32 vector where the parameters are: a NumPy array or a torch tensor. Only + and - are used here.
 FlatArray = Any
 
@@ -85,6 +87,11 @@ class Ledger:
 
         It is written to `out`, where that is given.
         """
+        if out is not None and is_merged and self.in_flight is not None:
+            kernels = kernels_for(out, anchor, self.base, self.in_flight)
+            if kernels is not None:
+                kernels.shift(anchor, self.base, self.in_flight, out)
+                return out
         shift = anchor - self.base if out is None else np.subtract(anchor, self.base, out=out)
         if is_merged and self.in_flight is not None:
             shift += self.in_flight

@@ -31,7 +31,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from skerry.wire.codecs import HEADER_SIZE, MAX_FRAME_NUMEL, Compressor, Cut, Encoding, PerThread, cut_frames
+from skerry.wire.codecs import MAX_FRAME_NUMEL, Cut, Encoding, PerThread, cut_frames
 from skerry.wire.digests import LEAF_NUMEL, Hasher, LeafHash, leaf_hasher, tree_root
 from skerry.wire.frames import Frame, decode_frame, open_frame, pack_frame, parse_frames, quantise_cut
 from skerry.wire.kernels import kernels_for
@@ -96,19 +96,13 @@ class LeafPieces(NamedTuple):
     leaf: Hasher  # has taken the span's other elements
 
 
-class PreparedSpan(NamedTuple):
-    """One span of an update that is not in any state yet."""
+class AdvancedSpan(NamedTuple):
+    """What taking one span of a state to its next version has come to."""
 
-    frames: tuple[bytes, ...]
-    decompressed: tuple[Frame, ...]  # the same, for `adopt_span`
+    frames: tuple[bytes, ...]  # the span's update; none where they were not asked for
     pieces: LeafPieces
-    checksum: int  # of the span's state, as it was read
-
-
-class ReplayedSpan(NamedTuple):
-    """One span of a version that was made again."""
-
-    pieces: LeafPieces
+    before: int  # checksum of the span's state, as it was read
+    after: int  # the same, as it was written
     first_difference: int | None  # the first element whose update is not the published one, where that was given
 
 
@@ -137,61 +131,33 @@ def accumulate(
         _use_frame(frame, layout, acc[frame.first : frame.first + frame.numel], use, coefficients=coefficients)
 
 
-def prepare_span(step: Step, span: Span) -> PreparedSpan:
-    """Returns the update of one span; the state is not changed.
-
-    Raises:
-        NonFiniteError: the step left the range of the codec.
-    """
-    frames, decompressed, leaf, checksum = [], [], _Leaf(span, step.layout.leaf_hash), 0
-    for tile, cuts in _tiles(step, span):
-        target, bits = _target(step, tile, keep_momentum=False)
-        for cut in cuts:
-            piece = _inside(target, tile, cut)
-            raw = quantise_cut(piece, step.layout, cut, decoded=piece)
-            packed = pack_frame(cut, raw, step.encoding)
-            is_compressed = len(packed) < HEADER_SIZE + raw.nbytes
-            payload = raw.tobytes() if is_compressed else memoryview(packed)[HEADER_SIZE:]
-            frames.append(packed)
-            decompressed.append(Frame(cut.codec, Compressor.NONE, cut.block, cut.first, cut.numel, raw.nbytes, payload))
-        checksum ^= bits ^ _subtract_from(step.state.weights[tile.first : tile.stop], target)
-        leaf.take(target)
-    return PreparedSpan(tuple(frames), tuple(decompressed), leaf.pieces, checksum)
-
-
-def adopt_span(step: Step, span: Span, frames: Iterable[Frame]) -> int:
-    """Writes one span of the state's next version, by `prepare_span`'s frames for it, and returns its checksum."""
-    rest, checksum = iter(frames), 0
-    for tile, cuts in _tiles(step, span):
-        (target, momentum_bits), q = _target(step, tile, keep_momentum=True), _scratch(1, tile)
-        for cut in cuts:
-            decode_frame(next(rest), step.layout, _inside(q, tile, cut))
-        _, bits = _advance(step.state, tile, target, q)
-        checksum ^= momentum_bits ^ bits
-    return checksum
-
-
-def replay_span(
+def advance_span(
     step: Step,
     span: Span,
     *,
+    packs: bool = True,
     published: Float32s | None = None,  # (numel,) the update as learners decoded it, to compare with
-) -> ReplayedSpan:
-    """Writes one span of the state's next version, quantising anew as the merge did.
+) -> AdvancedSpan:
+    """Writes one span of the state's next version, and returns its update.
 
     Raises:
         NonFiniteError: the step left the range of the codec; the state is then of no use.
     """
-    difference, leaf = None, _Leaf(span, step.layout.leaf_hash)
+    frames, leaf, before, after, difference = list[bytes](), _Leaf(span, step.layout.leaf_hash), 0, 0, None
     for tile, cuts in _tiles(step, span):
-        (target, _), q = _target(step, tile, keep_momentum=True), _scratch(1, tile)
+        target, read, written = _target(step, tile)
+        q = _scratch(1, tile)
         for cut in cuts:
-            quantise_cut(_inside(target, tile, cut), step.layout, cut, decoded=_inside(q, tile, cut))
-        leaf.take(_advance(step.state, tile, target, q)[0])
+            raw = quantise_cut(_inside(target, tile, cut), step.layout, cut, decoded=_inside(q, tile, cut))
+            if packs:
+                frames.append(pack_frame(cut, raw, step.encoding))
+        theta, *bits = _advance(step.state, tile, target, q)
+        before, after = before ^ read ^ bits[0], after ^ written ^ bits[1]
+        leaf.take(theta)
         if published is not None and difference is None:
             unequal = np.flatnonzero(published[tile.first : tile.stop].view(np.uint32) != q.view(np.uint32))
             difference = tile.first + int(unequal[0]) if len(unequal) else None
-    return ReplayedSpan(leaf.pieces, difference)
+    return AdvancedSpan(tuple(frames), leaf.pieces, before, after, difference)
 
 
 def subtract_update(
@@ -309,11 +275,10 @@ class _Leaf:
 
 # The encoder refuses values that overflow and names the element, so NumPy's warning would only repeat it.
 @np.errstate(over="ignore", invalid="ignore")
-def _target(step: Step, tile: Span, *, keep_momentum: bool) -> tuple[Float32s, int]:
-    """Returns `target` of the tile, and writes the new momentum to the state where it is to be kept.
+def _target(step: Step, tile: Span) -> tuple[Float32s, int, int]:
+    """Writes the tile's new momentum, and returns `target`.
 
-    Also returns the exclusive or of the new momentum, or of the momentum and the residual that were read where it is
-    not kept.
+    Also returns the exclusive or of the momentum and the residual that were read, and of the momentum that was written.
     """
     state, scalars, target = step.state, step.scalars, _scratch(0, tile)
     momentum, residual = state.momentum[tile.first : tile.stop], state.residual[tile.first : tile.stop]
@@ -324,42 +289,35 @@ def _target(step: Step, tile: Span, *, keep_momentum: bool) -> tuple[Float32s, i
         edges = step.layout.bounds_within(tile.first, tile.stop) - tile.first
         arrays = (acc, edges.astype(np.uint64), scalars.tensor_scales[tensors], momentum, residual)
         factors = (scalars.decay, scalars.gain, scalars.momentum, scalars.rate)
-        return target, kernels.step_target(*arrays, *factors, target, keep_momentum)
-    bits, d = _exclusive_or(momentum, residual), _scratch(1, tile)
-    buf = momentum if keep_momentum else np.empty_like(d)
+        return target, *kernels.step_target(*arrays, *factors, target)
+    read, d = _exclusive_or(momentum, residual), _scratch(1, tile)
     for index, start, stop in step.layout.ranges(tile.first, len(d)):
         part = slice(start - tile.first, stop - tile.first)
         np.multiply(acc[part], scalars.tensor_scales[index], out=d[part])
-    np.multiply(momentum, scalars.decay, out=buf)
+    np.multiply(momentum, scalars.decay, out=momentum)
     np.multiply(d, scalars.gain, out=target)
-    np.add(buf, target, out=buf)
-    np.multiply(buf, scalars.momentum, out=target)
+    np.add(momentum, target, out=momentum)
+    np.multiply(momentum, scalars.momentum, out=target)
     np.add(d, target, out=target)
     np.multiply(target, scalars.rate, out=target)
     np.add(residual, target, out=target)
-    return target, _exclusive_or(buf) if keep_momentum else bits
+    return target, read, _exclusive_or(momentum)
 
 
-def _subtract_from(weights: Float32s, q: Float32s) -> int:
-    """Writes weights - q to q, and returns the exclusive or of the weights."""
-    kernels = kernels_for(weights)
+def _advance(state: OuterState, tile: Span, target: Float32s, q: Float32s) -> tuple[Float32s, int, int]:
+    """Writes the tile's new weights and residual, and returns a view of those weights.
+
+    Also returns the exclusive or of the weights that were read, and of the weights and the residual that were written.
+    """
+    theta, residual = state.weights[tile.first : tile.stop], state.residual[tile.first : tile.stop]
+    kernels = kernels_for(theta, residual)
     if kernels is not None:
-        bits: int = kernels.subtract_from(weights, q)
-        return bits
-    np.subtract(weights, q, out=q)
-    return _exclusive_or(weights)
+        return theta, *kernels.advance(target, q, theta, residual)
+    read = _exclusive_or(theta)
+    np.subtract(theta, q, out=theta)
+    np.subtract(target, q, out=residual)
+    return theta, read, _exclusive_or(theta, residual)
 
 
 def _exclusive_or(*arrays: Float32s) -> int:
     return reduce(xor, (int(np.bitwise_xor.reduce(array.view(np.uint32))) for array in arrays))
-
-
-def _advance(state: OuterState, tile: Span, target: Float32s, q: Float32s) -> tuple[Float32s, int]:
-    """Writes the tile's new weights and residual, and returns a view of those weights and both's exclusive or."""
-    theta, residual = state.weights[tile.first : tile.stop], state.residual[tile.first : tile.stop]
-    kernels = kernels_for(theta, residual)
-    if kernels is not None:
-        return theta, kernels.advance(target, q, theta, residual)
-    np.subtract(theta, q, out=theta)
-    np.subtract(target, q, out=residual)
-    return theta, _exclusive_or(theta, residual)

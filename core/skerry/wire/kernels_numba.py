@@ -40,6 +40,7 @@ _read_floats = types.Array(types.float32, 1, "C", readonly=True)
 _edges = types.Array(types.uint64, 1, "C", readonly=True)
 _bytes, _floats, _words = types.uint8[::1], types.float32[::1], types.uint32[::1]
 _float = types.float32
+_two_bits = types.Tuple((types.uint32, types.uint32))  # type: ignore[no-untyped-call]
 
 
 def _compiled(signature: Any, **more: Any) -> Callable[[Function], Function]:
@@ -254,66 +255,50 @@ def square_sum(values: Float32s) -> float:
     return total
 
 
+@_compiled(types.void(_read_floats, _read_floats, _read_floats, _floats))
+def shift(anchor: Float32s, base: Float32s, in_flight: Float32s, out: Float32s) -> None:
+    """Writes anchor - base + in_flight."""
+    for i in range(np.uint64(len(out))):
+        out[i] = (anchor[i] - base[i]) + in_flight[i]
+
+
 @_compiled(
-    types.uint32(
-        _read_floats,
-        _edges,
-        _read_floats,
-        _floats,
-        _read_floats,
-        _float,
-        _float,
-        _float,
-        _float,
-        _floats,
-        types.boolean,
-    )
+    _two_bits(_read_floats, _edges, _read_floats, _floats, _read_floats, _float, _float, _float, _float, _floats)
 )
 def step_target(
     acc: Float32s,  # (numel,)
     edges: NDArray[np.uint64],  # (tensors + 1,) of the range
     scales: Float32s,  # (tensors,)
-    momentum: Float32s,  # (numel,) written where `keeps_momentum`
+    momentum: Float32s,  # (numel,) written
     residual: Float32s,  # (numel,)
     decay: np.float32,
     gain: np.float32,
     mu: np.float32,
     rate: np.float32,
     target: Float32s,  # (numel,) written
-    keeps_momentum: bool,
-) -> np.uint32:
-    """`step._target` of a range; the exclusive or of the momentum that is kept, else of what was read of the state."""
-    momentum_bits, residual_bits, bits = momentum.view(np.uint32), residual.view(np.uint32), np.uint32(0)
+) -> tuple[np.uint32, np.uint32]:
+    """`step._target` of a range, and what it says of exclusive ors."""
+    momentum_bits, residual_bits = momentum.view(np.uint32), residual.view(np.uint32)
+    read, written = np.uint32(0), np.uint32(0)
     for tensor in range(np.uint64(len(scales))):
         first, scale = edges[tensor], scales[tensor]
         for i in range(edges[tensor + _ONE] - first):
+            read ^= momentum_bits[first + i] ^ residual_bits[first + i]
             d = acc[first + i] * scale
             buf = momentum[first + i] * decay + d * gain
-            if keeps_momentum:
-                momentum[first + i] = buf
-                bits ^= np.float32(buf).view(np.uint32)
-            else:
-                bits ^= momentum_bits[first + i] ^ residual_bits[first + i]
+            momentum[first + i] = buf
+            written ^= np.float32(buf).view(np.uint32)
             target[first + i] = residual[first + i] + (d + buf * mu) * rate
-    return bits
+    return read, written
 
 
-@_compiled(types.uint32(_read_floats, _read_floats, _floats, _floats))
-def advance(target: Float32s, q: Float32s, weights: Float32s, residual: Float32s) -> np.uint32:
-    """`step._advance` of a range: writes weights - q and target - q; the exclusive or of both."""
-    bits = np.uint32(0)
+@_compiled(_two_bits(_read_floats, _read_floats, _floats, _floats))
+def advance(target: Float32s, q: Float32s, weights: Float32s, residual: Float32s) -> tuple[np.uint32, np.uint32]:
+    """`step._advance` of a range: writes weights - q and target - q; with what it says of exclusive ors."""
+    weight_bits, read, written = weights.view(np.uint32), np.uint32(0), np.uint32(0)
     for i in range(np.uint64(len(target))):
+        read ^= weight_bits[i]
         theta, rest = weights[i] - q[i], target[i] - q[i]
         weights[i], residual[i] = theta, rest
-        bits ^= np.float32(theta).view(np.uint32) ^ np.float32(rest).view(np.uint32)
-    return bits
-
-
-@_compiled(types.uint32(_read_floats, _floats))
-def subtract_from(weights: Float32s, q: Float32s) -> np.uint32:
-    """Writes weights - q to q; the exclusive or of the weights."""
-    weight_bits, bits = weights.view(np.uint32), np.uint32(0)
-    for i in range(np.uint64(len(q))):
-        q[i] = weights[i] - q[i]
-        bits ^= weight_bits[i]
-    return bits
+        written ^= np.float32(theta).view(np.uint32) ^ np.float32(rest).view(np.uint32)
+    return read, written

@@ -1,22 +1,18 @@
 """Turns frozen sets of deltas into versions: merges, commits and snapshots.
 
-    merge_round        scalars from the recorded norms, the deltas' weighted sum, the quantised update, made durable
-      -> MergeResult   the commit, which `Merger` appends
-      -> adopt()       once the log has the commit, takes the outer state to the new version in place
+    merge_round        scalars from the recorded norms, the deltas' weighted sum, and the quantised update; in the same
+                       sweep as the update is made, the outer state goes to the new version
+      -> MergeResult   stores the update, for a commit that names it and which `Merger` appends
 
-Until `adopt` the outer state is untouched, so a merge that fails, or that another replica won, costs nothing but its
-own work. At most the state (3 arrays), the sum (1) and the encoded update are held, however many learners there are;
-and the state before (3), if a snapshot of it is still being written.
-The arithmetic is in `skerry.algorithm` and runs on worker threads.
-
-The outer state of each fragment (weights, momentum, residual) is cached in scratch between merges. The cache is used
-only if its version and digest are in the log; otherwise the state is rebuilt from a snapshot and the deltas after it.
+The state is ahead of the log until the commit is in it. If that fails for good, because the set was closed again or
+another replica committed other arithmetic, the state is dropped, and made again from the store.
+At most the state (3 arrays), the sum (1) and the encoded update are held, however many learners there are; and the
+state before (3), while a snapshot of it is being written. `skerry.algorithm` has the arithmetic; threads do it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import math
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
@@ -33,22 +29,21 @@ from skerry.algorithm.merge import Round
 from skerry.algorithm.outer import OuterStep, learning_rate_at, momentum_at, outer_step
 from skerry.algorithm.step import (
     TORN,
+    AdvancedSpan,
     Float32s,
     OuterState,
-    PreparedSpan,
     Scalars,
+    Span,
     Step,
-    adopt_span,
+    advance_span,
     digest_of_spans,
-    prepare_span,
     step_spans,
 )
 from skerry.runtime.clock import Clock
 from skerry.runtime.logs import get_logger
 from skerry.runtime.workers import BEHALF, IN_FLIGHT, Workers, in_order, run_jobs
-from skerry.store.errors import StoreUnavailableError, UnreadableObjectError
+from skerry.store.errors import StoreFullError, StoreUnavailableError
 from skerry.store.log.entries import (
-    INITIAL_BASE,
     AcceptedItem,
     ClosedItem,
     CommittedItem,
@@ -57,84 +52,87 @@ from skerry.store.log.entries import (
 )
 from skerry.store.log.run_log import RunLog
 from skerry.store.log.state import RunState
-from skerry.store.versions.blobs import SnapshotKind, frame_batches
+from skerry.store.versions.blobs import SnapshotKind
 from skerry.store.versions.replay import (
     UnreadableDeltaError,
     accumulate_deltas,
     scalars_to_record,
     snapshot_tensors,
-    weights_digest,
 )
 from skerry.store.versions.scratch import Scratch
 from skerry.syncer.closing import references
 from skerry.syncer.inner_products import inner_products
-from skerry.syncer.outer_states import OuterStates
+from skerry.syncer.outer_states import DamagedStateError, OuterStates
 from skerry.syncer.restart import restart
 from skerry.syncer.rounds import MergeKey, most_members
-from skerry.wire.errors import FrameError, NonFiniteError
-from skerry.wire.frames import Frame, decode_frames
+from skerry.syncer.seeding import seed
+from skerry.wire.errors import NonFiniteError
 from skerry.wire.policy import MergeRule, Policy
 from skerry.wire.quantise import per_tensor_squared_norms
 
+# Of a tensor of a delta. No sum of deltas below it leads out of a codec's range, which ends at 2^127.
+_LARGEST_SQUARED_NORM: Final = 2.0**200
 # Spans, of 2^20 elements, in one object of an update. Of several objects each rank of an island fetches its own.
 UPDATE_OBJECT_SPANS: Final = 8
 
 
-class DamagedStateError(UnreadableObjectError):
-    """The state that a merge began from does not have the bits that were written: the scratch storage failed."""
-
-    def __init__(self, fragment: str) -> None:
-        """Names the fragment."""
-        super().__init__(f"scratch of {fragment}", "it has other bytes than were written")
+class StepOverflowError(UnreadableDeltaError):
+    """The step left the range of the update's codec: by a damaged state, or by the delta that it names."""
 
 
 @dataclass
 class MergeResult:
-    """A version that is durable but not committed: what its commit names, and what adopting it takes."""
+    """A version that an outer state has come to, and that no other process knows of yet."""
 
-    commit: CommittedItem  # for the caller to append
-    _step: Step = field(repr=False)
-    _decompressed: list[tuple[Frame, ...]] = field(repr=False)  # the update's, of each span
+    commit: CommittedItem  # without the update's objects
+    _log: RunLog = field(repr=False)
+    _spans: Sequence[Span] = field(repr=False)
+    _advanced: Sequence[AdvancedSpan] = field(repr=False)
+    _refs: dict[int, ObjectRef] = field(default_factory=dict)  # of the update's objects, by their first span
 
     def is_same_version_as(self, other: CommittedItem) -> bool:
-        """Whether `other`, maybe another replica's, names this arithmetic: only then may this merge be adopted."""
-        return structs.replace(other, update=()) == structs.replace(self.commit, update=())
+        """Whether `other`, maybe another replica's, names this arithmetic: only then is the state the log's."""
+        return structs.replace(other, update=()) == self.commit
 
-    async def adopt(self, state: OuterState, *, workers: Workers) -> None:
-        """Takes the outer state that the merge began from, or a copy of it, to the new version. To be called once.
+    async def stored(self) -> CommittedItem:
+        """Stores what is not stored of the update, and returns the commit that names all of it.
 
-        No other task may read or write `state` meanwhile. If it fails, or is cancelled, the state is torn and has to be
-        rebuilt (`skerry.store.versions.replay.Replayer`).
+        Raises:
+            StoreUnavailableError, StoreFullError: the same call may succeed later.
         """
-        step = replace(self._step, state=state)
-        state.version, state.checksum = TORN, None
+        missing = [at for at in range(0, len(self._spans), UPDATE_OBJECT_SPANS) if at not in self._refs]
+        async with aclosing(in_order([partial(self._store, at) for at in missing], IN_FLIGHT)) as stored:
+            async for _ in stored:
+                pass
+        return structs.replace(self.commit, update=tuple(self._refs[at] for at in sorted(self._refs)))
 
-        async def jobs() -> AsyncIterator[Callable[[], int]]:
-            for span, frames in zip(step_spans(step.layout, step.encoding), self._decompressed, strict=True):
-                yield partial(adopt_span, step, span, frames)
-
-        state.checksum = reduce(xor, await run_jobs(workers, jobs()))
-        state.version = self.commit.version
-        self._decompressed.clear()
+    async def _store(self, at: int) -> None:
+        held = slice(at, at + UPDATE_OBJECT_SPANS)
+        first, stop = self._spans[held][0].first, self._spans[held][-1].stop
+        frames = [frame for one in self._advanced[held] for frame in one.frames]
+        place = self.commit.fragment, self.commit.version
+        self._refs[at] = await self._log.blobs.write_update(*place, frames, first, stop - first)
 
 
 async def merge_round(
     log: RunLog,
     fragment: str,
     closing: ClosedItem,
-    state: OuterState,  # of version closing.version - 1; untouched
-    acc: Float32s,  # (numel,) overwritten; the result refers to it until it is adopted
+    state: OuterState,  # of version closing.version - 1, then of closing.version; TORN if it fails on the way
+    acc: Float32s,  # (numel,) overwritten
     *,
     workers: Workers,
 ) -> MergeResult:
-    """Computes the version that `closing` freezes, by the policy that it was closed under, and stores its update.
+    """Takes `state` to the version that `closing` freezes, by the policy that it was closed under.
+
+    Nobody else may use `state` meanwhile. It is as it was if a delta can't be read.
 
     Raises:
         ValueError: `state` is not of the version before.
-        DamagedStateError: `state` has not its checksum.
-        UnreadableDeltaError: a delta can't be read back, or drove the step out of the update's range: close the set
-            again without it.
-        StoreUnavailableError, StoreFullError: the same call may succeed later.
+        DamagedStateError: `state` had not its checksum.
+        UnreadableDeltaError: a delta can't be read back, or is too large: close the set again without it.
+        StepOverflowError: likewise, if it comes again with a state that was rebuilt.
+        StoreUnavailableError: the same call may succeed later.
     """
     if state.version != closing.version - 1:
         raise ValueError(f"state is of another version. expected={closing.version - 1}, actual={state.version}")
@@ -142,6 +140,9 @@ async def merge_round(
     deltas = [log.state.deltas[member.delta].item for member in closing.members]
     if len(deltas) > most_members(layout):  # an earlier version froze it
         raise UnreadableDeltaError(deltas[-1].delta, ValueError("its set is too large for one commit"))
+    largest = max(deltas, key=lambda delta: max(delta.squared_norms))
+    if max(largest.squared_norms) > _LARGEST_SQUARED_NORM:
+        raise UnreadableDeltaError(largest.delta, ValueError("its norm is out of range"))
     policy = log.state.fragments[fragment].closing_policy or log.state.policy
     # Before anything is awaited: another replica's commit of this version would change what is known of the fragment.
     merged = _round(log.state, closing, policy)
@@ -165,13 +166,14 @@ async def merge_round(
         np.float32(outer.gain),
     )
     step = Step(layout, scalars, policy.update_encoding, state, acc)
-    prepared = await _prepare(step, deltas, workers)
-    digest = digest_of_spans(layout.numel, [span.pieces for span in prepared])
-    update = await _write_update(log, step, closing.version, prepared)
+    spans = step_spans(layout, step.encoding)
+    advanced = await _advance(step, spans, largest, workers)
+    state.version = closing.version
+    digest = digest_of_spans(layout.numel, [one.pieces for one in advanced])
     commit = CommittedItem(
-        fragment, closing.version, closing.attempt, update, step.encoding, digest.hex(), scalars_to_record(scalars)
+        fragment, closing.version, closing.attempt, (), step.encoding, digest.hex(), scalars_to_record(scalars)
     )
-    return MergeResult(commit, step, [span.decompressed for span in prepared])
+    return MergeResult(commit, log, spans, advanced)
 
 
 def _round(state: RunState, closing: ClosedItem, policy: Policy) -> Round:
@@ -205,40 +207,28 @@ def _outer_step(state: RunState, closing: ClosedItem, policy: Policy, merged: Ro
     return outer_step(policy.outer.name, rate, momentum, round_count=round_count)
 
 
-async def _prepare(step: Step, deltas: Sequence[AcceptedItem], workers: Workers) -> list[PreparedSpan]:
-    async def jobs() -> AsyncIterator[Callable[[], PreparedSpan]]:
-        for span in step_spans(step.layout, step.encoding):
-            yield partial(prepare_span, step, span)
+async def _advance(step: Step, spans: Sequence[Span], largest: AcceptedItem, workers: Workers) -> list[AdvancedSpan]:
+    """Takes the state of `step` through all spans; its version is for the caller to set."""
+    state, expected = step.state, step.state.checksum
+    state.version, state.checksum = TORN, None
+
+    async def jobs() -> AsyncIterator[Callable[[], AdvancedSpan]]:
+        for span in spans:
+            yield partial(advance_span, step, span)
 
     try:
-        prepared = await run_jobs(workers, jobs())
+        advanced = await run_jobs(workers, jobs())
     except NonFiniteError as error:
-        if step.state.checksum not in (None, await workers.run(step.state.actual_checksum)):
-            raise DamagedStateError(step.layout.name) from error
-        # Accepted deltas are finite, so an overflow is due to one huge delta, and the round can go on without it.
-        largest = max(deltas, key=lambda delta: math.fsum(delta.squared_norms) / max(delta.step_count, 1) ** 2)
-        raise UnreadableDeltaError(largest.delta, error) from error
-    if step.state.checksum not in (None, reduce(xor, (span.checksum for span in prepared))):
+        raise StepOverflowError(largest.delta, error) from error
+    if expected not in (None, reduce(xor, (one.before for one in advanced))):
         raise DamagedStateError(step.layout.name)
-    return prepared
-
-
-async def _write_update(
-    log: RunLog, step: Step, version: int, prepared: Sequence[PreparedSpan]
-) -> tuple[ObjectRef, ...]:
-    """Stores the update as objects of whole spans, each of `UPDATE_OBJECT_SPANS` spans."""
-    spans, writes = step_spans(step.layout, step.encoding), []
-    for at in range(0, len(spans), UPDATE_OBJECT_SPANS):
-        held = slice(at, at + UPDATE_OBJECT_SPANS)
-        first, stop = spans[held][0].first, spans[held][-1].stop
-        frames = [frame for span in prepared[held] for frame in span.frames]
-        writes.append(partial(log.blobs.write_update, step.layout.name, version, frames, first, stop - first))
-    async with aclosing(in_order(writes, IN_FLIGHT)) as refs:
-        return tuple([ref async for ref in refs])
+    state.checksum = reduce(xor, (one.after for one in advanced))
+    return advanced
 
 
 _LOG: Final = get_logger(__name__)
-_RETRY_S: Final = 0.5  # between two attempts to append a commit whose outcome the store can't tell
+_RETRY_S: Final = 0.5  # between attempts to make a version durable: twice as long each time
+_LONGEST_RETRY_S: Final = 4.0
 _LONGEST_CHAIN: Final = 512  # updates without a snapshot: to find which are kept takes time with its square
 _FLOAT32_BYTES: Final = 4
 _SNAPSHOT_KINDS: Final[tuple[SnapshotKind, ...]] = ("weights", "momentum", "residual")
@@ -254,6 +244,7 @@ class Merger:
         self._workers = workers
         self._scratch = scratch
         self._states = OuterStates(log, workers, scratch)
+        self.is_draining = False  # then a merge stops at a failure of the store
         # By fragment: one task at a time uses its outer state.
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
@@ -277,50 +268,66 @@ class Merger:
                 return
             # A learner's merges in runs of its own take turns with those of a run that it shares with others.
             BEHALF.set(" ".join(sorted(state.deltas[member.delta].item.learner for member in closing.members)))
+            began_s = self._clock.monotonic_s()
             with self._scratch.lent(state.fragments[key.fragment].layout.numel) as acc:
-                await self._merge_with(acc, key, closing)
+                outer, result = await self._merged(acc, key, closing)
+            await self._commit(key, began_s, outer, result)
 
-    async def _merge_with(self, acc: Float32s, key: MergeKey, closing: ClosedItem) -> None:
-        fragment = self._log.state.fragments[key.fragment]
-        started_s = self._clock.monotonic_s()
+    async def _merged(self, acc: Float32s, key: MergeKey, closing: ClosedItem) -> tuple[OuterState, MergeResult]:
+        """Returns the fragment's state at the new version, which is not cached."""
+        name, fragment = key.fragment, self._log.state.fragments[key.fragment]
         for is_last in (False, True):
             outer = await self._states.at(fragment, key.version - 1)
+            self._states.drop(name)  # it changes from here on
             try:
-                result = await merge_round(self._log, key.fragment, closing, outer, acc, workers=self._workers)
-                break
-            except DamagedStateError as error:
-                _LOG.warning("cached state is dropped", fragment=key.fragment, cause=str(error))
-                self._states.drop(key.fragment)
+                outer = await self._states.writable(name, outer)
+                return outer, await merge_round(self._log, name, closing, outer, acc, workers=self._workers)
+            except (DamagedStateError, StepOverflowError) as error:
                 del outer  # before it is made again
                 if is_last:
                     raise
-        await self._commit(key, result.commit)
+                _LOG.warning("state is rebuilt, it may be damaged", fragment=name, cause=str(error))
+            except BaseException:
+                if outer.version == key.version - 1:  # nothing was changed
+                    await self._states.keep(name, outer, fragment.versions[outer.version].digest)
+                raise
+        raise AssertionError("the second try returns or raises")
+
+    async def _commit(self, key: MergeKey, began_s: float, outer: OuterState, result: MergeResult) -> None:
+        """Makes the version durable, and caches the state if the log names the same."""
+        await self._append(key, result)
+        fragment = self._log.state.fragments[key.fragment]
         newest = fragment.versions.get(key.version)
         if newest is None or newest.commit is None or not result.is_same_version_as(newest.commit.commit):
             _LOG.info("merge was not used", fragment=key.fragment, version=key.version, attempt=key.attempt)
             return
-        self._states.drop(key.fragment)  # if `adopt` fails, the state is torn
-        outer = await self._states.writable(key.fragment, outer)
-        await result.adopt(outer, workers=self._workers)
         await self._states.keep(key.fragment, outer, result.commit.digest)
         _LOG.info(
             "version committed",
             run=self._log.spec.name,
             fragment=key.fragment,
             version=key.version,
-            delta_count=len(closing.members),
-            merge_s=round(self._clock.monotonic_s() - started_s, 4),
+            delta_count=len(result.commit.scalars.coefficients),
+            merge_s=round(self._clock.monotonic_s() - began_s, 4),
         )
 
-    async def _commit(self, key: MergeKey, item: CommittedItem) -> None:
-        """Appends the commit, and again after an outage of the store while the set is current."""
+    async def _append(self, key: MergeKey, result: MergeResult) -> None:
+        """Stores the update and appends the commit, again and again while the set is current and the store fails.
+
+        Raises:
+            StoreUnavailableError, StoreFullError: while the replica drains.
+        """
+        pause_s = _RETRY_S
         while self.frozen_set(key) is not None:
             try:
-                await self._log.append([item])
+                await self._log.append([await result.stored()])
                 return
-            except StoreUnavailableError as error:
-                _LOG.warning("commit is not known to be durable yet", fragment=key.fragment, cause=str(error))
-                await self._clock.sleep(_RETRY_S)
+            except (StoreUnavailableError, StoreFullError) as error:
+                if self.is_draining:
+                    raise
+                _LOG.warning("version is not known to be durable yet", fragment=key.fragment, cause=str(error))
+                await self._clock.sleep(pause_s)
+                pause_s = min(2 * pause_s, _LONGEST_RETRY_S)
 
     async def restart(self, name: str) -> None:
         """Lets a fragment continue without momentum if its state can't be rebuilt (`skerry.syncer.restart`).
@@ -367,33 +374,11 @@ class Merger:
         _LOG.info("snapshot stored", run=self._log.spec.name, fragment=name, version=version)
 
     async def seed(self, name: str) -> None:
-        """Makes version 0 of a draft's fragment from its first accepted push of initial weights, if there is one.
-
-        Idempotent: a second snapshot of version 0, by any replica, has no effect.
+        """Makes version 0 of a draft's fragment, if its initial weights were pushed (`skerry.syncer.seeding`).
 
         Raises:
             StoreError: the store failed; the fragment has no version yet.
             UnreadableObjectError: the stored push is not what was accepted.
         """
         async with self._locks[name]:
-            await self._seed(name)
-
-    async def _seed(self, name: str) -> None:
-        fragment = self._log.state.fragments[name]
-        if fragment.version != INITIAL_BASE or not fragment.pending:
-            return
-        source = next(iter(fragment.pending.values())).item
-        layout = fragment.layout
-        (weights,) = self._scratch.zeros(1, layout.numel)
-        try:
-            for part in source.parts:
-                pieces = self._log.blobs.part_frames(part)
-                async for batch in frame_batches(pieces, part.first, part.numel):
-                    out = weights[batch.first : batch.first + batch.numel]
-                    await self._workers.run(partial(decode_frames, batch.data, layout, out, first=batch.first))
-        except FrameError as error:
-            raise UnreadableObjectError(source.parts[0].name, f"initial weights. fragment={name}, {error}") from error
-        digest = await weights_digest(weights, layout.leaf_hash, workers=self._workers)
-        ref = await self._log.blobs.write_snapshot(name, 0, "weights", snapshot_tensors(layout, weights))
-        await self._log.append([SnapshotItem(name, 0, digest, (ref,), ())])
-        _LOG.info("initial weights stored", run=self._log.spec.name, fragment=name, numel=layout.numel)
+            await seed(self._log, name, self._workers, self._scratch)

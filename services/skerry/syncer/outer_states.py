@@ -25,6 +25,14 @@ from skerry.store.versions.scratch import Scratch
 _LOG: Final = get_logger(__name__)
 
 
+class DamagedStateError(UnreadableObjectError):
+    """The state that a merge began from does not have the bits that were written: the scratch storage failed."""
+
+    def __init__(self, fragment: str) -> None:
+        """Names the fragment."""
+        super().__init__(f"scratch of {fragment}", "it has other bytes than were written")
+
+
 @dataclass
 class _Cached:
     """A fragment's outer state and the digest that the log has for its version."""
@@ -58,7 +66,7 @@ class OuterStates:
             try:
                 if outer.version < version:
                     if not await self.is_sound(name, outer):
-                        raise UnreadableObjectError(f"scratch of {name}", "it has other bytes than were written")
+                        raise DamagedStateError(name)
                     outer = await self.writable(name, outer)
                     await replayer.advance(outer, version, self._scratch)
                     await self.keep(name, outer, fragment.versions[version].digest)

@@ -28,7 +28,8 @@ from skerry.syncer.advice import AdviceBoard, share_leases
 from skerry.syncer.errors import DrainingError, SyncerError, fenced, from_rejection
 from skerry.syncer.events import EventStream, Followers, duration_message, events_of
 from skerry.syncer.membership import LearnerRecord, LearnerReport, Membership
-from skerry.syncer.merger import DamagedStateError, Merger
+from skerry.syncer.merger import Merger
+from skerry.syncer.outer_states import DamagedStateError
 from skerry.syncer.pace import Pace, wait
 from skerry.syncer.quotas import Rate, orphans, unsent_bytes
 from skerry.syncer.restart import closed_without
@@ -125,7 +126,7 @@ class RunReplica:
 
     async def drain(self, grace_s: float) -> None:
         """Announces the drain to followers, closes no further round, and returns when merges have ended."""
-        self._is_draining = True
+        self._is_draining = self.merger.is_draining = True
         self._send(draining=Draining(grace=duration_message(grace_s)))
         self.followers.close(DrainingError())
         self._decide_now.set()
@@ -285,8 +286,7 @@ class RunReplica:
             for learner in sorted(live ^ self._live):  # its lease ran out or came back
                 self._send_learner(learner)
             self._live = live
-            open_rounds = self.engine.open_rounds(self.state, view)
-            self._has_open_round = bool(open_rounds)
+            self._has_open_round = bool(open_rounds := self.engine.open_rounds(self.state, view))
             for fragment, version in open_rounds:
                 self._announce(fragment, version)
             for key in decisions.merges:

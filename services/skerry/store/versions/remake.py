@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from functools import partial
 
-from skerry.algorithm.step import PreparedSpan, Step, prepare_span, step_spans
+from skerry.algorithm.step import AdvancedSpan, Step, advance_span, step_spans
 from skerry.runtime.workers import Workers, run_jobs
 from skerry.store.errors import ObjectMissingError
 from skerry.store.log.entries import ObjectRef
@@ -57,15 +57,15 @@ class Remaker:
         await accumulate_deltas(self._log, layout.name, deltas, scalars.coefficients, acc, workers=self._workers)
         step = Step(layout, scalars, record.commit.encoding, state, acc)
 
-        async def jobs() -> AsyncIterator[Callable[[], PreparedSpan]]:
+        async def jobs() -> AsyncIterator[Callable[[], AdvancedSpan]]:
             for span in step_spans(layout, step.encoding):
                 if ref.first <= span.first < ref.first + ref.numel:
-                    yield partial(prepare_span, step, span)
+                    yield partial(advance_span, step, span)
 
-        prepared = await run_jobs(self._workers, jobs())
+        spans = await run_jobs(self._workers, jobs())
 
         async def pieces() -> AsyncIterator[bytes]:
-            for span in prepared:
+            for span in spans:
                 for frame in span.frames:
                     yield frame
 

@@ -19,14 +19,14 @@ from numpy.typing import ArrayLike
 
 from skerry.algorithm.step import (
     TORN,
+    AdvancedSpan,
     Float32s,
     OuterState,
-    ReplayedSpan,
     Scalars,
     Step,
     accumulate,
+    advance_span,
     digest_of_spans,
-    replay_span,
     step_spans,
     subtract_update,
 )
@@ -150,9 +150,9 @@ class Replayer:
         state.version, state.checksum = TORN, None
         step = Step(self._layout, scalars, record.commit.encoding, state, acc)
 
-        async def jobs() -> AsyncIterator[Callable[[], ReplayedSpan]]:
+        async def jobs() -> AsyncIterator[Callable[[], AdvancedSpan]]:
             for span in step_spans(step.layout, step.encoding):
-                yield partial(replay_span, step, span, published=published)
+                yield partial(advance_span, step, span, packs=False, published=published)
 
         spans = await run_jobs(self._workers, jobs())
         digest = digest_of_spans(self._layout.numel, [span.pieces for span in spans]).hex()

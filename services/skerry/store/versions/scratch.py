@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from skerry.runtime.logs import get_logger
 from skerry.store.errors import StoreFullError
 
-# Merges of several fragments overlap: one is being summed up while others are written and adopted.
+# Merges of several fragments overlap, each with a sum.
 _MOST_SPARE: Final = 8
 # Smaller arrays stay in memory, where they cost less than a file; a simulation makes thousands of them.
 SMALLEST_FILE_BYTES: Final = 2**20

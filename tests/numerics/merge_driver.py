@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -131,7 +131,7 @@ class Driver:
             norms += part_norms
             digest = hasher.digest().hex()
             kept = [frame for data in frames for frame in parse_frames(data)] if is_kept else []
-            kept = [replace(frame, compressor=Compressor.NONE, payload=raw_bytes(frame)) for frame in kept]
+            kept = [frame._replace(compressor=Compressor.NONE, payload=raw_bytes(frame)) for frame in kept]
             stored = await self.log.blobs.write_part(
                 FRAGMENT, delta, first, stop - first, digest, part_norms.tolist(), frames, kept
             )

@@ -41,8 +41,7 @@ _CRC: Final = struct.Struct("<I")
 _LARGEST_ELEMENT: Final = 2**63 - 1
 
 
-@dataclass(frozen=True)
-class Frame:
+class Frame(NamedTuple):
     """A frame whose header and checksum are right. `decode_frame` checks whether it fits a fragment."""
 
     codec: Codec

@@ -30,7 +30,10 @@ def kernels_for(*arrays: NDArray[Any]) -> ModuleType | None:
     """
     if not load.cache_info().currsize and (len(arrays[0]) < _WORTH_LOADING or not _load_alone()):
         return None
-    return load() if all(array.flags.aligned for array in arrays) else None
+    for array in arrays:
+        if not array.flags.aligned:
+            return None
+    return load()
 
 
 @cache

@@ -330,8 +330,9 @@ def _kernels_for_norms(values: NDArray[np.float32]) -> ModuleType | None:
 
 def _checked(codec: Codec, raw: NDArray[np.uint8], blocks: Blocks) -> tuple[NDArray[np.float32], NDArray[np.uint8]]:
     """Return the scales, which are in order, and the codes."""
-    # A copy if the bytes lie where no float32 may, as in a frame that was not compressed.
-    scales = np.require(raw[: 4 * blocks.count].view(np.float32), requirements="A")
+    scales = raw[: 4 * blocks.count].view(np.float32)
+    if not scales.flags.aligned:  # as in a frame that was not compressed
+        scales = scales.copy()
     _check_scales(codec, scales)
     return scales, raw[4 * blocks.count :]
 

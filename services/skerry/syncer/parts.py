@@ -20,7 +20,7 @@ import itertools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -97,7 +97,7 @@ class PartChecker:
                 f"codecs={sorted(codec.value for codec in self._codecs)}, blocks={MIN_BLOCK}..{MAX_BLOCK}",
             )
         if frame.compressor is not Compressor.NONE:
-            frame = replace(frame, compressor=Compressor.NONE, payload=raw_bytes(frame))
+            frame = frame._replace(compressor=Compressor.NONE, payload=raw_bytes(frame))
         self._room_bytes -= frame.raw_size
         if self._room_bytes >= 0:
             self._frames.append(frame)

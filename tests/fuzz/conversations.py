@@ -35,6 +35,7 @@ from skerry.syncer.server import serving
 from skerry.v1 import capabilities_pb2, runs_pb2
 from skerry.v1 import exchange_pb2 as exchange
 from skerry.v1 import types_pb2 as types
+from skerry.wire.bulk import DataResponse
 from tests.client.quadratic import QUICK as QUADRATIC_POLICY
 from tests.client.quadratic import Quadratic
 from tests.doubles.heard_logs import Line, logs_told_to, quiet_logs
@@ -349,7 +350,8 @@ class _Liar(GrpcTransport):
         self, request: exchange.PullFragmentRequest
     ) -> AsyncGenerator[exchange.PullFragmentResponse, None]:
         async for answer in super().pull_fragment(request):
-            yield self._changed(answer)
+            changed = self._changed(exchange.PullFragmentResponse.FromString(answer.SerializeToString()))
+            yield DataResponse.FromString(changed.SerializeToString())
 
     async def get_capabilities(
         self, request: capabilities_pb2.GetCapabilitiesRequest, *, timeout_s: float

@@ -194,6 +194,25 @@ async def test_every_method_is_allowed_to_whom_the_table_says(who: str, way: str
         assert answer.status == health_pb2.HealthCheckResponse.SERVING
 
 
+@pytest.mark.parametrize("who", ["learner", "learner of the run", "learner of another run", "admin"])
+async def test_a_stream_that_begins_with_any_message_is_refused_as_its_callers_fault(who: str, keys: Path) -> None:
+    caller = CALLERS[who]
+    kinds: dict[str, Any] = {"Exchange/PushDelta": exchange.PushDeltaRequest}
+    assert caller is not None
+    if caller.role is Role.LEARNER:  # of others nothing is read
+        kinds["Exchange/Attach"] = exchange.AttachRequest
+    async with by_certificate(keys) as (server, tls), connected(server.port, tls(caller)) as stubs:
+        for method, kind in kinds.items():
+            for field in kind.DESCRIPTOR.fields:
+                message = kind()
+                if field.message_type is None:
+                    setattr(message, field.name, b"weights")
+                else:
+                    getattr(message, field.name).SetInParent()
+                reason = await asked(stubs, method, message)
+                assert reason in {"PERMISSION_DENIED", "BAD_REQUEST", "BAD_NAME"}, (method, field.name)
+
+
 async def test_without_a_client_authority_everybody_may_do_everything(keys: Path) -> None:
     settings = replace(LOCAL, tls=tls_of(keys, "a.example", ca=False))
     async with (

@@ -69,7 +69,7 @@ class PlanApplier:
             index += 1
         return index
 
-    def feed(self, object_index: int, offset: int, data: bytes) -> None:
+    def feed(self, object_index: int, offset: int, data: bytes | memoryview) -> None:
         """Takes the next bytes.
 
         Raises:
@@ -122,7 +122,7 @@ class PlanApplier:
         else:
             raise corrupt(f"kind of object is not known here. object={described.name}, kind={described.kind}")
 
-    def _apply(self, data: bytes) -> None:
+    def _apply(self, data: bytes | memoryview) -> None:
         """Subtracts the frames of an update, or copies the tensors of a snapshot, as far as they have arrived."""
         if isinstance(self._reader, TensorFileReader):
             self._reader.feed(data)

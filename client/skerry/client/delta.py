@@ -15,6 +15,7 @@ from skerry.client.parameters import EncodeFrames
 from skerry.client.session import Calls, Session
 from skerry.v1 import exchange_pb2 as v1
 from skerry.wire import Encoding, FragmentLayout
+from skerry.wire.bulk import data_request
 from skerry.wire.codecs import cut_parts
 from skerry.wire.digests import delta_digest, part_digest
 
@@ -278,7 +279,7 @@ def part_requests(part: Part) -> Iterator[v1.PushDeltaRequest]:
     size_bytes = sum(map(len, part.frames))
     yield v1.PushDeltaRequest(part=v1.PartBegin(first=part.first, numel=part.numel, size_bytes=size_bytes))
     for data in cut_messages(part.frames):
-        yield v1.PushDeltaRequest(data=data)
+        yield data_request(data)
     yield v1.PushDeltaRequest(part_end=v1.PartEnd(digest=part.digest))
 
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, 
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,18 +19,10 @@ from skerry.client.session import Reader
 from skerry.runtime.workers import in_order
 from skerry.v1 import exchange_pb2 as v1
 from skerry.wire import FragmentLayout
+from skerry.wire.bulk import PullData
 from skerry.wire.digests import tree_leaves
 
-
-class _Piece(NamedTuple):
-    """Bytes of an object of the plan; a message's own are copied each time that they are looked at."""
-
-    object_index: int
-    offset: int
-    data: bytes
-
-
-_Fetch: TypeAlias = Callable[[], Coroutine[Any, Any, list[_Piece]]]
+_Fetch: TypeAlias = Callable[[], Coroutine[Any, Any, list[PullData]]]
 
 
 async def pull_newest(
@@ -192,10 +184,10 @@ class _Download:
         async with self._opened(self._resumed()) as pieces:
             if not self._request.limit_bytes:
                 async for piece in pieces:
-                    await self._apply(piece)
+                    await self._apply([piece])
                 return
 
-            async def begun() -> list[_Piece]:
+            async def begun() -> list[PullData]:
                 return [piece async for piece in pieces]
 
             await self._apply_stretches([begun, *self._fetches(sent_bytes=self._request.limit_bytes)])
@@ -203,8 +195,7 @@ class _Download:
     async def _apply_stretches(self, fetches: Iterable[_Fetch]) -> None:
         async with aclosing(in_order(fetches, self._lane_count)) as stretches:
             async for stretch in stretches:
-                for piece in stretch:
-                    await self._apply(piece)
+                await self._apply(stretch)
 
     def _fetches(self, *, sent_bytes: int) -> list[_Fetch]:
         """Returns the fetches of the rest of what is wanted, but for `sent_bytes` that another call sends of it."""
@@ -219,7 +210,7 @@ class _Download:
             sent_bytes, offset, index = sent_bytes - sent, 0, self._applier.following(index + 1)
         return fetches
 
-    async def _fetch(self, object_index: int, offset: int) -> list[_Piece]:
+    async def _fetch(self, object_index: int, offset: int) -> list[PullData]:
         """Returns the pieces of one stretch of an object."""
         assert self._applier is not None  # the plan is known
         request = self._resumed(object_index, offset)
@@ -236,12 +227,18 @@ class _Download:
             raise corrupt(f"object ends early. object={request.resume.objects[object_index]}")
         return pieces
 
-    async def _apply(self, piece: _Piece) -> None:
-        assert self._applier is not None  # the plan is known
-        await self._session.workers.run(self._applier.feed, *piece)
+    async def _apply(self, pieces: Iterable[PullData]) -> None:
+        applier = self._applier
+        assert applier is not None  # the plan is known
+
+        def feed() -> None:
+            for piece in pieces:
+                applier.feed(*piece)
+
+        await self._session.workers.run(feed)
 
     @asynccontextmanager
-    async def _opened(self, request: v1.PullFragmentRequest) -> AsyncIterator[AsyncIterator[_Piece]]:
+    async def _opened(self, request: v1.PullFragmentRequest) -> AsyncIterator[AsyncIterator[PullData]]:
         """Opens a call, takes its plan, which must be the one that is being applied, and yields what it sends then."""
         session = self._session
         async with aclosing(session.calls.transport.pull_fragment(request)) as responses:
@@ -255,11 +252,11 @@ class _Download:
                 raise PlanExpiredError("PLAN_EXPIRED", "the resumed plan is another one")
             yield self._data(responses)
 
-    async def _data(self, responses: AsyncGenerator[v1.PullFragmentResponse, None]) -> AsyncIterator[_Piece]:
+    async def _data(self, responses: AsyncGenerator[v1.PullFragmentResponse, None]) -> AsyncIterator[PullData]:
         while (response := await self._next(responses)) is not None:
             if not response.HasField("data"):
                 raise corrupt("a second plan came")
-            piece = _Piece(response.data.object_index, response.data.offset, response.data.data)
+            piece = PullData(response.data.object_index, response.data.offset, response.data.data)
             self._session.tally.received(len(piece.data))
             yield piece
 

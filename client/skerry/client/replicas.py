@@ -24,7 +24,8 @@ import grpc
 
 from skerry.client.errors import error_of
 from skerry.runtime.tls import Insecure, Tls, tls_for
-from skerry.v1 import capabilities_pb2_grpc, exchange_pb2_grpc, runs_pb2_grpc
+from skerry.v1 import capabilities_pb2_grpc, exchange_pb2, exchange_pb2_grpc, runs_pb2_grpc
+from skerry.wire.bulk import DataResponse, serialized
 
 _BALANCED: Final[dict[str, Any]] = {"loadBalancingConfig": [{"round_robin": {}}]}
 _HEALTH_CHECKED: Final[dict[str, Any]] = {**_BALANCED, "healthCheckConfig": {"serviceName": ""}}
@@ -91,6 +92,13 @@ class Replica:
                 credentials = grpc.composite_channel_credentials(credentials, plugin)
             self.channel = grpc.aio.secure_channel(self._target, credentials, options=self._options)
         self.exchange = exchange_pb2_grpc.ExchangeStub(self.channel)
+        # In place of the generated ones, which have protobuf copy what they send and receive.
+        self.exchange.PushDelta = self.channel.stream_unary(
+            "/skerry.v1.Exchange/PushDelta", serialized, exchange_pb2.PushDeltaResponse.FromString
+        )
+        self.exchange.PullFragment = self.channel.unary_stream(
+            "/skerry.v1.Exchange/PullFragment", serialized, DataResponse.FromString
+        )
         self.runs = runs_pb2_grpc.RunsStub(self.channel)
         self.capabilities = capabilities_pb2_grpc.CapabilitiesStub(self.channel)
 

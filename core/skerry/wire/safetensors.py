@@ -209,7 +209,7 @@ class TensorFileReader:
         self._place = _Place(0, 0, 0)
         self._position = 0  # bytes of data that were copied
 
-    def feed(self, data: bytes) -> None:
+    def feed(self, data: bytes | memoryview) -> None:
         """Takes the next bytes of the file.
 
         Raises:

@@ -76,11 +76,11 @@ class _Arriving:
     size_bytes: int = 0
     waited_s: float = 0.0  # for its client
 
-    def feed(self, data: bytes) -> None:
+    def feed(self, data: bytes | memoryview) -> None:
         """Checks the frames that `data` completes; slow enough for a worker thread."""
         self.checker.check(self.cut(data))
 
-    def cut(self, data: bytes) -> list[FrameBatch]:
+    def cut(self, data: bytes | memoryview) -> list[FrameBatch]:
         """Returns the frames that `data` completes, of which the headers are checked alone."""
         try:
             batches = self.reader.feed(data)
@@ -196,7 +196,7 @@ class Push:
             len(self.layout.tensors) + _LEAST_FRAMES + numel // _LEAST_FRAME_NUMEL,
         )
 
-    async def feed(self, data: bytes) -> None:
+    async def feed(self, data: bytes | memoryview) -> None:
         """Takes bytes of the part's frames, cut anywhere.
 
         Raises:

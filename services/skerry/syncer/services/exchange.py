@@ -42,6 +42,7 @@ from skerry.syncer.services.translate import (
 from skerry.v1 import exchange_pb2 as v1
 from skerry.v1 import exchange_pb2_grpc
 from skerry.v1.types_pb2 import Event
+from skerry.wire.bulk import data_response
 from skerry.wire.layout import check_id, check_name
 
 # A push whose client sends nothing for this long is ended, which releases its memory; its whole parts are durable.
@@ -219,7 +220,7 @@ class ExchangeServicer(exchange_pb2_grpc.ExchangeServicer):
                 async with aclosing(read), aclosing(self._held(read)) as pieces:
                     async for piece in pieces:
                         data = piece[:left]
-                        yield _piece(index, offset, data)
+                        yield data_response(index, offset, data)
                         offset, left = offset + len(data), left - len(data)
                         if not left and offset < ref.size_bytes:  # at its end, it is checked
                             return
@@ -285,14 +286,6 @@ class ExchangeServicer(exchange_pb2_grpc.ExchangeServicer):
             await self._turns.take(CALLER.get().sender)
             for event in events:
                 yield event
-
-
-def _piece(object_index: int, offset: int, data: bytes) -> v1.PullFragmentResponse:
-    """Returns a message with a piece of an object."""
-    response = v1.PullFragmentResponse()
-    piece = response.data  # filled in place: protobuf would copy a message that is made before, and slowly
-    piece.object_index, piece.offset, piece.data = object_index, offset, data
-    return response
 
 
 def _attached(replica: RunReplica, learner: str) -> v1.Attached:

@@ -51,6 +51,7 @@ from skerry.syncer.quotas import (
 )
 from skerry.syncer.services.authentication import Authentication
 from skerry.syncer.services.refusals import Refusals
+from skerry.wire.bulk import DataRequest, serialized
 from skerry.wire.layout import BadNameError
 
 _LOG: Final = get_logger(__name__)
@@ -162,8 +163,9 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
         is_own = method.startswith(_OWN_METHODS)
         name = method.removeprefix(_OWN_METHODS).lstrip("/")
         limit_bytes = self._limit_bytes if name in _LONG else _SHORT_BYTES if is_own else _FOREIGN_BYTES
-        deserialize = self._bounded(handler.request_deserializer, name, min(limit_bytes, self._limit_bytes))
-        serialize = self._counted(handler.response_serializer, name)
+        parse = DataRequest.FromString if name == "Exchange/PushDelta" else handler.request_deserializer
+        deserialize = self._bounded(parse, name, min(limit_bytes, self._limit_bytes))
+        serialize = self._counted(name)
 
         async def refused(reason: str, message: str) -> None:
             self._metrics.refusals.labels(name, reason).inc()
@@ -218,12 +220,11 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
 
         return counted
 
-    def _counted(self, serializer: Callable[[Any], bytes] | None, method: str) -> Callable[[Any], bytes]:
-        assert serializer is not None  # generated handlers have one
+    def _counted(self, method: str) -> Callable[[Any], bytes]:
         sent = self._metrics.sent_bytes.labels(method)
 
         def counted(message: Any) -> bytes:
-            data = serializer(message)
+            data = serialized(message)
             sent.inc(len(data))
             if method != "Exchange/PullFragment" or message.HasField("plan"):
                 self._charge(len(data))

@@ -1,0 +1,141 @@
+"""The two messages that carry weights, in protobuf's format but without its library, which copies them several times.
+
+Here a megabyte is copied once to write it, and read in place. The classes stand for protobuf's: they serialize to the
+same bytes, have the methods that are used of those, and are empty but for `data`. Messages of any other shape are
+parsed by protobuf.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Final, Literal, NamedTuple, cast
+
+from google.protobuf.message import Message
+
+from skerry.v1 import exchange_pb2 as v1
+
+# Tags of fields: their number, and the kind of what follows.
+_PUSH_DATA, _PULL_DATA = 3 << 3 | 2, 2 << 3 | 2
+_OBJECT_INDEX, _OFFSET, _DATA = 1 << 3, 2 << 3, 3 << 3 | 2
+# A view of fewer bytes takes more memory than they do.
+_SMALLEST_VIEW_BYTES: Final = 2**10
+
+
+class PullData(NamedTuple):
+    """A `PullData`."""
+
+    object_index: int
+    offset: int
+    data: bytes | memoryview
+
+
+class _DataMessage:
+    _EMPTY: ClassVar[Message]
+
+    def __init__(self, data: bytes | memoryview | PullData, head: bytes, payload: bytes | memoryview) -> None:
+        self.data = data
+        self._head, self._payload = head, payload
+
+    def __getattr__(self, name: str) -> Any:
+        """What protobuf has of a field that is not set."""
+        return getattr(self._EMPTY, name)
+
+    # As protobuf's, whose names they have.
+
+    def HasField(self, name: str) -> bool:  # noqa: N802
+        return name == "data"
+
+    def WhichOneof(self, _: str) -> Literal["data"]:  # noqa: N802
+        return "data"
+
+    def ByteSize(self) -> int:  # noqa: N802
+        return len(self._head) + len(self._payload)
+
+    def SerializeToString(self) -> bytes:  # noqa: N802
+        return b"".join((self._head, self._payload))
+
+
+class DataRequest(_DataMessage):
+    """A `PushDeltaRequest` with `data`."""
+
+    _EMPTY = v1.PushDeltaRequest()
+
+    @staticmethod
+    def FromString(message: bytes) -> v1.PushDeltaRequest:  # noqa: N802 - protobuf's name
+        """Returns any request; its data may be a view of `message`.
+
+        Raises:
+            DecodeError: it is not a `PushDeltaRequest`.
+        """
+        length, at = _field(message, 0, _PUSH_DATA)
+        if length and at + length == len(message):
+            return data_request(_rest(message, at))
+        return v1.PushDeltaRequest.FromString(message)
+
+
+class DataResponse(_DataMessage):
+    """A `PullFragmentResponse` with `data`."""
+
+    _EMPTY = v1.PullFragmentResponse()
+
+    @staticmethod
+    def FromString(message: bytes) -> v1.PullFragmentResponse:  # noqa: N802 - protobuf's name
+        """Returns any response; its data may be a view of `message`.
+
+        Raises:
+            DecodeError: it is not a `PullFragmentResponse`.
+        """
+        inner, at = _field(message, 0, _PULL_DATA)
+        if inner and at + inner == len(message):
+            index, at = _field(message, at, _OBJECT_INDEX)
+            offset, at = _field(message, at, _OFFSET, longest=9)
+            length, at = _field(message, at, _DATA)
+            if length and at + length == len(message):
+                return data_response(index, offset, _rest(message, at))
+        return v1.PullFragmentResponse.FromString(message)
+
+
+def data_request(data: bytes | memoryview) -> v1.PushDeltaRequest:
+    """Returns a request with `data`."""
+    return cast("v1.PushDeltaRequest", DataRequest(data, _head(_PUSH_DATA, len(data)), data))
+
+
+def data_response(object_index: int, offset: int, data: bytes | memoryview) -> v1.PullFragmentResponse:
+    """Returns a response with `data`."""
+    fields = ((_OBJECT_INDEX, object_index), (_OFFSET, offset), (_DATA, len(data)))
+    inner = b"".join(_head(tag, number) for tag, number in fields if number)
+    head = _head(_PULL_DATA, len(inner) + len(data)) + inner
+    return cast("v1.PullFragmentResponse", DataResponse(PullData(object_index, offset, data), head, data))
+
+
+def serialized(message: Any) -> bytes:
+    """Returns the bytes of a message, protobuf's or one that stands for it."""
+    data: bytes = message.SerializeToString()
+    return data
+
+
+def _head(tag: int, number: int) -> bytes:
+    """Returns a tag and a number, at least 0, as protobuf writes them."""
+    written = bytearray([tag])
+    while number > 0x7F:
+        written.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes([*written, number])
+
+
+def _field(message: bytes, at: int, tag: int, *, longest: int = 4) -> tuple[int, int]:
+    """Returns the number after `tag` and where it ends; 0 and `at` where none of at most `longest` bytes is there.
+
+    Numbers of more than 4 bytes may be beyond 32 bits, which protobuf treats in its own way.
+    """
+    if at >= len(message) or message[at] != tag:
+        return 0, at
+    number = 0
+    for nth, byte in enumerate(message[at + 1 : at + 1 + longest]):
+        number |= (byte & 0x7F) << 7 * nth
+        if byte < 0x80:
+            return number, at + 2 + nth
+    return 0, at
+
+
+def _rest(message: bytes, at: int) -> bytes | memoryview:
+    return message[at:] if len(message) < _SMALLEST_VIEW_BYTES else memoryview(message)[at:]

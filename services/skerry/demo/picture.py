@@ -178,6 +178,7 @@ def _draw_stalls(axes: Axes, evidence: Evidence, summary: Summary) -> None:
         ha="right" if is_late else "left",
         fontweight="bold",
         color=_MERGED,
+        bbox={"pad": 1, "fc": axes.get_facecolor(), "ec": "none"},  # over the limit's line, where they meet
     )
     axes.scatter([longest[0]], [longest[1]], s=46, fc="none", ec=_MERGED, lw=1.6)
     axes.set_xlabel(_TIME_LABEL)

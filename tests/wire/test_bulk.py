@@ -30,6 +30,8 @@ def test_a_request_with_data_is_protobufs(data: bytes) -> None:
     read = DataRequest.FromString(message.SerializeToString())
     assert isinstance(read, DataRequest if data else v1.PushDeltaRequest)
     assert (read.WhichOneof("kind"), read.HasField("part_end"), read.data) == ("data", False, data)
+    assert isinstance(read.data, memoryview) == (message.ByteSize() >= 1024)
+    assert read.SerializeToString() == message.SerializeToString()
 
 
 @given(INDEXES, OFFSETS, DATA)
@@ -43,6 +45,7 @@ def test_a_response_with_data_is_protobufs(object_index: int, offset: int, data:
     assert isinstance(read, DataResponse if data and object_index < 2**28 else v1.PullFragmentResponse)
     assert (read.HasField("data"), read.HasField("plan")) == (True, False)
     assert (read.data.object_index, read.data.offset, read.data.data) == (object_index, offset, data)
+    assert read.SerializeToString() == message.SerializeToString()
 
 
 def test_fields_that_are_not_set_are_empty() -> None:
@@ -50,6 +53,8 @@ def test_fields_that_are_not_set_are_empty() -> None:
     assert request.header == v1.PushHeader()
     assert request.part.size_bytes == 0
     assert data_response(0, 0, b"weights").plan == v1.PullPlan()
+    with pytest.raises(AttributeError):
+        request.MergeFrom(v1.PushDeltaRequest())
 
 
 def _varint(source: random.Random) -> bytes:

@@ -255,7 +255,7 @@ class _Download:
     async def _data(self, responses: AsyncGenerator[v1.PullFragmentResponse, None]) -> AsyncIterator[PullData]:
         while (response := await self._next(responses)) is not None:
             if not response.HasField("data"):
-                raise corrupt("a second plan came")
+                raise corrupt("what follows the plan is not bytes")
             piece = PullData(response.data.object_index, response.data.offset, response.data.data)
             self._session.tally.received(len(piece.data))
             yield piece

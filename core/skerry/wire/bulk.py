@@ -1,6 +1,6 @@
 """The two messages that carry weights, in protobuf's format but without its library, which copies them several times.
 
-Here a megabyte is copied once to write it, and read in place. The classes stand for protobuf's: they serialize to the
+Here a message is written with one copy, and read in place. The classes stand for protobuf's: they serialize to the
 same bytes, have the methods that are used of those, and are empty but for `data`. Messages of any other shape are
 parsed by protobuf.
 """
@@ -16,7 +16,7 @@ from skerry.v1 import exchange_pb2 as v1
 # Tags of fields: their number, and the kind of what follows.
 _PUSH_DATA, _PULL_DATA = 3 << 3 | 2, 2 << 3 | 2
 _OBJECT_INDEX, _OFFSET, _DATA = 1 << 3, 2 << 3, 3 << 3 | 2
-# A view of fewer bytes takes more memory than they do.
+# Fewer bytes are copied: a view of them would take about as much memory.
 _SMALLEST_VIEW_BYTES: Final = 2**10
 
 
@@ -36,7 +36,9 @@ class _DataMessage:
         self._head, self._payload = head, payload
 
     def __getattr__(self, name: str) -> Any:
-        """What protobuf has of a field that is not set."""
+        """Returns what protobuf has in a field that is not set; nothing may be written to it."""
+        if name not in self._EMPTY.DESCRIPTOR.fields_by_name:
+            raise AttributeError(name)
         return getattr(self._EMPTY, name)
 
     # As protobuf's, whose names they have.
@@ -66,7 +68,7 @@ class DataRequest(_DataMessage):
         Raises:
             DecodeError: it is not a `PushDeltaRequest`.
         """
-        length, at = _field(message, 0, _PUSH_DATA)
+        length, at = _number_after(message, 0, _PUSH_DATA)
         if length and at + length == len(message):
             return data_request(_rest(message, at))
         return v1.PushDeltaRequest.FromString(message)
@@ -84,11 +86,11 @@ class DataResponse(_DataMessage):
         Raises:
             DecodeError: it is not a `PullFragmentResponse`.
         """
-        inner, at = _field(message, 0, _PULL_DATA)
+        inner, at = _number_after(message, 0, _PULL_DATA)
         if inner and at + inner == len(message):
-            index, at = _field(message, at, _OBJECT_INDEX)
-            offset, at = _field(message, at, _OFFSET, longest=9)
-            length, at = _field(message, at, _DATA)
+            index, at = _number_after(message, at, _OBJECT_INDEX)
+            offset, at = _number_after(message, at, _OFFSET, longest=9)
+            length, at = _number_after(message, at, _DATA)
             if length and at + length == len(message):
                 return data_response(index, offset, _rest(message, at))
         return v1.PullFragmentResponse.FromString(message)
@@ -122,10 +124,11 @@ def _head(tag: int, number: int) -> bytes:
     return bytes([*written, number])
 
 
-def _field(message: bytes, at: int, tag: int, *, longest: int = 4) -> tuple[int, int]:
-    """Returns the number after `tag` and where it ends; 0 and `at` where none of at most `longest` bytes is there.
+def _number_after(message: bytes, at: int, tag: int, *, longest: int = 4) -> tuple[int, int]:
+    """Returns the number after `tag` and where it ends; 0 and `at` if no such tag is there.
 
-    Numbers of more than 4 bytes may be beyond 32 bits, which protobuf treats in its own way.
+    The same if the number has more than `longest` bytes, which is left to protobuf: an index of 5 bytes may be beyond
+    32 bits, and an offset of 10 is negative.
     """
     if at >= len(message) or message[at] != tag:
         return 0, at
@@ -138,4 +141,5 @@ def _field(message: bytes, at: int, tag: int, *, longest: int = 4) -> tuple[int,
 
 
 def _rest(message: bytes, at: int) -> bytes | memoryview:
+    """Returns the message from `at` on: a view, unless it is short."""
     return message[at:] if len(message) < _SMALLEST_VIEW_BYTES else memoryview(message)[at:]

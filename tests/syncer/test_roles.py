@@ -199,7 +199,7 @@ async def test_a_stream_that_begins_with_any_message_is_refused_as_its_callers_f
     caller = CALLERS[who]
     kinds: dict[str, Any] = {"Exchange/PushDelta": exchange.PushDeltaRequest}
     assert caller is not None
-    if caller.role is Role.LEARNER:  # others are refused before anything is read
+    if caller.role is Role.LEARNER:  # an admin's is refused before it is read
         kinds["Exchange/Attach"] = exchange.AttachRequest
     async with by_certificate(keys) as (server, tls), connected(server.port, tls(caller)) as stubs:
         for method, kind in kinds.items():

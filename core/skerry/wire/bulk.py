@@ -1,8 +1,8 @@
 """The two messages that carry weights, in protobuf's format but without its library, which copies them several times.
 
 Here a message is written with one copy, and read in place. The classes stand for protobuf's: they serialize to the
-same bytes, have the methods that are used of those, and are empty but for `data`. Messages of any other shape are
-parsed by protobuf.
+same bytes and have those of its methods that callers use; every field but `data` is empty. Messages of any other shape
+are parsed by protobuf.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _SMALLEST_VIEW_BYTES: Final = 2**10
 
 
 class PullData(NamedTuple):
-    """A `PullData`."""
+    """Bytes of an object of a plan, and where they lie in it; stands for protobuf's `PullData`."""
 
     object_index: int
     offset: int

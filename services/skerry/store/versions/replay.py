@@ -44,7 +44,8 @@ from skerry.wire.frames import Frame, FrameBatch, decode_frames, parse_frames
 from skerry.wire.layout import FragmentLayout
 from skerry.wire.safetensors import TensorFileReader
 
-# A full frame has 2^18 elements, and takes half a millisecond. With 4 a job a synchronisation took 2 % more time.
+# A full frame has 2^18 elements, and takes half a millisecond. With 4 a job a synchronisation took 57 ms
+# more of 2,500 ms of CPU, with a standard error of 40.
 _FRAMES_A_JOB: Final = 16
 _LOG: Final = get_logger(__name__)
 

@@ -123,10 +123,19 @@ def is_answer_lost(error: grpc.aio.AioRpcError) -> bool:
 
 
 async def send(stubs: Stubs, messages: Sequence[exchange.PushDeltaRequest]) -> exchange.PushDeltaResponse:
-    """Returns the answer to a push, which is repeated while gRPC loses the answer."""
-    for _ in range(20):
+    """Returns the answer to a push, which is repeated, each time more slowly, while gRPC loses the answer.
+
+    An answer that comes between two messages isn't lost, and after long pauses most do.
+    """
+
+    async def slowly(pause_s: float) -> AsyncIterator[exchange.PushDeltaRequest]:
+        for message in messages:
+            await asyncio.sleep(pause_s)
+            yield message
+
+    for nth in range(20):
         try:
-            return await stubs.exchange.PushDelta(iter(messages))
+            return await stubs.exchange.PushDelta(slowly(nth * 0.005))
         except grpc.aio.AioRpcError as error:
             if not is_answer_lost(error):
                 raise

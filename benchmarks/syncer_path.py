@@ -94,7 +94,7 @@ def stage_syncer() -> None:
         ("accumulate", replay, "accumulate"),
         ("merge: norms", merger, "per_tensor_squared_norms"),
         ("advance", merger, "advance_span"),
-        ("scratch checksum", step.OuterState, "checksum"),
+        ("scratch checksum", step.OuterState, "actual_checksum"),
         ("store read", local._Opened, "read"),  # noqa: SLF001 - where the store's threads read
         *((f"store {name}", local.FileSystem, name) for name in ("write", "sync_file", "sync_folder", "publish")),
     ):

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from tests.house.product import SourceFile, product_files, walk_functions
 
 # Lines of product code in all. What is added is paid for by what it does; everything else only makes it smaller.
-LINE_BUDGET: Final = 23_360
+LINE_BUDGET: Final = 23_420
 FILE_LIMIT: Final = 400
 FUNCTION_LIMIT: Final = 50
 # A function over the limit states its reason in a comment of this form, on the line above it.

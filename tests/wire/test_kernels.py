@@ -35,7 +35,7 @@ from skerry.wire import Codec, Encoding, FragmentLayout, NonFiniteError, TensorS
 from skerry.wire.frames import Frame, decode_frames, encode_frames, open_frame, parse_frames
 from skerry.wire.kernels import load
 from skerry.wire.quantise import quantised_squared_norms
-from tests.wire.wire_strategies import LARGEST, block_encodings, fragments
+from tests.wire.wire_strategies import LARGEST, block_encodings, encodings, fragments
 
 Fragment = tuple[FragmentLayout, NDArray[np.float32]]
 KERNELS = load()
@@ -163,31 +163,45 @@ def test_values_are_accumulated_and_subtracted_as_by_numpy(
         assert with_kernels(KERNELS, work) == with_kernels(None, work)
 
 
-@given(fragments(), block_encodings, st.integers(0, 2**32 - 1))
-def test_the_outer_step_is_that_of_numpy(fragment: Fragment, encoding: Encoding, seed: int) -> None:
-    layout, acc = fragment
+def outcome_of_step(layout: FragmentLayout, acc: NDArray[np.float32], encoding: Encoding, seed: int) -> object:
+    """Returns everything that a step of a made-up state writes and says, or its error."""
     generator = np.random.default_rng(seed)
     rate, momentum, decay, gain = generator.uniform(0.1, 1, 4).astype(np.float32)
     tensor_scales = generator.uniform(0, 1, len(layout.tensors)).astype(np.float32)
     scalars = Scalars(rate, momentum, tensor_scales, tensor_scales[None], decay, gain)
-
-    def work() -> list[object]:
-        state = OuterState(acc[::-1].copy(), acc * np.float32(0.5), np.roll(acc, 1) * np.float32(0.125), 0)
-        step = Step(layout, scalars, encoding, state, acc)
-        done: list[object] = []
+    state = OuterState(acc[::-1].copy(), acc * np.float32(0.5), np.roll(acc, 1) * np.float32(0.125), 0)
+    before = state.actual_checksum()
+    step, done = Step(layout, scalars, encoding, state, acc), list[object]()
+    try:
         for span in step_spans(layout, encoding):
             advanced = advance_span(step, span)
+            before ^= advanced.before ^ advanced.after
             done += [advanced.frames, advanced.pieces.leaf.digest(), advanced.before, advanced.after]
-        return [*done, state.weights.tobytes(), state.momentum.tobytes(), state.residual.tobytes()]
+    except NonFiniteError as error:
+        return str(error)
+    assert before == state.actual_checksum()
+    return [*done, state.weights.tobytes(), state.momentum.tobytes(), state.residual.tobytes()]
 
-    def outcome() -> object:
-        try:
-            return work()
-        except NonFiniteError as error:
-            return str(error)
 
+@given(fragments(), encodings, st.integers(0, 2**32 - 1))
+def test_the_outer_step_is_that_of_numpy(fragment: Fragment, encoding: Encoding, seed: int) -> None:
+    work = lambda: outcome_of_step(*fragment, encoding, seed)  # noqa: E731 - done twice
     with np.errstate(over="ignore", invalid="ignore"):
-        assert with_kernels(KERNELS, outcome) == with_kernels(None, outcome)
+        assert with_kernels(KERNELS, work) == with_kernels(None, work)
+
+
+@pytest.mark.parametrize("codec", [Codec.INT8, Codec.INT4, Codec.E3M0])
+@pytest.mark.parametrize("block", [64, 255, 20_000])
+@pytest.mark.parametrize("odd", [None, 3, 60_000], ids=["within", "beyond-early", "beyond-late"])
+def test_a_step_in_several_pieces_is_that_of_numpy(codec: Codec, block: int, odd: int | None) -> None:
+    shapes = ((3, 333), (2, 1), (1, 16_384), (7, 5001), (4999,), (1, 1), (3, 10_001))
+    layout = FragmentLayout("f", tuple(TensorSpec(f"t{index}", shape) for index, shape in enumerate(shapes)))
+    acc = np.random.default_rng(block).standard_normal(layout.numel).astype(np.float32)
+    if odd is not None:
+        acc[odd] = np.inf
+    work = lambda: outcome_of_step(layout, acc, Encoding(codec, block=block), 1)  # noqa: E731 - done twice
+    with np.errstate(over="ignore", invalid="ignore"):
+        assert with_kernels(KERNELS, work) == with_kernels(None, work)
 
 
 def opened_norms(frame: Frame, layout: FragmentLayout) -> tuple[NDArray[np.float64], bytes]:
@@ -225,7 +239,7 @@ def test_the_largest_block_has_a_norm(codec: Codec) -> None:
 
 @pytest.mark.parametrize("kernels", [KERNELS, None], ids=["kernels", "numpy"])
 @given(fragments(), block_encodings, st.integers(0, 2**32 - 1))
-def test_neither_spans_nor_tiles_change_a_version(
+def test_neither_spans_nor_frames_change_a_version(
     kernels: ModuleType | None, fragment: Fragment, encoding: Encoding, seed: int
 ) -> None:
     layout, acc = fragment
@@ -260,10 +274,8 @@ def test_neither_spans_nor_tiles_change_a_version(
         return [_arrays(state) for state in states]
 
     with ExitStack() as patches:
-        for module in (codecs, step_module):
-            patches.enter_context(patch.object(module, "MAX_FRAME_NUMEL", 16))
+        patches.enter_context(patch.object(codecs, "MAX_FRAME_NUMEL", 16))
         patches.enter_context(patch.object(step_module, "LEAF_NUMEL", 64))
-        patches.enter_context(patch.object(step_module._arrays, "value", np.empty((2, 1024), np.float32), create=True))
         for arrays in with_kernels(kernels, small):
             for actual, wanted in zip(arrays, expected, strict=True):
                 np.testing.assert_array_equal(actual.view(np.uint32), wanted.view(np.uint32))

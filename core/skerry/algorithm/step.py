@@ -20,7 +20,7 @@ Source: Decoupled DiLoCo (arXiv 2604.21428), outer optimizer; quantised updates 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import reduce
@@ -33,10 +33,10 @@ from numpy.typing import NDArray
 
 from skerry.wire.codecs import MAX_FRAME_NUMEL, Cut, Encoding, PerThread, cut_frames
 from skerry.wire.digests import LEAF_NUMEL, Hasher, LeafHash, leaf_hasher, tree_root
-from skerry.wire.frames import Frame, decode_frame, open_frame, pack_frame, parse_frames, quantise_cut
+from skerry.wire.frames import QUANTISER, Frame, decode_frame, open_frame, pack_frame, parse_frames, quantise_cut
 from skerry.wire.kernels import kernels_for
-from skerry.wire.layout import FragmentLayout
-from skerry.wire.quantise import decode_in_kernels
+from skerry.wire.layout import FragmentLayout, blocks_of
+from skerry.wire.quantise import decode_in_kernels, kernel_limits, non_finite_error
 
 Float32s = NDArray[np.float32]
 
@@ -144,19 +144,15 @@ def advance_span(
         NonFiniteError: the step left the range of the codec; the state is then of no use.
     """
     frames, leaf, before, after, difference = list[bytes](), _Leaf(span, step.layout.leaf_hash), 0, 0, None
-    for tile, cuts in _tiles(step, span):
-        target, read, written = _target(step, tile)
-        q = _scratch(1, tile)
-        for cut in cuts:
-            raw = quantise_cut(_inside(target, tile, cut), step.layout, cut, decoded=_inside(q, tile, cut))
-            if packs:
-                frames.append(pack_frame(cut, raw, step.encoding))
-        theta, *bits = _advance(step.state, tile, target, q)
-        before, after = before ^ read ^ bits[0], after ^ written ^ bits[1]
-        leaf.take(theta)
+    for cut in cut_frames(step.layout, step.encoding, span.first, span.stop - span.first):
+        raw, q, read, written = _advance(step, cut)
+        if packs:
+            frames.append(pack_frame(cut, raw, step.encoding))
+        before, after, inside = before ^ read, after ^ written, _inside(cut)
+        leaf.take(step.state.weights[inside])
         if published is not None and difference is None:
-            unequal = np.flatnonzero(published[tile.first : tile.stop].view(np.uint32) != q.view(np.uint32))
-            difference = tile.first + int(unequal[0]) if len(unequal) else None
+            unequal = np.flatnonzero(published[inside].view(np.uint32) != q.view(np.uint32))
+            difference = cut.first + int(unequal[0]) if len(unequal) else None
     return AdvancedSpan(tuple(frames), leaf.pieces, before, after, difference)
 
 
@@ -229,32 +225,6 @@ def digest_of_spans(numel: int, pieces: Sequence[LeafPieces]) -> bytes:
     return tree_root(numel, leaves)
 
 
-def _tiles(step: Step, span: Span) -> Iterator[tuple[Span, list[Cut]]]:
-    """Yields ranges of at most `MAX_FRAME_NUMEL` elements, with the frames that each is cut into.
-
-    Arrays of that length stay in a core's cache from one operation to the next.
-    """
-    cuts: list[Cut] = []
-    for cut in cut_frames(step.layout, step.encoding, span.first, span.stop - span.first):
-        if cuts and cut.first + cut.numel - cuts[0].first > MAX_FRAME_NUMEL:
-            yield Span(cuts[0].first, cut.first), cuts
-            cuts = []
-        cuts.append(cut)
-    yield Span(cuts[0].first, span.stop), cuts
-
-
-def _inside(values: Float32s, tile: Span, cut: Cut) -> Float32s:
-    return values[cut.first - tile.first : cut.first - tile.first + cut.numel]
-
-
-_arrays: Final = PerThread(lambda: np.empty((2, MAX_FRAME_NUMEL), np.float32))
-
-
-def _scratch(nth: int, tile: Span) -> Float32s:
-    """Returns an array of the tile's length, this thread's until it asks for the `nth` again."""
-    return _arrays.value[nth, : tile.stop - tile.first]
-
-
 class _Leaf:
     """Hashes a span's new weights. Those before the first leaf boundary belong to the leaf of the span before."""
 
@@ -273,27 +243,58 @@ class _Leaf:
         return LeafPieces(bytes(self._head), self._hasher)
 
 
+_arrays: Final = PerThread(lambda: np.empty((2, MAX_FRAME_NUMEL), np.float32))
+
+
+def _inside(cut: Cut) -> slice:
+    return slice(cut.first, cut.first + cut.numel)
+
+
+def _advance(step: Step, cut: Cut) -> tuple[NDArray[np.uint8], Float32s, int, int]:
+    """Writes the next version of a cut's elements.
+
+    Returns the update's raw bytes and q, both valid until this thread's next call, and the exclusive or of the state's
+    bits as they were read, and as they were written.
+    """
+    layout, inside, (target, q) = step.layout, _inside(cut), _arrays.value[:, : cut.numel]
+    of_fragment = step.state.weights, step.state.momentum, step.state.residual
+    acc, weights, momentum, residual = (array[inside] for array in (step.acc, *of_fragment))
+    kernels = kernels_for(acc, weights, momentum, residual)
+    if kernels is None:
+        read = _exclusive_or(weights, momentum, residual)
+        _write_target(step, cut, momentum, residual, target=target, d=q)
+        raw = quantise_cut(target, layout, cut, decoded=q)
+        np.subtract(weights, q, out=weights)
+        np.subtract(target, q, out=residual)
+        return raw, q, read, _exclusive_or(weights, momentum, residual)
+    scalars = step.scalars
+    tensors = slice(layout.tensor_at(inside.start), layout.tensor_at(inside.stop - 1) + 1)
+    edges = (layout.bounds_within(inside.start, inside.stop) - cut.first).astype(np.uint64)
+    sums = (acc, edges, scalars.tensor_scales[tensors], momentum, residual)
+    factors = (scalars.decay, scalars.gain, scalars.momentum, scalars.rate)
+    if cut.block:
+        blocks = blocks_of(layout, cut.first, cut.numel, cut.block)
+        raw, scales, codes = QUANTISER.value.empty(cut.codec, blocks)
+        of_codec, written_arrays = (*kernel_limits(cut.codec), blocks.edges, scales, codes), (weights, target, q)
+        is_within, read, written = kernels.take_step(*of_codec, *sums, *factors, *written_arrays)
+        if not is_within:
+            raise non_finite_error(target, layout, cut)
+        return raw, q, read, written
+    of_target = kernels.step_target(*sums, *factors, 0, cut.numel, target)
+    raw = quantise_cut(target, layout, cut, decoded=q)
+    of_advance = kernels.advance(target, q, weights, residual)
+    return raw, q, of_target[0] ^ of_advance[0], of_target[1] ^ of_advance[1]
+
+
 # The encoder refuses values that overflow and names the element, so NumPy's warning would only repeat it.
 @np.errstate(over="ignore", invalid="ignore")
-def _target(step: Step, tile: Span) -> tuple[Float32s, int, int]:
-    """Writes the tile's new momentum, and returns `target`.
-
-    Also returns the exclusive or of the momentum and the residual that were read, and of the momentum that was written.
-    """
-    state, scalars, target = step.state, step.scalars, _scratch(0, tile)
-    momentum, residual = state.momentum[tile.first : tile.stop], state.residual[tile.first : tile.stop]
-    acc = step.acc[tile.first : tile.stop]
-    kernels = kernels_for(acc, momentum, residual)
-    if kernels is not None:
-        tensors = slice(step.layout.tensor_at(tile.first), step.layout.tensor_at(tile.stop - 1) + 1)
-        edges = step.layout.bounds_within(tile.first, tile.stop) - tile.first
-        arrays = (acc, edges.astype(np.uint64), scalars.tensor_scales[tensors], momentum, residual)
-        factors = (scalars.decay, scalars.gain, scalars.momentum, scalars.rate)
-        return target, *kernels.step_target(*arrays, *factors, target)
-    read, d = _exclusive_or(momentum, residual), _scratch(1, tile)
-    for index, start, stop in step.layout.ranges(tile.first, len(d)):
-        part = slice(start - tile.first, stop - tile.first)
-        np.multiply(acc[part], scalars.tensor_scales[index], out=d[part])
+def _write_target(
+    step: Step, cut: Cut, momentum: Float32s, residual: Float32s, *, target: Float32s, d: Float32s
+) -> None:
+    """Writes `target`, the new momentum and `d`, `(cut.numel,)` each."""
+    scalars = step.scalars
+    for index, start, stop in step.layout.ranges(cut.first, cut.numel):
+        np.multiply(step.acc[start:stop], scalars.tensor_scales[index], out=d[start - cut.first : stop - cut.first])
     np.multiply(momentum, scalars.decay, out=momentum)
     np.multiply(d, scalars.gain, out=target)
     np.add(momentum, target, out=momentum)
@@ -301,22 +302,6 @@ def _target(step: Step, tile: Span) -> tuple[Float32s, int, int]:
     np.add(d, target, out=target)
     np.multiply(target, scalars.rate, out=target)
     np.add(residual, target, out=target)
-    return target, read, _exclusive_or(momentum)
-
-
-def _advance(state: OuterState, tile: Span, target: Float32s, q: Float32s) -> tuple[Float32s, int, int]:
-    """Writes the tile's new weights and residual, and returns a view of those weights.
-
-    Also returns the exclusive or of the weights that were read, and of the weights and the residual that were written.
-    """
-    theta, residual = state.weights[tile.first : tile.stop], state.residual[tile.first : tile.stop]
-    kernels = kernels_for(theta, residual)
-    if kernels is not None:
-        return theta, *kernels.advance(target, q, theta, residual)
-    read = _exclusive_or(theta)
-    np.subtract(theta, q, out=theta)
-    np.subtract(target, q, out=residual)
-    return theta, read, _exclusive_or(theta, residual)
 
 
 def _exclusive_or(*arrays: Float32s) -> int:

@@ -97,7 +97,7 @@ def encode_frames(
     return map(frame, cut_frames(layout, encoding, first, len(values)))
 
 
-_quantiser: Final = PerThread(Quantiser)
+QUANTISER: Final = PerThread(Quantiser)
 
 
 def quantise_cut(
@@ -113,7 +113,7 @@ def quantise_cut(
         NonFiniteError: a value that the codec cannot carry.
     """
     blocks = blocks_of(layout, cut.first, cut.numel, cut.block) if cut.block else None
-    raw = _quantiser.value.quantise(cut.codec, values, blocks, decoded)
+    raw = QUANTISER.value.quantise(cut.codec, values, blocks, decoded)
     if raw is None:
         raise non_finite_error(values, layout, cut)
     return raw

@@ -89,20 +89,23 @@ class Quantiser:
         if blocks is None:
             raw = _elements(codec, values)
         else:
-            raw = self._raw[: codec.raw_size(blocks.numel, blocks.count)]
-            scales, codes = raw[: 4 * blocks.count].view(np.float32), raw[4 * blocks.count :]
+            raw, scales, codes = self.empty(codec, blocks)
             out = values if decoded is None else decoded
             kernels = kernels_for(values, out)
             if kernels is not None:
-                limits = (np.float32(codec.top_code), SMALLEST_SCALE[codec])
                 arrays = (values, blocks.edges, scales, codes, out)
-                is_within = kernels.quantise(_KERNEL_BITS[codec], *limits, *arrays, decoded is not None)
+                is_within = kernels.quantise(*kernel_limits(codec), *arrays, decoded is not None)
                 return raw if is_within else None
             if not self._quantise(codec, values, blocks, scales, codes):
                 return None
         if decoded is not None and raw is not None:
             dequantise(codec, raw, blocks, decoded)
         return raw
+
+    def empty(self, codec: Codec, blocks: Blocks) -> tuple[NDArray[np.uint8], NDArray[np.float32], NDArray[np.uint8]]:
+        """Return memory for a frame's raw bytes, until the next call, and views of its scales and its codes."""
+        raw = self._raw[: codec.raw_size(blocks.numel, blocks.count)]
+        return raw, raw[: 4 * blocks.count].view(np.float32), raw[4 * blocks.count :]
 
     def _quantise(
         self,
@@ -160,6 +163,11 @@ class Quantiser:
         np.right_shift(bits, 22, out=bits)
         np.take(E3M0_CODE_OF_TOP_BITS, bits, out=codes[:numel], mode="clip")
         return codes
+
+
+def kernel_limits(codec: Codec) -> tuple[int, np.float32, np.float32]:
+    """Return what kernels have to know of a codec with blocks: bits, largest code and smallest scale."""
+    return _KERNEL_BITS[codec], np.float32(codec.top_code), SMALLEST_SCALE[codec]
 
 
 def _elements(codec: Codec, values: NDArray[np.float32]) -> NDArray[np.uint8] | None:

@@ -125,7 +125,7 @@ def is_answer_lost(error: grpc.aio.AioRpcError) -> bool:
 async def send(stubs: Stubs, messages: Sequence[exchange.PushDeltaRequest]) -> exchange.PushDeltaResponse:
     """Returns the answer to a push, which is repeated, each time more slowly, while gRPC loses the answer.
 
-    An answer that comes between two messages isn't lost, and after long pauses most do.
+    An answer that arrives between two messages isn't lost; the longer the pauses, the more answers do.
     """
 
     async def slowly(pause_s: float) -> AsyncIterator[exchange.PushDeltaRequest]:

@@ -98,6 +98,7 @@ def encode_frames(
 
 
 QUANTISER: Final = PerThread(Quantiser)
+"""The calling thread's own; whoever takes its memory has it until the thread's next frame."""
 
 
 def quantise_cut(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -38,21 +37,6 @@ def product_files() -> tuple[SourceFile, ...]:
     """Returns every Python file of the product, in the order of its path."""
     paths = [path for root in SOURCE_ROOTS for path in sorted((ROOT / root / "skerry").rglob("*.py"))]
     return tuple(parsed(path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8")) for path in paths)
-
-
-def walk_functions(tree: ast.Module) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
-    """Yields every function of a module with its qualified name, nested ones too."""
-    waiting: list[tuple[str, ast.AST]] = [("", tree)]
-    while waiting:
-        prefix, node = waiting.pop(0)
-        for child in ast.iter_child_nodes(node):
-            name = f"{prefix}{child.name}" if isinstance(child, _NAMED) else prefix.removesuffix(".")
-            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
-                yield name, child
-            waiting.append((f"{name}." if name else "", child))
-
-
-_NAMED: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 def parsed(path: str, text: str) -> SourceFile:

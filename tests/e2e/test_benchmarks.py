@@ -18,3 +18,14 @@ def test_a_table_is_measured(table: str, tmp_path: Path, monkeypatch: pytest.Mon
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr[-3000:]
     assert f"{table}: " in result.stdout + result.stderr
+
+
+@pytest.mark.parametrize("table", ["encoding", "steps", "programs", "learning"])
+def test_a_table_of_the_gpu_benchmark_is_measured_on_a_cpu(
+    table: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    command = [sys.executable, "-m", "benchmarks.gpu", table, "--quick", "--device", "cpu"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr[-3000:]
+    assert f"{table}: " in result.stderr

@@ -1,0 +1,1 @@
+"""What Skerry costs and does on a GPU: encoding, steps, programs that train, and what four learners learn."""

@@ -123,7 +123,7 @@ def test_a_port_where_nobody_listens_is_no_matter_of_tls(keys: Path) -> None:
     [
         ("localhost:1", True),
         ("127.0.0.1:1", True),
-        ("127.9.9.9", True),
+        ("127.9.9.9:1", True),
         ("[::1]:1", True),
         ("unix:/run/skerry.sock", True),
         ("dns:///localhost:1", True),

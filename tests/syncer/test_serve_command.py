@@ -77,7 +77,7 @@ def test_metrics_have_no_tls(tmp_path: Path) -> None:
     assert "Metrics have no TLS" in result.output
 
 
-@pytest.mark.parametrize("listen", ["", "50051", "127.0.0.1", "127.0.0.1:http"])
+@pytest.mark.parametrize("listen", ["", "50051", "127.0.0.1", "127.0.0.1:http", "127.0.0.1:99999"])
 def test_an_address_without_a_port_is_refused(listen: str) -> None:
     result = CliRunner().invoke(serve, ["--listen", listen, "--store", "memory://"])
     assert result.exit_code == 2

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from prometheus_client import start_http_server
 from prometheus_client.registry import Collector
 
+from skerry.runtime.addresses import server_address
+
 
 @contextmanager
 def exposed(metrics: Collector, address: str) -> Iterator[str]:
@@ -19,12 +21,10 @@ def exposed(metrics: Collector, address: str) -> Iterator[str]:
         ValueError: the address is not HOST:PORT.
         OSError: the address can't be listened on.
     """
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdigit():
-        raise ValueError(f"use HOST:PORT, for example 127.0.0.1:9464. address={address!r}")
-    server, thread = start_http_server(int(port), host.strip("[]"), metrics)
+    host, port = server_address(address)
+    server, thread = start_http_server(port, host, metrics)
     try:
-        yield f"http://{host}:{server.server_port}/metrics"
+        yield f"http://{address.rpartition(':')[0]}:{server.server_port}/metrics"
     finally:
         server.shutdown()
         server.server_close()

@@ -6,12 +6,12 @@ import ipaddress
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Literal, NamedTuple
+from typing import Literal, NamedTuple
+
+from skerry.runtime.addresses import client_address
 
 Insecure = Literal["insecure"]
 """In place of `Tls`: plaintext, also beyond loopback, where everybody on the way can read and change it."""
-
-_SCHEME: Final = re.compile(r"(dns|ipv4|ipv6):(//[^/]*/)?")
 
 
 class TlsFiles(NamedTuple):
@@ -102,7 +102,7 @@ def tls_for(target: str, given: Tls | Insecure | None) -> Tls | None:
     others.
 
     Raises:
-        ValueError: `given` is another text than "insecure".
+        ValueError: `given` is another text than "insecure", or the target is no address.
     """
     if isinstance(given, Tls):
         return given
@@ -110,9 +110,8 @@ def tls_for(target: str, given: Tls | Insecure | None) -> Tls | None:
         if given != "insecure":
             raise ValueError(f"tls is a Tls, or 'insecure' for plaintext. tls={given!r}")
         return None
-    address = _SCHEME.sub("", target, count=1)
-    host = address.rpartition(":")[0] or address
-    return None if target.startswith(("unix:", "unix-abstract:")) or is_loopback(host.strip("[]")) else Tls()
+    address = client_address(target)
+    return None if address is None or is_loopback(address.host) else Tls()
 
 
 def is_loopback(host: str) -> bool:

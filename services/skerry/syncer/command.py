@@ -13,6 +13,7 @@ from typing import Final
 
 import click
 
+from skerry.runtime.addresses import server_address
 from skerry.runtime.files import replacing
 from skerry.runtime.logs import get_logger, log_to_stderr
 from skerry.runtime.redaction import redacted
@@ -199,10 +200,11 @@ def _tls(given: Tls) -> Tls | None:
 
 
 def _check_listen(listen: str, option: str, *, is_allowed: bool) -> None:
-    host, colon, port = listen.rpartition(":")
-    if not colon or not host or not port.isdigit():
-        raise click.BadParameter(f"use HOST:PORT, for example 127.0.0.1:50051. listen={listen!r}", param_hint=option)
-    if is_allowed or is_loopback(host.strip("[]")):
+    try:
+        host = server_address(listen).host
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint=option) from error
+    if is_allowed or is_loopback(host):
         return
     way = "Metrics have no TLS: listen" if option == "--metrics" else f"{_KEYS}, or listen"
     raise click.UsageError(

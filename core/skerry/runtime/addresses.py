@@ -1,0 +1,68 @@
+"""Addresses written as HOST:PORT, checked before anything is done with them: gRPC takes port 99999 for another one."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from typing import Final, NamedTuple
+
+_LABEL: Final = r"[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
+_HOST_NAME: Final = re.compile(rf"{_LABEL}(?:\.{_LABEL})*\.?")
+_SCHEME: Final = re.compile(r"(?:dns|ipv4|ipv6):(?://[^/]*/)?")
+_LONGEST_HOST_NAME: Final = 253
+_HIGHEST_PORT: Final = 2**16 - 1
+
+
+class Address(NamedTuple):
+    """A host, without the brackets of an IPv6 address, and a port."""
+
+    host: str
+    port: int
+
+
+def server_address(text: str) -> Address:
+    """Returns the address that a server is to listen on; port 0 is any free one.
+
+    Raises:
+        ValueError: it is not HOST:PORT; the message says what is wrong.
+    """
+    return _parsed(text, text, lowest_port=0)
+
+
+def client_address(target: str) -> Address | None:
+    """Returns the address of one gRPC target, which may have a scheme as in dns:///HOST:PORT; None for a unix socket.
+
+    Raises:
+        ValueError: it is not HOST:PORT; the message says what is wrong.
+    """
+    scheme, _, path = target.partition(":")
+    if scheme in {"unix", "unix-abstract"} and path:
+        return None
+    if "://" in target and scheme not in {"dns", "ipv4", "ipv6"}:
+        raise ValueError(f"an address is HOST:PORT without {scheme}://. address={target[:100]!r}")
+    return _parsed(target, _SCHEME.sub("", target, count=1), lowest_port=1)
+
+
+def _parsed(given: str, text: str, *, lowest_port: int) -> Address:
+    host, colon, port = text.rpartition(":")
+    if not colon or not host or text.endswith("]"):
+        raise ValueError(f"use HOST:PORT, for example 127.0.0.1:50051. address={given[:100]!r}")
+    # Not isdecimal alone, which other scripts' digits pass; int() is slow for very many digits.
+    if not (port.isascii() and port.isdecimal() and lowest_port <= int(port[:6]) <= _HIGHEST_PORT and len(port) <= 5):
+        raise ValueError(f"use HOST:PORT with a port from {lowest_port} to {_HIGHEST_PORT}. address={given[:100]!r}")
+    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    if not _is_host(bare, is_bracketed=bare != host):
+        raise ValueError(
+            f"this is no host: use a name, an IPv4 address, or an IPv6 address in brackets. address={given[:100]!r}"
+        )
+    return Address(bare, int(port))
+
+
+def _is_host(host: str, *, is_bracketed: bool) -> bool:
+    is_number = host.rstrip(".").rpartition(".")[2].isdecimal()  # as the last part of no name is (RFC 1123)
+    if not is_bracketed and not is_number:
+        return _HOST_NAME.fullmatch(host) is not None and len(host) <= _LONGEST_HOST_NAME
+    try:
+        return ipaddress.ip_address(host).version == (6 if is_bracketed else 4)
+    except ValueError:
+        return False

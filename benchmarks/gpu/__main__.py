@@ -17,7 +17,7 @@ import click
 import torch
 from rich.console import Console
 
-from benchmarks.report import write_rows
+from benchmarks.report import Row, write_rows
 from benchmarks.speed.measuring import Size
 
 RESULTS: Final = Path(__file__).parent / "results"
@@ -45,11 +45,11 @@ Examples:
 @click.argument("tables", nargs=-1, type=click.Choice(list(TABLES)))
 @click.option("--device", default="cuda", show_default=True, help="What to train on.")
 @click.option("--quick", is_flag=True, help="Small sizes and few samples; the figures mean little.")
-@click.option("--keep", is_flag=True, help="Put the rows into benchmarks/gpu/results, under the device's name.")
+@click.option("--keep", is_flag=True, help="Put each row, once measured, into benchmarks/gpu/results.")
 def main(*, tables: tuple[str, ...], device: str, quick: bool, keep: bool) -> None:
     """Measure Skerry on a GPU.
 
-    Each table's rows are written to build/benchmarks/gpu-TABLE.json as soon as they are measured. A table that fails
+    Each table's rows are written to build/benchmarks/gpu-TABLE.json. A table that fails
     prints its error and the others are measured nevertheless. The status is then 1, as it is if something is not equal
     that has to be. Servers listen on loopback and are
     ended.
@@ -61,23 +61,27 @@ def main(*, tables: tuple[str, ...], device: str, quick: bool, keep: bool) -> No
     failed = False
     for table in tables or TABLES:
         start_s = time.perf_counter()
-        rows = []
+        rows: list[Row] = []
         try:
             for row in import_module(f"benchmarks.gpu.{table}").rows(size, where):
                 rows.append(row)
                 failed = failed or (row.metric.endswith(CLAIM) and not row.value)
+                if keep:
+                    _keep(table, name, rows)
                 click.echo(f"{row.case} | {row.metric} | {row.value:.4g} {row.unit}", err=True)
         except Exception:  # noqa: BLE001 - the other tables are worth having
             traceback.print_exc()
             failed = True
         write_rows(f"gpu-{table}", rows, console=Console(width=170))
-        if keep and rows:
-            path = RESULTS / name.lower().replace(" ", "-") / f"{table}.json"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            content = {"device": name, "torch": torch.__version__, "rows": [asdict(row) for row in rows]}
-            path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
         click.echo(f"{table}: {time.perf_counter() - start_s:.0f} s", err=True)
     sys.exit(failed)
+
+
+def _keep(table: str, device: str, rows: list[Row]) -> None:
+    path = RESULTS / device.lower().replace(" ", "-") / f"{table}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = {"device": device, "torch": torch.__version__, "rows": [asdict(row) for row in rows]}
+    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
@@ -33,22 +34,30 @@ _TIMEOUT_S: Final = 100.0
 
 
 def rows(size: Size, device: torch.device) -> Iterator[Row]:  # noqa: ARG001 - every table takes a size
-    """One row a program that this device can run."""
-    for name, program in PROGRAMS.items():
-        if device.type != "cuda" and program in _NEED_CUDA:
-            continue
-        with tempfile.TemporaryDirectory(prefix="skerry-benchmark-") as folder, served(Path(folder)) as syncer:
-            command = [sys.executable, "-m", "benchmarks.gpu.programs", name, device.type, syncer.target]
-            try:
-                result = subprocess.run(
-                    command, capture_output=True, text=True, check=False, env=environment(), timeout=_TIMEOUT_S
-                )
-                failed, output = result.returncode, result.stdout + result.stderr
-            except subprocess.TimeoutExpired as error:
-                failed, output = 1, f"it hung. {error.stdout!r} {error.stderr!r}"
-        if failed:
-            sys.stderr.write(f"{name} failed:\n{output[-4000:]}\n")
-        yield measured(name, "ends with the run's weights (1: yes)", [float(not failed)], "", limit=1.0)
+    """One row a program that this device can run; on a GPU they run at the same time."""
+    names = [name for name, program in PROGRAMS.items() if device.type == "cuda" or program not in _NEED_CUDA]
+    with (
+        tempfile.TemporaryDirectory(prefix="skerry-benchmark-") as folder,
+        served(Path(folder)) as syncer,
+        ThreadPoolExecutor(len(names) if device.type == "cuda" else 1) as threads,
+    ):
+        outcomes = threads.map(lambda name: _outcome(name, device, syncer.target), names)
+        for name, (has_succeeded, output) in zip(names, outcomes, strict=True):
+            if not has_succeeded:
+                sys.stderr.write(f"{name} failed:\n{output[-4000:]}\n")
+            yield measured(name, "ends with the run's weights (1: yes)", [float(has_succeeded)], "", limit=1.0)
+
+
+def _outcome(name: str, device: torch.device, target: str) -> tuple[bool, str]:
+    """Returns whether the program succeeded, and what it printed."""
+    command = [sys.executable, "-m", "benchmarks.gpu.programs", name, device.type, target]
+    try:
+        result = subprocess.run(
+            command, capture_output=True, text=True, check=False, env=environment(), timeout=_TIMEOUT_S
+        )
+    except subprocess.TimeoutExpired as error:
+        return False, f"it hung. output={error.stdout!r} {error.stderr!r}"
+    return result.returncode == 0, result.stdout + result.stderr
 
 
 def _network() -> nn.Sequential:

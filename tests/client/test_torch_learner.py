@@ -196,7 +196,10 @@ def test_streams_wait_for_each_other_and_no_thread_for_the_device(monkeypatch: p
     parameters = TorchParameters({"w": weights})
     layout = FragmentLayout("f", parameters.tensors)
     ones = parameters.from_host(np.ones(layout.numel, np.float32))
-    with ThreadPoolExecutor(1) as worker, torch.cuda.stream(torch.cuda.Stream()):  # type: ignore[no-untyped-call]
+    with (
+        ThreadPoolExecutor(1, initializer=parameters.enter_worker) as worker,
+        torch.cuda.stream(torch.cuda.Stream()),  # type: ignore[no-untyped-call]
+    ):
         for round_number in range(1, 4):
             buffer = worker.submit(parameters.buffer, layout).result()
             copy = worker.submit(parameters.snapshot, layout, buffer).result()
@@ -213,6 +216,26 @@ def test_streams_wait_for_each_other_and_no_thread_for_the_device(monkeypatch: p
             assert set(values) == {3.0 * round_number - 2}
             add()
         assert set(weights.flatten().tolist()) == {9.0}
+
+
+@pytest.mark.cuda
+@NO_GPU
+def test_a_worker_does_not_wait_for_what_training_has_queued() -> None:
+    parameters = TorchParameters({"w": torch.zeros(300, 70, device="cuda")})
+    layout = FragmentLayout("f", parameters.tensors)
+    values = np.ones(layout.numel, np.float32)
+    encoding = Encoding(Codec.INT4)
+
+    def work() -> list[bytes]:
+        return list(parameters.encode(parameters.from_host(values), layout, encoding))
+
+    with ThreadPoolExecutor(1, initializer=parameters.enter_worker) as worker:
+        wanted = worker.submit(work).result()
+        torch.cuda._sleep(4_000_000_000)  # type: ignore[no-untyped-call]  # cycles: two seconds
+        queued = torch.cuda.current_stream().record_event()
+        assert worker.submit(work).result() == wanted
+        assert not queued.query()
+    torch.cuda.synchronize()
 
 
 @pytest.mark.cuda

@@ -129,7 +129,7 @@ class ArrayLearner:
             connect_timeout_s=connect_timeout_s,
         )
         parameters = ArrayParameters(arrays) if isinstance(arrays, Mapping) else arrays
-        self._workers = ThreadWorkers(_worker_count())
+        self._workers = ThreadWorkers(_worker_count(), initializer=parameters.enter_worker)
         self._thread = LoopThread(f"skerry-{learner_id}")
         self._running: Future[None] | None = None
         self._transport = self._thread.call(lambda: GrpcTransport(target, tls=tls, jitter=system_random()))

@@ -66,6 +66,7 @@ class IslandParameters:
         self.dtypes = own.dtypes
         self.replaced = own.replaced
         self.sample = own.sample
+        self.enter_worker = own.enter_worker
         self.synchronize = own.synchronize
         self._specs = {tensor.name: tensor for tensor in own.tensors}
         self._regions: list[Mapping[str, Region]] = island.all_gather(own.regions)

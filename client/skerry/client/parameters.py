@@ -97,6 +97,9 @@ class Parameters(Protocol):
     def keep(self, values: FlatArray) -> FlatArray:
         """Returns `values`, or an equal that takes less memory here; in a worker. Neither is written to."""
 
+    def enter_worker(self) -> None:
+        """Prepares the thread of a worker; called in it before its first work."""
+
     def synchronize(self) -> None:
         """Has this thread go on with what others have queued on the parameters' device by now."""
 
@@ -195,6 +198,9 @@ class ArrayParameters:
     def keep(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
         """Returns `values`."""
         return values
+
+    def enter_worker(self) -> None:
+        """Does nothing."""
 
     def synchronize(self) -> None:
         """Does nothing, since NumPy queues nothing."""

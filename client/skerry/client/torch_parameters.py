@@ -141,6 +141,9 @@ class TorchParameters:
         self._is_on_host = self._device.type == "cpu"
         # On which weights were last trained or changed; other devices have one for all threads.
         self._last_stream = torch.cuda.current_stream(self._device) if self._device.type == "cuda" else None
+        # One for all workers: what one of them has queued comes before what the next one queues.
+        new_stream: Any = torch.cuda.Stream
+        self._worker_stream = new_stream(self._device) if self._device.type == "cuda" else None
         self.tensors = tuple(TensorSpec(name, tuple(tensor.shape)) for name, tensor in trained.items())
         self.dtypes = {name: str(tensor.dtype).removeprefix("torch.") for name, tensor in self._tensors.items()}
         self.replaced = _Attached(model, trained).replaced
@@ -242,6 +245,11 @@ class TorchParameters:
     def keep(self, values: FlatArray) -> FlatArray:
         """Returns `values`."""
         return values
+
+    def enter_worker(self) -> None:
+        """Has this thread queue on the workers' stream, so that it and training don't wait for each other."""
+        if self._worker_stream is not None:
+            torch.cuda.set_stream(self._worker_stream)
 
     def synchronize(self) -> None:
         """Has this thread's stream wait for what was queued by now where weights were last trained or changed."""

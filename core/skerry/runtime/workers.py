@@ -34,8 +34,9 @@ class ThreadWorkers:
     While all threads are busy, jobs wait in a line for each `BEHALF`, and the lines take turns, however long they are.
     """
 
-    def __init__(self, count: int, *, name: str = "skerry") -> None:
-        self._pool = ThreadPoolExecutor(max_workers=count, thread_name_prefix=name)
+    def __init__(self, count: int, *, name: str = "skerry", initializer: Callable[[], object] | None = None) -> None:
+        """`initializer` is called in each thread before its first job."""
+        self._pool = ThreadPoolExecutor(max_workers=count, thread_name_prefix=name, initializer=initializer)
         self._free = count
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}  # by behalf; the first is next
 

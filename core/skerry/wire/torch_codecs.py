@@ -113,13 +113,15 @@ def _quantise(cut: Cut, values: torch.Tensor, layout: FragmentLayout) -> _Quanti
         as_integers = elements.contiguous().view(torch.int32 if cut.codec is Codec.FLOAT32 else torch.int16)
         return _Quantised(no_scales, _host_array(as_integers).view(np.uint8), elements.float())
     blocks = blocks_of(layout, cut.first, cut.numel, cut.block)
-    largest = _block_maxima(values.abs(), blocks)
+    places = _places(blocks, values.device)
+    rows = _rows(values, blocks, places)  # (blocks, block)
+    largest = rows.abs().amax(dim=1)
     if not bool((largest <= float(LARGEST_SCALED)).all()):
         return None
     scales = largest / torch.full_like(largest, cut.codec.top_code)
     is_zero = scales < float(SMALLEST_SCALE[cut.codec])
     scales.masked_fill_(is_zero, 0.0)
-    quotients = values / _spread(scales.masked_fill(is_zero, torch.inf), blocks)
+    quotients = rows / scales.masked_fill(is_zero, torch.inf).unsqueeze(1)
     if cut.codec is Codec.E3M0:
         top_bits = (quotients.view(torch.int32) >> 22) & 1023
         codes = torch.from_numpy(E3M0_CODE_OF_TOP_BITS).to(values.device)[top_bits.long()]
@@ -127,8 +129,9 @@ def _quantise(cut: Cut, values: torch.Tensor, layout: FragmentLayout) -> _Quanti
     else:
         rounded = quotients.round_().to(torch.int8)
         codes, levels = rounded.view(torch.uint8), rounded.float()
+    codes, decoded = (_flat(each, blocks, places) for each in (codes, levels.mul_(scales.unsqueeze(1))))
     packed = codes if cut.codec is Codec.INT8 else _pack_nibbles(codes)
-    return _Quantised(_host_array(scales), _host_array(packed), levels * _spread(scales, blocks))
+    return _Quantised(_host_array(scales), _host_array(packed), decoded)
 
 
 def _host_array(tensor: torch.Tensor) -> NDArray[Any]:
@@ -141,25 +144,31 @@ def _host_array(tensor: torch.Tensor) -> NDArray[Any]:
     return pinned.numpy()
 
 
-def _block_maxima(magnitudes: torch.Tensor, blocks: Blocks) -> torch.Tensor:
-    """Return `(count,)`: each block's largest magnitude; NaN where it holds one."""
+def _places(blocks: Blocks, device: torch.device) -> torch.Tensor | None:
+    """Return `(numel,)`: where each element of an uneven range is among rows of whole blocks; None: in its order."""
     if blocks.starts is None:
-        body = blocks.full_count * blocks.size
-        full = magnitudes[:body].reshape(blocks.full_count, blocks.size).amax(dim=1)
-        return full if body == blocks.numel else torch.cat([full, magnitudes[body:].amax(dim=0, keepdim=True)])
-    block_of_element = _spread(torch.arange(blocks.count, device=magnitudes.device), blocks)
-    maxima = torch.zeros(blocks.count, device=magnitudes.device)
-    maxima.scatter_reduce_(0, block_of_element, magnitudes, "amax")
-    # Whether that passes NaN on is not the same on every device.
-    return maxima if bool(magnitudes.isfinite().all()) else torch.full_like(maxima, torch.nan)
+        return None
+    lengths = torch.from_numpy(blocks.lengths).to(device)
+    padding = torch.from_numpy(np.arange(blocks.count) * blocks.size - blocks.starts).to(device)
+    return torch.arange(blocks.numel, device=device) + padding.repeat_interleave(lengths, output_size=blocks.numel)
 
 
-def _spread(per_block: torch.Tensor, blocks: Blocks) -> torch.Tensor:
-    """Return `(numel,)`: each element's block's number."""
-    if blocks.starts is None:
-        return per_block.repeat_interleave(blocks.size)[: blocks.numel]  # the last block may be short
-    lengths = torch.from_numpy(blocks.lengths).to(per_block.device)
-    return per_block.repeat_interleave(lengths, output_size=blocks.numel)
+def _rows(values: torch.Tensor, blocks: Blocks, places: torch.Tensor | None) -> torch.Tensor:
+    """Return `(count, size)`: a block in each row, and zeros behind those that are short."""
+    if places is None and blocks.numel == blocks.count * blocks.size:
+        return values.reshape(blocks.count, blocks.size)
+    rows = values.new_zeros(blocks.count * blocks.size)
+    if places is None:
+        rows[: blocks.numel] = values
+    else:
+        rows[places] = values
+    return rows.view(blocks.count, blocks.size)
+
+
+def _flat(rows: torch.Tensor, blocks: Blocks, places: torch.Tensor | None) -> torch.Tensor:
+    """Return `(numel,)`: the elements of rows that `_rows` made."""
+    flat = rows.reshape(-1)
+    return flat[: blocks.numel] if places is None else flat[places]
 
 
 def _pack_nibbles(codes: torch.Tensor) -> torch.Tensor:

@@ -23,7 +23,7 @@ from skerry.client import Learner, Policy
 from skerry.learner.model import MODEL_CONFIGS, Gpt, ModelConfig
 
 _FRAGMENTS: Final = 24
-_BLOCK_S: Final = 2.5  # a block of steps lasts at least so long
+_BLOCK_S: Final = 2.5  # a block of steps lasts at least so long, and each fragment moves in it
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def _rows(case: Case, size: Size, device: torch.device, syncer: Served) -> Itera
     for _ in range(3):
         train()
     step_s = _timed(train, 5, device)
-    block = max(2 * case.inner_step_count, round(_BLOCK_S / step_s)) if not size.is_quick else case.inner_step_count
+    block = max(case.inner_step_count, 0 if size.is_quick else round(_BLOCK_S / step_s))
     watch = _Watch(device)
 
     def both() -> None:

@@ -90,6 +90,29 @@ def test_after_leaving_the_optimizer_is_free_for_another_learner(target: str) ->
     assert (first.stats.step_count, second.stats.step_count) == (1, 1)
 
 
+@pytest.mark.parametrize("learner_id", ["us", "eu"])
+def test_attaching_again_has_the_models_earlier_learner_leave(target: str, learner_id: str) -> None:
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    first = attach(model, optimizer, tokens_per_step=1, **_made(target))
+    _step(model, optimizer)
+    with attach(model, optimizer, tokens_per_step=1, **_made(target, learner_id)) as second:
+        assert first.stats.unsent_step_count == 0
+        _step(model, optimizer)
+    assert (first.stats.step_count, second.stats.step_count) == (1, 1)
+    assert second.failure is None
+
+
+def test_attaching_again_after_loading_a_checkpoint_needs_no_leaving(target: str) -> None:
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    attach(model, optimizer, tokens_per_step=1, **_made(target))
+    model.load_state_dict(nn.Linear(4, 4).state_dict())
+    with attach(model, optimizer, tokens_per_step=1, **_made(target)) as second:
+        _step(model, optimizer)
+    assert second.stats.unsent_step_count == 0
+
+
 def test_weights_that_are_replaced_end_the_loop_at_the_next_step(target: str) -> None:
     model = nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import copy
 import inspect
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +17,17 @@ import pytest
 import torch
 from torch import nn
 from torch._C._distributed_c10d import HashStore
+from torch.nn.utils import parametrize, prune
+from torch.testing._internal.two_tensor import TwoTensor
 
-from skerry.client import ArrayLearner, Learner, Policy
+from skerry.client import ArrayLearner, Learner, Policy, attach
 from skerry.client.errors import StopExchangingError
 from skerry.client.parameters import ArrayParameters
 from skerry.client.torch_parameters import TorchParameters
 from skerry.wire import Codec, Encoding, FragmentLayout
 from skerry.wire.frames import encode_frames
 from skerry.wire.torch_codecs import encode_frames_torch
+from tests.doubles.heard_logs import heard_logs
 
 NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 
@@ -263,6 +269,7 @@ class _Layers(nn.Module):
         super().__init__()
         self.first = nn.Linear(4, 4)
         self.second = nn.Linear(4, 4)
+        self.drop = nn.Dropout()
         self.base = nn.Linear(4, 4).requires_grad_(False)
 
 
@@ -284,10 +291,8 @@ _REPLACEMENTS: dict[str, tuple[Callable[[_Layers], object], str]] = {
     "converted": (lambda model: model.double(), "parameter=first.weight"),
     "narrowed": (lambda model: model.second.bfloat16(), "parameter=second.weight"),
     "data": (lambda model: setattr(model.second.bias, "data", torch.zeros(4)), "parameter=second.bias"),
-    "a layer": (_layer_replaced, "attribute=second"),
-    "a parameter": (_parameter_replaced, "attribute=weight"),
-    "a new layer": (lambda model: model.add_module("third", nn.Linear(4, 4)), "attribute=third"),
-    "thawed": (lambda model: model.base.bias.requires_grad_(True), "parameter=base.bias"),
+    "a layer": (_layer_replaced, "parameter=second.weight"),
+    "a parameter": (_parameter_replaced, "parameter=second.weight"),
 }
 
 
@@ -337,25 +342,240 @@ def test_a_tensor_or_array_that_another_one_replaces_is_noticed() -> None:
     assert of_torch.replaced() is of_numpy.replaced() is None
     tensors["b"] = tensors["b"] - 0.1
     arrays["b"] = arrays["b"] - 0.1
-    for parameters, name in ((of_torch, "attribute=b"), (of_numpy, "array=b")):
+    for parameters, name in ((of_torch, "tensor=b"), (of_numpy, "array=b")):
         assert name in (parameters.replaced() or "")
 
 
-def test_a_complex_parameter_is_refused_unless_it_is_frozen() -> None:
-    model = nn.Linear(2, 2)
-    model.phase = nn.Parameter(torch.zeros(3, dtype=torch.complex64))
-    with pytest.raises(ValueError, match=r"parameter=phase, dtype=torch\.complex64"):
-        TorchParameters(model)
-    model.phase.requires_grad_(False)
-    assert [tensor.name for tensor in TorchParameters(model).tensors] == ["weight", "bias"]
+def _wrapped(model: _Layers) -> None:
+    model.second = nn.Sequential(nn.Dropout(), model.second)  # type: ignore[assignment]
+
+
+def _loaded_and_taken_back(model: _Layers) -> None:
+    own = copy.deepcopy(model.state_dict())
+    model.load_state_dict(_Layers().state_dict())
+    model.second.load_state_dict(nn.Linear(4, 4).state_dict())
+    model.load_state_dict(own)
+
+
+_NOBODYS_BUSINESS: dict[str, Callable[[_Layers], object]] = {
+    "a layer without parameters": lambda model: model.add_module("third", nn.Dropout()),
+    "a replaced dropout": lambda model: setattr(model, "drop", nn.Dropout(0.5)),
+    "a removed dropout": lambda model: delattr(model, "drop"),
+    "a layer that is wrapped": _wrapped,
+    "a compiled layer": lambda model: setattr(model, "second", torch.compile(model.second)),
+    "pruned": lambda model: prune.identity(model.second, "weight"),  # type: ignore[no-untyped-call]
+    "parametrized": lambda model: parametrize.register_parametrization(model.second, "bias", nn.Identity()),
+    "a frozen teacher": lambda model: model.add_module("teacher", nn.Linear(4, 4).requires_grad_(False)),
+    "a frozen layer that is replaced": lambda model: setattr(model, "base", nn.Linear(4, 4).requires_grad_(False)),
+    "a frozen layer that is converted": lambda model: model.base.double(),
+    "a frozen layer's checkpoint": lambda model: model.base.load_state_dict(nn.Linear(4, 4).state_dict()),
+    "frozen": lambda model: model.second.requires_grad_(False),
+    "loaded and taken back": _loaded_and_taken_back,
+    "loaded with its own values": lambda model: model.load_state_dict(copy.deepcopy(model.state_dict())),
+}
+
+
+@pytest.mark.parametrize("how", _NOBODYS_BUSINESS)
+def test_what_leaves_the_trained_tensors_as_they_were_is_nobodys_business(target: str, how: str) -> None:
+    model = _Layers()
+    with heard_logs() as logs, Learner(model, target=target, run="mine", learner_id="us", create=True) as learner:
+        learner.step(tokens=1)
+        _NOBODYS_BUSINESS[how](model)
+        learner.step(tokens=1)
+    assert learner.failure is None
+    assert learner.stats.unsent_step_count == 0
+    assert [line for line in logs if line["log_level"] == "warning"] == []
+
+
+_UNFROZEN: dict[str, tuple[Callable[[_Layers], object], str]] = {
+    "thawed": (lambda model: model.base.bias.requires_grad_(True), "base.bias"),
+    "a new layer": (lambda model: model.add_module("third", nn.Linear(4, 4)), "third.weight"),
+}
+
+
+@pytest.mark.parametrize("how", _UNFROZEN)
+def test_parameters_that_become_trainable_are_named_once_and_training_goes_on(target: str, how: str) -> None:
+    unfreeze, name = _UNFROZEN[how]
+    model = _Layers()
+    with heard_logs() as logs, Learner(model, target=target, run="mine", learner_id="us", create=True) as learner:
+        unfreeze(model)
+        learner.step(tokens=1)
+        learner.step(tokens=1)
+    assert learner.stats.unsent_step_count == 0
+    (warning,) = [line for line in logs if line["log_level"] == "warning"]
+    assert "freeze afterwards what is to be trained later" in warning["event"]
+    assert name in warning["names"]
+
+
+def test_what_is_frozen_after_attaching_can_be_trained_later(target: str) -> None:
+    torch.manual_seed(0)
+    model = _Layers()
+    optimizer = torch.optim.SGD([*model.first.parameters(), *model.second.parameters()], lr=0.1)
+    policy = Policy(inner_step_count=2, lease_term_s=1.0)
+    with attach(
+        model, optimizer, tokens_per_step=1, target=target, run="m", learner_id="us", create=True, policy=policy
+    ) as learner:
+        model.first.requires_grad_(False)
+        begun = model.first.weight.clone()
+        for is_trainable in (False, True):
+            model.first.requires_grad_(is_trainable)
+            for _ in range(20):
+                model.second(model.first(torch.randn(8, 4))).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            assert learner.flush(20)
+            assert torch.equal(begun, model.first.weight) != is_trainable
+        assert learner.leave(60.0, load_merged=True)
+    assert learner.stats.deltas_dropped == learner.stats.deltas_returned == 0
+    assert not np.array_equal(learner.merged_weights()["first.weight"], begun.detach().numpy())
+
+
+def _inference_tensor() -> torch.Tensor:
+    with torch.inference_mode():
+        return torch.zeros(4)
+
+
+# What is no plain tensor of float16 to float64. Those of no floating-point type can't require a gradient.
+_ODD: dict[str, Callable[[], torch.Tensor]] = {
+    **{
+        str(dtype).removeprefix("torch."): partial(
+            torch.empty if dtype.itemsize < 2 else torch.zeros, 4, 4, dtype=dtype
+        )
+        for dtype in sorted({one for one in vars(torch).values() if isinstance(one, torch.dtype)}, key=str)
+        if "q" not in str(dtype)
+    },
+    "quantized": lambda: torch.quantize_per_tensor(torch.ones(4, 4), 0.1, 0, torch.quint8),
+    "quantized by channel": lambda: torch.quantize_per_channel(
+        torch.ones(4, 4), torch.ones(4), torch.zeros(4), 0, torch.qint8
+    ),
+    "COO": lambda: torch.eye(4).to_sparse(),
+    "CSR": lambda: torch.eye(4).to_sparse_csr(),
+    "CSC": lambda: torch.eye(4).to_sparse_csc(),
+    "BSR": lambda: torch.eye(4).to_sparse_bsr((2, 2)),
+    "BSC": lambda: torch.eye(4).to_sparse_bsc((2, 2)),
+    "mkldnn": lambda: torch.ones(4, 4).to_mkldnn(),
+    "nested": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
+    "jagged": lambda: torch.nested.nested_tensor([torch.ones(2, 2), torch.ones(3, 2)], layout=torch.jagged),
+    "meta": lambda: torch.zeros(4, device="meta"),
+    "lazy": nn.parameter.UninitializedParameter,
+    "expanded": lambda: torch.zeros(1, 4).expand(4, 4),
+    "overlapping": lambda: torch.zeros(9).as_strided((4, 4), (1, 1)),
+    "inference": _inference_tensor,
+    "conjugate": lambda: torch.ones(4, dtype=torch.complex64).conj(),
+    "wrapped": lambda: TwoTensor(torch.zeros(4), torch.zeros(4)),  # type: ignore[no-untyped-call]
+    "no elements": lambda: torch.zeros(0, 4),
+    "scalar": lambda: torch.tensor(1.0),
+    "channels last": lambda: torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last),
+    "transposed": lambda: torch.randn(4, 6).t(),
+    "part of another": lambda: torch.randn(8, 8)[::2, 1:3],
+}
+_TRAINABLE = {
+    "float64", "float32", "float16", "bfloat16", "wrapped", "no elements", "scalar", "channels last", "transposed",
+    "part of another",
+}  # fmt: skip
+
+
+def _with_odd(kind: str, *, is_trainable: bool) -> nn.Module:
+    tensor = _ODD[kind]()
+    if kind in _TRAINABLE:
+        tensor.zero_()
+    model = nn.Linear(4, 4)
+    if kind == "lazy":
+        tensor.requires_grad = is_trainable
+        model.odd = tensor
+    else:
+        model.odd = nn.Parameter(tensor, requires_grad=is_trainable)
+    return model
+
+
+@pytest.mark.parametrize("kind", _ODD)
+def test_a_frozen_parameter_may_be_of_any_kind(target: str, kind: str) -> None:
+    model = _with_odd(kind, is_trainable=False)
+    with Learner(model, target=target, run="mine", learner_id="us", create=True) as learner:
+        learner.step(tokens=1)
+    assert learner.stats.unsent_step_count == 0
+    with Learner(model, target=target, run="mine", learner_id="eu"):
+        pass
+
+
+@pytest.mark.parametrize("kind", _ODD)
+def test_a_trainable_parameter_of_any_kind_is_exchanged_or_refused_by_name(target: str, kind: str) -> None:
+    try:
+        model = _with_odd(kind, is_trainable=True)
+    except RuntimeError as error:
+        assert "equire" in str(error)  # noqa: PT017 - torch has no trainable parameter of this kind
+        return
+    options: dict[str, Any] = {"target": target, "run": "mine", "policy": Policy(inner_step_count=1)}
+    if kind not in _TRAINABLE:
+        with pytest.raises(
+            ValueError, match=r"\Aparameter.*\bodd\b|\Aa parameter can't be exchanged: .*=odd"
+        ) as caught:
+            Learner(model, **options, learner_id="us", create=True)
+        assert "\n" not in str(caught.value)
+        return
+    with Learner(model, **options, learner_id="us", create=True) as learner:
+        with torch.no_grad():
+            torch._foreach_add_([*model.parameters()], 1.0)
+        learner.step(tokens=1)
+        assert learner.flush(20)
+    assert learner.failure is None
+
+
+def test_a_mapping_is_checked_as_a_module_is() -> None:
+    for kind in ("complex64", "float8_e4m3fn", "CSR"):
+        with pytest.raises(ValueError, match="parameter=odd"):
+            TorchParameters({"w": torch.zeros(2), "odd": _ODD[kind]()})
+
+
+def test_the_default_type_and_device_of_the_process_do_not_matter(target: str) -> None:
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 4))  # large enough to be sampled
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        options = {"target": target, "run": "mine", "learner_id": "us", "policy": Policy(inner_step_count=2)}
+        with torch.device("meta"), attach(model, optimizer, tokens_per_step=1, create=True, **options) as learner:
+            with torch.device("cpu"):
+                for _ in range(4):
+                    model(torch.randn(8, 64)).square().mean().backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+            assert learner.flush(20)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert learner.stats.deltas_acknowledged > 0
+    assert learner.failure is None
 
 
 def test_a_module_that_is_attached_can_be_copied_and_pickled(tmp_path: Path) -> None:
     model = _Layers()
     parameters = TorchParameters(model)
     copied = copy.deepcopy(model)
+    averaged = torch.optim.swa_utils.AveragedModel(model)
     torch.save(model, tmp_path / "model.pt")
     loaded = torch.load(tmp_path / "model.pt", weights_only=False)
-    for other in (copied, loaded):
+    for other in (copied, loaded, averaged.module):
         other.load_state_dict(_Layers().state_dict())
     assert parameters.replaced() is None
+
+
+@pytest.mark.parametrize("has_left", [False, True])
+def test_a_saved_module_and_optimizer_load_without_skerry(target: str, tmp_path: Path, has_left: bool) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    hooks = [dict(vars(one)) for one in model.modules()]
+    optimizer = torch.optim.AdamW(model.parameters())
+    with attach(model, optimizer, tokens_per_step=1, target=target, run="m", learner_id="us", create=True) as learner:
+        model(torch.randn(8, 4)).square().mean().backward()
+        optimizer.step()
+        if has_left:
+            learner.leave()
+            assert [dict(vars(one)) for one in model.modules()] == hooks
+        torch.save((model, optimizer), tmp_path / "saved.pt")
+    program = """
+import sys, torch
+sys.modules["skerry"] = None
+model, optimizer = torch.load(sys.argv[1], weights_only=False)
+model(torch.ones(2, 4)).sum().backward()
+optimizer.step()
+model.load_state_dict(model.state_dict())
+"""
+    subprocess.run([sys.executable, "-c", program, tmp_path / "saved.pt"], check=True, timeout=120)

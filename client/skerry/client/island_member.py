@@ -83,6 +83,8 @@ class IslandMember:
         self.view = View(Stats())
         with self._together():
             own = TorchParameters(model)
+            self._closing.callback(own.release)
+            own.check_in_memory()
             frozen = [
                 one for one in own.untrained() if one.digest and not may_differ(one.name, allowed=allow_other_frozen)
             ]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, Final
+from weakref import WeakSet
 
 import numpy as np
 import torch
@@ -21,8 +22,14 @@ from skerry.client.parameters import Parameters
 from skerry.client.session import Adoption, Stats
 from skerry.client.torch_parameters import TorchParameters, reshard
 from skerry.runtime.identifiers import system_random
+from skerry.runtime.logs import get_logger
 from skerry.runtime.tls import Insecure, Tls
 from skerry.wire.policy import Policy
+
+_log = get_logger(__name__)
+
+# Those that have not left: their hooks and threads keep them alive.
+_LEARNERS: Final[WeakSet[Learner]] = WeakSet()
 
 
 class Learner(ArrayLearner):
@@ -38,7 +45,8 @@ class Learner(ArrayLearner):
         model: a module, of which the trainable floating-point parameters take part (tied ones once; names without the
             wrappers DistributedDataParallel, DataParallel and torch.compile), or tensors by name. Their storage must
             stay what it is: move the model to its device first. Frozen parameters have to be the same on all learners,
-            which is checked when a learner attaches. Buffers are not synchronised, and a warning names them.
+            which is checked when a learner attaches. Buffers are not synchronised, and a warning names them. If the
+            model has a learner already, that one sends its last work and leaves first.
         process_group: the ranks that train the model together (DistributedDataParallel, `fully_shard`, tensor
             parallelism): one learner, of which the first rank exchanges for all. By default all ranks, if
             torch.distributed is initialised.
@@ -91,10 +99,19 @@ class Learner(ArrayLearner):
         self._has_agreed = False  # all ranks leave after this step
         self._leave_status = None
         group = process_group_of(model, process_group)
+        self.trained_ids: Final = {id(one) for one in _tensors_of(model)}
+        _leave_earlier(self.trained_ids)
         if group is None:
             parameters = TorchParameters(model)
-            parameters.check_whole()
-            super().__init__(parameters, **options)
+            try:
+                parameters.check_in_memory()
+                parameters.check_whole()
+                super().__init__(parameters, **options)
+            except BaseException:
+                parameters.release()
+                raise
+            self._closing.callback(parameters.release)
+            _LEARNERS.add(self)
             return
 
         def join(parameters: Parameters) -> ArrayLearner:
@@ -114,6 +131,7 @@ class Learner(ArrayLearner):
             name=f"{run} {learner_id}",
             allow_other_frozen=allow_other_frozen,
         )
+        _LEARNERS.add(self)
 
     def __exit__(self, kind: type[BaseException] | None, *details: object) -> None:
         """Sends the last work within 10 s and leaves the run, also when the process was told to end.
@@ -204,6 +222,7 @@ class Learner(ArrayLearner):
 
     def close(self) -> None:
         """As `ArrayLearner.close`."""
+        _LEARNERS.discard(self)
         if self._member is None:
             super().close()
         else:
@@ -234,6 +253,21 @@ class Learner(ArrayLearner):
     def failure(self) -> SkerryError | None:
         """As `ArrayLearner.failure`."""
         return super().failure if self._member is None else self._member.view.failure
+
+
+def _tensors_of(model: torch.nn.Module | Mapping[str, torch.Tensor]) -> Iterable[torch.Tensor]:
+    return model.parameters() if isinstance(model, torch.nn.Module) else model.values()
+
+
+def _leave_earlier(trained_ids: Collection[int]) -> None:
+    """Has learners of the same tensors leave: as a cell of a notebook is run again, the first one is still there."""
+    for earlier in [one for one in _LEARNERS if not one.trained_ids.isdisjoint(trained_ids)]:
+        _log.warning("the model has a learner already, which leaves its run", steps=earlier.stats.step_count)
+        try:
+            earlier.leave()
+        except SkerryError as error:
+            _log.warning("the earlier learner's last steps are not in its run", because=str(error))
+            earlier.close()
 
 
 def _with_tensors(values: Any) -> Any:
@@ -278,8 +312,7 @@ def attach(
     """
     reshard(model)
     inner = _unwrapped(optimizer)
-    parameters = model.parameters() if isinstance(model, torch.nn.Module) else model.values()
-    if {id(one) for group in inner.param_groups for one in group["params"]}.isdisjoint(map(id, parameters)):
+    if {id(one) for group in inner.param_groups for one in group["params"]}.isdisjoint(map(id, _tensors_of(model))):
         raise ValueError(
             "the optimizer trains none of the model's parameters. Make it after the model is moved and converted, from "
             "this model's parameters()"

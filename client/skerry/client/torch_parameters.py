@@ -7,48 +7,104 @@ codes and scales are copied to the host.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from typing import Any, Final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.nn.parameter import is_lazy
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from skerry.algorithm.movement import PIECE_NUMEL, places
 from skerry.algorithm.rebase import FlatArray
 from skerry.client.parameters import UNLIMITED, EncodeFrames, Work
 from skerry.client.torch_shards import is_cut, is_sharded, local_part, region_of
-from skerry.client.torch_untrained import is_readable, persistent_buffers, untrained_tensors
+from skerry.client.torch_untrained import is_readable, persistent_buffers, pieces, untrained_tensors
+from skerry.runtime.logs import get_logger
 from skerry.runtime.vectors import vector
 from skerry.wire import FragmentLayout, TensorSpec
 from skerry.wire.frames import encode_frames
 from skerry.wire.torch_codecs import encode_frames_torch
-from skerry.wire.untrained import UntrainedTensor
+from skerry.wire.untrained import UntrainedTensor, values_digest
+
+_log = get_logger(__name__)
 
 # Modules that wrap a model in their attribute `module`.
 _WRAPPERS: Final = (torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel)
 
 
+_NAMED: Final = 3  # in a message
+_DTYPES: Final = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16})
 _ATTACH_LAST: Final = "do that first, then attach; the run's weights win"
 
 
 class _Loads:
-    """A hook that counts the state dicts that were loaded into a module; may be copied and pickled with it."""
+    """Hooks of a module that tell whether loaded state dicts have left the trained weights other than they were."""
 
-    def __init__(self) -> None:
-        self.count = 0
+    def __init__(self, model: torch.nn.Module, trained: Iterable[torch.Tensor]) -> None:
+        self._trained = {id(tensor): tensor for tensor in trained}
+        # By tensor, the digest of its values when the first of these state dicts was loaded; None if it is not known.
+        self._changed: dict[int, bytes | None] = {}
+        self._handles = [
+            handle
+            for module in model.modules()
+            for handle in (
+                module._register_load_state_dict_pre_hook(  # type: ignore[no-untyped-call] # noqa: SLF001 - all of 2.4
+                    _Hook(self._before), with_module=True
+                ),
+                module.register_load_state_dict_post_hook(_Hook(self._after)),  # type: ignore[no-untyped-call]
+            )
+        ]
 
-    def __call__(self, *_: object) -> None:
-        """Counts one."""
-        self.count += 1
+    @property
+    def have_changed(self) -> bool:
+        """Whether weights are not what they were: a state dict that is loaded and then taken back changes nothing."""
+        return bool(self._changed)
+
+    def remove(self) -> None:
+        """Takes the hooks off the module."""
+        for handle in self._handles:
+            handle.remove()
+
+    def _before(self, module: torch.nn.Module, *_: object) -> None:
+        for key, tensor in self._held(module):
+            if key not in self._changed:
+                self._changed[key] = _digest(tensor)
+
+    def _after(self, module: torch.nn.Module, _: object) -> None:
+        for key, tensor in self._held(module):
+            if self._changed.setdefault(key, None) == _digest(tensor):
+                del self._changed[key]
+
+    def _held(self, module: torch.nn.Module) -> Iterator[tuple[int, torch.Tensor]]:
+        for tensor in module.parameters(recurse=False):
+            if self._trained.get(id(tensor)) is tensor:
+                yield id(tensor), tensor
+
+
+class _Hook:
+    """A hook that does nothing in copies of its module, nor in one that was saved, which loads without Skerry."""
+
+    def __init__(self, call: Callable[..., None]) -> None:
+        self._call = call
+
+    def __call__(self, *given: object) -> None:
+        """Calls what was given."""
+        self._call(*given)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (nullcontext(), "__exit__")
 
 
 class _Attached:
-    """The tensors that were attached, and every place of the module that led to them."""
+    """The tensors that were attached, and the places of the module that have led to them."""
 
     def __init__(
         self, model: torch.nn.Module | Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor]
     ) -> None:
+        self._model = model
         # With what reads the local part of a DTensor, where its memory was, and its type.
         self._tensors = [
             (name, one, getattr(one, "to_local", None), local_part(one).data_ptr(), one.dtype)
@@ -56,37 +112,78 @@ class _Attached:
         ]
         self._places: list[tuple[Mapping[str, Any], str, object]] = []
         self._held: list[tuple[Mapping[str, Any], int]] = []  # with how many there are
-        self._frozen: list[tuple[str, torch.Tensor]] = []
-        self._loads = _Loads()
-        if not isinstance(model, torch.nn.Module):
+        self._frozen: list[torch.Tensor] = []
+        self._alone: dict[int, torch.Tensor] = {}  # trainable parameters that take no part
+        self._loads: _Loads | None = None
+        if isinstance(model, torch.nn.Module):
+            self._loads = _Loads(model, tensors.values())
+            self._remember(model)
+        else:
             self._places = [(model, name, one) for name, one in tensors.items()]
-            return
+
+    def release(self) -> None:
+        """Takes all that was put into the module out of it."""
+        if self._loads is not None:
+            self._loads.remove()
+
+    def _remember(self, model: torch.nn.Module) -> None:
+        """Takes note of every place of the module; named_parameters() takes milliseconds, which no step should."""
+        self._places, self._held = [], []
         for module in model.modules():
-            module.register_load_state_dict_post_hook(self._loads)  # type: ignore[no-untyped-call]
-            for held in (module._parameters, module._modules):  # noqa: SLF001 - named_parameters() takes milliseconds
+            for held in (module._parameters, module._modules):  # noqa: SLF001 - the public ones make a list
                 # fully_shard puts the gathered parameters in the place of their shards, and back.
                 self._places += [(held, key, one) for key, one in held.items() if not is_sharded(one)]
                 self._held.append((held, len(held)))
-        self._frozen = [(name, one) for name, one in model.named_parameters() if not one.requires_grad]
+        self._frozen = [one for one in model.parameters() if not one.requires_grad]
 
     def replaced(self) -> str | None:
         """Returns what was replaced, and what to do."""
-        if self._loads.count:
+        if self._loads is not None and self._loads.have_changed:
             return f"a state dict was loaded after attaching, which is not training: {_ATTACH_LAST}"
-        for held, key, one in self._places:
-            if held.get(key) is not one:
-                return f"a parameter or layer was replaced after attaching: {_ATTACH_LAST}. attribute={key}"
-        for held, count in self._held:
-            if len(held) != count:
-                return f"a parameter or layer was added after attaching: {_ATTACH_LAST}. attribute={list(held)[-1]}"
+        if not isinstance(self._model, torch.nn.Module):
+            for held, key, one in self._places:
+                if held.get(key) is not one:
+                    return f"a tensor was replaced after attaching: {_ATTACH_LAST}. tensor={key}"
+        elif (
+            any(held.get(key) is not one for held, key, one in self._places)
+            or any(len(held) != count for held, count in self._held)
+            or any(one.requires_grad for one in self._frozen)
+        ) and (name := self._missing(self._model)) is not None:
+            return f"a parameter or layer was replaced after attaching: {_ATTACH_LAST}. parameter={name}"
         with torch.no_grad():
             for name, tensor, to_local, address, dtype in self._tensors:
                 part = tensor if to_local is None else to_local()
                 if part.data_ptr() != address or tensor.dtype is not dtype:
                     return f"the model was moved or converted after attaching: {_ATTACH_LAST}. parameter={name}"
-        for name, tensor in self._frozen:
-            if tensor.requires_grad:
-                return f"a frozen parameter was made trainable after attaching: {_ATTACH_LAST}. parameter={name}"
+        return None
+
+    def _missing(self, model: torch.nn.Module) -> str | None:
+        """Returns which attached tensor the module has no more, if any; else takes note of what it has now.
+
+        Layers may come, go and wrap each other as long as the tensors stay.
+        """
+        reshard(model)
+        now = {id(one): (name, one) for name, one in model.named_parameters()}
+        attached = {id(one) for _, one, *_ in self._tensors}
+        for name, one, *_ in self._tensors:
+            if id(one) not in now:
+                return name
+        alone = {
+            key: (name, one)
+            for key, (name, one) in now.items()
+            if one.requires_grad and key not in attached and key not in self._alone
+        }
+        if alone:
+            _log.warning(
+                "the model has trainable parameters that were not trainable, or not there, when it was attached. They "
+                "are not in the run's plan, so this learner trains them alone. To train them with the others, begin a "
+                "run of another name: attach while everything that will ever be trained is trainable, and freeze "
+                "afterwards what is to be trained later",
+                count=len(alone),
+                names=[name for name, _ in list(alone.values())[:_NAMED]],
+            )
+            self._alone |= {key: one for key, (_, one) in alone.items()}
+        self._remember(model)
         return None
 
 
@@ -99,8 +196,8 @@ class TorchParameters:
     Of a DTensor this is the part that this process holds. Layouts then have the shapes of `regions`.
 
     Raises:
-        ValueError: nothing can be trained, a trainable parameter is complex, two parameters have one name, they are on
-            more than one device, or a DTensor is cut in a way that `region_of` does not know.
+        ValueError: nothing can be trained, a trainable parameter is of a kind that can't be, two parameters have one
+            name, they are on more than one device, or a DTensor is cut in a way that `region_of` does not know.
         TypeError: what is given by name is no tensor.
     """
 
@@ -117,16 +214,14 @@ class TorchParameters:
                     "a Learner trains torch tensors; NumPy arrays are for ArrayLearner, those of JAX for JaxLearner of "
                     f"skerry.integrations.jax. name={name}, type={type(tensor).__name__}"
                 )
-        trained = {
-            name: tensor
-            for name, tensor in given.items()
-            if tensor.is_floating_point() and tensor.numel() and (tensor.requires_grad or given is model)
-        }
-        if odd := [name for name, tensor in given.items() if tensor.is_complex() and tensor.requires_grad]:
-            raise ValueError(
-                "complex parameters can't be merged; train real ones, as torch.view_as_real gives, or freeze them: see "
-                f"requires_grad_(). parameter={odd[0]}, dtype={given[odd[0]].dtype}"
-            )
+        candidates = {name: one for name, one in given.items() if given is model or one.requires_grad}
+        for name, tensor in candidates.items():
+            if reason := _unfit(tensor):
+                raise ValueError(
+                    f"a parameter can't be exchanged: {reason}. Where it needs no training, freeze it: see "
+                    f"requires_grad_(). parameter={name}, dtype={tensor.dtype}, layout={tensor.layout}"
+                )
+        trained = {name: one for name, one in candidates.items() if one.is_floating_point() and one.numel()}
         self._tensors = {name: local_part(tensor.detach()) for name, tensor in trained.items()}
         self.regions = {name: region_of(name, tensor) for name, tensor in trained.items()}
         if not self._tensors:
@@ -134,10 +229,10 @@ class TorchParameters:
                 "the model has no trainable parameter. Parameters take part if they are floating-point, have elements "
                 f"and require a gradient: see requires_grad_(). parameters={len(given)}"
             )
-        devices = {tensor.device for tensor in self._tensors.values()}
+        devices = {str(tensor.device): name for name, tensor in self._tensors.items()}
         if len(devices) != 1:
-            raise ValueError(f"parameters must be on one device. devices={sorted(map(str, devices))}")
-        self._device = devices.pop()
+            raise ValueError(f"parameters must be on one device. {', '.join(map('='.join, sorted(devices.items())))}")
+        self._device = next(iter(self._tensors.values())).device
         self._is_on_host = self._device.type == "cpu"
         # On which weights were last trained or changed; other devices have one for all threads.
         self._last_stream = torch.cuda.current_stream(self._device) if self._device.type == "cuda" else None
@@ -146,7 +241,8 @@ class TorchParameters:
         self._worker_stream = new_stream(self._device) if self._device.type == "cuda" else None
         self.tensors = tuple(TensorSpec(name, tuple(tensor.shape)) for name, tensor in trained.items())
         self.dtypes = {name: str(tensor.dtype).removeprefix("torch.") for name, tensor in self._tensors.items()}
-        self.replaced = _Attached(model, trained).replaced
+        attached = _Attached(model, trained)
+        self.replaced, self.release = attached.replaced, attached.release
         self._sampled = self._sampled_pieces()
         self._model = model
         self._untrained: tuple[UntrainedTensor, ...] | None = None
@@ -158,6 +254,14 @@ class TorchParameters:
     def frozen_shards(self) -> Mapping[str, torch.Tensor]:
         """The frozen parameters of which this process holds a part."""
         return {name: one for name, one in self._frozen.items() if one.numel() and is_cut(one) and is_readable(one)}
+
+    def check_in_memory(self) -> None:
+        """Raises ValueError if the parameters have no values yet."""
+        if self._device.type == "meta":
+            raise ValueError(
+                "parameters on the meta device have no values: load or make them first, for example by to_empty() and "
+                f"an initialisation. parameter={next(iter(self._tensors))}"
+            )
 
     def check_whole(self) -> None:
         """Raises ValueError if other processes hold parts of the model."""
@@ -184,7 +288,7 @@ class TorchParameters:
         """Returns what a sample is gathered in, the views of it, and the pieces of the weights that they get."""
         found = places({name: tuple(tensor.shape) for name, tensor in self._tensors.items()})
         pieces = [self._tensors[name][index] for name, index in found]
-        sample = torch.zeros(len(pieces), PIECE_NUMEL, device=self._device)
+        sample = torch.zeros(len(pieces), PIECE_NUMEL, device=self._device, dtype=torch.float32)
         views = [row[: piece.numel()].view(piece.shape) for row, piece in zip(sample, pieces, strict=True)]
         return sample, views, pieces
 
@@ -203,7 +307,9 @@ class TorchParameters:
 
     def buffer(self, layout: FragmentLayout) -> FlatArray:
         """Returns a vector for a snapshot."""
-        return vector(layout.numel) if self._is_on_host else torch.zeros(layout.numel, device=self._device)
+        if self._is_on_host:
+            return vector(layout.numel)
+        return torch.zeros(layout.numel, device=self._device, dtype=torch.float32)
 
     def snapshot(self, layout: FragmentLayout, out: FlatArray) -> Work:
         """Returns a function that copies the weights to `out`; on a GPU it does not wait for the copy."""
@@ -284,6 +390,50 @@ class TorchParameters:
             vector[first : first + spec.numel].view(spec.shape)
             for spec, first in zip(layout.tensors, layout.offsets, strict=True)
         ]
+
+
+def _unfit(tensor: torch.Tensor) -> str | None:
+    """Returns why a tensor can't be exchanged, and what would do; None if it can, or holds no numbers to train."""
+    reason = None
+    part = tensor if is_lazy(tensor) else local_part(tensor.detach())
+    is_wrapper: bool = is_traceable_wrapper_subclass(part)
+    if is_lazy(tensor):
+        reason = "it has no shape before the model's first batch. Run one through the model, then attach"
+    elif tensor.is_complex():
+        reason = "complex parameters can't be merged. Train real ones, as torch.view_as_real gives"
+    elif not tensor.is_floating_point():
+        pass
+    elif tensor.dtype not in _DTYPES:
+        reason = "its type is too narrow for small steps. Train it in bfloat16 or float32, and convert it for each pass"
+    elif tensor.layout is not torch.strided or tensor.is_nested:
+        reason = "sparse, nested and packed tensors have no fixed places for their elements. Train a dense tensor"
+    elif is_wrapper:
+        try:
+            values = torch.empty(part.shape, dtype=torch.float32, device=part.device)
+            torch._foreach_copy_([values], [part])
+            torch._foreach_copy_([part], [values])
+        except (RuntimeError, TypeError) as error:
+            reason = f"its tensor type can't be read and written ({type(part).__name__}: {error}). Train a plain tensor"
+    elif _overlaps(part):
+        reason = "several of its elements are one place in memory. Train a copy of it, as clone() makes"
+    elif part.is_inference():
+        reason = "it was made in inference mode, so it can't be changed. Train a copy of it, as clone() makes"
+    return reason
+
+
+def _overlaps(tensor: torch.Tensor) -> bool:
+    """Whether elements share memory, or lie so between each other that they may."""
+    end = 1
+    for stride, size in sorted((stride, size) for stride, size in zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1:
+            if stride < end:
+                return True
+            end += stride * (size - 1)
+    return False
+
+
+def _digest(tensor: torch.Tensor) -> bytes:
+    return values_digest(pieces(local_part(tensor)))
 
 
 def reshard(model: torch.nn.Module | Mapping[str, torch.Tensor]) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 import torch
+from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from skerry.client.torch_shards import is_cut, local_part
@@ -28,13 +29,13 @@ def untrained_tensors(
 ) -> tuple[UntrainedTensor, ...]:
     """Returns frozen parameters with the digests of their values, and buffers without; reads all of the former.
 
-    A parameter that can't be read here, since it is on the meta device or this process holds a part of it, has no
-    digest either.
+    A parameter that can't be read here has no digest either: it is on the meta device, sparse, nested, of a quantised
+    type, or this process holds a part of it.
     """
     return tuple(
         UntrainedTensor(
             name,
-            tuple(tensor.shape),
+            () if is_lazy(tensor) or tensor.is_nested else tuple(tensor.shape),
             str(tensor.dtype).removeprefix("torch."),
             values_digest(pieces(local_part(tensor)))
             if name in frozen and is_readable(tensor) and not is_cut(tensor)
@@ -46,13 +47,15 @@ def untrained_tensors(
 
 def is_readable(tensor: torch.Tensor) -> bool:
     """Whether what this process holds of a tensor is in memory, as plain values."""
+    if is_lazy(tensor) or tensor.is_nested or tensor.layout is not torch.strided or tensor.is_quantized:
+        return False
     part = local_part(tensor)
     return part.device.type != "meta" and not is_traceable_wrapper_subclass(part)
 
 
 def pieces(tensor: torch.Tensor) -> Iterator[memoryview]:
     """Yields the tensor's bytes in row-major order."""
-    for piece in as_bytes(tensor.detach().contiguous()).split(PIECE_BYTES):  # type: ignore[no-untyped-call]
+    for piece in as_bytes(tensor.detach().resolve_conj().resolve_neg().contiguous()).split(PIECE_BYTES):  # type: ignore[no-untyped-call]
         yield piece.cpu().numpy().data
 
 

@@ -44,7 +44,7 @@ async def check_untrained(session: Session, run: types_pb2.Run) -> None:
     own = await session.workers.run(session.parameters.untrained)
     if loose := [one.name for one in own if not one.digest]:
         _log.warning(
-            "buffers, and frozen parameters that are offloaded or of a quantised tensor type, are neither synchronised "
+            "buffers, and frozen parameters that are offloaded, quantised, sparse or nested, are neither synchronised "
             "nor compared: each learner keeps its own values, and exports take them from --base",
             **facts,
             count=len(loose),

@@ -231,6 +231,7 @@ class Watcher:
         return Evidence(
             plan=self._plan,
             objects=self._objects,
+            landed_at_s={},
             landed={entry_name(prefix, position): count for position, count in self._landed.items()},
             deleted={},  # the policy keeps everything
             calm_begin_count=self._calm_begin,

@@ -88,6 +88,8 @@ async def audit(evidence: Evidence) -> list[Finding]:
         admitted += items
         rule = "no collection takes what a replica that catches up needs"
         findings += [Finding(rule, detail) for item in items for detail in collections.admitted(whole, item)]
+        rule = "what was the newest within the policy's hours stays"
+        findings += [Finding(rule, detail) for item in items for detail in collections.too_early(whole, item)]
     findings += [Finding("what is deleted was condemned before", name) for name in collections.deletions()]
     findings += [Finding("what the policy keeps is there", detail) async for detail in collections.losses()]
     audit_of = _Audit(evidence, log, admitted, replayed, collections.condemned)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
 from collections.abc import Set as AbstractSet
+from typing import Final
 
 from skerry.runtime.workers import InlineWorkers
 from skerry.store.log.entries import CollectedItem, Item, entry_name
@@ -13,6 +14,9 @@ from skerry.store.versions.replay import DAMAGE, Replayer
 from skerry.store.versions.scratch import Scratch
 from tests.doubles.dict_objects import DictObjects
 from tests.simulation.evidence import Evidence
+
+# Between the moment that an entry says and the one at which it is in the store.
+_LANDING_S: Final = 1.0
 
 
 def needed_names(state: RunState, gone: AbstractSet[str]) -> set[str]:
@@ -62,6 +66,23 @@ class Collections:
             yield f"position {state.position} took {name}"
         landed = self._evidence.landed[entry_name(self._log.prefix, state.position)]
         self._condemned_at.update({name: self._condemned_at.get(name, landed) for name in item.names})
+
+    def too_early(self, state: RunState, item: Item) -> Iterator[str]:
+        """Yields the weights that an item takes although they were the newest within the policy's hours.
+
+        Whoever's clock says something else: the time is the world's, when entries landed.
+        """
+        if not isinstance(item, CollectedItem) or not self._evidence.landed_at_s:
+            return
+        versions = [(fragment, one) for fragment in state.fragments.values() for one in fragment.versions.values()]
+        made_s = [self._landed_at_s(one.position) for _, one in versions]
+        since_s = max(made_s) - state.policy.kept_hours * 3600 + _LANDING_S
+        for (fragment, version), at_s in zip(versions, made_s, strict=True):
+            if at_s >= since_s and not {ref.name for ref in version.weights_refs}.isdisjoint(item.names):
+                yield f"position {state.position} took {fragment.layout.name} version {version.version}"
+
+    def _landed_at_s(self, position: int) -> float:
+        return self._evidence.landed_at_s[entry_name(self._log.prefix, position)]
 
     @property
     def condemned(self) -> AbstractSet[str]:

@@ -47,6 +47,7 @@ class Evidence:
     plan: Plan
     objects: Objects
     landed: Mapping[str, int]  # log entry -> count of events when it landed
+    landed_at_s: Mapping[str, float]  # and the time, where it is known
     deleted: Mapping[str, tuple[bytes, int]]  # objects -> their bytes, and the count of events when they were deleted
     calm_begin_count: int | None  # count of events when the faults ended; None where there was no calm
     calm_end_count: int
@@ -77,6 +78,7 @@ async def gather(world: World) -> Evidence:
         plan=world.plan,
         objects=objects,
         landed=dict(world.store.landed),
+        landed_at_s=dict(world.store.landed_at_s),
         deleted=dict(world.store.deleted),
         calm_begin_count=world.calm_begin_count,
         calm_end_count=world.calm_end_count,

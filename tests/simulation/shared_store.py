@@ -8,9 +8,11 @@ that it failed.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from skerry.store.errors import ObjectExistsError, StoreError, StoreFullError, StoreUnavailableError
@@ -49,8 +51,10 @@ class SharedStore:
 
     def __init__(self, count: Callable[[], int]) -> None:
         """Takes the world's count of events, which orders landings and acknowledgements."""
-        self.objects = DictObjects()
+        # Each object is two days younger than the one before, so collections take blobs of entries that are under way.
+        self.objects = DictObjects(unix=partial(next, itertools.count(0.0, 2 * 86_400.0)))
         self.landed: dict[str, int] = {}  # log entry -> count of events when it landed
+        self.landed_at_s: dict[str, float] = {}  # and the time
         self.deleted: dict[str, tuple[bytes, int]] = {}  # objects, with the count of events when they were deleted
         self._count = count
 
@@ -65,7 +69,7 @@ class SharedStore:
             self.deleted |= {one: (self.objects.objects[one][0], self._count()) for one in there}
         result = _driven(act())
         if operation == "create" and "/log/" in name:
-            self.landed[name] = self._count()
+            self.landed[name], self.landed_at_s[name] = self._count(), asyncio.get_running_loop().time()
         return result
 
 

@@ -41,6 +41,8 @@ FIRE_S: Final = 100.0
 # Within which, once nothing fails, every fragment moves and all work is merged: a ping that stays unanswered, the
 # longest pause that a server asks for (30 s for a full store), and two of the slowest learner's rounds.
 CALM_S: Final = KEEPALIVE_S + 40.0 + 60.0
+# Of what is kept, where little is: a few rounds.
+KEPT_S: Final = 15.0
 # For the end: the slowest learner's last step, and all that is left to be merged.
 END_S: Final = 300.0
 
@@ -69,7 +71,7 @@ def plan(seed: int, mix: Mix) -> Plan:
         snapshot_ratio=mix.snapshot_ratio,
     )
     if mix.kept_version_count is not None:
-        policy = replace(policy, kept_version_count=mix.kept_version_count, kept_hours=0, kept_day_count=1)
+        policy = replace(policy, kept_version_count=mix.kept_version_count, kept_hours=KEPT_S / 3600, kept_day_count=1)
     return Plan(seed, mix, draw(mix, source, FIRE_S), policy)
 
 

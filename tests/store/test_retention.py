@@ -1,6 +1,7 @@
 """What a run's policy keeps: versions whole, hours and days by their weights, pins for ever, and the rest goes."""
 
 import random
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -13,6 +14,7 @@ from skerry.store.log.checkpoints import checkpoint_of
 from skerry.store.log.entries import ENTRY_FORMAT, CollectedItem, Item, LevelItem, PolicyItem
 from skerry.store.log.fold import apply_entry
 from skerry.store.log.retention import Retention, has_weights_at
+from skerry.store.log.run_log import RunLog
 from skerry.store.log.saved import state_from_bytes, state_to_bytes
 from skerry.store.log.state import RunState
 from skerry.store.operator.collect import collect
@@ -29,12 +31,13 @@ BEGIN_S = 1_700_000_000.0 // 86_400 * 86_400  # a midnight
 
 @dataclass
 class Calendar:
-    """A clock that a test sets."""
+    """A clock that a test sets; what it takes for the time of day may be wrong."""
 
     now_s: float = BEGIN_S
+    error_s: float = 0.0
 
     def unix_s(self) -> float:
-        return self.now_s
+        return self.now_s + self.error_s
 
     def monotonic_s(self) -> float:
         return self.now_s
@@ -61,6 +64,18 @@ class Trained:
         await driver.append(LevelItem(ENTRY_FORMAT))
         await made.append(PolicyItem("retention", policy))
         return made
+
+    def restart(self) -> None:
+        """Goes on as a process that has just opened the log."""
+        self.driver.log = self.log = RunLog(
+            self.log.objects,
+            self.log.spec,
+            clock=self.calendar,
+            entropy=self.log.entropy,
+            workers=InlineWorkers(),
+            writer="again",
+            state=self.log.state,
+        )
 
     async def append(self, *items: Item) -> None:
         await self.driver.append(*items)
@@ -118,6 +133,39 @@ async def test_the_newest_stay_whole_and_hours_and_days_by_their_weights() -> No
         await Replayer(run.log, FRAGMENT, InlineWorkers()).rebuild(version, Scratch(None))
     report = await verify_run(run.log, workers=InlineWorkers(), scratch=Scratch(None))
     assert report.problems == ()
+
+
+async def _readable_after(errors_s: Sequence[float], *, is_restarted: bool) -> set[int]:
+    """Returns the versions that are left of a run in which the calendar was so wrong when each was made."""
+    run = await Trained.start(Policy(update_encoding=INT4, kept_version_count=1, kept_hours=6, kept_day_count=2))
+    for number, error_s in enumerate(errors_s):
+        run.calendar.error_s = error_s
+        if is_restarted:
+            run.restart()
+        await run.train(1, is_checkpointed=number % 2 == 0)
+    await run.collect()
+    return await run.readable()
+
+
+@pytest.mark.parametrize("hours", [2, -2, 50, -50])
+@pytest.mark.parametrize("is_restarted", [False, True], ids=["one process", "restarted each time"])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        pytest.param(lambda number: number % 2, id="one replica of two"),
+        pytest.param(lambda number: number == 25, id="the newest entry"),
+        pytest.param(lambda number: number < 25, id="all but the newest entry"),
+        pytest.param(lambda number: number > 20, id="the clock is set"),
+        pytest.param(lambda number: number, id="another clock each time"),
+    ],
+)
+async def test_what_stays_does_not_depend_on_calendar_clocks(
+    hours: int, wrong: Callable[[int], int], *, is_restarted: bool
+) -> None:
+    errors_s = [hours * HOUR_S * wrong(number) for number in range(26)]
+    readable = await _readable_after(errors_s, is_restarted=is_restarted)
+    assert {24, 25, 26} <= readable, "what was the newest within six hours"
+    assert readable == await _readable_after([0.0] * 26, is_restarted=False)
 
 
 async def test_a_pin_outlives_every_collection_and_any_number_of_checkpoints() -> None:

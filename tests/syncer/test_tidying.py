@@ -16,6 +16,7 @@ from skerry.syncer.host import HostSettings
 from skerry.syncer.server import serving
 from skerry.v1 import exchange_pb2 as exchange
 from skerry.v1 import runs_pb2 as runs
+from tests.doubles.dict_objects import DictObjects
 from tests.syncer.conftest import LOCAL
 from tests.syncer.raw_learner import (
     FLOAT32,
@@ -85,6 +86,45 @@ async def test_abandoned_drafts_and_orphaned_parts_expire(tmp_path: Path) -> Non
         assert files(store, young_delta)
         after = await pull(stubs, run, "body")
         assert np.array_equal(before.values, after.values)
+        learner.detach()
+
+
+class DatedObjects(DictObjects):
+    """A store whose clock a test sets, and begins in 1970. It counts how often it was asked for the time."""
+
+    def __init__(self) -> None:
+        super().__init__(unix=lambda: self.now_s)
+        self.now_s = 0.0
+        self.look_count = 0
+
+    async def create(self, name: str, data: bytes) -> None:
+        self.look_count += "clock-" in name
+        await super().create(name, data)
+
+
+async def test_an_object_is_as_old_as_the_store_says_whatever_the_syncers_clock_says() -> None:
+    objects = DatedObjects()
+    settings = replace(LOCAL, host=HostSettings(tidy_s=0.05))
+
+    async def left() -> int:
+        """Returns how many of the abandoned objects there are after the syncer has looked for them."""
+        before = objects.look_count
+        async with asyncio.timeout(20):
+            while objects.look_count < before + 2:
+                await asyncio.sleep(0.01)
+        return sum(draft in name or delta in name for name in objects.objects)
+
+    async with serving(objects, settings) as server, connected(server.port) as stubs:
+        run, _ = await create_run(stubs)
+        draft = await abandon_draft(stubs, 1)
+        learner = RawLearner(stubs, run, "us", random.Random(7))
+        await learner.attach()
+        delta = await abandon_part(stubs, learner)
+        count = await left()
+        objects.now_s += 80_000
+        assert await left() == count > 1
+        objects.now_s += 10_000
+        assert await left() == 0
         learner.detach()
 
 

@@ -766,11 +766,12 @@ class Policy(_message.Message):
     """
     kept_hours: _builtins.float
     """The weights of every version stay that was a fragment's newest within this many hours before the run's newest
-    version, by the clocks of the syncers that wrote them; 0 to 10^6. Default 1.
+    version; 0 to 10^6. Default 1. Syncers count the hours in which the run is served by their monotonic clocks, so a
+    wrong calendar clock takes nothing away.
     """
     kept_day_count: _builtins.int
-    """And beyond these the weights of the last version of each day (UTC) with a version, for this many days; 0 to 10^5.
-    Default 30.
+    """And beyond these the weights of the last version of each 24 such hours with a version, for this many of them; 0 to
+    10^5. Default 30.
     """
     enrols_by_run: _builtins.bool
     """True: of the learners that the server knows by certificate or token, only those attach and push whose identity

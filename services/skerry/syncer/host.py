@@ -340,7 +340,7 @@ class RunHost:
             await self.clock.sleep(pause_s)
             pause_s = self.settings.tidy_s
             try:
-                await tidy(self.store, self.clock, log_of)
+                await tidy(self.store, self._entropy, log_of)
             except StoreError as error:
                 _LOG.warning("abandoned drafts could not be looked for", cause=str(error))
 

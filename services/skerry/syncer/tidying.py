@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from skerry.runtime.clock import Clock
+from skerry.runtime.identifiers import Entropy
 from skerry.runtime.logs import get_logger
 from skerry.store.errors import LogCorruptError, NewerFormatError, StoreError
 from skerry.store.log.retention import Retention
 from skerry.store.log.run_log import RunLog
+from skerry.store.objects.put_if_absent import store_unix_s
 from skerry.store.operator.collect import Why, collect
 from skerry.store.operator.drafts import delete_nameless, nameless_runs
 from skerry.store.store import Store
@@ -25,13 +26,14 @@ _LOG: Final = get_logger(__name__)
 LITTER_AGE_S: Final = 86_400.0
 
 
-async def tidy(store: Store, clock: Clock, open_log: Callable[[str, str], Awaitable[RunLog]]) -> None:
+async def tidy(store: Store, entropy: Entropy, open_log: Callable[[str, str], Awaitable[RunLog]]) -> None:
     """Tidies every run once; one that can't be read is left as it is.
 
     Raises:
         StoreError: the store can't be read.
     """
-    before = clock.unix_s() - LITTER_AGE_S
+    now_unix_s = await store_unix_s(store.objects, entropy)
+    before = now_unix_s - LITTER_AGE_S
     for name in await store.objects.folders("runs"):
         try:
             for draft in await nameless_runs(store, name, modified_before_unix_s=before):
@@ -43,13 +45,13 @@ async def tidy(store: Store, clock: Clock, open_log: Callable[[str, str], Awaita
         try:
             log = await open_log(name, uid)
             if may_collect(log):
-                await _collect_litter(log, clock)
+                await _collect_litter(log, now_unix_s)
         except (StoreError, SyncerError) as error:
             _LOG.warning("litter of a run could not be collected", run=name, uid=uid, cause=str(error))
 
 
-async def _collect_litter(log: RunLog, clock: Clock) -> None:
+async def _collect_litter(log: RunLog, now_unix_s: float) -> None:
     kept = Retention.of(log.state.policy)
-    went = await collect(log, kept, now_unix_s=clock.unix_s(), only=frozenset({Why.LITTER, Why.CONDEMNED}))
+    went = await collect(log, kept, now_unix_s=now_unix_s, only=frozenset({Why.LITTER, Why.CONDEMNED}))
     if went.victims:
         _LOG.info("litter collected", run=log.spec.name, objects=len(went.victims), size_bytes=went.size_bytes)

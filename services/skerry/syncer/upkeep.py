@@ -15,6 +15,7 @@ from skerry.runtime.logs import get_logger
 from skerry.store.log import checkpoints, retention
 from skerry.store.log.entries import CHECKPOINTS_FORMAT, RunStatus
 from skerry.store.log.run_log import RunLog
+from skerry.store.objects.put_if_absent import store_unix_s
 from skerry.store.operator.collect import collect
 from skerry.syncer.settings import RUN_BYTES, RUN_TIMES, ReplicaSettings
 
@@ -37,7 +38,7 @@ async def keep_small(
         if is_full or now_s >= due_s:
             is_due, took_s = may_collect(log) and retention.is_due(log.state), clock.monotonic_s() - now_s
             if is_due or (may_collect(log) and (is_full or log.blobs.is_too_large)):
-                await attempt(_collect(log, clock, is_full=is_full), "collection failed")
+                await attempt(_collect(log, is_full=is_full), "collection failed")
             now_s = clock.monotonic_s()
             _measure(log, settings)
             took_s += clock.monotonic_s() - now_s
@@ -62,9 +63,9 @@ def _measure(log: RunLog, settings: ReplicaSettings) -> None:
     log.blobs.is_too_large = is_too_large
 
 
-async def _collect(log: RunLog, clock: Clock, *, is_full: bool) -> None:
+async def _collect(log: RunLog, *, is_full: bool) -> None:
     kept = replace(retention.Retention.of(log.state.policy), keeps_quarantined=not log.blobs.is_too_large)
-    went = await collect(log, kept, now_unix_s=clock.unix_s())
+    went = await collect(log, kept, now_unix_s=await store_unix_s(log.objects, log.entropy))
     log.blobs.is_full = False  # until the next blob finds no space
     facts = {"run": log.spec.name, "objects": len(went.victims), "size_bytes": went.size_bytes}
     if is_full and not went.victims:

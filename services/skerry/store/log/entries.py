@@ -272,10 +272,12 @@ class Entry(msgspec.Struct, frozen=True):
     written_at_unix_s: float  # the writer's clock; for people, never for decisions
     items: tuple[Item, ...]
     format: int  # the run's level, after the items of this entry
+    age_s: float = 0.0  # how long the run had been served, as `RunLog.age_s` counts it; left out where 0
 
     def to_bytes(self) -> bytes:
         """Returns the entry's canonical JSON."""
-        return canonical_json(msgspec.structs.asdict(self) | {"items": [item_to_json(item) for item in self.items]})
+        values = msgspec.structs.asdict(self) | {"items": [item_to_json(item) for item in self.items]}
+        return canonical_json({name: value for name, value in values.items() if name != "age_s" or value})
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Entry:

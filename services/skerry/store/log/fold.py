@@ -70,7 +70,7 @@ def apply_entry(state: RunState, entry: Entry, data: bytes) -> tuple[Outcome, ..
     state.position = entry.position
     state.head_digest = bytes_digest(data)
     state.entry_format = entry.format
-    state.written_at_unix_s = entry.written_at_unix_s
+    state.age_s = max(state.age_s, entry.age_s)
     outcomes = tuple(_apply_item(state, item) for item in entry.items)
     state.entry_format = state.level
     return outcomes
@@ -186,7 +186,7 @@ def _admit_committed(state: RunState, item: CommittedItem) -> list[DeltaState]:
         state.position,
         step_count=step_count,
         commit=CommitRecord(close, item),
-        made_at_unix_s=state.written_at_unix_s,
+        made_at_age_s=state.age_s,
     )
     policy = fragment.closing_policy or state.policy
     merged = [state.deltas[member.delta] for member in close.members]
@@ -218,7 +218,7 @@ def _admit_snapshot(state: RunState, item: SnapshotItem) -> list[DeltaState]:
         version.weights, version.outer = item.weights, item.outer
         return []
     fragment.version = 0
-    made = VersionState(0, item.digest, state.position, made_at_unix_s=state.written_at_unix_s)
+    made = VersionState(0, item.digest, state.position, made_at_age_s=state.age_s)
     made.weights, made.outer = item.weights, item.outer
     fragment.versions[0] = made
     initial = list(fragment.pending.values())
@@ -257,7 +257,7 @@ def _admit_rollback(state: RunState, item: RollbackItem) -> list[DeltaState]:
             weights=one.weights,
             outer=one.outer,
             source_version=one.source_version,
-            made_at_unix_s=state.written_at_unix_s,
+            made_at_age_s=state.age_s,
         )
     return decided
 

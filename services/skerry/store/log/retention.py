@@ -1,16 +1,16 @@
 """Which versions of a run stay: what its policy asks for, as the versions, positions and objects that this takes.
 
     whole      of each fragment the newest versions, with outer state and deltas
-    weights    of the versions that were the newest within some hours, of the last version of each day, and of pins
+    weights    of versions that were the newest within some hours, of the last version of each 24 hours, and of pins
 
-Time is that of the entries' writers and ends with the run's newest version, so a run that has stopped loses nothing.
+Time is the run's age (`RunLog.age_s`), which no calendar clock enters, and ends with the run's newest version. So a run
+that has stopped loses nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import takewhile
 from typing import Final
 
 from skerry.store.log.entries import Fate, ObjectRef
@@ -26,7 +26,7 @@ class Retention:
 
     version_count: int = 8  # the newest versions of each fragment that stay whole: weights, outer state, deltas
     hours: float = 0.0  # and the weights of those that were the newest within this time
-    day_count: int = 0  # and of the last of each day, for this many days
+    day_count: int = 0  # and of the last of each 24 hours, so many
     litter_age_s: float = _DAY_S  # younger objects may belong to an entry that is still to be written
     keeps_quarantined: bool = True  # quarantined deltas, which a person may want to inspect
 
@@ -43,12 +43,11 @@ def kept_positions(state: RunState, retention: Retention) -> tuple[int, list[int
     """
     known = [version for fragment in state.fragments.values() for version in fragment.known().values()]
     known.sort(key=lambda version: -version.position)
-    # Ends at the first older version, so that a version of a writer with a fast clock does not count as young for ever.
-    young = takewhile(lambda one: one.made_at_unix_s >= known[0].made_at_unix_s - retention.hours * 3600, known)
-    since = min((one.position for one in young), default=0)
+    oldest_s = known[0].made_at_age_s - retention.hours * 3600 if known else 0.0
+    since = min((version.position for version in known if version.made_at_age_s >= oldest_s), default=0)
     days: dict[float, int] = {}
     for version in known:
-        days.setdefault(version.made_at_unix_s // _DAY_S, version.position)
+        days.setdefault(version.made_at_age_s // _DAY_S, version.position)
     return since, sorted(sorted((at for at in days.values() if at < since), reverse=True)[: retention.day_count])
 
 

@@ -92,6 +92,7 @@ class RunLog:
         self._failure: LogCorruptError | None = None
         self._anchor = known or (self.state.position, self.state.head_digest)
         self._anchor_checked_at = clock.monotonic_s() if known is None else -math.inf
+        self._age_s, self._aged_at_s = self.state.age_s, clock.monotonic_s()
 
     @property
     def failure(self) -> LogCorruptError | None:
@@ -102,6 +103,15 @@ class RunLog:
     def known(self) -> tuple[int, str]:
         """The newest position that this object or an earlier one has seen, and the digest of its entry."""
         return max((self.state.position, self.state.head_digest), self._anchor)
+
+    def age_s(self) -> float:
+        """Returns for how many seconds the run has been served: its time, for what is decided by time.
+
+        That is what the newest entry says, and what has passed since this process read it, by its monotonic clock. So
+        it never exceeds the time that has really passed, whatever calendar clocks say. Only time in which no process
+        had the log open is not in it.
+        """
+        return self._age_s + self._clock.monotonic_s() - self._aged_at_s
 
     async def append(self, items: Sequence[Item]) -> tuple[Outcome, ...]:
         """Puts `items` into the log, all in one entry, and returns the fold's outcome of each.
@@ -282,6 +292,7 @@ class RunLog:
             writer=self._writer,
             write_id=self.entropy.hex_id(),
             written_at_unix_s=self._clock.unix_s(),
+            age_s=round(self.age_s(), 3),
             items=items,
             format=entry_format(self.state.level, items),
         )
@@ -352,6 +363,7 @@ class RunLog:
         except LogCorruptError as error:
             self._failure = error
             raise
+        self._age_s, self._aged_at_s = max(self.age_s(), entry.age_s), self._clock.monotonic_s()
         if self._in_doubt is not None and entry.write_id == self._in_doubt.write_id:
             self._outcomes = outcomes
         for callback in list(self._subscribers.values()):

@@ -40,7 +40,7 @@ class _SavedState(msgspec.Struct, omit_defaults=True):
     learners: dict[str, LearnerState]
     condemned_at: dict[str, int]
     requests: dict[str, int]
-    written_at_unix_s: float
+    age_s: float = 0.0
     grants: dict[str, float] = msgspec.field(default_factory=dict)
 
 
@@ -60,7 +60,7 @@ def state_to_bytes(state: RunState) -> bytes:
         state.learners,
         state.condemned_at,
         state.requests,
-        state.written_at_unix_s,
+        state.age_s,
         state.grants,
     )
     return msgspec.json.encode(saved, order="deterministic")
@@ -87,7 +87,7 @@ def state_from_bytes(data: bytes, spec: RunSpec) -> RunState:
     state.position, state.head_digest, state.status = saved.position, saved.head_digest, saved.status
     state.level = state.entry_format = saved.level
     state.checkpoint_at, state.learners = saved.checkpoint_at, saved.learners
-    state.requests, state.written_at_unix_s = saved.requests, saved.written_at_unix_s
+    state.requests, state.age_s = saved.requests, saved.age_s
     state.grants = saved.grants
     state.condemned_at.update(saved.condemned_at)
     for name, fragment in saved.fragments.items():

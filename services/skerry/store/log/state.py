@@ -81,7 +81,7 @@ class VersionState:
     outer: tuple[ObjectRef, ...] = ()
     source_version: int = -1
     is_abandoned: bool = False
-    made_at_unix_s: float = 0.0  # by the clock of the replica that wrote its entry
+    made_at_age_s: float = 0.0  # the run's age then
     until: int = 0  # the log position of the next version; 0 for the newest version
 
     @property
@@ -186,7 +186,7 @@ class RunState:
         self.policy = policy or Policy()
         self.status = RunStatus.DRAFT
         self.position = 0
-        self.written_at_unix_s = 0.0  # the newest entry's, by the clock of its writer
+        self.age_s = 0.0  # how long it had been served by then, as the entries say
         self.head_digest = spec.digest
         self.fragments = {layout.name: FragmentState(layout) for layout in spec.fragments}
         self.deltas: dict[str, DeltaState] = {}

@@ -23,6 +23,7 @@ from skerry.store.errors import (
     OutcomeUnknownError,
     StoreError,
     StoreFullError,
+    StoreUnavailableError,
     StoreURLError,
 )
 from skerry.store.objects.interface import Objects
@@ -98,3 +99,23 @@ async def check_put_if_absent(objects: Objects, entropy: Entropy) -> None:
         "the store let one object be created twice, so acknowledged work would be lost. Use an S3 server that honours "
         "`If-None-Match: *`, and see that no proxy on the way drops the header"
     )
+
+
+async def store_unix_s(objects: Objects, entropy: Entropy) -> float:
+    """Returns the time by the object store's own clock: the one that dates its objects, so it tells their age.
+
+    Raises:
+        StoreUnavailableError: the store does not say.
+        StoreFullError: no space for an object that dates it.
+    """
+    name = f"{TEMPORARY}/clock-{entropy.hex_id()}"
+    try:
+        with contextlib.suppress(ObjectExistsError):
+            await objects.create(name, b"clock")
+        async for info in objects.list(TEMPORARY):
+            if info.name == name:
+                return info.modified_at_unix_s
+    finally:
+        with contextlib.suppress(StoreError):
+            await objects.delete([name])
+    raise StoreUnavailableError(f"store does not list an object that it just took. name={name}")

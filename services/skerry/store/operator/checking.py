@@ -11,7 +11,6 @@ from tempfile import TemporaryDirectory
 
 import click
 
-from skerry.runtime.clock import SystemClock
 from skerry.runtime.identifiers import SystemEntropy
 from skerry.store.log.run_log import RunLog
 from skerry.store.operator.damage import Damage, Remedy
@@ -45,8 +44,8 @@ Examples:
     "--since",
     callback=position_or_seconds,
     metavar="POSITION|DURATION",
-    help="Check the versions that were the newest at or after a log position, or within a time, as in 7d; begin with "
-    "the snapshots before them.  [default: all versions]",
+    help="Check the versions that were the newest at or after a log position, or within a time before the log's end, "
+    "as in 7d; begin with the snapshots before them.  [default: all versions]",
 )
 @json_option
 def verify(
@@ -65,7 +64,7 @@ def verify(
             async with opened_log(store_url, run_name, uid) as (run_log, workers):
                 first = since if isinstance(since, int) else 0
                 if isinstance(since, float):
-                    first = await position_at(run_log, SystemClock().unix_s() - since)
+                    first = await position_at(run_log, run_log.state.age_s - since)
                 with shown_progress("verifying", is_hidden=is_json) as progress:
                     return await verify_run(
                         run_log, workers=workers, scratch=Scratch(Path(folder)), since=first, progress=progress

@@ -61,6 +61,8 @@ class CollectionPlan:
 async def plan_collection(log: RunLog, retention: Retention, *, now_unix_s: float) -> CollectionPlan:
     """Returns what may be deleted, by the log's end and a listing of the run's objects. Changes nothing.
 
+    `now_unix_s` is by the clock that dates the objects: `store_unix_s`.
+
     Of a damaged log, the good entries count.
 
     Raises:
@@ -140,13 +142,13 @@ def versions_since(fragment: FragmentState, position: int) -> set[int]:
     return {version.version for version in (*before[-1:], *after)}
 
 
-async def position_at(log: RunLog, unix_s: float) -> int:
-    """Returns the first log position that was written at or after that time, by the writers' clocks."""
+async def position_at(log: RunLog, age_s: float) -> int:
+    """Returns the first log position that was written when the run had been served for so long (`RunLog.age_s`)."""
     low, high = 1, log.state.position + 1
     while low < high:
         middle = (low + high) // 2
         async for entry, _ in log.entries(middle, middle + 1):
-            if entry.written_at_unix_s < unix_s:
+            if entry.age_s < age_s:
                 low = middle + 1
             else:
                 high = middle

@@ -10,6 +10,8 @@ from typing import Any
 import click
 
 from skerry.runtime.clock import SystemClock
+from skerry.runtime.identifiers import SystemEntropy
+from skerry.store.objects.put_if_absent import store_unix_s
 from skerry.store.operator.options import (
     json_option,
     opened_store,
@@ -78,7 +80,7 @@ def gc(
     """Delete objects that no kept version of a run needs, litter, and old drafts. A dry run unless --yes is given.
 
     Syncers collect by themselves, by the run's policy, from format level 4 on. What is pinned stays, and so does the
-    last version of each day, for as long as the policy says.
+    last version of each 24 hours of training, for as long as the policy says.
 
     A draft is a run that was created but never committed under its name; each has a full copy of the weights. With
     --uid only that run is looked at, with --all every run. Where a log is damaged, a dry run goes by its good entries
@@ -90,17 +92,16 @@ def gc(
 
     if is_all == (run_name is not None) or (is_all and uid is not None):
         raise click.UsageError("give either --run or --all")
-    now = SystemClock().unix_s()
-    oldest = now - litter_age
 
-    async def sweep_nameless(store: Store, run_name: str) -> list[NamelessRun]:
+    async def sweep_nameless(store: Store, run_name: str, now: float) -> list[NamelessRun]:
+        oldest = now - litter_age
         found = await nameless_runs(store, run_name, modified_before_unix_s=oldest, includes_deleted=deleted_runs)
         chosen = [one for one in found if uid in (None, one.uid)]
         if not yes:
             return chosen
         return [one for one in chosen if await delete_nameless(store, one, modified_before_unix_s=oldest)]
 
-    async def sweep(store: Store, run_name: str) -> tuple[CollectionPlan, bool]:
+    async def sweep(store: Store, run_name: str, now: float) -> tuple[CollectionPlan, bool]:
         open_log = store.open_log if yes else store.read_log
         run_log = await open_log(run_name, uid or await resolved(store, run_name))
         policy = run_log.state.policy
@@ -119,11 +120,13 @@ def gc(
     async def sweep_all() -> bool:
         is_any_cut = False
         async with opened_store(store_url, writes=yes) as (store, _):
+            # A dry run writes nothing, so it can't ask the store for its time.
+            now = await store_unix_s(store.objects, SystemEntropy()) if yes else SystemClock().unix_s()
             for name in await store.objects.folders("runs") if run_name is None else [run_name]:
-                nameless = await sweep_nameless(store, name)
+                nameless = await sweep_nameless(store, name, now)
                 plan, is_cut = CollectionPlan((), 0, 0), False
                 if not (nameless or is_all) or (uid is None and not await _is_free(store, name)):
-                    plan, is_cut = await sweep(store, name)
+                    plan, is_cut = await sweep(store, name, now)
                 if is_all and not is_json:
                     click.echo(f"{name}:")
                 _show_collection(name, plan, nameless, is_dry=not yes, is_json=is_json)

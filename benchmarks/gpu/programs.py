@@ -7,6 +7,7 @@ TARGET` runs one of them.
 
 from __future__ import annotations
 
+import faulthandler
 import itertools
 import os
 import subprocess
@@ -30,7 +31,7 @@ from skerry.client import Learner, Policy, RunsClient, attach
 _MERGED: Final = 8
 _MOST_STEPS: Final = 20_000
 _OPTIONS: Final[dict[str, Any]] = {"create": True, "policy": Policy(inner_step_count=8, lease_term_s=60.0)}
-_TIMEOUT_S: Final = 100.0
+_TIMEOUT_S: Final = 60.0
 
 
 def rows(size: Size, device: torch.device) -> Iterator[Row]:  # noqa: ARG001 - every table takes a size
@@ -186,10 +187,12 @@ def _two(device: str, target: str) -> None:
 
 def _rank(number: int, count: int, run: tuple[str, str, str], port: int) -> None:
     name, device, target = run
+    _tell_where_it_hangs()
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    distributed.init_process_group("gloo", rank=number, world_size=count)
+    backend = "nccl" if device == "cuda" and count == 1 else "gloo"  # NCCL takes one rank a device
+    distributed.init_process_group(backend, rank=number, world_size=count)
     model: Any = _network().to(device)
-    if name == "sharded":
+    if name.startswith("sharded"):
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
 
@@ -223,8 +226,13 @@ def _data_parallel(device: str, target: str) -> None:
 
 
 def _sharded(device: str, target: str) -> None:
-    """Two ranks of `fully_shard` on one device, over gloo, since NCCL takes one rank a device."""
+    """Two ranks of `fully_shard` on one device."""
     _ranks("sharded", 2, device, target)
+
+
+def _sharded_alone(device: str, target: str) -> None:
+    """One rank of `fully_shard`."""
+    _ranks("sharded-alone", 1, device, target)
 
 
 PROGRAMS: Final = {
@@ -235,10 +243,16 @@ PROGRAMS: Final = {
     "whole step as a CUDA graph": _graph,
     "two learners, one device": _two,
     "DistributedDataParallel, 2 ranks": _data_parallel,
+    "fully_shard, 1 rank": _sharded_alone,
     "fully_shard, 2 ranks": _sharded,
 }
 _NEED_CUDA: Final = (_graph, _scaler)
 
 
+def _tell_where_it_hangs() -> None:
+    faulthandler.dump_traceback_later(_TIMEOUT_S - 10, exit=True)
+
+
 if __name__ == "__main__":
+    _tell_where_it_hangs()
     PROGRAMS[sys.argv[1]](sys.argv[2], sys.argv[3])

@@ -37,6 +37,8 @@ _WRAPPERS: Final = (torch.nn.parallel.DistributedDataParallel, torch.nn.DataPara
 
 _NAMED: Final = 3  # in a message
 _DTYPES: Final = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16})
+# Elements that are copied to a GPU at once, by way of pinned memory: 16 MiB.
+_STAGED_NUMEL: Final = 2**22
 _ATTACH_LAST: Final = "do that first, then attach; the run's weights win"
 
 
@@ -341,8 +343,19 @@ class TorchParameters:
         return all(bool(self._tensors[tensor.name].isfinite().all()) for tensor in layout.tensors)
 
     def from_host(self, values: NDArray[np.float32]) -> FlatArray:
-        """Returns the values on the parameters' device."""
-        return values if self._is_on_host else torch.from_numpy(values).to(self._device)
+        """Returns the values on the parameters' device, where they are when this returns."""
+        if self._is_on_host:
+            return values
+        if self._device.type != "cuda":
+            return torch.from_numpy(values).to(self._device)
+        on_device = torch.empty(len(values), device=self._device)
+        # The driver copies other memory than pinned under a lock that the training thread's launches wait for.
+        for first in range(0, len(values), _STAGED_NUMEL):
+            piece = torch.from_numpy(values[first : first + _STAGED_NUMEL])
+            staged = torch.empty(piece.numel(), pin_memory=True).copy_(piece)
+            on_device[first : first + piece.numel()].copy_(staged, non_blocking=True)
+        torch.cuda.current_stream(self._device).synchronize()
+        return on_device
 
     def to_host(self, values: FlatArray) -> NDArray[np.float32]:
         """Returns the values on the host."""

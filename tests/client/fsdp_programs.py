@@ -88,7 +88,7 @@ def weights_of(model: nn.Module) -> Weights:
             # A pass may have left its gathered weights, in the type that it computes in.
             module.reshard()  # type: ignore[operator]
     return {
-        name: (one.full_tensor() if isinstance(one, DTensor) else one).detach().numpy().copy()
+        name: (one.full_tensor() if isinstance(one, DTensor) else one).detach().float().numpy().copy()
         for name, one in model.named_parameters()
     }
 
@@ -210,6 +210,12 @@ def merged_in_the_end(rank: Rank, layout: Layout, options: dict[str, Any]) -> tu
             merged = learner.merged_weights()
         assert learner.leave(60.0, load_merged=True)
     return merged, weights_of(model)
+
+
+def merged_with_other_defaults(rank: Rank, layout: Layout, options: dict[str, Any]) -> tuple[Weights, Weights]:
+    """As `merged_in_the_end`, in a process whose tensors are bfloat16 unless somebody says otherwise."""
+    torch.set_default_dtype(torch.bfloat16)
+    return merged_in_the_end(rank, layout, options)
 
 
 def weights_digest(weights: Weights) -> str:

@@ -49,6 +49,13 @@ def test_shards_learn_from_int4_deltas_what_one_process_does(target: str, tmp_pa
         assert (difference > 1e-6).mean() <= 0.01
 
 
+def test_the_default_type_of_the_processes_does_not_matter(target: str, tmp_path: Path) -> None:
+    ranks = values(run(tmp_path, fsdp_programs.merged_with_other_defaults, 2, target, Layout((2,)), {"policy": EXACT}))
+    for name, weights in ranks[0][0].items():
+        np.testing.assert_array_equal(ranks[1][1][name], ranks[0][1][name])
+        assert weights.dtype == np.float32
+
+
 @pytest.mark.parametrize(
     "layout",
     [

@@ -165,13 +165,13 @@ class Island:
     def ordered(self) -> dict[str, Any]:
         """Returns the leader's next order."""
         with self._talking() as group:
-            buffer = torch.empty(_ORDER_SIZE_BYTES, dtype=torch.uint8)
+            buffer = torch.empty(_ORDER_SIZE_BYTES, dtype=torch.uint8, device="cpu")
             distributed.broadcast(buffer, self._ranks[0], group=group)
             data = buffer.numpy().tobytes()
             (size,) = _LENGTH.unpack_from(data)
             data = data[_LENGTH.size : _LENGTH.size + size]
             if size > len(data):
-                rest = torch.empty(size - len(data), dtype=torch.uint8)
+                rest = torch.empty(size - len(data), dtype=torch.uint8, device="cpu")
                 distributed.broadcast(rest, self._ranks[0], group=group)
                 data += rest.numpy().tobytes()
         order: dict[str, Any] = json.loads(data)
@@ -201,7 +201,7 @@ class Island:
         self, values: Sequence[torch.Tensor], counts: list[int], over: distributed.ProcessGroup
     ) -> torch.Tensor:
         """Sends float32 values to each rank, and returns those of all ranks, `counts` of each; every rank calls it."""
-        arrived = torch.empty(sum(counts))
+        arrived = torch.empty(sum(counts), dtype=torch.float32)
         with self._talking():
             distributed.all_to_all_single(arrived, torch.cat([*values]), counts, [len(one) for one in values], over)
         return arrived

@@ -103,7 +103,7 @@ def _piece(
     if island is None or island.rank == rank:
         piece = torch.as_tensor(mine[number][place], dtype=torch.float32).cpu().contiguous()
     elif island.is_leader:
-        piece = torch.empty(sizes[place])
+        piece = torch.empty(sizes[place], dtype=torch.float32, device="cpu")
     else:
         return None
     if island is not None and rank != 0 and piece.numel():

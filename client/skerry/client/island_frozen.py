@@ -73,7 +73,7 @@ def _pieces(
     """
     limit = max(1, torch_untrained.PIECE_BYTES // held.element_size())
     for box in _boxes(shape, limit):
-        whole = torch.empty(box.shape if island.is_leader else (0,), dtype=held.dtype)
+        whole = torch.empty(box.shape if island.is_leader else (0,), dtype=held.dtype, device="cpu")
         for rank, region in holders.items():
             common = _common(box, region)
             if not common.numel or island.rank not in (0, rank):
@@ -81,7 +81,7 @@ def _pieces(
             if rank == island.rank:
                 piece = held[_within(common, region)].contiguous().cpu()
             else:
-                piece = torch.empty(common.shape, dtype=held.dtype)
+                piece = torch.empty(common.shape, dtype=held.dtype, device="cpu")
                 island.receive(torch_untrained.as_bytes(piece), rank)
             if island.is_leader:
                 whole[_within(common, box)] = piece

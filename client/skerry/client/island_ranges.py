@@ -86,7 +86,7 @@ def to_ranges(
         StopExchangingError: RANK_LEFT.
     """
     rank = island.rank
-    out = torch.empty(bounds[rank + 1] - bounds[rank])
+    out = torch.empty(bounds[rank + 1] - bounds[rank], dtype=torch.float32, device="cpu")
     for pieces in _pieces(bounds):
         sent = [held[_count(boxes[rank], first) : _count(boxes[rank], stop)] for first, stop in pieces]
         first, stop = pieces[rank]
@@ -112,7 +112,7 @@ def to_boxes(
         StopExchangingError: RANK_LEFT.
     """
     rank = island.rank
-    out = torch.empty(sum(box.region.numel for box in boxes[rank]))
+    out = torch.empty(sum(box.region.numel for box in boxes[rank]), dtype=torch.float32, device="cpu")
     for pieces in _pieces(bounds):
         first, stop = pieces[rank]
         piece = held[first - bounds[rank] : stop - bounds[rank]]

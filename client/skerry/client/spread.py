@@ -174,7 +174,7 @@ class Shelf:
 
     def read(self, spread: Spread, first: int, stop: int) -> NDArray[np.float32]:
         """Returns the elements from `first` to before `stop` of a vector."""
-        out = torch.empty(stop - first)
+        out = torch.empty(stop - first, dtype=torch.float32)
         with self._lock:
             if not spread.bounds:
                 self.even_out(spread)
@@ -307,7 +307,7 @@ class Shelf:
                 self.island.receive(request, 0, self.group)
                 what, key, first, numel = request.tolist()
                 if what == _Request.KEEP:
-                    part = torch.empty(numel)
+                    part = torch.empty(numel, dtype=torch.float32)
                     self.island.receive(part, 0, self.group)
                     with self._has_come:
                         self.things[key] = part

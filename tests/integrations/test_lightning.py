@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -10,12 +11,19 @@ from typing import Any, cast
 import lightning
 import pytest
 import torch
+from lightning.pytorch.callbacks import (
+    BackboneFinetuning,
+    EMAWeightAveraging,
+    StochasticWeightAveraging,
+    WeightAveraging,
+)
 from lightning.pytorch.strategies import FSDPStrategy
 from torch.utils.data import DataLoader
 
 from examples.lightning_trainer import Rotation
-from skerry.client import Policy, RunsClient
+from skerry.client import OuterOptimizer, Policy, RunsClient
 from skerry.integrations.lightning import SkerryCallback
+from skerry.wire import Codec, Encoding
 from tests.integrations.two_islands import assert_merged, train_two_islands
 
 POLICY = Policy(inner_step_count=2, lease_term_s=1.0)
@@ -116,6 +124,83 @@ def test_a_signal_ends_training_with_the_step_under_way_and_loses_nothing(
     assert signal.getsignal(signal.SIGTERM) is before
 
 
+class _Finetuned(lightning.LightningModule):  # type: ignore[misc]  # untyped
+    """A backbone with norms that keep statistics, and a head; large enough to be judged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.backbone = torch.nn.Sequential(torch.nn.Linear(8, 128, bias=False), torch.nn.BatchNorm1d(128))
+        self.head = torch.nn.Linear(128, 8)
+
+    def training_step(self, batch: torch.Tensor) -> Any:
+        return (self.head(self.backbone(batch)) - batch).square().mean()
+
+    def validation_step(self, batch: torch.Tensor) -> None:
+        self.log("loss", self.training_step(batch))
+
+    def val_dataloader(self) -> Any:
+        return DataLoader(cast("Any", torch.randn(8, 8)), batch_size=4)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD([one for one in self.parameters() if one.requires_grad], lr=0.01)
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+@pytest.mark.parametrize(
+    "averaging",
+    [
+        WeightAveraging,
+        lambda: EMAWeightAveraging(decay=0.9),
+        lambda: StochasticWeightAveraging(swa_lrs=0.01, swa_epoch_start=2, device=None),
+    ],
+    ids=["WeightAveraging", "EMA", "SWA"],
+)
+def test_an_average_beside_the_learner_is_never_sent_and_ends_in_the_module(
+    target: str, averaging: Any, *, is_first: bool
+) -> None:
+    class _Trained(lightning.Callback):  # type: ignore[misc]  # untyped
+        def on_train_batch_end(self, trainer: Any, module: Any, *_: Any) -> None:
+            if skerry.learner is not None:
+                learners[:] = [skerry.learner]
+                trained[:] = [module.head.weight.detach().clone()]
+
+    learners: list[Any] = []
+    trained: list[torch.Tensor] = []
+    exact = Encoding(Codec.FLOAT32)
+    policy = replace(
+        POLICY, outer=OuterOptimizer(learning_rate=1.0, momentum=0.0), delta_encoding=exact, update_encoding=exact
+    )
+    skerry, average, module = _callback(target, policy=policy), averaging(), _Finetuned()
+    _fit(module, *([skerry, average] if is_first else [average, skerry]), _Trained(), max_epochs=4)
+    (learner,) = learners
+    assert learner.failure is None
+    assert (learner.stats.step_count, learner.stats.unsent_step_count) == (32, 0)
+    mean = average._average_model
+    averaged = dict(getattr(mean, "module", mean).named_parameters())["head.weight"]
+    assert torch.equal(module.head.weight, averaged)
+    run = torch.from_numpy(learner.merged_weights()["head.weight"])
+    torch.testing.assert_close(run, trained[0])
+    assert (run - averaged).abs().max() > 1e-3
+
+
+def test_layers_that_are_unfrozen_during_training_take_part(target: str) -> None:
+    kept: list[Any] = []
+
+    class _Seen(_Spy):
+        def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+            kept[:] = [self.skerry.learner]
+
+    skerry, module = _callback(target), _Finetuned()
+    began = {name: one.detach().clone() for name, one in module.named_parameters()}
+    unfreezing = BackboneFinetuning(unfreeze_backbone_at_epoch=2, backbone_initial_lr=0.01)
+    _fit(module, unfreezing, skerry, _Seen(skerry), max_epochs=4)
+    assert kept[0].failure is None
+    assert kept[0].stats.deltas_dropped == 0
+    assert_merged(target, "pl", dict(module.named_parameters()))
+    assert all(not torch.equal(one, began[name]) for name, one in module.named_parameters())
+
+
 def test_a_resumed_trainer_attaches_after_its_checkpoint(target: str, tmp_path: Path) -> None:
     trainer = _fit(Rotation(), _callback(target))
     trainer.save_checkpoint(tmp_path / "last.ckpt")
@@ -182,7 +267,9 @@ def test_the_length_of_manual_optimization_is_not_guessed(
 
 def test_fsdp1_is_refused_by_name(target: str) -> None:
     strategy = object.__new__(FSDPStrategy)  # it is made on GPUs only, and so is its trainer
-    trainer: Any = SimpleNamespace(strategy=strategy, world_size=2, optimizers=[None], estimated_stepping_batches=8)
+    trainer: Any = SimpleNamespace(
+        strategy=strategy, world_size=2, optimizers=[None], estimated_stepping_batches=8, callbacks=[]
+    )
     with pytest.raises(ValueError, match="strategy=FSDPStrategy"):
         _callback(target).on_train_start(trainer, Rotation())
     with RunsClient(target) as runs:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import BaseFinetuning, StochasticWeightAveraging
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy, XLAStrategy
 
 from skerry.client import Learner, attach
@@ -31,6 +33,10 @@ class SkerryCallback(Callback):  # type: ignore[misc]  # untyped
     With several processes (`devices=2, strategy="ddp"`) they are one learner together. With `ModelParallelStrategy`
     each keeps its share of the work in the checkpoint's folder, in `skerry.pt`, `skerry-1.pt` and so on; a checkpoint
     that is one file has the weights alone.
+
+    Where a callback averages the weights, as WeightAveraging and StochasticWeightAveraging do, learners exchange the
+    weights that are trained, and the module has the average after `fit`. Where one unfreezes layers (BaseFinetuning),
+    all parameters of the module take part from the start, also frozen ones.
 
     Args:
         tokens_per_step: as `skerry.client.attach` says.
@@ -76,6 +82,12 @@ class SkerryCallback(Callback):  # type: ignore[misc]  # untyped
         if self._is_sharded and (path := trainer.strategy.broadcast(trainer.ckpt_path)) is not None:
             shares = saved_states(Path(path), trainer.global_rank, trainer.world_size)
             self._part.saved = shares or self._part.saved or []  # DistributedDataParallel saves all with the callbacks
+        # Other callbacks then put an average into the module after this one has left.
+        trainer.callbacks = [self, *(one for one in trainer.callbacks if one is not self)]
+        with _unfrozen(pl_module, any(isinstance(one, BaseFinetuning) for one in trainer.callbacks)):
+            self._begin(trainer, pl_module)
+
+    def _begin(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # With manual optimization the trainer counts the steps of all optimizers, and does not know when they step.
         step_count = trainer.estimated_stepping_batches if pl_module.automatic_optimization else math.inf
         self._part.begin(
@@ -84,6 +96,12 @@ class SkerryCallback(Callback):  # type: ignore[misc]  # untyped
             step_count=int(step_count) if 0 < step_count < math.inf else None,
             refused=type(trainer.strategy).__name__ if isinstance(trainer.strategy, _REFUSED) else None,
         )
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Leaves before an epoch that trains nothing: it measures the averaged weights' batches for their norms."""
+        averaging = [one for one in trainer.callbacks if isinstance(one, StochasticWeightAveraging)]
+        if any(trainer.current_epoch == one.swa_end + 1 for one in averaging):
+            self._part.leave(load_merged=True)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """Logs `skerry/...`."""
@@ -115,3 +133,16 @@ class SkerryCallback(Callback):  # type: ignore[misc]  # untyped
             save(strategy, checkpoint, filepath, storage_options)
 
         strategy.save_checkpoint = save_share
+
+
+@contextmanager
+def _unfrozen(module: LightningModule, is_needed: bool) -> Iterator[None]:  # noqa: FBT001 - private
+    """Has all floating-point parameters be trainable in the meantime, if that is needed."""
+    frozen = [one for one in module.parameters() if is_needed and one.is_floating_point() and not one.requires_grad]
+    for parameter in frozen:
+        parameter.requires_grad_(True)
+    try:
+        yield
+    finally:
+        for parameter in frozen:
+            parameter.requires_grad_(False)

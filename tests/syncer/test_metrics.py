@@ -216,7 +216,6 @@ def _learner_samples(target: str) -> Samples:
 @pytest.mark.parametrize(
     ("command", "options", "says"),
     [
-        (serve, ["--metrics", "0.0.0.0:9464"], "--insecure"),
         (serve, ["--metrics", "9464"], "HOST:PORT"),
         (learn, ["--metrics", "127.0.0.1:0", "--alone"], "--alone has none"),
     ],

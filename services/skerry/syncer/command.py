@@ -32,7 +32,6 @@ _LOG: Final = get_logger(__name__)
 # 60,000 tensors reduced other learners from 26 merges a second to 1.6.
 _SWITCH_INTERVAL_S: Final = 2e-4
 _LEVELS: Final = ("debug", "info", "warning", "error")
-_KEYS: Final = "Make keys with `skerry keys DIR --server HOST` and pass --tls-cert, --tls-key and --tls-client-ca"
 _EPILOG: Final = """\b
 Examples:
   skerry serve                                       a syncer on this machine with its store in ./skerry-data
@@ -67,7 +66,8 @@ The files in keys/ are made by `skerry keys keys --server a.example`.
 @click.option(
     "--metrics",
     metavar="HOST:PORT",
-    help="Address on which Prometheus finds metrics, for example 127.0.0.1:9464.  [default: none]",
+    help="Address on which Prometheus finds metrics, for example 127.0.0.1:9464. They have no TLS: whoever reaches it "
+    "can read the names of runs, and counts.  [default: none]",
 )
 @click.option(
     "--port-file",
@@ -156,9 +156,15 @@ def serve(
         raise click.UsageError("tokens must not travel in plaintext: --tokens needs --tls-cert and --tls-key")
     if (enrol_by_run or no_open_health) and not has_tokens and tls_client_ca is None:
         raise click.UsageError("without --tls-client-ca or --tokens no client has an identity")
-    _check_listen(listen, "--listen", is_allowed=insecure or tls is not None)
+    host = _host(listen, "--listen")
     if metrics is not None:
-        _check_listen(metrics, "--metrics", is_allowed=insecure)
+        _host(metrics, "--metrics")
+    if tls is None and not insecure and not is_loopback(host):
+        raise click.UsageError(
+            f"traffic on {host} would not be encrypted: anyone on the network could read and change it. Make keys with "
+            "`skerry keys DIR --server HOST` and pass --tls-cert, --tls-key and --tls-client-ca, or listen on "
+            "127.0.0.1, or pass --insecure if you trust every machine on the network."
+        )
     log_to_stderr(log_level)
     try:
         objects = open_objects(_absolute(store_url), new=new_store, reserve=True)
@@ -199,18 +205,11 @@ def _tls(given: Tls) -> Tls | None:
     return checked(given)
 
 
-def _check_listen(listen: str, option: str, *, is_allowed: bool) -> None:
+def _host(address: str, option: str) -> str:
     try:
-        host = server_address(listen).host
+        return server_address(address).host
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint=option) from error
-    if is_allowed or is_loopback(host):
-        return
-    way = "Metrics have no TLS: listen" if option == "--metrics" else f"{_KEYS}, or listen"
-    raise click.UsageError(
-        f"traffic on {host} would not be encrypted: anyone on the network could read and change it. "
-        f"{way} on 127.0.0.1, or pass --insecure if you trust every machine on the network."
-    )
 
 
 def _absolute(url: str) -> str:

@@ -63,7 +63,7 @@ def test_the_learners_of_a_call_have_its_weight_and_the_other_clients_none(tmp_p
         "gpt.eu": ["skerry://learner/gpt/eu?weight=8"],
         "prom": ["skerry://reader/prom"],
     }
-    assert "skerry learn --learner-id eu --target" in said
+    assert "skerry learn gpt --learner-id eu --target" in said
     assert "--renew replaces it" in make_keys(tmp_path, "--learner", "us", status=1), "it would lose its weight"
     make_keys(tmp_path, "--learner", "us", "--weight", "8")
 
@@ -154,13 +154,13 @@ def test_a_certificate_of_another_authority_is_not_kept(tmp_path: Path) -> None:
         (("--learner", "us", "--reader", "us"), "the same file name"),
         (("--learner", "us?weight=5000"), "only a learner has a weight, which is a number from 1 to 1000"),
         (("--learner", "us?weight=9", "--weight", "8"), "only a learner has a weight"),
-        (("--learner", "us", "--weight", "nan"), "only a learner has a weight"),
+        (("--learner", "us", "--weight", "nan"), "nan is not a number"),
     ],
 )
 def test_a_name_that_can_not_be_certified_is_refused_before_anything_is_made(
     words: tuple[str, ...], says: str, tmp_path: Path
 ) -> None:
-    assert says in make_keys(tmp_path / "keys", *words, status=1)
+    assert says in make_keys(tmp_path / "keys", *words, status=2)
     assert not (tmp_path / "keys").exists()
 
 

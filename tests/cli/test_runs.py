@@ -78,7 +78,7 @@ def test_the_run_may_come_from_the_environment(
 
 
 def test_versions_say_who_made_each(capsys: pytest.CaptureFixture[str]) -> None:
-    assert skerry("runs", "versions", "demo", "head") == 0
+    assert skerry("runs", "versions", "demo", "--fragment", "head") == 0
     shown = capsys.readouterr().out
     assert "us 100% (stale by 1)" in shown
     assert "initial weights" in shown

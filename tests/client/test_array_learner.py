@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from skerry.client import (
     Adoption,
     ArrayLearner,
+    Learner,
     Policy,
     RefusedError,
     RunClosedError,
     RunNotFoundError,
     RunsClient,
     SkerryError,
+    Tls,
     TryAgainError,
+    attach,
     exchange,
 )
 from skerry.client.loop_thread import LoopThread
@@ -53,6 +59,61 @@ def test_two_learners_train_one_model_together(target: str) -> None:
         assert learner.failure is None
         assert 0 < learner.stats.deltas_merged <= learner.stats.deltas_acknowledged
     assert problems[0].loss < 0.5 * Quadratic().loss
+
+
+SENSELESS: dict[str, list[Any]] = {
+    "target": ["", " ", "127.0.0.1", "127.0.0.1:99999", "http://127.0.0.1:1", "a b:1"],
+    "run": ["", " ", "py thon", "us/x", "..", "x" * 65],
+    "learner_id": ["", " ", "py thon", "us/x", "..", "x" * 65],
+    "region": [" ", "a b", "a/b"],
+    "policy": [{}, "mean"],
+    "planned_step_count": [-1, 10**13, float("nan"), 1.5],
+    "adoption": ["", "merge"],
+    "blend_alpha": [-0.1, 1.1, float("nan")],
+    "fragment_count": [0, -1, 1.5],
+    "connect_timeout_s": [0, -1, float("nan"), float("inf"), 1e300],
+    "tls": ["", "on", Tls("missing.pem"), Tls(cert="missing.pem")],
+}
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in SENSELESS.items() for value in values])
+def test_an_argument_that_can_not_be_right_is_refused_before_anything_is_done(
+    name: str, value: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    model = torch.nn.Linear(2, 2)
+    threads = set(threading.enumerate())
+    options: dict[str, Any] = {"target": "127.0.0.1:1", "run": "fit", "learner_id": "us"} | {name: value}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    calls: list[Callable[[], object]] = [
+        lambda: ArrayLearner(Quadratic().arrays, **options),
+        lambda: Learner(model, **options),
+        lambda: attach(model, optimizer, tokens_per_step=8, **options),
+    ]
+    for call in calls:
+        with pytest.raises((ValueError, TypeError)) as caught:
+            call()
+        assert len(str(caught.value).splitlines()) == 1
+    assert set(threading.enumerate()) <= threads
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("tokens", [-5, 0, 1.5, True, None, "8", float("nan")])
+def test_tokens_of_a_step_that_can_not_be_right_are_refused_before_anything_is_done(tokens: Any) -> None:
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(ValueError, match="tokens_per_step"):
+        attach(model, optimizer, tokens_per_step=tokens, target="127.0.0.1:1", run="fit", learner_id="us")
+
+
+@pytest.mark.parametrize("timeout_s", [0, -1, float("nan"), float("inf")])
+def test_a_client_of_runs_refuses_what_can_not_be_right_before_anything_is_done(timeout_s: float) -> None:
+    threads = set(threading.enumerate())
+    with pytest.raises(ValueError, match="timeout_s"):
+        RunsClient("127.0.0.1:1", timeout_s=timeout_s)
+    with pytest.raises(ValueError, match="address="):
+        RunsClient("127.0.0.1")
+    assert set(threading.enumerate()) <= threads
 
 
 def test_a_run_is_created_with_the_steps_that_are_planned_for_it(target: str) -> None:

@@ -16,8 +16,7 @@ import pytest
 from skerry.client import ArrayLearner, Policy, RunsClient, SkerryError
 from skerry.client.grpc_transport import GrpcTransport
 from skerry.client.loop_thread import LoopThread
-from skerry.client.replicas import split_targets
-from skerry.runtime.addresses import client_address, server_address
+from skerry.runtime.addresses import client_address, server_address, split_targets
 from skerry.store.log.entries import Fate
 from skerry.v1 import capabilities_pb2
 from tests.client.quadratic import Quadratic

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import subprocess
@@ -63,6 +64,28 @@ def test_learners_train_one_model_over_mutual_tls(keys: Path, secured: str) -> N
         train_until([(problem, one), (other, two)], lambda: min(one.stats.deltas_merged, two.stats.deltas_merged) > 3)
     with RunsClient(secured, tls=tls_of(keys, "anna")) as client:
         assert [run.name for run in client.list_runs()] == ["fit"]
+
+
+@pytest.mark.parametrize(("owner", "learner_id"), [("eu", "us"), ("anna", "us"), ("eu", None)])
+def test_a_certificate_of_another_client_is_refused_before_anything_is_sent(
+    owner: str, learner_id: str | None, keys: Path, secured: str, tmp_path: Path
+) -> None:
+    tls = tls_of(keys, owner)
+    started_s = time.monotonic()
+    with contextlib.chdir(tmp_path), pytest.raises(ValueError, match=f"another.*learner_id={learner_id}, run=fit"):
+        ArrayLearner(Quadratic().arrays, target=secured, run="fit", learner_id=learner_id, create=True, tls=tls)
+    assert time.monotonic() - started_s < 2
+    with RunsClient(secured, tls=tls_of(keys, "anna")) as client:
+        assert client.list_runs() == []
+    words = ["learn", "fit", "--learner-id", learner_id or "x", "--target", secured, "--tls-ca", str(tls.ca)]
+    words += ["--tls-cert", str(tls.cert), "--tls-key", str(tls.key)]
+    done = subprocess.run(
+        [sys.executable, "-m", "skerry.cli", *words], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert "error: the certificate is another client's" in done.stderr
+    assert len(done.stderr.splitlines()) == 3
+    assert [path.name for path in tmp_path.iterdir()] == ["keys"]
 
 
 def test_several_replicas_are_reached_with_tls(keys: Path, secured: str) -> None:

@@ -42,7 +42,7 @@ async def learner(name: str, *, port: int, folder: Path) -> AsyncIterator[asynci
     """A small learner that trains until it is asked to stop; ended in any case."""
     with (folder / f"{name}.log").open("wb") as log:
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "skerry.cli.main", "learn", "--target", f"127.0.0.1:{port}", "--run", "demo",
+            sys.executable, "-m", "skerry.cli.main", "learn", "--target", f"127.0.0.1:{port}", "demo",
             "--learner-id", name, "--region", name, "--create", "--model", "nano", "--steps", "1000000",
             "--inner-steps", "100", "--work-dir", str(folder / name),
             stdout=log, stderr=asyncio.subprocess.STDOUT,
@@ -122,7 +122,7 @@ async def test_a_syncer_on_ceph_is_killed_again_and_again_and_no_delta_is_lost_o
         closed = json.loads(await skerry("runs", "close", "demo", "--json", "--target", f"127.0.0.1:{serve.port}"))
         serve.terminate()
         assert await serve.exit_status() == 0
-    await skerry("verify", "--store", store_url, "--run", "demo")
+    await skerry("verify", "--store", store_url, "demo")
     fates = check_fates(await final_state(store_url, "demo", closed["uid"]), set())
     last = [json.loads((tmp_path / name / "metrics.jsonl").read_text().splitlines()[-1]) for name in ("us", "eu")]
     assert sum(line["deltas_acknowledged"] for line in last) <= sum(fates.values())

@@ -112,6 +112,4 @@ def test_everything_drains_when_it_is_stopped_and_the_store_holds_what_it_says(s
     assert {service: services.state(service)["ExitCode"] for service in SERVICES} == dict.fromkeys(SERVICES, 0)
     assert took_s < 60, "learners stop before the syncer, and each within its grace"
     volumes = f"--volumes-from={services.container(SYNCERS[0])}"
-    services.engine.docker(
-        "run", "--rm", "--network=none", volumes, "skerry-syncer", "verify", "--run=demo", timeout_s=120
-    )
+    services.engine.docker("run", "--rm", "--network=none", volumes, "skerry-syncer", "verify", "demo", timeout_s=120)

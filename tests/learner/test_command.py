@@ -43,7 +43,7 @@ async def test_the_run_that_it_creates_is_planned_for_its_schedule_unless_the_po
     (tmp_path / "policy.json").write_text(json.dumps(stated))
     async with serve_process("memory://", tmp_path) as server:
         arguments = [*_SMALL[1:], "--steps", "3", "--horizon", "40", "--policy", str(tmp_path / "policy.json")]
-        arguments += ["--run", "fit", "--target", f"127.0.0.1:{server.port}", "--work-dir", str(tmp_path / "work")]
+        arguments += ["fit", "--target", f"127.0.0.1:{server.port}", "--work-dir", str(tmp_path / "work")]
         result = CliRunner().invoke(learn, arguments)  # blocks the loop, on which nothing waits
         assert result.exit_code == 0, result.output
         policy = _policy_of(f"127.0.0.1:{server.port}")
@@ -53,7 +53,7 @@ async def test_the_run_that_it_creates_is_planned_for_its_schedule_unless_the_po
 
 async def test_a_learner_that_lost_its_place_to_another_process_exits_with_what_to_do(tmp_path: Path) -> None:
     async with serve_process("memory://", tmp_path) as server:
-        arguments = [*_SMALL[1:], "--run", "fit", "--learner-id", "us", "--target", f"127.0.0.1:{server.port}"]
+        arguments = [*_SMALL[1:], "fit", "--learner-id", "us", "--target", f"127.0.0.1:{server.port}"]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
         first = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "skerry.cli.main", "learn", *arguments),
@@ -79,7 +79,7 @@ async def test_a_learner_that_lost_its_place_to_another_process_exits_with_what_
 async def test_last_work_that_a_full_store_does_not_take_is_a_failure(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk") as disk:
         async with serve_process(f"file://{disk}/store", tmp_path) as server:
-            arguments = [*_SMALL[1:], "--run", "fit", "--target", f"127.0.0.1:{server.port}", "--inner-steps", "4"]
+            arguments = [*_SMALL[1:], "fit", "--target", f"127.0.0.1:{server.port}", "--inner-steps", "4"]
             arguments += ["--steps", "1000000", "--log-every", "5", "--flush-timeout", "1"]
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "skerry.cli.main", "learn", *arguments),
@@ -103,7 +103,7 @@ async def test_last_work_that_a_full_store_does_not_take_is_a_failure(tmp_path: 
 async def test_after_a_resume_observers_see_the_learner_s_own_step(tmp_path: Path) -> None:
     async with serve_process("memory://", tmp_path) as server:
         target = f"127.0.0.1:{server.port}"
-        arguments = [*_SMALL[1:], "--run", "fit", "--learner-id", "us", "--target", target, "--inner-steps", "2"]
+        arguments = [*_SMALL[1:], "fit", "--learner-id", "us", "--target", target, "--inner-steps", "2"]
         for step_count in (3, 8):
             taken = ["--steps", str(step_count), "--work-dir", str(tmp_path / "w")]
             result = CliRunner().invoke(learn, [*arguments, *taken])  # blocks the loop, on which nothing waits
@@ -138,7 +138,7 @@ def _assert_run_has(target: str, checkpoint: dict[str, Any]) -> None:
 async def test_a_killed_learner_goes_on_with_the_unsent_work_of_its_checkpoint(tmp_path: Path) -> None:
     async with serve_process(f"file://{tmp_path}/store", tmp_path) as server:
         target = f"127.0.0.1:{server.port}"
-        arguments = [*_SMALL[1:], "--run", "fit", "--learner-id", "us", "--target", target, *_exact_policy(tmp_path)]
+        arguments = [*_SMALL[1:], "fit", "--learner-id", "us", "--target", target, *_exact_policy(tmp_path)]
         arguments += ["--work-dir", str(tmp_path / "work"), "--checkpoint-every", "5"]
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "skerry.cli.main", "learn", *arguments, "--steps", "1000000", "--log-every", "1"),
@@ -166,7 +166,7 @@ async def test_a_killed_learner_goes_on_with_the_unsent_work_of_its_checkpoint(t
 async def test_a_learner_that_ended_goes_on_without_a_word(tmp_path: Path) -> None:
     async with serve_process("memory://", tmp_path) as server:
         target = f"127.0.0.1:{server.port}"
-        arguments = [*_SMALL[1:], "--run", "fit", "--learner-id", "us", "--target", target, *_exact_policy(tmp_path)]
+        arguments = [*_SMALL[1:], "fit", "--learner-id", "us", "--target", target, *_exact_policy(tmp_path)]
         for step_count in (6, 13):
             taken = ["--steps", str(step_count), "--work-dir", str(tmp_path / "w")]
             result = CliRunner().invoke(learn, [*arguments, *taken])  # blocks the loop, on which nothing waits
@@ -187,7 +187,6 @@ async def test_it_trains_over_mutual_tls(tmp_path: Path) -> None:
             *_SMALL[1:],
             "--steps",
             "3",
-            "--run",
             "fit",
             "--learner-id",
             "us",
@@ -215,13 +214,13 @@ def test_help_shows_an_example_without_importing_torch() -> None:
     )
     finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert finished.returncode == 0, finished.stderr
-    assert "skerry learn --run demo --learner-id us-east" in finished.stdout
+    assert "skerry learn demo --learner-id us-east" in finished.stdout
 
 
 @pytest.mark.parametrize(
     ("arguments", "advice"),
     [
-        (["--data", "nowhere"], "no such file or directory: nowhere"),
+        (["--data", "nowhere"], "'nowhere' does not exist"),
         (["--shard", "4/3"], "a shard is i/n"),
         (["--device", "abacus"], "pass another --device"),
         (["--vocabulary", "20"], "raise --vocabulary"),

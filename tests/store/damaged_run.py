@@ -136,7 +136,7 @@ def reopened(run: DamagedRun) -> RunState:
 def called(run: DamagedRun, name: str, *arguments: str) -> int:
     """Runs a command on the run, and returns its exit status."""
     try:
-        getattr(command, name).main(["--store", run.url, "--run", "run", *arguments], standalone_mode=False)
+        getattr(command, name).main(["--store", run.url, "run", *arguments], standalone_mode=False)
     except SystemExit as stop:
         return int(stop.code or 0)
     return 0

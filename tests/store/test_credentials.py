@@ -58,7 +58,7 @@ def test_what_has_no_secret_stays_as_it_is(text: str) -> None:
 
 @pytest.mark.parametrize("url", WITH_SECRETS)
 def test_no_command_prints_the_secrets_of_a_url(url: str, tmp_path: Path) -> None:
-    for command, words in ((serve, ["--listen", "127.0.0.1:0", "--scratch", str(tmp_path)]), (log, ["--run", "demo"])):
+    for command, words in ((serve, ["--listen", "127.0.0.1:0", "--scratch", str(tmp_path)]), (log, ["demo"])):
         result = CliRunner().invoke(command, ["--store", url, *words])
         assert result.exit_code != 0
         assert _is_clean(f"{result.output} {result.exception}")

@@ -38,10 +38,7 @@ def export(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Export:
     def called(*options: str) -> tuple[dict[str, Any], str]:
         capsys.readouterr()
         out = str(tmp_path / "out.safetensors")
-        assert (
-            run("export", "--store", f"file://{tmp_path}/store", "--run", "tuned", "--out", out, "--json", *options)
-            == 0
-        )
+        assert run("export", "--store", f"file://{tmp_path}/store", "tuned", "--out", out, "--json", *options) == 0
         said = capsys.readouterr()
         return json.loads(said.out), said.err
 

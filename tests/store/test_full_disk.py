@@ -124,5 +124,5 @@ def test_an_export_to_a_full_disk_says_so_and_leaves_nothing(disk: Path) -> None
     fill(disk)
     out = disk / "out.safetensors"
     with pytest.raises(click.BadParameter, match=r"No space left on device\. path=.*/out\.safetensors"):
-        export.main(["--store", f"file://{GOLDEN}/store", "--run", "golden", "--out", str(out)], standalone_mode=False)
+        export.main(["--store", f"file://{GOLDEN}/store", "golden", "--out", str(out)], standalone_mode=False)
     assert [path.name for path in disk.iterdir()] == ["of others"]

@@ -38,7 +38,7 @@ def run(name: str, *arguments: str) -> int:
 
 
 def test_the_log_is_a_table_with_effects(store_url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    run("log", "--store", store_url, "--run", "golden", "--last", "20")
+    run("log", "--store", store_url, "golden", "--last", "20")
     shown = capsys.readouterr().out.splitlines()
     assert shown[0].split() == ["position", "time", "(UTC)", "writer", "kind", "what", "effect"]
     end = json.loads((GOLDEN / "expected.json").read_bytes())["position"]
@@ -47,7 +47,7 @@ def test_the_log_is_a_table_with_effects(store_url: str, capsys: pytest.CaptureF
 
 
 def test_the_log_as_json_has_one_entry_a_line(store_url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    run("log", "--store", store_url, "--run", "golden", "--start", "5", "--stop", "8", "--json")
+    run("log", "--store", store_url, "golden", "--start", "5", "--stop", "8", "--json")
     entries = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [entry["position"] for entry in entries] == [5, 6, 7]
     assert [item["kind"] for entry in entries for item in entry["items"]] == ["accepted", "accepted", "closed"]
@@ -55,7 +55,7 @@ def test_the_log_as_json_has_one_entry_a_line(store_url: str, capsys: pytest.Cap
 
 
 def test_the_log_as_json_shows_no_whole_session_id(store_url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    run("log", "--store", store_url, "--run", "golden", "--json")
+    run("log", "--store", store_url, "golden", "--json")
     entries = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     sessions = [item["session"] for entry in entries for item in entry["items"] if "session" in item]
     assert {len(session) for session in sessions} == {8}
@@ -92,7 +92,7 @@ def test_the_log_as_json_says_what_the_fold_decided_of_every_item_and_delta(
         )
     )
     capsys.readouterr()
-    run("log", "--store", store_url, "--run", "run", "--json")
+    run("log", "--store", store_url, "run", "--json")
     entries = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     items = [(item["kind"], item["is_admitted"], item["rejection"]) for item in entries[3]["items"]]
     assert items == [("accepted", False, "SESSION_FENCED"), ("accepted", True, None)]
@@ -119,7 +119,7 @@ def test_an_export_has_every_tensor_in_its_own_type(
     store_url: str, tmp_path: Path, position: str | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     at = [] if position is None else ["--position", position]
-    run("export", "--store", store_url, "--run", "golden", "--out", str(tmp_path / "out.safetensors"), "--json", *at)
+    run("export", "--store", store_url, "golden", "--out", str(tmp_path / "out.safetensors"), "--json", *at)
     said = json.loads(capsys.readouterr().out)
     with safe_open(tmp_path / "out.safetensors", framework="numpy") as file:
         found = {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118 - not a dict
@@ -136,20 +136,20 @@ def test_an_export_has_every_tensor_in_its_own_type(
 def test_an_export_that_cannot_be_written_says_why(store_url: str, tmp_path: Path) -> None:
     out = tmp_path / "missing" / "out.safetensors"
     with pytest.raises(click.BadParameter, match=r"can't be written: No such file or directory\. path="):
-        run("export", "--store", store_url, "--run", "golden", "--out", str(out))
+        run("export", "--store", store_url, "golden", "--out", str(out))
 
 
 def test_an_export_follows_no_link(store_url: str, tmp_path: Path) -> None:
     (tmp_path / "precious").write_text("precious")
     for name in ("out.safetensors", "out.safetensors.partial"):
         (tmp_path / name).symlink_to(tmp_path / "precious")
-    assert run("export", "--store", store_url, "--run", "golden", "--out", str(tmp_path / "out.safetensors")) == 0
+    assert run("export", "--store", store_url, "golden", "--out", str(tmp_path / "out.safetensors")) == 0
     assert (tmp_path / "precious").read_text() == "precious"
     assert not (tmp_path / "out.safetensors").is_symlink()
 
 
 def test_verify_says_ok_and_exits_with_0(store_url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("verify", "--store", store_url, "--run", "golden", "--json") == 0
+    assert run("verify", "--store", store_url, "golden", "--json") == 0
     said = json.loads(capsys.readouterr().out)
     assert (said["ok"], said["versions_checked"], said["problems"]) == (True, 6, [])
 
@@ -161,7 +161,7 @@ def test_verify_names_what_is_damaged_and_exits_with_1(
     data = bytearray(update.read_bytes())
     data[-1] ^= 1
     update.write_bytes(data)
-    assert run("verify", "--store", store_url, "--run", "golden", "--json") == 1
+    assert run("verify", "--store", store_url, "golden", "--json") == 1
     said = json.loads(capsys.readouterr().out)
     assert not said["ok"]
     assert "version=5" in said["problems"][0]
@@ -173,7 +173,7 @@ def test_gc_says_what_would_go_and_deletes_only_when_told(
     def file_count() -> int:
         return sum(path.is_file() and "log" not in path.parts for path in (tmp_path / "store").rglob("*"))
 
-    arguments = ("--store", store_url, "--run", "golden", "--keep-versions", "1", "--json")
+    arguments = ("--store", store_url, "golden", "--keep-versions", "1", "--json")
     before = file_count()
     run("gc", *arguments)
     planned = json.loads(capsys.readouterr().out)
@@ -183,7 +183,7 @@ def test_gc_says_what_would_go_and_deletes_only_when_told(
     done = json.loads(capsys.readouterr().out)
     assert done["names"] == planned["names"]
     assert file_count() == before - done["objects"]
-    assert run("verify", "--store", store_url, "--run", "golden") == 0
+    assert run("verify", "--store", store_url, "golden") == 0
 
 
 def _with_draft(folder: Path) -> Path:
@@ -202,7 +202,7 @@ def test_gc_lists_old_drafts_and_deletes_them_when_told(
 ) -> None:
     runs = _with_draft(tmp_path)
     lost = [path for path in (runs / ("e" * 32)).rglob("*") if path.is_file()]
-    arguments = ("--store", store_url, "--run", "golden")
+    arguments = ("--store", store_url, "golden")
     run("gc", *arguments)
     size = sum(path.stat().st_size for path in lost)
     shown = capsys.readouterr().out
@@ -214,7 +214,7 @@ def test_gc_lists_old_drafts_and_deletes_them_when_told(
     assert said["runs"] == [{"uid": "e" * 32, "kind": "draft", "objects": len(lost), "size_bytes": size}]
     assert not any(path.exists() for path in lost)
     assert (runs / ("f" * 32) / "run.json").exists()
-    assert run("verify", "--store", store_url, "--run", "golden") == 0
+    assert run("verify", "--store", store_url, "golden") == 0
 
 
 def test_gc_finds_drafts_of_a_name_that_nobody_ever_had(
@@ -224,7 +224,7 @@ def test_gc_finds_drafts_of_a_name_that_nobody_ever_had(
     for path in list(runs.iterdir()):
         if path.name not in ("e" * 32, "f" * 32):
             shutil.rmtree(path)
-    run("gc", "--store", store_url, "--run", "golden", "--yes", "--json")
+    run("gc", "--store", store_url, "golden", "--yes", "--json")
     said = json.loads(capsys.readouterr().out)
     assert ([one["uid"] for one in said["runs"]], said["objects"]) == (["e" * 32], 0)
 
@@ -240,19 +240,19 @@ def test_gc_of_all_runs_takes_the_drafts_of_every_name(
         "golden": ["e" * 32],
         "other": ["e" * 32],
     }
-    assert run("verify", "--store", store_url, "--run", "golden") == 0
-    with pytest.raises(click.UsageError, match="--run or --all"):
+    assert run("verify", "--store", store_url, "golden") == 0
+    with pytest.raises(click.UsageError, match="a run or --all"):
         run("gc", "--store", store_url)
 
 
 @pytest.mark.parametrize("text", ["7", "d", "7 d", "-1d", "1y"])
 def test_a_duration_without_sense_is_refused_with_an_example(store_url: str, text: str) -> None:
     with pytest.raises(click.BadParameter, match="as in 12h"):
-        run("gc", "--store", store_url, "--run", "golden", "--keep-since", text)
+        run("gc", "--store", store_url, "golden", "--keep-since", text)
 
 
 def test_a_run_that_is_not_there_is_answered_with_those_that_are(store_url: str) -> None:
     from skerry.store.errors import RunNotFoundError
 
     with pytest.raises(RunNotFoundError, match="golden"):
-        run("log", "--store", store_url, "--run", "goldem")
+        run("log", "--store", store_url, "goldem")

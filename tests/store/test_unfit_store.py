@@ -71,7 +71,7 @@ def test_commands_that_write_refuse_it_too_and_those_that_read_do_not_ask(
     command: Command, url: str, relay: S3Relay
 ) -> None:
     relay.ignores_conditions = True
-    words = ["--store", url, "--run", "none"]
+    words = ["--store", url, "none"]
     assert isinstance(CliRunner().invoke(command, [*words, "--yes"]).exception, StoreURLError)
     relay.requests.clear()
     for reading in (command, log):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -51,6 +54,7 @@ def test_plaintext_on_an_address_that_others_reach_wants_to_be_asked_for(listen:
         (["--tls-cert", "a.example.pem", "--tls-key", "us.key"], "is not that of the certificate"),
         (["--tls-cert", "a.example.key", "--tls-key", "a.example.key"], "must hold a certificate in PEM form"),
         (["--tls-cert", "a.example.pem", "--tls-key", "nowhere"], "No such file or directory"),
+        (["--tls-cert", "us.pem", "--tls-key", "us.key"], "--tls-cert is a client's certificate"),
     ],
 )
 def test_tls_files_that_do_not_fit_are_said_before_it_listens(options: list[str], says: str, tmp_path: Path) -> None:
@@ -80,6 +84,22 @@ def test_an_address_without_a_port_is_refused(listen: str) -> None:
     result = CliRunner().invoke(serve, ["--listen", listen, "--store", "memory://"])
     assert result.exit_code == 2
     assert "HOST:PORT" in result.output
+
+
+@pytest.mark.parametrize("option", ["--listen", "--metrics"])
+def test_a_port_that_is_taken_is_said_in_one_line_and_no_store_is_made(option: str, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        words = ["serve", "--listen", "127.0.0.1:0", option, address, "--store", f"file://{tmp_path}/store"]
+        done = subprocess.run(
+            [sys.executable, "-m", "skerry.cli", *words], cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+    assert done.returncode == 2
+    usage, error, advice = done.stderr.splitlines()
+    assert usage.startswith("Usage: ")
+    assert f"{option.removeprefix('--')}={address}, because=Address already in use" in error
+    assert advice.startswith("next: ")
+    assert not (tmp_path / "store").exists()
 
 
 async def test_a_port_file_follows_no_link(tmp_path: Path) -> None:

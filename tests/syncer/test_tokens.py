@@ -243,7 +243,7 @@ def test_the_store_is_looked_through_often_enough() -> None:
         (("--role", "admin", "--name", "anna", "--run", "demo"), "Only a learner may have a --run and a --weight"),
         (("--role", "admin", "--name", "anna", "--weight", "8"), "Only a learner may have a --run and a --weight"),
         (("--role", "learner", "--name", "us", "--weight", "1001"), "is not in the range"),
-        (("--role", "learner", "--name", "us", "--weight", "nan"), "a number from 1 to 1000"),
+        (("--role", "learner", "--name", "us", "--weight", "nan"), "nan is not a number"),
         (("--role", "learner", "--name", "../us"), "name is not legal"),
         (("--role", "owner", "--name", "anna"), "is not one of"),
     ],

@@ -171,5 +171,5 @@ def _host(host: str) -> x509.GeneralName:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
         if not _HOST.fullmatch(host):
-            raise ValueError(f"a server is a host name or an IP address, without a port. found={host!r}") from None
+            raise ValueError(f"a server is a host name or an IP address, without a port. found={host[:80]!r}") from None
         return x509.DNSName(host)

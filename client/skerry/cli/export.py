@@ -13,11 +13,12 @@ import click
 from click.core import ParameterSource
 
 from skerry.cli.adapters import name_as_adapter
-from skerry.cli.connection import with_client, with_run
+from skerry.cli.connection import UID, with_client, with_run
 from skerry.cli.console import as_json, shown_progress
 from skerry.client import RunsClient
 from skerry.client.records import Run
 from skerry.runtime.files import replacing
+from skerry.runtime.options import INPUT_FILE, INPUT_FOLDER, OUTPUT, Count
 from skerry.wire.base_model import BaseModel
 from skerry.wire.safetensors import checkpoint_header, tensor_bytes
 from skerry.wire.untrained import UntrainedTensor
@@ -44,20 +45,22 @@ _FOLDERS: Final = {
 @click.option(
     "--out",
     "out_path",
-    type=click.Path(writable=True, path_type=Path),
+    type=OUTPUT,
     required=True,
     help="The file to write; with --format hf or peft the folder.",
 )
-@click.option("--uid", help="The run's uid, if it must be this one.  [default: that of the run that has the name]")
+@click.option(
+    "--uid", type=UID, help="The run's uid, if it must be this one.  [default: that of the run that has the name]"
+)
 @click.option(
     "--position",
-    type=click.IntRange(min=0),
+    type=Count(),
     help="Position in the log whose weights to write.  [default: the log's end]",
 )
 @click.option(
     "--base",
     "base_paths",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    type=INPUT_FILE,
     multiple=True,
     help="A safetensors file with what the run does not train: frozen parameters, buffers. May be repeated.",
 )
@@ -71,7 +74,7 @@ _FOLDERS: Final = {
 @with_client
 def _download(
     client: RunsClient,
-    run_name: str,
+    run: str,
     *,
     out_path: Path,
     uid: str | None,
@@ -82,25 +85,25 @@ def _download(
     is_adapter: bool = False,
     is_whole: bool = False,
 ) -> None:
-    run = client.get_run(run_name, uid=uid).run
+    shown = client.get_run(run, uid=uid).run
     if position is not None:
-        run = client.run_at(run.name, position)
-    untrained = [UntrainedTensor(one.name, one.shape, one.dtype, one.digest) for one in run.untrained]
-    base = BaseModel(untrained, {tensor.name for tensor in run.tensors}, base_paths)
+        shown = client.run_at(run, position)
+    untrained = [UntrainedTensor(one.name, one.shape, one.dtype, one.digest) for one in shown.untrained]
+    base = BaseModel(untrained, {tensor.name for tensor in shown.tensors}, base_paths)
     if is_whole and base.missing:
         raise click.UsageError(next(base.remarks()))
-    _write(client, run, out_path, dtype, base=base)
-    versions = {version.fragment: version.version for version in run.versions}
+    _write(client, shown, out_path, dtype, base=base)
+    versions = {version.fragment: version.version for version in shown.versions}
     lacks: dict[str, Any] = {}
     if not is_adapter:
         for remark in base.remarks():
             click.echo(f"warning: {remark}", err=True)
         lacks = {"missing": base.missing, "other": base.other}
     if is_json:
-        click.echo(json.dumps({"path": str(out_path), "position": run.position, "versions": versions, **lacks}))
+        click.echo(json.dumps({"path": str(out_path), "position": shown.position, "versions": versions, **lacks}))
         return
     listed = ", ".join(f"{fragment} {version}" for fragment, version in versions.items())
-    click.echo(f"wrote {out_path}: position {run.position}, versions {listed}")
+    click.echo(f"wrote {out_path}: position {shown.position}, versions {listed}")
 
 
 def _write(client: RunsClient, run: Run, path: Path, dtype: str, *, base: BaseModel) -> None:
@@ -151,7 +154,7 @@ def _params() -> list[click.Parameter]:
 
 
 @click.command(
-    params=[param for param in _params() if param.name != "run_name"],
+    params=[param for param in _params() if param.name != "run"],
     epilog="""\b
 Examples:
   # ca.pem was made by `skerry keys`, reader.token by `skerry tokens create`
@@ -171,7 +174,7 @@ Examples:
 )
 @click.option(
     "--like",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    type=INPUT_FOLDER,
     help="A folder of the same model or adapter, whose configuration and tokenizer are copied.",
 )
 @with_run
@@ -193,6 +196,8 @@ def export(run: str, *, file_format: str, like: Path | None, out_path: Path, **v
     is_adapter = file_format == "peft"
     if is_adapter and values.get("base_paths"):
         raise click.UsageError("an adapter has none of its base's tensors: leave out --base")
+    if file_format not in _FOLDERS and out_path.is_dir():
+        raise click.BadParameter(f"is a folder; name a file in it. path={out_path}", param_hint="--out")
     if file_format in _FOLDERS:
         out_path = _prepared(out_path, like, file_format)
     chosen = _chosen(click.get_current_context())
@@ -201,7 +206,7 @@ def export(run: str, *, file_format: str, like: Path | None, out_path: Path, **v
     status: str | int | None = 0
     try:
         chosen.callback(
-            run_name=run,
+            run=run,
             out_path=out_path,
             is_adapter=is_adapter,
             is_whole=file_format == "hf",  # from_pretrained would fill in what is missing at random
@@ -229,7 +234,7 @@ def _chosen(context: click.Context) -> click.Command:
     if target == store == 0:
         raise click.UsageError("give --target to download from a syncer, or --store to read the store, not both")
     chosen, other = (_download, _STORED) if target < store else (_STORED, _download)
-    own = {param.name for param in chosen.params}
+    own = {"run", *(param.name for param in chosen.params)}
     for param in other.params:
         if param.name not in own and param.name in context.params and not _place(context, param.name):
             raise click.UsageError(

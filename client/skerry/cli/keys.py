@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from skerry.runtime.options import OUTPUT_FOLDER, Count, Number
 from skerry.wire.identity import LEAST_WEIGHT, MOST_WEIGHT, Identity, Role
 
 if TYPE_CHECKING:
@@ -31,15 +32,15 @@ Examples:
   skerry keys keys --server a.example,10.0.0.1 --renew       a new key and certificate in place of the old
 """
 )
-@click.argument("folder", metavar="DIR", type=click.Path(file_okay=False, path_type=Path))
+@click.argument("folder", metavar="DIR", type=OUTPUT_FOLDER)
 @click.option("--server", "servers", multiple=True, metavar="HOST[,HOST...]", help=_SERVER_HELP)
 @click.option("--learner", "learners", multiple=True, metavar="[RUN/]ID", help=_LEARNER_HELP)
 @click.option("--reader", "readers", multiple=True, metavar="NAME", help="Make a client certificate for a reader.")
 @click.option(
     "--admin", "admins", multiple=True, metavar="NAME", help="Make a client certificate for an administrator."
 )
-@click.option("--weight", type=click.FloatRange(LEAST_WEIGHT, MOST_WEIGHT), help=_WEIGHT_HELP)
-@click.option("--days", type=click.IntRange(1, 3650), default=365, help="How long the certificates are valid.")
+@click.option("--weight", type=Number(LEAST_WEIGHT, MOST_WEIGHT), help=_WEIGHT_HELP)
+@click.option("--days", type=Count(1, 3650), default=365, help="How long the certificates are valid.")
 @click.option("--renew", is_flag=True, help="Replace certificates, and their keys, that are there already.")
 def keys(
     *,
@@ -68,9 +69,12 @@ def keys(
         wanted = [server(hosts) for hosts in servers]
         wanted += [client(Role.LEARNER, name, weight) for name in learners]
         wanted += [client(Role.READER, name) for name in readers] + [client(Role.ADMIN, name) for name in admins]
-        names = ["ca", *(one.name for one in wanted)]
-        if len(set(names)) < len(names):
-            raise ValueError(f"two certificates can't have the same file name. names={', '.join(names)}")
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    names = ["ca", *(one.name for one in wanted)]
+    if len(set(names)) < len(names):
+        raise click.UsageError(f"two certificates can't have the same file name. names={', '.join(names)}")
+    try:
         authority = Authority(folder, datetime.now(UTC))
         _say("made" if authority.is_new else "kept", folder / "ca.pem", authority.certificate.not_valid_after_utc)
         for one in wanted:
@@ -97,8 +101,9 @@ def _next(folder: Path, wanted: Iterable[Wanted]) -> Iterator[str]:
             host = one.name
             yield f"skerry serve --listen 0.0.0.0:50051 {pair} --tls-client-ca {folder / 'ca.pem'}"
         else:
-            is_learner = one.role == Role.LEARNER
-            command = f"learn --learner-id {Identity.parse(one.uri).name}" if is_learner else "runs list"
+            found = Identity.parse(one.uri)
+            run = f"{found.run} " if found.run else ""
+            command = f"learn {run}--learner-id {found.name}" if found.role is Role.LEARNER else "runs list"
             yield f"skerry {command} --target {host}:50051 --tls-ca {folder / 'ca.pem'} {pair}"
     if not wanted:
         yield f"skerry keys {folder} --server HOST --learner ID"

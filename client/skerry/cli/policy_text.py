@@ -26,7 +26,7 @@ def apply(assignments: Iterable[str], policy: Policy) -> Policy:
     for assignment in assignments:
         name, sign, text = assignment.partition("=")
         if not sign:
-            raise ValueError(f"not of the form NAME=VALUE. given={assignment!r}")
+            raise ValueError(f"not of the form NAME=VALUE. given={assignment[:80]!r}")
         _assign(values, name.strip(), text.strip())
     wanted = Policy.from_json(values)
     # By way of the contract, which leaves out what is retired.
@@ -77,7 +77,7 @@ def _assign(values: dict[str, Any], name: str, text: str) -> None:
     elif isinstance(part, tuple):
         values[field] = tuple(_parsed(name, 0, one) for one in text.split(",") if one)
     elif field not in values or isinstance(part, dict):
-        raise ValueError(f"policy has no such field. name={name!r}, known={', '.join(part or values)}")
+        raise ValueError(f"policy has no such field. name={name[:80]!r}, known={', '.join(part or values)}")
     elif rest:
         raise ValueError(f"field has no parts. name={name}")
     else:
@@ -89,20 +89,20 @@ def _parsed(name: str, now: Any, text: str) -> Any:
     if isinstance(now, Enum):
         known = {str(one.value): one for one in type(now)}
         if (word := text.lower().replace("_", "-")) not in known:
-            raise ValueError(f"value is not known. value={text!r}, known={', '.join(known)}")
+            raise ValueError(f"value is not known. value={text[:80]!r}, known={', '.join(known)}")
         return known[word]
     if isinstance(now, bool):
         if text.lower() not in {"true", "false"}:
-            raise ValueError(f"true or false is wanted. name={name}, value={text!r}")
+            raise ValueError(f"true or false is wanted. name={name}, value={text[:80]!r}")
         return text.lower() == "true"
     try:
         number = float(text)
     except ValueError:
         number = math.nan
     if not math.isfinite(number):
-        raise ValueError(f"a number is wanted. name={name}, value={text!r}")
+        raise ValueError(f"a number is wanted. name={name}, value={text[:80]!r}")
     if isinstance(now, float):
         return number
     if not number.is_integer():
-        raise ValueError(f"a whole number is wanted. name={name}, value={text!r}")
+        raise ValueError(f"a whole number is wanted. name={name}, value={text[:80]!r}")
     return int(number)

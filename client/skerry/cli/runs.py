@@ -7,6 +7,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -15,19 +16,29 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from skerry.cli import plain, policy_text
-from skerry.cli.connection import run_of, run_option, with_client, with_run
+from skerry.cli.connection import UID, with_client, with_run
 from skerry.cli.console import as_json, console, count_text, shown_progress, size_text, table
 from skerry.cli.watch_state import learner_state
 from skerry.cli.weights import read_weights
 from skerry.client import RunsClient
 from skerry.client.records import LearnerReport, LearnerStatus, Run, Tensor, VersionRecord
+from skerry.runtime.options import INPUT_FILE, Count, Parsed
+from skerry.wire.layout import check_name
 from skerry.wire.policy import Policy
 
 # What a command says: as JSON values, and in parts for a person.
 Answer: TypeAlias = tuple[Mapping[str, Any] | list[Any], Iterable[RenderableType]]
 
 _SET_HELP = "Set a field of the policy, for example inner_step_count=30 or outer.learning_rate=0.4. May be repeated."
-_set = click.option("--set", "assignments", multiple=True, metavar="NAME=VALUE", help=_SET_HELP)
+
+
+def _assignable(_context: click.Context, _parameter: click.Parameter, assignments: tuple[str, ...]) -> tuple[str, ...]:
+    """Returns the assignments if some policy can have them."""
+    _assigned(assignments, Policy())
+    return assignments
+
+
+_set = click.option("--set", "assignments", multiple=True, metavar="NAME=VALUE", callback=_assignable, help=_SET_HELP)
 
 
 def _printing(function: Callable[..., Answer]) -> Callable[..., None]:
@@ -81,7 +92,7 @@ def list_(client: RunsClient) -> Answer:
             str(run.position),
             _created_at(run),
         )
-    none = "there are no runs. A learner creates one when it starts: skerry learn --run NAME"
+    none = "there are no runs. A learner creates one when it starts: skerry learn NAME"
     return [_summary(run) for run in found], [rows if found else none]
 
 
@@ -96,18 +107,19 @@ def show(client: RunsClient, run: str) -> Answer:
     return plain.to_json(answer), parts
 
 
-@runs.command(epilog="\b\nExample:\n  skerry runs versions demo embedding --limit 20")
-@click.argument("names", metavar="[RUN] FRAGMENT", nargs=-1, required=True)
-@run_option
-@click.option("--limit", type=click.IntRange(min=1, max=1000), default=20, help="How many versions to list.")
+@runs.command(epilog="\b\nExample:\n  skerry runs versions demo --fragment embedding --limit 20")
+@with_run
+@click.option(
+    "--fragment",
+    required=True,
+    type=Parsed("fragment", partial(check_name, what="fragment")),
+    help="The fragment's name; `skerry runs show` lists them.",
+)
+@click.option("--limit", type=Count(1, 1000), default=20, help="How many versions to list.")
 @_printing
 @with_client
-def versions(client: RunsClient, names: tuple[str, ...], run_option: str | None, *, limit: int) -> Answer:
+def versions(client: RunsClient, run: str, *, fragment: str, limit: int) -> Answer:
     """List a fragment's versions, newest first, and the learners whose deltas each was merged from."""
-    *named, fragment = names
-    if len(named) > 1:
-        raise click.UsageError(f"name a run and a fragment. names={', '.join(names)}")
-    run = run_of(*named, run_option)
     records = list(itertools.islice(client.list_versions(run, fragment), limit))
     rows = table(
         "version", "position", "merged from", "update", "snapshot", "", right=("version", "position", "update")
@@ -129,7 +141,7 @@ def versions(client: RunsClient, names: tuple[str, ...], run_option: str | None,
 @click.option(
     "--weights",
     required=True,
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    type=INPUT_FILE,
     help="A safetensors file with the model's tensors.",
 )
 @_set
@@ -169,7 +181,7 @@ def policy(client: RunsClient, run: str, *, assignments: tuple[str, ...]) -> Ans
 
 @runs.command(epilog="\b\nExamples:\n  skerry runs pin demo\n  skerry runs pin demo --position 4711 --remove")
 @with_run
-@click.option("--position", type=click.IntRange(min=1), help="A log position.  [default: the newest]")
+@click.option("--position", type=Count(1), help="A log position.  [default: the newest]")
 @click.option("--remove", is_flag=True, help="Let collections take the weights of the position again.")
 @_printing
 @with_client
@@ -183,7 +195,7 @@ def pin(client: RunsClient, run: str, *, position: int | None, remove: bool) -> 
     return list(pinned), [f"pinned positions: {', '.join(map(str, pinned)) or 'none'}"]
 
 
-@runs.command(epilog="\b\nExample:\n  skerry runs close demo && skerry export --run demo --out demo.safetensors")
+@runs.command(epilog="\b\nExample:\n  skerry runs close demo && skerry export demo --out demo.safetensors")
 @with_run
 @_printing
 @with_client
@@ -195,7 +207,7 @@ def close(client: RunsClient, run: str) -> Answer:
 
 @runs.command(epilog="\b\nExample:\n  skerry runs upgrade demo")
 @with_run
-@click.option("--level", type=click.IntRange(min=1), help="The level.  [default: the syncer's newest]")
+@click.option("--level", type=Count(1, 2**31 - 1), help="The level.  [default: the syncer's newest]")
 @_printing
 @with_client
 def upgrade(client: RunsClient, run: str, *, level: int | None) -> Answer:
@@ -210,7 +222,9 @@ def upgrade(client: RunsClient, run: str, *, level: int | None) -> Answer:
 
 @runs.command(epilog="\b\nExample:\n  skerry runs delete demo --yes")
 @with_run
-@click.option("--uid", help="Delete the run only if it has this uid, so that a repeated delete spares a newer run.")
+@click.option(
+    "--uid", type=UID, help="Delete the run only if it has this uid, so that a repeated delete spares a newer run."
+)
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @with_client
 def delete(client: RunsClient, run: str, *, uid: str | None, yes: bool) -> None:
@@ -229,12 +243,12 @@ def delete(client: RunsClient, run: str, *, uid: str | None, yes: bool) -> None:
 @click.command(
     epilog="""\b
 Examples:
-  skerry log --run demo --last 20      shows the positions
+  skerry log demo --last 20      shows the positions
   skerry rollback demo --to 1200
 """
 )
 @with_run
-@click.option("--to", "position", required=True, type=click.IntRange(min=1), help="The log position to go back to.")
+@click.option("--to", "position", required=True, type=Count(1), help="The log position to go back to.")
 @_printing
 @with_client
 def rollback(client: RunsClient, *, run: str, position: int) -> Answer:

@@ -113,10 +113,12 @@ def _options(command: click.Command) -> list[click.Option]:
     return [option for option in options if _long_name(option) not in _FLAGS_ONLY]
 
 
-def _find(command: click.Command, key: str) -> click.Option | None:
-    """Returns the option with the long name `key`, written with - or _."""
+def _find(command: click.Command, key: str) -> click.Parameter | None:
+    """Returns the option with the long name `key`, written with - or _, or the argument that may be set elsewhere."""
+    arguments = [found for found in command.params if isinstance(found, click.Argument) and found.envvar is not None]
     wanted = key.replace("_", "-")
-    return next((option for option in _options(command) if _long_name(option) == wanted), None)
+    named = [*((_long_name(option), option) for option in _options(command)), *((one.name, one) for one in arguments)]
+    return next((found for name, found in named if name == wanted), None)
 
 
 def _long_name(option: click.Option) -> str:

@@ -20,11 +20,10 @@ from skerry.cli.watch_view import draw
 from skerry.client import RunsClient
 from skerry.client.errors import RunNotFoundError, error_of, is_transient
 from skerry.client.records import Event, RunStatus, RunView
+from skerry.runtime.options import Count, Number
 from skerry.runtime.retry import Retry, RetrySettings
 
 _REDRAWS_PER_S: Final = 4
-_POSITION: Final = click.IntRange(min=0)
-_SECONDS: Final = click.FloatRange(min=0)
 _RETRY: Final = RetrySettings(attempt_count=None, first_wait_s=0.5)
 
 
@@ -55,9 +54,9 @@ Examples:
 )
 @with_run
 @click.option("--once", is_flag=True, help="Show the run once, and exit.")
-@click.option("--after", "after_position", type=_POSITION, default=0, help="Start with the events after this position.")
+@click.option("--after", "after_position", type=Count(), default=0, help="Start with the events after this position.")
 @click.option(
-    "--patience", "patience_s", type=_SECONDS, default=300.0, help="Seconds to wait for the run or the syncer."
+    "--patience", "patience_s", type=Number(), default=300.0, help="Seconds to wait for the run or the syncer."
 )
 @as_json
 @with_client

@@ -18,6 +18,7 @@ from skerry.algorithm.rebase import Trained
 from skerry.client.errors import SkerryError, error_of
 from skerry.client.exchange import ExchangeLoop
 from skerry.client.grpc_transport import GrpcTransport
+from skerry.client.handshakes import check_certificate
 from skerry.client.loop_thread import LoopThread
 from skerry.client.own_id import own_id
 from skerry.client.parameters import ArrayParameters, Parameters
@@ -25,7 +26,7 @@ from skerry.client.session import Adoption, ExchangeSettings, Stats, check_polic
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.identifiers import SystemEntropy, system_random
 from skerry.runtime.logs import get_logger
-from skerry.runtime.tls import Insecure, Tls
+from skerry.runtime.tls import Insecure, Tls, check_target
 from skerry.runtime.workers import ThreadWorkers
 from skerry.wire.policy import Policy
 
@@ -110,25 +111,26 @@ class ArrayLearner:
             raise TypeError(f"arrays are given by name; a torch module is for Learner. type={type(arrays).__name__}")
         self._closing = ExitStack()
         self._leave_status: int | None = None
-        if learner_id is None:
-            learner_id, lock = own_id(Path(".skerry"))
-            self._closing.enter_context(lock)
-        check_policy(policy)
-        settings = ExchangeSettings(
+        settings = checked_settings(
+            target=target,
             run=run,
             learner_id=learner_id,
             region=region,
-            may_create=create,
-            policy=policy
-            if planned_step_count is None
-            else replace(policy or Policy(), planned_step_count=planned_step_count),
-            fragment_count=fragment_count,
-            adoption=Adoption(adoption),
+            create=create,
+            policy=policy,
+            planned_step_count=planned_step_count,
+            adoption=adoption,
             blend_alpha=blend_alpha,
+            fragment_count=fragment_count,
             allow_other_frozen=allow_other_frozen,
             connect_timeout_s=connect_timeout_s,
+            tls=tls,
         )
         parameters = ArrayParameters(arrays) if isinstance(arrays, Mapping) else arrays
+        if learner_id is None:
+            learner_id, lock = own_id(Path(".skerry"))
+            self._closing.enter_context(lock)
+            settings = replace(settings, learner_id=learner_id)
         self._workers = ThreadWorkers(_worker_count(), initializer=parameters.enter_worker)
         self._thread = LoopThread(f"skerry-{learner_id}")
         self._running: Future[None] | None = None
@@ -346,6 +348,49 @@ class ArrayLearner:
         self._thread.close()
         self._workers.close()
         self._closing.close()
+
+
+def checked_settings(
+    *,
+    target: str,
+    run: str,
+    learner_id: str | None = None,
+    region: str = "",
+    create: bool = False,
+    policy: Policy | None = None,
+    planned_step_count: int | None = None,
+    adoption: Adoption | str = Adoption.REBASE,
+    blend_alpha: float = 0.5,
+    fragment_count: int | None = None,
+    allow_other_frozen: bool | Collection[str] = False,
+    connect_timeout_s: float = 30.0,
+    tls: Tls | Insecure | None = None,
+) -> ExchangeSettings:
+    """Returns the settings of an `ArrayLearner` with these arguments, which connects to nothing and writes nothing.
+
+    The id of a learner that is to choose its own is a placeholder.
+
+    Raises:
+        TypeError, ValueError: an argument can't be right; the message says which and why.
+    """
+    check_policy(policy)
+    if planned_step_count is not None:
+        policy = replace(policy or Policy(), planned_step_count=planned_step_count)
+    settings = ExchangeSettings(
+        run=run,
+        learner_id="learner" if learner_id is None else learner_id,
+        region=region,
+        may_create=create,
+        policy=policy,
+        fragment_count=fragment_count,
+        adoption=Adoption(adoption),
+        blend_alpha=blend_alpha,
+        allow_other_frozen=allow_other_frozen,
+        connect_timeout_s=connect_timeout_s,
+    )
+    for found in check_target(target, tls):
+        check_certificate(found, run, learner_id)
+    return settings
 
 
 async def _joined(

@@ -14,8 +14,9 @@ from google.rpc import error_details_pb2, status_pb2
 
 from skerry.client.errors import RefusedError, SkerryError, TryAgainError, error_of
 from skerry.client.handshakes import explain
-from skerry.client.replicas import Replica, Replicas, split_targets
+from skerry.client.replicas import Replica, Replicas
 from skerry.client.transport import LANE_COUNT
+from skerry.runtime.addresses import split_targets
 from skerry.runtime.tls import Insecure, Tls
 from skerry.v1 import capabilities_pb2, exchange_pb2, runs_pb2
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import distributed
 
 from skerry.client import island_account
-from skerry.client.array_learner import EXIT_FLUSH_TIMEOUT_S, ArrayLearner
+from skerry.client.array_learner import EXIT_FLUSH_TIMEOUT_S, ArrayLearner, checked_settings
 from skerry.client.errors import SkerryError
 from skerry.client.grpc_transport import GrpcTransport
 from skerry.client.island import Island, process_group_of
@@ -98,6 +98,7 @@ class Learner(ArrayLearner):
         self._member: IslandMember | None = None
         self._has_agreed = False  # all ranks leave after this step
         self._leave_status = None
+        checked_settings(**options)
         group = process_group_of(model, process_group)
         self.trained_ids: Final = {id(one) for one in _tensors_of(model)}
         _leave_earlier(self.trained_ids)
@@ -308,8 +309,10 @@ def attach(
         **options: as `Learner` says, `target` and `run` among them. State `planned_step_count` in optimizer steps.
 
     Raises:
-        SkerryError, ValueError: as `Learner`; or the optimizer has none of the model's parameters.
+        SkerryError, ValueError: as `Learner`; or `tokens_per_step` is below 1, or the optimizer has none of the model's
+            parameters.
     """
+    count_tokens = token_counter(tokens_per_step)
     reshard(model)
     inner = _unwrapped(optimizer)
     if {id(one) for group in inner.param_groups for one in group["params"]}.isdisjoint(map(id, _tensors_of(model))):
@@ -317,7 +320,23 @@ def attach(
             "the optimizer trains none of the model's parameters. Make it after the model is moved and converted, from "
             "this model's parameters()"
         )
-    return _Attached(model, inner, tokens_per_step if callable(tokens_per_step) else lambda: tokens_per_step, **options)
+    return _Attached(model, inner, count_tokens, **options)
+
+
+def token_counter(tokens_per_step: int | Callable[[], int]) -> Callable[[], int]:
+    """Returns a function that returns the tokens of a step.
+
+    Raises:
+        ValueError: `tokens_per_step` is neither such a function nor a whole number of at least 1.
+    """
+    if callable(tokens_per_step):
+        return tokens_per_step
+    if isinstance(tokens_per_step, bool) or not hasattr(tokens_per_step, "__index__") or tokens_per_step < 1:
+        raise ValueError(
+            "tokens_per_step is a whole number of at least 1, or a function that returns one. "
+            f"tokens_per_step={tokens_per_step!r}"
+        )
+    return lambda: tokens_per_step
 
 
 class _Attached(Learner):

@@ -23,7 +23,6 @@ from typing import Any, Final
 import grpc
 
 from skerry.client.errors import error_of
-from skerry.runtime.addresses import client_address
 from skerry.runtime.tls import Insecure, Tls, tls_for
 from skerry.v1 import capabilities_pb2_grpc, exchange_pb2, exchange_pb2_grpc, runs_pb2_grpc
 from skerry.wire.bulk import DataResponse, serialized
@@ -48,20 +47,6 @@ _OPTIONS: Final[list[tuple[str, int | str]]] = [
 _CONNECT_S: Final = 2.5
 # Between two looks at the channels meanwhile; looking costs microseconds.
 _LOOK_S: Final = 0.01
-
-
-def split_targets(targets: str) -> tuple[str, ...]:
-    """Returns the targets of a list such as `a:443,b:443`.
-
-    Raises:
-        ValueError: one of them is empty, or is no address.
-    """
-    found = tuple(target.strip() for target in targets.split(","))
-    if not all(found):
-        raise ValueError(f"a target is empty; write host:port, or several separated by commas. target={targets!r}")
-    for target in found:
-        client_address(target)
-    return found
 
 
 class Replica:

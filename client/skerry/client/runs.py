@@ -18,10 +18,10 @@ from skerry.client.grpc_transport import GrpcTransport
 from skerry.client.loop_thread import LoopThread
 from skerry.client.records import Capabilities, Event, FragmentVersion, Run, RunView, VersionRecord, record_of
 from skerry.client.replicas import Replica
-from skerry.client.session import Calls, Reader, check_policy
+from skerry.client.session import Calls, Reader, check_policy, check_timeout
 from skerry.runtime.identifiers import SystemEntropy, system_random
 from skerry.runtime.retry import Retry, RetrySettings
-from skerry.runtime.tls import Insecure, Tls
+from skerry.runtime.tls import Insecure, Tls, check_target
 from skerry.runtime.workers import InlineWorkers, ThreadWorkers
 from skerry.v1 import capabilities_pb2, exchange_pb2, runs_pb2, types_pb2
 from skerry.wire import messages
@@ -49,9 +49,14 @@ class RunsClient:
     Synchronous, for one thread at a time; a context manager. Every method raises SkerryError if the server refuses or
     does not answer. Log positions in answers are remembered and sent along, so that no replica answers from an older
     state.
+
+    Raises:
+        ValueError: `target` is no address, `timeout_s` no time, or the files of `tls` can't be used.
     """
 
     def __init__(self, target: str, *, tls: Tls | Insecure | None = None, timeout_s: float = 30.0) -> None:
+        check_timeout(timeout_s, "timeout_s")
+        check_target(target, tls)
         self._timeout_s = timeout_s
         self._entropy = SystemEntropy()
         self._seen: dict[str, int] = {}  # position by run uid

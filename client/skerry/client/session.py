@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from operator import index
 from typing import Any, Final, TypeVar
 
 from skerry.algorithm.rebase import UNTRAINED, Trained
@@ -30,6 +31,7 @@ R = TypeVar("R")
 DEFAULT_PART_SIZE_BYTES: Final = 8 * 2**20
 # How many of the last merged deltas, of all fragments, staleness and waiting are averaged over.
 _RECENT: Final = 32
+_LONGEST_TIMEOUT_S: Final = 1e9
 
 
 class Adoption(StrEnum):
@@ -51,6 +53,16 @@ def check_policy(policy: object) -> None:
     """
     if policy is not None and not isinstance(policy, Policy):
         raise TypeError("policy must be a skerry.client.Policy; of a dict make one by Policy.from_json(values)")
+
+
+def check_timeout(timeout_s: float, name: str) -> None:
+    """Checks a time that a caller gave to wait for.
+
+    Raises:
+        ValueError: it is no number of seconds that anybody waits for; the message says `name`.
+    """
+    if not 0 < timeout_s <= _LONGEST_TIMEOUT_S:
+        raise ValueError(f"{name} must be above 0 and at most {_LONGEST_TIMEOUT_S:g}. {name}={timeout_s}")
 
 
 @dataclass(frozen=True)
@@ -86,6 +98,9 @@ class ExchangeSettings:
             check_name(self.region, "region")
         if not 0 <= self.blend_alpha <= 1:
             raise ValueError(f"blend_alpha must be 0 to 1. blend_alpha={self.blend_alpha}")
+        check_timeout(self.connect_timeout_s, "connect_timeout_s")
+        if self.fragment_count is not None and index(self.fragment_count) < 1:
+            raise ValueError(f"fragment_count must be at least 1. fragment_count={self.fragment_count}")
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from typing import Any, Final
 import torch
 
 from skerry.client import Learner, SkerryError, leave_on_signal
+from skerry.client.array_learner import checked_settings
 from skerry.integrations.metrics import learner_metrics
 from skerry.runtime.files import replacing
 from skerry.runtime.logs import get_logger
@@ -34,10 +35,12 @@ class CallbackLearner:
 
     Raises:
         TypeError: an option is not known, or `target` or `run` is missing.
+        ValueError: an option can't be right.
     """
 
     def __init__(self, options: Mapping[str, Any], *, leave_on_signal: bool) -> None:
         inspect.signature(Learner).bind(None, **options)  # now, rather than after the model was loaded
+        checked_settings(**{name: value for name, value in options.items() if name != "process_group"})
         self.learner: Learner | None = None
         # What `state_dict` returned, from the checkpoint that training goes on from; None without a checkpoint.
         self.saved: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None

@@ -14,6 +14,7 @@ from lightning.pytorch.callbacks import BaseFinetuning, StochasticWeightAveragin
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy, XLAStrategy
 
 from skerry.client import Learner, attach
+from skerry.client.learner import token_counter
 from skerry.integrations.callbacks import STATE_NAME, CallbackLearner, save_state, saved_states
 
 __all__ = ["SkerryCallback"]
@@ -52,7 +53,7 @@ class SkerryCallback(Callback):  # type: ignore[misc]  # untyped
         self, *, tokens_per_step: int | Callable[[], int], leave_on_signal: bool = False, **options: Any
     ) -> None:
         self._part = CallbackLearner(options, leave_on_signal=leave_on_signal)
-        self._tokens_per_step = tokens_per_step
+        self._tokens_per_step = token_counter(tokens_per_step)
         self._is_sharded = False  # of what the processes return, a checkpoint keeps the first one's only
 
     @property

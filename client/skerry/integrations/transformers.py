@@ -12,6 +12,7 @@ from transformers.trainer_callback import CallbackHandler
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from skerry.client import Learner
+from skerry.client.learner import token_counter
 from skerry.integrations.callbacks import CallbackLearner, save_state, saved_states
 
 __all__ = ["SkerryCallback"]
@@ -50,6 +51,8 @@ class SkerryCallback(TrainerCallback):  # type: ignore[misc]  # untyped
 
     def __init__(self, *, tokens_per_step: int | None = None, leave_on_signal: bool = False, **options: Any) -> None:
         self._part = CallbackLearner(options, leave_on_signal=leave_on_signal)
+        if tokens_per_step is not None:
+            token_counter(tokens_per_step)
         self._tokens_per_step = tokens_per_step
         self._token_count = 0  # of the trainer, at the last step
         self._loss: float | None = None

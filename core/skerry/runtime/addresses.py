@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+import socket
 from typing import Final, NamedTuple
 
 _LABEL: Final = r"[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
@@ -41,6 +42,31 @@ def client_address(target: str) -> Address | None:
     if "://" in target and scheme not in {"dns", "ipv4", "ipv6"}:
         raise ValueError(f"an address is HOST:PORT without {scheme}://. address={target[:100]!r}")
     return _parsed(target, _SCHEME.sub("", target, count=1), lowest_port=1)
+
+
+def split_targets(targets: str) -> tuple[str, ...]:
+    """Returns the targets of a list such as `a:443,b:443`.
+
+    Raises:
+        ValueError: one of them is empty, or is no address.
+    """
+    found = tuple(target.strip() for target in targets.split(","))
+    if not all(found):
+        raise ValueError(f"a target is empty; write host:port, or several separated by commas. target={targets!r}")
+    for target in found:
+        client_address(target)
+    return found
+
+
+def check_free(address: Address) -> None:
+    """Checks that a server can listen on the address now.
+
+    Raises:
+        OSError: it can't: the port is taken or reserved, or the address is not this machine's.
+    """
+    found = socket.getaddrinfo(*address, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    family, _, _, _, place = found[0]
+    socket.create_server(place, family=family).close()
 
 
 def _parsed(given: str, text: str, *, lowest_port: int) -> Address:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from skerry.runtime.addresses import client_address
+from skerry.runtime.addresses import client_address, split_targets
 
 Insecure = Literal["insecure"]
 """In place of `Tls`: plaintext, also beyond loopback, where everybody on the way can read and change it."""
@@ -70,6 +70,43 @@ class Tls:
             raise ValueError(f"a token is one line that `skerry tokens create` printed. file={self.token_file}")
         return token
 
+    def names(self) -> tuple[str, ...]:
+        """Returns the URIs that the certificate names; none without one.
+
+        Raises:
+            ValueError: as `read`.
+        """
+        cert = self.read().cert
+        if cert is None:
+            return ()
+        from cryptography import x509
+
+        try:
+            extensions = x509.load_pem_x509_certificates(cert)[0].extensions
+            subject = extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        except x509.ExtensionNotFound:
+            return ()
+        return tuple(subject.get_values_for_type(x509.UniformResourceIdentifier))
+
+    def is_for_server(self) -> bool:
+        """Whether clients may take the certificate for a server's; it states no use, or this one among others.
+
+        Raises:
+            ValueError: as `read`.
+        """
+        cert = self.read().cert
+        if cert is None:
+            return False
+        from cryptography import x509
+        from cryptography.x509.oid import ExtendedKeyUsageOID
+
+        try:
+            extensions = x509.load_pem_x509_certificates(cert)[0].extensions
+            usages = extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+        except x509.ExtensionNotFound:
+            return True
+        return not {ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.ANY_EXTENDED_KEY_USAGE}.isdisjoint(usages)
+
     def _check(self, found: TlsFiles) -> None:
         # The import takes a tenth of a second, so it is done only where TLS is used.
         from cryptography import x509
@@ -112,6 +149,18 @@ def tls_for(target: str, given: Tls | Insecure | None) -> Tls | None:
         return None
     address = client_address(target)
     return None if address is None or is_loopback(address.host) else Tls()
+
+
+def check_target(targets: str, given: Tls | Insecure | None) -> set[Tls]:
+    """Checks one or several targets and the files for them, and returns what TLS they are called with.
+
+    Raises:
+        ValueError: a target is no address, or a file can't be used; the message says what is wrong.
+    """
+    used = {tls for target in split_targets(targets) if (tls := tls_for(target, given)) is not None}
+    for tls in used:
+        tls.read()
+    return used
 
 
 def is_loopback(host: str) -> bool:

@@ -10,11 +10,13 @@ from typing import Any, Final, TypeVar
 
 import click
 
+from skerry.runtime.options import FilledPath
 from skerry.runtime.tls import Insecure, Tls
 
 R = TypeVar("R")
 
-PEM_FILE: Final = click.Path(dir_okay=False, path_type=Path)
+# Whether it exists is checked with its content.
+PEM_FILE: Final = FilledPath(dir_okay=False, path_type=Path)
 
 
 def with_tls(function: Callable[..., R]) -> Callable[..., R]:

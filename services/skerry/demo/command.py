@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from skerry.runtime.options import OUTPUT_FOLDER, Count, Number
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -36,16 +38,14 @@ _JUDGED_POSITIONS: Final = 16
 @click.command("demo", epilog=_EPILOG)
 @click.option(
     "--out",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=OUTPUT_FOLDER,
     default=Path("build", "demo"),
     help="Directory for the page, the picture, the figures, the logs and the store.",
 )
-@click.option(
-    "--steps", type=click.IntRange(min=60), help="Training steps of a fast learner.  [default: what fits --budget]"
-)
+@click.option("--steps", type=Count(60, 10**6), help="Training steps of a fast learner.  [default: what fits --budget]")
 @click.option(
     "--budget",
-    type=click.FloatRange(min=60),
+    type=Number(60, 86_400),
     default=180.0,
     help="Seconds that the demo should take on this machine.",
 )
@@ -115,7 +115,7 @@ def _gather(scenario: Scenario, nursery: Nursery, judge: Judge, begun_s: float) 
 
     plan = scenario.plan
     history = asyncio.run(_read_history(plan))
-    arguments = ["verify", "--store", plan.store_url, "--run", plan.run, "--json"]
+    arguments = ["verify", plan.run, "--store", plan.store_url, "--json"]
     verified = nursery.output("verify", arguments, accepted=(0, 1))
     (plan.directory / "verify.json").write_text(verified)
     return Evidence(
@@ -149,7 +149,7 @@ async def _read_history(plan: DemoPlan) -> History:
 def _exported_loss(plan: DemoPlan, nursery: Nursery, judge: Judge, position: int) -> float:
     path = plan.directory / "exports" / f"{position}.safetensors"
     path.parent.mkdir(exist_ok=True)
-    arguments = ["--store", plan.store_url, "--run", plan.run, "--position", str(position), "--out", str(path)]
+    arguments = [plan.run, "--store", plan.store_url, "--position", str(position), "--out", str(path)]
     nursery.output("export", ["export", *arguments])
     return judge.loss_of_export(path)
 

@@ -54,13 +54,13 @@ def _shown(value: object) -> str:
 def _next_commands(evidence: Evidence) -> str:
     run, store = evidence.plan.run, evidence.plan.store_url
     return f"""# the last entries of the run's log: which deltas made which version
-skerry log --store {store} --run {run} --last 20
+skerry log {run} --store {store} --last 20
 
 # the merged model as a checkpoint
-skerry export --store {store} --run {run} --out model.safetensors
+skerry export {run} --store {store} --out model.safetensors
 
 # a run of your own: a syncer, two learners and a live view, each in a terminal of its own
 skerry serve --store file://$PWD/data
-skerry learn --run mine --learner-id us-east --shard 1/2
-skerry learn --run mine --learner-id eu-west --shard 2/2
+skerry learn mine --learner-id us-east --shard 1/2
+skerry learn mine --learner-id eu-west --shard 2/2
 skerry watch mine"""

@@ -220,7 +220,7 @@ class Scenario:
         # It trains until it hears that the run is closed.
         arguments = [
             *self._learn_arguments(learner, step_count=_UNLIMITED_STEPS),
-            *("--target", self._target, "--run", self.plan.run, "--region", learner.region),
+            *("--target", self._target, self.plan.run, "--region", learner.region),
             *("--slowdown", str(learner.slowdown), "--policy", str(self._policy_path)),
         ]
         self._children[learner.learner_id] = self._nursery.start(learner.learner_id, arguments)

@@ -6,21 +6,37 @@ import functools
 import gc
 import inspect
 import json
+import re
 import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from skerry.runtime.addresses import check_free, server_address
+from skerry.runtime.options import (
+    ADDRESS,
+    INPUT,
+    INPUT_FILE,
+    OUTPUT_FOLDER,
+    TARGET,
+    Count,
+    Number,
+    Parsed,
+    run_argument,
+)
 from skerry.runtime.tls_options import with_tls
+from skerry.wire.layout import check_name
 
 if TYPE_CHECKING:
     from skerry.client import Policy
     from skerry.learner.checkpoint import TrainingPosition
+    from skerry.learner.corpus import ShardSelection
     from skerry.learner.exposition import LearnerMetrics
     from skerry.learner.settings import LearnSettings
     from skerry.learner.training import Training
@@ -49,61 +65,85 @@ MODEL_NAMES = ("nano", "tiny", "mini", "small", "base", "medium", "large")
 
 _EPILOG = """\b
 Examples:
-  skerry learn --run demo --learner-id us-east --region us --shard 1/2
-  skerry learn --run demo --learner-id eu-west --region eu --shard 2/2
+  skerry learn demo --learner-id us-east --region us --shard 1/2
+  skerry learn demo --learner-id eu-west --region eu --shard 2/2
   skerry learn --alone --model tiny --steps 500
-  skerry learn --target syncer.example:443 --tls-ca ca.pem --tls-cert eu-1.pem --tls-key eu-1.key \\
-      --run gpt --learner-id eu-1 --model base --vocabulary 50304 --data tokens/ --device cuda
+  skerry learn gpt --target syncer.example:443 --tls-ca ca.pem --tls-cert eu-1.pem --tls-key eu-1.key \\
+      --learner-id eu-1 --model base --vocabulary 50304 --data tokens/ --device cuda
   # ca.pem, eu-1.pem and eu-1.key were made by `skerry keys`
 """
 
 
+def _name(what: str) -> Parsed:
+    return Parsed("name", partial(check_name, what=what))
+
+
+def _shard(text: str) -> ShardSelection:
+    from skerry.learner.corpus import ShardSelection
+
+    return ShardSelection.parse(text)
+
+
+def _device(text: str) -> str:
+    if re.fullmatch(r"[a-z]{1,20}(:[0-9]{1,3})?", text) is None:
+        raise ValueError(f"a device is auto, cpu, cuda, cuda:1 or mps. device={text[:80]!r}")
+    return text
+
+
 # Every default is shown, unless it is None; then the help text says what applies.
 _option = functools.partial(click.option, show_default=True)
-_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
-_DIRECTORY = click.Path(file_okay=False, path_type=Path)
-_POSITIVE = click.IntRange(min=1)
-_COUNT = click.IntRange(min=0)
-_FACTOR = click.FloatRange(min=1)
+_POSITIVE = Count(1, 10**12)  # as many steps as a run can be planned to take
+_COUNT = Count(0, 10**12)
 _OPTIMIZERS = click.Choice(["adamw", "muon"])
-_POSITIVE_NUMBER = click.FloatRange(min=0, min_open=True)
+_POSITIVE_NUMBER = Number(min_open=True)
 
 
 @click.command("learn", epilog=_EPILOG)
-@_option("--target", default="127.0.0.1:50051", help=_TARGET_HELP)
+@_option("--target", type=TARGET, default="127.0.0.1:50051", help=_TARGET_HELP)
 @with_tls
-@_option("--run", default="demo", help="Name of the run to join.")
-@_option("--learner-id", help=_LEARNER_ID_HELP)
-@click.option("--region", default="", help="Where this learner is; for display only.")
-@click.option("--metrics", metavar="HOST:PORT", help=_METRICS_HELP)
+@run_argument(partial(check_name, what="run"), default="demo")
+@_option("--learner-id", type=_name("learner"), help=_LEARNER_ID_HELP)
+@click.option("--region", type=_name("region"), help="Where this learner is; for display only.")
+@click.option("--metrics", type=ADDRESS, metavar="HOST:PORT", help=_METRICS_HELP)
 @click.option("--alone", is_flag=True, help="Train without a syncer, as a baseline to compare with.")
 @_option("--create/--no-create", "may_create", default=True, help="Create the run if it does not exist.")
-@_option("--policy", "policy_path", type=_FILE, help="JSON file with the policy of a run that this learner creates.")
-@_option("--inner-steps", "inner_step_count", type=_POSITIVE, help=_INNER_STEPS_HELP)
+@_option(
+    "--policy", "policy_path", type=INPUT_FILE, help="JSON file with the policy of a run that this learner creates."
+)
+@_option("--inner-steps", "inner_step_count", type=Count(1, 1_000_000), help=_INNER_STEPS_HELP)
 @_option("--model", type=click.Choice(MODEL_NAMES), default="tiny", help="Size: 30 thousand to 1 billion parameters.")
-@_option("--vocabulary", type=click.IntRange(2, 65536), help="Number of distinct tokens.  [default: 256, for bytes]")
-@_option("--context", type=_POSITIVE, help="Tokens in a sequence.  [default: by --model]")
+@_option("--vocabulary", type=Count(2, 65536), help="Number of distinct tokens.  [default: 256, for bytes]")
+@_option("--context", type=Count(1, 2**20), help="Tokens in a sequence.  [default: by --model]")
 @click.option("--untied", is_flag=True, help="Use separate matrices for the embedding and the output.")
-@_option("--data", "source", type=click.Path(path_type=Path), help=_DATA_HELP)
+@_option("--data", "source", type=INPUT, help=_DATA_HELP)
 @_option("--data-limit-mb", type=_POSITIVE_NUMBER, help="Use only this many megabytes of the data.")
-@_option("--shard", default="1/1", help="Train on the i-th of n disjoint parts of the data, written i/n.")
-@_option("--batch", "batch_size", type=_POSITIVE, default=8, help="Sequences in a step.")
+@_option(
+    "--shard",
+    type=Parsed("shard", _shard),
+    default="1/1",
+    help="Train on the i-th of n disjoint parts of the data, written i/n.",
+)
+@_option("--batch", "batch_size", type=Count(1, 2**20), default=8, help="Sequences in a step.")
 @_option("--steps", "step_count", type=_POSITIVE, default=1000, help="Training steps to take.")
 @_option("--horizon", "horizon_steps", type=_POSITIVE, help=_HORIZON_HELP)
 @_option("--optimizer", "name", type=_OPTIMIZERS, default="adamw", help="Optimizer of the training steps.")
 @_option("--learning-rate", "peak_rate", type=_POSITIVE_NUMBER, default=3e-3, help="Peak learning rate.")
 @_option("--warmup", "warmup_steps", type=_COUNT, default=50, help="Steps until the peak learning rate.")
-@_option("--weight-decay", type=click.FloatRange(min=0), default=0.1, help="Weight decay of matrices.")
-@_option("--seed", type=_COUNT, default=0, help="Seed of the initial weights and the data order.")
+@_option("--weight-decay", type=Number(), default=0.1, help="Weight decay of matrices.")
+@_option("--seed", type=Count(), default=0, help="Seed of the initial weights and the data order.")
 @_option("--eval-every", "evaluate_every", type=_COUNT, default=50, help="Steps between evaluations; 0: none.")
-@_option("--eval-windows", "held_out_window_count", type=_POSITIVE, default=64, help="Held-out sequences to evaluate.")
+@_option(
+    "--eval-windows", "held_out_window_count", type=Count(1, 2**20), default=64, help="Held-out sequences to evaluate."
+)
 @_option("--checkpoint-every", type=_COUNT, default=200, help="Steps between checkpoints; 0: only at the end.")
 @_option("--log-every", type=_COUNT, default=50, help="Steps between log lines; 0: none.")
-@_option("--work-dir", "work_directory", type=_DIRECTORY, help=_WORK_DIR_HELP)
-@_option("--device", default="auto", help="auto (CUDA if there is a GPU), cpu, cuda:1, mps.")
-@_option("--threads", "thread_count", type=_POSITIVE, default=1, help="CPU threads of PyTorch.")
-@_option("--slowdown", type=_FACTOR, default=1.0, help="Sleep after each step, to train slower by this factor.")
-@_option("--flush-timeout", "flush_timeout_s", type=click.FloatRange(min=0), default=30.0, help=_FLUSH_HELP)
+@_option("--work-dir", "work_directory", type=OUTPUT_FOLDER, help=_WORK_DIR_HELP)
+@_option(
+    "--device", type=Parsed("device", _device), default="auto", help="auto (CUDA if there is a GPU), cpu, cuda:1, mps."
+)
+@_option("--threads", "thread_count", type=Count(1, 4096), default=1, help="CPU threads of PyTorch.")
+@_option("--slowdown", type=Number(1), default=1.0, help="Sleep after each step, to train slower by this factor.")
+@_option("--flush-timeout", "flush_timeout_s", type=Number(), default=30.0, help=_FLUSH_HELP)
 def learn(**options: Any) -> None:
     """Train a small GPT as one learner of a run.
 
@@ -111,16 +151,45 @@ def learn(**options: Any) -> None:
     SIGTERM or SIGINT the learner finishes its step, writes a checkpoint, sends its last deltas and exits. Started again
     with the same --work-dir, it resumes from the checkpoint.
     """
+    metrics: str | None = options["metrics"]
+    if metrics is not None and options["alone"]:
+        raise click.UsageError("--metrics shows the exchange with a syncer, and --alone has none")
+    policy = _policy(options)
+    _check(options)
     try:
         settings = _settings(options, _own_id(options))
         settings.work_directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise click.BadParameter(f"can't be written to: {error}", param_hint="--work-dir") from error
-    metrics: str | None = options["metrics"]
-    if metrics is not None and options["alone"]:
-        raise click.UsageError("--metrics shows the exchange with a syncer, and --alone has none")
-    position = _learn(settings, metrics)
+    position = _learn(settings, policy, metrics)
     click.echo(f"{settings.learner_id}: {position.step} steps, {position.tokens} tokens. {settings.metrics_path}")
+
+
+def _check(options: dict[str, Any]) -> None:
+    """Checks, before torch, data and model are loaded, what needs more than one option.
+
+    Raises:
+        click.UsageError: something can't be right.
+    """
+    from skerry.client.handshakes import check_certificate
+    from skerry.runtime.tls import check_target
+
+    if options["alone"]:
+        return
+    try:
+        for tls in check_target(options["target"], options["tls"]):
+            check_certificate(tls, options["run"], options["learner_id"])
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    if options["metrics"] is not None:
+        try:
+            check_free(server_address(options["metrics"]))
+        except OSError as error:
+            raise _unlistenable(error) from error
+
+
+def _unlistenable(error: OSError) -> click.BadParameter:
+    return click.BadParameter(f"can't be listened on: {error}", param_hint="--metrics")
 
 
 def _own_id(options: dict[str, Any]) -> str:
@@ -136,7 +205,6 @@ def _own_id(options: dict[str, Any]) -> str:
 
 def _settings(options: dict[str, Any], learner_id: str) -> LearnSettings:
     from skerry.learner import settings
-    from skerry.learner.corpus import ShardSelection
     from skerry.learner.model import MODEL_CONFIGS
 
     def filled(kind: Callable[..., S], **others: Any) -> S:
@@ -144,10 +212,6 @@ def _settings(options: dict[str, Any], learner_id: str) -> LearnSettings:
         names = inspect.signature(kind).parameters.keys() & options.keys()
         return kind(**{name: options[name] for name in names} | others)
 
-    try:
-        shard = ShardSelection.parse(options["shard"])
-    except ValueError as error:
-        raise click.BadParameter(str(error), param_hint="--shard") from error
     model = MODEL_CONFIGS[options["model"]]
     sizes = {name: options[name] for name in ("vocabulary", "context") if options[name]}
     try:
@@ -161,19 +225,21 @@ def _settings(options: dict[str, Any], learner_id: str) -> LearnSettings:
         learner_id=learner_id,
         work_directory=options["work_directory"] or _LEARNERS / learner_id,
         model=model,
-        data=filled(
-            settings.DataSettings, shard=shard, size_limit_bytes=None if limit_mb is None else int(limit_mb * 1e6)
-        ),
+        data=filled(settings.DataSettings, size_limit_bytes=None if limit_mb is None else int(limit_mb * 1e6)),
         optimizer=filled(
             settings.OptimizerSettings, name=name, horizon_steps=options["horizon_steps"] or options["step_count"]
         ),
         loop=filled(settings.LoopSettings),
         machine=filled(settings.MachineSettings),
-        run=filled(settings.RunSettings, target=None if options["alone"] else options["target"]),
+        run=filled(
+            settings.RunSettings,
+            target=None if options["alone"] else options["target"],
+            region=options["region"] or "",
+        ),
     )
 
 
-def _learn(settings: LearnSettings, metrics: str | None) -> TrainingPosition:
+def _learn(settings: LearnSettings, policy: Policy, metrics: str | None) -> TrainingPosition:
     import torch
 
     from skerry.learner.device import choose_device
@@ -192,12 +258,14 @@ def _learn(settings: LearnSettings, metrics: str | None) -> TrainingPosition:
             gc.freeze()  # scanning modules and data in every collection takes a quarter of a small model's step
             if settings.run.target is None:
                 return train(training, None, clock=SystemClock(), stop=stop)
-            return _train_attached(training, settings.run.target, stop, metrics)
+            return _train_attached(training, settings.run.target, policy, stop, metrics)
         except LearnerInputError as error:
             raise click.ClickException(str(error)) from error
 
 
-def _train_attached(training: Training, target: str, stop: threading.Event, metrics: str | None) -> TrainingPosition:
+def _train_attached(
+    training: Training, target: str, policy: Policy, stop: threading.Event, metrics: str | None
+) -> TrainingPosition:
     from skerry.client import Learner
     from skerry.learner.exposition import LearnerMetrics
     from skerry.learner.training import train
@@ -213,7 +281,7 @@ def _train_attached(training: Training, target: str, stop: threading.Event, metr
                 learner_id=settings.learner_id,
                 region=settings.run.region,
                 create=settings.run.may_create,
-                policy=_policy(settings),
+                policy=policy,
                 tls=settings.run.tls,
             )
         )
@@ -235,24 +303,23 @@ def _expose(stack: ExitStack, metrics: LearnerMetrics, address: str) -> None:
 
     try:
         url = stack.enter_context(exposed(metrics, address))
-    except (ValueError, OSError) as error:
-        raise click.BadParameter(f"can't be listened on: {error}", param_hint="--metrics") from error
+    except OSError as error:
+        raise _unlistenable(error) from error
     click.echo(f"metrics at {url}")
 
 
-def _policy(settings: LearnSettings) -> Policy:
-    from skerry.client import Policy
+def _policy(options: dict[str, Any]) -> Policy:
+    from skerry.wire.policy import Policy
 
-    run = settings.run
+    path: Path | None = options["policy_path"]
     try:
-        values = {} if run.policy_path is None else json.loads(run.policy_path.read_text())
-        values.setdefault("planned_step_count", settings.optimizer.horizon_steps)
-        if run.inner_step_count is not None:
-            values["inner_step_count"] = run.inner_step_count
+        values = {} if path is None else json.loads(path.read_text())
+        values.setdefault("planned_step_count", options["horizon_steps"] or options["step_count"])
+        if options["inner_step_count"] is not None:
+            values["inner_step_count"] = options["inner_step_count"]
         return Policy.from_json(values)
     except (ValueError, TypeError, AttributeError, RecursionError, OSError) as error:
-        message = f"cannot read the policy {run.policy_path}: {error}" if run.policy_path else str(error)
-        raise click.ClickException(message) from error
+        raise click.BadParameter(f"can't be read. file={path}, because={error}", param_hint="--policy") from error
 
 
 @contextmanager

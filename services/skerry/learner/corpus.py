@@ -8,6 +8,7 @@ are held out, so adding files moves no other document from one part to the other
 from __future__ import annotations
 
 import hashlib
+import re
 import sysconfig
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -57,10 +58,10 @@ class ShardSelection:
         Raises:
             ValueError: the text has another form, or i is not from 1 to n.
         """
-        index, slash, count = text.partition("/")
-        if not (slash and index.isdecimal() and count.isdecimal()):
-            raise ValueError(f"a shard is written i/n, such as 2/3. shard={text!r}")
-        return cls(int(index), int(count))
+        found = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", text)
+        if found is None:
+            raise ValueError(f"a shard is written i/n, such as 2/3. shard={text[:80]!r}")
+        return cls(int(found[1]), int(found[2]))
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,10 @@ from typing import Final
 
 import click
 
-from skerry.runtime.addresses import server_address
+from skerry.runtime.addresses import check_free, server_address
 from skerry.runtime.files import replacing
 from skerry.runtime.logs import get_logger, log_to_stderr
+from skerry.runtime.options import ADDRESS, OUTPUT_FILE, OUTPUT_FOLDER, Count, Number
 from skerry.runtime.redaction import redacted
 from skerry.runtime.tls import Tls, is_loopback
 from skerry.runtime.tls_options import PEM_FILE, checked
@@ -23,6 +24,7 @@ from skerry.store.errors import StoreRefusedError, StoreURLError
 from skerry.store.log.entries import ENTRY_FORMAT, OLDEST_LEVEL
 from skerry.store.objects.interface import Objects
 from skerry.store.objects.opening import open_objects
+from skerry.store.operator.options import STORE
 from skerry.syncer.host import HostSettings
 from skerry.syncer.server import ListenError, ServerSettings, SyncerServer, serving
 from skerry.syncer.settings import RUN_TIMES, ReplicaSettings
@@ -49,6 +51,7 @@ The files in keys/ are made by `skerry keys keys --server a.example`.
 @click.command(epilog=_EPILOG)
 @click.option(
     "--listen",
+    type=ADDRESS,
     default="127.0.0.1:50051",
     metavar="HOST:PORT",
     help="Address to listen on. Port 0 picks a free port.",
@@ -56,6 +59,7 @@ The files in keys/ are made by `skerry keys keys --server a.example`.
 @click.option(
     "--store",
     "store_url",
+    type=STORE,
     default="file://./skerry-data",
     metavar="URL",
     help="Object store for all state: file://folder, s3://bucket/prefix or memory://.",
@@ -65,44 +69,44 @@ The files in keys/ are made by `skerry keys keys --server a.example`.
 )
 @click.option(
     "--metrics",
+    type=ADDRESS,
     metavar="HOST:PORT",
     help="Address on which Prometheus finds metrics, for example 127.0.0.1:9464. They have no TLS: whoever reaches it "
     "can read the names of runs, and counts.  [default: none]",
 )
 @click.option(
     "--port-file",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=OUTPUT_FILE,
     help="File to write the port number to.",
 )
 @click.option(
     "--scratch",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=OUTPUT_FOLDER,
     help="Folder for caches of model fragments beyond a quarter of the memory, best on a local disk.  "
     "[default: the system's temporary folder]",
 )
 @click.option(
     "--client-rate",
-    type=click.FloatRange(min=0.1),
-    default=math.inf,
+    type=Number(0.1),
     help="Most MiB a second of one client's pushes and downloads together.  [default: no bound]",
 )
 @click.option(
     "--draft-limit",
-    type=click.FloatRange(min=0.001),
+    type=Number(0.001),
     default=256,
     show_default=True,
     help="Most GiB that one client may have in the store for runs that it did not commit, within a day.",
 )
 @click.option(
     "--run-limit",
-    type=click.FloatRange(min=0),
+    type=Number(),
     help=f"Most GiB that one run may have in the store.  [default: 1024, and {RUN_TIMES} times its weights]",
 )
-@click.option("--workers", type=click.IntRange(1, 256), help="Worker threads.  [default: one a core, at least 2]")
-@click.option("--drain-grace", type=click.FloatRange(0, 3600), default=20.0, help="Seconds that a shutdown may take.")
+@click.option("--workers", type=Count(1, 256), help="Worker threads.  [default: one a core, at least 2]")
+@click.option("--drain-grace", type=Number(0, 3600), default=20.0, help="Seconds that a shutdown may take.")
 @click.option(
     "--new-run-level",
-    type=click.IntRange(OLDEST_LEVEL, ENTRY_FORMAT),
+    type=Count(OLDEST_LEVEL, ENTRY_FORMAT),
     default=ENTRY_FORMAT,
     show_default=True,
     help="Format level of new runs. Below the newest, syncers of the version before can serve them too.",
@@ -130,7 +134,7 @@ def serve(
     metrics: str | None,
     port_file: Path | None,
     scratch: Path | None,
-    client_rate: float,
+    client_rate: float | None,
     draft_limit: float,
     run_limit: float | None,
     workers: int | None,
@@ -156,15 +160,16 @@ def serve(
         raise click.UsageError("tokens must not travel in plaintext: --tokens needs --tls-cert and --tls-key")
     if (enrol_by_run or no_open_health) and not has_tokens and tls_client_ca is None:
         raise click.UsageError("without --tls-client-ca or --tokens no client has an identity")
-    host = _host(listen, "--listen")
-    if metrics is not None:
-        _host(metrics, "--metrics")
+    host = server_address(listen).host
     if tls is None and not insecure and not is_loopback(host):
         raise click.UsageError(
             f"traffic on {host} would not be encrypted: anyone on the network could read and change it. Make keys with "
             "`skerry keys DIR --server HOST` and pass --tls-cert, --tls-key and --tls-client-ca, or listen on "
             "127.0.0.1, or pass --insecure if you trust every machine on the network."
         )
+    for option, address in (("--listen", listen), ("--metrics", metrics)):
+        if address is not None:
+            _check_free(option, address)
     log_to_stderr(log_level)
     try:
         objects = open_objects(_absolute(store_url), new=new_store, reserve=True)
@@ -183,7 +188,7 @@ def serve(
         scratch_directory=_scratch_directory(scratch),
         host=HostSettings(
             new_run_level=new_run_level,
-            client_bytes_a_second=2**20 * client_rate,
+            client_bytes_a_second=math.inf if client_rate is None else 2**20 * client_rate,
             draft_bytes=int(2**30 * draft_limit),
             replica=ReplicaSettings(run_bytes=None if run_limit is None else int(2**30 * run_limit)),
         ),
@@ -194,7 +199,7 @@ def serve(
     except (StoreRefusedError, StoreURLError) as error:
         raise click.BadParameter(str(error), param_hint="--store") from error
     except ListenError as error:
-        raise click.BadParameter(f"{error}. Is another syncer running there?", param_hint=error.option) from error
+        raise _unlistenable(error) from error
 
 
 def _tls(given: Tls) -> Tls | None:
@@ -202,14 +207,29 @@ def _tls(given: Tls) -> Tls | None:
         return None
     if given.cert is None and given.key is None:
         raise click.UsageError("--tls-client-ca needs the server's own certificate: --tls-cert and --tls-key")
-    return checked(given)
+    if not checked(given).is_for_server():
+        raise click.UsageError(
+            f"--tls-cert is a client's certificate, which no client would take for a server's: give the server's own, "
+            f"as `skerry keys DIR --server HOST` makes it. cert={given.cert}"
+        )
+    return given
 
 
-def _host(address: str, option: str) -> str:
+def _check_free(option: str, address: str) -> None:
+    """Checks, before a store is made, that an address can be listened on.
+
+    Raises:
+        click.BadParameter: it can't be.
+    """
     try:
-        return server_address(address).host
-    except ValueError as error:
-        raise click.BadParameter(str(error), param_hint=option) from error
+        check_free(server_address(address))
+    except OSError as error:
+        raise _unlistenable(ListenError(option, address), error.strerror) from error
+
+
+def _unlistenable(error: ListenError, because: str | None = None) -> click.BadParameter:
+    cause = f", because={because}" if because else ""
+    return click.BadParameter(f"{error}{cause}. Is another syncer running there?", param_hint=error.option)
 
 
 def _absolute(url: str) -> str:

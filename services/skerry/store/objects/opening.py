@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
-from urllib.parse import unquote, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
 from obstore import exceptions
 from obstore.store import MemoryStore, S3Store
@@ -50,7 +50,7 @@ def open_objects(
     Raises:
         StoreURLError: the URL can't be used; the message says what to do.
     """
-    parts = urlsplit(url)
+    parts = _parts(url)
     if parts.scheme == "file":
         folder = _open_folder(_root(url, parts.netloc, unquote(parts.path)), create=create, new=new)
         if reserve:
@@ -58,11 +58,34 @@ def open_objects(
         return folder
     if parts.scheme == "memory":
         return ObstoreObjects(MemoryStore())
-    if parts.scheme == "s3":
-        return _open_bucket(url, parts.netloc, options or {})
+    return _open_bucket(url, options or {})
+
+
+def check_url(url: str) -> None:
+    """Checks what a URL says by itself, without looking whether there is a store.
+
+    Raises:
+        StoreURLError: no store has such a URL; the message says what to do.
+    """
+    parts = _parts(url)
+    if parts.scheme == "file":
+        _root(url, parts.netloc, unquote(parts.path))
+
+
+def _parts(url: str) -> SplitResult:
+    if not url.isprintable():
+        raise StoreURLError(f"store URL has control characters; {_HELP}. url={url!r}")
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise StoreURLError(f"store URL can't be read: {error}; {_HELP}. url={url!r}") from error
     if not parts.scheme:
         raise StoreURLError(f"store URL has no scheme; did you mean file://{Path(url).absolute()} ? url={url!r}")
-    raise StoreURLError(f"store URL's scheme is not known; {_HELP}. url={url!r}")
+    if parts.scheme not in {"file", "memory", "s3"}:
+        raise StoreURLError(f"store URL's scheme is not known; {_HELP}. url={url!r}")
+    if parts.scheme == "s3" and not parts.netloc:
+        raise StoreURLError(f"s3 URL needs a bucket; s3://bucket/prefix. url={url!r}")
+    return parts
 
 
 def _root(url: str, host: str, path: str) -> Path:
@@ -138,9 +161,7 @@ def _sync(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _open_bucket(url: str, bucket: str, options: Mapping[str, str]) -> Objects:
-    if not bucket:
-        raise StoreURLError(f"s3 URL needs a bucket; s3://bucket/prefix. url={url!r}")
+def _open_bucket(url: str, options: Mapping[str, str]) -> Objects:
     try:
         # Plain HTTP is used only if the endpoint's own URL says http.
         client: ClientConfig = {**_CLIENT, "allow_http": True}

@@ -12,13 +12,14 @@ from tempfile import TemporaryDirectory
 import click
 
 from skerry.runtime.identifiers import SystemEntropy
+from skerry.runtime.options import EXISTING_FOLDER
 from skerry.store.log.run_log import RunLog
 from skerry.store.operator.damage import Damage, Remedy
 from skerry.store.operator.options import (
+    POSITION_OR_DURATION,
     json_option,
     opened_log,
     opened_store,
-    position_or_seconds,
     resolved,
     run_options,
     shown_progress,
@@ -30,26 +31,26 @@ from skerry.store.operator.options import (
     "verify",
     epilog="""\b
 Examples:
-  skerry verify --store file:///var/lib/skerry --run demo
-  skerry verify --store s3://bucket/skerry --run demo --since 24h --json
+  skerry verify --store file:///var/lib/skerry demo
+  skerry verify --store s3://bucket/skerry demo --since 24h --json
 """,
 )
 @run_options
 @click.option(
     "--scratch",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    type=EXISTING_FOLDER,
     help="Folder for temporary files of six times the largest fragment.  [default: the system's]",
 )
 @click.option(
     "--since",
-    callback=position_or_seconds,
+    type=POSITION_OR_DURATION,
     metavar="POSITION|DURATION",
     help="Check the versions that were the newest at or after a log position, or within a time before the log's end, "
     "as in 7d; begin with the snapshots before them.  [default: all versions]",
 )
 @json_option
 def verify(
-    *, store_url: str, run_name: str, uid: str | None, scratch: Path | None, since: float | None, is_json: bool
+    *, store_url: str, run: str, uid: str | None, scratch: Path | None, since: float | None, is_json: bool
 ) -> None:
     """Replay a run from its log and objects, and check that every version is the result of its deltas.
 
@@ -61,7 +62,7 @@ def verify(
 
     async def check() -> VerifyReport:
         with TemporaryDirectory(dir=scratch, prefix="skerry-verify-") as folder:
-            async with opened_log(store_url, run_name, uid) as (run_log, workers):
+            async with opened_log(store_url, run, uid) as (run_log, workers):
                 first = since if isinstance(since, int) else 0
                 if isinstance(since, float):
                     first = await position_at(run_log, run_log.state.age_s - since)
@@ -92,14 +93,14 @@ def verify(
     "repair",
     epilog="""\b
 Examples:
-  skerry repair --store file:///var/lib/skerry --run demo
-  skerry repair --store s3://bucket/skerry --run demo --yes
+  skerry repair --store file:///var/lib/skerry demo
+  skerry repair --store s3://bucket/skerry demo --yes
 """,
 )
 @run_options
 @click.option(
     "--scratch",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    type=EXISTING_FOLDER,
     help="Folder for temporary files of five times the largest fragment.  [default: the system's]",
 )
 @click.option(
@@ -111,7 +112,7 @@ Examples:
 @click.option("--yes", is_flag=True, help="Mend. Without it, only print what is damaged and what would be done.")
 @json_option
 def repair(
-    *, store_url: str, run_name: str, uid: str | None, scratch: Path | None, give_up: bool, yes: bool, is_json: bool
+    *, store_url: str, run: str, uid: str | None, scratch: Path | None, give_up: bool, yes: bool, is_json: bool
 ) -> None:
     """Find what is damaged in a run, and mend what can be mended. A dry run unless --yes is given.
 
@@ -130,10 +131,10 @@ def repair(
     async def mend() -> list[Damage]:
         with TemporaryDirectory(dir=scratch, prefix="skerry-repair-") as folder:
             async with opened_store(store_url, writes=yes) as (store, workers):
-                known_uid = uid or await resolved(store, run_name)
+                known_uid = uid or await resolved(store, run)
 
                 async def open_log() -> RunLog:
-                    return await store_of(store.objects, workers).read_log(run_name, known_uid)
+                    return await store_of(store.objects, workers).read_log(run, known_uid)
 
                 run_log, found = await open_mended(open_log, workers, entropy, acts=yes, gives_up=give_up)
                 work = Repair(

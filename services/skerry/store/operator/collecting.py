@@ -11,12 +11,13 @@ import click
 
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.identifiers import SystemEntropy
+from skerry.runtime.options import Count
 from skerry.store.objects.put_if_absent import store_unix_s
 from skerry.store.operator.options import (
+    DURATION,
     json_option,
     opened_store,
     resolved,
-    seconds,
     shown_progress,
     store_and_run_options,
     warn_of_damage,
@@ -28,28 +29,28 @@ from skerry.store.store import Store
     "gc",
     epilog="""\b
 Examples:
-  skerry gc --store file:///var/lib/skerry --run demo
+  skerry gc --store file:///var/lib/skerry demo
   skerry gc --store s3://bucket/skerry --all --yes
-  skerry gc --store s3://bucket/skerry --run demo --keep-versions 4 --keep-since 7d --yes
+  skerry gc --store s3://bucket/skerry demo --keep-versions 4 --keep-since 7d --yes
 """,
 )
 @store_and_run_options(is_run_required=False)
 @click.option("--all", "is_all", is_flag=True, help="Collect all runs of the store, instead of one.")
 @click.option(
     "--keep-versions",
-    type=click.IntRange(min=1),
+    type=Count(1, 2**31 - 1),
     help="How many of the newest versions of each fragment to keep, with weights, outer state and deltas.  "
     "[default: the run's kept_version_count]",
 )
 @click.option(
     "--keep-since",
-    callback=seconds,
+    type=DURATION,
     help="Also keep the weights of versions that were the newest within this time before the run's newest, as in 7d.  "
     "[default: the run's kept_hours]",
 )
 @click.option(
     "--litter-age",
-    callback=seconds,
+    type=DURATION,
     default="24h",
     show_default=True,
     help="Delete objects that no log entry names, and drafts that were never committed, once they are this old. It "
@@ -66,7 +67,7 @@ Examples:
 def gc(
     *,
     store_url: str,
-    run_name: str | None,
+    run: str | None,
     is_all: bool,
     uid: str | None,
     keep_versions: int | None,
@@ -90,20 +91,20 @@ def gc(
     from skerry.store.operator.collect import CollectionPlan, collect, plan_collection
     from skerry.store.operator.drafts import NamelessRun, delete_nameless, nameless_runs
 
-    if is_all == (run_name is not None) or (is_all and uid is not None):
-        raise click.UsageError("give either --run or --all")
+    if is_all == (run is not None) or (is_all and uid is not None):
+        raise click.UsageError("give either a run or --all")
 
-    async def sweep_nameless(store: Store, run_name: str, now: float) -> list[NamelessRun]:
+    async def sweep_nameless(store: Store, run: str, now: float) -> list[NamelessRun]:
         oldest = now - litter_age
-        found = await nameless_runs(store, run_name, modified_before_unix_s=oldest, includes_deleted=deleted_runs)
+        found = await nameless_runs(store, run, modified_before_unix_s=oldest, includes_deleted=deleted_runs)
         chosen = [one for one in found if uid in (None, one.uid)]
         if not yes:
             return chosen
         return [one for one in chosen if await delete_nameless(store, one, modified_before_unix_s=oldest)]
 
-    async def sweep(store: Store, run_name: str, now: float) -> tuple[CollectionPlan, bool]:
+    async def sweep(store: Store, run: str, now: float) -> tuple[CollectionPlan, bool]:
         open_log = store.open_log if yes else store.read_log
-        run_log = await open_log(run_name, uid or await resolved(store, run_name))
+        run_log = await open_log(run, uid or await resolved(store, run))
         policy = run_log.state.policy
         retention = Retention(
             keep_versions or policy.kept_version_count,
@@ -122,7 +123,7 @@ def gc(
         async with opened_store(store_url, writes=yes) as (store, _):
             # A dry run writes nothing, so it can't ask the store for its time.
             now = await store_unix_s(store.objects, SystemEntropy()) if yes else SystemClock().unix_s()
-            for name in await store.objects.folders("runs") if run_name is None else [run_name]:
+            for name in await store.objects.folders("runs") if run is None else [run]:
                 nameless = await sweep_nameless(store, name, now)
                 plan, is_cut = CollectionPlan((), 0, 0), False
                 if not (nameless or is_all) or (uid is None and not await _is_free(store, name)):
@@ -136,19 +137,19 @@ def gc(
     sys.exit(asyncio.run(sweep_all()))
 
 
-async def _is_free(store: Store, run_name: str) -> bool:
-    history = await store.name_history(run_name)
+async def _is_free(store: Store, run: str) -> bool:
+    history = await store.name_history(run)
     return not history or history[-1] is None
 
 
-def _show_collection(run_name: str, plan: Any, nameless: list[Any], *, is_dry: bool, is_json: bool) -> None:
+def _show_collection(run: str, plan: Any, nameless: list[Any], *, is_dry: bool, is_json: bool) -> None:
     by_reason: dict[str, tuple[int, int]] = {}
     for victim in plan.victims:
         count, size = by_reason.get(victim.why, (0, 0))
         by_reason[victim.why] = (count + 1, size + victim.size_bytes)
     if is_json:
         values = {
-            "run": run_name,
+            "run": run,
             "is_dry_run": is_dry,
             "objects": len(plan.victims),
             "size_bytes": plan.size_bytes,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from functools import reduce
+from functools import partial, reduce
 from typing import Any, Final, TypeVar
 
 import click
@@ -15,13 +15,15 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.identifiers import SystemEntropy
 from skerry.runtime.logs import log_to_stderr
+from skerry.runtime.options import Parsed, run_argument
 from skerry.runtime.workers import ThreadWorkers, Workers
-from skerry.store.errors import RunNotFoundError
+from skerry.store.errors import RunNotFoundError, StoreURLError
 from skerry.store.log.run_log import RunLog
 from skerry.store.objects.interface import Objects
-from skerry.store.objects.opening import open_objects
+from skerry.store.objects.opening import check_url, open_objects
 from skerry.store.objects.put_if_absent import check_put_if_absent
 from skerry.store.store import Store
+from skerry.wire.layout import check_id, check_name
 
 _WORKER_COUNT: Final = 2
 _UNITS_S: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
@@ -29,19 +31,55 @@ _UNITS_S: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def seconds(_context: click.Context, _parameter: click.Parameter, value: str | None) -> float | None:
-    """Returns the seconds of a duration that a person wrote: 90s, 15m, 12h, 7d, 2w."""
-    if value is None:
-        return None
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", value)
+def seconds(text: str) -> float:
+    """Returns the seconds of a duration that a person wrote: 90s, 15m, 12h, 7d, 2w.
+
+    Raises:
+        ValueError: it is no duration.
+    """
+    match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)([smhdw])", text)
     if match is None:
-        raise click.BadParameter(f"{value!r} is not a duration; write a number and s, m, h, d or w, as in 12h")
+        raise ValueError(f"{text[:100]!r} is not a duration; write a number and s, m, h, d or w, as in 12h")
     return float(match[1]) * _UNITS_S[match[2]]
 
 
-def position_or_seconds(context: click.Context, parameter: click.Parameter, value: str | None) -> int | float | None:
-    """Returns a log position, or as a float the seconds of a duration."""
-    return int(value) if value is not None and value.isdecimal() else seconds(context, parameter, value)
+def position_or_seconds(text: str) -> int | float:
+    """Returns a log position, or as a float the seconds of a duration.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    return int(text) if re.fullmatch(r"[0-9]{1,18}", text) else seconds(text)
+
+
+def _store_url(text: str) -> str:
+    try:
+        check_url(text)
+    except StoreURLError as error:
+        raise ValueError(str(error)) from error
+    return text
+
+
+# Types of options.
+DURATION: Final = Parsed("duration", seconds)
+POSITION_OR_DURATION: Final = Parsed("position", position_or_seconds)
+NAME: Final = Parsed("name", partial(check_name, what="client"))
+RUN: Final = Parsed("run", partial(check_name, what="run"))
+STORE: Final = Parsed("url", _store_url)
+UID: Final = Parsed("uid", partial(check_id, what="uid"))
+_STORE_HELP: Final = "Where the run is stored: file://folder, as in file:///var/lib/skerry, or s3://bucket/prefix."
+
+
+def store_option(function: Function) -> Function:
+    """Gives a command the option `--store`."""
+    return click.option(
+        "--store",
+        "store_url",
+        type=STORE,
+        default="file://./skerry-data",  # where `skerry serve` keeps it
+        show_default=True,
+        help=_STORE_HELP,
+    )(function)
 
 
 def run_options(function: Function) -> Function:
@@ -54,16 +92,11 @@ def store_and_run_options(*, is_run_required: bool) -> Callable[[Function], Func
     options = (
         click.option(
             "--uid",
+            type=UID,
             help="The run's uid, for a draft or a deleted run.  [default: the uid of the run that has the name]",
         ),
-        click.option("--run", "run_name", required=is_run_required, help="The run's name."),
-        click.option(
-            "--store",
-            "store_url",
-            default="file://./skerry-data",  # where `skerry serve` keeps it
-            show_default=True,
-            help="Where the run is stored: file://folder, as in file:///var/lib/skerry, or s3://bucket/prefix.",
-        ),
+        run_argument(partial(check_name, what="run"), is_optional=not is_run_required),
+        store_option,
     )
     return lambda function: reduce(lambda given, option: option(given), options, function)
 

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from skerry.runtime.clock import SystemClock
+from skerry.runtime.options import INPUT_FILE, OUTPUT_FILE, Count
 from skerry.store.log.fold import apply_entry
 from skerry.store.log.run_log import RunLog
 from skerry.store.log.state import RunState
@@ -27,20 +28,20 @@ _FOLLOW_PAUSE_S: Final = 1.0
     "log",
     epilog="""\b
 Examples:
-  skerry log --store file:///var/lib/skerry --run demo --last 20
-  skerry log --store s3://bucket/skerry --run demo --json --follow | jq '.fates[]'
+  skerry log --store file:///var/lib/skerry demo --last 20
+  skerry log --store s3://bucket/skerry demo --json --follow | jq '.fates[]'
 """,
 )
 @run_options
-@click.option("--start", type=click.IntRange(min=1), default=1, show_default=True, help="First position to show.")
-@click.option("--stop", type=click.IntRange(min=1), help="Position to stop before.  [default: the log's end]")
-@click.option("--last", type=click.IntRange(min=1), help="Show only this many entries, the newest.")
+@click.option("--start", type=Count(1), default=1, show_default=True, help="First position to show.")
+@click.option("--stop", type=Count(1), help="Position to stop before.  [default: the log's end]")
+@click.option("--last", type=Count(1), help="Show only this many entries, the newest.")
 @click.option("--follow", is_flag=True, help="Keep showing new entries until interrupted.")
 @json_option
 def log(
     *,
     store_url: str,
-    run_name: str,
+    run: str,
     uid: str | None,
     start: int,
     stop: int | None,
@@ -60,7 +61,7 @@ def log(
     console = Console() if sys.stdout.isatty() else Console(width=_WIDE)
 
     async def show() -> bool:
-        async with opened_log(store_url, run_name, uid) as (run_log, _):
+        async with opened_log(store_url, run, uid) as (run_log, _):
             end = _end(run_log, stop)
             first = max(start, run_log.state.position - last + 1) if last else start
             state = RunState(run_log.spec)
@@ -97,28 +98,28 @@ def _end(run_log: RunLog, stop: int | None) -> int | None:
     "export",
     epilog="""\b
 Examples:
-  skerry export --store file:///var/lib/skerry --run demo --out model.safetensors
-  skerry export --store s3://bucket/skerry --run demo --position 4711 --dtype float32 --out then.safetensors
-  skerry export --store s3://bucket/skerry --run lora --base gemma/model.safetensors --out tuned.safetensors
+  skerry export --store file:///var/lib/skerry demo --out model.safetensors
+  skerry export --store s3://bucket/skerry demo --position 4711 --dtype float32 --out then.safetensors
+  skerry export --store s3://bucket/skerry lora --base gemma/model.safetensors --out tuned.safetensors
 """,
 )
 @run_options
 @click.option(
     "--out",
     "out_path",
-    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    type=OUTPUT_FILE,
     required=True,
     help="The file to write.",
 )
 @click.option(
     "--position",
-    type=click.IntRange(min=0),
+    type=Count(),
     help="Position in the log whose weights to write.  [default: the log's end]",
 )
 @click.option(
     "--base",
     "base_paths",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    type=INPUT_FILE,
     multiple=True,
     help="A safetensors file with what the run does not train: frozen parameters, buffers. May be repeated.",
 )
@@ -133,7 +134,7 @@ Examples:
 def export(
     *,
     store_url: str,
-    run_name: str,
+    run: str,
     uid: str | None,
     out_path: Path,
     position: int | None,
@@ -157,7 +158,7 @@ def export(
     chosen: ExportDtype = "float32" if dtype == "float32" else "original"
 
     async def write() -> tuple[dict[str, Any], bool]:
-        async with opened_log(store_url, run_name, uid) as (run_log, workers):
+        async with opened_log(store_url, run, uid) as (run_log, workers):
             at = run_log.state.position if position is None else position
             base = BaseModel(run_log.spec.untrained, run_log.spec.dtypes, base_paths)
             if is_whole and base.missing:

@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Any, Final, TypeVar
+import re
+from typing import Final
 
 import click
 
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.identifiers import SystemEntropy
+from skerry.runtime.options import Count, Number, Parsed
 from skerry.store.operator.log_lines import time_text
-from skerry.store.operator.options import opened_store
+from skerry.store.operator.options import NAME, RUN, opened_store, store_option
 from skerry.store.tokens import FOLDER, REVOKED, Token, create_token, read_token, revoke_token, token_digests
 from skerry.wire.identity import LEAST_WEIGHT, MOST_WEIGHT, Identity, Role
 
-F = TypeVar("F", bound=Callable[..., Any])
 _SHORT: Final = 12  # digits of a digest that are shown
 _DAY_S: Final = 86_400
 _WEIGHT_HELP: Final = "How many usual learners a learner may count for in a round.  [default: by policy, 2]"
 
 
-def _store_option(function: F) -> F:
-    text = "Store of the syncers: file://folder, as in file:///var/lib/skerry, or s3://bucket/prefix."
-    return click.option("--store", "store_url", default="file://./skerry-data", show_default=True, help=text)(function)
+def _id(text: str) -> str:
+    if re.fullmatch("[0-9a-f]{1,64}", text) is None:
+        raise ValueError(f"not the id of a token; `skerry tokens list` shows them. id={text[:80]!r}")
+    return text
 
 
 @click.group(
@@ -49,12 +50,12 @@ Examples:
   skerry tokens create --store file:///var/lib/skerry --role reader --name grafana --days 365
 """
 )
-@_store_option
+@store_option
 @click.option("--role", required=True, type=click.Choice([role.value for role in Role]), help="What the client may do.")
-@click.option("--name", required=True, help="Name of the client; of a learner its id.")
-@click.option("--run", "run_name", help="The only run that a learner may use.  [default: any]")
-@click.option("--weight", type=click.FloatRange(LEAST_WEIGHT, MOST_WEIGHT), help=_WEIGHT_HELP)
-@click.option("--days", type=click.IntRange(1, 3650), default=90, show_default=True, help="How long it is valid.")
+@click.option("--name", required=True, type=NAME, help="Name of the client; of a learner its id.")
+@click.option("--run", "run_name", type=RUN, help="The only run that a learner may use.  [default: any]")
+@click.option("--weight", type=Number(LEAST_WEIGHT, MOST_WEIGHT), help=_WEIGHT_HELP)
+@click.option("--days", type=Count(1, 3650), default=90, show_default=True, help="How long it is valid.")
 def create(*, store_url: str, role: str, name: str, run_name: str | None, weight: float | None, days: int) -> None:
     """Make a token and print it. It is shown only now: the store keeps a hash of it."""
     try:
@@ -81,7 +82,7 @@ Examples:
   skerry tokens list --store s3://bucket/skerry --all      also those that were revoked
 """,
 )
-@_store_option
+@store_option
 @click.option("--all", "is_all", is_flag=True, help="Also tokens that were revoked, and when.")
 def list_(*, store_url: str, is_all: bool) -> None:
     """List tokens: the id by which one is revoked, whose it is, when it was made and when it ends, in UTC.
@@ -98,8 +99,8 @@ def list_(*, store_url: str, is_all: bool) -> None:
 
 
 @tokens.command(epilog="\b\nExample:\n  skerry tokens revoke --store s3://bucket/skerry 3f0c5e1d2a77")
-@_store_option
-@click.argument("ids", metavar="ID...", nargs=-1, required=True)
+@store_option
+@click.argument("ids", metavar="ID...", nargs=-1, required=True, type=Parsed("id", _id))
 def revoke(*, store_url: str, ids: tuple[str, ...]) -> None:
     """Take tokens back. Within 10 s every syncer refuses them, and ends the calls that were made with them.
 

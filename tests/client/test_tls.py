@@ -18,11 +18,13 @@ import pytest
 from skerry.client import ArrayLearner, RunsClient, SkerryError, Tls, TryAgainError
 from skerry.client.grpc_transport import GrpcTransport
 from skerry.runtime.tls import tls_for
+from skerry.store.objects.opening import open_objects
 from skerry.v1 import capabilities_pb2
 from tests.client.quadratic import QUICK, Quadratic, train_until
 from tests.client.syncer_thread import syncer
 from tests.doubles.heard_logs import heard_logs
 from tests.doubles.made_keys import make_keys, replace_pair, tls_of
+from tests.doubles.made_tokens import skerry_tokens
 
 # Connections to it end on this machine, and nothing says so.
 _ELSEWHERE = "0.0.0.0"
@@ -86,6 +88,36 @@ def test_a_certificate_of_another_client_is_refused_before_anything_is_sent(
     assert "error: the certificate is another client's" in done.stderr
     assert len(done.stderr.splitlines()) == 3
     assert [path.name for path in tmp_path.iterdir()] == ["keys"]
+
+
+_REFUSED = """
+import sys, time
+import numpy as np
+from skerry.client import ArrayLearner, RefusedError, Tls
+target, ca, token_file = sys.argv[1:]
+begun_s = time.monotonic()
+try:
+    ArrayLearner({"a": np.ones((4, 4), np.float32)}, target=target, run="fit", learner_id="us", create=True,
+                 tls=Tls(ca, token_file=token_file))
+except RefusedError as error:
+    print(error.reason, time.monotonic() - begun_s)
+"""
+
+
+def test_a_learner_whose_attaching_is_refused_hears_it_at_once_and_nothing_else_is_printed(
+    keys: Path, tmp_path: Path
+) -> None:
+    store_url = f"file://{tmp_path}/store"
+    open_objects(store_url)
+    token_file = tmp_path / "token"
+    token_file.write_text(skerry_tokens("create", "--store", store_url, "--role", "learner", "--name", "eu"))
+    with syncer(tls_of(keys, "a.example", ca=False), store_url=store_url, has_tokens=True) as target:
+        words = [sys.executable, "-c", _REFUSED, target, str(keys / "ca.pem"), str(token_file)]
+        done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=True)
+    reason, duration_s = done.stdout.split()
+    assert reason == "PERMISSION_DENIED"
+    assert float(duration_s) < 10
+    assert not done.stderr
 
 
 def test_several_replicas_are_reached_with_tls(keys: Path, secured: str) -> None:

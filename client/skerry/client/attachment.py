@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from skerry.client.delta import earlier_delta
 from skerry.client.errors import (
+    RefusedError,
     RunClosedError,
     RunNotFoundError,
     SkerryError,
@@ -78,11 +79,17 @@ class Attachment:
             session.stop(error)
         except RunClosedError:
             self._on_closed()
-        except SkerryError as error:  # only after `leave`
+        except SkerryError as error:
+            if not self._leaving.is_set():  # refused before it was ever attached, which `wait` raises
+                session.failure = error
+                session.end()
+                return
             _log.info("attach stream broke while leaving", learner=session.settings.learner_id, because=str(error))
 
     def _is_worth_it(self, error: BaseException) -> bool:
         is_final = isinstance(error, StopExchangingError | RunNotFoundError | RunClosedError)
+        if isinstance(error, RefusedError) and self._run_step_count is None:
+            return False  # nobody trains yet, and whoever starts the learner can change what is wrong
         return isinstance(error, SkerryError) and not is_final and not self._leaving.is_set()
 
     def _note_failure(self, attempt: int, error: BaseException) -> None:
@@ -145,17 +152,21 @@ class Attachment:
     async def _attach_once(self) -> None:
         """Attaches and handles events until the stream ends."""
         session = self._session
-        has_answer = asyncio.Event()
-        responses = session.calls.transport.attach(self._reports(has_answer))
-        async with aclosing(responses):
-            async for response in responses:
-                if response.HasField("attached"):
-                    self._on_attached(response.attached)
-                    has_answer.set()
-                else:
-                    self._on_event(response.event)
+        answered = asyncio.get_running_loop().create_future()
+        responses = session.calls.transport.attach(self._reports(answered))
+        try:
+            async with aclosing(responses):
+                async for response in responses:
+                    if response.HasField("attached"):
+                        self._on_attached(response.attached)
+                        if not answered.done():
+                            answered.set_result(None)
+                    else:
+                        self._on_event(response.event)
+        finally:
+            answered.cancel()  # gRPC leaves a task that waits for the next report after a refusal
 
-    async def _reports(self, has_answer: asyncio.Event) -> AsyncIterator[exchange_pb2.AttachRequest]:
+    async def _reports(self, answered: asyncio.Future[None]) -> AsyncIterator[exchange_pb2.AttachRequest]:
         session = self._session
         tensors, _ = layouts_to_messages(
             [fragment.layout for fragment in self._fragments.values()], session.parameters.dtypes
@@ -171,7 +182,7 @@ class Attachment:
                 tensors=tensors,
             )
         )
-        await has_answer.wait()
+        await answered
         while not self._leaving.is_set():
             yield exchange_pb2.AttachRequest(report=self._report())
             with suppress(TimeoutError):

@@ -381,6 +381,42 @@ def test_the_replica_that_closed_merges_at_once_and_another_after_a_term() -> No
     assert other.decide(world.state, view("eu"), 20.0).merges == (key,)
 
 
+@pytest.mark.parametrize(("merge_s", "patience_s"), [(0.0, 3.0), (0.5, 5.0), (2.0, 11.0), (60.0, 15.0)])
+def test_a_merge_is_taken_over_once_it_takes_much_longer_than_the_last(merge_s: float, patience_s: float) -> None:
+    world = RoundWorld("eu")
+    mine, other = RoundEngine(), RoundEngine()
+    for at_s in (0.0, 100.0):
+        world.accept("eu")
+        (item,) = mine.decide(world.state, view("eu"), at_s).items
+        assert isinstance(item, ClosedItem)
+        world.append(item)
+        waiting = other.decide(world.state, view("eu"), at_s)
+        if at_s == 0.0:
+            world.commit()
+            for engine in (mine, other):
+                engine.decide(world.state, view("eu"), merge_s)
+    assert waiting.wake_at_s == pytest.approx(100.0 + patience_s)
+
+
+def test_a_merge_of_ones_own_is_timed_to_its_commit() -> None:
+    world = RoundWorld("eu")
+    engine, other = RoundEngine(), RoundEngine()
+    world.accept("eu")
+    (item,) = engine.decide(world.state, view("eu"), 0.0).items
+    assert isinstance(item, ClosedItem)
+    world.append(item)
+    engine.adopt_close(item)
+    (key,) = engine.decide(world.state, view("eu"), 0.0).merges
+    world.commit()
+    engine.merge_ended(key, 1.0)
+    engine.decide(world.state, view("eu"), 1.5)
+    world.accept("eu")
+    (item,) = other.decide(world.state, view("eu"), 100.0).items
+    assert isinstance(item, ClosedItem)
+    world.append(item)
+    assert engine.decide(world.state, view("eu"), 100.0).wake_at_s == pytest.approx(100.0 + 3.0 + 4 * 1.5)
+
+
 def test_a_replica_whose_close_came_second_leaves_the_merge_to_the_first() -> None:
     world = RoundWorld("eu")
     world.accept("eu")

@@ -16,6 +16,9 @@ back with another session (its later steps can't be sent before). An open round 
 but not before the run's pace allows it (`_pace_s`), so that a learner that sends H claimed steps for each new version
 does not make the run come to its end early.
 
+The replica that closed a round merges it. Another one merges it too if no commit comes within 3 s and four times what
+the fragment's last merge took, at most a term; which of both commits is for the log to decide.
+
 While a replica's view of the leases is younger than a term, it can't know which learners are missing, and only quorum
 and grace close a round.
 
@@ -52,6 +55,9 @@ GRACE_STEPS: Final = 1.5
 # How long a fragment's first delta waits for one to be compared with, where other learners are attached that may never
 # send one.
 FIRST_WAIT_S: Final = 600.0
+# A merge that another replica has closed is taken over after so many seconds, and so many times what the last one took.
+TAKE_OVER_S: Final = 3.0
+TAKE_OVER_FACTOR: Final = 4.0
 # With two learners it is impossible to tell which one is too fast.
 _LEAST_LEARNERS: Final = 3
 
@@ -82,11 +88,13 @@ class _RoundTiming:
     quorum_at_s: float | None = None
     closing_seen_at_s: float | None = None
     closing_key: MergeKey | None = None
+    merge_ended_at_s: float | None = None  # here, without a commit
     close_position: int = -1  # of the last close seen: a round may open, close and commit between two looks
     free_s: float = -math.inf  # when the steps of the closes so far were earned: the next one earns its own after it
     held: tuple[frozenset[str], float] | None = None  # a round that is too early: its deltas, and when it is due
     last_quorum_at_s: float | None = None  # of the round before: late deltas tell how long the grace should have been
     seen: set[str] = field(default_factory=set)  # pending deltas already accounted in the averages
+    merge_s: float = math.inf  # from the last close to its commit
 
 
 class _Average:
@@ -153,7 +161,7 @@ class RoundEngine:
         self._own.discard(key)
         timing = self._timings.get(key.fragment)
         if timing is not None and timing.closing_key == key:
-            timing.closing_seen_at_s = now_s
+            timing.merge_ended_at_s = now_s
 
     def appended(self, outcomes: Iterable[Outcome]) -> None:
         """Says what became of items that this replica appended."""
@@ -190,8 +198,9 @@ class RoundEngine:
             key = MergeKey(fragment.layout.name, fragment.closing.version, fragment.closing.attempt)
         if key != timing.closing_key:
             if timing.closing_key is not None and timing.closing_seen_at_s is not None and key is None:
-                self._xi_sync.observe(now_s - timing.closing_seen_at_s)
-            timing.closing_key, timing.closing_seen_at_s = key, now_s
+                timing.merge_s = now_s - timing.closing_seen_at_s
+                self._xi_sync.observe(timing.merge_s)
+            timing.closing_key, timing.closing_seen_at_s, timing.merge_ended_at_s = key, now_s, None
         if fragment.last_close_position != timing.close_position:
             self._earn(state, fragment, view, timing, now_s)
             timing.close_position = fragment.last_close_position
@@ -242,9 +251,13 @@ class RoundEngine:
     ) -> tuple[MergeKey, float]:
         assert timing.closing_key is not None  # `_observe` has just set it
         assert timing.closing_seen_at_s is not None
-        is_own = timing.closing_key in self._own
-        # Another replica merges the sets that it closed; it is assumed dead only if no commit comes for a term.
-        return timing.closing_key, now_s if is_own else timing.closing_seen_at_s + state.policy.lease_term_s
+        if timing.closing_key in self._own:
+            return timing.closing_key, now_s
+        if timing.merge_ended_at_s is not None:
+            return timing.closing_key, timing.merge_ended_at_s + state.policy.lease_term_s
+        # Another replica merges the sets that it closed. Without a commit it is assumed dead.
+        patience_s = min(state.policy.lease_term_s, TAKE_OVER_S + TAKE_OVER_FACTOR * timing.merge_s)
+        return timing.closing_key, timing.closing_seen_at_s + patience_s
 
     def _close(
         self, state: RunState, fragment: FragmentState, view: MembershipView, timing: _RoundTiming, now_s: float

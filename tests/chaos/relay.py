@@ -48,6 +48,11 @@ class Link:
         self._flowing = asyncio.Event()
         self._flowing.set()
 
+    def swallow(self) -> None:
+        """Likewise, and connections that are made from now on are no better."""
+        self._flowing.clear()
+        self._frozen.append(self._flowing)
+
     def slow_down(self, bytes_per_s: float, delay_s: float) -> None:
         """Carries fewer bytes, and each of them late."""
         self.bytes_per_s, self.delay_s = bytes_per_s, delay_s

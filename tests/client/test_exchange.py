@@ -19,6 +19,7 @@ from skerry.client.errors import error_of
 from skerry.client.exchange import ExchangeLoop
 from skerry.client.grpc_transport import GrpcTransport
 from skerry.client.parameters import ArrayParameters
+from skerry.client.replicas import CONTROL
 from skerry.client.session import ExchangeSettings
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.identifiers import SystemEntropy
@@ -124,8 +125,9 @@ async def test_a_status_of_a_proxy_says_nothing_about_a_push(
         monkeypatch.setattr(stub, method, proxied)
 
     async with training(target, Faults()) as world:
-        put_proxy_before(world.transport._lanes[0]._replicas[0].exchange, "PushDelta")
-        put_proxy_before(world.transport._control._replicas[0].exchange, "QueryPush")
+        (replica,) = world.transport._replicas
+        put_proxy_before(replica.connection(0).exchange, "PushDelta")
+        put_proxy_before(replica.connection(CONTROL).exchange, "QueryPush")
         await world.train_until(lambda: world.exchange.stats.deltas_merged >= 12)
         assert answered["PushDelta"] == 3
         assert is_delivered or answered["QueryPush"] == 3

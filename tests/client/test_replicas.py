@@ -7,19 +7,28 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from contextlib import aclosing, contextmanager
+from contextvars import ContextVar
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any, Final, NamedTuple
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 
-from skerry.client import ArrayLearner, Policy, RunsClient, SkerryError
+from skerry.client import ArrayLearner, Policy, RunsClient, SkerryError, array_learner
 from skerry.client.grpc_transport import GrpcTransport
 from skerry.client.loop_thread import LoopThread
+from skerry.client.replicas import Connection
 from skerry.runtime.addresses import client_address, server_address, split_targets
 from skerry.store.log.entries import Fate
 from skerry.v1 import capabilities_pb2
+from tests.chaos.relay import Link
 from tests.client.quadratic import Quadratic
+from tests.doubles.heard_logs import heard_logs
 from tests.syncer.audit import check_fates, final_state
 from tests.syncer.serve_process import ServeProcess
 
@@ -44,6 +53,14 @@ class TwoReplicas:
         self.processes = [ServeProcess(self.store_url, each) for each in folders]
         for process in self.processes:
             self.thread.run(process.start())
+        self.links = [Link(process.port) for process in self.processes]
+        for link in self.links:
+            self.thread.run(link.open(0))
+
+    @property
+    def relayed(self) -> str:
+        """The addresses of both links, through which all bytes pass."""
+        return ",".join(f"127.0.0.1:{link.port}" for link in self.links)
 
     @property
     def target(self) -> str:
@@ -54,12 +71,29 @@ class TwoReplicas:
         """Kills one with SIGKILL."""
         self.thread.run(self.processes[at].kill())
 
+    def hang(self, at: int, how: str) -> None:
+        """Has one hang: its process or its event loop stands still, or nothing passes its link, or its connections."""
+        process, link = self.processes[at], self.links[at]
+        hangs = {
+            "stopped": process.stop_running,
+            "stuck": process.block_loop,
+            "swallowed": link.swallow,
+            "half-open": link.freeze,
+        }
+        self.thread.call(hangs[how])
+
+    def go_on(self, at: int) -> None:
+        """Has one that was stopped go on."""
+        self.thread.call(self.processes[at].go_on)
+
     def start(self, at: int) -> None:
         """Starts it again, on its port."""
         self.thread.run(self.processes[at].start())
 
     def close(self) -> None:
         """Ends both."""
+        for link in self.links:
+            self.thread.run(link.close())
         for process in self.processes:
             self.thread.run(process.stop())
         self.thread.close()
@@ -77,13 +111,13 @@ def replicas(tmp_path: Path) -> Iterator[TwoReplicas]:
 class Trainer:
     """A learner that trains on a thread of its own, and notes how long it was detached at a time."""
 
-    def __init__(self, target: str, name: str, seed: int, *, pause_s: float = 0.0) -> None:
+    def __init__(self, target: str, name: str, seed: int, *, pause_s: float = 0.0, policy: Policy = POLICY) -> None:
         self._problem = Quadratic(seed)
         self._pause_s = pause_s
         self._stop = threading.Event()
         self.longest_detached_s = 0.0
         self.learner = ArrayLearner(
-            self._problem.arrays, target=target, run="fit", learner_id=name, create=True, policy=POLICY
+            self._problem.arrays, target=target, run="fit", learner_id=name, create=True, policy=policy
         )
         self._thread = threading.Thread(target=self._train, name=name)
         self._thread.start()
@@ -175,6 +209,218 @@ def test_a_command_does_not_notice_that_one_of_the_replicas_is_dead(replicas: Tw
             replicas.start(dead)
 
 
+# From the hang of a replica to the next acknowledgement by another: what a learner may notice of it.
+HANG_S = 10.0
+_CALLED: ContextVar[str] = ContextVar("the replica that the call at hand goes to")
+
+
+class Stage(NamedTuple):
+    """A moment in a call: so many of its messages have been sent, or received; as it begins none were sent."""
+
+    method: str
+    sent_count: int | None = None
+    received_count: int | None = None
+
+
+class StagedTransport(GrpcTransport):
+    """The product's transport; tells which replica a call goes to when one comes to the stage."""
+
+    def __init__(self, *given: Any, stage: Stage, reach: Callable[[str], None], **options: Any) -> None:
+        super().__init__(*given, **options)
+        self._stage, self._on_reach = stage, reach
+
+    async def _answer(self, open_call: Callable[[Any], Any], **options: Any) -> Any:
+        return await super()._answer(lambda connection: open_call(self._watched(connection)), **options)
+
+    def _stream(self, number: int, open_call: Callable[[Any], Any]) -> AsyncGenerator[Any, None]:
+        return super()._stream(number, lambda connection: open_call(self._watched(connection)))
+
+    def _watched(self, connection: Connection) -> Any:
+        def begin(method: str) -> None:
+            _CALLED.set(connection.replica.name)
+            self._reach(method, sent_count=0)
+
+        return Watched(connection, begin)
+
+    def _reach(self, method: str, **counts: int) -> None:
+        if Stage(method, **counts) == self._stage:
+            self._on_reach(_CALLED.get())
+
+    async def _sending(self, method: str, requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
+        count = 0
+        async for request in requests:
+            yield request
+            count += 1
+            self._reach(method, sent_count=count)
+
+    async def _receiving(self, method: str, responses: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
+        async with aclosing(responses):
+            count = 0
+            async for response in responses:
+                yield response
+                count += 1
+                self._reach(method, received_count=count)
+
+    def attach(self, requests: AsyncIterator[Any]) -> AsyncGenerator[Any, None]:
+        """Attaches."""
+        return self._receiving("Attach", super().attach(self._sending("Attach", requests)))
+
+    def pull_fragment(self, request: Any) -> AsyncGenerator[Any, None]:
+        """Downloads."""
+        return self._receiving("PullFragment", super().pull_fragment(request))
+
+    async def push_delta(self, requests: AsyncIterator[Any]) -> Any:
+        """Pushes."""
+        answer = await super().push_delta(self._sending("PushDelta", requests))
+        self._reach("PushDelta", received_count=1)
+        return answer
+
+
+class Watched:
+    """An object whose methods that are RPCs are told of as they begin, however deep inside they are."""
+
+    def __init__(self, watched: Any, begin: Callable[[str], None]) -> None:
+        self._watched, self._begin = watched, begin
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._watched, name)
+        if not name[0].isupper():
+            return Watched(value, self._begin)
+
+        def call(*given: Any, **options: Any) -> Any:
+            self._begin(name)
+            return value(*given, **options)
+
+        return call
+
+
+class Hanging:
+    """Has the replica hang to which a call goes that comes to a stage, once it is armed; the first such call only."""
+
+    def __init__(self, replicas: TwoReplicas, how: str, target: str) -> None:
+        self._replicas, self._how = replicas, how
+        self._names = target.split(",")
+        self.is_armed = False
+        self.at_s: float | None = None
+
+    def __call__(self, name: str) -> None:
+        """Takes note that a call to a replica has come to the stage."""
+        if self.is_armed and self.at_s is None:
+            self.at_s = time.monotonic()
+            self._replicas.hang(self._names.index(name), self._how)
+
+    def until(self, is_over: Callable[[], bool]) -> float:
+        """Returns the seconds from the hang until something holds."""
+        deadline_s = time.monotonic() + 90
+        while self.at_s is None or not is_over():
+            assert time.monotonic() < deadline_s
+            time.sleep(0.01)
+        return time.monotonic() - self.at_s
+
+
+@contextmanager
+def staged(replicas: TwoReplicas, target: str, stage: Stage, how: str) -> Iterator[Hanging]:
+    """Has a replica hang when a call of a learner that is made inside the context comes to the stage."""
+    hanging = Hanging(replicas, how, target)
+    with patch.object(array_learner, "GrpcTransport", partial(StagedTransport, stage=stage, reach=hanging)):
+        yield hanging
+
+
+# A push of this model sends a header, a part, its bytes, its end, and the end of the push.
+TRAINING: Final = {
+    "push begins": Stage("PushDelta", sent_count=0),
+    "push in a part": Stage("PushDelta", sent_count=3),
+    "push before its end": Stage("PushDelta", sent_count=4),
+    "push before its answer": Stage("PushDelta", sent_count=5),
+    "merge": Stage("PushDelta", received_count=1),
+    "download begins": Stage("PullFragment", sent_count=0),
+    "download before its bytes": Stage("PullFragment", received_count=1),
+    "report": Stage("Attach", sent_count=3),
+}
+JOINING: Final = ("GetCapabilities", "GetRun", "CreateRun", "PushDelta", "CommitRun", "PullFragment", "Attach")
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize(
+    ("stage", "how"),
+    [
+        *((stage, "stopped") for stage in TRAINING),
+        *((stage, how) for stage in ("push before its answer", "report") for how in ("stuck", "swallowed")),
+    ],
+)
+def test_a_replica_that_hangs_delays_acknowledgements_by_seconds(replicas: TwoReplicas, stage: str, how: str) -> None:
+    target = replicas.relayed if how == "swallowed" else replicas.target
+    with staged(replicas, target, TRAINING[stage], how) as hanging:
+        trainer = Trainer(target, "us", 0, pause_s=0.02, policy=replace(POLICY, lease_term_s=Policy().lease_term_s))
+        trainer.until_merged(2)
+        hanging.is_armed = True
+        hanging.until(lambda: True)
+        before = trainer.learner.stats.deltas_acknowledged
+        waited_s = hanging.until(lambda: trainer.learner.stats.deltas_acknowledged > before + 1)
+        trainer.stop()
+    print(f"{stage}, {how}: {waited_s:.1f} s to the next acknowledgement but one")
+    assert waited_s < HANG_S
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("method", JOINING)
+def test_a_replica_that_hangs_delays_a_learner_that_joins_by_seconds(replicas: TwoReplicas, method: str) -> None:
+    with staged(replicas, replicas.target, Stage(method, sent_count=0), "stopped") as hanging:
+        hanging.is_armed = True
+        with ArrayLearner(
+            Quadratic().arrays, target=replicas.target, run="fit", learner_id="us", create=True, policy=POLICY
+        ) as learner:
+            waited_s = hanging.until(lambda: learner.stats.is_attached)
+    print(f"{method}: {waited_s:.1f} s")
+    assert waited_s < HANG_S
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("how", ["stopped", "stuck"])
+def test_an_idle_learner_attaches_to_another_replica_when_its_own_hangs(replicas: TwoReplicas, how: str) -> None:
+    with staged(replicas, replicas.target, Stage("Attach", received_count=1), how) as hanging:
+        hanging.is_armed = True
+        with ArrayLearner(
+            Quadratic().arrays, target=replicas.target, run="fit", learner_id="us", create=True, policy=POLICY
+        ) as learner:
+            hanging.until(lambda: not learner.stats.is_attached)
+            waited_s = hanging.until(lambda: learner.stats.is_attached)
+    assert waited_s < HANG_S
+
+
+@pytest.mark.timeout(180)
+def test_a_learner_with_one_target_waits_while_that_hangs_and_takes_a_fresh_connection_that_answers(
+    replicas: TwoReplicas,
+) -> None:
+    trainer = Trainer(replicas.relayed.split(",")[0], "us", 0, pause_s=0.02)
+    try:
+        trainer.until_merged(2)
+        replicas.hang(0, "stopped")
+        time.sleep(HANG_S)
+        replicas.go_on(0)
+        trainer.until_merged(2)
+        assert trainer.longest_detached_s < 1.0
+        assert trainer.learner.stats.problem is None
+        replicas.hang(0, "half-open")
+        begun_s = time.monotonic()
+        trainer.until_merged(3)
+        assert time.monotonic() - begun_s < HANG_S
+    finally:
+        trainer.stop()
+
+
+@pytest.mark.timeout(180)
+def test_a_slow_link_is_not_taken_for_a_replica_that_hangs(replicas: TwoReplicas) -> None:
+    weights = {"weight": np.random.default_rng(0).normal(size=60_000).astype(np.float32)}
+    for link in replicas.links:
+        link.slow_down(bytes_per_s=30_000, delay_s=0.05)
+    with heard_logs() as logs, RunsClient(replicas.relayed) as client:
+        client.create_run("fit", weights)
+        pulled = dict(client.pull("fit"))
+    np.testing.assert_array_equal(pulled["weight"], weights["weight"])
+    assert [line["event"] for line in logs if "hangs" in line["event"]] == []
+
+
 _ASKER = """
 import sys
 from skerry.client import RunsClient
@@ -207,15 +453,17 @@ def test_of_a_name_with_several_addresses_any_that_lives_is_called(tmp_path: Pat
     try:
         with RunsClient(f"127.0.0.2:{first.port}") as client:
             client.create_run("fit", {"bias": np.zeros(4, np.float32)})
-        for dead in (None, first, second):
-            if dead is not None:
+        for dead, is_killed in ((None, False), (first, True), (second, True), (first, False)):
+            if dead is not None and is_killed:
                 thread.run(dead.kill())
+            elif dead is not None:
+                dead.stop_running()
             for _ in range(4):
                 asked_at_s = time.monotonic()
                 print(file=asker.stdin, flush=True)
                 assert asker.stdout.readline() == "fit\n"
-                assert dead is None or time.monotonic() - asked_at_s < FAIL_OVER_S
-            if dead is not None:
+                assert dead is None or time.monotonic() - asked_at_s < (FAIL_OVER_S if is_killed else HANG_S)
+            if dead is not None and is_killed:
                 thread.run(dead.start())
                 time.sleep(RECONNECT_S)
     finally:
@@ -229,16 +477,16 @@ def test_of_a_name_with_several_addresses_any_that_lives_is_called(tmp_path: Pat
 def test_calls_are_spread_over_the_healthy_replicas_and_a_draining_one_gets_none(replicas: TwoReplicas) -> None:
     async def spread() -> None:
         transport = GrpcTransport(replicas.target)
-        targets = dict(zip(transport._control._replicas, replicas.target.split(","), strict=True))
+        targets = dict(zip(transport._replicas, replicas.target.split(","), strict=True))
 
         async def until(wanted: set[str]) -> None:
             """Returns once exactly the wanted ones answer; no call may fail."""
             found: set[str] = set()
             async with asyncio.timeout(20):
                 while found != wanted:
-                    asked = [await transport._control.next() for _ in range(6)]
+                    asked = [await transport._replicas.next() for _ in range(6)]
                     await asyncio.gather(*(one.capabilities.GetCapabilities(ASK, timeout=5) for one in asked))
-                    found = {targets[one] for one in asked}
+                    found = {targets[one.replica] for one in asked}
 
         await until(set(targets.values()))
         await asyncio.wrap_future(replicas.thread.start(_terminated(replicas.processes[0])))

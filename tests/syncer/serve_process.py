@@ -9,9 +9,18 @@ import signal
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Final
 
 from tests.e2e.machine import tail
 from tests.ports import free_ports
+
+# SIGUSR1 keeps the main thread, and so the event loop, from going on; gRPC's own threads still answer pings.
+_SERVE: Final = """
+import signal, sys, time
+signal.signal(signal.SIGUSR1, lambda *_: time.sleep(3600))
+from skerry.cli.main import main
+sys.exit(main())
+"""
 
 
 class ServeProcess:
@@ -31,8 +40,8 @@ class ServeProcess:
         arguments = ["--listen", f"{self.host}:{self.port}", "--store", self.store_url, "--drain-grace", "10", *options]
         self._process = await asyncio.create_subprocess_exec(
             sys.executable,
-            "-m",
-            "skerry.cli.main",
+            "-c",
+            _SERVE,
             "serve",
             *arguments,
             stdout=asyncio.subprocess.PIPE,
@@ -55,6 +64,18 @@ class ServeProcess:
         assert self._process is not None
         self._process.send_signal(signal.SIGKILL)
         await self._process.wait()
+
+    def stop_running(self) -> None:
+        """Takes all time from the process."""
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        """Gives it time again."""
+        os.kill(self.pid, signal.SIGCONT)
+
+    def block_loop(self) -> None:
+        """Has its event loop stand still until it is killed."""
+        os.kill(self.pid, signal.SIGUSR1)
 
     def terminate(self) -> None:
         """Sends SIGTERM, which drains the syncer."""

@@ -14,7 +14,7 @@ from google.rpc import error_details_pb2, status_pb2
 
 from skerry.client.errors import RefusedError, SkerryError, TryAgainError, error_of
 from skerry.client.handshakes import explain
-from skerry.client.replicas import Replica, Replicas
+from skerry.client.replicas import CONTROL, Connection, Replicas
 from skerry.client.transport import LANE_COUNT
 from skerry.runtime.addresses import split_targets
 from skerry.runtime.tls import Insecure, Tls
@@ -45,8 +45,9 @@ class GrpcTransport:
 
     Bulk calls that overlap take up to `LANE_COUNT` connections, which are made when they are needed.
     `target` is host:port, or several separated by commas; a host may have several addresses. Each call goes to the next
-    healthy replica. Must be made and used on one event loop. Without `tls` connections on loopback
-    are plaintext, and others use TLS and trust the public authorities; "insecure" has all be plaintext.
+    healthy replica, and fails with UNREACHABLE when that hangs and another does not. Must be made and used on one event
+    loop. Without `tls` connections on loopback are plaintext, and others use TLS and trust the public authorities;
+    "insecure" has all be plaintext.
 
     Raises:
         ValueError: a target is empty, or the files of `tls` can't be used.
@@ -57,110 +58,128 @@ class GrpcTransport:
         targets = split_targets(target)
         if jitter is not None:
             targets = tuple(jitter.sample(targets, len(targets)))
-        self.has_others = len(targets) > 1
-        self._control = Replicas(targets, tls)
-        self._lanes = [Replicas(targets, tls) for _ in range(LANE_COUNT)]
+        self._replicas = Replicas(targets, tls)
+        self._lane_calls = [0] * LANE_COUNT  # under way, by lane
+
+    @property
+    def has_others(self) -> bool:
+        """Whether a call may be repeated at another replica."""
+        return self._replicas.has_others
 
     def attach(
         self, requests: AsyncIterator[exchange_pb2.AttachRequest]
     ) -> AsyncGenerator[exchange_pb2.AttachResponse, None]:
         """Opens the attach stream."""
-        return _stream(self._control, lambda replica: replica.exchange.Attach(requests))
+        return self._stream(CONTROL, lambda connection: connection.exchange.Attach(requests))
 
     async def push_delta(
         self, requests: AsyncIterator[exchange_pb2.PushDeltaRequest]
     ) -> exchange_pb2.PushDeltaResponse:
         """Sends a push on a bulk connection."""
         with self._lane() as lane:
-            replica = await lane.next()
-            return await self._answer(replica.exchange.PushDelta(requests), unknown=TryAgainError)
+            return await self._answer(
+                lambda connection: connection.exchange.PushDelta(requests), number=lane, unknown=TryAgainError
+            )
 
     async def query_push(
         self, request: exchange_pb2.QueryPushRequest, *, timeout_s: float
     ) -> exchange_pb2.QueryPushResponse:
         """Asks how far a push has come."""
-        replica = await self._control.next()
-        call = replica.exchange.QueryPush(request, timeout=timeout_s)
-        return await self._answer(call, unknown=TryAgainError)
+        return await self._answer(
+            lambda connection: connection.exchange.QueryPush(request, timeout=timeout_s), unknown=TryAgainError
+        )
 
     async def pull_fragment(
         self, request: exchange_pb2.PullFragmentRequest
     ) -> AsyncGenerator[exchange_pb2.PullFragmentResponse, None]:
         """Opens a download on a bulk connection."""
         with self._lane() as lane:
-            async with aclosing(_stream(lane, lambda replica: replica.exchange.PullFragment(request))) as responses:
+            opened = self._stream(lane, lambda connection: connection.exchange.PullFragment(request))
+            async with aclosing(opened) as responses:
                 async for response in responses:
                     yield response
 
     def watch(self, request: exchange_pb2.WatchRequest) -> AsyncGenerator[exchange_pb2.WatchResponse, None]:
         """Follows a run."""
-        return _stream(self._control, lambda replica: replica.exchange.Watch(request))
+        return self._stream(CONTROL, lambda connection: connection.exchange.Watch(request))
 
-    async def ask(self, call: Callable[[Replica], Awaitable[A]]) -> A:
+    async def ask(self, call: Callable[[Connection], Awaitable[A]]) -> A:
         """Returns the answer of the next replica to a unary call."""
-        return await self._answer(call(await self._control.next()))
+        return await self._answer(call)
 
     async def get_capabilities(
         self, request: capabilities_pb2.GetCapabilitiesRequest, *, timeout_s: float
     ) -> capabilities_pb2.GetCapabilitiesResponse:
         """Asks for the server's version, codecs and limits."""
-        return await self.ask(lambda replica: replica.capabilities.GetCapabilities(request, timeout=timeout_s))
+        return await self.ask(lambda connection: connection.capabilities.GetCapabilities(request, timeout=timeout_s))
 
     async def get_run(self, request: runs_pb2.GetRunRequest, *, timeout_s: float) -> runs_pb2.GetRunResponse:
         """Asks for a run."""
-        return await self.ask(lambda replica: replica.runs.GetRun(request, timeout=timeout_s))
+        return await self.ask(lambda connection: connection.runs.GetRun(request, timeout=timeout_s))
 
     async def create_run(self, request: runs_pb2.CreateRunRequest, *, timeout_s: float) -> runs_pb2.CreateRunResponse:
         """Makes a draft."""
-        return await self.ask(lambda replica: replica.runs.CreateRun(request, timeout=timeout_s))
+        return await self.ask(lambda connection: connection.runs.CreateRun(request, timeout=timeout_s))
 
     async def commit_run(self, request: runs_pb2.CommitRunRequest, *, timeout_s: float) -> runs_pb2.CommitRunResponse:
         """Makes a draft the run of its name."""
-        return await self.ask(lambda replica: replica.runs.CommitRun(request, timeout=timeout_s))
+        return await self.ask(lambda connection: connection.runs.CommitRun(request, timeout=timeout_s))
 
     async def close(self) -> None:
         """Closes every connection."""
-        for replicas in (*self._lanes, self._control):
-            await replicas.close()
+        await self._replicas.close()
 
     @contextmanager
-    def _lane(self) -> Iterator[Replicas]:
+    def _lane(self) -> Iterator[int]:
         """Yields the bulk connection with the fewest calls; of equal ones the first, so that it stays warm."""
-        lane = min(self._lanes, key=lambda one: one.call_count)
-        lane.call_count += 1
+        lane = min(range(LANE_COUNT), key=self._lane_calls.__getitem__)
+        self._lane_calls[lane] += 1
         try:
             yield lane
         finally:
-            lane.call_count -= 1
+            self._lane_calls[lane] -= 1
 
-    async def _answer(self, call: Awaitable[A], *, unknown: type[SkerryError] = RefusedError) -> A:
-        """Returns the answer to a unary call; raises SkerryError if it fails, as `error_from_rpc` says."""
+    async def _answer(
+        self,
+        open_call: Callable[[Connection], Awaitable[A]],
+        *,
+        number: int = CONTROL,
+        unknown: type[SkerryError] = RefusedError,
+    ) -> A:
+        """Returns the next replica's one answer to a call; raises SkerryError if it fails, as `error_from_rpc` says."""
+        connection = await self._replicas.next(number)
+        call = open_call(connection)
         try:
-            return await call
+            with connection.replica.calling(call):
+                answer = await call
+            connection.replica.life.heard()
+            return answer
         except asyncio.CancelledError:
             _raise_if_call_was_cancelled()
             raise
         except grpc.aio.AioRpcError as error:
-            raise error_from_rpc(error, unknown=unknown, has_tls=self._control.has_tls) from error
+            raise error_from_rpc(error, unknown=unknown, has_tls=self._replicas.has_tls) from error
         except grpc.aio.UsageError as error:  # the channel was closed under the call
             raise error_of("UNREACHABLE", f"connection is closed. cause={error}") from error
 
-
-async def _stream(replicas: Replicas, open_call: Callable[[Replica], Any]) -> AsyncGenerator[Any, None]:
-    """Yields the answers to a call of the next replica; it is cancelled when the iterator is closed or dropped."""
-    call = open_call(await replicas.next())
-    try:
-        async for response in call:
-            yield response
-    except asyncio.CancelledError:
-        _raise_if_call_was_cancelled()
-        raise
-    except grpc.aio.AioRpcError as error:
-        raise error_from_rpc(error, has_tls=replicas.has_tls) from error
-    except grpc.aio.UsageError as error:
-        raise error_of("UNREACHABLE", f"connection is closed. cause={error}") from error
-    finally:
-        call.cancel()
+    async def _stream(self, number: int, open_call: Callable[[Connection], Any]) -> AsyncGenerator[Any, None]:
+        """Yields the next replica's answers to a call, which is cancelled when the iterator is closed or dropped."""
+        connection = await self._replicas.next(number)
+        call = open_call(connection)
+        try:
+            with connection.replica.calling(call):
+                async for response in call:
+                    connection.replica.life.heard()
+                    yield response
+        except asyncio.CancelledError:
+            _raise_if_call_was_cancelled()
+            raise
+        except grpc.aio.AioRpcError as error:
+            raise error_from_rpc(error, has_tls=self._replicas.has_tls) from error
+        except grpc.aio.UsageError as error:
+            raise error_of("UNREACHABLE", f"connection is closed. cause={error}") from error
+        finally:
+            call.cancel()
 
 
 def _raise_if_call_was_cancelled() -> None:

@@ -3,9 +3,10 @@
 Any replica may take any call: a request carries the log position that the caller has seen, and a replica reads the log
 at least that far before it answers. So calls are spread over all replicas, and a repeated call tries another one.
 
-Each target has a gRPC channel, which spreads its calls over the addresses of the target's name. Of several targets,
-those are ready that accept connections and answer SERVING to `grpc.health.v1`; a server without that service counts as
-healthy. A single target is called whatever its health is, since its own refusal says more than no answer.
+A target whose name has several addresses is a replica for each of them. Of several replicas, those are ready that
+accept connections and answer SERVING to `grpc.health.v1`, and that do not hang (`skerry.client.liveness`); a server
+without that service counts as healthy. A single replica is called whatever its health is, since its own refusal says
+more than no answer.
 
 Targets on this machine are called in plaintext and others with TLS, unless the client says otherwise. The files of TLS
 are read again when a connection can't be made, so that renewed certificates come into use.
@@ -16,14 +17,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections import deque
-from collections.abc import Sequence
+import socket
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from skerry.client.errors import error_of
-from skerry.runtime.tls import Insecure, Tls, tls_for
+from skerry.client.errors import SkerryError, error_of
+from skerry.client.liveness import Liveness, Vigil
+from skerry.runtime.addresses import client_address
+from skerry.runtime.tls import Insecure, Tls, TlsFiles, is_loopback, tls_for
 from skerry.v1 import capabilities_pb2_grpc, exchange_pb2, exchange_pb2_grpc, runs_pb2_grpc
 from skerry.wire.bulk import DataResponse, serialized
 
@@ -47,38 +52,36 @@ _OPTIONS: Final[list[tuple[str, int | str]]] = [
 _CONNECT_S: Final = 2.5
 # Between two looks at the channels meanwhile; looking costs microseconds.
 _LOOK_S: Final = 0.01
+# Between two look-ups of names while a replica can't be reached.
+_LOOK_UP_S: Final = 30.0
+# The number of the connection for attach and small calls; others are lanes of bulk, from 0 on.
+CONTROL: Final = -1
+# What a call ends with that nobody has answered; with any other status a server is alive.
+_UNANSWERED: Final = frozenset(
+    {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED}
+)
 
 
-class Replica:
-    """One target: its channel, and the stubs of its services."""
+class Connection:
+    """One connection to a replica: its channel, and the stubs of its services."""
 
-    def __init__(self, target: str, tls: Tls | Insecure | None, *, is_alone: bool) -> None:
-        config = json.dumps(_BALANCED if is_alone else _HEALTH_CHECKED)
-        self._target, self._tls = target, tls_for(target, tls)
-        self._options = [*_OPTIONS, ("grpc.service_config", config)]
-        self._files = None if self._tls is None else self._tls.read()
+    def __init__(self, replica: Replica) -> None:
+        """Connects when it is first called."""
+        self.replica = replica
         self._connect()
 
     async def renew(self) -> None:
         """Connects with the certificates that the files hold now, if they changed and no connection can be made."""
-        if self._tls is None or self.channel.get_state() is not grpc.ChannelConnectivity.TRANSIENT_FAILURE:
+        if self.channel.get_state() is not grpc.ChannelConnectivity.TRANSIENT_FAILURE:
             return
-        with contextlib.suppress(ValueError):  # files that are being replaced are read again before the next call
-            files = self._tls.read(self._files)
-            if files is not self._files:
-                broken, self._files = self.channel, files
-                self._connect()
-                await broken.close(None)
+        if self._files is not self.replica.read_files():
+            broken = self.channel
+            self._connect()
+            await broken.close(None)
 
     def _connect(self) -> None:
-        if self._files is None:
-            self.channel = grpc.aio.insecure_channel(self._target, options=self._options)
-        else:
-            credentials = grpc.ssl_channel_credentials(self._files.ca, self._files.key, self._files.cert)
-            if self._tls is not None and (self._tls.token_file or self._tls.token):
-                plugin = grpc.metadata_call_credentials(self._authorize)  # type: ignore[arg-type]  # any callable
-                credentials = grpc.composite_channel_credentials(credentials, plugin)
-            self.channel = grpc.aio.secure_channel(self._target, credentials, options=self._options)
+        self._files = self.replica.files
+        self.channel = self.replica.open_channel()
         self.exchange = exchange_pb2_grpc.ExchangeStub(self.channel)
         # In place of the generated ones, which have protobuf copy what they send and receive.
         self.exchange.PushDelta = self.channel.stream_unary(
@@ -89,6 +92,114 @@ class Replica:
         )
         self.runs = runs_pb2_grpc.RunsStub(self.channel)
         self.capabilities = capabilities_pb2_grpc.CapabilitiesStub(self.channel)
+        self.health = health_pb2_grpc.HealthStub(self.channel)
+
+
+class Replica:
+    """One address that may be called: its connections, the calls on them, and its life."""
+
+    def __init__(self, target: str, tls: Tls | Insecure | None, *, address: str = "", is_alone: bool) -> None:
+        """Takes the target, and one of the addresses of its name if that has several."""
+        self.name = address or target
+        self.life = Liveness()
+        self._tls = tls_for(target, tls)
+        config = json.dumps(_BALANCED if is_alone else _HEALTH_CHECKED)
+        self._options = [*_OPTIONS, ("grpc.service_config", config)]
+        if address:
+            self._options.append(("grpc.default_authority", target))
+        self.files = None if self._tls is None else self._tls.read()
+        self._connections: dict[int, Connection] = {}
+        self._fresh: Connection | None = None
+        self._calls: dict[Any, SkerryError | None] = {}
+
+    def connection(self, number: int) -> Connection:
+        """Returns the connection of this number; it is made when it is first asked for."""
+        if number not in self._connections:
+            self._connections[number] = Connection(self)
+        return self._connections[number]
+
+    def is_ready(self, number: int) -> bool:
+        """Whether a call over this connection would be sent at once; if not, connects."""
+        state = self.connection(number).channel.get_state(try_to_connect=True)
+        return state is grpc.ChannelConnectivity.READY and not self.life.is_lost
+
+    @property
+    def is_called(self) -> bool:
+        """Whether it has calls that are not over."""
+        return bool(self._calls)
+
+    @contextlib.contextmanager
+    def calling(self, call: Any) -> Iterator[None]:
+        """Has a call fail within the context if the replica is given up.
+
+        Raises:
+            SkerryError: UNREACHABLE: it was.
+        """
+        self._calls[call] = None
+        try:
+            yield
+        except asyncio.CancelledError:
+            if (error := self._calls[call]) is not None:
+                raise error from None
+            raise
+        finally:
+            del self._calls[call]
+
+    async def serves(self, *, is_fresh: bool) -> bool:
+        """Returns once it has answered whether it takes calls."""
+        if is_fresh:
+            self._fresh = self._fresh or Connection(self)
+        connection = self._fresh if is_fresh and self._fresh else self.connection(CONTROL)
+        try:
+            answer = await connection.health.Check(health_pb2.HealthCheckRequest())
+        except grpc.aio.AioRpcError as error:
+            if error.code() in _UNANSWERED:
+                raise error_of("UNREACHABLE", f"the replica was not asked. replica={self.name}") from error
+            return True  # it has no such service, or wants to know who asks
+        except grpc.aio.UsageError as error:
+            raise error_of("UNREACHABLE", "connection is closed") from error
+        return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+
+    async def give_up(self, error: SkerryError, *, has_fresh: bool) -> None:
+        """Fails its calls with `error` and closes its connections, except the fresh one if that answers."""
+        for call in self._calls:
+            self._calls[call] = error
+            call.cancel()
+        closed, self._connections = list(self._connections.values()), {}
+        if has_fresh and self._fresh is not None:
+            self._connections[CONTROL], self._fresh = self._fresh, None
+        for one in closed:
+            await one.channel.close(None)
+        await self.drop_fresh()
+
+    async def drop_fresh(self) -> None:
+        """Closes the fresh connection."""
+        if self._fresh is not None:
+            dropped, self._fresh = self._fresh, None
+            await dropped.channel.close(None)
+
+    async def close(self) -> None:
+        """Closes every connection; calls in flight fail."""
+        await self.drop_fresh()
+        for one in self._connections.values():
+            await one.channel.close(None)
+
+    def read_files(self) -> TlsFiles | None:
+        """Returns what the files of TLS hold now."""
+        if self._tls is not None:
+            with contextlib.suppress(ValueError):  # files that are being replaced are read again before the next call
+                self.files = self._tls.read(self.files)
+        return self.files
+
+    def open_channel(self) -> grpc.aio.Channel:
+        """Returns a new channel."""
+        if self.files is None:
+            return grpc.aio.insecure_channel(self.name, options=self._options)
+        credentials = grpc.ssl_channel_credentials(self.files.ca, self.files.key, self.files.cert)
+        if self._tls is not None and (self._tls.token_file or self._tls.token):
+            plugin = grpc.metadata_call_credentials(self._authorize)  # type: ignore[arg-type]  # any callable
+            credentials = grpc.composite_channel_credentials(credentials, plugin)
+        return grpc.aio.secure_channel(self.name, credentials, options=self._options)
 
     def _authorize(self, _: grpc.AuthMetadataContext, callback: grpc.AuthMetadataPluginCallback) -> None:
         """Gives a call the token as it is now; called by threads of gRPC, and only for calls over TLS."""
@@ -100,45 +211,132 @@ class Replica:
 
 
 class Replicas:
-    """The targets of a client, each with a connection for one kind of calls; to be used on one event loop."""
+    """The replicas of a client's targets; to be used on one event loop."""
 
     def __init__(self, targets: Sequence[str], tls: Tls | Insecure | None) -> None:
         """Begins with the first target."""
-        self._replicas = deque(Replica(target, tls, is_alone=len(targets) == 1) for target in targets)
+        self._targets, self._tls = tuple(targets), tls
         self.has_tls = any(tls_for(target, tls) for target in targets)
+        self._replicas = {(target, ""): Replica(target, tls, is_alone=len(targets) == 1) for target in targets}
+        self._gone: list[Replica] = []  # whose address the name no longer has
+        self._orders: dict[int, deque[Replica]] = {}  # by the number of the connection
+        self._names = [target for target in targets if _is_name(target)]
+        self._looking_up: asyncio.Task[None] | None = None
+        self._looked_up_s = float("-inf")
+        self._has_looked_up = False
+        self._vigil = Vigil(self)
         self._is_closed = False
-        self.call_count = 0  # of calls under way, as their owner counts them
 
-    async def next(self) -> Replica:
-        """Returns the next replica that is ready; or else the next one, so that the call itself says what is wrong.
+    def __iter__(self) -> Iterator[Replica]:
+        return iter((*self._replicas.values(), *self._gone))
+
+    @property
+    def has_others(self) -> bool:
+        """Whether there is more than one."""
+        return len(self._replicas) > 1
+
+    async def next(self, number: int = CONTROL) -> Connection:
+        """Returns the connection of this number to the next replica that is ready.
+
+        If none is, to the next one, so that the call itself says what is wrong.
 
         Raises:
             TryAgainError: UNREACHABLE: the connections were closed.
         """
-        for replica in tuple(self._replicas):  # other calls turn the order meanwhile
+        await self._look_up()
+        order = self._orders.setdefault(number, deque())
+        for replica in tuple(order):
+            if replica not in self._replicas.values():
+                order.remove(replica)
+        order.extend(replica for replica in self._replicas.values() if replica not in order)
+        for replica in tuple(order):  # other calls turn the order meanwhile
             if not self._is_closed:
-                await replica.renew()
-        if len(self._replicas) > 1:
+                await replica.connection(number).renew()
+        if len(order) > 1:
             loop = asyncio.get_running_loop()
             deadline_s = loop.time() + _CONNECT_S
             # gRPC would tell of changes too, but waiting for one of several channels leaves watches of the others.
-            while not self._is_closed and not self._has_found() and loop.time() < deadline_s:  # noqa: ASYNC110 - no event to wait for
+            while not self._is_closed and not _has_ready(order, number) and loop.time() < deadline_s:  # noqa: ASYNC110 - no event to wait for
                 await asyncio.sleep(_LOOK_S)
         if self._is_closed:
             raise error_of("UNREACHABLE", "connection is closed")
-        self._replicas.rotate(-1)
-        return self._replicas[-1]
-
-    def _has_found(self) -> bool:
-        """Moves the next ready replica to the front, and says whether there is one."""
-        states = [replica.channel.get_state(try_to_connect=True) for replica in self._replicas]
-        if grpc.ChannelConnectivity.READY not in states:
-            return False
-        self._replicas.rotate(-states.index(grpc.ChannelConnectivity.READY))
-        return True
+        order.rotate(-1)
+        self._vigil.begin()
+        return order[-1].connection(number)
 
     async def close(self) -> None:
         """Closes every connection; calls in flight fail."""
         self._is_closed = True
-        for replica in self._replicas:
-            await replica.channel.close(None)
+        if self._looking_up is not None:
+            self._looking_up.cancel()
+        await self._vigil.end()
+        for replica in self:
+            await replica.close()
+
+    async def _look_up(self) -> None:
+        """Looks the targets' names up, first and then now and then while a replica can't be reached.
+
+        Calls wait for the first look-up only, and for that not for long.
+        """
+        loop = asyncio.get_running_loop()
+        is_first = self._looked_up_s == float("-inf")
+        if not self._names or self._is_closed:
+            return
+        if loop.time() >= self._looked_up_s + _LOOK_UP_S and (
+            is_first or not all(replica.is_ready(CONTROL) for replica in self._replicas.values())
+        ):
+            self._looked_up_s = loop.time()
+            self._looking_up = asyncio.create_task(self._look_up_all())
+        if not self._has_looked_up and self._looking_up is not None:
+            await asyncio.wait([self._looking_up], timeout=_CONNECT_S)
+            self._has_looked_up = True
+
+    async def _look_up_all(self) -> None:
+        """Has a replica for each address of the names that have several."""
+        keys: list[tuple[str, str]] = []
+        for target in self._targets:
+            addresses = await _addresses(target) if target in self._names else []
+            keys += [(target, address) for address in addresses or [""]]
+        replicas = {
+            key: self._replicas.get(key) or Replica(key[0], self._tls, address=key[1], is_alone=len(keys) == 1)
+            for key in keys
+        }
+        self._gone += [replica for key, replica in self._replicas.items() if key not in replicas]
+        self._replicas = replicas
+        for replica in [replica for replica in self._gone if not replica.is_called]:
+            self._gone.remove(replica)
+            await replica.close()
+
+
+def _has_ready(order: deque[Replica], number: int) -> bool:
+    """Moves the next replica that is ready to the front, and says whether there is one."""
+    states = [replica.is_ready(number) for replica in order]
+    if True not in states:
+        return False
+    order.rotate(-states.index(True))
+    return True
+
+
+def _is_name(target: str) -> bool:
+    """Whether a target may stand for several machines: neither an address nor this machine."""
+    address = client_address(target)
+    if address is None or is_loopback(address.host) or ":" in target.replace(f":{address.port}", ""):
+        return False
+    return not address.host.replace(".", "").isdecimal()
+
+
+async def _addresses(target: str) -> list[str]:
+    """Returns the addresses of a target's name, as targets of gRPC; none where it has one of a kind, or is unknown."""
+    address = client_address(target)
+    assert address is not None  # it is a name
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+    except OSError:
+        return []
+    hosts = dict.fromkeys((family, info[0]) for family, _, _, _, info in found)
+    if max(Counter(family for family, _ in hosts).values(), default=0) < 2:  # a machine may have one of each
+        return []
+    return [
+        f"ipv6:[{host}]:{address.port}" if family is socket.AF_INET6 else f"ipv4:{host}:{address.port}"
+        for family, host in hosts
+    ]

@@ -17,7 +17,7 @@ from skerry.client.fragment_plan import FragmentPlan, plan_fragments
 from skerry.client.grpc_transport import GrpcTransport
 from skerry.client.loop_thread import LoopThread
 from skerry.client.records import Capabilities, Event, FragmentVersion, Run, RunView, VersionRecord, record_of
-from skerry.client.replicas import Replica
+from skerry.client.replicas import Connection
 from skerry.client.session import Calls, Reader, check_policy, check_timeout
 from skerry.runtime.identifiers import SystemEntropy, system_random
 from skerry.runtime.retry import Retry, RetrySettings
@@ -64,8 +64,7 @@ class RunsClient:
         jitter = system_random()
         self._thread = LoopThread("skerry-runs")
         self._transport = self._thread.call(lambda: GrpcTransport(target, tls=tls, jitter=jitter))
-        hopeless = _HOPELESS_WITH_OTHERS if self._transport.has_others else _HOPELESS
-        retry = Retry(_RETRY, jitter, lambda error: is_transient(error) and error.reason not in hopeless)
+        retry = Retry(_RETRY, jitter, self._is_worth_it)
         self._calls = Calls(self._transport, retry, timeout_s=timeout_s)
 
     def __enter__(self) -> Self:
@@ -265,6 +264,10 @@ class RunsClient:
             if not self._thread.loop.is_closed():
                 self._thread.run(responses.aclose())
 
+    def _is_worth_it(self, error: BaseException) -> bool:
+        hopeless = _HOPELESS_WITH_OTHERS if self._transport.has_others else _HOPELESS
+        return is_transient(error) and error.reason not in hopeless
+
     def _known(self, name: str) -> dict[str, Any]:
         """Returns uid and position of the run that this client last saw under `name`."""
         uid = self._uids.get(name)
@@ -277,8 +280,8 @@ class RunsClient:
         self._seen[run.uid] = max(run.position, self._seen.get(run.uid, 0))
         return run
 
-    def _call(self, method: Callable[[Replica], Callable[..., Awaitable[R]]], request: object) -> R:
-        """Returns the answer to `request` of the method that `method` takes from a replica's stubs."""
+    def _call(self, method: Callable[[Connection], Callable[..., Awaitable[R]]], request: object) -> R:
+        """Returns the answer to `request` of the method that `method` takes from a connection's stubs."""
         ask, timeout_s = self._transport.ask, self._timeout_s
         return self._thread.run(self._calls.retry.call(lambda: ask(lambda at: method(at)(request, timeout=timeout_s))))
 

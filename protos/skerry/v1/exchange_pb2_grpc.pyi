@@ -45,6 +45,10 @@ class ExchangeStub:
     none). Answers and events have the position that they reflect, which is at least that. Any call may land on any
     replica.
 
+    A replica may hang without ending a call. A client that has heard nothing of it for 2 s SHOULD ask it for
+    grpc.health.v1.Health/Check, which is answered while calls wait for the store; and if nothing comes for 5 s while
+    another replica answers, SHOULD end its calls there and repeat them at the other one.
+
     Errors of every method:
     - BAD_REQUEST: a field is malformed, or a message is out of order.
     - BAD_NAME: a name or id does not match its pattern.
@@ -171,6 +175,10 @@ class ExchangeAsyncStub(ExchangeStub):
     none). Answers and events have the position that they reflect, which is at least that. Any call may land on any
     replica.
 
+    A replica may hang without ending a call. A client that has heard nothing of it for 2 s SHOULD ask it for
+    grpc.health.v1.Health/Check, which is answered while calls wait for the store; and if nothing comes for 5 s while
+    another replica answers, SHOULD end its calls there and repeat them at the other one.
+
     Errors of every method:
     - BAD_REQUEST: a field is malformed, or a message is out of order.
     - BAD_NAME: a name or id does not match its pattern.
@@ -292,6 +300,10 @@ class ExchangeServicer(metaclass=_abc_1.ABCMeta):
     Every request but Watch's has `seen_position`, the highest log position of that run that the caller has seen (0:
     none). Answers and events have the position that they reflect, which is at least that. Any call may land on any
     replica.
+
+    A replica may hang without ending a call. A client that has heard nothing of it for 2 s SHOULD ask it for
+    grpc.health.v1.Health/Check, which is answered while calls wait for the store; and if nothing comes for 5 s while
+    another replica answers, SHOULD end its calls there and repeat them at the other one.
 
     Errors of every method:
     - BAD_REQUEST: a field is malformed, or a message is out of order.

@@ -1,14 +1,17 @@
 """A collection deletes what no kept version takes, says so in the log first, and touches nothing else."""
 
-from collections.abc import Sequence
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from skerry.runtime.clock import SystemClock
 from skerry.runtime.workers import InlineWorkers
-from skerry.store.errors import ObjectMissingError, StoreUnavailableError
+from skerry.store.errors import ObjectMissingError, StoreUnavailableError, UnreadableObjectError
 from skerry.store.log.retention import Retention
+from skerry.store.log.run_log import RunLog
 from skerry.store.objects.opening import open_objects
 from skerry.store.operator.collect import (
     CollectionPlan,
@@ -18,11 +21,16 @@ from skerry.store.operator.collect import (
     position_at,
     versions_since,
 )
+from skerry.store.operator.export import export_checkpoint
+from skerry.store.operator.repair import Repair
 from skerry.store.operator.verify import verify_run
-from skerry.store.versions.replay import Replayer
+from skerry.store.versions.replay import Replayer, UnreadableDeltaError
 from skerry.store.versions.scratch import Scratch
+from skerry.syncer.outer_states import OuterStates
+from skerry.syncer.restart import stored_again
 from skerry.wire.policy import Policy
 from tests.doubles.dict_objects import DictObjects
+from tests.doubles.seeded_entropy import SeededEntropy
 from tests.numerics.merge_driver import FRAGMENT, INT4, Driver, layout_of
 
 DAY_S = 86_400.0
@@ -149,3 +157,128 @@ async def test_files_that_a_crash_left_in_a_folder_are_swept(tmp_path: Path) -> 
     went = await collect(driver.log, Retention(), now_unix_s=left.stat().st_mtime + 2 * DAY_S)
     assert [victim.why for victim in went.victims] == [Why.TEMPORARY]
     assert not left.exists()
+
+
+class Interrupted(DictObjects):
+    """What a reader sees of another's objects; once, before it reads a blob, something happens to them."""
+
+    def __init__(self, shared: DictObjects, happen: Callable[[], Awaitable[object]]) -> None:
+        super().__init__()
+        self.objects = shared.objects
+        self._happen: Callable[[], Awaitable[object]] | None = happen
+
+    async def _interrupt(self, name: str) -> None:
+        happen, is_blob = self._happen, any(f"/{kind}/" in name for kind in ("deltas", "snapshots", "updates"))
+        if happen is not None and is_blob:
+            self._happen = None
+            await happen()
+
+    async def get(self, name: str, *, offset: int = 0, length: int | None = None) -> bytes:
+        await self._interrupt(name)
+        return await super().get(name, offset=offset, length=length)
+
+    async def stream(self, name: str, *, offset: int = 0) -> AsyncIterator[bytes]:
+        await self._interrupt(name)
+        async for piece in super().stream(name, offset=offset):
+            yield piece
+
+
+async def reader_of(driver: Driver, happen: Callable[[], Awaitable[object]]) -> RunLog:
+    """Returns the run's log as another process has read it, in whose next read of a blob something happens."""
+    assert isinstance(driver.objects, DictObjects)
+    objects = Interrupted(driver.objects, happen)
+    entropy = SeededEntropy(random.Random(1))
+    log = RunLog(
+        objects, driver.log.spec, clock=SystemClock(), entropy=entropy, workers=InlineWorkers(), writer="reader"
+    )
+    await log.tail()
+    return log
+
+
+async def _verify(log: RunLog, _: Path) -> None:
+    report = await verify_run(log, workers=InlineWorkers(), scratch=Scratch(None))
+    assert report.problems == ()
+    assert report.versions_checked > 0
+
+
+async def _repair(log: RunLog, _: Path) -> None:
+    entropy = SeededEntropy(random.Random(2))
+    repair = Repair(log, workers=InlineWorkers(), scratch=Scratch(None), entropy=entropy, may_append=True)
+    assert await repair.run() == []
+
+
+async def _export(log: RunLog, folder: Path) -> None:
+    path = folder / "model.safetensors"
+    await export_checkpoint(log, path, position=log.state.position, dtype="float32", workers=InlineWorkers())
+
+
+async def _weights(log: RunLog, _: Path) -> None:
+    fragment = log.state.fragments[FRAGMENT]
+    await Replayer(log, FRAGMENT, InlineWorkers()).weights_at(fragment.version)
+
+
+async def _cold_replica(log: RunLog, _: Path) -> None:
+    fragment = log.state.fragments[FRAGMENT]
+    await OuterStates(log, InlineWorkers(), Scratch(None)).at(fragment, fragment.version)
+
+
+async def _roll_back(log: RunLog, _: Path) -> None:
+    fragment = log.state.fragments[FRAGMENT]
+    await stored_again(log, fragment, fragment.newest, InlineWorkers())
+
+
+READERS = [_verify, _repair, _export, _weights, _cold_replica, _roll_back]
+
+
+@pytest.mark.parametrize("read", READERS)
+async def test_a_collection_takes_the_way_that_a_reader_goes_and_it_takes_another(
+    read: Callable[[RunLog, Path], Awaitable[None]], tmp_path: Path
+) -> None:
+    driver = await trained(8)
+
+    async def happen() -> None:
+        await driver.snapshot()
+        went = await collect(driver.log, Retention(version_count=1), now_unix_s=NOW_S)
+        assert any("snapshots/" in victim.name for victim in went.victims)
+
+    log = await reader_of(driver, happen)
+    await read(log, tmp_path)
+    assert not log.blobs.unreadable
+
+
+@pytest.mark.parametrize("read", READERS)
+async def test_what_a_collection_takes_from_a_reader_was_collected_and_is_not_damaged(
+    read: Callable[[RunLog, Path], Awaitable[None]], tmp_path: Path
+) -> None:
+    driver = await trained(8)
+
+    async def happen() -> None:
+        for number in range(4):
+            await driver.round([await driver.push(0, np.full(19, 0.01 * number, np.float32))])
+        await driver.snapshot()
+        await collect(driver.log, Retention(version_count=1), now_unix_s=NOW_S)
+
+    log = await reader_of(driver, happen)
+    if read in {_verify, _repair}:
+        await read(log, tmp_path)
+    else:
+        with pytest.raises(ObjectMissingError, match="collected"):
+            await read(log, tmp_path)
+    assert not log.blobs.unreadable
+
+
+@pytest.mark.parametrize("read", READERS)
+async def test_an_object_that_nobody_condemned_is_missing_though_a_collection_runs(
+    read: Callable[[RunLog, Path], Awaitable[None]], tmp_path: Path
+) -> None:
+    driver = await trained(8)
+
+    async def happen() -> None:
+        await collect(driver.log, Retention(version_count=8), now_unix_s=NOW_S)
+        assert isinstance(driver.objects, DictObjects)
+        for name in [name for name in driver.objects.objects if "/updates/" in name or "/deltas/" in name]:
+            del driver.objects.objects[name]
+
+    log = await reader_of(driver, happen)
+    with pytest.raises((AssertionError, UnreadableObjectError, UnreadableDeltaError)):
+        await read(log, tmp_path)

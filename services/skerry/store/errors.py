@@ -7,6 +7,7 @@ StoreError
 |-- StoreFullError           no space: an operator must make room                                     STORE_FULL
 |-- StoreURLError            the URL can't be used: correct it                                        BAD_REQUEST
 |-- ObjectMissingError       no such object                                                           (caller decides)
+|   `-- CollectedError       a collection took it since the reader chose it: choose anew              VERSION_NOT_FOUND
 |-- ObjectExistsError        a create met an object, or seems to have: read it back                   (caller decides)
 |-- DraftConflictError       the run uid is taken by another spec                                     ID_REUSED
 |-- RunNotFoundError         no run of that name                                                      RUN_NOT_FOUND
@@ -63,6 +64,10 @@ class ObjectMissingError(StoreError):
     """There is no object of that name."""
 
     reason = "VERSION_NOT_FOUND"
+
+
+class CollectedError(ObjectMissingError):
+    """A collection took the object since its reader read the log, which says so by now: nothing is damaged."""
 
 
 class ObjectExistsError(StoreError):

@@ -19,7 +19,17 @@ from skerry.runtime.logs import get_logger
 from skerry.runtime.workers import Workers
 from skerry.store.errors import LogCorruptError, NewerFormatError, StoreError, UnreadableObjectError
 from skerry.store.log.checks import check_item
-from skerry.store.log.entries import INITIAL_BASE, AcceptedItem, Entry, Fate, Item, LeftItem, RunStatus, SessionItem
+from skerry.store.log.entries import (
+    INITIAL_BASE,
+    AcceptedItem,
+    ClosedItem,
+    Entry,
+    Fate,
+    Item,
+    LeftItem,
+    RunStatus,
+    SessionItem,
+)
 from skerry.store.log.run_log import RunLog
 from skerry.store.log.state import Outcome, RunState
 from skerry.store.versions.blobs import StoredParts
@@ -352,25 +362,25 @@ class RunReplica:
         except DamagedStateError:  # of this machine's memory or disk: no reason to give up the fragment's momentum
             raise
         except DAMAGE as error:
-            if not isinstance(error, UnreadableDeltaError) or not await self._close_again(key, error):
+            closing = self.merger.frozen_set(key)
+            if closing is None:  # another replica committed it, and what it was made of may be collected
+                return
+            if not isinstance(error, UnreadableDeltaError) or not await self._close_again(closing, error):
                 await self._begin_anew(key, error, begun_s)
         else:
             if self.merger.wants_snapshot(key.fragment):
                 await self.merger.snapshot(key.fragment)
 
-    async def _close_again(self, key: MergeKey, error: UnreadableDeltaError) -> bool:
+    async def _close_again(self, closing: ClosedItem, error: UnreadableDeltaError) -> bool:
         """Freezes the set again without the unreadable delta, and returns whether that is one of the set.
 
         A set that becomes empty makes the round void.
         """
-        closing = self.merger.frozen_set(key)
-        if closing is None:
-            return True
         view = self.membership.view(self.state, self._clock.monotonic_s())
         item = closed_without(self.state, view, closing, error.delta)
         if item is None:  # it made an older version
             return False
-        _LOG.warning("closing a round without an unreadable delta", fragment=key.fragment, cause=str(error))
+        _LOG.warning("closing a round without an unreadable delta", fragment=closing.fragment, cause=str(error))
         if not await self._propose((item,)):
             await self._clock.sleep(self._settings.retry_s)
         return True

@@ -78,7 +78,9 @@ class RunLog:
         self.prefix = run_prefix(spec.name, spec.uid)
         self.objects = objects
         self.entropy = entropy
-        self.blobs = Blobs(objects, self.prefix, clock, entropy, workers=workers, condemned=self.state.condemned)
+        self.blobs = Blobs(
+            objects, self.prefix, clock, entropy, workers=workers, condemned=self.state.condemned, look=self.tail
+        )
         self._clock = clock
         self._writer = writer
         self._creator = Creator(objects, clock, entropy)

@@ -90,7 +90,11 @@ async def export_checkpoint(
         file.write(header)
         await copy(before)
         for layout in log.spec.fragments:
-            weights = await Replayer(log, layout.name, workers).weights_at(versions[layout.name])
+            try:
+                weights = await Replayer(log, layout.name, workers).weights_at(versions[layout.name])
+            except ObjectMissingError:  # a collection took them meanwhile
+                await _check_not_collected(log, position, versions)
+                raise
             for spec, offset in zip(layout.tensors, layout.offsets, strict=True):
                 values = weights[offset : offset + spec.numel]
                 for chunk in tensor_bytes(values, dtypes[spec.name]):

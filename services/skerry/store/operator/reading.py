@@ -14,6 +14,7 @@ from rich.table import Table
 
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.options import INPUT_FILE, OUTPUT_FILE, Count
+from skerry.store.errors import ObjectMissingError
 from skerry.store.log.fold import apply_entry
 from skerry.store.log.run_log import RunLog
 from skerry.store.log.state import RunState
@@ -164,9 +165,16 @@ def export(
             if is_whole and base.missing:
                 raise click.UsageError(next(base.remarks()))
             with shown_progress("exporting", is_hidden=is_json) as progress:
-                versions = await export_checkpoint(
-                    run_log, out_path, position=at, dtype=chosen, workers=workers, base=base, progress=progress
-                )
+                while True:
+                    try:
+                        versions = await export_checkpoint(
+                            run_log, out_path, position=at, dtype=chosen, workers=workers, base=base, progress=progress
+                        )
+                        break
+                    except ObjectMissingError:
+                        if position is not None or at == run_log.state.position:
+                            raise
+                        at = run_log.state.position  # a collection took the older weights while they were read
             is_cut = position is None and warn_of_damage(run_log)
             lacks: dict[str, Any] = {}
             if not is_adapter:

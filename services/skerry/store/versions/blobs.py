@@ -11,7 +11,7 @@ import asyncio
 import hashlib
 import random
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
@@ -25,7 +25,15 @@ from skerry.runtime.clock import Clock
 from skerry.runtime.identifiers import Entropy
 from skerry.runtime.retry import RetrySettings
 from skerry.runtime.workers import Workers
-from skerry.store.errors import ObjectMissingError, StoreFullError, StoreUnavailableError, UnreadableObjectError
+from skerry.store.errors import (
+    CollectedError,
+    LogCorruptError,
+    NewerFormatError,
+    ObjectMissingError,
+    StoreFullError,
+    StoreUnavailableError,
+    UnreadableObjectError,
+)
 from skerry.store.log.entries import FORMAT, ObjectRef, canonical_json
 from skerry.store.objects.interface import STREAM_CHUNK_BYTES, Chunks, Objects, read_json
 from skerry.store.versions.kept import LIMIT_BYTES, Kept
@@ -89,14 +97,16 @@ class Blobs:
         *,
         workers: Workers,
         condemned: Container[str],
+        look: Callable[[], Awaitable[object]] | None = None,
     ) -> None:
-        """Never reuses a part whose name is in `condemned`, which the owner keeps up to date."""
+        """Never reuses a part whose name is in `condemned`, which the owner keeps, and `look` brings up to date."""
         self._objects = objects
         self._prefix = prefix
         self._clock = clock
         self._entropy = entropy
         self._workers = workers
         self._condemned = condemned
+        self._look = look
         # Names of updates and snapshots that were lost or damaged when they were last read, so that readers go around.
         self.unreadable: set[str] = set()
         self._parts: Kept[Frame] = Kept(LIMIT_BYTES)  # until they are merged
@@ -174,10 +184,11 @@ class Blobs:
         The first has at most `at_once_bytes`, the others 512 KiB.
 
         Raises:
-            ObjectMissingError: the part was collected.
+            CollectedError: a collection took the part, as the log says by now.
+            ObjectMissingError: it is lost.
         """
         head: bytes | None = b""
-        async for piece in self._resumed(lambda offset: self._part_pieces(ref, offset, at_once_bytes), 0):
+        async for piece in self._resumed(ref, lambda offset: self._part_pieces(ref, offset, at_once_bytes), 0):
             if head is None:
                 yield piece
                 continue
@@ -237,13 +248,15 @@ class Blobs:
         A read that has begun and breaks off goes on where it stopped.
 
         Raises:
-            ObjectMissingError: the object was collected.
+            CollectedError: a collection took the object, as the log says by now.
+            ObjectMissingError: it is lost.
         """
-        async for piece in self._resumed(lambda at: self._objects.stream(self._path(ref.name), offset=at), offset):
+        path = self._path(ref.name)
+        async for piece in self._resumed(ref, lambda start: self._objects.stream(path, offset=start), offset):
             yield piece
 
     async def _resumed(
-        self, pieces_from: Callable[[int], AsyncIterator[bytes]], offset: int
+        self, ref: ObjectRef, pieces_from: Callable[[int], AsyncIterator[bytes]], offset: int
     ) -> AsyncGenerator[bytes, None]:
         start, failure_count = offset, 0
         while True:
@@ -252,6 +265,10 @@ class Blobs:
                     offset, failure_count = offset + len(piece), 0
                     yield piece
                 return
+            except ObjectMissingError as error:
+                if await self._is_collected(ref.name):
+                    raise CollectedError(f"object was collected. name={ref.name}") from error
+                raise
             except StoreUnavailableError as error:
                 failure_count += 1
                 if offset == start or failure_count == _RESUMED.attempt_count:
@@ -259,11 +276,19 @@ class Blobs:
                 jitter = random.Random(self._entropy.hex_id())
                 await self._clock.sleep(_RESUMED.wait_s(failure_count, error, jitter))
 
+    async def _is_collected(self, name: str) -> bool:
+        """Whether the log condemned an object that is not there: before it is deleted, it says so."""
+        if name not in self._condemned and self._look is not None:
+            with suppress(LogCorruptError, NewerFormatError):  # it can't be read on
+                await self._look()
+        return name in self._condemned
+
     async def read_checked(self, ref: ObjectRef) -> AsyncGenerator[bytes, None]:
         """Yields all bytes of an update or snapshot, in pieces of at most 512 KiB; the last one once all were checked.
 
         Raises:
-            UnreadableObjectError: it is not there, or has other bytes than were written.
+            CollectedError: a collection took it, as the log says by now.
+            UnreadableObjectError: it is lost, or has other bytes than were written.
         """
         kept = self._updates.get(ref.name)
         for piece in kept:
@@ -278,6 +303,8 @@ class Blobs:
                 if size >= ref.size_bytes and hasher.hexdigest() != ref.digest:
                     break
                 yield piece
+        except CollectedError:
+            raise
         except ObjectMissingError as error:
             self.unreadable.add(ref.name)
             raise UnreadableObjectError(ref.name, error) from error

@@ -32,7 +32,7 @@ from skerry.algorithm.step import (
 )
 from skerry.runtime.logs import get_logger
 from skerry.runtime.workers import Workers, run_jobs
-from skerry.store.errors import ObjectMissingError, StoreError, UnreadableObjectError
+from skerry.store.errors import CollectedError, ObjectMissingError, StoreError, UnreadableObjectError
 from skerry.store.log.entries import AcceptedItem, MergeScalars, ObjectRef
 from skerry.store.log.run_log import RunLog
 from skerry.store.log.state import CommitRecord, VersionState
@@ -74,7 +74,8 @@ class Replayed(NamedTuple):
 class Replayer:
     """Reads and rebuilds the versions of one fragment of a run. It keeps nothing between calls.
 
-    Every method raises ObjectMissingError where a version never was, or what it takes was collected.
+    Every method raises ObjectMissingError where a version never was, or what it takes was collected. A collection may
+    take objects while they are read: then another way to the version is looked for.
     """
 
     def __init__(self, log: RunLog, fragment: str, workers: Workers) -> None:
@@ -98,6 +99,8 @@ class Replayer:
             try:
                 await self.load_snapshot(base, state)
                 await self.advance(state, version, scratch)
+            except CollectedError:
+                continue
             except UnreadableObjectError as error:
                 self._log.blobs.unreadable.update(ref.name for ref in (*base.weights, *base.outer))
                 _LOG.warning("snapshot can't be used, looking for an older one", cause=str(error))
@@ -173,11 +176,14 @@ class Replayer:
         while True:
             base = self.base(version, with_outer=False)
             try:
-                await self.read_vector(base.weights, weights)
-            except UnreadableObjectError as error:
-                _LOG.warning("snapshot can't be used, looking for an older one", cause=str(error))
+                try:
+                    await self.read_vector(base.weights, weights)
+                except UnreadableObjectError as error:
+                    _LOG.warning("snapshot can't be used, looking for an older one", cause=str(error))
+                    continue
+                await self._follow(base, version, weights)
+            except CollectedError:
                 continue
-            await self._follow(base, version, weights)
             return weights
 
     async def _follow(self, base: VersionState, version: int, weights: Float32s) -> None:
@@ -274,6 +280,7 @@ class Replayer:
         """Returns the nearest version at or below `version` that has a snapshot which can be read.
 
         Raises:
+            ObjectMissingError: all of them were collected.
             UnreadableObjectError: there is none that can be read. The next call tries all of them again.
         """
         at, unreadable = self._version(version), self._log.blobs.unreadable
@@ -285,7 +292,9 @@ class Replayer:
                 if not damaged:
                     return at
                 skipped |= damaged
-            if skipped and at.version - 1 not in self._log.state.fragments[self._layout.name].versions:
+            if at.version - 1 not in self._log.state.fragments[self._layout.name].versions:
+                if not skipped:
+                    raise ObjectMissingError(f"what leads to the version was collected. {self._where(version)}")
                 unreadable -= skipped
                 raise UnreadableObjectError(min(skipped), f"no other snapshot leads there. {self._where(version)}")
             at = self._version(at.version - 1)
@@ -311,6 +320,7 @@ async def accumulate_deltas(
 
     Raises:
         UnreadableDeltaError: a delta can't be read back; `acc` is then of no use.
+        CollectedError: a collection took one meanwhile; likewise.
         StoreUnavailableError: the store can't say; the same call may succeed later.
     """
     layout = log.spec.fragment(fragment)
@@ -329,6 +339,8 @@ async def accumulate_deltas(
     for member, delta in enumerate(deltas):
         try:
             await run_jobs(workers, jobs(member, delta))
+        except CollectedError:  # with its round: no reason to decide anything about the delta
+            raise
         except (FrameError, ObjectMissingError, UnreadableObjectError) as error:
             raise UnreadableDeltaError(delta.delta, error) from error
 

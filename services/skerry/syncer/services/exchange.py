@@ -9,7 +9,7 @@ from typing import Any, Final
 from weakref import WeakValueDictionary
 
 from skerry.runtime.workers import BEHALF
-from skerry.store.errors import ObjectMissingError, UnreadableObjectError
+from skerry.store.errors import CollectedError, ObjectMissingError, UnreadableObjectError
 from skerry.store.log.checkpoints import newest_state
 from skerry.store.log.entries import RunStatus, SessionItem
 from skerry.store.log.fold import apply_entry
@@ -225,7 +225,8 @@ class ExchangeServicer(exchange_pb2_grpc.ExchangeServicer):
                         if not left and offset < ref.size_bytes:  # at its end, it is checked
                             return
             except (ObjectMissingError, UnreadableObjectError) as error:
-                blobs.unreadable.add(ref.name)  # the next plan goes around it
+                if not isinstance(error, CollectedError):
+                    blobs.unreadable.add(ref.name)  # the next plan goes around it
                 await replica.log.tail()
                 raise SyncerError("PLAN_EXPIRED", f"an object of the plan can't be read; ask anew. {error}") from error
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import subprocess
 import sys
 import threading
@@ -138,6 +139,12 @@ class Trainer:
         while self.learner.stats.deltas_merged < wanted:
             assert time.monotonic() < deadline_s, self.learner.stats
             time.sleep(0.02)
+
+    def give_up(self) -> None:
+        """Ends the training, whatever is unsent."""
+        self._stop.set()
+        self._thread.join()
+        self.learner.close()
 
     def stop(self) -> int:
         """Ends the training, sends what is unsent, and returns the number of steps."""
@@ -419,6 +426,61 @@ def test_a_slow_link_is_not_taken_for_a_replica_that_hangs(replicas: TwoReplicas
         pulled = dict(client.pull("fit"))
     np.testing.assert_array_equal(pulled["weight"], weights["weight"])
     assert [line["event"] for line in logs if "hangs" in line["event"]] == []
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("is_another", [False, True])
+def test_a_learner_whose_run_vanishes_says_so_and_goes_on_when_it_is_back(tmp_path: Path, *, is_another: bool) -> None:
+    store, away = tmp_path / "store", tmp_path / "away"
+    thread, process = LoopThread("replica"), ServeProcess(store.as_uri(), tmp_path)
+    thread.run(process.start())
+    target = f"127.0.0.1:{process.port}"
+    trainer = Trainer(target, "us", 0, pause_s=0.02)
+
+    def until(holds: Callable[[], bool]) -> None:
+        deadline_s = time.monotonic() + 60
+        while not holds():
+            assert time.monotonic() < deadline_s, trainer.learner.stats
+            time.sleep(0.02)
+
+    try:
+        with heard_logs() as logs:
+            trainer.until_merged(2)
+            thread.run(process.kill())
+            store.rename(away)
+            thread.run(process.start())
+            until(lambda: _reason(trainer.learner.stats.problem) == "RUN_NOT_FOUND")
+            assert "store is mounted" in str(trainer.learner.stats.problem)
+            step_count = trainer.learner.stats.step_count
+            until(lambda: trainer.learner.stats.step_count > step_count + 200)
+            assert not trainer.learner.stats.is_attached
+            assert _reason(trainer.learner.failure) == ""
+            if is_another:
+                with RunsClient(target) as client:
+                    client.create_run("fit", trainer.learner.merged_weights())
+                until(lambda: _reason(trainer.learner.failure) == "RUN_REPLACED")
+                return
+            thread.run(process.kill())
+            shutil.rmtree(store)
+            away.rename(store)
+            thread.run(process.start())
+            trainer.until_merged(3)
+            assert trainer.learner.stats.problem is None
+        said = [line for line in logs if line["event"].startswith("the run has vanished")]
+        assert [line["reason"] for line in said] == ["RUN_NOT_FOUND"]
+        assert [line for line in logs if "of a fragment failed" in line["event"] and "vanished" in str(line)] == []
+        trainer.stop()
+        with RunsClient(target) as client:
+            run = client.close_run("fit")
+        check_fates(asyncio.run(final_state(process.store_url, "fit", run.uid)), set())
+    finally:
+        trainer.give_up()
+        thread.run(process.stop())
+        thread.close()
+
+
+def _reason(error: SkerryError | None) -> str:
+    return error.reason if error is not None else ""
 
 
 _ASKER = """

@@ -49,6 +49,7 @@ class Attachment:
         self.report_due = asyncio.Event()  # set: the next report is sent at once
         self._detached = asyncio.Event()
         self._failure: SkerryError | None = None
+        self._failed_for: set[str] = set()  # reasons since the last stream that was attached
         self._was_attached = False  # by the last stream
         self._run_step_count: float | None = None
         self._step_count_then = 0
@@ -75,7 +76,7 @@ class Attachment:
                 has_progressed=lambda: self._was_attached,
                 before_pause=self._note_failure,
             ).call(self._attach_until_left)
-        except (StopExchangingError, RunNotFoundError) as error:
+        except StopExchangingError as error:
             session.stop(error)
         except RunClosedError:
             self._on_closed()
@@ -87,26 +88,30 @@ class Attachment:
             _log.info("attach stream broke while leaving", learner=session.settings.learner_id, because=str(error))
 
     def _is_worth_it(self, error: BaseException) -> bool:
-        is_final = isinstance(error, StopExchangingError | RunNotFoundError | RunClosedError)
-        if isinstance(error, RefusedError) and self._run_step_count is None:
+        is_final = isinstance(error, StopExchangingError | RunClosedError)
+        if isinstance(error, RefusedError | RunNotFoundError) and self._run_step_count is None:
             return False  # nobody trains yet, and whoever starts the learner can change what is wrong
         return isinstance(error, SkerryError) and not is_final and not self._leaving.is_set()
 
     def _note_failure(self, attempt: int, error: BaseException) -> None:
         assert isinstance(error, SkerryError)
-        self._failure = self._session.problem = error
-        is_lost = isinstance(error, StoreLostError)
-        if is_lost or attempt.bit_count() == 1:  # the 1st, 2nd, 4th, 8th …: the reason may change
-            log = _log.error if is_lost else _log.warning
-            log(
-                "the store lost what was seen, training goes on alone"
-                if is_lost
-                else "attach stream broke, training goes on",
-                run=self._session.settings.run,
-                learner=self._session.settings.learner_id,
-                reason=error.reason,
-                because=str(error),
-            )
+        is_new = error.reason not in self._failed_for
+        self._failed_for.add(error.reason)
+        self._failure = error
+        self._session.note_problem(error)
+        said = {
+            "run": self._session.settings.run,
+            "learner": self._session.settings.learner_id,
+            "reason": error.reason,
+            "because": str(self._session.problem),
+        }
+        if isinstance(error, StoreLostError):
+            _log.error("the store lost what was seen, training goes on alone", **said)
+        elif isinstance(error, RunNotFoundError):
+            if is_new:  # and `ExchangeLoop` reminds of it
+                _log.error("the run has vanished, training goes on alone until it is back", **said)
+        elif is_new or attempt.bit_count() == 1:  # the 1st, 2nd, 4th, 8th …
+            _log.warning("attach stream broke, training goes on", **said)
 
     async def wait(self) -> None:
         """Returns once the syncer has answered the first attach.
@@ -228,6 +233,7 @@ class Attachment:
             if is_first:  # a delta of an earlier session
                 self._wait_behind(fate)
         session.last_deltas = {**attached.last_deltas, **session.last_deltas}
+        self._failed_for.clear()
         self._detached.clear()
         session.attached.set()
         _log.info("attached", run=session.settings.run, learner=session.settings.learner_id, position=session.position)

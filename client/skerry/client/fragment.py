@@ -23,6 +23,7 @@ from skerry.client.errors import (
     PoisonedError,
     RefusedError,
     RunClosedError,
+    RunNotFoundError,
     SkerryError,
     StoreLostError,
     TryAgainError,
@@ -47,6 +48,7 @@ _REPEATED: Final = (
     CorruptDownloadError,
     PlanExpiredError,
     RefusedError,
+    RunNotFoundError,
     StoreLostError,
     TryAgainError,
     WorkRefusedError,
@@ -228,7 +230,9 @@ class FragmentExchange:
         self._pulls_whole |= isinstance(error, CorruptDownloadError)
         is_defect = isinstance(error, RefusedError | StoreLostError)
         if isinstance(error, SkerryError):
-            self._session.problem = error
+            self._session.note_problem(error)
+        if isinstance(error, RunNotFoundError) and not self._session.attached.is_set():
+            return  # which the attachment says, once for all fragments
         if (attempt == 1 or is_defect) and not isinstance(error, WorkRefusedError):
             log = _log.error if is_defect else _log.warning
             log("exchange of a fragment failed, will try again", **self._facts(error))

@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 
 from skerry.algorithm.rebase import UNTRAINED, Trained
 from skerry.client.boundary import Boundary
-from skerry.client.errors import SkerryError, is_transient
+from skerry.client.errors import RunNotFoundError, SkerryError, is_transient
 from skerry.client.movement import Movement
 from skerry.client.parameters import Parameters
 from skerry.client.transport import LANE_COUNT, Transport
@@ -282,6 +282,16 @@ class Session(Reader):
                 learner=self.settings.learner_id,
                 reason=error.reason,
                 because=str(error),
+            )
+        self.problem = error
+
+    def note_problem(self, error: SkerryError) -> None:
+        """Takes note of a failure that will be tried again, in words that say what to do."""
+        if isinstance(error, RunNotFoundError):
+            error = RunNotFoundError(
+                error.reason,
+                "the run has vanished. Check that the syncer's store is mounted and is the one that it had; the "
+                f"learner attaches by itself when the run is back. {error}",
             )
         self.problem = error
 

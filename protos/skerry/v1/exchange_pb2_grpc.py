@@ -42,7 +42,8 @@ class ExchangeStub(object):
     - TOO_LARGE: a message is larger than max_message_size_bytes of GetCapabilities. gRPC itself answers a message of
     more than twice that, with RESOURCE_EXHAUSTED and no ErrorInfo.
     - TOO_SLOW: the call's first message did not come within 30 s.
-    - RUN_NOT_FOUND: no run has that name. Attach and Watch also end with it when the run is deleted.
+    - RUN_NOT_FOUND: no run has that name. Attach and Watch also end with it when the run is deleted. A learner that was
+    attached SHOULD train on, say so and attach again after a pause: the store may have been away.
     - RUN_REPLACED: the name belongs to another run than run_uid says. Attach and Watch also end with it.
     - RUN_EXISTS: run_uid is of a draft that another creator kept from its name.
     - STORE_UNAVAILABLE: the store can't be reached.
@@ -109,7 +110,8 @@ class ExchangeServicer(object):
     - TOO_LARGE: a message is larger than max_message_size_bytes of GetCapabilities. gRPC itself answers a message of
     more than twice that, with RESOURCE_EXHAUSTED and no ErrorInfo.
     - TOO_SLOW: the call's first message did not come within 30 s.
-    - RUN_NOT_FOUND: no run has that name. Attach and Watch also end with it when the run is deleted.
+    - RUN_NOT_FOUND: no run has that name. Attach and Watch also end with it when the run is deleted. A learner that was
+    attached SHOULD train on, say so and attach again after a pause: the store may have been away.
     - RUN_REPLACED: the name belongs to another run than run_uid says. Attach and Watch also end with it.
     - RUN_EXISTS: run_uid is of a draft that another creator kept from its name.
     - STORE_UNAVAILABLE: the store can't be reached.
@@ -289,7 +291,8 @@ class Exchange(object):
     - TOO_LARGE: a message is larger than max_message_size_bytes of GetCapabilities. gRPC itself answers a message of
     more than twice that, with RESOURCE_EXHAUSTED and no ErrorInfo.
     - TOO_SLOW: the call's first message did not come within 30 s.
-    - RUN_NOT_FOUND: no run has that name. Attach and Watch also end with it when the run is deleted.
+    - RUN_NOT_FOUND: no run has that name. Attach and Watch also end with it when the run is deleted. A learner that was
+    attached SHOULD train on, say so and attach again after a pause: the store may have been away.
     - RUN_REPLACED: the name belongs to another run than run_uid says. Attach and Watch also end with it.
     - RUN_EXISTS: run_uid is of a draft that another creator kept from its name.
     - STORE_UNAVAILABLE: the store can't be reached.

@@ -100,6 +100,39 @@ async def test_last_work_that_a_full_store_does_not_take_is_a_failure(tmp_path: 
     assert process.returncode == 1
 
 
+async def test_a_run_that_a_full_store_can_not_take_is_refused_at_once(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk") as disk:
+        async with serve_process(f"file://{disk}/store", tmp_path) as server:
+            fill(disk)
+            arguments = [*_SMALL[1:], "fit", "--learner-id", "us", "--target", f"127.0.0.1:{server.port}"]
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "skerry.cli.main", "learn", *arguments, "--work-dir", str(tmp_path / "work")),
+                stderr=subprocess.PIPE,
+            )
+            assert process.stderr is not None
+            while b"learner ready" not in await process.stderr.readline():
+                pass
+            async with asyncio.timeout(20):
+                rest = await process.stderr.read()
+                assert await process.wait() == 4
+    assert rest.splitlines()[-2].startswith(b"error: the store is full")
+    assert b"Task was destroyed" not in rest
+
+
+async def test_a_learner_that_waits_for_its_syncer_ends_at_once_when_it_is_told_to(tmp_path: Path) -> None:
+    arguments = [*_SMALL[1:], "fit", "--learner-id", "us", "--target", "127.0.0.1:1", "--work-dir", str(tmp_path)]
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "skerry.cli.main", "learn", *arguments), stderr=subprocess.PIPE
+    )
+    assert process.stderr is not None
+    while b"no syncer answers yet" not in await process.stderr.readline():
+        pass
+    process.terminate()
+    async with asyncio.timeout(10):
+        assert await process.stderr.read() == b"stopped before it trained\n"
+        assert await process.wait() == 0
+
+
 async def test_after_a_resume_observers_see_the_learner_s_own_step(tmp_path: Path) -> None:
     async with serve_process("memory://", tmp_path) as server:
         target = f"127.0.0.1:{server.port}"

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from skerry.client.delta import Delta, digest_of, encode_parts, push
-from skerry.client.errors import PoisonedError, RunExistsError, RunNotFoundError, error_of
+from skerry.client.errors import PoisonedError, RunExistsError, RunNotFoundError, SkerryError, error_of, is_transient
 from skerry.client.fragment_plan import FragmentPlan, plan_fragments
 from skerry.client.session import DEFAULT_PART_SIZE_BYTES, Calls, Session
 from skerry.client.untrained import recorded
@@ -178,6 +178,13 @@ async def _create_from_model(session: Session) -> types_pb2.Run:
         parameters.snapshot(layout, buffer)()
         return parameters.to_host(buffer)
 
-    run = await create_run(session.calls, session.workers, new, weights_of, part_size_bytes=session.part_size_bytes)
+    def is_worth_it(error: BaseException) -> bool:
+        """Whether to repeat a call while somebody waits for the learner to begin."""
+        is_full = isinstance(error, SkerryError) and error.reason == "STORE_FULL"
+        is_soon = (getattr(error, "retry_after_s", None) or 0.0) <= settings.connect_timeout_s
+        return is_transient(error) and is_soon and not is_full
+
+    calls = replace(session.calls, retry=replace(session.calls.retry, is_worth_it=is_worth_it))
+    run = await create_run(calls, session.workers, new, weights_of, part_size_bytes=session.part_size_bytes)
     _log.info("created the run", run=run.name, uid=run.uid, fragments=len(run.fragments))
     return run

@@ -35,8 +35,8 @@ _PAGE_SIZE: Final = 100
 # A person waits for the answer. Calls are repeated a few times if the server asks for it, or if it is gone and there
 # are other replicas, and not at all if no replica answers.
 _RETRY: Final = RetrySettings(attempt_count=3, longest_wait_s=2.0)
-_HOPELESS: Final = frozenset({"UNREACHABLE", "TLS_FAILED", "TIMEOUT", "UNAUTHENTICATED"})
-_HOPELESS_WITH_OTHERS: Final = frozenset({"TIMEOUT", "UNAUTHENTICATED"})
+_HOPELESS_WITH_OTHERS: Final = frozenset({"TIMEOUT", "UNAUTHENTICATED", "STORE_FULL"})
+_HOPELESS: Final = _HOPELESS_WITH_OTHERS | {"UNREACHABLE", "TLS_FAILED"}
 _PROGRESS_S: Final = 0.5
 
 

@@ -257,14 +257,15 @@ def _learn(settings: LearnSettings, policy: Policy, metrics: str | None) -> Trai
             gc.collect()
             gc.freeze()  # scanning modules and data in every collection takes a quarter of a small model's step
             if settings.run.target is None:
-                return train(training, None, clock=SystemClock(), stop=stop)
+                stop.is_training = True
+                return train(training, None, clock=SystemClock(), stop=stop.event)
             return _train_attached(training, settings.run.target, policy, stop, metrics)
         except LearnerInputError as error:
             raise click.ClickException(str(error)) from error
 
 
 def _train_attached(
-    training: Training, target: str, policy: Policy, stop: threading.Event, metrics: str | None
+    training: Training, target: str, policy: Policy, stop: _Stop, metrics: str | None
 ) -> TrainingPosition:
     from skerry.client import Learner
     from skerry.learner.exposition import LearnerMetrics
@@ -291,7 +292,8 @@ def _train_attached(
             learner.load_state_dict(training.account)
         if metrics is not None:
             _expose(stack, LearnerMetrics(learner, run=settings.run.run, learner_id=settings.learner_id), metrics)
-        position = train(training, learner, clock=SystemClock(), stop=stop)
+        stop.is_training = True
+        position = train(training, learner, clock=SystemClock(), stop=stop.event)
         if learner.failure is not None:
             raise learner.failure
         return position
@@ -322,16 +324,27 @@ def _policy(options: dict[str, Any]) -> Policy:
         raise click.BadParameter(f"can't be read. file={path}, because={error}", param_hint="--policy") from error
 
 
+class _Stop:
+    """Whether the learner was told to end: before it trains it does so at once, then between two steps."""
+
+    def __init__(self) -> None:
+        self.event = threading.Event()
+        self.is_training = False
+
+
 @contextmanager
-def _stop_on_signals() -> Iterator[threading.Event]:
-    """Yields an event that SIGTERM and SIGINT set. A second SIGINT raises KeyboardInterrupt as usual."""
-    stop = threading.Event()
+def _stop_on_signals() -> Iterator[_Stop]:
+    """Yields what SIGTERM and SIGINT set. A second SIGINT raises KeyboardInterrupt as usual."""
+    stop = _Stop()
     previous_interrupt = signal.getsignal(signal.SIGINT)
 
     def on_signal(number: int, _frame: object) -> None:
-        stop.set()
+        stop.event.set()
         if number == signal.SIGINT:
             signal.signal(signal.SIGINT, previous_interrupt)
+        if not stop.is_training:
+            click.echo("stopped before it trained", err=True)
+            raise click.exceptions.Exit(0)
 
     previous_terminate = signal.signal(signal.SIGTERM, on_signal)
     signal.signal(signal.SIGINT, on_signal)

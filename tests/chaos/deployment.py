@@ -28,7 +28,7 @@ from tests.simulation.learner_process import RUN
 
 _DRAIN_GRACE_S: Final = 8
 # What the product logs where it meets a defect of its own, and what Python prints of one.
-_DEFECTS: Final = ("[error    ] exchange failed by a defect", "Traceback (most recent call last)")
+_DEFECTS: Final = ("[error    ] the exchange has a defect", "Traceback (most recent call last)")
 _DEFECTS_OF_SYNCERS: Final = ('level=error event="run failed', 'level=error event="call failed')
 _CALL_S: Final = 8.0
 # How long a replica serves before it dies at a fault point: long enough to do something, as a start takes seconds.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
+from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,9 +14,10 @@ import pytest
 import torch
 from torch import nn
 
-from skerry.client import ArrayLearner, Policy, attach
+from skerry.client import ArrayLearner, Learner, Policy, attach
 from skerry.client.errors import StopExchangingError
 from tests.client.syncer_thread import syncer
+from tests.doubles.heard_logs import heard_logs
 
 POLICY = Policy(inner_step_count=2, lease_term_s=1.0)
 
@@ -61,6 +64,150 @@ def test_tokens_may_differ_from_step_to_step(target: str) -> None:
         _step(model, optimizer)
         _step(model, optimizer)
     assert learner.stats.token_count == 12
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_step_that_a_scaler_skips_is_none_for_any_optimizer(target: str, *, fused: bool) -> None:
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=fused)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    with attach(model, optimizer, tokens_per_step=16, **_made(target)) as learner:
+        for number in range(10):
+            loss = model(torch.randn(8, 4)).square().mean() * (float("inf") if number % 2 else 1.0)
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+    assert (learner.stats.step_count, learner.stats.token_count) == (5, 5 * 16)
+
+
+MASK = torch.tensor([True, False, True])
+TOKENS: dict[str, tuple[Any, int | None]] = {
+    "a sum of a mask": (MASK.sum(), 2),
+    "a sum of floats": (MASK.float().sum(), 2),
+    "an element": (MASK.sum()[None], 2),
+    "a float": (2.0, 2),
+    "NumPy's": (np.int32(2), 2),
+    "NumPy's float": (np.float32(2), 2),
+    "a mean": (MASK.float().mean(), None),
+    "a mean of NumPy": (np.mean([1, 2]), None),
+    "NaN": (float("nan"), None),
+    "infinity": (float("inf"), None),
+    "nothing": (0, None),
+    "less": (-1, None),
+    "a mask": (MASK, None),
+    "a text": ("2", None),
+    "none": (None, None),
+    "a truth": (MASK.any(), None),
+    "too many": (2**70, None),
+}
+
+
+@pytest.mark.parametrize("kind", TOKENS)
+@pytest.mark.parametrize("way", ["step", "tokens_per_step", "a function"])
+def test_tokens_are_taken_as_a_whole_number_or_refused_at_the_call(target: str, kind: str, way: str) -> None:
+    given, count = TOKENS[kind]
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    learners = ExitStack()
+
+    def train() -> Learner | None:
+        if way == "step":
+            learner = learners.enter_context(Learner(model, **_made(target)))
+            for _ in range(4):
+                learner.step(given)
+        else:
+            tokens = given if way == "tokens_per_step" else lambda: given
+            learner = learners.enter_context(attach(model, optimizer, tokens_per_step=tokens, **_made(target)))
+            for _ in range(4):
+                _step(model, optimizer)
+        return learner
+
+    with learners:
+        if count is None:
+            with pytest.raises((TypeError, ValueError, RuntimeError)):
+                train()
+        else:
+            learner = train()
+            assert learner is not None
+            assert learner.stats.token_count == 4 * count
+            assert learner.flush(30.0)
+            assert learner.failure is None
+
+
+def _compiled_step(model: nn.Module, optimizer: torch.optim.Optimizer, learner: Learner) -> Callable[[], object]:
+    optimizer_step = torch.compile(optimizer.step, backend="eager")
+
+    def step() -> None:
+        model(torch.randn(8, 4)).square().mean().backward()
+        optimizer_step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def _compiled_learner_step(
+    model: nn.Module, optimizer: torch.optim.Optimizer, learner: Learner
+) -> Callable[[], object]:
+    @torch.compile(backend="eager")
+    def step() -> None:
+        _step(model, optimizer)
+        learner.step(1)
+
+    return step
+
+
+COMPILED: dict[str, Callable[[nn.Module, torch.optim.Optimizer, Learner], Callable[[], object]]] = {
+    "the optimizer's step": _compiled_step,
+    "the whole step": lambda model, optimizer, _: torch.compile(lambda: _step(model, optimizer), backend="eager"),
+    "the learner's step": _compiled_learner_step,
+}
+
+
+@pytest.mark.parametrize("what", COMPILED)
+def test_a_step_may_be_compiled(target: str, what: str) -> None:
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.AdamW(model.parameters())
+    counts = what != "the learner's step"
+    made = attach(model, optimizer, tokens_per_step=1, **_made(target)) if counts else Learner(model, **_made(target))
+    with made as learner:
+        step = COMPILED[what](model, optimizer, learner)
+        for _ in range(6):
+            step()
+    assert learner.failure is None
+    assert learner.stats.step_count == 6
+    assert learner.stats.deltas_acknowledged > 0
+
+
+def test_a_step_that_a_graph_captures_is_refused(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replays of the graph call no hook."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    learner = attach(model, optimizer, tokens_per_step=1, **_made(target))
+    with pytest.raises(RuntimeError, match=r"call its step\(\) after each replay"):
+        optimizer.step()
+    learner.close()
+
+
+def test_an_optimizer_that_keeps_nan_is_named_and_training_goes_on_once_it_is_reset(target: str) -> None:
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.AdamW(model.parameters())
+    with attach(model, optimizer, tokens_per_step=1, **_made(target)) as learner, heard_logs() as logs:
+        (model(torch.randn(8, 4)).square().mean() * float("nan")).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        while "optimizer.state.clear()" not in str(learner.stats.problem):
+            _step(model, optimizer)
+        optimizer.state.clear()
+        while not learner.stats.deltas_merged:
+            _step(model, optimizer)
+    assert learner.stats.problem is None
+    assert learner.failure is None
+    said = [str(line["because"]) for line in logs if line["event"] == "weights were not finite"]
+    assert "2 times in a row" in said[1]
+    assert len(said) < 20
 
 
 def test_an_optimizer_is_found_inside_its_wrappers(target: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -46,11 +46,13 @@ class World:
     def __init__(self, target: str, faults: Faults, settings: ExchangeSettings) -> None:
         self.problem = Quadratic()
         self.transport = FaultyTransport(target, faults)
+        self.parameters = ArrayParameters(self.problem.arrays)
+        self.workers = InlineWorkers()
         self.exchange = ExchangeLoop(
             self.transport,
-            ArrayParameters(self.problem.arrays),
+            self.parameters,
             settings,
-            workers=InlineWorkers(),
+            workers=self.workers,
             entropy=SystemEntropy(),
             jitter=random.Random(0),
             clock=SystemClock(),
@@ -367,3 +369,55 @@ async def test_bytes_without_their_plan_are_pulled_again(target: str, monkeypatc
         world.transport.left = 2
         await world.train_until(lambda: world.exchange.stats.deltas_acknowledged >= 9)
         assert (world.transport.left, world.exchange.failure) == (0, None)
+
+
+@pytest.mark.parametrize("error", [TypeError("a defect"), asyncio.CancelledError()], ids=["error", "cancelled"])
+@pytest.mark.parametrize(
+    ("part", "method"),
+    [
+        ("transport", "attach"),
+        ("transport", "push_delta"),
+        ("transport", "pull_fragment"),
+        ("workers", "run"),
+        ("parameters", "buffer"),
+        ("parameters", "snapshot"),
+        ("parameters", "encode"),
+        ("parameters", "add"),
+        ("parameters", "to_host"),
+    ],
+)
+async def test_no_defect_ends_the_exchange_silently(
+    target: str, part: str, method: str, error: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> Any:
+        raise error
+
+    async with training(target, Faults(attach_cuts=[0] * 1000 if method == "attach" else [])) as world:
+        await world.train_until(lambda: world.exchange.stats.deltas_merged >= 2)
+        monkeypatch.setattr(getattr(world, part), method, fail)
+        await world.train_until(lambda: world.exchange.failure is not None)
+        failure = world.exchange.failure
+        assert failure is not None
+        assert failure.reason == "DEFECT"
+        assert "a defect" in str(failure) or "as if it had been cancelled" in str(failure)
+        assert world.exchange.stats.problem is failure
+        assert not world.exchange.stats.is_attached
+        world.exchange.step(8)  # training goes on
+
+
+@pytest.mark.parametrize(("error", "reason"), [(TypeError("no"), "DEFECT"), (KeyboardInterrupt("no"), "INTERRUPTED")])
+@pytest.mark.parametrize("method", ["snapshot", "add"])
+async def test_what_fails_on_the_training_thread_is_said_too(
+    target: str, method: str, error: BaseException, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise error
+
+    async with training(target, Faults()) as world:
+        await world.train_until(lambda: world.exchange.stats.deltas_merged >= 2)
+        monkeypatch.setattr(world.parameters, method, lambda *_: fail)
+        while world.exchange.failure is None:
+            with suppress(KeyboardInterrupt):  # as a notebook's user does, who goes on with the next cell
+                await world.train_until(lambda: world.exchange.failure is not None)
+        assert world.exchange.failure.reason == reason
+        assert world.exchange.stats.problem is world.exchange.failure

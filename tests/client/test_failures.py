@@ -173,7 +173,7 @@ def test_pauses_grow_to_their_limit_and_the_server_wins() -> None:
     assert 30.0 <= settings.wait_s(1, told, jitter) <= 37.5
 
 
-async def test_a_call_whose_messages_fail_is_an_error_and_no_cancellation_of_who_waits(target: str) -> None:
+async def test_a_call_whose_messages_fail_raises_their_error_and_is_no_cancellation_of_who_waits(target: str) -> None:
     async def attaching() -> AsyncIterator[exchange_pb2.AttachRequest]:
         yield exchange_pb2.AttachRequest(hello=exchange_pb2.Hello(run="fit"))
         raise ValueError("nothing to report")
@@ -183,9 +183,9 @@ async def test_a_call_whose_messages_fail_is_an_error_and_no_cancellation_of_who
         raise ValueError("nothing to push")
 
     transport = GrpcTransport(target)
-    with pytest.raises(SkerryError):
+    with pytest.raises(ValueError, match="nothing to report"):
         [answer async for answer in transport.attach(attaching())]
-    with pytest.raises(SkerryError):
+    with pytest.raises(ValueError, match="nothing to push"):
         await transport.push_delta(pushing())
     await transport.close()
 

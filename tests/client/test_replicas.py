@@ -239,8 +239,8 @@ class StagedTransport(GrpcTransport):
     async def _answer(self, open_call: Callable[[Any], Any], **options: Any) -> Any:
         return await super()._answer(lambda connection: open_call(self._watched(connection)), **options)
 
-    def _stream(self, number: int, open_call: Callable[[Any], Any]) -> AsyncGenerator[Any, None]:
-        return super()._stream(number, lambda connection: open_call(self._watched(connection)))
+    def _stream(self, number: int, open_call: Callable[[Any], Any], *sending: Any) -> AsyncGenerator[Any, None]:
+        return super()._stream(number, lambda connection: open_call(self._watched(connection)), *sending)
 
     def _watched(self, connection: Connection) -> Any:
         def begin(method: str) -> None:

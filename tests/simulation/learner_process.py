@@ -164,7 +164,7 @@ class LearnerProcess:
         )
         await exchange.join()
         running = asyncio.create_task(exchange.run())
-        running.add_done_callback(lambda task: _note_defect(task, record))
+        running.add_done_callback(lambda _: _note_defect(exchange, record))
         try:
             await exchange.wait_attached()
             self.exchanges[record.incarnation] = exchange
@@ -235,9 +235,9 @@ async def _served(exchange: ExchangeLoop, work: Coroutine[Any, Any, R]) -> R:
     return task.result()
 
 
-def _note_defect(running: asyncio.Task[None], record: LearnerRecord) -> None:
-    if not running.cancelled() and (error := running.exception()) is not None:
-        record.contradictions.append(f"exchange failed by a defect. cause={error!r}")
+def _note_defect(exchange: ExchangeLoop, record: LearnerRecord) -> None:
+    if exchange.failure is not None and exchange.failure.reason == "DEFECT":
+        record.contradictions.append(str(exchange.failure))
 
 
 class _LoopClock:

@@ -139,7 +139,6 @@ class ArrayLearner:
             self._exchange = self._thread.run(_joined(self._transport, parameters, settings, workers=self._workers))
             parameters.synchronize()  # training comes after the weights that were loaded
             self._running = self._thread.start(self._exchange.run())
-            self._running.add_done_callback(_say_failure)
             self._thread.run(self._exchange.wait_attached())
         except BaseException:
             self._stop_threads()
@@ -202,7 +201,8 @@ class ArrayLearner:
             The names of the fragments whose weights it changed, which are mostly none.
 
         Raises:
-            ValueError: `tokens` is below 1.
+            ValueError: `tokens` is below 1 or no whole number. A tensor that holds one, as `mask.sum()` does, is read,
+                which waits for its device.
             SystemExit: `leave_soon` was called.
             StopExchangingError: WEIGHTS_REPLACED: a checkpoint was loaded, also in place, or the model moved, converted
                 or changed, after attaching. Nothing of it was sent; the message says what to do.
@@ -407,12 +407,6 @@ async def _joined(
     )
     await exchange.join()
     return exchange
-
-
-def _say_failure(running: Future[None]) -> None:
-    """Logs an exchange that ended by a defect; the training thread would not notice otherwise."""
-    if not running.cancelled() and (error := running.exception()) is not None:
-        _log.error("exchange failed by a defect, training goes on alone", exc_info=error)
 
 
 def _worker_count() -> int:

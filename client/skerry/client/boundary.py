@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
+from skerry.client.errors import StopExchangingError
 from skerry.runtime.clock import StepClock
 
 R = TypeVar("R")
@@ -49,7 +50,7 @@ class Boundary:
         has_worked = bool(self._waiting)
         deadline_s = self._clock.monotonic_s() + BUDGET_S
         while self._waiting:
-            self._do(*self._waiting.popleft())
+            self._do_next()
             if self._clock.monotonic_s() >= deadline_s:
                 break
         return has_worked
@@ -63,16 +64,26 @@ class Boundary:
                 return is_over()
             self._has_work.clear()
             while self._waiting:
-                self._do(*self._waiting.popleft())
+                self._do_next()
         return True
 
-    def _do(self, work: Callable[[], Any], future: asyncio.Future[Any]) -> None:
-        if future.cancelled():
-            return
+    def _do_next(self) -> None:
+        work, future = self._waiting[0]
         try:
-            result = work()
-        except Exception as error:  # noqa: BLE001 - handed to the task that asked; training goes on
-            failure = error
+            self._waiting.popleft()
+            result = None if future.cancelled() else work()
+        except BaseException as error:  # Ctrl-C may have come in the middle of it
+            failure = error if isinstance(error, Exception) else _interrupted(error)
             self._post(lambda: None if future.done() else future.set_exception(failure))
+            if failure is not error:
+                raise
         else:
             self._post(lambda: None if future.done() else future.set_result(result))
+
+
+def _interrupted(error: BaseException) -> StopExchangingError:
+    return StopExchangingError(
+        "INTERRUPTED",
+        "the training thread was interrupted while it copied or changed weights, so nobody knows what they hold: to go "
+        f"on, attach again. by={error!r}",
+    )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack
 from typing import Any, Final
 
@@ -22,13 +22,13 @@ from skerry.client.attachment import Attachment
 from skerry.client.boundary import Boundary
 from skerry.client.creation import find_or_create, warn_of_missing_plan
 from skerry.client.download import pull_newest
-from skerry.client.errors import RunClosedError, SkerryError, StopExchangingError
+from skerry.client.errors import PoisonedError, RunClosedError, SkerryError, StopExchangingError
 from skerry.client.fragment import FragmentExchange
 from skerry.client.fragment_plan import check_same_tensors
 from skerry.client.fragment_state import Idle
 from skerry.client.parameters import Parameters
 from skerry.client.records import policy_of
-from skerry.client.session import ExchangeSettings, Session, Stats
+from skerry.client.session import ExchangeSettings, Session, Stats, whole_number
 from skerry.client.transport import Transport
 from skerry.client.untrained import check_untrained
 from skerry.runtime.clock import StepClock
@@ -84,6 +84,7 @@ class ExchangeLoop:
         self._last_step_end_s: float | None = None
         self._is_step_posted = False
         self._acknowledged_count = 0  # at the last reminder
+        self._restored = 0, 0  # times that weights were not finite in a row, and the deltas acknowledged by then
         self._next_reminder_s = clock.monotonic_s() + _REMINDER_S
 
     # The training thread's side.
@@ -94,10 +95,11 @@ class ExchangeLoop:
         Returns the names of the fragments whose weights it changed.
 
         Raises:
-            ValueError: `tokens` is below 1.
+            ValueError: `tokens` is below 1 or no whole number.
             TypeError: `loss` is no number.
             StopExchangingError: WEIGHTS_REPLACED.
         """
+        tokens = whole_number(tokens, "tokens")
         if tokens < 1:
             raise ValueError(f"a step trains on at least one token. tokens={tokens}")
         begin_s = self._clock.monotonic_s()
@@ -299,15 +301,17 @@ class ExchangeLoop:
     # Running.
 
     async def run(self) -> None:
-        """Exchanges until `leave`, or until this learner must stop. Call `join` first."""
+        """Exchanges until `leave`, or until this learner must stop; a defect stops it too. Call `join` first."""
         session = self._session
         try:
             async with asyncio.TaskGroup() as group:
-                attach = group.create_task(self._attachment.run())
-                fragments = [group.create_task(fragment.run()) for fragment in self._fragments.values()]
+                attach = group.create_task(_to_its_end(self._attachment.run()))
+                fragments = [group.create_task(_to_its_end(fragment.run())) for fragment in self._fragments.values()]
                 await session.stopped.wait()
                 for task in (attach, *fragments):
                     task.cancel()
+        except Exception as error:  # noqa: BLE001 - the training thread learns of it by `failure`, and goes on
+            session.fail(error)
         finally:
             session.attached.clear()
             session.end()
@@ -363,7 +367,7 @@ class ExchangeLoop:
         for fragment in self._fragments.values():
             fragment.wake()
 
-    async def _restore_poisoned(self) -> None:
+    async def _restore_poisoned(self, error: PoisonedError) -> None:
         """Loads the base into every fragment whose weights are not finite, all at one step boundary."""
         fragments = list(self._fragments.values())
         async with AsyncExitStack() as stack:
@@ -378,8 +382,42 @@ class ExchangeLoop:
             restored, trained = await self._boundary.run(restore)
             for fragment in restored:
                 fragment.restored(trained)
-        _log.error(
-            "weights were not finite, the run's weights were loaded",
-            learner=self._session.settings.learner_id,
-            fragments=[fragment.layout.name for fragment in restored],
-        )
+        if restored:
+            self._say_restored(error)
+
+    def _say_restored(self, error: PoisonedError) -> None:
+        """Says that weights were not finite and, if no work was sent since they were so before, why they are again."""
+        session = self._session
+        count, acknowledged_count = self._restored
+        if acknowledged_count != session.tally.deltas_acknowledged:
+            count = 0
+        count += 1
+        self._restored = count, session.tally.deltas_acknowledged
+        said = f"the weights were not finite, and the run's were loaded. because={error}"
+        if count > 1:
+            said = (
+                f"the weights were not finite {count} times in a row, each time after the run's were loaded, so these "
+                "steps are lost. An optimizer such as Adam keeps NaN in its own state: reset it, in PyTorch by "
+                "optimizer.state.clear(), and skip steps whose gradients are not finite. Else training diverges: lower "
+                f"the learning rate. because={error}"
+            )
+        session.problem = PoisonedError("NON_FINITE", said)
+        if count.bit_count() == 1:  # the 1st, 2nd, 4th, 8th …
+            _log.error(
+                "weights were not finite",
+                run=session.settings.run,
+                learner=session.settings.learner_id,
+                step=session.trained.step_count,
+                because=said,
+            )
+
+
+async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
+    """Does a task's work; a cancellation that nobody asked for is an error, which would end it silently otherwise."""
+    try:
+        await work
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        raise RuntimeError("a task of the exchange ended as if it had been cancelled") from error

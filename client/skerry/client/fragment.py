@@ -65,7 +65,7 @@ class FragmentExchange:
         ledger: Ledger,
         *,
         contributed_step: int,
-        restore_all: Callable[[], Awaitable[None]],
+        restore_all: Callable[[PoisonedError], Awaitable[None]],
     ) -> None:
         """The model must already have the weights of `ledger`."""
         self.layout = layout
@@ -157,7 +157,7 @@ class FragmentExchange:
             except PoisonedError as error:
                 self._drop(error)
                 if error.reason == "NON_FINITE":
-                    await self._restore_all()  # gradients spread it to all fragments
+                    await self._restore_all(error)  # gradients spread it to all fragments
             except SkerryError as error:
                 session.stop(error)
                 return
@@ -349,7 +349,8 @@ class FragmentExchange:
 
     def _drop(self, error: PoisonedError) -> None:
         """Delta or weights are not finite or not plausible: the fragment is replaced, since rebase would keep them."""
-        _log.error("work of a fragment is dropped, it will be replaced", **self._facts(error))
+        if error.reason != "NON_FINITE":  # else the exchange says so, once for all fragments
+            _log.error("work of a fragment is dropped, it will be replaced", **self._facts(error))
         self._session.tally.deltas_dropped += isinstance(self.state, Sending | InFlight)
         self.state = fragment_state.poisoned(self.state)
 

@@ -69,16 +69,21 @@ class GrpcTransport:
     def attach(
         self, requests: AsyncIterator[exchange_pb2.AttachRequest]
     ) -> AsyncGenerator[exchange_pb2.AttachResponse, None]:
-        """Opens the attach stream."""
-        return self._stream(CONTROL, lambda connection: connection.exchange.Attach(requests))
+        """Opens the attach stream. An error of `requests` is raised as it is."""
+        sending = _Sending(requests)
+        return self._stream(CONTROL, lambda connection: connection.exchange.Attach(sending.requests()), sending)
 
     async def push_delta(
         self, requests: AsyncIterator[exchange_pb2.PushDeltaRequest]
     ) -> exchange_pb2.PushDeltaResponse:
-        """Sends a push on a bulk connection."""
+        """Sends a push on a bulk connection. An error of `requests` is raised as it is."""
+        sending = _Sending(requests)
         with self._lane() as lane:
             return await self._answer(
-                lambda connection: connection.exchange.PushDelta(requests), number=lane, unknown=TryAgainError
+                lambda connection: connection.exchange.PushDelta(sending.requests()),
+                number=lane,
+                unknown=TryAgainError,
+                sending=sending,
             )
 
     async def query_push(
@@ -145,6 +150,7 @@ class GrpcTransport:
         *,
         number: int = CONTROL,
         unknown: type[SkerryError] = RefusedError,
+        sending: _Sending | None = None,
     ) -> A:
         """Returns the next replica's one answer to a call; raises SkerryError if it fails, as `error_from_rpc` says."""
         connection = await self._replicas.next(number)
@@ -155,14 +161,16 @@ class GrpcTransport:
             connection.replica.life.heard()
             return answer
         except asyncio.CancelledError:
-            _raise_if_call_was_cancelled()
+            _raise_if_call_was_cancelled(sending)
             raise
         except grpc.aio.AioRpcError as error:
             raise error_from_rpc(error, unknown=unknown, has_tls=self._replicas.has_tls) from error
         except grpc.aio.UsageError as error:  # the channel was closed under the call
             raise error_of("UNREACHABLE", f"connection is closed. cause={error}") from error
 
-    async def _stream(self, number: int, open_call: Callable[[Connection], Any]) -> AsyncGenerator[Any, None]:
+    async def _stream(
+        self, number: int, open_call: Callable[[Connection], Any], sending: _Sending | None = None
+    ) -> AsyncGenerator[Any, None]:
         """Yields the next replica's answers to a call, which is cancelled when the iterator is closed or dropped."""
         connection = await self._replicas.next(number)
         call = open_call(connection)
@@ -172,7 +180,7 @@ class GrpcTransport:
                     connection.replica.life.heard()
                     yield response
         except asyncio.CancelledError:
-            _raise_if_call_was_cancelled()
+            _raise_if_call_was_cancelled(sending)
             raise
         except grpc.aio.AioRpcError as error:
             raise error_from_rpc(error, has_tls=self._replicas.has_tls) from error
@@ -182,14 +190,33 @@ class GrpcTransport:
             call.cancel()
 
 
-def _raise_if_call_was_cancelled() -> None:
+class _Sending:
+    """What a call sends, and the error by which that failed: gRPC cancels the call, and drops the error."""
+
+    def __init__(self, requests: AsyncIterator[Any]) -> None:
+        self.error: Exception | None = None
+        self._requests = requests
+
+    async def requests(self) -> AsyncIterator[Any]:
+        """Yields them."""
+        try:
+            async for request in self._requests:
+                yield request
+        except Exception as error:
+            self.error = error
+            raise
+
+
+def _raise_if_call_was_cancelled(sending: _Sending | None) -> None:
     """Raises if gRPC cancelled the call, because what it was to send failed, and the waiting task was not cancelled.
 
     Otherwise the task would end silently, as if it had been cancelled.
     """
     task = asyncio.current_task()
     if task is not None and not task.cancelling():
-        raise error_of("CANCELLED", "the call was cancelled; what it was to send may have failed") from None
+        if sending is not None and sending.error is not None:
+            raise sending.error
+        raise error_of("CANCELLED", "the call was cancelled") from None
 
 
 def error_from_rpc(

@@ -23,7 +23,7 @@ from skerry.client.errors import SkerryError, StopExchangingError, error_of
 from skerry.client.island import Call, Island, Word
 from skerry.client.island_parameters import IslandParameters
 from skerry.client.parameters import Parameters
-from skerry.client.session import Stats
+from skerry.client.session import Stats, whole_number
 from skerry.client.torch_parameters import TorchParameters
 from skerry.client.transport import Transport
 from skerry.client.untrained import may_differ
@@ -105,6 +105,7 @@ class IslandMember:
             The fragments that it changed, and the status with which all ranks are to leave now, if one of them is.
         """
         with self._together():
+            tokens = whole_number(tokens, "tokens")
             if tokens < 0:
                 raise ValueError(f"a rank trains on no fewer than 0 tokens. tokens={tokens}")
             if problem := self._parameters.replaced():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any, Final
+from typing import Any, Final, ParamSpec, TypeVar
 from weakref import WeakSet
 
 import numpy as np
@@ -19,12 +19,15 @@ from skerry.client.grpc_transport import GrpcTransport
 from skerry.client.island import Island, process_group_of
 from skerry.client.island_member import IslandMember, View
 from skerry.client.parameters import Parameters
-from skerry.client.session import Adoption, Stats
+from skerry.client.session import Adoption, Stats, whole_number
 from skerry.client.torch_parameters import TorchParameters, reshard
 from skerry.runtime.identifiers import system_random
 from skerry.runtime.logs import get_logger
 from skerry.runtime.tls import Insecure, Tls
 from skerry.wire.policy import Policy
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 _log = get_logger(__name__)
 
@@ -95,6 +98,8 @@ class Learner(ArrayLearner):
             "connect_timeout_s": connect_timeout_s,
             "tls": tls,
         }
+        # The weights are watched by their addresses, which only a step that torch.compile does not trace sees.
+        self._step = _untraced(self._count_step)
         self._member: IslandMember | None = None
         self._has_agreed = False  # all ranks leave after this step
         self._leave_status = None
@@ -149,7 +154,10 @@ class Learner(ArrayLearner):
             self.close()
 
     def step(self, tokens: int, loss: float | None = None) -> tuple[str, ...]:
-        """As `ArrayLearner.step`."""
+        """As `ArrayLearner.step`. It may be inside of what torch.compile compiles, where it breaks the graph."""
+        return self._step(tokens, loss)
+
+    def _count_step(self, tokens: int, loss: float | None) -> tuple[str, ...]:
         if self._member is None:
             return super().step(tokens, loss)
         changed, status = self._member.step(tokens, loss, self._leave_status)
@@ -278,6 +286,12 @@ def _with_tensors(values: Any) -> Any:
     return torch.from_numpy(values) if isinstance(values, np.ndarray) else values
 
 
+def _untraced(function: Callable[P, R]) -> Callable[P, R]:
+    """Returns a function that torch.compile leaves as it is, and breaks its graph for."""
+    untraced: Callable[P, R] = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
+    return untraced
+
+
 def _view_of(one: ArrayLearner) -> View:
     return View(one.stats, one.progress, one.planned_step_count, one.is_closed, one.failure)
 
@@ -296,16 +310,17 @@ def attach(
         learner.leave()                                      # or: with attach(...): around the loop
 
     A step of the run is a step of the optimizer: micro-batches that are accumulated are part of one, and a step that
-    GradScaler skips is none. Weights may change when the optimizer's `step` returns. Attach once the model is on its
-    device and has its checkpoint.
+    GradScaler skips is none. (With a fused optimizer only the device knows that, and is waited for, as GradScaler does
+    with others.) Weights may change when the optimizer's `step` returns. Attach once the model is on its device and has
+    its checkpoint.
 
     Args:
         model: as `Learner` says.
         optimizer: the optimizer of the model's parameters, or a wrapper that has it as its attribute `optimizer`, as
             those of accelerate and Lightning do. Where several optimizers train the model, the one that steps last.
         tokens_per_step: what this process trains on in one step, by which the learner's work is weighed against the
-            others': tokens, or examples if all learners of the run count them; or a function that returns it, called
-            at each step. An island of several ranks adds up its ranks'.
+            others': tokens, or examples if all learners of the run count them; a whole number, or a function that
+            returns it, called at each step. An island of several ranks adds up its ranks'.
         **options: as `Learner` says, `target` and `run` among them. State `planned_step_count` in optimizer steps.
 
     Raises:
@@ -331,12 +346,10 @@ def token_counter(tokens_per_step: int | Callable[[], int]) -> Callable[[], int]
     """
     if callable(tokens_per_step):
         return tokens_per_step
-    if isinstance(tokens_per_step, bool) or not hasattr(tokens_per_step, "__index__") or tokens_per_step < 1:
-        raise ValueError(
-            "tokens_per_step is a whole number of at least 1, or a function that returns one. "
-            f"tokens_per_step={tokens_per_step!r}"
-        )
-    return lambda: tokens_per_step
+    token_count = whole_number(tokens_per_step, "tokens_per_step")
+    if token_count < 1:
+        raise ValueError(f"tokens_per_step must be at least 1. tokens_per_step={token_count}")
+    return lambda: token_count
 
 
 class _Attached(Learner):
@@ -350,11 +363,19 @@ class _Attached(Learner):
         **options: Any,
     ) -> None:
         super().__init__(model, **options)
+        has_gpu = torch.cuda.is_available()
 
-        def stepped(*_: object) -> None:
-            self.step(count_tokens())
+        def stepped(stepping: torch.optim.Optimizer, *_: object) -> None:
+            if has_gpu and torch.cuda.is_current_stream_capturing():
+                raise RuntimeError(
+                    "the optimizer's step is captured in a CUDA graph, whose replays would count no step: make a "
+                    "Learner in place of attach(), and call its step() after each replay"
+                )
+            # Of a fused optimizer GradScaler leaves it to the device whether the step is skipped.
+            if (found_inf := getattr(stepping, "found_inf", None)) is None or not found_inf.item():
+                self.step(count_tokens())
 
-        self._hook = optimizer.register_step_post_hook(stepped)
+        self._hook = optimizer.register_step_post_hook(_untraced(stepped))
 
     def close(self) -> None:
         """As `Learner.close`; the optimizer is free for another learner."""

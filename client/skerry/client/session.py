@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 
 from skerry.algorithm.rebase import UNTRAINED, Trained
 from skerry.client.boundary import Boundary
-from skerry.client.errors import RunNotFoundError, SkerryError, is_transient
+from skerry.client.errors import RunNotFoundError, SkerryError, StopExchangingError, is_transient
 from skerry.client.movement import Movement
 from skerry.client.parameters import Parameters
 from skerry.client.transport import LANE_COUNT, Transport
@@ -29,6 +29,7 @@ _log = get_logger(__name__)
 R = TypeVar("R")
 
 DEFAULT_PART_SIZE_BYTES: Final = 8 * 2**20
+_MOST_COUNTED: Final = 2**53  # what every language counts exactly
 # How many of the last merged deltas, of all fragments, staleness and waiting are averaged over.
 _RECENT: Final = 32
 _LONGEST_TIMEOUT_S: Final = 1e9
@@ -63,6 +64,21 @@ def check_timeout(timeout_s: float, name: str) -> None:
     """
     if not 0 < timeout_s <= _LONGEST_TIMEOUT_S:
         raise ValueError(f"{name} must be above 0 and at most {_LONGEST_TIMEOUT_S:g}. {name}={timeout_s}")
+
+
+def whole_number(value: Any, name: str) -> int:
+    """Returns a count that a training loop gave: an integer, or what holds one, as `mask.sum()` does.
+
+    A tensor on a device is waited for.
+
+    Raises:
+        ValueError: it is no whole number, or beyond 2^53.
+    """
+    number = value.item() if hasattr(value, "item") else value
+    is_number = isinstance(number, int | float) and not isinstance(number, bool)
+    if not (is_number and abs(number) <= _MOST_COUNTED and number == int(number)):
+        raise ValueError(f"{name} must be a whole number of at most 2^53: a sum, not a mean. {name}={value!r}")
+    return int(number)
 
 
 @dataclass(frozen=True)
@@ -321,6 +337,20 @@ class Session(Reader):
         self.failure = self.problem = error
         self.say_stopped(error)
         self.end()
+
+    def fail(self, error: BaseException) -> None:
+        """Ends the exchange for good because of a defect, and logs where it came from."""
+        cause = error
+        while isinstance(cause, BaseExceptionGroup):
+            cause = cause.exceptions[0]
+        _log.error("the exchange has a defect", learner=self.settings.learner_id, exc_info=error)
+        self.stop(
+            StopExchangingError(
+                "DEFECT",
+                "the exchange failed by a defect of Skerry, which the traceback in the log shows: please report it. "
+                f"To go on, attach again. cause={cause!r}",
+            )
+        )
 
     def say_stopped(self, error: SkerryError) -> None:
         """Logs that this learner exchanges no more."""

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import skerry.client.forks  # noqa: F401 - has to come before the first import of gRPC
+
+# isort: split
 from skerry.client.array_learner import ArrayLearner
 from skerry.client.errors import (
     AttachAgainError,

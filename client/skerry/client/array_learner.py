@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from skerry.algorithm.rebase import Trained
 from skerry.client.errors import SkerryError, error_of
 from skerry.client.exchange import ExchangeLoop
+from skerry.client.forks import OwnProcess
 from skerry.client.grpc_transport import GrpcTransport
 from skerry.client.handshakes import check_certificate
 from skerry.client.loop_thread import LoopThread
@@ -80,6 +81,9 @@ class ArrayLearner:
             made, so they may be renewed while the learner runs. By default the public authorities are trusted, and a
             target on this machine is called in plaintext; "insecure" has other targets be called so, too.
 
+    A process that this one forks, such as a worker of a DataLoader, is not the learner: leaving does nothing there, and
+    all else that a learner does is refused.
+
     A learner that restarts begins with the run's newest weights. What its last process had not sent is lost, unless
     `load_state_dict` brings it.
 
@@ -109,6 +113,7 @@ class ArrayLearner:
     ) -> None:
         if not isinstance(arrays, Mapping) and not hasattr(arrays, "tensors"):
             raise TypeError(f"arrays are given by name; a torch module is for Learner. type={type(arrays).__name__}")
+        self._process = OwnProcess()
         self._closing = ExitStack()
         self._leave_status: int | None = None
         settings = checked_settings(
@@ -154,7 +159,7 @@ class ArrayLearner:
 
         Work that a failed step may have damaged is not sent.
         """
-        if kind is None or issubclass(kind, SystemExit | KeyboardInterrupt):
+        if kind is None or issubclass(kind, SystemExit | KeyboardInterrupt) or self._leave_status is not None:
             self.leave()
         else:
             self.close_unflushed()
@@ -173,7 +178,7 @@ class ArrayLearner:
         Raises:
             StopExchangingError: as `step`.
         """
-        if self._thread.loop.is_closed():
+        if self._thread.is_over:
             return False
         try:
             if load_merged:
@@ -185,13 +190,13 @@ class ArrayLearner:
 
     def close_unflushed(self) -> None:
         """Leaves the run as `close` does, and warns of the steps that it does not have."""
-        if (lost := self.stats.unsent_step_count) and not (self.is_closed or self._thread.loop.is_closed()):
+        if (lost := self.stats.unsent_step_count) and not (self.is_closed or self._thread.is_over):
             _log.warning("left the run with steps that it does not have", steps=lost)
         self.close()
 
     def _say_forgotten(self) -> None:
         # It is too late to send them: Python lets no thread begin work once the main thread has ended.
-        if (lost := self.stats.unsent_step_count) and not self.is_closed:
+        if (lost := self.stats.unsent_step_count) and not (self.is_closed or self._thread.is_over):
             _log.warning("the process ends with steps that the run does not have. leave() sends them", steps=lost)
 
     def step(self, tokens: int, loss: float | None = None) -> tuple[str, ...]:
@@ -205,8 +210,10 @@ class ArrayLearner:
                 which waits for its device.
             SystemExit: `leave_soon` was called.
             StopExchangingError: WEIGHTS_REPLACED: a checkpoint was loaded, also in place, or the model moved, converted
-                or changed, after attaching. Nothing of it was sent; the message says what to do.
+                or changed, after attaching. Nothing of it was sent; the message says what to do. FORKED: this process
+                was forked from the learner's.
         """
+        self._process.check()
         changed = self._exchange.step(tokens, loss)
         if self._leave_status is not None:
             _log.info("leaving as was asked", steps=self.stats.step_count)
@@ -241,6 +248,7 @@ class ArrayLearner:
         return self._flush(lambda: self._exchange.is_flushed, timeout_s, is_last=is_last)
 
     def _flush(self, is_done: Callable[[], bool], timeout_s: float, *, is_last: bool) -> bool:
+        self._process.check()
         self._exchange.check_weights()
         self._thread.loop.call_soon_threadsafe(lambda: self._exchange.flush(is_last=is_last))
         try:
@@ -250,7 +258,7 @@ class ArrayLearner:
 
     def close(self) -> None:
         """Leaves the run and ends the exchange; nothing is sent after it. Idempotent."""
-        if self._thread.loop.is_closed():
+        if self._thread.is_over:
             return
         try:
             self._thread.run(self._exchange.leave())
@@ -266,7 +274,7 @@ class ArrayLearner:
         a parameter, 8 while a delta is on its way. Needs no network. A learner that exchanges no more has its counts
         alone, so that saving never fails.
         """
-        if self._thread.loop.is_closed():
+        if not self._process.is_forked and self._thread.is_over:
             return self._exchange.save_counts()
         return self._served(self._exchange.save())
 
@@ -295,6 +303,7 @@ class ArrayLearner:
         self._served(self._exchange.count_from(Trained(step_count, token_count)))
 
     def _check_untrained(self) -> None:
+        self._process.check()
         if self.stats.step_count:
             raise ValueError(f"a learner's state is loaded before its first step. steps={self.stats.step_count}")
 
@@ -316,6 +325,7 @@ class ArrayLearner:
         They are the newest that this learner adopted, at most about a round old, and hold none of its unsent steps.
         Needs no network, and memory for the whole model as float32.
         """
+        self._process.check()
         return self._exchange.merged_weights()
 
     @property

@@ -16,8 +16,8 @@
 
 Reasons are those of `skerry.v1.ErrorReason` without their prefix. The client's own are UNREACHABLE, TLS_FAILED,
 TIMEOUT, the names of gRPC's statuses, CORRUPT_DOWNLOAD, WEIGHTS_REPLACED, FROZEN_DIFFERS, RANKS_DIFFER, RANK_LEFT,
-INTERRUPTED for Ctrl-C in the middle of a change of the weights, BAD_ANSWER for an answer that this version can't read,
-and DEFECT for an error of Skerry itself.
+FORKED, INTERRUPTED for Ctrl-C in the middle of a change of the weights, BAD_ANSWER for an answer that this version
+can't read, and DEFECT for an error of Skerry itself.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ _REASONS: Final[Mapping[type[SkerryError], str]] = {
     PlanExpiredError: "PLAN_EXPIRED",
     CorruptDownloadError: "CORRUPT_DOWNLOAD",
     RunClosedError: "RUN_CLOSED",
-    StopExchangingError: "RUN_REPLACED SESSION_FENCED WEIGHTS_REPLACED RANKS_DIFFER RANK_LEFT INTERRUPTED DEFECT",
+    StopExchangingError: "RUN_REPLACED SESSION_FENCED WEIGHTS_REPLACED RANKS_DIFFER RANK_LEFT FORKED INTERRUPTED DEFECT",
     StoreLostError: "STORE_ROLLED_BACK",
     RunNotFoundError: "RUN_NOT_FOUND",
     RunExistsError: "RUN_EXISTS",

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
+import os
 import random
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import aclosing, contextmanager, suppress
+from functools import cache
 from typing import Any, Final, TypeVar
+from weakref import WeakSet
 
 import grpc
 from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
 
 from skerry.client.errors import RefusedError, SkerryError, TryAgainError, error_of
+from skerry.client.forks import OwnProcess
 from skerry.client.handshakes import explain
 from skerry.client.replicas import CONTROL, Connection, Replicas
 from skerry.client.transport import LANE_COUNT
@@ -39,6 +44,8 @@ _PASSING: Final = frozenset(
 
 A = TypeVar("A")
 
+_TRANSPORTS: Final[WeakSet[GrpcTransport]] = WeakSet()
+
 
 class GrpcTransport:
     """One or more syncer replicas, with a connection to each for attach and small calls, and others for bulk.
@@ -50,11 +57,14 @@ class GrpcTransport:
     "insecure" has all be plaintext.
 
     Raises:
+        StopExchangingError: FORKED: this process was forked from one that has connected.
         ValueError: a target is empty, or the files of `tls` can't be used.
     """
 
     def __init__(self, target: str, *, tls: Tls | Insecure | None = None, jitter: random.Random | None = None) -> None:
         """With `jitter` the replicas are called in an order of this client's own, so that many clients spread."""
+        _first_process().check()
+        _TRANSPORTS.add(self)
         targets = split_targets(target)
         if jitter is not None:
             targets = tuple(jitter.sample(targets, len(targets)))
@@ -188,6 +198,19 @@ class GrpcTransport:
             raise error_of("UNREACHABLE", f"connection is closed. cause={error}") from error
         finally:
             call.cancel()
+
+
+@cache
+def _first_process() -> OwnProcess:
+    """Returns the first process to use gRPC; its forked children can't, since they have none of gRPC's threads."""
+    os.register_at_fork(after_in_child=_keep_transports)
+    return OwnProcess()
+
+
+def _keep_transports() -> None:
+    """Keeps a forked child from ever destroying channels, which waits for threads that it does not have, or aborts."""
+    for transport in list(_TRANSPORTS):
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(transport))
 
 
 class _Sending:

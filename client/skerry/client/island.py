@@ -22,6 +22,7 @@ import torch
 from torch import distributed
 
 from skerry.client.errors import SkerryError, StopExchangingError, error_of
+from skerry.client.forks import OwnProcess
 
 # An order's first broadcast; a longer one takes a second. Most fit.
 _ORDER_SIZE_BYTES: Final = 4096
@@ -65,6 +66,7 @@ class Island:
             StopExchangingError: RANK_LEFT: not all did in time.
         """
         ranks = distributed.get_process_group_ranks(group)
+        self.process = OwnProcess()
         self.rank = distributed.get_rank(group)
         self.size = len(ranks)
         self.is_leader = self.rank == 0

@@ -135,7 +135,7 @@ class IslandMember:
 
         With `load_merged` at the leader, all ranks have the run's weights afterwards if it returns True.
         """
-        if self._island.has_left:
+        if self._island.has_left or self._island.process.is_forked:
             return False
         with self._together():
             self._meet(Word(Call.LEAVE, fingerprint=self._parameters.take_fingerprint()))
@@ -188,7 +188,9 @@ class IslandMember:
         return {} if self._leading is None else self._leading.merged_weights()
 
     def close(self, error: object = None) -> None:
-        """Leaves the run; the other ranks learn of `error`. Idempotent."""
+        """Leaves the run; the other ranks learn of `error`. Idempotent, and does nothing in a forked child."""
+        if self._island.process.is_forked:
+            return
         if error is not None:
             self._island.leave(error)
         with ExitStack() as last:
@@ -201,7 +203,7 @@ class IslandMember:
 
     def have_all_left(self, kind: str) -> bool:
         """Returns whether all ranks leave now, by exceptions of this kind and after the same calls; waits 5 s."""
-        return not self._island.has_left and self._island.agree(kind, _AGREE_S)
+        return not (self._island.has_left or self._island.process.is_forked) and self._island.agree(kind, _AGREE_S)
 
     @property
     def _leader(self) -> ArrayLearner:
@@ -211,6 +213,7 @@ class IslandMember:
     @contextmanager
     def _together(self) -> Iterator[None]:
         """Makes an error of one rank an error of all; the island is over then."""
+        self._island.process.check()
         try:
             yield
         except BaseException as error:

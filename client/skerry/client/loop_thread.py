@@ -8,19 +8,32 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
+from skerry.client.forks import OwnProcess
+
 R = TypeVar("R")
 
 
 class LoopThread:
-    """Runs coroutines for synchronous callers. A daemon thread, so a forgotten `close` keeps no process alive."""
+    """Runs coroutines for synchronous callers. A daemon thread, so a forgotten `close` keeps no process alive.
+
+    A forked child does not have the thread: it runs nothing there, and there is nothing to close.
+    """
 
     def __init__(self, name: str) -> None:
+        self.process = OwnProcess()
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._main, name=name, daemon=True)
         self._thread.start()
 
     def start(self, coroutine: Coroutine[Any, Any, R]) -> Future[R]:
-        """Starts a coroutine on the loop; its result is the future's."""
+        """Starts a coroutine on the loop; its result is the future's.
+
+        Raises:
+            StopExchangingError: FORKED.
+        """
+        if self.process.is_forked:
+            coroutine.close()
+        self.process.check()
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
 
     def call(self, function: Callable[[], R]) -> R:
@@ -40,9 +53,14 @@ class LoopThread:
             future.cancel()
             raise
 
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing can run: the thread was closed, or this is a forked child."""
+        return self.process.is_forked or self.loop.is_closed()
+
     def close(self) -> None:
         """Cancels what runs and ends the thread. Idempotent."""
-        if not self._thread.is_alive():
+        if self.process.is_forked or not self._thread.is_alive():
             return
         self.run(_cancel_others())
         self.loop.call_soon_threadsafe(self.loop.stop)

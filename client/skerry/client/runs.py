@@ -75,7 +75,7 @@ class RunsClient:
 
     def close(self) -> None:
         """Closes the connection. Idempotent."""
-        if not self._thread.loop.is_closed():
+        if not self._thread.is_over:
             self._thread.run(self._transport.close())
             self._thread.close()
 
@@ -261,7 +261,7 @@ class RunsClient:
                 else:
                     yield record_of(Event, response.event)
         finally:
-            if not self._thread.loop.is_closed():
+            if not self._thread.is_over:
                 self._thread.run(responses.aclose())
 
     def _is_worth_it(self, error: BaseException) -> bool:

@@ -63,7 +63,8 @@ class ArrayLearner:
             healthy one.
         run: the run's name.
         learner_id: this learner's name, unique in the run; a newer process with the same id takes its place. By default
-            the host's name and a random suffix, which the folder `.skerry` keeps for a process that starts again here.
+            the host's name and a random suffix, which the folder `.skerry` keeps for a process that starts again here;
+            a copy of the folder counts as another one.
         region: where the learner runs, shown to people.
         create: create the run from `arrays` if it does not exist; if several learners try, the first one creates it.
         policy: the policy of a run that is created; an existing run keeps its own.
@@ -134,7 +135,8 @@ class ArrayLearner:
         parameters = ArrayParameters(arrays) if isinstance(arrays, Mapping) else arrays
         if learner_id is None:
             learner_id, lock = own_id(Path(".skerry"))
-            self._closing.enter_context(lock)
+            if lock is not None:
+                self._closing.enter_context(lock)
             settings = replace(settings, learner_id=learner_id)
         self._workers = ThreadWorkers(_worker_count(), initializer=parameters.enter_worker)
         self._thread = LoopThread(f"skerry-{learner_id}")

@@ -198,8 +198,11 @@ def _own_id(options: dict[str, Any]) -> str:
 
     if options["learner_id"] or options["alone"]:
         return options["learner_id"] or "alone"
-    name, lock = own_id(options["work_directory"] or _LEARNERS)
-    click.get_current_context().with_resource(lock)
+    folder = options["work_directory"] or _LEARNERS
+    folder.mkdir(parents=True, exist_ok=True)
+    name, lock = own_id(folder)
+    if lock is not None:
+        click.get_current_context().with_resource(lock)
     return name
 
 
@@ -315,7 +318,7 @@ def _policy(options: dict[str, Any]) -> Policy:
 
     path: Path | None = options["policy_path"]
     try:
-        values = {} if path is None else json.loads(path.read_text())
+        values = {} if path is None else json.loads(path.read_bytes())
         values.setdefault("planned_step_count", options["horizon_steps"] or options["step_count"])
         if options["inner_step_count"] is not None:
             values["inner_step_count"] = options["inner_step_count"]

@@ -186,11 +186,13 @@ def small_run(name: str = "demo") -> v1.Run:
     return run
 
 
-def small_learner(learner_id: str = "us", *, is_participating: bool = True) -> v1.LearnerStatus:
+def small_learner(
+    learner_id: str = "us", *, is_participating: bool = True, loss: float = 2.5, region: str = "us-east"
+) -> v1.LearnerStatus:
     """Returns a live learner that has reported."""
-    report = v1.LearnerReport(step_count=120, token_count=245_760, loss=2.5, sent_bytes=1000)
+    report = v1.LearnerReport(step_count=120, token_count=245_760, loss=loss, sent_bytes=1000)
     report.step_time.FromMilliseconds(35)
     return v1.LearnerStatus(
-        learner_id=learner_id, region="us-east", is_live=True,
+        learner_id=learner_id, region=region, is_live=True,
         is_participating=is_participating, report=report,
     )  # fmt: skip

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -51,6 +54,36 @@ def test_list_as_json_is_one_array(capsys: pytest.CaptureFixture[str]) -> None:
     assert skerry("runs", "list", "--json") == 0
     (run,) = json.loads(capsys.readouterr().out)
     assert (run["name"], run["status"], run["parameter_count"], run["position"]) == ("demo", "open", 6, 9)
+
+
+@pytest.mark.parametrize("command", [("runs", "show"), ("watch", "--once")])
+@pytest.mark.parametrize("loss", [float("nan"), float("inf"), -float("inf")])
+def test_a_loss_that_diverged_is_null_since_json_has_no_word_for_it(
+    command: tuple[str, ...], loss: float, script: Script, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script.learners = [small_learner(loss=loss)]
+    assert skerry(*command, "demo", "--json") == 0
+
+    def is_no_json(word: str) -> None:
+        raise ValueError(word)
+
+    answer = json.loads(capsys.readouterr().out, parse_constant=is_no_json)
+    (learner,) = answer["learners"]
+    assert learner["report"]["loss"] is None
+
+
+@pytest.mark.parametrize("command", [("runs", "show"), ("watch", "--once")])
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_a_terminal_without_a_character_shows_something_else(
+    command: tuple[str, ...], encoding: str, script: Script
+) -> None:
+    script.learners = [small_learner(region="Zürich 東京")]
+    environment = {**os.environ, "PYTHONIOENCODING": encoding}
+    words = [sys.executable, "-m", "skerry.cli", *command, "demo"]
+    shown = subprocess.run(words, env=environment, capture_output=True, timeout=60, check=True)
+    assert "Zürich 東京".encode(encoding, "replace") in shown.stdout
+    shown = subprocess.run([*words, "--json"], env=environment, capture_output=True, timeout=60, check=True)
+    assert json.loads(shown.stdout.decode(encoding))["learners"][0]["region"] == "Zürich 東京"
 
 
 def test_list_without_runs_says_what_to_do(script: Script, capsys: pytest.CaptureFixture[str]) -> None:

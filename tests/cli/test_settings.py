@@ -109,3 +109,20 @@ def test_without_a_file_there_are_no_settings(tmp_path: Path, monkeypatch: pytes
     assert settings.read_file(None) == {}
     (tmp_path / "skerry.toml").write_text('target = "there"', encoding="utf-8")
     assert settings.read_file(None) == {"target": "there"}
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32"])
+def test_a_file_is_read_in_every_encoding_that_editors_write(encoding: str, tmp_path: Path) -> None:
+    path = tmp_path / "skerry.toml"
+    path.write_bytes('region = "Zürich"\n'.encode(encoding))
+    assert settings.read_file(path) == {"region": "Zürich"}
+
+
+@pytest.mark.parametrize("data", [b'region = "Z\xfcrich"', b"\xff\xfe\x00", b"\x00", b"\xef\xbb\xbf="])
+def test_a_file_that_is_no_text_is_refused_in_one_line(data: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "skerry.toml"
+    path.write_bytes(data)
+    with pytest.raises(click.UsageError) as refused:
+        settings.read_file(path)
+    assert str(path) in str(refused.value)
+    assert len(str(refused.value).splitlines()) == 1

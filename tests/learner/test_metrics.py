@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+import math
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -65,3 +66,12 @@ def test_a_field_of_a_newer_version_is_passed_over() -> None:
 def test_what_is_no_metrics_line_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"metrics line|Expecting"):
         parse_metrics_line(text)
+
+
+def test_a_loss_that_diverged_is_null_since_json_has_no_word_for_it(tmp_path: Path) -> None:
+    with MetricsWriter(tmp_path / "metrics.jsonl") as writer:
+        writer.write(replace(_line(1), loss=float("nan"), val_loss=float("inf")))
+    (text,) = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert '"loss":null' in text
+    assert '"val_loss":null' in text
+    assert math.isnan(parse_metrics_line(text).loss)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
+import io
 import os
 import sys
 from pathlib import Path
@@ -87,6 +88,8 @@ def main(arguments: list[str] | None = None) -> None:
     """Runs the command line and exits the process with its status."""
     # gRPC logs every connection that closes, in the middle of tables; failures are reported as errors anyway.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # not every terminal and pipe takes what names and tables have
     sys.exit(failures.run(cli, arguments))
 
 

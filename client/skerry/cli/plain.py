@@ -2,13 +2,14 @@
 
 Field names are the contract's. What a record leaves out is left out; every other field is there, also at its default.
 Digests are hexadecimal, enum values lower-case words, durations seconds under a name that ends in `_s`, timestamps ISO
-8601.
+8601. A float that is not finite, such as a loss that diverged, is null, since JSON has no word for it.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -32,7 +33,7 @@ def to_json(record: DataclassInstance) -> dict[str, Any]:
 
 def to_line(values: Mapping[str, Any] | Iterable[Any]) -> str:
     """Returns JSON values as one line."""
-    return json.dumps(values, ensure_ascii=False, separators=(",", ":"))
+    return json.dumps(values, allow_nan=False, separators=(",", ":"))
 
 
 def _value(value: Any) -> Any:
@@ -40,6 +41,8 @@ def _value(value: Any) -> Any:
         return [_value(item) for item in value]
     if isinstance(value, bytes):
         return value.hex()
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
     if isinstance(value, datetime):
         stamp = Timestamp()
         stamp.FromDatetime(value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -44,7 +45,8 @@ def read_file(path: Path | None) -> Mapping[str, Any]:
             return {}
         path = DEFAULT_FILE
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        data = path.read_bytes()
+        return tomllib.loads(data.decode(json.detect_encoding(data)))  # editors write UTF-16, and byte order marks
     except (OSError, UnicodeDecodeError, RecursionError, tomllib.TOMLDecodeError) as error:
         raise click.UsageError(f"settings can't be read. file={path}, because={error}") from error
 

@@ -7,6 +7,7 @@ to the same file; `attempt` tells its lines from those of earlier processes.
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields
@@ -29,7 +30,7 @@ class MetricsLine:
     tokens: int
     """Tokens trained on up to this step."""
     loss: float
-    """Training loss of this step's batch, in nats a token."""
+    """Training loss of this step's batch, in nats a token; null in the file if it is not finite."""
     learning_rate: float
     step_time_ms: float
     """Forward, backward and optimizer, without synchronisation and evaluation."""
@@ -59,6 +60,10 @@ class MetricsLine:
     """The version of each fragment that the model has adopted."""
 
 
+def _is_json(value: object) -> bool:
+    return not isinstance(value, float) or math.isfinite(value)
+
+
 class MetricsWriter:
     """Appends lines to a file; a context manager.
 
@@ -77,7 +82,8 @@ class MetricsWriter:
         Raises:
             OSError: it could not be written; the file is unchanged.
         """
-        text = json.dumps(asdict(line), separators=(",", ":")).encode() + b"\n"
+        values = {name: value if _is_json(value) else None for name, value in asdict(line).items()}
+        text = json.dumps(values, allow_nan=False, separators=(",", ":")).encode() + b"\n"
         begin = self._file.seek(0, os.SEEK_END)
         try:
             # A disk that becomes full may accept a part of the line.
@@ -122,6 +128,8 @@ def parse_metrics_line(text: str | bytes) -> MetricsLine:
     value: Any = json.loads(text)
     if not isinstance(value, dict):
         raise ValueError(f"a metrics line must be a JSON object. line={text!r:.80}")  # noqa: TRY004 - the file's content is wrong, not a type in the program
+    if value.get("loss", 0) is None:
+        value["loss"] = math.nan
     try:
         return MetricsLine(**{name: item for name, item in value.items() if name in _FIELD_NAMES})
     except TypeError as error:

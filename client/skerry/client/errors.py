@@ -120,7 +120,8 @@ _REASONS: Final[Mapping[type[SkerryError], str]] = {
     PlanExpiredError: "PLAN_EXPIRED",
     CorruptDownloadError: "CORRUPT_DOWNLOAD",
     RunClosedError: "RUN_CLOSED",
-    StopExchangingError: "RUN_REPLACED SESSION_FENCED WEIGHTS_REPLACED RANKS_DIFFER RANK_LEFT FORKED INTERRUPTED DEFECT",
+    StopExchangingError: "RUN_REPLACED SESSION_FENCED WEIGHTS_REPLACED RANKS_DIFFER RANK_LEFT FORKED "
+    "INTERRUPTED DEFECT",
     StoreLostError: "STORE_ROLLED_BACK",
     RunNotFoundError: "RUN_NOT_FOUND",
     RunExistsError: "RUN_EXISTS",

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
+import pty
+import re
 import subprocess
 import sys
 
@@ -49,6 +52,37 @@ log.warning("loud", count=2)
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("", "loud count=2\n")
+
+
+def _on_a_terminal(environment: dict[str, str]) -> list[str]:
+    """Returns the lines that a terminal shows of a command's logs."""
+    script = """
+from skerry.runtime.logs import get_logger, log_to_stderr
+log_to_stderr()
+get_logger("skerry.x").info("listening", address="127.0.0.1:1", store="s3://key:hunter2@bucket")
+"""
+    leader, follower = pty.openpty()
+    try:
+        words = [sys.executable, "-c", script]
+        subprocess.run(words, stderr=follower, env={**os.environ, "TERM": "xterm", **environment}, check=True)
+        return os.read(leader, 10_000).decode().splitlines()
+    finally:
+        os.close(leader)
+        os.close(follower)
+
+
+def test_a_terminal_gets_short_lines_in_colours_without_secrets() -> None:
+    (line,) = _on_a_terminal({})
+    assert "\x1b[" in line
+    bare = re.sub(r"\x1b\[[0-9;]*m", "", line)
+    assert re.fullmatch(r"\d\d:\d\d:\d\d \[info\] listening address=127\.0\.0\.1:1 store=s3://\*\*\*@bucket", bare)
+
+
+@pytest.mark.parametrize("environment", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
+def test_a_terminal_that_wants_no_colours_gets_none(environment: dict[str, str]) -> None:
+    (line,) = _on_a_terminal(environment)
+    assert "\x1b" not in line
+    assert line.endswith("[info] listening address=127.0.0.1:1 store=s3://***@bucket")
 
 
 def test_a_command_writes_one_line_an_event_without_secrets(capsys: pytest.CaptureFixture[str]) -> None:

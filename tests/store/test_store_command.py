@@ -112,6 +112,10 @@ def test_the_log_as_json_says_what_the_fold_decided_of_every_item_and_delta(
     assert last["a"] == where | said
     assert (last["d"]["version"], last["b"]["reason"]) == (1, "too large")
     assert "c" not in last
+    run("log", "--store", store_url, "run")
+    shown = capsys.readouterr().out
+    assert "1 superseded of m0" in shown
+    assert "1 quarantined of m1" in shown
 
 
 @pytest.mark.parametrize("position", ["2", "8", None])

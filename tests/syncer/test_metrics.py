@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import click
 import grpc
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from click.testing import CliRunner
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
+from skerry.cli.main import cli
 from skerry.client import ArrayLearner, Stats
 from skerry.learner.command import learn
 from skerry.learner.exposition import LearnerMetrics
@@ -83,6 +85,30 @@ def test_alerts_ask_for_names_that_exist() -> None:
     asked = set(re.findall(r"\bskerry_\w+", ALERTS.read_text("utf-8")))
     assert asked
     assert {re.sub("_(bucket|sum|count)$", "", name) for name in asked} <= set(documented())
+
+
+_ALERTS = re.split(r"- alert: ", ALERTS.read_text("utf-8"))[1:]
+
+
+@pytest.mark.parametrize("alert", [pytest.param(text, id=text.split()[0]) for text in _ALERTS])
+def test_an_alert_names_labels_values_and_commands_that_exist(alert: str) -> None:
+    expression, _, texts = alert.partition("annotations:")
+    known = {"up": ("gauge", frozenset({"job", "instance"}))} | documented()
+    rows = DOCUMENT.read_text("utf-8").splitlines()
+    labels = {"instance", "le"}
+    for name, matchers in re.findall(r"\b(skerry_\w+?|up)(?:_bucket)?\b(?:\{([^}]*)\})?", expression):
+        labels |= known[name][1]
+        for label, value in re.findall(r'(\w+)="([^"]*)"', matchers):
+            assert label in known[name][1]
+            assert name == "up" or any(f"`{name}`" in row and f"`{value}`" in row for row in rows), value
+    kept = [set(found.replace(",", " ").split()) for found in re.findall(r"\bby \(([^)]*)\)", expression)] or [labels]
+    assert set().union(*kept) <= labels
+    assert set(re.findall(r"\$labels\.(\w+)", texts)) <= set.intersection(*kept) - {"le"}
+    for line in re.findall(r"`skerry ([^`]*)`", texts):
+        words = re.sub(r"\{\{[^}]*\}\}", "fit", line).split()
+        name, command, rest = cli.resolve_command(click.Context(cli, info_name="skerry"), words)
+        assert command is not None
+        command.make_context(name, rest)
 
 
 async def scraped(url: str) -> Samples:

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from typing import Any, Final, cast
 
 import structlog
+from rich.console import Console
 from structlog.typing import EventDict
 
 from skerry.runtime.redaction import redacted
@@ -38,12 +39,15 @@ def get_logger(name: str) -> structlog.stdlib.BoundLogger:
 
 
 def log_to_stderr(level: str = "info") -> None:
-    """Writes this process's logs to standard error, one `timestamp= level= event= ...` a line, in place of any before.
+    """Writes this process's logs to standard error, one a line, in place of any before; for commands.
 
-    For commands. URLs' secrets are taken out, and texts that a caller may have chosen are cut.
+    A terminal gets the time of day, the level, the message and its facts, in colours; a pipe or a file gets
+    `timestamp= level= event= ...`. URLs' secrets are taken out, and texts that a caller may have chosen are cut.
     """
     handler = logging.StreamHandler()
-    handler.setFormatter(LogfmtFormatter())
+    terminal = Console(file=handler.stream)  # which knows NO_COLOR and terminals that have none
+    has_colours = terminal.color_system is not None and not terminal.no_color
+    handler.setFormatter(TerminalFormatter(has_colours=has_colours) if terminal.is_terminal else LogfmtFormatter())
     logger = logging.getLogger("skerry")
     logger.handlers = [handler]
     logger.setLevel(level.upper())
@@ -56,10 +60,32 @@ class LogfmtFormatter(logging.Formatter):
         """Returns the line."""
         timestamp = datetime.fromtimestamp(record.created, UTC).isoformat().replace("+00:00", "Z")
         event: dict[str, Any] = {"timestamp": timestamp, "level": record.levelname.lower()}
-        event |= {"event": getattr(record, "event", record.getMessage()), **getattr(record, "facts", {})}
+        event |= _event(record)
         if record.exc_info:
             event["exception"] = self.formatException(record.exc_info)
         return _LINE(None, record.levelname, _bounded_text(event))
+
+
+class TerminalFormatter(logging.Formatter):
+    """The same for people: short, with the local time of day."""
+
+    def __init__(self, *, has_colours: bool) -> None:
+        super().__init__()
+        self._render = structlog.dev.ConsoleRenderer(
+            pad_event_to=0, pad_level=False, sort_keys=False, colors=has_colours
+        )
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Returns the line, and below it the traceback, if there is one."""
+        time_text = datetime.fromtimestamp(record.created).astimezone().strftime("%H:%M:%S")
+        event: dict[str, Any] = {"timestamp": time_text, "level": record.levelname.lower(), **_event(record)}
+        if record.exc_info:
+            event["exception"] = self.formatException(record.exc_info)
+        return str(self._render(None, record.levelname, _bounded_text(event)))
+
+
+def _event(record: logging.LogRecord) -> dict[str, Any]:
+    return {"event": getattr(record, "event", record.getMessage()), **getattr(record, "facts", {})}
 
 
 def _bounded_text(event: EventDict) -> EventDict:

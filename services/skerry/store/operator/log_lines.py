@@ -103,13 +103,15 @@ def _fate_json(delta: DeltaState) -> dict[str, Any]:
 
 
 def effect_text(outcome: Outcome) -> str:
-    """Returns the effect of an item: the fates that it decided, why it was rejected, or an empty string."""
+    """Returns the effect of an item: the fates that it decided and whose they are, why it was rejected, or nothing."""
     if outcome.rejection is not None:
         return f"rejected: {outcome.rejection.reason}"
-    counts: dict[str, int] = {}
+    learners: dict[str, list[str]] = {}
     for delta in outcome.decided:
-        counts[delta.fate] = counts.get(delta.fate, 0) + 1
-    return ", ".join(f"{count} {fate}" for fate, count in sorted(counts.items()))
+        learners.setdefault(delta.fate, []).append(delta.item.learner)
+    return ", ".join(
+        f"{len(owners)} {fate} of {', '.join(sorted(set(owners)))}" for fate, owners in sorted(learners.items())
+    )
 
 
 def item_text(item: Item) -> str:  # noqa: C901, PLR0911, PLR0912 - one branch a kind of item

@@ -1,12 +1,14 @@
 # Every target makes the virtual environment .venv when it is needed; nothing else has to be installed but Python 3.11 or newer and make.
+# Where a .venv is there that make did not make, which is yours, it is left alone, and make's is build/venv.
 .DEFAULT_GOAL := help
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 MAKEFLAGS += --no-print-directory --no-builtin-rules
 
 PYTHON ?= python3
-BIN := .venv/bin
-READY := .venv/.skerry-ready
+VENV := $(if $(and $(wildcard .venv),$(if $(wildcard .venv/.skerry-*),,yours)),build/venv,.venv)
+BIN := $(VENV)/bin
+READY := $(VENV)/.skerry-ready
 TRAINERS := .venv-integrations
 SUPPLY := build/supply-chain
 SITE := build/site-environment
@@ -17,7 +19,7 @@ ARGS ?= tests
 .PHONY: help demo test test-long test-e2e test-integrations lint format bench fuzz lock sbom audit protos docs clean
 
 help: ## say what there is
-	@echo "make <target>, the virtual environment .venv is made on the way:"
+	@echo "make <target>, the virtual environment $(VENV) is made on the way:"
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  \1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name text; do printf '%-17s %s\n' "$$name" "$$text"; done
 
 demo: $(READY) ## train one model on three learners while one of them and the syncer are killed (4 minutes)
@@ -78,19 +80,19 @@ audit: $(SUPPLY)/.ready ## look the locked packages up in the advisories; status
 protos: $(READY) ## write the stubs beside the .proto files
 	@$(BIN)/python protos/generate.py
 
-docs: $(SITE)/.ready $(READY) ## build the documents as a site and check its links; it goes to build/site/html
+docs: $(SITE)/.ready ## build the documents as a site and check its links; it goes to build/site/html
 	@echo "docs: building build/site/html"
 	@$(SITE)/bin/python docs/site/build.py
 
 clean: ## remove what was built, the virtual environment too
-	@rm -rf build dist .venv $(TRAINERS)
+	@rm -rf build dist $(VENV) $(TRAINERS)
 
 # The stamp is touched last, so that an installation that was cut off is done again.
 $(READY): pyproject.toml constraints.txt
 	@command -v $(PYTHON) > /dev/null || { echo "$(PYTHON) was not found. install Python 3.11 or newer, or say make PYTHON=/path/to/python"; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed. found=$$($(PYTHON) --version); say make PYTHON=/path/to/python"; exit 1; }
-	@echo "setup: installing into .venv (minutes the first time, torch is large)"
-	@test -x $(BIN)/python || $(PYTHON) -m venv .venv || { echo "setup: python can't make virtual environments; on Debian and Ubuntu: apt install python3-venv"; exit 1; }
+	@echo "setup: installing into $(VENV) (minutes the first time, torch is large)"
+	@test -x $(BIN)/python || { $(PYTHON) -m venv $(VENV) && touch $(VENV)/.skerry-begun; } || { echo "setup: python can't make virtual environments; on Debian and Ubuntu: apt install python3-venv"; exit 1; }
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --upgrade 'pip>=25.1'
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt --editable '.[demo]' --group dev
 	@mkdir -p build
@@ -109,7 +111,10 @@ $(SUPPLY)/.ready: pyproject.toml
 	@$(SUPPLY)/bin/python -m pip install -qq --disable-pip-version-check --group supply-chain
 	@touch $@
 
-$(SITE)/.ready: docs/site/requirements.txt
+# The site's tools, and the product's commands without torch, whose help is a page.
+$(SITE)/.ready: docs/site/requirements.txt pyproject.toml constraints.txt
 	@$(PYTHON) -m venv $(SITE)
+	@$(SITE)/bin/python -m pip install -qq --disable-pip-version-check --upgrade 'pip>=25.1'
 	@$(SITE)/bin/python -m pip install -qq --disable-pip-version-check --requirement $<
+	@$(SITE)/bin/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt --editable .
 	@touch $@

@@ -16,8 +16,6 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 SITE = ROOT / "build" / "site"
 SOURCE = SITE / "source"
-# The product's environment; this program runs in one of its own.
-PRODUCT = ROOT / ".venv" / "bin" / "python"
 SETTINGS = Path(__file__).with_name("mkdocs.yml")
 _PATTERNS = ("*.md", "docs/**/*.md", "protos/*.md", "services/**/*.md", "docker/*.md", "tests/simulation/*.md")
 _LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)#:]+)(#[^)]*)?\)|!\[[^\]]*\]\(([^):]+)\)")
@@ -32,7 +30,7 @@ def copy_documents() -> None:
     for pattern in _PATTERNS:
         for path in ROOT.glob(pattern):
             _copy(path, _with_files(path))
-    commands = [PRODUCT, Path(__file__).with_name("commands.py")]
+    commands = [sys.executable, Path(__file__).with_name("commands.py")]
     page = subprocess.run(commands, check=True, stdout=subprocess.PIPE, encoding="utf-8").stdout
     _copy(ROOT / "docs" / "reference" / "commands.md", page)
 

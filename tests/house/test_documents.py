@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -64,3 +66,21 @@ def test_every_make_target_that_the_documents_name_exists() -> None:
     named = {name for document in DOCUMENTS for name in re.findall(r"`make ([a-z0-9-]+)", document.read_text("utf-8"))}
     assert named
     assert named <= targets
+
+
+@pytest.mark.parametrize(
+    "target", re.findall(r"^([a-z0-9-]+):.*## ", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+)
+def test_a_virtual_environment_that_make_did_not_make_is_touched_by_no_target(target: str, tmp_path: Path) -> None:
+    for name in ("Makefile", "pyproject.toml", "constraints.txt", "docs/site/requirements.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(ROOT / name, tmp_path / name)
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    done = subprocess.run(["make", "-n", target], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert not re.search(r"(?<![\w/])\.venv(?![\w-])", done.stdout)
+
+
+def test_the_site_is_built_without_the_environment_of_the_tests() -> None:
+    done = subprocess.run(["make", "-n", "-W", "pyproject.toml", "docs"], cwd=ROOT, capture_output=True, text=True)  # noqa: PLW1510
+    assert done.returncode == 0
+    assert ".venv" not in done.stdout

@@ -22,7 +22,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 from skerry.client import ArrayLearner, Learner, Policy, attach
 from skerry.client.errors import StopExchangingError
-from skerry.client.parameters import ArrayParameters
+from skerry.client.parameters import ArrayParameters, Parameters
 from skerry.client.torch_parameters import TorchParameters
 from skerry.wire import Codec, Encoding, FragmentLayout
 from skerry.wire.frames import encode_frames
@@ -82,6 +82,84 @@ def test_a_learner_of_a_module_has_every_option_of_one_of_arrays() -> None:
 def test_tied_tensors_appear_once_and_frozen_ones_not_at_all() -> None:
     names = [tensor.name for tensor in TorchParameters(StrangersModel()).tensors]
     assert names == ["tokens.weight", "mix.weight", "mix.bias", "norm.weight", "norm.bias"]
+
+
+class _Pair(nn.Module):
+    """Two layers, whose weights a test lays out."""
+
+    def __init__(self, first: torch.Tensor, second: torch.Tensor) -> None:
+        super().__init__()
+        self.first, self.second = nn.Parameter(torch.empty(0)), nn.Parameter(torch.empty(0))
+        self.first.data, self.second.data = first, second
+
+
+def _same(buffer: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return buffer, buffer
+
+
+_LAYOUTS: dict[str, tuple[Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]], int | None]] = {
+    "one storage": (_same, 1),
+    "one view": (lambda buffer: (buffer[2:], buffer[2:]), 1),
+    "halves": (lambda buffer: (buffer[:4], buffer[4:]), 2),
+    "columns": (lambda buffer: (buffer[:, :3], buffer[:, 3:]), 2),
+    "every second element": (lambda buffer: (buffer[:, ::2], buffer[:, 1::2]), 2),
+    "a turned view": (lambda buffer: (buffer, buffer.T), None),
+    "a flat view": (lambda buffer: (buffer, buffer.view(-1)), None),
+    "a part": (lambda buffer: (buffer, buffer[3]), None),
+    "windows": (lambda buffer: (buffer[:5], buffer[4:]), None),
+    "crossing": (lambda buffer: (buffer[:, 3], buffer[3]), None),
+}
+
+
+@pytest.mark.parametrize("layout", _LAYOUTS)
+@pytest.mark.parametrize("kind", ["module", "tensors", "arrays"])
+def test_what_shares_memory_is_one_tensor_or_refused_by_name(kind: str, layout: str) -> None:
+    lay_out, count = _LAYOUTS[layout]
+    buffer = torch.zeros(8, 8)
+    pair = dict(zip(("first", "second"), lay_out(buffer), strict=True))
+
+    def made() -> Parameters:
+        if kind == "arrays":
+            return ArrayParameters({name: tensor.numpy() for name, tensor in pair.items()})
+        return TorchParameters(_Pair(**pair) if kind == "module" else pair)
+
+    if count is None:
+        with pytest.raises(ValueError, match=r"share memory.*first=first, second=second"):
+            made()
+        return
+    parameters = made()
+    assert len(parameters.tensors) == count
+    fragment = FragmentLayout("f", parameters.tensors)
+    parameters.add(fragment, np.ones(fragment.numel, np.float32))()
+    for tensor in pair.values():
+        assert (tensor == 1).all()
+
+
+def test_what_is_frozen_and_shares_memory_with_what_is_trained_is_not_compared() -> None:
+    model = _Pair(*_same(torch.zeros(8, 8)))
+    model.first.requires_grad_(False)
+    parameters = TorchParameters(model)
+    assert [tensor.name for tensor in parameters.tensors] == ["second"]
+    assert parameters.untrained() == ()
+
+
+def test_a_learner_whose_weights_share_memory_follows_the_run(target: str) -> None:
+    torch.manual_seed(0)
+    models = [_Pair(*_same(torch.randn(8, 8))) for _ in range(2)]
+    options: dict[str, Any] = {"target": target, "run": "tied", "create": True}
+    policy = Policy(inner_step_count=2, lease_term_s=1.0)
+    trained, follower = (
+        Learner(model, learner_id=name, policy=policy, **options)
+        for name, model in zip(("us", "them"), models, strict=True)
+    )
+    while follower.stats.versions["fragment-00"] < 6:
+        with torch.no_grad():
+            models[0].first.sub_(0.01)
+        trained.step(1)
+        follower.step(1)
+    np.testing.assert_allclose(models[1].second.detach().numpy(), follower.merged_weights()["first"], atol=1e-6)
+    trained.close()
+    follower.close()
 
 
 def test_wrappers_do_not_change_names(one_process_group: None) -> None:

@@ -45,11 +45,11 @@ class Learner(ArrayLearner):
                 learner.step(tokens=batch["input_ids"].numel())      # returns at once
 
     Args:
-        model: a module, of which the trainable floating-point parameters take part (tied ones once; names without the
-            wrappers DistributedDataParallel, DataParallel and torch.compile), or tensors by name. Their storage must
-            stay what it is: move the model to its device first. Frozen parameters have to be the same on all learners,
-            which is checked when a learner attaches. Buffers are not synchronised, and a warning names them. If the
-            model has a learner already, that one sends its last work and leaves first.
+        model: a module, of which the trainable floating-point parameters take part (once where they are tied or
+            share their memory; names without the wrappers DistributedDataParallel, DataParallel and torch.compile), or
+            tensors by name. Their storage must stay what it is: move the model to its device first. Frozen parameters
+            have to be the same on all learners, which is checked when a learner attaches. Buffers are not synchronised,
+            and a warning names them. If the model has a learner already, that one sends its last work and leaves first.
         process_group: the ranks that train the model together (DistributedDataParallel, `fully_shard`, tensor
             parallelism): one learner, of which the first rank exchanges for all. By default all ranks, if
             torch.distributed is initialised.

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from typing import Any, Final, Protocol, TypeAlias
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from types import SimpleNamespace
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +26,68 @@ EncodeTogether: TypeAlias = Callable[..., tuple[Any, ...]]
 PullTogether: TypeAlias = Callable[..., Awaitable[Any]]
 UNLIMITED: Final = 2**30
 """A `moving_limit` for models whose vectors fit the memory."""
+
+
+class Memory(NamedTuple):
+    """Where the elements of a tensor lie; strides are in bytes."""
+
+    address: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    itemsize: int
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """The first byte, and the one behind the last."""
+        steps = [stride * (size - 1) for stride, size in zip(self.strides, self.shape, strict=True)]
+        below, above = sum(step for step in steps if step < 0), sum(step for step in steps if step > 0)
+        return self.address + below, self.address + above + self.itemsize
+
+    def shares(self, other: Memory) -> bool:
+        """Whether an element of one lies where one of the other does; both have elements."""
+        return np.shares_memory(self._as_array(), other._as_array())
+
+    def _as_array(self) -> NDArray[Any]:
+        """Returns an array of this shape and these strides, for its place alone: it may be on a device."""
+        interface = {
+            "version": 3,
+            "data": (self.address, True),
+            "shape": self.shape,
+            "strides": self.strides,
+            "typestr": f"|V{self.itemsize}",
+        }
+        return np.asarray(SimpleNamespace(__array_interface__=interface))
+
+
+def sharing(memories: Mapping[str, Memory]) -> list[tuple[str, str]]:
+    """Returns the pairs of tensors that share memory; of each pair, the one that is given first comes first."""
+    order = {name: number for number, name in enumerate(memories)}
+    spans = {name: memory.span for name, memory in memories.items()}
+    found: list[tuple[str, str]] = []
+    open_names: list[str] = []  # of those that end behind where the current one begins
+    for name in sorted(memories, key=lambda name: spans[name]):
+        open_names = [other for other in open_names if spans[other][1] > spans[name][0]]
+        found += [(other, name) for other in open_names if memories[other].shares(memories[name])]
+        open_names.append(name)
+    pairs = [(one, other) if order[one] < order[other] else (other, one) for one, other in found]
+    return sorted(pairs, key=lambda pair: (order[pair[0]], order[pair[1]]))
+
+
+def tied(memories: Mapping[str, Memory], pairs: Iterable[tuple[str, str]]) -> set[str]:
+    """Returns which tensors of the pairs are an earlier one under another name, with the same places for its elements.
+
+    Raises:
+        ValueError: two share a part of their memory, or lie in it in different orders.
+    """
+    names: set[str] = set()
+    for first, second in pairs:
+        if memories[first] != memories[second]:
+            raise ValueError(
+                "two tensors share memory, but are not the same tensor under two names, so that a change of one is one "
+                f"of the other. Train a copy of one of them. first={first}, second={second}"
+            )
+        names.add(second)
+    return names
 
 
 class Parameters(Protocol):
@@ -105,10 +168,10 @@ class Parameters(Protocol):
 
 
 class ArrayParameters:
-    """NumPy arrays by name, updated in place.
+    """NumPy arrays by name, updated in place. One array under two names is one tensor, under the first.
 
     Raises:
-        ValueError: an array can't be written to, or does not hold floating-point numbers.
+        ValueError: an array can't be written to, does not hold floating-point numbers, or overlaps with another one.
     """
 
     encode: EncodeFrames = staticmethod(encode_frames)
@@ -125,9 +188,15 @@ class ArrayParameters:
                     f"type={type(array).__name__}"
                 )
         self._given = arrays
-        self._arrays: dict[str, Any] = {name: array for name, array in arrays.items() if array.size}
-        if not self._arrays:
+        self._watched = {name: array for name, array in arrays.items() if array.size}
+        if not self._watched:
             raise ValueError("there is no array to train")
+        memories = {
+            name: Memory(array.ctypes.data, array.shape, array.strides, array.itemsize)
+            for name, array in self._watched.items()
+        }
+        names = tied(memories, sharing(memories))
+        self._arrays: dict[str, Any] = {name: array for name, array in self._watched.items() if name not in names}
         self.tensors = tuple(TensorSpec(name, array.shape) for name, array in self._arrays.items())
         self.dtypes = {name: str(array.dtype) for name, array in self._arrays.items()}
         shapes = {name: array.shape for name, array in self._arrays.items()}
@@ -143,7 +212,7 @@ class ArrayParameters:
             (
                 "an array was replaced after attaching, and the new one takes no part: change arrays in place, for "
                 f"example by array[...] = values. array={name}"
-                for name, array in self._arrays.items()
+                for name, array in self._watched.items()
                 if self._given.get(name) is not array
             ),
             None,

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from skerry.algorithm.movement import PIECE_NUMEL, places
 from skerry.algorithm.rebase import FlatArray
-from skerry.client.parameters import UNLIMITED, EncodeFrames, Work
+from skerry.client.parameters import UNLIMITED, EncodeFrames, Memory, Work, sharing, tied
 from skerry.client.torch_shards import is_cut, is_sharded, local_part, region_of
 from skerry.client.torch_untrained import is_readable, persistent_buffers, pieces, untrained_tensors
 from skerry.runtime.logs import get_logger
@@ -190,7 +190,7 @@ class _Attached:
 
 
 class TorchParameters:
-    """A module's trainable floating-point parameters, tied ones once, under their own names.
+    """A module's trainable floating-point parameters, tied ones once, in whatever way, under their own names.
 
     A parameter's own name is its path of attributes without those of DistributedDataParallel, DataParallel and
     torch.compile, so that learners with and without them can be in one run. Tensors given by name keep their names.
@@ -199,7 +199,8 @@ class TorchParameters:
 
     Raises:
         ValueError: nothing can be trained, a trainable parameter is of a kind that can't be, two parameters have one
-            name, they are on more than one device, or a DTensor is cut in a way that `region_of` does not know.
+            name or share a part of their memory, they are on more than one device, or a DTensor is cut in a way that
+            `region_of` does not know.
         TypeError: what is given by name is no tensor.
     """
 
@@ -224,6 +225,11 @@ class TorchParameters:
                     f"requires_grad_(). parameter={name}, dtype={tensor.dtype}, layout={tensor.layout}"
                 )
         trained = {name: one for name, one in candidates.items() if one.is_floating_point() and one.numel()}
+        watched = trained
+        memories = _memories(given)
+        pairs = sharing(memories)
+        names = tied(memories, [pair for pair in pairs if watched.keys() >= set(pair)])
+        trained = {name: one for name, one in trained.items() if name not in names}
         self._tensors = {name: local_part(tensor.detach()) for name, tensor in trained.items()}
         self.regions = {name: region_of(name, tensor) for name, tensor in trained.items()}
         if not self._tensors:
@@ -243,13 +249,16 @@ class TorchParameters:
         self._worker_stream = new_stream(self._device) if self._device.type == "cuda" else None
         self.tensors = tuple(TensorSpec(name, tuple(tensor.shape)) for name, tensor in trained.items())
         self.dtypes = {name: str(tensor.dtype).removeprefix("torch.") for name, tensor in self._tensors.items()}
-        attached = _Attached(model, trained)
+        attached = _Attached(model, watched)
         self.replaced, self.release = attached.replaced, attached.release
         self._sampled = self._sampled_pieces()
         self._model = model
         self._untrained: tuple[UntrainedTensor, ...] | None = None
         # Of tensors by name nobody has said which are frozen: some may count batches.
-        self._frozen = {} if given is model else {name: one for name, one in given.items() if name not in trained}
+        # And what shares memory with those that are trained changes with them.
+        changing = {name for pair in pairs if not watched.keys().isdisjoint(pair) for name in pair}
+        others = given.keys() - watched.keys() - changing
+        self._frozen = {} if given is model else {name: one for name, one in given.items() if name in others}
         self._buffers = _own_names(model, persistent_buffers(model)) if isinstance(model, torch.nn.Module) else {}
 
     @property
@@ -403,6 +412,16 @@ class TorchParameters:
             vector[first : first + spec.numel].view(spec.shape)
             for spec, first in zip(layout.tensors, layout.offsets, strict=True)
         ]
+
+
+def _memories(tensors: Mapping[str, torch.Tensor]) -> dict[str, Memory]:
+    """Returns where the tensors lie of which this process holds elements as plain values."""
+    found = {}
+    for name, tensor in tensors.items():
+        if is_readable(tensor) and (part := local_part(tensor.detach())).numel() and part.data_ptr():
+            strides = tuple(stride * part.element_size() for stride in part.stride())
+            found[name] = Memory(part.data_ptr(), tuple(part.shape), strides, part.element_size())
+    return found
 
 
 def _unfit(tensor: torch.Tensor) -> str | None:

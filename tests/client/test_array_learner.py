@@ -116,6 +116,30 @@ def test_a_client_of_runs_refuses_what_can_not_be_right_before_anything_is_done(
     assert set(threading.enumerate()) <= threads
 
 
+def test_a_mixture_of_experts_with_44544_tensors_is_created_merged_and_joined(target: str) -> None:
+    names = [
+        f"model.layers.{layer}.mlp.experts.{expert}.{kind}_proj.weight"
+        for layer in range(58)
+        for expert in range(256)
+        for kind in ("gate", "up", "down")
+    ]
+    arrays = {name: np.zeros(2, np.float32) for name in names}
+    options: dict[str, Any] = {"target": target, "run": "moe", "create": True, "connect_timeout_s": 120.0}
+    with ArrayLearner(arrays, **options, learner_id="a", policy=QUICK) as learner:
+        for array in arrays.values():
+            array[:] += 1
+        learner.step(1)
+        assert learner.leave(120, load_merged=True)
+    assert learner.stats.deltas_merged > 0
+    joined = {name: np.zeros(2, np.float32) for name in names}
+    with ArrayLearner(joined, **options, learner_id="b"):
+        pass
+    for name in names:
+        np.testing.assert_array_equal(joined[name], arrays[name])
+    with RunsClient(target) as client:
+        assert len(client.get_run("moe").run.tensors) == len(client.list_runs()[0].tensors) == 44_544
+
+
 def test_a_run_is_created_with_the_steps_that_are_planned_for_it(target: str) -> None:
     arrays = Quadratic().arrays
     options: dict[str, Any] = {"target": target, "learner_id": "a", "create": True, "policy": QUICK}

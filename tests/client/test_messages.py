@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import zlib
 
 import pytest
 from hypothesis import given
@@ -15,8 +16,10 @@ from skerry.wire.messages import (
     encoding_to_message,
     layouts_from_messages,
     layouts_to_messages,
+    pack_layout,
     policy_from_message,
     policy_to_message,
+    unpack_layout,
 )
 from skerry.wire.policy import MergeRule, OuterOptimizer, OuterSchedule, Policy
 
@@ -93,6 +96,40 @@ def test_layouts_survive_their_messages() -> None:
     found, dtypes = layouts_from_messages(*layouts_to_messages(layouts, {"a": "bfloat16"}))
     assert found == layouts
     assert dtypes == {"a": "bfloat16", "b": "float32"}
+
+
+def _layout_of(tensor_count: int) -> v1.Run:
+    names = [f"model.layers.{number // 768}.mlp.experts.{number}.gate_proj.weight" for number in range(tensor_count)]
+    return v1.Run(
+        name="moe",
+        tensors=[v1.Tensor(name=name, shape=[2048, 7168], dtype="bfloat16") for name in names],
+        fragments=[v1.Fragment(name="f", tensors=names)],
+        untrained=[v1.UntrainedTensor(name="bias", dtype="uint8")],
+    )
+
+
+@pytest.mark.parametrize("tensor_count", [100, 44_544])
+def test_the_tensors_of_a_large_model_are_packed_and_unpacked(tensor_count: int) -> None:
+    message, expected = _layout_of(tensor_count), _layout_of(tensor_count)
+    pack_layout(message)
+    assert (message != expected) == (tensor_count > 100)
+    assert message.ByteSize() < 2**19
+    unpack_layout(message)
+    assert message == expected
+
+
+@pytest.mark.parametrize(
+    "packed",
+    [
+        b"no zlib",
+        zlib.compress(b"no layout"),
+        zlib.compress(_layout_of(9).SerializeToString())[:-9],
+        zlib.compress(bytes(2**27)),
+    ],
+)
+def test_what_can_not_be_unpacked_is_refused(packed: bytes) -> None:
+    with pytest.raises(ValueError, match="packed_layout"):
+        unpack_layout(v1.Run(packed_layout=packed))
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,6 @@ from skerry.client.records import policy_of
 from skerry.client.session import Session
 from skerry.runtime.logs import get_logger
 from skerry.v1 import exchange_pb2, types_pb2
-from skerry.wire.messages import layouts_to_messages
 
 _log = get_logger(__name__)
 
@@ -173,9 +172,6 @@ class Attachment:
 
     async def _reports(self, answered: asyncio.Future[None]) -> AsyncIterator[exchange_pb2.AttachRequest]:
         session = self._session
-        tensors, _ = layouts_to_messages(
-            [fragment.layout for fragment in self._fragments.values()], session.parameters.dtypes
-        )
         yield exchange_pb2.AttachRequest(
             hello=exchange_pb2.Hello(
                 run=session.settings.run,
@@ -184,7 +180,6 @@ class Attachment:
                 learner_id=session.settings.learner_id,
                 region=session.settings.region,
                 session_id=session.session_id,
-                tensors=tensors,
             )
         )
         await answered

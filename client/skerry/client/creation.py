@@ -23,7 +23,7 @@ from skerry.runtime.workers import Workers
 from skerry.v1 import exchange_pb2, runs_pb2, types_pb2
 from skerry.wire import Codec, Compressor, Encoding, FragmentLayout, NonFiniteError
 from skerry.wire.frames import encode_frames
-from skerry.wire.messages import layouts_to_messages, policy_to_message
+from skerry.wire.messages import layouts_to_messages, pack_layout, policy_to_message, unpack_layout
 from skerry.wire.policy import OuterSchedule, Policy
 
 _log = get_logger(__name__)
@@ -70,6 +70,7 @@ async def create_run(
         policy=policy_to_message(new.plan.policy(new.policy), has_derived=False),
         untrained=new.untrained,
     )
+    pack_layout(request)
     transport, timeout_s = calls.transport, calls.timeout_s
     draft = (await calls.retry.call(lambda: transport.create_run(request, timeout_s=timeout_s))).run
     position = draft.position
@@ -119,13 +120,21 @@ async def _push_initial(calls: Calls, delta: Delta, position: int) -> int:
 
 
 async def find_or_create(session: Session) -> types_pb2.Run:
-    """Returns the run of the settings; one that does not exist is created from the model's weights, if allowed.
+    """Returns the run of the settings, with its tensors where they are not packed.
+
+    One that does not exist is created from the model's weights, if allowed.
 
     The training thread must wait meanwhile.
 
     Raises:
         RunNotFoundError: no such run, and it may not be created.
     """
+    run = await _found_or_created(session)
+    await session.workers.run(unpack_layout, run)
+    return run
+
+
+async def _found_or_created(session: Session) -> types_pb2.Run:
     settings = session.settings
     request = runs_pb2.GetRunRequest(name=settings.run)
 

@@ -23,7 +23,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from skerry.client.errors import RefusedError
 from skerry.v1 import types_pb2
 from skerry.wire import Codec, Compressor
-from skerry.wire.messages import policy_from_message
+from skerry.wire.messages import policy_from_message, unpack_layout
 from skerry.wire.policy import Policy
 
 R = TypeVar("R")
@@ -272,6 +272,8 @@ def record_of(kind: type[R], message: Message) -> R:
     Raises:
         RefusedError: BAD_ANSWER: the message has a policy that this version does not know, or a time that is none.
     """
+    if isinstance(message, types_pb2.Run):
+        unpack_layout(message)
     fields: Any = kind  # a type is hashable, whatever its instances are
     return kind(**{name: _field(hint, message, name) for name, hint in _hints(fields)})
 

@@ -7,9 +7,9 @@ codes and scales are copied to the host.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import torch
@@ -35,6 +35,10 @@ _log = get_logger(__name__)
 _WRAPPERS: Final = (torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel)
 
 
+T = TypeVar("T")
+
+# In one step: some thousand experts of a layer are seen in turns, so that the step takes a few milliseconds.
+_LOOKED_AT: Final = 2**14
 _NAMED: Final = 3  # in a message
 _DTYPES: Final = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16})
 # Elements that are copied to a GPU at once, by way of pinned memory: 16 MiB.
@@ -116,6 +120,7 @@ class _Attached:
         self._held: list[tuple[Mapping[str, Any], int]] = []  # with how many there are
         self._frozen: list[torch.Tensor] = []
         self._alone: dict[int, torch.Tensor] = {}  # trainable parameters that take no part
+        self._call_count = 0
         self._loads: _Loads | None = None
         if isinstance(model, torch.nn.Module):
             self._loads = _Loads(model, tensors.values())
@@ -139,25 +144,31 @@ class _Attached:
         self._frozen = [one for one in model.parameters() if not one.requires_grad]
 
     def replaced(self) -> str | None:
-        """Returns what was replaced, and what to do."""
+        """Returns what was replaced, and what to do; of a model with very many layers a part at each call."""
+        self._call_count += 1
         if self._loads is not None and self._loads.have_changed:
             return f"a state dict was loaded after attaching, which is not training: {_ATTACH_LAST}"
         if not isinstance(self._model, torch.nn.Module):
-            for held, key, one in self._places:
+            for held, key, one in self._turn(self._places):
                 if held.get(key) is not one:
                     return f"a tensor was replaced after attaching: {_ATTACH_LAST}. tensor={key}"
         elif (
-            any(held.get(key) is not one for held, key, one in self._places)
-            or any(len(held) != count for held, count in self._held)
-            or any(one.requires_grad for one in self._frozen)
+            any(held.get(key) is not one for held, key, one in self._turn(self._places))
+            or any(len(held) != count for held, count in self._turn(self._held))
+            or any(one.requires_grad for one in self._turn(self._frozen))
         ) and (name := self._missing(self._model)) is not None:
             return f"a parameter or layer was replaced after attaching: {_ATTACH_LAST}. parameter={name}"
         with torch.no_grad():
-            for name, tensor, to_local, address, dtype in self._tensors:
+            for name, tensor, to_local, address, dtype in self._turn(self._tensors):
                 part = tensor if to_local is None else to_local()
                 if part.data_ptr() != address or tensor.dtype is not dtype:
                     return f"the model was moved or converted after attaching: {_ATTACH_LAST}. parameter={name}"
         return None
+
+    def _turn(self, things: Sequence[T]) -> Sequence[T]:
+        """Returns what is looked at in this call."""
+        number = self._call_count % max(1, -(-len(things) // _LOOKED_AT))
+        return things[number * _LOOKED_AT : (number + 1) * _LOOKED_AT] if len(things) > _LOOKED_AT else things
 
     def _missing(self, model: torch.nn.Module) -> str | None:
         """Returns which attached tensor the module has no more, if any; else takes note of what it has now.

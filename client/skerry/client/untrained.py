@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from typing import Final
@@ -15,15 +16,15 @@ from skerry.wire.untrained import UntrainedTensor
 
 _log = get_logger(__name__)
 
-# More does not fit the message that creates a run, beside its tensors.
-_MOST_BYTES: Final = 2**20
+# Packed, as they travel beside the run's tensors, which take less. Digests can't be packed.
+_MOST_BYTES: Final = 2 * 2**20
 _NAMED: Final = 3  # in a message
 
 
 def recorded(tensors: Sequence[UntrainedTensor]) -> list[types_pb2.UntrainedTensor]:
     """Returns what a new run is told of the rest of its model; nothing where that would be too long."""
     messages = untrained_to_messages(tensors)
-    if (size := sum(message.ByteSize() for message in messages)) > _MOST_BYTES:
+    if (size := len(zlib.compress(b"".join(message.SerializeToString() for message in messages)))) > _MOST_BYTES:
         _log.warning(
             "too many frozen parameters for the run to record: whether learners have the same is not checked",
             tensors=len(tensors),

@@ -6,11 +6,15 @@
 from __future__ import annotations
 
 import dataclasses
+import zlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Final, TypeVar
 
+from google.protobuf.message import DecodeError
+
+from skerry.v1 import runs_pb2
 from skerry.v1 import types_pb2 as v1
 from skerry.wire.codecs import Codec, Compressor, Encoding
 from skerry.wire.digests import LeafHash
@@ -28,6 +32,9 @@ LEAF_HASHES: Final = {
 
 # Pins, and merge rules of fragments, of one message.
 _MOST_ENTRIES: Final = 1000
+# Of the tensors and fragments of a run, as messages: more is packed. Names of experts take a thirtieth then.
+_PLAIN_LAYOUT_BYTES: Final = 2**20
+_MOST_LAYOUT_BYTES: Final = 2**26
 # Block sizes that the contract allows. With smaller ones the scales take more bytes than better codes save.
 MIN_BLOCK: Final = 16
 MAX_BLOCK: Final = 4096
@@ -222,6 +229,36 @@ def layouts_from_messages(
     if empty or len({layout.name for layout in layouts}) != len(layouts):
         raise ValueError(f"a fragment is empty, or its name is repeated. empty={empty}")
     return layouts, {tensor.name: tensor.dtype or "float32" for tensor in tensors}
+
+
+def pack_layout(message: v1.Run | runs_pb2.CreateRunRequest) -> None:
+    """Packs the tensors and fragments of a message that would be too long with them, in place."""
+    layout = v1.Layout(tensors=message.tensors, fragments=message.fragments, untrained=message.untrained)
+    if layout.ByteSize() > _PLAIN_LAYOUT_BYTES:
+        message.packed_layout = zlib.compress(layout.SerializeToString())
+        for field in ("tensors", "fragments", "untrained"):
+            message.ClearField(field)
+
+
+def unpack_layout(message: v1.Run | runs_pb2.CreateRunRequest) -> None:
+    """Puts packed tensors and fragments where others have them, in place.
+
+    Raises:
+        ValueError: they can't be unpacked, or are too long.
+    """
+    if not message.packed_layout:
+        return
+    unpacking, layout = zlib.decompressobj(), v1.Layout()
+    try:
+        layout.ParseFromString(unpacking.decompress(message.packed_layout, _MOST_LAYOUT_BYTES))
+    except (zlib.error, DecodeError) as error:
+        raise ValueError(f"packed_layout can't be unpacked. cause={error}") from error
+    if not unpacking.eof:
+        raise ValueError(f"packed_layout is cut off, or longer than the limit. limit_bytes={_MOST_LAYOUT_BYTES}")
+    message.ClearField("packed_layout")
+    message.tensors.extend(layout.tensors)
+    message.fragments.extend(layout.fragments)
+    message.untrained.extend(layout.untrained)
 
 
 def tensor_from_message(tensor: v1.Tensor) -> TensorSpec:

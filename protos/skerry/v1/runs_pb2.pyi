@@ -39,10 +39,15 @@ class CreateRunRequest(_message.Message):
     FRAGMENTS_FIELD_NUMBER: _builtins.int
     POLICY_FIELD_NUMBER: _builtins.int
     UNTRAINED_FIELD_NUMBER: _builtins.int
+    PACKED_LAYOUT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """128 random bits; the draft's uid follows from it and the name. Whoever has it can push the draft's initial weights."""
     name: _builtins.str
     """Name of the run."""
+    packed_layout: _builtins.bytes
+    """As Run.packed_layout, in place of `tensors`, `fragments` and `untrained`. A client MUST pack what is larger than
+    1 MiB, and MAY pack what is not.
+    """
     @_builtins.property
     def tensors(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.Tensor]:
         """Every tensor of the model; tied tensors once."""
@@ -70,10 +75,11 @@ class CreateRunRequest(_message.Message):
         fragments: _abc.Iterable[_types_pb2.Fragment] | None = ...,
         policy: _types_pb2.Policy | None = ...,
         untrained: _abc.Iterable[_types_pb2.UntrainedTensor] | None = ...,
+        packed_layout: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["policy", b"policy"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fragments", b"fragments", "name", b"name", "policy", b"policy", "request_id", b"request_id", "tensors", b"tensors", "untrained", b"untrained"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fragments", b"fragments", "name", b"name", "packed_layout", b"packed_layout", "policy", b"policy", "request_id", b"request_id", "tensors", b"tensors", "untrained", b"untrained"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -69,10 +69,10 @@ class RunsStub:
 
     Errors:
     - RUN_EXISTS: another run has the name.
-    - SHAPE_MISMATCH: a tensor's name or shape is not legal, the plan is not a partition of the tensors, or an
-      untrained tensor is malformed.
-    - TOO_LARGE: the request has more than 3 MiB, 100,000 tensors or 512 fragments, or a fragment more than 2^35
-      elements.
+    - SHAPE_MISMATCH: a tensor's name or shape is not legal, the plan is not a partition of the tensors, an untrained
+      tensor is malformed, or packed_layout can't be unpacked.
+    - TOO_LARGE: the request has more than 3 MiB, its packed_layout more than 64 MiB when it is unpacked, or the run
+      more than 100,000 tensors or 512 fragments, or a fragment more than 2^35 elements.
     - ID_REUSED: request_id made a draft of other tensors or fragments.
     """
     CommitRun: _grpc.UnaryUnaryMultiCallable[_runs_pb2.CommitRunRequest, _runs_pb2.CommitRunResponse]
@@ -195,10 +195,10 @@ class RunsAsyncStub(RunsStub):
 
     Errors:
     - RUN_EXISTS: another run has the name.
-    - SHAPE_MISMATCH: a tensor's name or shape is not legal, the plan is not a partition of the tensors, or an
-      untrained tensor is malformed.
-    - TOO_LARGE: the request has more than 3 MiB, 100,000 tensors or 512 fragments, or a fragment more than 2^35
-      elements.
+    - SHAPE_MISMATCH: a tensor's name or shape is not legal, the plan is not a partition of the tensors, an untrained
+      tensor is malformed, or packed_layout can't be unpacked.
+    - TOO_LARGE: the request has more than 3 MiB, its packed_layout more than 64 MiB when it is unpacked, or the run
+      more than 100,000 tensors or 512 fragments, or a fragment more than 2^35 elements.
     - ID_REUSED: request_id made a draft of other tensors or fragments.
     """
     CommitRun: _aio.UnaryUnaryMultiCallable[_runs_pb2.CommitRunRequest, _runs_pb2.CommitRunResponse]  # type: ignore[assignment]
@@ -324,10 +324,10 @@ class RunsServicer(metaclass=_abc_1.ABCMeta):
 
         Errors:
         - RUN_EXISTS: another run has the name.
-        - SHAPE_MISMATCH: a tensor's name or shape is not legal, the plan is not a partition of the tensors, or an
-          untrained tensor is malformed.
-        - TOO_LARGE: the request has more than 3 MiB, 100,000 tensors or 512 fragments, or a fragment more than 2^35
-          elements.
+        - SHAPE_MISMATCH: a tensor's name or shape is not legal, the plan is not a partition of the tensors, an untrained
+          tensor is malformed, or packed_layout can't be unpacked.
+        - TOO_LARGE: the request has more than 3 MiB, its packed_layout more than 64 MiB when it is unpacked, or the run
+          more than 100,000 tensors or 512 fragments, or a fragment more than 2^35 elements.
         - ID_REUSED: request_id made a draft of other tensors or fragments.
         """
 

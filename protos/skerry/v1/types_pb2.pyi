@@ -940,6 +940,7 @@ class Run(_message.Message):
     FORMAT_LEVEL_FIELD_NUMBER: _builtins.int
     LEAF_HASH_FIELD_NUMBER: _builtins.int
     UNTRAINED_FIELD_NUMBER: _builtins.int
+    PACKED_LAYOUT_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Its name."""
     uid: _builtins.str
@@ -953,6 +954,10 @@ class Run(_message.Message):
     leaf_hash: Global___LeafHash.ValueType
     """How the leaves of its tree digests are hashed, for its whole life. A client that does not know the value can't
     check weights, and MUST NOT join.
+    """
+    packed_layout: _builtins.bytes
+    """In place of `tensors`, `fragments` and `untrained`, which are then empty: the three of a model whose Layout has more
+    than 1 MiB, such as one of many experts. zlib's format (RFC 1950) of a serialized Layout of at most 64 MiB.
     """
     @_builtins.property
     def tensors(self) -> _containers.RepeatedCompositeFieldContainer[Global___Tensor]:
@@ -998,14 +1003,51 @@ class Run(_message.Message):
         format_level: _builtins.int = ...,
         leaf_hash: Global___LeafHash.ValueType = ...,
         untrained: _abc.Iterable[Global___UntrainedTensor] | None = ...,
+        packed_layout: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["created_at", b"created_at", "policy", b"policy"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["created_at", b"created_at", "format_level", b"format_level", "fragments", b"fragments", "leaf_hash", b"leaf_hash", "name", b"name", "policy", b"policy", "position", b"position", "status", b"status", "tensors", b"tensors", "uid", b"uid", "untrained", b"untrained", "versions", b"versions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["created_at", b"created_at", "format_level", b"format_level", "fragments", b"fragments", "leaf_hash", b"leaf_hash", "name", b"name", "packed_layout", b"packed_layout", "policy", b"policy", "position", b"position", "status", b"status", "tensors", b"tensors", "uid", b"uid", "untrained", b"untrained", "versions", b"versions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Run: _TypeAlias = Run  # noqa: Y015
+
+@_typing.final
+class Layout(_message.Message):
+    """The tensors of a run, for Run.packed_layout and CreateRunRequest.packed_layout."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENSORS_FIELD_NUMBER: _builtins.int
+    FRAGMENTS_FIELD_NUMBER: _builtins.int
+    UNTRAINED_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def tensors(self) -> _containers.RepeatedCompositeFieldContainer[Global___Tensor]:
+        """See Run.tensors."""
+
+    @_builtins.property
+    def fragments(self) -> _containers.RepeatedCompositeFieldContainer[Global___Fragment]:
+        """See Run.fragments."""
+
+    @_builtins.property
+    def untrained(self) -> _containers.RepeatedCompositeFieldContainer[Global___UntrainedTensor]:
+        """See Run.untrained."""
+
+    def __init__(
+        self,
+        *,
+        tensors: _abc.Iterable[Global___Tensor] | None = ...,
+        fragments: _abc.Iterable[Global___Fragment] | None = ...,
+        untrained: _abc.Iterable[Global___UntrainedTensor] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fragments", b"fragments", "tensors", b"tensors", "untrained", b"untrained"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Layout: _TypeAlias = Layout  # noqa: Y015
 
 @_typing.final
 class DeltaFate(_message.Message):

@@ -111,13 +111,13 @@ def _is_same_plan(spec: RunSpec, new: NewRun) -> bool:
 def _check_size(new: NewRun) -> None:
     tensor_count = sum(len(layout.tensors) for layout in new.fragments)
     largest = max(layout.numel for layout in new.fragments)
-    for what, value, limit in (
-        ("tensors", tensor_count, MAX_TENSOR_COUNT),
-        ("fragments", len(new.fragments), MAX_FRAGMENT_COUNT),
-        ("elements in a fragment", largest, MAX_FRAGMENT_NUMEL),
+    for what, value, limit, advice in (
+        ("tensors", tensor_count, MAX_TENSOR_COUNT, ": keep those of a layer's experts in one tensor"),
+        ("fragments", len(new.fragments), MAX_FRAGMENT_COUNT, ": state a smaller fragment_count"),
+        ("elements in a fragment", largest, MAX_FRAGMENT_NUMEL, ": state a larger fragment_count"),
     ):
         if value > limit:
-            raise SyncerError("TOO_LARGE", f"too many {what}. limit={limit}, actual={value}")
+            raise SyncerError("TOO_LARGE", f"too many {what}{advice}. limit={limit}, actual={value}")
 
 
 def _check_untrained(new: NewRun) -> None:

@@ -32,13 +32,13 @@ from skerry.syncer.services.translate import (
 )
 from skerry.v1 import runs_pb2, runs_pb2_grpc, types_pb2
 from skerry.wire.layout import BadNameError, check_name
-from skerry.wire.messages import layouts_from_messages, policy_from_message, untrained_from_messages
+from skerry.wire.messages import layouts_from_messages, policy_from_message, unpack_layout, untrained_from_messages
 from skerry.wire.policy import Policy
 
 _LOG: Final = get_logger(__name__)
 _PAGE_SIZE: Final = 100
 _MAX_PAGE_SIZE: Final = 1000
-# Tensors and fragments of one run. Answers carry them beside the versions' digests, in one message.
+# Tensors and fragments of one run, packed if need be. Answers carry them beside the versions' digests, in one message.
 _MAX_LAYOUT_BYTES: Final = 3 * 2**20
 # A page ends before it grows past this, so that it fits into one message.
 _PAGE_BYTES: Final = 2 * 2**20
@@ -73,15 +73,27 @@ class RunsServicer(runs_pb2_grpc.RunsServicer):
         """Creates a draft."""
         check_name(request.name, "run")
         if request.ByteSize() > _MAX_LAYOUT_BYTES:
-            raise SyncerError("TOO_LARGE", f"tensors and fragments have too many bytes. limit={_MAX_LAYOUT_BYTES}")
+            raise SyncerError(
+                "TOO_LARGE",
+                "tensors and fragments have too many bytes: pack them, or keep a layer's experts in one tensor. "
+                f"limit={_MAX_LAYOUT_BYTES}",
+            )
         async with self._creating:  # one at a time, so that merges always have a worker: 60,000 tensors take a second
             BEHALF.set("creations")  # others wait for it, and not for all that its client has begun
             replica = await self._create(request)
             return runs_pb2.CreateRunResponse(run=await self._host.workers.run(run_message, replica.state))
 
     async def _create(self, request: runs_pb2.CreateRunRequest) -> RunReplica:
+        try:
+            await self._host.workers.run(unpack_layout, request)
+        except ValueError as error:
+            raise SyncerError("SHAPE_MISMATCH", str(error)) from error
         if (count := len(request.tensors) + len(request.untrained)) > MAX_TENSOR_COUNT:
-            raise SyncerError("TOO_LARGE", f"too many tensors. limit={MAX_TENSOR_COUNT}, actual={count}")
+            raise SyncerError(
+                "TOO_LARGE",
+                "too many tensors, frozen ones included: keep those of a layer's experts in one tensor. "
+                f"limit={MAX_TENSOR_COUNT}, actual={count}",
+            )
         try:
             fragments, dtypes = await self._host.workers.run(layouts_from_messages, request.tensors, request.fragments)
             untrained = await self._host.workers.run(untrained_from_messages, request.untrained)

@@ -20,6 +20,7 @@ from skerry.v1 import exchange_pb2, runs_pb2, types_pb2
 from skerry.wire.messages import (
     LEAF_HASHES,
     layouts_to_messages,
+    pack_layout,
     policy_to_message,
     tensor_from_message,
     untrained_to_messages,
@@ -64,6 +65,7 @@ def _created(spec: RunSpec) -> types_pb2.Run:
     message = types_pb2.Run(name=spec.name, uid=spec.uid, tensors=tensors, fragments=fragments, leaf_hash=leaf_hash)
     message.untrained.extend(untrained_to_messages(spec.untrained))
     message.created_at.FromMilliseconds(round(spec.created_at_unix_s * 1000))
+    pack_layout(message)
     return message
 
 

@@ -214,6 +214,12 @@ def test_an_adapter_has_the_names_that_peft_gives_it(tmp_path: Path, capsys: pyt
     (tmp_path / "like" / "adapter_config.json").write_text("{}", encoding="utf-8")
     query = "base_model.model.q_proj.lora_A{}.weight"
     head = "base_model.model{}.default.extra.weight"  # a module may be called "default" too
+    frozen = {
+        "base_model.vera_A": torch.ones(5).half(),
+        "base_model.bits": torch.ones(3, dtype=torch.uint8),
+    }
+    like = {query.format(""): torch.zeros(2, 3), head.format(""): torch.zeros(4)}
+    save_file(like | frozen, tmp_path / "like" / "adapter_model.safetensors")
     url = f"file://{tmp_path}/store"
     arrays = {query.format(".default"): np.ones((2, 3), np.float32), head.format(""): np.ones(4, np.float32)}
     plain = {"weight": np.ones((2, 3), np.float32)}
@@ -225,11 +231,13 @@ def test_an_adapter_has_the_names_that_peft_gives_it(tmp_path: Path, capsys: pyt
             words = ("--out", out, "--like", tmp_path / "like", "--format", "peft", *place)
             assert run("export", "fit", *words) == 0
             file = load_file(out / "adapter_model.safetensors")
-            assert file.keys() == {query.format(""), head.format("")}
+            assert file.keys() == like.keys() | frozen.keys()
+            assert np.array_equal(file["base_model.bits"], np.ones(3, np.uint8))
             assert np.array_equal(file[query.format("")], arrays[query.format(".default")])
             assert (out / "adapter_config.json").read_text(encoding="utf-8") == "{}"
             assert run("export", "plain", *words) != 0
-            assert 'no tensor belongs to an adapter called "default"' in capsys.readouterr().err
+            assert "the run is not of the adapter in --like" in capsys.readouterr().err
+            assert not (out / "adapter_model.safetensors").exists()
 
 
 def test_what_an_export_lacks_is_said_unless_it_is_an_adapter(
@@ -238,6 +246,7 @@ def test_what_an_export_lacks_is_said_unless_it_is_an_adapter(
     (tmp_path / "like").mkdir()
     (tmp_path / "like" / "adapter_config.json").write_text("{}", encoding="utf-8")
     url, name = f"file://{tmp_path}/store", "base_model.model.q.lora_A.default.weight"
+    save_file({name.replace(".default", ""): torch.zeros(2, 2)}, tmp_path / "like" / "adapter_model.safetensors")
     model = torch.nn.ModuleDict({"base": torch.nn.Linear(2, 2).requires_grad_(False)})
     model.register_module("base_model", nested(name.removeprefix("base_model.").removesuffix(".weight")))
     with syncer(store_url=url) as target:

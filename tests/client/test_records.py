@@ -40,8 +40,9 @@ RECORDS = [
 @pytest.mark.parametrize("kind", RECORDS)
 def test_every_record_has_the_fields_of_its_message(kind: Any) -> None:
     message = MESSAGES.get(kind) or getattr(v1, kind.__name__)
-    names = [field.name for field in dataclasses.fields(kind)]
-    assert [name.removesuffix("_s") for name in names] == [field.name for field in message.DESCRIPTOR.fields]
+    names = [field.name.removesuffix("_s") for field in dataclasses.fields(kind)]
+    # What is packed is unpacked into other fields.
+    assert names == [field.name for field in message.DESCRIPTOR.fields if field.name != "packed_layout"]
     record_of(kind, message())  # every type of field is known
 
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 import click
 from click.core import ParameterSource
 
-from skerry.cli.adapters import name_as_adapter
+from skerry.cli.adapters import write_adapter
 from skerry.cli.connection import UID, with_client, with_run
 from skerry.cli.console import as_json, shown_progress
 from skerry.client import RunsClient
@@ -34,10 +34,10 @@ _PLACES: Final = (
 )
 # Files of a Hugging Face folder that are not weights.
 _COPIED_SUFFIXES: Final = frozenset({".json", ".txt", ".model", ".jinja"})
-# By format: the file that the folder of --like must have, and the one for the weights.
+# By format: the files that the folder of --like must have, and the one for the weights.
 _FOLDERS: Final = {
-    "hf": ("config.json", "model.safetensors"),
-    "peft": ("adapter_config.json", "adapter_model.safetensors"),
+    "hf": (("config.json",), "model.safetensors"),
+    "peft": (("adapter_config.json", "adapter_model.safetensors"), "adapter_model.safetensors"),
 }
 
 
@@ -175,7 +175,8 @@ Examples:
 @click.option(
     "--like",
     type=INPUT_FOLDER,
-    help="A folder of the same model or adapter, whose configuration and tokenizer are copied.",
+    help="A folder of the same model or adapter, whose configuration and tokenizer are copied; of an adapter also what "
+    "is not trained.",
 )
 @with_run
 def export(run: str, *, file_format: str, like: Path | None, out_path: Path, **values: Any) -> None:
@@ -216,8 +217,10 @@ def export(run: str, *, file_format: str, like: Path | None, out_path: Path, **v
         status = ended.code
     if is_adapter:
         try:
-            name_as_adapter(out_path)
+            assert like is not None
+            write_adapter(out_path, like / out_path.name)
         except ValueError as error:
+            out_path.unlink()
             raise click.BadParameter(str(error), param_hint="--format peft") from error
     sys.exit(status)
 
@@ -254,9 +257,12 @@ def _prepared(folder: Path, like: Path | None, file_format: str) -> Path:
     Raises:
         click.UsageError: there is no model folder to copy from, or it can't be copied.
     """
-    config, weights = _FOLDERS[file_format]
-    if like is None or not (like / config).is_file():
-        raise click.UsageError(f"--format {file_format} takes --like FOLDER, a folder with {config}. like={like}")
+    wanted, weights = _FOLDERS[file_format]
+    if like is None or not all((like / name).is_file() for name in wanted):
+        raise click.UsageError(
+            f"--format {file_format} takes --like FOLDER, a folder with {' and '.join(wanted)}, as save_pretrained "
+            f"writes. like={like}"
+        )
     try:
         folder.mkdir(exist_ok=True)
         for path in like.iterdir():

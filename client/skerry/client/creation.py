@@ -195,5 +195,5 @@ async def _create_from_model(session: Session) -> types_pb2.Run:
 
     calls = replace(session.calls, retry=replace(session.calls.retry, is_worth_it=is_worth_it))
     run = await create_run(calls, session.workers, new, weights_of, part_size_bytes=session.part_size_bytes)
-    _log.info("created the run", run=run.name, uid=run.uid, fragments=len(run.fragments))
+    _log.info("created the run", run=run.name, uid=run.uid, fragments=len(new.plan.fragments))
     return run

@@ -2,7 +2,7 @@
 
 The format: a little-endian u64 with the size of the header, the header (JSON, padded with spaces to a multiple of 8),
 then the bytes of the tensors in row-major order. The safetensors project specifies it, and its libraries read it.
-protos/FORMAT.md says what Skerry's snapshots hold. Nothing here does I/O but `read_file_header` and `rename_tensors`.
+protos/FORMAT.md says what Skerry's snapshots hold. Nothing here does I/O but `read_file_header`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from operator import index as index_of
 from pathlib import Path
 from types import MappingProxyType
@@ -117,24 +117,6 @@ def checkpoint_header(
     }
     places = {name: (dtypes[name], shape) for name, (_, shape) in tensors.items()}
     return header_bytes({**before, **places, **behind}, metadata), dtypes
-
-
-def rename_tensors(path: Path, rename: Callable[[str], str]) -> bool:
-    """Gives the tensors of a file other names, none of them longer, in place, and returns whether any has changed.
-
-    Raises:
-        ValueError: two tensors would have one name, or the names take more room.
-    """
-    with path.open("r+b") as file:
-        (size,) = _SIZE.unpack(file.read(_SIZE.size))
-        header: dict[str, Any] = json.loads(file.read(size))
-        renamed = {name if name == _METADATA else rename(name): entry for name, entry in header.items()}
-        text = json.dumps(renamed, separators=(",", ":"), ensure_ascii=False).encode()
-        if len(renamed) != len(header) or len(text) > size:
-            raise ValueError(f"tensors can't be renamed in place. path={path}")
-        file.seek(_SIZE.size)
-        file.write(text.ljust(size))
-    return renamed.keys() != header.keys()
 
 
 def tensor_bytes(values: NDArray[np.float32], dtype: str = "float32") -> Iterator[bytes]:

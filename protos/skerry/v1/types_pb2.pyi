@@ -956,8 +956,8 @@ class Run(_message.Message):
     check weights, and MUST NOT join.
     """
     packed_layout: _builtins.bytes
-    """In place of `tensors`, `fragments` and `untrained`, which are then empty: the three of a model whose Layout has more
-    than 1 MiB, such as one of many experts. zlib's format (RFC 1950) of a serialized Layout of at most 64 MiB.
+    """In place of `tensors`, `fragments` and `untrained`, which are then empty: the three of a model whose Layout has
+    more than 1 MiB, such as one of many experts. zlib's format (RFC 1950) of a serialized Layout of at most 64 MiB.
     """
     @_builtins.property
     def tensors(self) -> _containers.RepeatedCompositeFieldContainer[Global___Tensor]:

@@ -1,4 +1,4 @@
-"""A plain PyTorch loop. Start `skerry serve`, then in two more terminals `python examples/plain.py us` and `... eu`."""
+"""A plain PyTorch loop: `python examples/plain.py us` and `... eu` in two terminals, beside `skerry serve`."""
 
 import os
 import sys

@@ -29,7 +29,7 @@ def open_elsewhere(root: Path, *, delay_s: float) -> dict[str, float]:
 
 async def open_here(root: Path, *, delay_s: float) -> dict[str, float]:
     """Opens the run as a replica does and returns what it took."""
-    objects: Objects = open_objects(root.as_uri(), create=False)
+    objects: Objects = open_objects(root.as_uri(), new=False)
     if delay_s:
         objects = DelayedObjects(objects, delay_s)
     workers = ThreadWorkers(2)

@@ -88,7 +88,7 @@ def served(folder: Path, *options: str) -> Iterator[Served]:
         RuntimeError: it did not start; the message has the end of its log.
     """
     store, log_path = folder / "store", folder / "serve.log"
-    store_options = ["--store", store.as_uri(), "--scratch", str(folder / "scratch")]
+    store_options = ["--new-store", "--store", store.as_uri(), "--scratch", str(folder / "scratch")]
     listen_options = ["--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0", "--log-level", "warning"]
     command = [sys.executable, "-m", "skerry.cli.main", "serve", *listen_options, *store_options, *options]
     with log_path.open("ab") as log:

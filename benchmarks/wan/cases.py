@@ -64,7 +64,7 @@ class Site:
         self._count += 1
         folder = self._folder / f"{self._count}-serve"
         folder.mkdir()
-        options = ["--listen", f"0.0.0.0:{_PORT}", "--insecure", "--log-level", "warning"]
+        options = ["--new-store", "--listen", f"0.0.0.0:{_PORT}", "--insecure", "--log-level", "warning"]
         options += ["--store", (folder / "store").as_uri(), "--scratch", str(folder / "scratch")]
         options += ["--port-file", str(folder / "port")]
         process = Process(this_python("skerry.cli.main", "serve", *options), folder / "serve.log", node="syncer")

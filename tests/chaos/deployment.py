@@ -81,7 +81,7 @@ class Replica:
         scratch.mkdir(exist_ok=True)
         self.child.start(
             "tests.chaos.replica", str(self._events), f"{self._seed}/{self.index}/{self.child.start_count}",
-            "--listen", f"127.0.0.1:{self.port}", "--store", self._url, "--scratch", str(scratch),
+            "--new-store", "--listen", f"127.0.0.1:{self.port}", "--store", self._url, "--scratch", str(scratch),
             "--drain-grace", str(_DRAIN_GRACE_S), "--workers", "2", "--log-level", "info",
         )  # fmt: skip
         self.set_mode(self._board.mode)

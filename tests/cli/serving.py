@@ -13,7 +13,8 @@ from pathlib import Path
 @contextmanager
 def serving(folder: Path) -> Iterator[str]:
     """Yields the address of `skerry serve` on an empty store in `folder`."""
-    words = ["serve", "--listen", "127.0.0.1:0", "--store", f"file://{folder}/data", "--log-level", "error"]
+    words = ["serve", "--new-store", "--listen", "127.0.0.1:0", "--store", f"file://{folder}/data"]
+    words += ["--log-level", "error"]
     command = [sys.executable, "-m", "skerry.cli", *words]
     with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

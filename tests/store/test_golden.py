@@ -47,7 +47,7 @@ def expected(golden: Path) -> dict[str, Any]:
 async def opened(tmp_path: Path) -> RunLog:
     """The golden run, read by a process of its own."""
     store = Store(
-        open_objects(f"file://{tmp_path}/store", create=False),
+        open_objects(f"file://{tmp_path}/store"),
         clock=SystemClock(),
         entropy=SystemEntropy(),
         workers=InlineWorkers(),

@@ -38,12 +38,6 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
         open_objects(f"file://{tmp_path}/file")
 
 
-def test_a_reader_does_not_make_the_folder(tmp_path: Path) -> None:
-    with pytest.raises(StoreURLError, match="does not exist"):
-        open_objects(f"file://{tmp_path}/store", create=False)
-    assert not (tmp_path / "store").exists()
-
-
 async def test_a_relative_folder_is_taken_from_where_the_process_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -74,29 +68,21 @@ async def test_a_server_that_is_not_there_is_unavailable() -> None:
 
 def test_a_folder_that_is_not_there_becomes_a_store_and_stays_one(tmp_path: Path) -> None:
     for _ in range(2):
-        open_objects(f"file://{tmp_path}/store")
-        assert (tmp_path / "store" / "skerry.store").read_bytes() == b'{"format":1}'
+        open_objects(f"file://{tmp_path}/mount/store", new=True)
+        assert (tmp_path / "mount" / "store" / "skerry.store").read_bytes() == b'{"format":1}'
+    open_objects(f"file://{tmp_path}/mount/store", new=False)
 
 
-@pytest.mark.parametrize("create", [False, True])
-def test_a_folder_that_is_no_store_may_be_where_a_volume_should_be(tmp_path: Path, create: bool) -> None:
-    (tmp_path / "lost+found").mkdir()
-    with pytest.raises(StoreURLError, match=r"volume mounted.*--new-store"):
-        open_objects(f"file://{tmp_path}", create=create)
-    assert not (tmp_path / "skerry.store").exists()
-
-
-def test_a_store_is_begun_in_a_folder_only_when_that_is_asked_for(tmp_path: Path) -> None:
-    open_objects(f"file://{tmp_path}", new=True)
-    open_objects(f"file://{tmp_path}")
-
-
-def test_a_store_of_an_older_version_gets_its_marker_by_whoever_may_write(tmp_path: Path) -> None:
-    (tmp_path / "runs").mkdir()
-    open_objects(f"file://{tmp_path}", create=False)
-    assert not (tmp_path / "skerry.store").exists()
-    open_objects(f"file://{tmp_path}")
-    assert (tmp_path / "skerry.store").exists()
+@pytest.mark.parametrize("writes", [False, True])
+@pytest.mark.parametrize("folder", ["mount", "mount/store", "mount/runs", "mount/of/a/store"])
+def test_without_a_marker_a_store_is_begun_only_if_asked_for(tmp_path: Path, folder: str, writes: bool) -> None:
+    """Its volume may not be mounted: `mount` is the mount point, and the store is that or a folder below."""
+    (tmp_path / "mount" / "runs").mkdir(parents=True)
+    with pytest.raises(StoreURLError, match=r"there is no store.*volume mounted.*--new-store"):
+        open_objects(f"file://{tmp_path}/{folder}", new=False, writes=writes)
+    assert {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")} == {"mount", "mount/runs"}
+    open_objects(f"file://{tmp_path}/{folder}", new=True)
+    open_objects(f"file://{tmp_path}/{folder}", new=False, writes=writes)
 
 
 async def test_while_its_marker_is_missing_a_store_says_nothing_and_takes_nothing(tmp_path: Path) -> None:

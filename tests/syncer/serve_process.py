@@ -37,7 +37,8 @@ class ServeProcess:
 
     async def start(self, *options: str) -> None:
         """Returns when the process listens."""
-        arguments = ["--listen", f"{self.host}:{self.port}", "--store", self.store_url, "--drain-grace", "10", *options]
+        arguments = ["--new-store", "--listen", f"{self.host}:{self.port}", "--store", self.store_url]
+        arguments += ["--drain-grace", "10", *options]
         self._process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-c",

@@ -25,9 +25,20 @@ from tests.syncer.serve_process import ServeProcess
     ],
 )
 def test_a_store_url_that_can_not_be_used_is_said(url: str, says: str) -> None:
-    result = CliRunner().invoke(serve, ["--listen", "127.0.0.1:0", "--store", url])
+    result = CliRunner().invoke(serve, ["--listen", "127.0.0.1:0", "--new-store", "--store", url])
     assert result.exit_code == 2
     assert says in result.output
+
+
+@pytest.mark.parametrize("words", [[], ["--store", "file://mount"], ["--store", "file://mount/store"]])
+def test_a_store_is_begun_only_if_asked_for(words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mount").mkdir()
+    result = CliRunner().invoke(serve, ["--listen", "127.0.0.1:0", *words])
+    assert result.exit_code == 2
+    assert "there is no store" in result.output
+    assert "`skerry serve --new-store` begins a new store." in result.output
+    assert [path.name for path in tmp_path.rglob("*")] == ["mount"]
 
 
 def test_a_store_that_is_a_file_is_refused(tmp_path: Path) -> None:
@@ -90,7 +101,16 @@ def test_an_address_without_a_port_is_refused(listen: str) -> None:
 def test_a_port_that_is_taken_is_said_in_one_line_and_no_store_is_made(option: str, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        words = ["serve", "--listen", "127.0.0.1:0", option, address, "--store", f"file://{tmp_path}/store"]
+        words = [
+            "serve",
+            "--new-store",
+            "--listen",
+            "127.0.0.1:0",
+            option,
+            address,
+            "--store",
+            f"file://{tmp_path}/store",
+        ]
         done = subprocess.run(
             [sys.executable, "-m", "skerry.cli", *words], cwd=tmp_path, capture_output=True, text=True, check=False
         )

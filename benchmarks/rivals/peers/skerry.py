@@ -57,7 +57,7 @@ class Learner:
 def serve(arguments: Namespace) -> str:
     """Starts a syncer, and returns its address."""
     port_file, store = arguments.folder / "port", arguments.folder / "store"
-    options = ["--listen", "127.0.0.1:0", "--port-file", str(port_file), "--store", store.as_uri()]
+    options = ["--new-store", "--listen", "127.0.0.1:0", "--port-file", str(port_file), "--store", store.as_uri()]
     options += ["--scratch", str(arguments.folder / "scratch"), "--log-level", "warning"]
     process = subprocess.Popen([sys.executable, "-B", "-m", "skerry.cli.main", "serve", *options])
     deadline_s = time.monotonic() + _TIMEOUT_S

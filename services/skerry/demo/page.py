@@ -60,7 +60,7 @@ skerry log {run} --store {store} --last 20
 skerry export {run} --store {store} --out model.safetensors
 
 # a run of your own: a syncer, two learners and a live view, each in a terminal of its own
-skerry serve --store file://$PWD/data
+skerry serve --new-store --store file://$PWD/data
 skerry learn mine --learner-id us-east --shard 1/2
 skerry learn mine --learner-id eu-west --shard 2/2
 skerry watch mine"""

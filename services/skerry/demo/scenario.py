@@ -200,7 +200,7 @@ class Scenario:
     def _start_syncer(self) -> None:
         port_path = self.plan.directory / "store-port"
         port_path.unlink(missing_ok=True)
-        arguments = ["serve", "--listen", f"127.0.0.1:{self._port}", "--store", self.plan.store_url]
+        arguments = ["serve", "--new-store", "--listen", f"127.0.0.1:{self._port}", "--store", self.plan.store_url]
         child = self._nursery.start("syncer", [*arguments, "--port-file", str(port_path)])
         deadline = time.monotonic() + _START_TIMEOUT_S
         while not (port_path.exists() and port_path.read_text().strip() and self._is_listening(port_path)):

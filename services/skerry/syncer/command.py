@@ -36,7 +36,8 @@ _SWITCH_INTERVAL_S: Final = 2e-4
 _LEVELS: Final = ("debug", "info", "warning", "error")
 _EPILOG: Final = """\b
 Examples:
-  skerry serve                                       a syncer on this machine with its store in ./skerry-data
+  skerry serve --new-store                           a syncer on this machine, with a new store in ./skerry-data
+  skerry serve                                       the same from the second start on
   skerry serve --store s3://bucket/skerry            one of several syncers with the same bucket
   skerry serve --listen 127.0.0.1:0 --port-file p    listen on a free port and write its number to the file p
   skerry serve --listen 0.0.0.0:50051 --tls-cert keys/a.example.pem --tls-key keys/a.example.key \\
@@ -65,7 +66,10 @@ The files in keys/ are made by `skerry keys keys --server a.example`.
     help="Object store for all state: file://folder, s3://bucket/prefix or memory://.",
 )
 @click.option(
-    "--new-store", is_flag=True, help="Begin a store in an existing folder that has none yet, such as a new volume."
+    "--new-store",
+    is_flag=True,
+    help="Begin a store if the folder has none, as at the first start. Without it, serve refuses a folder without a "
+    "store, because the store may be on a volume that is not mounted.",
 )
 @click.option(
     "--metrics",

@@ -36,23 +36,22 @@ _RETRIES: Final[RetryConfig] = {"max_retries": 3, "retry_timeout": timedelta(sec
 
 
 def open_objects(
-    url: str, *, create: bool = True, new: bool = False, reserve: bool = False, options: Mapping[str, str] | None = None
+    url: str, *, writes: bool = True, new: bool = True, reserve: bool = False, options: Mapping[str, str] | None = None
 ) -> Objects:
     """Returns the object store at `url`: `file:///path`, `memory://` or `s3://bucket/prefix`.
 
     Credentials, region and endpoint of `s3://` come from `options` (obstore's names: `endpoint`, `region`,
     `access_key_id`, `secret_access_key` ...) or else the AWS_* environment; credentials also from where else
-    `found_credentials` looks. `create` makes the folder of a `file://`
-    store where it is missing. A folder that exists and is no store is refused, because it may be the mount point of a
-    volume that is not mounted; `new` begins a store in it. `reserve` sets 16 MiB of a `file://` store's disk aside, so
-    that collections work on a full one.
+    `found_credentials` looks. Of a `file://` store, `new` begins one where there is none, and makes its folder. Without
+    `new` that is refused, because the store may be on a volume that is not mounted, whether its folder is the mount
+    point or below. `reserve` sets 16 MiB of a `file://` store's disk aside, so that collections work on a full one.
 
     Raises:
         StoreURLError: the URL can't be used; the message says what to do.
     """
     parts = _parts(url)
     if parts.scheme == "file":
-        folder = _open_folder(_root(url, parts.netloc, unquote(parts.path)), create=create, new=new)
+        folder = _open_folder(_root(url, parts.netloc, unquote(parts.path)), writes=writes, new=new)
         if reserve:
             folder.fill_reserve()
         return folder
@@ -96,28 +95,29 @@ def _root(url: str, host: str, path: str) -> Path:
     return root
 
 
-def _open_folder(root: Path, *, create: bool, new: bool) -> LocalObjects:
+def _open_folder(root: Path, *, writes: bool, new: bool) -> LocalObjects:
     workers = ThreadWorkers(_FILE_THREADS, name="skerry-store")
     try:
-        if create and not root.exists():
+        if new and not root.exists():
             _begin(root, workers)
-        is_folder = root.is_dir()
+        is_there, is_folder = root.exists(), root.is_dir()
     except (OSError, StoreError) as error:
         cause = error.strerror if isinstance(error, OSError) else error
         raise StoreURLError(f"store's folder can't be used: {cause}. path={root}") from error
-    if not is_folder:
-        raise StoreURLError(f"store's folder does not exist. path={root}")
-    if not os.access(root, os.R_OK | os.X_OK) or (create and not os.access(root, os.W_OK)):
+    if is_there and not is_folder:
+        raise StoreURLError(f"store's folder can't be used: it is a file. path={root}")
+    if is_there and not os.access(root, os.R_OK | os.X_OK | (os.W_OK if writes else 0)):
         raise StoreURLError(f"store's folder can't be used: permission denied. path={root}")
     is_marked = (root / MARKER).exists()
-    if not is_marked and not new and not (root / "runs").is_dir():  # stores of older versions have runs and no marker
+    if not is_marked and not new:
+        fact = f"the folder has no {MARKER}" if is_there else "the folder does not exist"
         raise StoreURLError(
-            f"the folder is no store: it has no {MARKER}. path={root}. Is its volume mounted? "
-            "`skerry serve --new-store` begins a store in it."
+            f"there is no store: {fact}. path={root}. Is its volume mounted? "
+            "`skerry serve --new-store` begins a new store."
         )
     readers = ThreadWorkers(_READ_THREADS, name="skerry-read")
     objects = LocalObjects(root, workers=workers, readers=readers, entropy=SystemEntropy(), is_marked=is_marked)
-    if create and not is_marked:
+    if not is_marked:
         try:
             objects.mark()
         except StoreError as error:
@@ -141,7 +141,7 @@ def _begin(root: Path, workers: Workers) -> None:
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     _sync(root.parent)
-    _LOG.warning("a new store was begun. If there should be one, is its volume mounted?", path=str(root))
+    _LOG.info("store begun", path=str(root))
 
 
 def _make_root(root: Path) -> None:

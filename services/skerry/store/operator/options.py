@@ -121,7 +121,7 @@ async def opened_store(store_url: str, *, writes: bool = False) -> AsyncIterator
         StoreURLError: it can't be used, or for a caller that `writes` not safely.
     """
     log_to_stderr()
-    objects = open_objects(store_url, create=False)
+    objects = open_objects(store_url, writes=writes, new=False)
     if writes:
         await check_put_if_absent(objects, SystemEntropy())
     workers = ThreadWorkers(_WORKER_COUNT)

@@ -98,6 +98,27 @@ def test_an_argument_that_can_not_be_right_is_refused_before_anything_is_done(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *((name, value) for name in ("inner_step_count", "quorum_count") for value in ("5", None, True, 2.0, 0, -1)),
+        *((name, value) for name in ("grace_factor", "lease_term_s") for value in ("x", True, -1, float("nan"), 1e300)),
+        *(("delay_step_count", value) for value in ("x", -1, 1.5)),
+        *(("outer", value) for value in (None, {"learning_rate": 1}, OuterOptimizer(momentum=float("nan")))),
+        ("outer", OuterOptimizer(schedule="x")),  # type: ignore[arg-type]  # which is wrong
+        *(("merge", value) for value in ("x", None)),
+        *(("merge_by_fragment", value) for value in (5, {"a": "x"})),
+        *((name, value) for name in ("delta_encoding", "update_encoding") for value in ("int4", None)),
+        *(("pinned_positions", value) for value in (5, ("x",), (-1,))),
+        ("enrols_by_run", 1),
+    ],
+)
+def test_a_policy_says_which_field_can_not_be_right(name: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=f"field={name}") as caught:
+        Policy(**{name: value})
+    assert len(str(caught.value).splitlines()) == 1
+
+
 @pytest.mark.parametrize("tokens", [-5, 0, 1.5, True, None, "8", float("nan")])
 def test_tokens_of_a_step_that_can_not_be_right_are_refused_before_anything_is_done(tokens: Any) -> None:
     model = torch.nn.Linear(2, 2)

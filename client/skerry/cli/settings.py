@@ -90,11 +90,31 @@ def _fill(
     for key, value in given.items():
         option = _find(command, key)
         if option is not None and option.name is not None:
-            result[option.name] = value
+            result[option.name] = _value(option, key, value)
     for name, child in children.items():
         result[name], more = _fill(child, below.get(name, {}), given, path=f"{path}.{name}")
         strangers += more
     return result, strangers
+
+
+def _value(option: click.Parameter, key: str, value: Any) -> Any:
+    """Returns a value of the file as the command line would have it.
+
+    Raises:
+        click.UsageError: no option has such a value.
+    """
+    if getattr(option, "multiple", False) and isinstance(value, list):
+        return [_scalar(key, item, is_flag=False) for item in value]
+    return _scalar(key, value, is_flag=getattr(option, "is_flag", False))
+
+
+def _scalar(key: str, value: Any, *, is_flag: bool) -> Any:
+    if isinstance(value, bool if is_flag else int | float):
+        return value if is_flag else str(value)
+    if isinstance(value, str) and (value or not is_flag):
+        return value
+    kind = "true or false" if is_flag else "a text or a number"
+    raise click.UsageError(f"the settings file has a value that is not {kind}. key={key}, value={str(value)[:80]}")
 
 
 def _anyone_has(key: str, root: click.Group, ctx: click.Context) -> bool:

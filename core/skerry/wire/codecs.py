@@ -147,6 +147,10 @@ class Encoding:
 
     def __post_init__(self) -> None:
         """Refuse what no frame header can hold."""
+        for name, kind in (("codec", Codec), ("vector_codec", Codec), ("compressor", Compressor)):
+            value = getattr(self, name)
+            if not isinstance(value, kind):
+                raise ValueError(f"{name} must be a {kind.__name__}. {name}={value!r}")  # noqa: TRY004 - of a field, as any other
         if not 1 <= self.block <= MAX_BLOCK:
             raise ValueError(f"block must be 1 to {MAX_BLOCK}. block={self.block}")
         if not 1 <= self.level <= MAX_LEVEL:

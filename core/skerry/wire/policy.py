@@ -55,14 +55,20 @@ def _check_ranges(values: Any, prefix: str = "") -> None:
         if "range" not in entry.metadata or value is entry.default is None:
             continue
         name, (low, high) = f"{prefix}{entry.name}", entry.metadata["range"]
+        is_flag = isinstance(entry.default, bool)
+        if isinstance(value, bool) is not is_flag or not hasattr(value, "__float__"):
+            kind = "true or false" if is_flag else "a number"
+            raise ValueError(f"policy field must be {kind}. field={name}, value={value!r}")
         if name.endswith("_count") and not hasattr(value, "__index__"):
             raise ValueError(f"policy field must be a whole number. field={name}, value={value}")
-        if isinstance(entry.default, bool) and not isinstance(value, bool):
-            raise ValueError(  # noqa: TRY004 - of a field, as any other
-                f"policy field must be true or false. field={name}, value={value}"
-            )
         if not low <= value <= high:
             raise ValueError(f"policy field is out of range. field={name}, value={value}, low={low}, high={high}")
+
+
+def _check_known(name: str, value: object, kind: type[StrEnum]) -> None:
+    if value not in kind.__members__.values():
+        known = ", ".join(kind.__members__.values())
+        raise ValueError(f"policy field has a value that is not known. field={name}, value={value!r}, known={known}")
 
 
 @dataclass(frozen=True)
@@ -112,6 +118,24 @@ class Policy:
             ValueError: a field is out of its range; the message names it.
         """
         _check_ranges(self)
+        for name, value, kind in (
+            ("outer", self.outer, OuterOptimizer),
+            ("delta_encoding", self.delta_encoding, Encoding),
+            ("update_encoding", self.update_encoding, Encoding),
+            ("merge_by_fragment", self.merge_by_fragment, Mapping),
+            ("pinned_positions", self.pinned_positions, tuple),
+        ):
+            if not isinstance(value, kind):
+                raise ValueError(f"policy field must be a {kind.__name__}. field={name}, value={value!r}")  # noqa: TRY004 - of a field, as any other
+        _check_known("merge", self.merge, MergeRule)
+        for rule in self.merge_by_fragment.values():
+            _check_known("merge_by_fragment", rule, MergeRule)
+        _check_known("outer.name", self.outer.name, OuterName)
+        _check_known("outer.schedule", self.outer.schedule, OuterSchedule)
+        if not all(hasattr(position, "__index__") and position >= 0 for position in self.pinned_positions):
+            raise ValueError(
+                f"policy field must have log positions. field=pinned_positions, value={self.pinned_positions}"
+            )
         _check_ranges(self.outer, "outer.")
         if 0 < self.quarantine_ratio <= 1:
             raise ValueError(f"quarantine_ratio must be 0 or above 1. value={self.quarantine_ratio}")

@@ -75,14 +75,20 @@ class ScriptedRuns(runs_pb2_grpc.RunsServicer):
         self, request: runs_pb2.ListVersionsRequest, context: grpc.ServicerContext
     ) -> runs_pb2.ListVersionsResponse:
         self._script.asked.append(request)
-        self._script.run(request.name, context)
+        run = self._script.run(request.name, context)
+        (newest,) = [one.version for one in run.versions if one.fragment == request.fragment]
         first = v1.FragmentVersion(fragment=request.fragment, version=0)
         merged = [v1.DeltaFate(learner_id="us", weight_share=1.0, staleness=1, fate=v1.FATE_MERGED)]
-        second = v1.FragmentVersion(fragment=request.fragment, version=1)
+        second = v1.FragmentVersion(fragment=request.fragment, version=newest)
         return runs_pb2.ListVersionsResponse(
             versions=[
                 runs_pb2.VersionRecord(
-                    version=second, position=7, merged=merged, update_size_bytes=1500, source_version=-1
+                    version=second,
+                    position=7,
+                    merged=merged,
+                    update_size_bytes=1500,
+                    source_version=-1,
+                    participation=0.75,
                 ),
                 runs_pb2.VersionRecord(version=first, position=1, has_snapshot=True, source_version=-1),
             ],

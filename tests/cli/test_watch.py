@@ -61,6 +61,8 @@ def test_once_shows_learners_and_fragments(capsys: pytest.CaptureFixture[str]) -
     assert "1 live, 1 participating" in shown
     assert "35 ms" in shown
     assert "embedding" in shown
+    (head,) = [line for line in shown.splitlines() if line.startswith("head ")]
+    assert head.split() == ["head", "4", "1", "1", "75%", "1.5", "kB"]
 
 
 def test_the_help_explains_every_column(capsys: pytest.CaptureFixture[str]) -> None:
@@ -70,7 +72,7 @@ def test_the_help_explains_every_column(capsys: pytest.CaptureFixture[str]) -> N
     assert failures.run(cli, ["watch", "--help"]) == 0
     legend = capsys.readouterr().out
     columns = re.split(r"\s{2,}", f"{learners.strip()}  {fragments.strip()}")
-    assert len(columns) == 19
+    assert len(columns) == 20
     for column in columns:
         assert re.search(rf"^ +([a-z ]+, )?{column}[, ]", legend, re.MULTILINE), column
 

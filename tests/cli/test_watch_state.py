@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from skerry.cli.watch_state import WatchState
+from skerry.cli.watch_state import WatchState, learner_state, unmerged_text
 from skerry.cli.watch_view import sparkline
 from skerry.client.records import (
     DeltaFate,
     Event,
+    Fate,
+    FateCount,
     Fragment,
     FragmentVersion,
     LearnerReport,
@@ -137,3 +139,36 @@ def test_a_learner_that_attaches_anew_is_told_once() -> None:
     anew = Event(position=6, learner=LearnerStatus("us", is_live=True))
     lines = [state.apply(event, 1.0) for event in (report("us", sent_bytes=1), report("us", sent_bytes=2), anew, anew)]
     assert [line.text if line else "" for line in lines] == ["us attached", "", "us attached", ""]
+
+
+def test_finished_and_lost_learners_differ_and_keep_their_figures() -> None:
+    state = started()
+    for name in ("done", "lost"):
+        state.apply(report(name, sent_bytes=9), 1.0)
+    left = Event(position=6, learner=LearnerStatus("done", has_left=True))  # the log's event has no report
+    lost = Event(position=6, learner=LearnerStatus("lost", report=LearnerReport(step_count=10)))
+    lines = [state.apply(event, 2.0) for event in (left, lost)]
+    assert [line.text if line else "" for line in lines] == ["done has finished", "lost is lost: its lease ran out"]
+    assert [learner_state(view.status) for view in state.learners.values()] == ["finished", "lost"]
+    reports = [view.status.report for view in state.learners.values()]
+    assert [one.step_count if one else 0 for one in reports] == [10, 10]
+
+
+def test_what_was_not_merged_is_told_with_its_causes_the_most_frequent_first() -> None:
+    fates = (
+        FateCount(Fate.MERGED, delta_count=125),
+        FateCount(Fate.EXPIRED, "staler than the policy allows", 7),
+        FateCount(Fate.QUARANTINED, "norm is an outlier", 30),
+    )
+    assert unmerged_text(fates) == (
+        "37 of 162 deltas were not merged: 30 quarantined (norm is an outlier), "
+        "7 expired (staler than the policy allows)"
+    )
+    assert unmerged_text(fates[:1]) == ""
+
+
+def test_before_a_second_report_bandwidth_is_the_mean_of_all_steps() -> None:
+    state = started()
+    body = LearnerReport(step_count=100, step_time_s=0.5, sent_bytes=1_000_000)
+    state.apply(RunView(Run("demo"), (LearnerStatus("us", is_live=True, report=body),)), 0.0)
+    assert up(state) == 160_000

@@ -65,7 +65,7 @@ def leave_inside_with(rank: Rank) -> tuple[bool, bool]:
         for count in range(4):
             loss_of(model, count, rank.number, rank.count).backward()
             learner.step(tokens=10)
-        return learner.leave(30.0), learner.leave(30.0)
+        return bool(learner.leave(30.0)), bool(learner.leave(30.0))
 
 
 def join_with_frozen(rank: Rank, seeds: tuple[int, int], allow_other: bool | list[str]) -> int:
@@ -189,7 +189,7 @@ def end(rank: Rank, kinds: tuple[type[BaseException], ...]) -> dict[str, Any]:
                     raise kinds[rank.number]
     except BaseException as error:  # noqa: BLE001 - what is raised is told to the test
         kind = type(error).__name__
-    lost = [one for one in said if "left the run with steps that it does not have" in one]
+    lost = [one for one in said if "left the run, which does not have" in one]
     stats = learner.stats
     return {
         "kind": kind,

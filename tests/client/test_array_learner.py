@@ -440,7 +440,7 @@ def test_steps_that_are_lost_are_counted(target: str) -> None:
     with heard_logs() as logs:
         learner = _train_three_steps(target, ZeroDivisionError)
     (said,) = [line for line in logs if line["log_level"] == "warning"]
-    assert said["steps"] == learner.stats.unsent_step_count == 3
+    assert said["unsent_steps"] == learner.stats.unsent_step_count == 3
 
 
 def test_learners_without_a_name_have_one_each_and_keep_it(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -230,8 +232,9 @@ def test_after_leaving_the_optimizer_is_free_for_another_learner(target: str) ->
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     first = attach(model, optimizer, tokens_per_step=1, **_made(target))
     _step(model, optimizer)
-    assert first.leave()
-    assert not first.leave()
+    work = first.leave()
+    assert work
+    assert first.leave() == work
     with attach(model, optimizer, tokens_per_step=1, **_made(target)) as second:
         _step(model, optimizer)
     assert (first.stats.step_count, second.stats.step_count) == (1, 1)
@@ -313,6 +316,41 @@ def test_a_stopped_learner_keeps_its_own_weights(target: str) -> None:
         own = model.weight.detach().clone()
         assert not learner.leave(1.0, load_merged=True)
     assert torch.equal(own, model.weight)
+
+
+def test_attaching_says_in_one_line_what_was_created_or_joined_and_who_is_there(
+    target: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arrays = {"weight": np.zeros((4, 4), np.float32)}
+    with (
+        ArrayLearner(arrays, target=target, run="gpt", learner_id="us", create=True),
+        ArrayLearner(arrays, target=target, run="gpt", learner_id="eu", create=True),
+    ):
+        assert capsys.readouterr().err.splitlines() == [
+            "skerry: created the run run=gpt learner=us version=0 others=0",
+            "skerry: joined the run run=gpt learner=eu version=0 others=1",
+        ]
+
+
+def test_a_new_run_whose_name_resembles_another_says_so(target: str) -> None:
+    arrays = {"weight": np.zeros((4, 4), np.float32)}
+    for run, warned in (("gpt", []), ("gtp", ["gpt"]), ("python", [])):
+        with heard_logs() as logs, ArrayLearner(arrays, target=target, run=run, learner_id="us", create=True):
+            pass
+        assert [line["others"] for line in logs if "similar names" in line["event"]] == warned
+
+
+@pytest.mark.long
+def test_a_start_that_compiles_kernels_says_why_it_is_quiet(target: str, tmp_path: Path) -> None:
+    script = """
+import sys, numpy as np
+from skerry.client import ArrayLearner
+ArrayLearner({"w": np.zeros(2**16, np.float32)}, target=sys.argv[1], run="fit", learner_id="us", create=True).close()
+"""
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, "-c", script, target]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert done.stderr.count("loading kernels") == 1
 
 
 FORGETFUL = """

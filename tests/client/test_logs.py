@@ -38,7 +38,27 @@ def test_a_percent_sign_is_text(caplog: pytest.LogCaptureFixture) -> None:
 def test_a_learner_logs_there(target: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "skerry")
     ArrayLearner(Quadratic().arrays, target=target, run="fit", learner_id="us", create=True).close()
-    assert {"skerry.client.creation", "skerry.client.attachment"} <= {record.name for record in caplog.records}
+    assert {"skerry.client.exchange", "skerry.client.attachment"} <= {record.name for record in caplog.records}
+
+
+@pytest.mark.parametrize(
+    ("setting", "shown"),
+    [
+        ("", "skerry: joined run=fit\n"),
+        ("logging.basicConfig()", "skerry: joined run=fit\n"),
+        ("logging.basicConfig(level='INFO')", "INFO:skerry.client.x:joined run=fit\n"),
+        ("logging.getLogger('skerry').setLevel('ERROR')", ""),
+    ],
+)
+def test_what_is_announced_is_shown_once_unless_less_was_asked_for(setting: str, shown: str) -> None:
+    script = f"""
+import logging
+from skerry.runtime.logs import announce, get_logger
+{setting}
+announce(get_logger("skerry.client.x"), "joined", run="fit")
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("", shown)
 
 
 def test_unconfigured_only_warnings_are_shown_and_on_standard_error() -> None:

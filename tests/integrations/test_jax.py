@@ -173,7 +173,7 @@ def test_ctrl_c_while_the_parameters_are_donated_ends_as_such(target: str, caplo
 
     with pytest.raises(KeyboardInterrupt):
         train()
-    assert "left the run with steps that it does not have steps=3" in caplog.text
+    assert "unsent_steps=3" in caplog.text
 
 
 def test_numpy_and_jax_take_the_same_samples() -> None:

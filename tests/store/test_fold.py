@@ -356,6 +356,7 @@ def test_a_close_decides_whom_it_leaves_out(history: History) -> None:
     history.admit(accepted("b", "m1"))
     assert history.admit(closed("a", decided=(Decided("b", Fate.EXPIRED, "too stale"),))) == ("b",)
     assert history.fate("b") == (Fate.EXPIRED, "too stale")
+    assert history.state.learners["m1"].fates == {Fate.EXPIRED: {"too stale": 1}}
     assert history.reject(FateItem((Decided("b", Fate.EXPIRED, "again"),))) == "BAD_REQUEST"
     assert history.reject(FateItem((Decided("a", Fate.EXPIRED, "frozen"),))) == "BAD_REQUEST"
 

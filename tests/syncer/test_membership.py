@@ -46,6 +46,19 @@ def test_a_learner_that_left_is_not_live() -> None:
     assert not _is_live(membership, world, "eu", 10.0)
 
 
+def test_other_replicas_hear_the_last_report_of_a_learner_that_left() -> None:
+    world, here, there = RoundWorld("eu"), Membership(0.0), Membership(0.0)
+    session = _session(world, "eu")
+    here.renew("eu", session, 10.0, LearnerReport(step_count=1500))
+    world.append(LeftItem("eu", session))
+    here.end("eu", session)
+    for learner, advice in here.unpublished():
+        there.hear(learner, advice, 10.0)
+    record = there.record(world.state, "eu", 10.0)
+    assert record.report is not None
+    assert (record.is_live, record.has_left, record.report.step_count) == (False, True, 1500)
+
+
 def test_another_replicas_advice_renews_when_it_changes_and_not_before() -> None:
     world, here, there = RoundWorld("eu"), Membership(0.0), Membership(0.0)
     session = _session(world, "eu")

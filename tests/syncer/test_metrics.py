@@ -9,6 +9,7 @@ import urllib.request
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import click
@@ -20,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from skerry.cli.main import cli
-from skerry.client import ArrayLearner, Stats
+from skerry.client import ArrayLearner, PoisonedError, Stats
 from skerry.learner.command import learn
 from skerry.learner.exposition import LearnerMetrics
 from skerry.runtime.clock import SystemClock
@@ -228,7 +229,17 @@ async def test_a_scrape_of_a_learner_tells_what_it_exchanges(server: SyncerServe
     assert samples("skerry_learner_sent_bytes_total", *us) > 0
     assert samples("skerry_learner_attached", *us) == 1
     assert samples("skerry_learner_stopped", *us, "") == 0
-    assert {name for name, _ in samples} == {name for name in documented() if name.startswith("skerry_learner_")}
+    names = {name for name in documented() if name.startswith("skerry_learner_")}
+    assert {name for name, _ in samples} == names - {"skerry_learner_deltas_not_merged_total"}, "all were merged"
+
+
+def test_what_was_not_merged_has_its_cause_for_a_label() -> None:
+    stats = Stats(causes={"quarantined: norm is an outlier": 30}, problem=PoisonedError("QUARANTINED", "delta"))
+    learner = SimpleNamespace(stats=stats, progress=None, failure=None)
+    metrics = LearnerMetrics(learner, run="fit", learner_id="us").collect()
+    values = {(one.name, *one.labels.values()): one.value for metric in metrics for one in metric.samples}
+    assert values["skerry_learner_deltas_not_merged_total", "fit", "us", "quarantined: norm is an outlier"] == 30
+    assert values["skerry_learner_problem", "fit", "us", "QUARANTINED"] == 1
 
 
 def _learner_samples(target: str) -> Samples:

@@ -100,6 +100,14 @@ def test_a_short_delta_closes_at_once_when_its_learner_trains_no_more() -> None:
     assert engine.open_rounds(world.state, seen[False]) == (), "it is gone"
 
 
+def test_a_short_delta_closes_at_once_when_its_learner_has_left() -> None:
+    world = RoundWorld("eu")
+    world.accept("eu", steps=5)
+    assert RoundEngine().decide(world.state, view(), 0.0).items == (), "it is lost, and may come back"
+    world.append(LeftItem("eu", "session-eu"))
+    assert len(RoundEngine().decide(world.state, view(), 0.0).items) == 1
+
+
 def test_a_round_that_waited_for_ever_leaves_later_ones_their_grace() -> None:
     """One that leaves behind a short delta opens a round, which closes when the others are back, hours later."""
     world, engine = RoundWorld("eu", "us", policy=Policy(quorum_count=2)), RoundEngine()

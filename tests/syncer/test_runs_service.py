@@ -100,6 +100,16 @@ async def test_creating_a_run_that_exists_is_refused_and_names_it(stubs: Stubs) 
     assert caught.refusal.metadata["run_uid"] == run.uid
 
 
+async def test_a_name_that_no_run_has_is_answered_with_those_that_resemble_it(stubs: Stubs) -> None:
+    await create_run(stubs, "gemma-12b")
+    await create_run(stubs, "other")
+    with refused("RUN_NOT_FOUND", grpc.StatusCode.NOT_FOUND) as near:
+        await stubs.runs.GetRun(runs.GetRunRequest(name="gemma-21b"))
+    with refused("RUN_NOT_FOUND", grpc.StatusCode.NOT_FOUND) as far:
+        await stubs.runs.GetRun(runs.GetRunRequest(name="llama"))
+    assert (near.refusal.metadata, far.refusal.metadata) == ({"similar_names": "gemma-12b"}, {})
+
+
 async def test_a_commit_may_be_repeated(stubs: Stubs) -> None:
     run, _ = await create_run(stubs)
     again = await stubs.runs.CommitRun(runs.CommitRunRequest(name="demo", run_uid=run.uid))

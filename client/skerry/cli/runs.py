@@ -18,7 +18,7 @@ from rich.text import Text
 from skerry.cli import plain, policy_text
 from skerry.cli.connection import UID, with_client, with_run
 from skerry.cli.console import as_json, console, count_text, shown_progress, size_text, table
-from skerry.cli.watch_state import learner_state
+from skerry.cli.watch_state import learner_state, unmerged_text
 from skerry.cli.weights import read_weights
 from skerry.client import RunsClient
 from skerry.client.records import LearnerReport, LearnerStatus, Run, Tensor, VersionRecord
@@ -103,8 +103,8 @@ def list_(client: RunsClient) -> Answer:
 def show(client: RunsClient, run: str) -> Answer:
     """Show a run: its fragments, versions, learners and policy."""
     answer = client.get_run(run)
-    parts = [*_run_parts(answer.run), _learners(answer.learners), "", _policy(answer.run.policy)]
-    return plain.to_json(answer), parts
+    learners = (_learners(answer.learners), *_unmerged(answer.learners))
+    return plain.to_json(answer), [*_run_parts(answer.run), *learners, "", _policy(answer.run.policy)]
 
 
 @runs.command(epilog="\b\nExample:\n  skerry runs versions demo --fragment embedding --limit 20")
@@ -302,8 +302,8 @@ def _run_parts(run: Run) -> Iterator[RenderableType]:
 
 
 def _learners(learners: Iterable[LearnerStatus]) -> RenderableType:
-    columns = ("learner", "region", "state", "weight", "step", "tokens", "loss")
-    rows = table(*columns, right=("weight", "step", "tokens", "loss"))
+    columns = ("learner", "region", "state", "weight", "step", "tokens", "loss", "unsent", "dropped", "")
+    rows = table(*columns, right=("weight", "step", "tokens", "loss", "unsent", "dropped"))
     for learner in learners:
         report = learner.report or LearnerReport()
         rows.add_row(
@@ -314,8 +314,18 @@ def _learners(learners: Iterable[LearnerStatus]) -> RenderableType:
             str(report.step_count),
             count_text(report.token_count),
             "-" if report.loss is None else f"{report.loss:.4f}",
+            str(report.unsent_step_count),
+            str(report.dropped_step_count),
+            report.problem,
         )
     return rows if rows.row_count else "no learners yet"
+
+
+def _unmerged(learners: Iterable[LearnerStatus]) -> Iterator[str]:
+    """Yields a line for each learner of which not all deltas were merged."""
+    for learner in learners:
+        if text := unmerged_text(learner.fates):
+            yield f"{learner.learner_id}: {text}"
 
 
 def _policy(policy_now: Policy) -> RenderableType:

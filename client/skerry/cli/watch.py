@@ -6,6 +6,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Final
 
 import click
@@ -31,13 +32,15 @@ _RETRY: Final = RetrySettings(attempt_count=None, first_wait_s=0.5)
     epilog="""\b
 Columns:
   learner, region    the learner's id, and where it trains
-  state              live: attached; participating: a recent round has its delta
+  state              live: attached; participating: a recent round has its delta; finished: it has left;
+                     lost: its lease ran out, and it has not said that it leaves
   step, tokens       that the learner has trained; from 0 again if it does not resume
   step time, loss    as the learner reports them; the line is the course of the loss
-  up, down           mean of the last 10 s
+  up, down           mean of the last 10 s; with --once of all steps
   behind             versions that the learner has not adopted, at most
   stall              longest pause that Skerry made in a step, at the last report
-  unsent             steps that the run does not have; then why, if a call failed
+  unsent             steps that the run does not have yet
+  dropped            steps whose work is gone; then why the last call failed, or the last delta was not merged
   fragment, version  the newest version of each part of the model
   deltas             how many are in that version
   staleness          versions that were made since the oldest of them was begun
@@ -203,6 +206,14 @@ class Follower:
             self._notice = notice
 
 
+def _add_versions(client: RunsClient, state: WatchState) -> None:
+    """Adds how each fragment's newest version was made."""
+    for name, view in state.fragments.items():
+        if view.version:
+            for record in islice(client.list_versions(state.name, name), 1):
+                state.apply_version(record)
+
+
 def _show_once(client: RunsClient, run: str, *, is_json: bool) -> None:
     answer = client.get_run(run)
     if is_json:
@@ -210,6 +221,7 @@ def _show_once(client: RunsClient, run: str, *, is_json: bool) -> None:
         return
     state = WatchState()
     state.apply(answer, 0.0)
+    _add_versions(client, state)
     if answer.run.status is RunStatus.DRAFT:
         click.echo("this run is a draft: its initial weights are not complete")
     console().print(draw(state))

@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
 from typing import Final
 
-from skerry.client.records import DeltaFate, Event, LearnerStatus, RolledBack, RunStatus, RunView, VersionCommitted
+from skerry.client.records import (
+    DeltaFate,
+    Event,
+    Fate,
+    FateCount,
+    LearnerStatus,
+    RolledBack,
+    RunStatus,
+    RunView,
+    VersionCommitted,
+    VersionRecord,
+)
 
 _EVENT_COUNT: Final = 200  # events that are kept; a terminal shows a dozen
 _LOSS_COUNT: Final = 24  # losses that are kept of a learner: the width of its sparkline
@@ -34,6 +45,10 @@ class LearnerView:
 
     def update(self, status: LearnerStatus, now_s: float) -> None:
         """Applies a report; a learner that has restarted counts from zero again."""
+        if status.report is None and status.has_left:  # the log's event, which has no figures
+            status = replace(self.status, is_live=False, has_left=True)
+        elif not status.fates:  # likewise
+            status = replace(status, fates=self.status.fates)
         self.status = status
         report = status.report
         if report is None:
@@ -52,17 +67,19 @@ class LearnerView:
 
     @property
     def up_bits_per_s(self) -> float | None:
-        """Mean bandwidth of deltas; None before the second report."""
+        """Mean bandwidth of deltas; before the second report that of all steps, None where their time is not known."""
         return self._rate(lambda sample: sample.sent_bytes)
 
     @property
     def down_bits_per_s(self) -> float | None:
-        """Mean bandwidth of updates; None before the second report."""
+        """Mean bandwidth of updates, likewise."""
         return self._rate(lambda sample: sample.received_bytes)
 
     def _rate(self, read: Callable[[TrafficSample], int]) -> float | None:
         if len(self.samples) < 2 or self.samples[-1].at_s <= self.samples[0].at_s:
-            return None
+            report = self.status.report
+            steps_s = 0.0 if report is None else report.step_count * (report.step_time_s or 0.0)
+            return 8 * read(self.samples[-1]) / steps_s if self.samples and steps_s else None
         first, last = self.samples[0], self.samples[-1]
         return 8 * (read(last) - read(first)) / (last.at_s - first.at_s)
 
@@ -116,6 +133,14 @@ class WatchState:
             self.events.append(line)
         return line
 
+    def apply_version(self, record: VersionRecord) -> None:
+        """Applies how a fragment's newest version was made, which the run's state alone does not say."""
+        view = self._fragment(record.version.fragment)
+        if record.merged and record.version.version == view.version and view.participation is None:
+            self._commit(
+                VersionCommitted(record.version, record.merged, record.update_size_bytes, record.participation)
+            )
+
     def staleness(self, learner: LearnerView) -> int | None:
         """Returns how many versions the learner is behind in its stalest fragment; None before its first report."""
         behind = [
@@ -148,7 +173,8 @@ class WatchState:
     def _learner_text(self, status: LearnerStatus, now_s: float) -> str | None:
         """Applies a learner's status and returns what is new in it, in words."""
         if self._update_learner(status, now_s):
-            return f"{status.learner_id} {'attached' if status.is_live else 'left or lost its lease'}"
+            left = "has finished" if status.has_left else "is lost: its lease ran out"
+            return f"{status.learner_id} {'attached' if status.is_live else left}"
         view, report = self.learners[status.learner_id], status.report
         if report is None or report.problem == view.told_problem:
             return None
@@ -209,10 +235,20 @@ class WatchState:
 
 
 def learner_state(learner: LearnerStatus) -> str:
-    """Returns "gone", "live", or "participating" if its deltas were in a recent round."""
+    """Returns "finished", "lost", "live", or "participating" if its deltas were in a recent round."""
     if not learner.is_live:
-        return "gone"
+        return "finished" if learner.has_left else "lost"
     return "participating" if learner.is_participating else "live"
+
+
+def unmerged_text(fates: Iterable[FateCount]) -> str:
+    """Returns how many of a learner's deltas were not merged, and why; empty if all were."""
+    counts = {(one.fate, one.reason): one.delta_count for one in fates}
+    others = sorted(((count, *cause) for cause, count in counts.items() if cause[0] is not Fate.MERGED), reverse=True)
+    if not others:
+        return ""
+    causes = ", ".join(f"{count} {fate} ({reason})" if reason else f"{count} {fate}" for count, fate, reason in others)
+    return f"{sum(count for count, *_ in others)} of {sum(counts.values())} deltas were not merged: {causes}"
 
 
 def _fate_text(fate: DeltaFate) -> str:

@@ -8,16 +8,22 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from skerry.cli.console import count_text, rate_text, size_text, table
-from skerry.cli.watch_state import FragmentView, LearnerView, WatchState, learner_state
+from skerry.cli.watch_state import FragmentView, LearnerView, WatchState, learner_state, unmerged_text
 from skerry.client.records import LearnerReport
 
 _BARS = "▁▂▃▄▅▆▇█"
-_STATE_STYLES = {"participating": "green", "live": "yellow", "gone": "red"}
+_STATE_STYLES = {"participating": "green", "live": "yellow", "finished": "cyan", "lost": "red"}
 
 
 def draw(state: WatchState, *, notice: str = "", event_count: int = 10) -> RenderableType:
     """Returns the whole view; `notice` says what is wrong with the connection, if anything."""
-    parts: list[RenderableType] = [_headline(state, notice), "", _learners(state), "", _fragments(state)]
+    parts: list[RenderableType] = [_headline(state, notice), "", _learners(state)]
+    parts += [
+        Text(f"{name}: {text}", style="red")
+        for name in sorted(state.learners)
+        if (text := unmerged_text(state.learners[name].status.fates))
+    ]
+    parts += ["", _fragments(state)]
     if state.events and event_count:
         parts += ["", _events(state, event_count)]
     return Group(*parts, Text("columns: skerry watch --help", style="dim"))
@@ -36,8 +42,8 @@ def _headline(state: WatchState, notice: str) -> Text:
 def _learners(state: WatchState) -> RenderableType:
     rows = table(
         "learner", "region", "state", "step", "tokens", "step time", "loss", "", "up", "down", "behind", "stall",
-        "unsent", "",
-        right=("step", "tokens", "step time", "loss", "up", "down", "behind", "stall", "unsent"),
+        "unsent", "dropped", "",
+        right=("step", "tokens", "step time", "loss", "up", "down", "behind", "stall", "unsent", "dropped"),
     )  # fmt: skip
     for name in sorted(state.learners):
         rows.add_row(*_learner(state, state.learners[name]))
@@ -61,6 +67,7 @@ def _learner(state: WatchState, view: LearnerView) -> Iterable[Text | str]:
     yield "-" if behind is None else str(behind)
     yield f"{(report.stall_time_s or 0) * 1000:.0f} ms"
     yield str(report.unsent_step_count)
+    yield str(report.dropped_step_count)
     yield Text(report.problem, style="bold red")
 
 

@@ -30,7 +30,7 @@ from skerry.client.errors import (
 from skerry.client.fragment_plan import FragmentPlan, plan_fragments
 from skerry.client.leaving import leave_on_signal
 from skerry.client.runs import RunsClient
-from skerry.client.session import Adoption, Stats
+from skerry.client.session import Adoption, LastWork, Stats
 from skerry.runtime.retry import RetrySettings
 from skerry.runtime.tls import Tls
 from skerry.wire.policy import MergeRule, OuterName, OuterOptimizer, OuterSchedule, Policy
@@ -44,6 +44,7 @@ __all__ = [
     "AttachAgainError",
     "CorruptDownloadError",
     "FragmentPlan",
+    "LastWork",
     "Learner",
     "MergeRule",
     "OuterName",

@@ -23,7 +23,7 @@ from skerry.client.handshakes import check_certificate
 from skerry.client.loop_thread import LoopThread
 from skerry.client.own_id import own_id
 from skerry.client.parameters import ArrayParameters, Parameters
-from skerry.client.session import Adoption, ExchangeSettings, Stats, check_policy
+from skerry.client.session import Adoption, ExchangeSettings, LastWork, Stats, check_policy
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.identifiers import SystemEntropy, system_random
 from skerry.runtime.logs import get_logger
@@ -117,6 +117,7 @@ class ArrayLearner:
         self._process = OwnProcess()
         self._closing = ExitStack()
         self._leave_status: int | None = None
+        self._last_work = LastWork()
         settings = checked_settings(
             target=target,
             run=run,
@@ -164,37 +165,40 @@ class ArrayLearner:
         if kind is None or issubclass(kind, SystemExit | KeyboardInterrupt) or self._leave_status is not None:
             self.leave()
         else:
-            self.close_unflushed()
+            self.close()
 
-    def leave(self, timeout_s: float = EXIT_FLUSH_TIMEOUT_S, *, load_merged: bool = False) -> bool:
-        """Sends the last work and leaves the run, as the end of `with` does. Idempotent.
+    def leave(self, timeout_s: float = EXIT_FLUSH_TIMEOUT_S, *, load_merged: bool = False) -> LastWork:
+        """Sends the last work, waits for news of what became of it, and leaves the run, as the end of `with` does.
 
-        With `load_merged` it also waits until the work is merged, and then loads the run's weights, so that all
-        learners that leave at the same version end with the same bits. If that takes longer than `timeout_s` the
-        model keeps its own weights, so nothing that was trained is missing from it.
+        It takes `timeout_s` at most. Where the run has not decided by then, acknowledged work is pending: it is merged
+        without this learner. Idempotent.
+
+        With `load_merged` it also loads the run's weights, once they hold the work. Each learner gets those of the
+        version that its own last work is in, so learners that leave one after another end with slightly different
+        weights: the run's are those that `skerry export` and `RunsClient.pull` give. If the work is not merged within
+        `timeout_s` the model keeps its own weights, so nothing that was trained is missing from it.
 
         Returns:
-            Whether the work was acknowledged within the timeout, and with `load_merged` whether the run's weights were
-            loaded. A learner that has left already says False.
+            How many of the last steps are merged, pending, dropped and unsent, and why. `if learner.leave():` asks
+            whether none is missing from the run, and with `load_merged` whether the run's weights were loaded.
 
         Raises:
             StopExchangingError: as `step`.
         """
         if self._thread.is_over:
-            return False
+            return self._last_work
+        is_loaded: bool | None = None
         try:
             if load_merged:
-                is_done = self._flush(lambda: self._exchange.is_settled, timeout_s, is_last=True)
-                return is_done and self._exchange.load_merged()
-            return self.flush(timeout_s, is_last=True)
+                is_loaded = False
+                is_settled = self._flush(lambda: self._exchange.is_settled, timeout_s, is_last=True)
+                is_loaded = is_settled and self._exchange.load_merged()
+            else:
+                self._flush(lambda: self._exchange.is_decided, timeout_s, is_last=True)
         finally:
-            self.close_unflushed()
-
-    def close_unflushed(self) -> None:
-        """Leaves the run as `close` does, and warns of the steps that it does not have."""
-        if (lost := self.stats.unsent_step_count) and not (self.is_closed or self._thread.is_over):
-            _log.warning("left the run with steps that it does not have", steps=lost)
-        self.close()
+            self.close()
+            self._last_work = replace(self._last_work, is_loaded=is_loaded)
+        return self._last_work
 
     def _say_forgotten(self) -> None:
         # It is too late to send them: Python lets no thread begin work once the main thread has ended.
@@ -259,9 +263,25 @@ class ArrayLearner:
             self._thread.loop.call_soon_threadsafe(self._exchange.end_flush)
 
     def close(self) -> None:
-        """Leaves the run and ends the exchange; nothing is sent after it. Idempotent."""
+        """Leaves the run and ends the exchange without sending anything, and says which steps the run does not have.
+
+        What was acknowledged, as by `flush`, is merged without this learner. Idempotent.
+        """
         if self._thread.is_over:
             return
+        self._last_work = work = self._exchange.last_work
+        is_fine = work or (self.is_closed and not work.dropped_step_count)
+        counts = {
+            "merged_steps": work.merged_step_count,
+            "pending_steps": work.pending_step_count,
+            "dropped_steps": work.dropped_step_count,
+            "unsent_steps": work.unsent_step_count,
+            "because": work.because,
+        }
+        (_log.info if is_fine else _log.warning)(
+            "left the run" if is_fine else "left the run, which does not have all of the last work",
+            **{name: value for name, value in counts.items() if value},
+        )
         try:
             self._thread.run(self._exchange.leave())
             if self._running is not None:

@@ -189,6 +189,7 @@ class Attachment:
                 async with asyncio.timeout(min(self._lease_term_s / 3, _LONGEST_REPORT_INTERVAL_S)):
                     await self.report_due.wait()
             self.report_due.clear()
+        yield exchange_pb2.AttachRequest(report=self._report())  # so that observers see all of its steps
         yield exchange_pb2.AttachRequest(leave=exchange_pb2.Leave())
 
     def _report(self) -> types_pb2.LearnerReport:
@@ -200,7 +201,8 @@ class Attachment:
             received_bytes=session.tally.bytes_down,
             is_flushing=session.is_ending,
             unsent_step_count=max(fragment.unsent_step_count for fragment in self._fragments.values()),
-            problem=session.problem.reason if session.problem else "",
+            problem=problem.reason if (problem := session.standing_problem) else "",
+            dropped_step_count=max(fragment.dropped_step_count for fragment in self._fragments.values()),
             adopted=[
                 types_pb2.FragmentVersion(fragment=name, version=fragment.ledger.version)
                 for name, fragment in self._fragments.items()

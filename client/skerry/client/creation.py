@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -119,7 +119,15 @@ async def _push_initial(calls: Calls, delta: Delta, position: int) -> int:
     return (await calls.retry.call(attempt)).position
 
 
-async def find_or_create(session: Session) -> types_pb2.Run:
+class Joining(NamedTuple):
+    """How a learner came to its run."""
+
+    is_created: bool = False
+    other_count: int = 0  # live learners of other ids
+    similar_names: str = ""  # runs that differ little in their names from one that was created
+
+
+async def find_or_create(session: Session) -> tuple[types_pb2.Run, Joining]:
     """Returns the run of the settings, with its tensors where they are not packed.
 
     One that does not exist is created from the model's weights, if allowed.
@@ -129,12 +137,12 @@ async def find_or_create(session: Session) -> types_pb2.Run:
     Raises:
         RunNotFoundError: no such run, and it may not be created.
     """
-    run = await _found_or_created(session)
+    run, joining = await _found_or_created(session)
     await session.workers.run(unpack_layout, run)
-    return run
+    return run, joining
 
 
-async def _found_or_created(session: Session) -> types_pb2.Run:
+async def _found_or_created(session: Session) -> tuple[types_pb2.Run, Joining]:
     settings = session.settings
     request = runs_pb2.GetRunRequest(name=settings.run)
 
@@ -142,15 +150,18 @@ async def _found_or_created(session: Session) -> types_pb2.Run:
         return session.calls.transport.get_run(request, timeout_s=settings.call_timeout_s)
 
     try:
-        return (await session.until_connected(find)).run
-    except RunNotFoundError:
+        answer = await session.until_connected(find)
+    except RunNotFoundError as error:
         if not settings.may_create:
             raise
-    try:
-        return await _create_from_model(session)
-    except RunExistsError as error:
-        _log.info("another learner created the run, joining it", run=settings.run, uid=error.uid)
-    return (await session.until_connected(find)).run
+        try:
+            run = await _create_from_model(session)
+        except RunExistsError:
+            answer = await session.until_connected(find)  # another learner was faster
+        else:
+            return run, Joining(is_created=True, similar_names=error.metadata.get("similar_names", ""))
+    others = [one for one in answer.learners if one.is_live and one.learner_id != settings.learner_id]
+    return answer.run, Joining(other_count=len(others))
 
 
 def warn_of_missing_plan(session: Session) -> None:
@@ -194,6 +205,4 @@ async def _create_from_model(session: Session) -> types_pb2.Run:
         return is_transient(error) and is_soon and not is_full
 
     calls = replace(session.calls, retry=replace(session.calls.retry, is_worth_it=is_worth_it))
-    run = await create_run(calls, session.workers, new, weights_of, part_size_bytes=session.part_size_bytes)
-    _log.info("created the run", run=run.name, uid=run.uid, fragments=len(new.plan.fragments))
-    return run
+    return await create_run(calls, session.workers, new, weights_of, part_size_bytes=session.part_size_bytes)

@@ -10,6 +10,7 @@ import asyncio
 import random
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -20,7 +21,7 @@ from skerry.algorithm.schedule import first_contributions
 from skerry.client import account
 from skerry.client.attachment import Attachment
 from skerry.client.boundary import Boundary
-from skerry.client.creation import find_or_create, warn_of_missing_plan
+from skerry.client.creation import Joining, find_or_create, warn_of_missing_plan
 from skerry.client.download import pull_newest
 from skerry.client.errors import PoisonedError, RunClosedError, SkerryError, StopExchangingError
 from skerry.client.fragment import FragmentExchange
@@ -28,12 +29,12 @@ from skerry.client.fragment_plan import check_same_tensors
 from skerry.client.fragment_state import Idle
 from skerry.client.parameters import Parameters
 from skerry.client.records import policy_of
-from skerry.client.session import ExchangeSettings, Session, Stats, whole_number
+from skerry.client.session import ExchangeSettings, LastWork, Session, Stats, whole_number
 from skerry.client.transport import Transport
 from skerry.client.untrained import check_untrained
 from skerry.runtime.clock import StepClock
 from skerry.runtime.identifiers import Entropy
-from skerry.runtime.logs import get_logger
+from skerry.runtime.logs import announce, get_logger
 from skerry.runtime.workers import Workers
 from skerry.v1 import capabilities_pb2, types_pb2
 from skerry.wire import FragmentLayout, kernels
@@ -46,6 +47,8 @@ _log = get_logger(__name__)
 _STEP_TIME_FACTOR: Final = 0.1
 # Between two log lines that say that a learner exchanges no more, or that nothing of its work is taken.
 _REMINDER_S: Final = 60.0
+# Loading kernels that another process has compiled takes less on a quiet machine.
+_QUIET_S: Final = 2.0
 # So many rounds of work are only unsent if something is wrong: one is being trained, and one may be on its way.
 _MANY_ROUNDS: Final = 4
 
@@ -78,6 +81,7 @@ class ExchangeLoop:
             jitter=jitter,
             boundary=self._boundary,
         )
+        self._joining = Joining()
         self._layouts: tuple[FragmentLayout, ...] = ()
         self._fragments: dict[str, FragmentExchange] = {}
         self._attachment = Attachment(self._session, self._fragments)
@@ -156,10 +160,11 @@ class ExchangeLoop:
                 run=session.settings.run,
                 learner=session.settings.learner_id,
                 unsent_steps=unsent_count,
-                reason=session.problem.reason if session.problem else "",
-                because=str(session.problem or "its deltas wait for rounds that do not close"),
+                reason=problem.reason if (problem := session.standing_problem) else "",
+                because=str(problem or "its deltas wait for rounds that do not close"),
             )
         self._acknowledged_count = acknowledged_count
+        session.remind_of_causes()
 
     def serve(self, is_over: Callable[[], bool], timeout_s: float) -> bool:
         """Does the training thread's part without steps, until `is_over()` or the timeout; returns `is_over()`."""
@@ -182,7 +187,8 @@ class ExchangeLoop:
             step_count=session.trained.step_count,
             token_count=session.trained.token_count,
             unsent_step_count=max((one.unsent_step_count for one in self._fragments.values()), default=0),
-            problem=session.problem,
+            dropped_step_count=max((one.dropped_step_count for one in self._fragments.values()), default=0),
+            problem=session.standing_problem,
             is_attached=session.attached.is_set() and not session.is_over,
             loss=session.loss,
             step_time_s=session.step_time_s,
@@ -213,6 +219,22 @@ class ExchangeLoop:
     def is_flushed(self) -> bool:
         """Whether all work is acknowledged, or nothing can be sent any more and the last fates are known."""
         return self._session.is_over or all(fragment.is_flushed for fragment in self._fragments.values())
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether, moreover, the fates of all acknowledged work are known."""
+        return self._session.is_over or all(fragment.is_decided for fragment in self._fragments.values())
+
+    @property
+    def last_work(self) -> LastWork:
+        """What became of the last steps, of all fragments together."""
+        session, work = self._session, LastWork()
+        for fragment in self._fragments.values():
+            work |= fragment.last_work
+        if work.unsent_step_count and not work.because:
+            ended = "the run is closed" if session.is_closed else "it was not acknowledged"
+            work = replace(work, because=str(session.failure or session.standing_problem or ended))
+        return work
 
     @property
     def is_settled(self) -> bool:
@@ -261,7 +283,7 @@ class ExchangeLoop:
         )
         if capabilities.suggested_part_size_bytes:
             session.part_size_bytes = capabilities.suggested_part_size_bytes
-        run = await find_or_create(session)
+        run, self._joining = await find_or_create(session)
         if run.status not in (types_pb2.RUN_STATUS_OPEN, types_pb2.RUN_STATUS_DRAFT):
             raise RunClosedError("RUN_CLOSED", f"the run is closed. run={run.name}")
         session.run_uid = run.uid
@@ -272,8 +294,19 @@ class ExchangeLoop:
         check_same_tensors(session.parameters.tensors, self._layouts)
         await check_untrained(session, run)
         largest_numel = max(layout.numel for layout in self._layouts)
-        await asyncio.gather(self._load_newest(), session.workers.run(kernels.warm_up, largest_numel))
+        await asyncio.gather(self._load_newest(), self._warm_up(largest_numel))
         session.movement.settle()
+
+    async def _warm_up(self, numel: int) -> None:
+        """Loads the kernels, and tells people why a start is quiet."""
+        say = asyncio.get_running_loop().call_later(
+            _QUIET_S,
+            lambda: announce(_log, "loading kernels. the first start on a machine compiles them, for up to 30 s"),
+        )
+        try:
+            await self._session.workers.run(kernels.warm_up, numel)
+        finally:
+            say.cancel()
 
     async def _load_newest(self) -> None:
         """Loads every fragment; the training thread has not started, so no step boundary is waited for."""
@@ -323,9 +356,28 @@ class ExchangeLoop:
             SkerryError: it refused, or did not answer within `connect_timeout_s`.
         """
         await self._attachment.wait()
+        self._say_joined()
+
+    def _say_joined(self) -> None:
+        joining, settings = self._joining, self._session.settings
+        announce(
+            _log,
+            "created the run" if joining.is_created else "joined the run",
+            run=settings.run,
+            learner=settings.learner_id,
+            version=min(fragment.ledger.version for fragment in self._fragments.values()),
+            others=joining.other_count,
+        )
+        if joining.similar_names:
+            _log.warning(
+                "the run is new, and others have similar names: did you mean one of them?",
+                run=settings.run,
+                others=joining.similar_names,
+            )
 
     async def leave(self) -> None:
         """Tells the syncer, so that no round waits for this learner, and ends `run`."""
+        self._session.remind_of_causes()
         await self._attachment.leave()
         self._session.end()
 

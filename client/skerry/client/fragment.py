@@ -31,7 +31,7 @@ from skerry.client.errors import (
     error_of,
 )
 from skerry.client.fragment_state import RETURNING, Idle, InFlight, Refused, Replacing, Sending, State
-from skerry.client.session import Session
+from skerry.client.session import LastWork, Session
 from skerry.runtime.logs import get_logger
 from skerry.v1 import exchange_pb2, types_pb2
 from skerry.wire import FragmentLayout, NonFiniteError
@@ -78,6 +78,9 @@ class FragmentExchange:
         self._invited_version = -1
         self._rhythm = RoundRhythm()
         self._has_progressed = False  # since the last failure: a delta was acknowledged, or a version adopted
+        self.dropped_step_count = 0  # steps whose work is gone
+        self._dropped_until = 0  # the last of these steps
+        self._decided = LastWork()  # of the last delta that was merged or dropped
         self._pulls_whole = False  # the next download starts from a snapshot, not from the anchor
         self._wake = asyncio.Event()
 
@@ -112,7 +115,9 @@ class FragmentExchange:
             self._has_progressed = True
             self._session.acknowledged(self.layout, fate.delta_id)
         if fate.fate == types_pb2.FATE_MERGED:
+            self._session.merged(self.layout)
             if state.delta.is_own:
+                self._decided = LastWork(merged_step_count=state.delta.header.step_count)
                 self._session.tally.merged(fate.staleness, asyncio.get_running_loop().time() - state.delta.taken_at_s)
             self.on_version(fate.version)
         self._wake.set()
@@ -128,6 +133,27 @@ class FragmentExchange:
         if self._session.is_closed:
             return not (isinstance(state, Sending) or (isinstance(state, InFlight) and state.is_pending))
         return not isinstance(state, Sending) and self._is_all_sent(state)
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether, moreover, the fate of the last delta is known, and it leaves nothing to be sent again."""
+        state = self.state
+        if self._session.is_closed or not isinstance(state, InFlight):
+            return self.is_flushed
+        return self.is_flushed and not state.is_pending and state.fate.fate not in RETURNING
+
+    @property
+    def last_work(self) -> LastWork:
+        """What became of the last steps. Any thread may ask."""
+        state, unsent = self.state, self.unsent_step_count
+        if isinstance(state, InFlight) and state.fate.fate != types_pb2.FATE_MERGED and state.delta.is_own:
+            steps, fate = state.delta.header.step_count, state.fate
+            if state.is_pending:
+                return LastWork(pending_step_count=steps, unsent_step_count=unsent)
+            if fate.fate in RETURNING:
+                return LastWork(unsent_step_count=unsent + steps, because=_cause(fate))
+            return LastWork(dropped_step_count=steps, unsent_step_count=unsent, because=_cause(fate))
+        return replace(self._decided, unsent_step_count=unsent)
 
     @property
     def unsent_step_count(self) -> int:
@@ -155,7 +181,7 @@ class FragmentExchange:
                 if isinstance(self.state, Sending):
                     self.state = fragment_state.withdrawn(self.state)
             except PoisonedError as error:
-                self._drop(error)
+                self._drop(error, "not finite")
                 if error.reason == "NON_FINITE":
                     await self._restore_all(error)  # gradients spread it to all fragments
             except SkerryError as error:
@@ -173,7 +199,7 @@ class FragmentExchange:
             case Sending():
                 await self._push()
             case InFlight(fate=fate, ledger=it) if fate.fate == types_pb2.FATE_QUARANTINED and it.in_flight is not None:
-                self._drop(PoisonedError("QUARANTINED", f"delta was quarantined. because={fate.reason}"))
+                self._drop(PoisonedError("QUARANTINED", f"delta was quarantined. because={fate.reason}"), _cause(fate))
             case InFlight(fate=fate) as state if fate.fate in {*RETURNING, types_pb2.FATE_QUARANTINED}:
                 self._return(state)
             case Refused() | Replacing():
@@ -330,7 +356,7 @@ class FragmentExchange:
 
     def _refuse(self, state: Sending, error: SkerryError) -> None:
         """The delta was never accepted: its work is sent again, from a base that the server knows."""
-        _log.warning("delta was refused, its work will be sent again", **self._facts(error))
+        self._session.not_merged(self.layout, f"refused: {error.reason}", error, is_lost=False)
         self.state = fragment_state.refused(state, is_base_used=error.reason == "BASE_REPEATED")
         self._session.tally.deltas_returned += 1
         # The server does not know this base, so updates on it would be wrong.
@@ -338,21 +364,28 @@ class FragmentExchange:
 
     def _return(self, state: InFlight) -> None:
         """The delta was accepted but will never be merged: its work is unsent again, if the model has it."""
-        _log.info(
-            "delta will not be merged, what the model has of it will be sent again",
-            learner=self._session.settings.learner_id,
-            fragment=self.layout.name,
-            because=state.fate.reason,
-        )
+        reason = types_pb2.Fate.Name(state.fate.fate).removeprefix("FATE_")
+        error = WorkRefusedError(reason, f"delta was not merged. because={state.fate.reason}")
+        is_lost = state.fate.fate == types_pb2.FATE_QUARANTINED  # by then the weights were set back
+        self._session.not_merged(self.layout, _cause(state.fate), error, is_lost=is_lost)
         self.state = fragment_state.returned(state)
         self._session.tally.deltas_returned += state.delta.is_own
 
-    def _drop(self, error: PoisonedError) -> None:
+    def _drop(self, error: PoisonedError, cause: str) -> None:
         """Delta or weights are not finite or not plausible: the fragment is replaced, since rebase would keep them."""
-        if error.reason != "NON_FINITE":  # else the exchange says so, once for all fragments
-            _log.error("work of a fragment is dropped, it will be replaced", **self._facts(error))
+        self._session.not_merged(self.layout, cause, error, is_lost=True)
         self._session.tally.deltas_dropped += isinstance(self.state, Sending | InFlight)
+        ledger = self.state.ledger.returned()
+        dropped = self._steps_dropped(ledger.sent_until, self._session.trained)
+        self._decided = LastWork(dropped_step_count=dropped, because=cause)
         self.state = fragment_state.poisoned(self.state)
+
+    def _steps_dropped(self, since: Trained, until: Trained) -> int:
+        """Counts steps whose work is gone, each once, and returns how many there are."""
+        count = max(0, until.step_count - max(since.step_count, self._dropped_until))
+        self._dropped_until = max(self._dropped_until, until.step_count)
+        self.dropped_step_count += count
+        return count
 
     async def _adopt(self) -> None:
         """Pulls the newest version and brings the model to it."""
@@ -374,6 +407,8 @@ class FragmentExchange:
                 )
                 state = self.state
                 assert not isinstance(state, Sending)
+                if replaces:  # what was trained since the delta was dropped is gone, too
+                    self._steps_dropped(state.ledger.sent_until, ledger.sent_until)
                 self.state = fragment_state.adopted(state, ledger, is_merged=is_merged)
             self._pulls_whole = False
             # After a refusal only an acknowledged delta counts, so that pauses grow if every delta is refused.
@@ -401,4 +436,11 @@ class FragmentExchange:
 
     def restored(self, trained: Trained) -> None:
         """Takes note that `restore_if_poisoned` has loaded the base; the caller holds the lock."""
+        self._steps_dropped(self.ledger.sent_until, trained)
         self.state = fragment_state.restored(self.state, trained)
+
+
+def _cause(fate: types_pb2.DeltaFate) -> str:
+    """Returns a fate and why, without the facts, which differ between deltas."""
+    word = types_pb2.Fate.Name(fate.fate).removeprefix("FATE_").lower()
+    return f"{word}: {fate.reason.partition('. ')[0]}"

@@ -23,7 +23,7 @@ from skerry.client.errors import SkerryError, StopExchangingError, error_of
 from skerry.client.island import Call, Island, Word
 from skerry.client.island_parameters import IslandParameters
 from skerry.client.parameters import Parameters
-from skerry.client.session import Stats, whole_number
+from skerry.client.session import LastWork, Stats, whole_number
 from skerry.client.torch_parameters import TorchParameters
 from skerry.client.transport import Transport
 from skerry.client.untrained import may_differ
@@ -80,6 +80,7 @@ class IslandMember:
         self._leading: ArrayLearner | None = None
         self._view_of = view_of
         self._closing = ExitStack()
+        self._last_work = LastWork()
         self.view = View(Stats())
         with self._together():
             own = TorchParameters(model)
@@ -130,18 +131,19 @@ class IslandMember:
             is_flushed: bool = self._run(lambda: self._leader.flush(timeout_s, is_last=is_last))
             return is_flushed
 
-    def leave(self, timeout_s: float, *, load_merged: bool) -> bool:
+    def leave(self, timeout_s: float, *, load_merged: bool) -> LastWork:
         """Sends the last work and leaves the run, the leader before the others close what it needs for that.
 
-        With `load_merged` at the leader, all ranks have the run's weights afterwards if it returns True.
+        With `load_merged` at the leader, all ranks have the run's weights afterwards if they were loaded.
         """
         if self._island.has_left or self._island.process.is_forked:
-            return False
+            return self._last_work
         with self._together():
             self._meet(Word(Call.LEAVE, fingerprint=self._parameters.take_fingerprint()))
-            is_done: bool = self._run(lambda: self._leader.leave(timeout_s, load_merged=load_merged))
+            work = self._run(lambda: dataclasses.asdict(self._leader.leave(timeout_s, load_merged=load_merged)))
+            self._last_work = LastWork(**work)
         self.close()
-        return is_done
+        return self._last_work
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the learner's account at the leader and nothing at other ranks, or each rank's share of it."""
@@ -196,10 +198,8 @@ class IslandMember:
         with ExitStack() as last:
             last.callback(self._island.leave)
             last.push(self._closing.pop_all())
-            if self._leading is not None and error is None:
+            if self._leading is not None:
                 self._leading.close()
-            elif self._leading is not None:
-                self._leading.close_unflushed()
 
     def have_all_left(self, kind: str) -> bool:
         """Returns whether all ranks leave now, by exceptions of this kind and after the same calls; waits 5 s."""

@@ -19,7 +19,7 @@ from skerry.client.grpc_transport import GrpcTransport
 from skerry.client.island import Island, process_group_of
 from skerry.client.island_member import IslandMember, View
 from skerry.client.parameters import Parameters
-from skerry.client.session import Adoption, Stats, whole_number
+from skerry.client.session import Adoption, LastWork, Stats, whole_number
 from skerry.client.torch_parameters import TorchParameters, reshard
 from skerry.runtime.identifiers import system_random
 from skerry.runtime.logs import get_logger
@@ -103,6 +103,7 @@ class Learner(ArrayLearner):
         self._member: IslandMember | None = None
         self._has_agreed = False  # all ranks leave after this step
         self._leave_status = None
+        self._last_work = LastWork()
         checked_settings(**options)
         group = process_group_of(model, process_group)
         self.trained_ids: Final = {id(one) for one in _tensors_of(model)}
@@ -172,7 +173,7 @@ class Learner(ArrayLearner):
             return super().flush(timeout_s, is_last=is_last)
         return self._member.flush(timeout_s, is_last=is_last)
 
-    def leave(self, timeout_s: float = EXIT_FLUSH_TIMEOUT_S, *, load_merged: bool = False) -> bool:
+    def leave(self, timeout_s: float = EXIT_FLUSH_TIMEOUT_S, *, load_merged: bool = False) -> LastWork:
         """As `ArrayLearner.leave`. With several ranks, every rank calls it, with the same arguments."""
         if self._member is None:
             return super().leave(timeout_s, load_merged=load_merged)

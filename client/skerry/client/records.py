@@ -127,6 +127,16 @@ class LearnerReport:
     is_flushing: bool = False
     unsent_step_count: int = 0
     problem: str = ""
+    dropped_step_count: int = 0
+
+
+@dataclass(frozen=True)
+class FateCount:
+    """How many deltas of a learner had a fate."""
+
+    fate: Fate = Fate.UNSPECIFIED
+    reason: str = ""
+    delta_count: int = 0
 
 
 @dataclass(frozen=True)
@@ -139,6 +149,8 @@ class LearnerStatus:
     is_participating: bool = False
     report: LearnerReport | None = None
     weight: float | None = None
+    has_left: bool = False
+    fates: tuple[FateCount, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -174,6 +186,7 @@ class VersionRecord:
     has_snapshot: bool = False
     is_abandoned: bool = False
     source_version: int = -1
+    participation: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -143,7 +143,9 @@ class Stats:
     step_count: int = 0
     token_count: int = 0
     unsent_step_count: int = 0  # steps in no acknowledged delta, of the fragment with the most of them
-    problem: SkerryError | None = None  # failure of the last call; None once a delta is acknowledged
+    # Failure of the last call, until a delta is acknowledged; or why the last delta of a fragment was not merged, until
+    # one of the fragment is.
+    problem: SkerryError | None = None
     is_attached: bool = False
     bytes_up: int = 0  # bytes of deltas, as frames; repeated pushes count again
     bytes_down: int = 0  # bytes of updates and snapshots
@@ -153,6 +155,8 @@ class Stats:
     deltas_merged: int = 0
     deltas_returned: int = 0  # refused or expired: their work went into a later delta
     deltas_dropped: int = 0  # poisoned or quarantined: their work is gone
+    causes: Mapping[str, int] = field(default_factory=dict)  # of the last two counts: how many deltas had each cause
+    dropped_step_count: int = 0  # steps whose work is gone, of the fragment with the most of them
     versions: Mapping[str, int] = field(default_factory=dict)  # the adopted version of each fragment
     staleness: float = 0.0  # mean over the last merged deltas
     waiting_s: float = 0.0  # mean time from copying the weights to hearing of the merge, over the same
@@ -162,6 +166,32 @@ class Stats:
     step_time_s: float | None = None  # moving average of the time of a step
 
 
+@dataclass(frozen=True)
+class LastWork:
+    """What became of a learner's last work: of each kind the steps, of the fragment with the most of them.
+
+    It is true where the run has all of the work, or will merge it; and where the run's weights were asked for, if the
+    model has them.
+    """
+
+    merged_step_count: int = 0  # of the last delta, in a version
+    pending_step_count: int = 0  # acknowledged; the run has not decided yet
+    dropped_step_count: int = 0  # quarantined, or not finite: gone
+    unsent_step_count: int = 0  # not acknowledged, or expired
+    because: str = ""  # why there are steps of the last two
+    is_loaded: bool | None = None  # whether the model has the run's weights; None: they were not asked for
+
+    def __bool__(self) -> bool:
+        """Whether nothing of the work is missing from the run."""
+        return not (self.dropped_step_count or self.unsent_step_count or self.is_loaded is False)
+
+    def __or__(self, other: LastWork) -> LastWork:
+        """Returns what became of the work of both."""
+        counts = {name: max(getattr(self, name), getattr(other, name)) for name in _STEP_COUNTS}
+        return replace(self, **counts, because=self.because or other.because)
+
+
+_STEP_COUNTS: Final = tuple(name for name in LastWork.__annotations__ if name.endswith("_step_count"))
 _COUNTS: Final = tuple(
     name for name in Stats.__annotations__ if name.startswith(("bytes_", "parameters_", "deltas_", "stall_"))
 )
@@ -175,6 +205,7 @@ class Tally:
     stall_s_last = stall_s_max = stall_s_since_report = 0.0
 
     def __init__(self) -> None:
+        self.causes: dict[str, int] = {}
         self._staleness: deque[int] = deque(maxlen=_RECENT)
         self._waiting_s: deque[float] = deque(maxlen=_RECENT)
 
@@ -204,6 +235,7 @@ class Tally:
             **others,
             staleness=_mean(tuple(self._staleness)),
             waiting_s=_mean(tuple(self._waiting_s)),
+            causes=dict(self.causes),
             **{name: getattr(self, name) for name in _COUNTS},
         )
 
@@ -270,6 +302,8 @@ class Session(Reader):
         self.is_closed = False
         self.failure: SkerryError | None = None
         self.problem: SkerryError | None = None  # the last failure since a delta was acknowledged
+        self.unmerged: dict[str, SkerryError] = {}  # by fragment: why its last delta was not merged
+        self._told_causes: dict[str, int] = {}
         self.last_deltas: dict[str, str] = {}  # by fragment: the learner's last accepted delta, of any session, or ""
         self.attached = asyncio.Event()
         self.stopped = asyncio.Event()
@@ -319,6 +353,49 @@ class Session(Reader):
         self.tally.parameters_up_count += layout.numel
         if self.is_flushing:
             self.boundary.wake()
+
+    def merged(self, layout: FragmentLayout) -> None:
+        """Takes note that a delta of a fragment was merged."""
+        self.unmerged.pop(layout.name, None)
+
+    def not_merged(self, layout: FragmentLayout, cause: str, error: SkerryError, *, is_lost: bool) -> None:
+        """Counts a delta that is not merged, and warns of the first one of its cause; `remind` tells how many follow.
+
+        `is_lost`: its work is out of the model, too; else it goes into a later delta.
+        """
+        self.unmerged[layout.name] = error
+        count = self.tally.causes[cause] = self.tally.causes.get(cause, 0) + 1
+        if count == 1 or error.reason == "NON_FINITE":
+            self._told_causes[cause] = count
+        if count > 1 or error.reason == "NON_FINITE":  # which the exchange says once for all fragments
+            return
+        what_follows = "lost, and the fragment is replaced by the run's newest version" if is_lost else "sent again"
+        (_log.error if is_lost else _log.warning)(
+            f"a delta is not merged, its work is {what_follows}. more of this cause are counted, not told one by one",
+            learner=self.settings.learner_id,
+            fragment=layout.name,
+            cause=cause,
+            because=str(error),
+        )
+
+    def remind_of_causes(self) -> None:
+        """Warns of the deltas that were not merged since it did so last, with one line for each cause."""
+        for cause, count in tuple(self.tally.causes.items()):
+            if count > self._told_causes.get(cause, 0):
+                self._told_causes[cause] = count
+                _log.warning(
+                    "deltas were not merged",
+                    run=self.settings.run,
+                    learner=self.settings.learner_id,
+                    cause=cause,
+                    deltas=count,
+                    acknowledged=self.tally.deltas_acknowledged,
+                )
+
+    @property
+    def standing_problem(self) -> SkerryError | None:
+        """What `Stats.problem` says. Any thread may ask."""
+        return self.problem or next(iter(tuple(self.unmerged.values())), None)
 
     def take_changed(self) -> tuple[str, ...]:
         """Returns the fragments whose weights were changed since the last call, each once; for the training thread."""

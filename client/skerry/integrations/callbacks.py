@@ -103,11 +103,11 @@ class CallbackLearner:
             learner.__exit__(type(error), error, None)
             return
         try:
-            is_done = learner.leave(_MERGE_TIMEOUT_S, load_merged=True) if load_merged else learner.leave()
+            work = learner.leave(_MERGE_TIMEOUT_S, load_merged=True) if load_merged else learner.leave()
         except SkerryError as failure:  # the model is trained, and the trainer has things to do with it
             _log.error("the last work is not in the run", because=str(failure))
             return
-        if load_merged and not is_done:
+        if load_merged and not work.is_loaded:
             _log.warning(
                 "the last work was not merged in time, so the model keeps this learner's own weights. "
                 "`skerry export` writes the run's",

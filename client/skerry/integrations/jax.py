@@ -15,6 +15,7 @@ from skerry.algorithm.movement import PIECE_NUMEL, Place, places
 from skerry.algorithm.rebase import FlatArray
 from skerry.client.array_learner import EXIT_FLUSH_TIMEOUT_S, ArrayLearner
 from skerry.client.parameters import ArrayParameters, Work, pieces_of
+from skerry.client.session import LastWork
 from skerry.wire import FragmentLayout, TensorSpec
 
 __all__ = ["JaxLearner", "JaxParameters"]
@@ -78,11 +79,11 @@ class JaxLearner(ArrayLearner):
         super().step(tokens, loss)
         return self._held.tree
 
-    def leave(self, timeout_s: float = EXIT_FLUSH_TIMEOUT_S, *, load_merged: bool = False) -> bool:
+    def leave(self, timeout_s: float = EXIT_FLUSH_TIMEOUT_S, *, load_merged: bool = False) -> LastWork:
         """As `ArrayLearner.leave`. If the parameters were donated after the last `step`, nothing can be sent."""
         if self._held.are_donated:
-            self.close_unflushed()
-            return False
+            self.close()
+            return self._last_work
         return super().leave(timeout_s, load_merged=load_merged)
 
     def _serve(self, is_over: Callable[[], bool], timeout_s: float) -> bool:

@@ -9,7 +9,8 @@ from skerry.client import ArrayLearner
 __all__ = ["learner_metrics"]
 
 _LOGGED: Final = (
-    "deltas_acknowledged", "deltas_merged", "deltas_returned", "deltas_dropped", "unsent_step_count", "staleness",
+    "deltas_acknowledged", "deltas_merged", "deltas_returned", "deltas_dropped", "dropped_step_count",
+    "unsent_step_count", "staleness",
     "bytes_up", "bytes_down", "stall_s_max",
 )  # fmt: skip
 

@@ -1,12 +1,14 @@
 """Logging: structlog's calls, which end in the standard library's loggers of the same names.
 
 A library's user decides what is shown, by `logging.getLogger("skerry")`. By default these are warnings and
-errors, on standard error; nothing here sets up anything before a command calls `log_to_stderr`.
+errors, on standard error, and the few lines of `announce`; nothing here sets up anything before a command calls
+`log_to_stderr`.
 """
 
 from __future__ import annotations
 
 import logging
+import sys
 from datetime import UTC, datetime
 from typing import Any, Final, cast
 
@@ -36,6 +38,16 @@ def get_logger(name: str) -> structlog.stdlib.BoundLogger:
         cache_logger_on_first_use=True,
     )
     return cast("structlog.stdlib.BoundLogger", logger)
+
+
+def announce(logger: structlog.stdlib.BoundLogger, event: str, **facts: object) -> None:
+    """Tells people what they want to know whatever they log: an info that standard error gets if logging hides it.
+
+    A program that wants silence sets a level of its own for "skerry".
+    """
+    logger.info(event, **facts)
+    if not logging.getLogger(logger.name).isEnabledFor(logging.INFO) and not logging.getLogger("skerry").level:
+        print(f"skerry: {event} {_FACTS(logger, 'info', dict(facts))}".rstrip(), file=sys.stderr)  # noqa: T201 - it is for people
 
 
 def log_to_stderr(level: str = "info") -> None:

@@ -398,6 +398,7 @@ class VersionRecord(_message.Message):
     HAS_SNAPSHOT_FIELD_NUMBER: _builtins.int
     IS_ABANDONED_FIELD_NUMBER: _builtins.int
     SOURCE_VERSION_FIELD_NUMBER: _builtins.int
+    PARTICIPATION_FIELD_NUMBER: _builtins.int
     position: _builtins.int
     """Log position of its commit."""
     update_size_bytes: _builtins.int
@@ -408,6 +409,8 @@ class VersionRecord(_message.Message):
     """True where a roll-back abandoned it."""
     source_version: _builtins.int
     """For a version made by a roll-back: the version whose content it has; else -1."""
+    participation: _builtins.float
+    """As VersionCommitted.participation; 0 for a version that was made without deltas."""
     @_builtins.property
     def version(self) -> _types_pb2.FragmentVersion:
         """The version."""
@@ -426,10 +429,11 @@ class VersionRecord(_message.Message):
         has_snapshot: _builtins.bool = ...,
         is_abandoned: _builtins.bool = ...,
         source_version: _builtins.int = ...,
+        participation: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["version", b"version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["has_snapshot", b"has_snapshot", "is_abandoned", b"is_abandoned", "merged", b"merged", "position", b"position", "source_version", b"source_version", "update_size_bytes", b"update_size_bytes", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["has_snapshot", b"has_snapshot", "is_abandoned", b"is_abandoned", "merged", b"merged", "participation", b"participation", "position", b"position", "source_version", b"source_version", "update_size_bytes", b"update_size_bytes", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -284,7 +284,9 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_BAD_NAME: _ErrorReason.ValueType  # 2
     """INVALID_ARGUMENT: a name or id does not match its pattern."""
     ERROR_REASON_RUN_NOT_FOUND: _ErrorReason.ValueType  # 3
-    """NOT_FOUND: no run of that name."""
+    """NOT_FOUND: no run of that name. Metadata `similar_names`, from GetRun where there are such runs: up to three names
+    that differ little, with spaces between them.
+    """
     ERROR_REASON_RUN_REPLACED: _ErrorReason.ValueType  # 4
     """FAILED_PRECONDITION: the name now belongs to another run, whose uid is in metadata `run_uid`. A learner MUST stop
     exchanging, and say so.
@@ -400,7 +402,9 @@ ERROR_REASON_BAD_REQUEST: ErrorReason.ValueType  # 1
 ERROR_REASON_BAD_NAME: ErrorReason.ValueType  # 2
 """INVALID_ARGUMENT: a name or id does not match its pattern."""
 ERROR_REASON_RUN_NOT_FOUND: ErrorReason.ValueType  # 3
-"""NOT_FOUND: no run of that name."""
+"""NOT_FOUND: no run of that name. Metadata `similar_names`, from GetRun where there are such runs: up to three names
+that differ little, with spaces between them.
+"""
 ERROR_REASON_RUN_REPLACED: ErrorReason.ValueType  # 4
 """FAILED_PRECONDITION: the name now belongs to another run, whose uid is in metadata `run_uid`. A learner MUST stop
 exchanging, and say so.
@@ -1118,6 +1122,7 @@ class LearnerReport(_message.Message):
     IS_FLUSHING_FIELD_NUMBER: _builtins.int
     UNSENT_STEP_COUNT_FIELD_NUMBER: _builtins.int
     PROBLEM_FIELD_NUMBER: _builtins.int
+    DROPPED_STEP_COUNT_FIELD_NUMBER: _builtins.int
     step_count: _builtins.int
     """Inner steps taken since the learner's own training began."""
     token_count: _builtins.int
@@ -1139,6 +1144,11 @@ class LearnerReport(_message.Message):
     problem: _builtins.str
     """Why the learner's last call failed, as a reason without ERROR_REASON_ or one of the client's own; empty once a
     delta was acknowledged since. At most 64 of the characters A-Z 0-9 _.
+    It is also what became of the last delta of a fragment, such as QUARANTINED, until one of the fragment is merged.
+    """
+    dropped_step_count: _builtins.int
+    """Inner steps whose work was dropped, since a delta of it was quarantined or was not finite: of the fragment that has
+    most of them.
     """
     @_builtins.property
     def step_time(self) -> _duration_pb2.Duration:
@@ -1166,16 +1176,47 @@ class LearnerReport(_message.Message):
         is_flushing: _builtins.bool = ...,
         unsent_step_count: _builtins.int = ...,
         problem: _builtins.str = ...,
+        dropped_step_count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "loss", b"loss", "stall_time", b"stall_time", "step_time", b"step_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "adopted", b"adopted", "is_flushing", b"is_flushing", "loss", b"loss", "problem", b"problem", "received_bytes", b"received_bytes", "sent_bytes", b"sent_bytes", "stall_time", b"stall_time", "step_count", b"step_count", "step_time", b"step_time", "token_count", b"token_count", "unsent_step_count", b"unsent_step_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "adopted", b"adopted", "dropped_step_count", b"dropped_step_count", "is_flushing", b"is_flushing", "loss", b"loss", "problem", b"problem", "received_bytes", b"received_bytes", "sent_bytes", b"sent_bytes", "stall_time", b"stall_time", "step_count", b"step_count", "step_time", b"step_time", "token_count", b"token_count", "unsent_step_count", b"unsent_step_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__loss: _TypeAlias = _typing.Literal["loss"]  # noqa: Y015
     _WhichOneofArgType__loss: _TypeAlias = _typing.Literal["_loss", b"_loss"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__loss) -> _WhichOneofReturnType__loss | None: ...
 
 Global___LearnerReport: _TypeAlias = LearnerReport  # noqa: Y015
+
+@_typing.final
+class FateCount(_message.Message):
+    """How many deltas of a learner had a fate."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FATE_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    DELTA_COUNT_FIELD_NUMBER: _builtins.int
+    fate: Global___Fate.ValueType
+    """The fate; never pending."""
+    reason: _builtins.str
+    """DeltaFate.reason without its facts, which begin after the first ". "; empty for FATE_MERGED."""
+    delta_count: _builtins.int
+    """Deltas of all fragments since the run began."""
+    def __init__(
+        self,
+        *,
+        fate: Global___Fate.ValueType = ...,
+        reason: _builtins.str = ...,
+        delta_count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["delta_count", b"delta_count", "fate", b"fate", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FateCount: _TypeAlias = FateCount  # noqa: Y015
 
 @_typing.final
 class LearnerStatus(_message.Message):
@@ -1189,6 +1230,8 @@ class LearnerStatus(_message.Message):
     IS_PARTICIPATING_FIELD_NUMBER: _builtins.int
     REPORT_FIELD_NUMBER: _builtins.int
     WEIGHT_FIELD_NUMBER: _builtins.int
+    HAS_LEFT_FIELD_NUMBER: _builtins.int
+    FATES_FIELD_NUMBER: _builtins.int
     learner_id: _builtins.str
     """Its id."""
     region: _builtins.str
@@ -1201,9 +1244,17 @@ class LearnerStatus(_message.Message):
     """The most that it may count for in a round, in multiples of the others' median, as its certificate or token grants;
     absent: the policy's weight_cap.
     """
+    has_left: _builtins.bool
+    """True where it has left for good, as its own last message said; false again once it attaches anew. A learner that is
+    neither live nor has left was lost: its lease ran out.
+    """
     @_builtins.property
     def report(self) -> Global___LearnerReport:
         """Its last report; absent before the first."""
+
+    @_builtins.property
+    def fates(self) -> _containers.RepeatedCompositeFieldContainer[Global___FateCount]:
+        """What became of its deltas, but those that are pending."""
 
     def __init__(
         self,
@@ -1214,10 +1265,12 @@ class LearnerStatus(_message.Message):
         is_participating: _builtins.bool = ...,
         report: Global___LearnerReport | None = ...,
         weight: _builtins.float | None = ...,
+        has_left: _builtins.bool = ...,
+        fates: _abc.Iterable[Global___FateCount] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_weight", b"_weight", "report", b"report", "weight", b"weight"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_weight", b"_weight", "is_live", b"is_live", "is_participating", b"is_participating", "learner_id", b"learner_id", "region", b"region", "report", b"report", "weight", b"weight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_weight", b"_weight", "fates", b"fates", "has_left", b"has_left", "is_live", b"is_live", "is_participating", b"is_participating", "learner_id", b"learner_id", "region", b"region", "report", b"report", "weight", b"weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__weight: _TypeAlias = _typing.Literal["weight"]  # noqa: Y015
     _WhichOneofArgType__weight: _TypeAlias = _typing.Literal["_weight", b"_weight"]  # noqa: Y015

@@ -20,6 +20,7 @@ _COUNTERS: Final[dict[str, tuple[str, _Value]]] = {
     "skerry_learner_deltas_merged": ("Deltas merged.", lambda stats: stats.deltas_merged),
     "skerry_learner_deltas_returned": ("Deltas whose work goes out again.", lambda stats: stats.deltas_returned),
     "skerry_learner_deltas_dropped": ("Deltas whose work is lost.", lambda stats: stats.deltas_dropped),
+    "skerry_learner_dropped_steps": ("Steps whose work is lost.", lambda stats: stats.dropped_step_count),
 }
 _GAUGES: Final[dict[str, tuple[str, _Value]]] = {
     "skerry_learner_attached": ("Whether a syncer has the learner's stream.", lambda stats: stats.is_attached),
@@ -67,6 +68,16 @@ class LearnerMetrics:
             GaugeMetricFamily("skerry_learner_run_progress_steps", "Inner steps of the run.", labels=_LABELS),
             self._learner.progress,
         )
+        unmerged = CounterMetricFamily(
+            "skerry_learner_deltas_not_merged", "Deltas that were not merged.", labels=(*_LABELS, "cause")
+        )
+        for cause, count in sorted(stats.causes.items()):
+            unmerged.add_metric((*self._values, cause), count)
+        yield unmerged
+        problem = GaugeMetricFamily("skerry_learner_problem", "What is wrong now.", labels=(*_LABELS, "reason"))
+        reason = "" if stats.problem is None else stats.problem.reason
+        problem.add_metric((*self._values, reason), stats.problem is not None)
+        yield problem
         stopped = GaugeMetricFamily(
             "skerry_learner_stopped", "Whether the exchange ended for good.", labels=(*_LABELS, "reason")
         )

@@ -56,6 +56,12 @@ class MetricsLine:
     parameters_down: int = 0
     deltas_acknowledged: int = 0
     deltas_merged: int = 0
+    deltas_returned: int = 0
+    """Refused or expired: their work went into later ones."""
+    deltas_dropped: int = 0
+    """Quarantined, or not finite: their work is lost."""
+    dropped_step_count: int = 0
+    """Steps whose work is lost."""
     versions: dict[str, int] = field(default_factory=dict)
     """The version of each fragment that the model has adopted."""
 

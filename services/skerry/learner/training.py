@@ -26,7 +26,8 @@ _log = get_logger(__name__)
 
 # Fields that a metrics line takes from the client's Stats, under the same names.
 _EXCHANGE_FIELDS: Final = (
-    "is_attached", "staleness", "bytes_up", "bytes_down", "deltas_acknowledged", "deltas_merged"
+    "is_attached", "staleness", "bytes_up", "bytes_down", "deltas_acknowledged", "deltas_merged",
+    "deltas_returned", "deltas_dropped", "dropped_step_count",
 )  # fmt: skip
 
 

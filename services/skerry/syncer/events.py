@@ -106,7 +106,7 @@ def _fill(event: v1.Event, state: RunState, outcome: Outcome) -> None:
         case SessionItem() as item:
             event.learner.learner_id, event.learner.region, event.learner.is_live = item.learner, item.region, True
         case LeftItem() as item:
-            event.learner.learner_id = item.learner
+            event.learner.learner_id, event.learner.has_left = item.learner, True
         case _:
             pass
 
@@ -145,6 +145,8 @@ def learner_message(record: LearnerRecord) -> v1.LearnerStatus:
         is_live=record.is_live,
         is_participating=record.is_participating,
         weight=record.weight,
+        has_left=record.has_left,
+        fates=[v1.FateCount(fate=_FATES[fate], reason=why, delta_count=count) for fate, why, count in record.fates],
     )
     report = record.report
     if report is not None:
@@ -161,6 +163,7 @@ def learner_message(record: LearnerRecord) -> v1.LearnerStatus:
                 is_flushing=report.is_flushing,
                 unsent_step_count=report.unsent_step_count,
                 problem=report.problem,
+                dropped_step_count=report.dropped_step_count,
             )
         )
     return message

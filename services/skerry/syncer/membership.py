@@ -21,7 +21,7 @@ from typing import Annotated, Final
 import msgspec
 
 from skerry.algorithm.rounds import Brought, most_weights
-from skerry.store.log.entries import FORMAT, canonical_json
+from skerry.store.log.entries import FORMAT, Fate, canonical_json
 from skerry.store.log.state import FragmentState, LearnerState, RunState
 from skerry.store.objects.interface import read_json
 from skerry.wire.policy import Policy
@@ -125,6 +125,7 @@ class LearnerReport:
     is_flushing: bool = False
     unsent_step_count: _Int64 = 0
     problem: _Reason = ""
+    dropped_step_count: _Int64 = 0
 
 
 @dataclass(frozen=True)
@@ -137,6 +138,8 @@ class LearnerRecord:
     is_participating: bool
     report: LearnerReport | None
     weight: float | None  # that it is granted
+    has_left: bool
+    fates: tuple[tuple[Fate, str, int], ...]  # (fate, reason, deltas)
 
 
 class _Advice(msgspec.Struct):
@@ -182,7 +185,6 @@ class Membership:
         lease = self._leases.get(learner)
         if lease is not None and lease.session == session:
             lease.renewed_at_s = None
-            lease.is_unpublished = False
 
     def unpublished(self) -> tuple[tuple[str, bytes], ...]:
         """Returns (learner, advice) of all that was renewed here since the last call."""
@@ -271,6 +273,8 @@ class Membership:
             is_participating=learner in participating,
             report=self._report_of(known),
             weight=state.grants.get(learner),
+            has_left=known.has_left,
+            fates=tuple((fate, why, count) for fate, reasons in known.fates.items() for why, count in reasons.items()),
         )
 
     def forget_other(self, state: RunState, learner: str) -> None:

@@ -199,9 +199,7 @@ class _Followed:
                 self._decided(delta)
 
     def _decided(self, delta: DeltaState) -> None:
-        # The text after the first sentence is facts, which differ between deltas.
-        reason = delta.reason.partition(". ")[0]
-        self._metrics.decided.labels(self.run, delta.fate.value, reason).inc()
+        self._metrics.decided.labels(self.run, delta.fate.value, delta.short_reason).inc()
         if delta.fate is Fate.MERGED:
             self._metrics.staleness.labels(self.run).observe(delta.staleness)
 

@@ -179,6 +179,8 @@ class RunReplica:
         """Ends the learner's session for good."""
         await self.log.append([LeftItem(learner, session)])
         self.membership.end(learner, session)
+        self._send_learner(learner)  # with its last report
+        self._advise_now.set()
         self._decide_now.set()
 
     def push_begun(self, fragment: str, learner: str, session: str, step_count: int) -> None:

@@ -4,8 +4,8 @@ Pure decisions: no I/O, no clock, no randomness; time comes in as an argument. W
 and only the fold makes it true, so any number of replicas may run an engine each over the same log.
 
 A round of a fragment is *open* when a pending delta holds at least H steps, or its learner has trained H steps since
-it took the delta (so that a late, short delta whose learner is alone now can't wait for ever), trains no more, or is
-back with another session (its later steps can't be sent before). An open round closes
+it took the delta (so that a late, short delta whose learner is alone now can't wait for ever), trains no more, has
+left, or is back with another session (its later steps can't be sent before). An open round closes
 
     at once        when every expected learner is in it: live leases, and the contributors of the last closes until
                    they leave or miss two;
@@ -359,7 +359,8 @@ def is_open(state: RunState, fragment: FragmentState, view: MembershipView) -> b
         learner = view.learners.get(item.learner, LearnerView(is_live=False))
         is_awaited = learner.is_flushing or (known is not None and known.session != item.session)
         later_steps = learner.step_count - item.last_step
-        if (learner.is_live and is_awaited) or max(item.step_count, later_steps) >= state.policy.inner_step_count:
+        is_full = max(item.step_count, later_steps) >= state.policy.inner_step_count
+        if is_full or (learner.is_live and is_awaited) or (known is not None and known.has_left):
             return True
     return False
 

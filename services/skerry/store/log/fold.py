@@ -80,7 +80,12 @@ def _apply_item(state: RunState, item: Item) -> Outcome:
     rejection = check_item(state, item)
     if rejection is not None:
         return Outcome(item, rejection)
-    return Outcome(item, None, tuple(_admit(state, item)))
+    decided = tuple(_admit(state, item))
+    for delta in decided:
+        if (learner := state.learners.get(delta.item.learner)) is not None:  # none of a draft's initial weights
+            counts = learner.fates.setdefault(delta.fate, {})
+            counts[delta.short_reason] = counts.get(delta.short_reason, 0) + 1
+    return Outcome(item, None, decided)
 
 
 def _admit(state: RunState, item: Item) -> list[DeltaState]:  # noqa: C901, PLR0912 - one branch a kind of item

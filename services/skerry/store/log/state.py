@@ -62,6 +62,11 @@ class DeltaState:
     weight_share: float = 0.0
 
     @property
+    def short_reason(self) -> str:
+        """The reason without its facts, which differ between deltas."""
+        return self.reason.partition(". ")[0]
+
+    @property
     def squared_norm_a_step(self) -> float:
         """|v|^2 / steps^2, which compares deltas of different length."""
         steps = max(self.item.step_count, 1)
@@ -166,6 +171,8 @@ class LearnerState:
     attached_at: int = 0  # position of its newest session
     attached_at_step: float = 0.0  # the run's progress at that position
     last_deltas: dict[str, str] = field(default_factory=dict)  # by fragment: its last accepted delta
+    # How many of its deltas had each final fate, by the fate and the reason without its facts.
+    fates: dict[Fate, dict[str, int]] = field(default_factory=dict)
 
     @property
     def was_back(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from difflib import get_close_matches
 from typing import Any, Final, NamedTuple
 
 from skerry.runtime.logs import get_logger
@@ -47,6 +48,8 @@ _PAGE_BYTES: Final = 2 * 2**20
 _MOST_KEPT_BYTES: Final = 2**14
 # Runs of all listings whose logs are looked at, or that are opened, at the same time.
 _LOOKS_AT_ONCE: Final = 4
+# By difflib's ratio: two letters that were swapped in a name of three give 0.67.
+_SIMILAR: Final = 0.65
 # Of a page in each pass of the event loop: a page of 1000 takes as long as many merges.
 _RUNS_A_TURN: Final = 50
 
@@ -111,8 +114,18 @@ class RunsServicer(runs_pb2_grpc.RunsServicer):
         return runs_pb2.CommitRunResponse(run=run_message(replica.state))
 
     async def GetRun(self, request: runs_pb2.GetRunRequest, context: Any) -> runs_pb2.GetRunResponse:
-        """Returns a run and its learners."""
-        replica = await self._replica(request)
+        """Returns a run and its learners; where there is none, names runs that are called nearly so."""
+        try:
+            replica = await self._replica(request)
+        except SyncerError as error:
+            if error.reason != "RUN_NOT_FOUND" or CALLER.get().run:  # one run's learners don't hear of others
+                raise
+            names = [name for name, _ in await self._host.named_runs()]
+            near = get_close_matches(request.name, names, cutoff=_SIMILAR)
+            if not near:
+                raise
+            message = f"{error}. runs of similar names: {', '.join(near)}"
+            raise SyncerError("RUN_NOT_FOUND", message, metadata={"similar_names": " ".join(near)}) from error
         return runs_pb2.GetRunResponse(
             run=run_message(replica.state), learners=learner_messages(replica.learner_records())
         )

@@ -133,7 +133,8 @@ def report_from_message(message: types_pb2.LearnerReport, fragments: Collection[
     Raises:
         SyncerError: BAD_REQUEST.
     """
-    for field in ("step_count", "token_count", "sent_bytes", "received_bytes", "unsent_step_count"):
+    counts = ("step_count", "token_count", "unsent_step_count", "dropped_step_count")
+    for field in (*counts, "sent_bytes", "received_bytes"):
         if getattr(message, field) < 0:
             raise bad_request(f"{field} must not be negative. {field}={getattr(message, field)}")
     if re.fullmatch(REASON_PATTERN, message.problem) is None:
@@ -153,6 +154,7 @@ def report_from_message(message: types_pb2.LearnerReport, fragments: Collection[
         is_flushing=message.is_flushing,
         unsent_step_count=message.unsent_step_count,
         problem=message.problem,
+        dropped_step_count=message.dropped_step_count,
     )
 
 
@@ -195,4 +197,5 @@ def version_record(state: RunState, fragment: FragmentState, version: VersionSta
         has_snapshot=bool(version.weights) and all(ref.name not in state.condemned for ref in version.weights),
         is_abandoned=version.is_abandoned,
         source_version=version.source_version,
+        participation=0.0 if version.commit is None else version.commit.close.participation,
     )

@@ -90,6 +90,32 @@ def test_a_certificate_of_another_client_is_refused_before_anything_is_sent(
     assert [path.name for path in tmp_path.iterdir()] == ["keys"]
 
 
+_UNTRUSTED = """
+import sys
+from skerry.client import RunsClient, SkerryError, Tls
+target, ca = sys.argv[1:]
+try:
+    with RunsClient(target, tls=Tls(ca)) as client:
+        client.list_runs()
+except SkerryError as error:
+    print(error.reason)
+"""
+
+
+def test_neither_a_program_nor_a_command_shows_what_grpc_logs(secured: str, tmp_path: Path) -> None:
+    make_keys(tmp_path / "other")
+    ca = str(tmp_path / "other" / "ca.pem")
+    environment = {name: value for name, value in os.environ.items() if name != "GRPC_VERBOSITY"}
+    words = [sys.executable, "-c", _UNTRUSTED, secured, ca]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("TLS_FAILED\n", "")
+    words = [sys.executable, "-m", "skerry.cli", "runs", "list", "--target", secured, "--tls-ca", ca]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+    error, advice = done.stderr.splitlines()
+    assert error.startswith("error: the server's certificate does not come from an authority")
+    assert advice.startswith("next: ")
+
+
 _REFUSED = """
 import sys, time
 import numpy as np

@@ -24,6 +24,9 @@ if "grpc" in sys.modules and "GRPC_ENABLE_FORK_SUPPORT" not in os.environ:  # no
         "skerry first, or set GRPC_ENABLE_FORK_SUPPORT=0"
     )
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")  # noqa: TID251 - gRPC reads it nowhere else
+# What gRPC documents as its default. Without it every connection that ends and every handshake is a line of its own on
+# standard error, beside the error that says what to do.
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # noqa: TID251 - gRPC reads it nowhere else
 
 
 class OwnProcess:

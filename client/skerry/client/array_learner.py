@@ -90,8 +90,8 @@ class ArrayLearner:
 
     Raises:
         SkerryError: the syncer did not answer in time, or the run does not accept this learner; the message says why.
-        ValueError: a name is not legal, the arrays can't be trained, `planned_step_count` is not 0 to 10^12, or the
-            files of `tls` can't be used, or it is another text than "insecure".
+        ValueError: an argument can't be right: a name, an address, a number, the files of `tls`, a certificate that
+            names another client, or arrays that can't be trained. Nothing was begun or written.
     """
 
     def __init__(

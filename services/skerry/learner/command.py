@@ -246,7 +246,7 @@ def _learn(settings: LearnSettings, policy: Policy, metrics: str | None) -> Trai
     import torch
 
     from skerry.learner.device import choose_device
-    from skerry.learner.errors import LearnerInputError
+    from skerry.learner.errors import DeviceError, LearnerInputError
     from skerry.learner.training import prepare, train
     from skerry.runtime.clock import SystemClock
     from skerry.runtime.logs import log_to_stderr
@@ -263,6 +263,8 @@ def _learn(settings: LearnSettings, policy: Policy, metrics: str | None) -> Trai
                 stop.is_training = True
                 return train(training, None, clock=SystemClock(), stop=stop.event)
             return _train_attached(training, settings.run.target, policy, stop, metrics)
+        except DeviceError as error:
+            raise click.BadParameter(str(error), param_hint="--device") from error
         except LearnerInputError as error:
             raise click.ClickException(str(error)) from error
 

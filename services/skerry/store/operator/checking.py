@@ -31,8 +31,8 @@ from skerry.store.operator.options import (
     "verify",
     epilog="""\b
 Examples:
-  skerry verify --store file:///var/lib/skerry demo
-  skerry verify --store s3://bucket/skerry demo --since 24h --json
+  skerry verify demo --store file:///var/lib/skerry
+  skerry verify demo --store s3://bucket/skerry --since 24h --json
 """,
 )
 @run_options
@@ -93,8 +93,8 @@ def verify(
     "repair",
     epilog="""\b
 Examples:
-  skerry repair --store file:///var/lib/skerry demo
-  skerry repair --store s3://bucket/skerry demo --yes
+  skerry repair demo --store file:///var/lib/skerry
+  skerry repair demo --store s3://bucket/skerry --yes
 """,
 )
 @run_options

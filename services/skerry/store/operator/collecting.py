@@ -29,9 +29,9 @@ from skerry.store.store import Store
     "gc",
     epilog="""\b
 Examples:
-  skerry gc --store file:///var/lib/skerry demo
+  skerry gc demo --store file:///var/lib/skerry
   skerry gc --store s3://bucket/skerry --all --yes
-  skerry gc --store s3://bucket/skerry demo --keep-versions 4 --keep-since 7d --yes
+  skerry gc demo --store s3://bucket/skerry --keep-versions 4 --keep-since 7d --yes
 """,
 )
 @store_and_run_options(is_run_required=False)

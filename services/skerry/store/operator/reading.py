@@ -29,8 +29,8 @@ _FOLLOW_PAUSE_S: Final = 1.0
     "log",
     epilog="""\b
 Examples:
-  skerry log --store file:///var/lib/skerry demo --last 20
-  skerry log --store s3://bucket/skerry demo --json --follow | jq '.fates[]'
+  skerry log demo --store file:///var/lib/skerry --last 20
+  skerry log demo --store s3://bucket/skerry --json --follow | jq '.fates[]'
 """,
 )
 @run_options
@@ -99,9 +99,9 @@ def _end(run_log: RunLog, stop: int | None) -> int | None:
     "export",
     epilog="""\b
 Examples:
-  skerry export --store file:///var/lib/skerry demo --out model.safetensors
-  skerry export --store s3://bucket/skerry demo --position 4711 --dtype float32 --out then.safetensors
-  skerry export --store s3://bucket/skerry lora --base gemma/model.safetensors --out tuned.safetensors
+  skerry export demo --store file:///var/lib/skerry --out model.safetensors
+  skerry export demo --store s3://bucket/skerry --position 4711 --dtype float32 --out then.safetensors
+  skerry export lora --store s3://bucket/skerry --base gemma/model.safetensors --out tuned.safetensors
 """,
 )
 @run_options

@@ -456,7 +456,8 @@ def _unfit(tensor: torch.Tensor) -> str | None:
             torch._foreach_copy_([values], [part])
             torch._foreach_copy_([part], [values])
         except (RuntimeError, TypeError) as error:
-            reason = f"its tensor type can't be read and written ({type(part).__name__}: {error}). Train a plain tensor"
+            kind, cause = type(part).__name__, str(error).partition("\n")[0]
+            reason = f"its tensor type can't be read and written ({kind}: {cause}). Train a plain tensor"
     elif _overlaps(part):
         reason = "several of its elements are one place in memory. Train a copy of it, as clone() makes"
     elif part.is_inference():

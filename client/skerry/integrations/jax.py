@@ -109,6 +109,11 @@ class JaxParameters(ArrayParameters):
                     f"only floating-point arrays of JAX can be trained; keep others apart. leaf={name}, "
                     f"type={getattr(leaf, 'dtype', type(leaf).__name__)}"
                 )
+            if leaf.dtype.itemsize < 2:
+                raise ValueError(
+                    "an array has too narrow a type for small steps: train it in bfloat16 or float32, and convert it "
+                    f"for each pass. leaf={name}, type={leaf.dtype}"
+                )
             if not leaf.is_fully_addressable:
                 raise ValueError(
                     f"an array lies on devices of other processes too, which is not supported. leaf={name}"

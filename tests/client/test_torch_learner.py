@@ -349,6 +349,7 @@ class _Layers(nn.Module):
         self.second = nn.Linear(4, 4)
         self.drop = nn.Dropout()
         self.base = nn.Linear(4, 4).requires_grad_(False)
+        self.unused = nn.Parameter(torch.zeros(0))
 
 
 def _layer_replaced(model: _Layers) -> None:

@@ -184,7 +184,7 @@ class _Attached:
         alone = {
             key: (name, one)
             for key, (name, one) in now.items()
-            if one.requires_grad and key not in attached and key not in self._alone
+            if one.requires_grad and (is_lazy(one) or one.numel()) and key not in attached and key not in self._alone
         }
         if alone:
             _log.warning(

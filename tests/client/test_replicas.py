@@ -14,7 +14,7 @@ from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 from unittest.mock import patch
 
 import numpy as np
@@ -639,3 +639,55 @@ def test_only_a_server_may_have_port_0() -> None:
 )
 def test_an_address_of_any_kind_that_grpc_takes_is_read(address: str, expected: tuple[str, int] | None) -> None:
     assert client_address(address) == expected
+
+
+@contextmanager
+def _forward_proxy() -> Iterator[tuple[str, list[bytes]]]:
+    """Yields the URL of a proxy that refuses, and the first bytes of each connection to it."""
+    asked: list[bytes] = []
+    thread = LoopThread("proxy")
+
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append(await reader.readline())
+        writer.write(b"HTTP/1.1 403 Forbidden\r\n\r\n")
+        writer.close()
+
+    server = thread.run(asyncio.start_server(refuse, "127.0.0.1", 0))
+    try:
+        yield f"http://me:secret@127.0.0.1:{server.sockets[0].getsockname()[1]}", asked
+    finally:
+        thread.call(server.close)
+        thread.close()
+
+
+@pytest.mark.parametrize("variable", ["http_proxy", "https_proxy", "grpc_proxy"])
+def test_no_proxy_of_the_environment_is_used_for_this_machine(
+    variable: str, replicas: TwoReplicas, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with _forward_proxy() as (url, asked):
+        monkeypatch.setenv(variable, url)
+        for target in (replicas.target, replicas.target.replace("127.0.0.1", "localhost")):
+            with RunsClient(target) as client:
+                assert client.list_runs() == []
+    assert asked == []
+
+
+@pytest.mark.parametrize("tls", [None, "insecure"])
+@pytest.mark.parametrize("variable", ["http_proxy", "https_proxy", "grpc_proxy"])
+def test_a_proxy_of_the_environment_is_named_where_it_is_in_the_way(
+    variable: str, tls: Literal["insecure"] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with _forward_proxy() as (url, asked), heard_logs() as logs:
+        monkeypatch.setenv(variable, url)
+        with RunsClient("syncer.test:50051", tls=tls, timeout_s=10) as client, pytest.raises(SkerryError) as caught:
+            client.list_runs()
+        assert asked[0] == b"CONNECT syncer.test:50051 HTTP/1.1\r\n"
+        monkeypatch.setenv("no_proxy", "other.test, .test")
+        asked.clear()
+        with RunsClient("syncer.test:50051", tls=tls, timeout_s=10) as client, pytest.raises(SkerryError) as direct:
+            client.list_runs()
+        assert asked == []
+    assert "target=syncer.test:50051" in str(caught.value)
+    assert f"{variable}=http://***@127.0.0.1" in str(caught.value)
+    assert "proxy" not in str(direct.value)
+    assert len(logs) == (tls == "insecure")

@@ -86,8 +86,8 @@ def cli(config: Path | None) -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Runs the command line and exits the process with its status."""
-    # gRPC logs every connection that closes, in the middle of tables; failures are reported as errors anyway.
-    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    # gRPC logs connections that close or fail, in the middle of tables; failures are reported as errors anyway.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # not every terminal and pipe takes what names and tables have
     sys.exit(failures.run(cli, arguments))

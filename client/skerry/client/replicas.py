@@ -17,10 +17,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import socket
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
+from urllib.request import proxy_bypass_environment  # type: ignore[attr-defined]  # its published types lack it
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -28,9 +30,13 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from skerry.client.errors import SkerryError, error_of
 from skerry.client.liveness import Liveness, Vigil
 from skerry.runtime.addresses import client_address
+from skerry.runtime.logs import get_logger
+from skerry.runtime.redaction import redacted
 from skerry.runtime.tls import Insecure, Tls, TlsFiles, is_loopback, tls_for
 from skerry.v1 import capabilities_pb2_grpc, exchange_pb2, exchange_pb2_grpc, runs_pb2_grpc
 from skerry.wire.bulk import DataResponse, serialized
+
+_log = get_logger(__name__)
 
 _BALANCED: Final[dict[str, Any]] = {"loadBalancingConfig": [{"round_robin": {}}]}
 _HEALTH_CHECKED: Final[dict[str, Any]] = {**_BALANCED, "healthCheckConfig": {"serviceName": ""}}
@@ -56,6 +62,7 @@ _LOOK_S: Final = 0.01
 _LOOK_UP_S: Final = 30.0
 # The number of the connection for attach and small calls; others are lanes of bulk, from 0 on.
 CONTROL: Final = -1
+_PROXIES: Final = ("grpc_proxy", "https_proxy", "http_proxy")  # the variables that gRPC looks at, the first one first
 # What a call ends with that nobody has answered; with any other status a server is alive.
 _UNANSWERED: Final = frozenset(
     {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED}
@@ -105,6 +112,8 @@ class Replica:
         self._tls = tls_for(target, tls)
         config = json.dumps(_BALANCED if is_alone else _HEALTH_CHECKED)
         self._options = [*_OPTIONS, ("grpc.service_config", config)]
+        if not proxy_of(target):
+            self._options.append(("grpc.enable_http_proxy", 0))
         if address:
             self._options.append(("grpc.default_authority", target))
         self.files = None if self._tls is None else self._tls.read()
@@ -217,10 +226,14 @@ class Replicas:
         """Begins with the first target."""
         self._targets, self._tls = tuple(targets), tls
         self.has_tls = any(tls_for(target, tls) for target in targets)
+        # Of the first target that is called through a proxy; "" where none is.
+        self.proxy = next((f"target={target}, {proxy}" for target in targets if (proxy := proxy_of(target))), "")
+        if self.proxy and not self.has_tls:
+            _log.warning(f"calls go through a proxy, in plaintext. {self.proxy}")
         self._replicas = {(target, ""): Replica(target, tls, is_alone=len(targets) == 1) for target in targets}
         self._gone: list[Replica] = []  # whose address the name no longer has
         self._orders: dict[int, deque[Replica]] = {}  # by the number of the connection
-        self._names = [target for target in targets if _is_name(target)]
+        self._names = [target for target in targets if _is_name(target) and not proxy_of(target)]
         self._looking_up: asyncio.Task[None] | None = None
         self._looked_up_s = float("-inf")
         self._has_looked_up = False
@@ -315,6 +328,21 @@ def _has_ready(order: deque[Replica], number: int) -> bool:
         return False
     order.rotate(-states.index(True))
     return True
+
+
+def proxy_of(target: str) -> str:
+    """Returns the variable and the URL, without secrets, of the proxy that a target is called through; "" for none.
+
+    A target on this machine has none, and neither has one whose host is in no_proxy.
+    """
+    environment = os.environ  # noqa: TID251 - gRPC looks there
+    address = client_address(target)
+    if address is None or is_loopback(address.host):
+        return ""
+    left_out = environment.get("no_grpc_proxy") or environment.get("no_proxy", "")
+    if proxy_bypass_environment(address.host, {"no": left_out}):
+        return ""
+    return next((f"{name}={redacted(environment[name])}" for name in _PROXIES if environment.get(name)), "")
 
 
 def _is_name(target: str) -> bool:

@@ -90,7 +90,14 @@ def main(arguments: list[str] | None = None) -> None:
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # not every terminal and pipe takes what names and tables have
-    sys.exit(failures.run(cli, arguments))
+    status = failures.run(cli, arguments)
+    if "obstore" in sys.modules:
+        # Its threads may still hold an answer. One that asks for the interpreter's lock while that is being torn down
+        # aborts the process (pyo3-async-runtimes#40), so nothing is torn down.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    sys.exit(status)
 
 
 if __name__ == "__main__":

@@ -176,7 +176,7 @@ def serve(
             _check_free(option, address)
     log_to_stderr(log_level)
     try:
-        objects = open_objects(_absolute(store_url), new=new_store, reserve=True)
+        objects = open_objects(store_url, new=new_store, reserve=True)
     except StoreURLError as error:
         raise click.BadParameter(str(error), param_hint="--store") from error
     settings = ServerSettings(
@@ -234,14 +234,6 @@ def _check_free(option: str, address: str) -> None:
 def _unlistenable(error: ListenError, because: str | None = None) -> click.BadParameter:
     cause = f", because={because}" if because else ""
     return click.BadParameter(f"{error}{cause}. Is another syncer running there?", param_hint=error.option)
-
-
-def _absolute(url: str) -> str:
-    """Returns the URL; a relative folder (file://./data, file://data) is made absolute."""
-    scheme, separator, rest = url.partition("://")
-    if scheme == "file" and separator and rest and not rest.startswith("/"):
-        return Path(rest).absolute().as_uri()
-    return url
 
 
 def _scratch_directory(given: Path | None) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import configparser
 import os
+import re
 import socket
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from skerry.runtime.logs import get_logger
+from skerry.runtime.redaction import redacted
 from skerry.store.errors import StoreURLError
 
 _LOG: Final = get_logger(__name__)
@@ -23,6 +25,8 @@ _SOURCES: Final = (
     ("container", ("AWS_CONTAINER_CREDENTIALS_FULL_URI",)),
     ("none, requests are not signed", ("AWS_SKIP_SIGNATURE",)),
 )
+_ENDPOINTS: Final = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")  # the first that is set counts
+_HOST: Final = re.compile(r"[\w.:-]+", re.ASCII)
 _METADATA: Final = "http://169.254.169.254"  # of the machine itself, in every cloud that has it
 _METADATA_TIMEOUT_S: Final = 1.0  # it is on the same host
 
@@ -49,6 +53,29 @@ def found_credentials(options: Mapping[str, str]) -> dict[str, str]:
         )
     _LOG.info("store credentials found", source=source)
     return shared
+
+
+def checked_endpoint(options: Mapping[str, str]) -> str:
+    """Returns the host of the S3 server that `options` or the environment name; "" for Amazon's.
+
+    Raises:
+        StoreURLError: it is no URL of a server, for which obstore panics.
+    """
+    given = {"endpoint": options["endpoint"]} if "endpoint" in options else os.environ
+    for name in ("endpoint", *_ENDPOINTS):
+        if (url := given.get(name)) is None:
+            continue
+        try:
+            parts = urlsplit(url)
+            is_right = parts.scheme in {"http", "https"} and _HOST.fullmatch(parts.hostname or "") and parts.port != 0
+        except ValueError:  # of the port, or of brackets
+            is_right = False
+        if not is_right or parts.query or parts.fragment or not url.isprintable():
+            raise StoreURLError(
+                f"the S3 server's address is a URL such as https://s3.example:9000. {name}={redacted(url)!r}"
+            )
+        return parts.hostname or ""
+    return ""
 
 
 def _shared() -> dict[str, str]:

@@ -15,10 +15,11 @@ from obstore.store import MemoryStore, S3Store
 
 from skerry.runtime.identifiers import SystemEntropy
 from skerry.runtime.logs import get_logger
+from skerry.runtime.tls import is_loopback
 from skerry.runtime.workers import ThreadWorkers, Workers
 from skerry.store.errors import StoreError, StoreURLError
 from skerry.store.objects.buckets import ObstoreObjects
-from skerry.store.objects.credentials import found_credentials
+from skerry.store.objects.credentials import checked_endpoint, found_credentials
 from skerry.store.objects.interface import Objects
 from skerry.store.objects.local import FOLDER_MODE, MARKER, LocalObjects
 
@@ -32,6 +33,8 @@ _FILE_THREADS: Final = 8
 _READ_THREADS: Final = 4  # apart, since most of what is read is in memory
 # A request that takes longer is taken as lost. The log itself reads back and retries, so few retries are made here.
 _CLIENT: Final[ClientConfig] = {"timeout": "60s", "connect_timeout": "5s"}
+# The only words by which obstore leaves the proxies of the environment out.
+_WITHOUT_PROXY: Final[ClientConfig] = {"proxy_url": "http://127.0.0.1:9", "proxy_excludes": "localhost,127.0.0.0/8,::1"}
 _RETRIES: Final[RetryConfig] = {"max_retries": 3, "retry_timeout": timedelta(seconds=30)}
 
 
@@ -51,7 +54,7 @@ def open_objects(
     """
     parts = _parts(url)
     if parts.scheme == "file":
-        folder = _open_folder(_root(url, parts.netloc, unquote(parts.path)), writes=writes, new=new)
+        folder = _open_folder(_root(url), writes=writes, new=new)
         if reserve:
             folder.fill_reserve()
         return folder
@@ -68,7 +71,7 @@ def check_url(url: str) -> None:
     """
     parts = _parts(url)
     if parts.scheme == "file":
-        _root(url, parts.netloc, unquote(parts.path))
+        _root(url)
 
 
 def _parts(url: str) -> SplitResult:
@@ -79,20 +82,39 @@ def _parts(url: str) -> SplitResult:
     except ValueError as error:
         raise StoreURLError(f"store URL can't be read: {error}; {_HELP}. url={url!r}") from error
     if not parts.scheme:
-        raise StoreURLError(f"store URL has no scheme; did you mean file://{Path(url).absolute()} ? url={url!r}")
+        raise StoreURLError(f"store URL has no scheme; did you mean file://{_absolute(url, url)} ? url={url!r}")
     if parts.scheme not in {"file", "memory", "s3"}:
         raise StoreURLError(f"store URL's scheme is not known; {_HELP}. url={url!r}")
     if parts.scheme == "s3" and not parts.netloc:
         raise StoreURLError(f"s3 URL needs a bucket; s3://bucket/prefix. url={url!r}")
+    if parts.scheme == "s3" and (parts.query or parts.fragment):
+        raise StoreURLError(
+            "s3 URL has a ? or #, which no prefix may have; region and endpoint are set by AWS_REGION and "
+            f"AWS_ENDPOINT_URL. url={url!r}"
+        )
     return parts
 
 
-def _root(url: str, host: str, path: str) -> Path:
-    # file:///absolute/path, and file://relative/path, although a URL's first part is a host by the standard.
-    root = Path(path) if host in ("", "localhost") else Path(f"{host}{path}").absolute()
-    if root == Path(root.anchor) or (not path and not host):
+def _root(url: str) -> Path:
+    # file:///absolute/path, and file://relative/path, although a URL's first part is a host by the standard. All of it
+    # is the path, since ? and # may be in names of folders.
+    text = unquote(url.strip().partition(":")[2].removeprefix("//"))
+    if text.startswith("localhost/"):
+        text = text.removeprefix("localhost")
+    root = _absolute(text, url)
+    if root == Path(root.anchor) or text in ("", "localhost"):
         raise StoreURLError(f"file URL names no folder; file:///path/of/a/folder. url={url!r}")
     return root
+
+
+def _absolute(path: str, url: str) -> Path:
+    """Returns a path with ~ replaced by the home of a user, as a shell does."""
+    if path.startswith("$") or not path.isprintable():
+        raise StoreURLError(f"store URL has a variable or a control character in its path; write the path. url={url!r}")
+    try:
+        return (Path(path).expanduser() if path.startswith("~") else Path(path)).absolute()
+    except RuntimeError as error:
+        raise StoreURLError(f"store URL names the home of nobody who is known here. url={url!r}") from error
 
 
 def _open_folder(root: Path, *, writes: bool, new: bool) -> LocalObjects:
@@ -165,6 +187,8 @@ def _open_bucket(url: str, options: Mapping[str, str]) -> Objects:
     try:
         # Plain HTTP is used only if the endpoint's own URL says http.
         client: ClientConfig = {**_CLIENT, "allow_http": True}
+        if is_loopback(checked_endpoint(options)):
+            client = {**client, **_WITHOUT_PROXY}
         given = {**options, **found_credentials(options)}
         store = S3Store.from_url(url, client_options=client, retry_config=_RETRIES, **given)  # type: ignore[arg-type]  # names are checked by obstore
     except (exceptions.BaseError, ValueError, TypeError) as error:

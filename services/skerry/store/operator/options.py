@@ -17,7 +17,7 @@ from skerry.runtime.identifiers import SystemEntropy
 from skerry.runtime.logs import log_to_stderr
 from skerry.runtime.options import Parsed, run_argument
 from skerry.runtime.workers import ThreadWorkers, Workers
-from skerry.store.errors import RunNotFoundError, StoreURLError
+from skerry.store.errors import RunNotFoundError, StoreRefusedError, StoreURLError
 from skerry.store.log.run_log import RunLog
 from skerry.store.objects.interface import Objects
 from skerry.store.objects.opening import check_url, open_objects
@@ -119,6 +119,7 @@ async def opened_store(store_url: str, *, writes: bool = False) -> AsyncIterator
 
     Raises:
         StoreURLError: it can't be used, or for a caller that `writes` not safely.
+        click.BadParameter: it has no such bucket, or refuses the credentials.
     """
     log_to_stderr()
     objects = open_objects(store_url, writes=writes, new=False)
@@ -128,6 +129,8 @@ async def opened_store(store_url: str, *, writes: bool = False) -> AsyncIterator
     store = store_of(objects, workers)
     try:
         yield store, workers
+    except StoreRefusedError as error:
+        raise click.BadParameter(str(error), param_hint="--store") from error
     finally:
         await store.close()
         workers.close()

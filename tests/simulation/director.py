@@ -18,6 +18,9 @@ from tests.simulation.replica_process import ReplicaProcess
 # How long a drained replica may take to end, and how long to wait for a kill at an operation that may never come.
 _DRAIN_S: Final = 25.0
 _LATE_KILL_S: Final = 20.0
+# Within which a learner's calls leave a replica that hangs, if another one answers: the client's five seconds, and what
+# the network may take.
+_LEAVE_S: Final = 12.0
 
 
 class Director:
@@ -42,7 +45,7 @@ class Director:
             what.KillReplica: self._kill_replica,
             what.KillAllReplicas: self._kill_all,
             what.DrainReplica: self._drain,
-            what.StopReplica: lambda one: self._stop(self._replicas[one.replica].process, one.for_s),
+            what.StopReplica: self._stop_replica,
             what.KillLearner: self._kill_learner,
             what.StopLearner: lambda one: self._stop(self._learner(one.learner).process, one.for_s),
             what.ReplaceLearner: self._replace_learner,
@@ -96,6 +99,30 @@ class Director:
         replica = self._replicas[one.replica]
         replica.drain()
         self._later(one.down_s + _DRAIN_S, lambda: _boot_if_dead(replica))
+
+    def _stop_replica(self, one: what.StopReplica) -> None:
+        stopped = self._replicas[one.replica]
+        self._stop(stopped.process, one.for_s)
+        others = [replica for replica in self._replicas if replica is not stopped]
+        for learner in self._learners:
+            is_so = _snapshot(stopped.process, learner.process)
+            ways = [(other, self._way(learner, other)) for other in others]
+
+            def check(learner: LearnerProcess = learner, is_so: Any = is_so, ways: Any = ways) -> None:
+                if is_so != _snapshot(stopped.process, learner.process) or not learner.process.is_running:
+                    return
+                has_other = any(way is not None and way == self._way(learner, other) for other, way in ways)
+                if has_other and learner.longest_call_s(stopped.index) >= _LEAVE_S:
+                    self._network.defects.append(f"{learner.name} waits for a replica that hangs")
+
+            self._later(_LEAVE_S, check)
+
+    def _way(self, learner: LearnerProcess, replica: ReplicaProcess) -> Any:
+        """Returns what stays the same while a learner can reach a replica all the time; None: it can't."""
+        link, process = self._network.link(learner.name, replica.index), replica.process
+        is_there = process is not None and process.is_running and not link.is_blocked
+        is_there = is_there and self._network.endpoints[replica.index].is_accepting
+        return (link.block_count, *_snapshot(process)) if is_there else None
 
     # Learners.
 
@@ -160,6 +187,11 @@ class Director:
             if replica.link is not None:
                 replica.link.is_down = True
                 self._later(one.for_s, replica.link.come_back)
+
+
+def _snapshot(*processes: Process | None) -> tuple[Any, ...]:
+    """Returns what stays the same while these processes are the same and are neither stopped nor continued."""
+    return tuple((process, process and (process.is_running, process.stop_count)) for process in processes)
 
 
 def _boot_if_dead(replica: ReplicaProcess) -> None:

@@ -68,6 +68,7 @@ class LearnerProcess:
         self.records: list[LearnerRecord] = []
         self.exchanges: list[ExchangeLoop | None] = []
         self.processes: list[Process] = []
+        self.transports: dict[int, SimTransport] = {}  # by the process's number
         self._network = network
         self._policy = policy
         self._seed = seed
@@ -93,6 +94,11 @@ class LearnerProcess:
     def exchange(self) -> ExchangeLoop | None:
         """The newest process's exchange, once it has joined."""
         return self.exchanges[-1]
+
+    def longest_call_s(self, replica: int) -> float:
+        """Returns how long the oldest call of the newest process to a replica has lasted."""
+        transport = self.transports.get(self.record.incarnation)
+        return 0.0 if transport is None else transport.replicas[replica].longest_call_s
 
     def boot(self) -> None:
         """Starts a new process, beside the one that is there or after it."""
@@ -144,8 +150,9 @@ class LearnerProcess:
     async def _live(self, record: LearnerRecord, attempt: int) -> None:
         seed = f"{self._seed}/{record.incarnation}/{attempt}"
         arrays = {name: np.zeros(shape, np.float32) for name, shape in SHAPES.items()}
+        transport = self.transports[record.incarnation] = SimTransport(self._network, record, self._count)
         exchange = ExchangeLoop(
-            SimTransport(self._network, record, self._count),
+            transport,
             ArrayParameters(arrays),
             ExchangeSettings(
                 run=RUN,

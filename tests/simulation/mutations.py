@@ -23,6 +23,7 @@ from skerry.client.errors import RefusedError, SkerryError, TryAgainError
 from skerry.client.fragment import FragmentExchange
 from skerry.client.fragment_state import Idle, Sending
 from skerry.client.grpc_transport import error_from_rpc
+from skerry.client.liveness import Vigil
 from skerry.store.errors import StoreError
 from skerry.store.log import checks, fold
 from skerry.store.log.entries import AcceptedItem, ClosedItem, CommittedItem, Fate, Item, RunStatus, SessionItem
@@ -280,7 +281,13 @@ def _does_not_wait_behind(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Attachment, "_wait_behind", lambda *_: None)
 
 
+def _waits_for_who_hangs(patch: pytest.MonkeyPatch) -> None:
+    """A client watches no replica's life, and waits until the connection breaks."""
+    patch.setattr(Vigil, "begin", lambda _: None)
+
+
 MUTATIONS: Final = (
+    Mutation("waits for who hangs", _waits_for_who_hangs, "replicas", 0, "nothing fails by a defect"),
     Mutation(
         "collects what catching up takes",
         _collects_what_leads_to_the_newest,
@@ -319,7 +326,7 @@ MUTATIONS: Final = (
     Mutation("forgets a fate", _forgets_a_fate, "calm", 0, "every accepted delta has one fate"),
 )
 # Those whose histories are short enough for the default suite.
-QUICK_COUNT: Final = 6
+QUICK_COUNT: Final = 7
 
 
 def findings_of(mutation: Mutation, *, seed_count: int = 8) -> Iterator[Finding]:

@@ -6,11 +6,12 @@ The record (`records.py`) is written where answers reach the learner, and nowher
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Final
 
 from skerry.client.errors import RefusedError, SkerryError, TryAgainError, error_of
+from skerry.client.liveness import Liveness, Vigil
 from skerry.v1 import capabilities_pb2, exchange_pb2, runs_pb2
 from tests.simulation.network import Call, Network
 from tests.simulation.records import LearnerRecord, fates_in_answer, fates_in_news
@@ -18,6 +19,55 @@ from tests.simulation.records import LearnerRecord, fates_in_answer, fates_in_ne
 # Small enough that a delta of the simulation's model travels in several parts: two blocks of int4, or six numbers of
 # float32, and the headers that a part spares room for.
 _PART_SIZE_BYTES: Final = 120
+
+
+class SimReplica:
+    """A replica as one learner process calls it; see `skerry.client.liveness.Watched`."""
+
+    def __init__(self, network: Network, learner: str, index: int) -> None:
+        self.name = f"replica-{index}"
+        self.life = Liveness()
+        self._network, self._learner, self._index = network, learner, index
+        self._calls: dict[Call, float] = {}  # and when each began
+
+    @property
+    def is_called(self) -> bool:
+        """Whether it has calls that are not over."""
+        return bool(self._calls)
+
+    @property
+    def longest_call_s(self) -> float:
+        """How long the oldest of its calls has lasted."""
+        return asyncio.get_running_loop().time() - min(self._calls.values(), default=float("inf"))
+
+    @contextmanager
+    def calling(self, method: str) -> Iterator[Call]:
+        """Opens a call, which is over at the end of the context."""
+        call = self._network.call(self._learner, self._index, method)
+        self._calls[call] = asyncio.get_running_loop().time()
+        try:
+            yield call
+        finally:
+            del self._calls[call]
+            call.cancel()
+
+    async def serves(self, *, is_fresh: bool) -> bool:
+        """Returns once it has answered a small question."""
+        call = self._network.call(self._learner, self._index, "GetCapabilities", may_repeat=False)
+        try:
+            call.send(capabilities_pb2.GetCapabilitiesRequest())
+            await call.receive()
+        finally:
+            call.cancel()
+        return True
+
+    async def give_up(self, error: SkerryError, *, has_fresh: bool) -> None:
+        """Breaks its calls."""
+        for call in list(self._calls):
+            call.notice_silence()
+
+    async def drop_fresh(self) -> None:
+        """Does nothing: a question is over with its answer."""
 
 
 class SimTransport:
@@ -28,6 +78,8 @@ class SimTransport:
         self._network = network
         self._record = record
         self._count = count
+        self.replicas = [SimReplica(network, record.learner, index) for index in range(len(network.endpoints))]
+        self._vigil = Vigil(self.replicas)
         self._control: int | None = None  # the replica that each connection leads to
         self._bulk: int | None = None
 
@@ -35,9 +87,9 @@ class SimTransport:
         self, requests: AsyncIterator[exchange_pb2.AttachRequest]
     ) -> AsyncGenerator[exchange_pb2.AttachResponse, None]:
         """Opens the attach stream."""
-        self._control = self._network.route(self._control)
-        async with _sending(self._open("Attach", self._control), self._noting_hello(requests)) as call:
-            while (response := await call.receive()) is not None:
+        self._control = self._route(self._control)
+        async with self._sending("Attach", self._control, self._noting_hello(requests)) as call:
+            while (response := await self._received(call)) is not None:
                 for fate in fates_in_news(response):
                     self._record.note_fate(fate, self._count)
                 yield response
@@ -46,9 +98,9 @@ class SimTransport:
         self, requests: AsyncIterator[exchange_pb2.PushDeltaRequest]
     ) -> exchange_pb2.PushDeltaResponse:
         """Sends a push and returns its answer."""
-        self._bulk = self._network.route(self._bulk)
-        async with _sending(self._open("PushDelta", self._bulk), self._noting_header(requests)) as call:
-            response: exchange_pb2.PushDeltaResponse = await call.receive(unknown=TryAgainError)
+        self._bulk = self._route(self._bulk)
+        async with self._sending("PushDelta", self._bulk, self._noting_header(requests)) as call:
+            response: exchange_pb2.PushDeltaResponse = await self._received(call, unknown=TryAgainError)
             self.note_state(response)
             return response
 
@@ -66,14 +118,11 @@ class SimTransport:
         self, request: exchange_pb2.PullFragmentRequest
     ) -> AsyncGenerator[exchange_pb2.PullFragmentResponse, None]:
         """Opens a download."""
-        self._bulk = self._network.route(self._bulk)
-        call = self._open("PullFragment", self._bulk)
-        try:
+        self._bulk = self._route(self._bulk)
+        with self._opened("PullFragment", self._bulk) as call:
             call.send(request)
-            while (response := await call.receive()) is not None:
+            while (response := await self._received(call)) is not None:
                 yield response
-        finally:
-            call.cancel()
 
     async def get_capabilities(
         self, request: capabilities_pb2.GetCapabilitiesRequest, *, timeout_s: float
@@ -116,22 +165,52 @@ class SimTransport:
     async def close(self) -> None:
         """Does nothing: calls are cancelled by who made them."""
 
-    def _open(self, method: str, replica: int) -> Call:
-        return self._network.call(self._record.learner, replica, method)
+    def _route(self, before: int | None) -> int:
+        """Returns the replica for the next call: one that does not hang."""
+        count, first = len(self.replicas), self._network.route(before)
+        turns = [(first + turn) % count for turn in range(count)]
+        return next((index for index in turns if not self.replicas[index].life.is_lost), first)
+
+    @contextmanager
+    def _opened(self, method: str, replica: int) -> Iterator[Call]:
+        with self.replicas[replica].calling(method) as call:
+            self._vigil.begin()
+            yield call
+
+    async def _received(self, call: Call, *, unknown: type[SkerryError] = RefusedError) -> Any:
+        response = await call.receive(unknown=unknown)
+        self.replicas[call.replica].life.heard()
+        return response
 
     async def _unary(
         self, method: str, request: Any, timeout_s: float, *, unknown: type[SkerryError] = RefusedError
     ) -> Any:
-        self._control = self._network.route(self._control)
-        call = self._open(method, self._control)
-        try:
-            async with asyncio.timeout(timeout_s):
-                call.send(request)
-                return await call.receive(unknown=unknown)
-        except TimeoutError as error:
-            raise error_of("TIMEOUT", f"no answer in time. method={method}") from error
-        finally:
-            call.cancel()
+        self._control = self._route(self._control)
+        with self._opened(method, self._control) as call:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    call.send(request)
+                    return await self._received(call, unknown=unknown)
+            except TimeoutError as error:
+                raise error_of("TIMEOUT", f"no answer in time. method={method}") from error
+
+    @asynccontextmanager
+    async def _sending(self, method: str, replica: int, requests: AsyncIterator[Any]) -> AsyncGenerator[Call, None]:
+        """Sends the requests beside the context; at its end the call is over."""
+        with self._opened(method, replica) as call:
+
+            async def send() -> None:
+                async for request in requests:
+                    await call.up.room()
+                    call.send(request)
+                await call.up.room()
+                call.half_close()
+
+            task = asyncio.create_task(send())
+            try:
+                yield call
+            finally:
+                task.cancel()
 
     # The record.
 
@@ -155,22 +234,3 @@ class SimTransport:
         """Notes what an answer says of a push."""
         for fate in fates_in_answer(response):
             self._record.note_fate(fate, self._count)
-
-
-@asynccontextmanager
-async def _sending(call: Call, requests: AsyncIterator[Any]) -> AsyncGenerator[Call, None]:
-    """Sends the requests beside the context; at its end the call is over."""
-
-    async def send() -> None:
-        async for request in requests:
-            await call.up.room()
-            call.send(request)
-        await call.up.room()
-        call.half_close()
-
-    task = asyncio.create_task(send())
-    try:
-        yield call
-    finally:
-        task.cancel()
-        call.cancel()

@@ -39,7 +39,7 @@ class Liveness:
     """What a client knows of one replica's life."""
 
     is_lost: bool = False  # given up, and not heard since
-    silence: int = 0  # ticks since anything was heard
+    silence: int = 0  # ticks with calls since anything was heard
     asked: int | None = None  # tick of the first question since then
     served: int = -1  # tick of the last question that was answered with SERVING
     has_fresh: bool = False  # whether a fresh connection answers
@@ -108,7 +108,7 @@ class Vigil:
         self._tick += 1
         replicas = list(self._replicas)
         for one in replicas:
-            one.life.silence += 1
+            one.life.silence = one.life.silence + 1 if one.is_called or one.life.is_lost else 0
         suspects = [one for one in replicas if one.is_called and not one.life.is_lost and one.life.silence > _ASK]
         for one in replicas:
             life, is_concerned = one.life, one.is_called or one.life.is_lost

@@ -70,6 +70,15 @@ def test_two_learners_train_one_model(name: str, target: str, tmp_path: Path) ->
     assert merged_learners(target, name) == {"us", "eu"}
 
 
+def test_a_slower_learner_ends_with_the_others_at_the_rate_of_the_end(target: str, tmp_path: Path) -> None:
+    processes = [start(target, tmp_path, "schedule", *words) for words in (("us",), ("eu", "3"))]
+    said = [re.search(r"steps (\d+), rate (\S+), not merged \{\}", finish(process)) for process in processes]
+    (fast, rate), (slow, slow_rate) = [(int(one[1]), float(one[2])) for one in said if one is not None]
+    assert slow < 0.8 * fast
+    assert rate == slow_rate < 1e-6
+    assert merged_learners(target, "schedule") == {"us", "eu"}
+
+
 def test_a_checkpoint_goes_on_where_it_was(target: str, tmp_path: Path) -> None:
     import torch
 

@@ -84,3 +84,14 @@ def test_the_site_is_built_without_the_environment_of_the_tests() -> None:
     done = subprocess.run(["make", "-n", "-W", "pyproject.toml", "docs"], cwd=ROOT, capture_output=True, text=True)  # noqa: PLW1510
     assert done.returncode == 0
     assert ".venv" not in done.stdout
+
+
+def test_how_to_schedule_the_inner_rate_is_said_once_and_in_the_same_words() -> None:
+    said = [
+        re.findall(
+            r"^> \*\*The inner learning rate\.\*\*.*\n(?:> .*\n)*", page.read_text(encoding="utf-8"), re.MULTILINE
+        )
+        for page in (ROOT / "README.md", ROOT / "docs/learning.md", ROOT / "docs/integrations.md")
+    ]
+    assert [len(boxes) for boxes in said] == [1, 1, 1]
+    assert said[0] == said[1] == said[2]

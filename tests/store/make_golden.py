@@ -38,6 +38,7 @@ from skerry.store.log.entries import (
     SnapshotItem,
     StatusItem,
 )
+from skerry.store.objects.local import MARKER
 from skerry.store.store import Store
 from skerry.store.versions.replay import Replayer, snapshot_tensors
 from skerry.store.versions.scratch import Scratch
@@ -161,6 +162,7 @@ def main() -> None:
         objects = DictObjects()
         expected = asyncio.run(make(objects, leaf_hash))
         shutil.rmtree(folder, ignore_errors=True)
+        objects.objects[MARKER] = (b'{"format":1}', 0.0)
         for name, (data, _) in objects.objects.items():
             path = folder / "store" / name
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -25,7 +25,6 @@ from tests.store.test_fold import BODY, EMBED, SPEC, accepted, closed, committed
 @pytest.fixture
 def store_url(tmp_path: Path) -> str:
     shutil.copytree(GOLDEN / "store", tmp_path / "store")
-    open_objects(f"file://{tmp_path}/store")  # which marks it
     return f"file://{tmp_path}/store"
 
 

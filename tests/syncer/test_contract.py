@@ -155,20 +155,32 @@ async def _pulled(stubs: Stubs, request: exchange.PullFragmentRequest) -> exchan
     raise AssertionError("no plan came")
 
 
-async def test_a_version_that_can_not_be_is_refused(learner: RawLearner) -> None:
+@pytest.mark.parametrize("version", [-2, -(2**63)])
+@pytest.mark.parametrize("resume", [None, exchange.PullResume()], ids=["anew", "resumed"])
+async def test_a_version_that_can_not_be_is_refused(
+    learner: RawLearner, version: int, resume: exchange.PullResume | None
+) -> None:
+    request = _pull_from(learner, version)
+    if resume is not None:
+        request.resume.CopyFrom(resume)
     with refused("BAD_REQUEST", INVALID) as caught:
-        await _pulled(learner.stubs, _pull_from(learner, -2))
+        await _pulled(learner.stubs, request)
     assert caught.refusal.message.startswith("from_version")
     with refused("BAD_REQUEST", INVALID):
         await _pulled(learner.stubs, _pull_from(learner, -1, target_version=-1, is_newest=False))
 
 
-async def test_a_version_of_the_future_is_refused(learner: RawLearner) -> None:
+@pytest.mark.parametrize("version", [1, 7, 2**63 - 1])
+async def test_a_version_of_the_future_is_refused(learner: RawLearner, version: int) -> None:
     with refused("VERSION_NOT_FOUND", NOT_FOUND) as caught:
-        await _pulled(learner.stubs, _pull_from(learner, 7))
-    assert "7" in caught.refusal.message
+        await _pulled(learner.stubs, _pull_from(learner, version))
+    assert f"from_version={version}, newest=0" in caught.refusal.message
     with refused("VERSION_NOT_FOUND", NOT_FOUND):
-        await _pulled(learner.stubs, _pull_from(learner, 7, target_version=0, is_newest=False))
+        await _pulled(learner.stubs, _pull_from(learner, version, target_version=0, is_newest=False))
+    resumed = _pull_from(learner, version, target_version=0, is_newest=False)
+    resumed.resume.CopyFrom(exchange.PullResume())
+    with refused("VERSION_NOT_FOUND", NOT_FOUND):
+        await _pulled(learner.stubs, resumed)
 
 
 async def test_a_version_above_the_target_leads_to_it_from_a_snapshot(learner: RawLearner, base: Pulled) -> None:
@@ -248,6 +260,6 @@ async def test_reflection_describes_every_service_under_both_of_its_names(stubs:
     own = {"skerry.v1.Capabilities", "skerry.v1.Exchange", "skerry.v1.Runs"}
     reflections = {"grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection"}
     assert names == {*own, *reflections, "grpc.health.v1.Health"}
-    for name in names:
+    for name in (*names, "google.rpc.Status", "google.rpc.ErrorInfo", "google.rpc.RetryInfo"):
         described = await ask(file_containing_symbol=name)
         assert described.file_descriptor_response.file_descriptor_proto, name

@@ -1,10 +1,11 @@
-"""Writes the recorded session in `tests/wire/vectors/session`, with which a client is tested without a server.
+"""Writes the recorded sessions in `tests/wire/vectors`, with which a client is tested without a server.
 
     python -m tests.wire.make_session            write the files
     python -m tests.wire.make_session --check    exit with 1 where a file differs from what would be written
 
 One learner, one fragment: it pulls a snapshot and updates, pushes four deltas that meet each fate that a learner acts
 on, and adopts what comes. The updates are made here, of no merge rule, so that the session outlives changes of those.
+There is one session for each hash of a run's leaves; nothing but digests of whole weights differs.
 protos/FORMAT.md, section 11, specifies the files; docs/learner-guide.md the arithmetic.
 """
 
@@ -36,7 +37,11 @@ from tests.wire.session_objects import (
     values,
 )
 
-DIRECTORY = Path(__file__).parent / "vectors" / "session"
+DIRECTORIES = {
+    LeafHash.SHA256: Path(__file__).parent / "vectors" / "session",
+    LeafHash.BLAKE3: Path(__file__).parent / "vectors" / "session-blake3",
+}
+_LEAF_HASHES = {LeafHash.SHA256: types.LEAF_HASH_SHA256, LeafHash.BLAKE3: types.LEAF_HASH_BLAKE3}
 WIRE_ENCODING = types.Encoding(
     codec=types.CODEC_INT4, block=16, vector_codec=types.CODEC_BFLOAT16, compressor=types.COMPRESSOR_ZSTD
 )
@@ -60,7 +65,8 @@ def message_json(message: Message) -> Json:
 class Session:
     """The history, written down while it is made up."""
 
-    def __init__(self) -> None:
+    def __init__(self, leaf_hash: LeafHash) -> None:
+        self.leaf_hash = leaf_hash
         self.files: dict[str, bytes] = {}
         self.steps: list[Json] = []
         self._versions: dict[int, Float32s] = {1: values("initial", 1.0)}
@@ -131,7 +137,7 @@ class Session:
 
     def version(self, number: int) -> types.FragmentVersion:
         return types.FragmentVersion(
-            fragment=LAYOUT.name, version=number, digest=tree_digest(self._versions[number], LeafHash.SHA256)
+            fragment=LAYOUT.name, version=number, digest=tree_digest(self._versions[number], self.leaf_hash)
         )
 
     def fate(self, fate: types.Fate.ValueType, **fields: Any) -> types.DeltaFate:
@@ -147,6 +153,7 @@ class Session:
             status=types.RUN_STATUS_OPEN,
             versions=[self.version(max(self._versions))],
             position=self._position,
+            leaf_hash=_LEAF_HASHES[self.leaf_hash],
         )
 
     # What is written down.
@@ -238,7 +245,7 @@ class Session:
             delta_id=self._delta,
             fragment=LAYOUT.name,
             base_version=self._base_version,
-            base_digest=tree_digest(self._versions[self._base_version], LeafHash.SHA256),
+            base_digest=tree_digest(self._versions[self._base_version], self.leaf_hash),
             step_count=self._trained - self._sent_until,
             token_count=100 * (self._trained - self._sent_until),
             last_step=self._trained,
@@ -284,9 +291,9 @@ class Session:
         self._decoded, self._sent_until = None, self._sent_before
 
 
-def recorded() -> Session:
+def recorded(leaf_hash: LeafHash) -> Session:
     """Returns the whole history."""
-    session = Session()
+    session = Session(leaf_hash)
     session.update(2, ((0, 80),))
     session.attach()
     session.pull((1, 2))
@@ -332,19 +339,23 @@ def recorded() -> Session:
     return session
 
 
-def all_files() -> dict[str, bytes]:
-    """Returns the content of each file by its name."""
-    session = recorded()
-    described = {"tensors": tensors_json(LAYOUT), "steps": session.steps}
-    text = json.dumps(described, indent=1, ensure_ascii=False) + "\n"
-    return session.files | {"session.json": text.encode()}
+def all_files() -> dict[Path, bytes]:
+    """Returns the content of each file."""
+    files: dict[Path, bytes] = {}
+    for leaf_hash, directory in DIRECTORIES.items():
+        session = recorded(leaf_hash)
+        described = {"leaf_hash": leaf_hash, "tensors": tensors_json(LAYOUT), "steps": session.steps}
+        text = json.dumps(described, indent=1, ensure_ascii=False) + "\n"
+        files |= {directory / name: data for name, data in session.files.items()}
+        files[directory / "session.json"] = text.encode()
+    return files
 
 
 def differences() -> list[str]:
-    """Returns the names of files that are not what this script would write, or that it would not write."""
+    """Returns the paths of files that are not what this script would write, or that it would not write."""
     expected = all_files()
-    actual = {path.name: path.read_bytes() for path in DIRECTORY.glob("*")}
-    return sorted(name for name in expected.keys() | actual.keys() if expected.get(name) != actual.get(name))
+    actual = {path: path.read_bytes() for directory in DIRECTORIES.values() for path in directory.glob("*")}
+    return sorted(str(path) for path in expected.keys() | actual.keys() if expected.get(path) != actual.get(path))
 
 
 def main() -> int:
@@ -354,11 +365,11 @@ def main() -> int:
     if parser.parse_args().check:
         wrong = differences()
         for name in wrong:
-            print(f"{DIRECTORY / name} is not what {Path(__file__).name} writes")
+            print(f"{name} is not what {Path(__file__).name} writes")
         return 1 if wrong else 0
-    DIRECTORY.mkdir(exist_ok=True)
-    for name, data in all_files().items():
-        (DIRECTORY / name).write_bytes(data)
+    for path, data in all_files().items():
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(data)
     return 0
 
 

@@ -7,13 +7,15 @@ import hashlib
 import json
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import accumulate
 from math import prod
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from blake3 import blake3
 from google.protobuf import json_format
 from numpy.typing import NDArray
 
@@ -22,7 +24,14 @@ from tests.wire import make_session, slow_codec
 
 Json = dict[str, Any]
 Float32s = NDArray[np.float32]
-SESSION: Json = json.loads((make_session.DIRECTORY / "session.json").read_text("utf-8"))
+SESSIONS: dict[str, Json] = {
+    path.parent.name: json.loads(path.read_text("utf-8"))
+    for path in sorted(Path(__file__).parent.glob("vectors/session*/session.json"))
+}
+LEAF_HASHES: dict[str, Callable[[bytes], bytes]] = {
+    "LEAF_HASH_SHA256": lambda data: hashlib.sha256(data).digest(),
+    "LEAF_HASH_BLAKE3": lambda data: blake3(data).digest(),
+}
 MESSAGES: dict[tuple[str, str], type[Any]] = {
     ("attach", "request"): exchange_pb2.AttachRequest,
     ("attach", "response"): exchange_pb2.AttachResponse,
@@ -60,9 +69,9 @@ class Layout:
         return list(slow_codec.block_lengths(tensors, first, numel, block))
 
 
-def tree_digest(values: Float32s) -> bytes:
+def tree_digest(values: Float32s, leaf_hash: Callable[[bytes], bytes]) -> bytes:
     assert len(values) <= 2**20
-    leaf = hashlib.sha256(values.tobytes()).digest()
+    leaf = leaf_hash(values.tobytes())
     return hashlib.sha256(b"skerry.tree.v1\0" + struct.pack("<Q", len(values)) + leaf).digest()
 
 
@@ -125,9 +134,11 @@ def encoded(values: Float32s, layout: Layout, first: int, encoding: Json) -> tup
 class Stranger:
     """One fragment of one learner: theta = A - q - u."""
 
-    def __init__(self) -> None:
-        self.layout = Layout(SESSION["tensors"])
+    def __init__(self, name: str) -> None:
+        self.folder = Path(__file__).parent / "vectors" / name
+        self.layout = Layout(SESSIONS[name]["tensors"])
         self.encoding: Json = {}
+        self.leaf_hash: Callable[[bytes], bytes] = LEAF_HASHES["LEAF_HASH_SHA256"]
         self.version, self.digest = -1, b""
         self.anchor = self.theta = self.pulled = np.zeros(self.layout.numel, np.float32)
         self.in_flight = ""  # id of the delta whose fate is not final
@@ -138,7 +149,8 @@ class Stranger:
         self.target: Json = {}
 
     def attach(self, step: Json) -> None:
-        self.encoding = step["response"]["attached"]["run"]["policy"]["delta_encoding"]
+        run = step["response"]["attached"]["run"]
+        self.encoding, self.leaf_hash = run["policy"]["delta_encoding"], LEAF_HASHES[run["leaf_hash"]]
 
     def pull(self, step: Json) -> None:
         plan = step["plan"]
@@ -147,7 +159,7 @@ class Stranger:
         assert from_version in {-1, self.version}
         weights = self.anchor.copy() if from_version >= 0 else np.zeros(self.layout.numel, np.float32)
         for one in plan["objects"]:
-            data = (make_session.DIRECTORY / one["name"]).read_bytes()
+            data = (self.folder / one["name"]).read_bytes()
             first, numel = int(one.get("first", 0)), int(one["numel"])
             assert len(data) == int(one["size_bytes"])
             assert hashlib.sha256(data).digest() == base64.b64decode(one["digest"])
@@ -155,7 +167,7 @@ class Stranger:
                 apply_snapshot(data, self.layout, first, numel, weights)
             else:
                 weights[first : first + numel] -= decoded(data, self.layout, first, numel)
-        assert tree_digest(weights) == base64.b64decode(plan["target"]["digest"])
+        assert tree_digest(weights, self.leaf_hash) == base64.b64decode(plan["target"]["digest"])
         assert (weights.view(np.uint32) == floats(step["weights"]).view(np.uint32)).all()
         self.pulled, self.target = weights, plan["target"]
 
@@ -228,37 +240,49 @@ class Stranger:
         assert step["request"] == {"leave": {}}
 
 
-def test_a_stranger_replays_the_session_bit_for_bit() -> None:
-    stranger = Stranger()
-    for step in SESSION["steps"]:
+@pytest.mark.parametrize("name", SESSIONS)
+def test_a_stranger_replays_the_session_bit_for_bit(name: str) -> None:
+    stranger = Stranger(name)
+    for step in SESSIONS[name]["steps"]:
         getattr(stranger, step["step"])(step)
     assert (stranger.version, stranger.in_flight) == (7, "")
 
 
-def test_the_session_meets_every_fate_and_every_way_to_adopt() -> None:
-    text = json.dumps(SESSION)
+def test_each_session_states_another_leaf_hash() -> None:
+    stated = {
+        session["leaf_hash"]: session["steps"][0]["response"]["attached"]["run"]["leaf_hash"]
+        for session in SESSIONS.values()
+    }
+    assert stated == {"sha256": "LEAF_HASH_SHA256", "blake3": "LEAF_HASH_BLAKE3"}
+
+
+@pytest.mark.parametrize("name", SESSIONS)
+def test_the_session_meets_every_fate_and_every_way_to_adopt(name: str) -> None:
+    text = json.dumps(SESSIONS[name])
     for fate in ("PENDING", "MERGED", "EXPIRED", "QUARANTINED"):
         assert f"FATE_{fate}" in text
-    assert {step["how"] for step in SESSION["steps"] if step["step"] == "adopt"} == {
+    assert {step["how"] for step in SESSIONS[name]["steps"] if step["step"] == "adopt"} == {
         "load",
         "rebase",
         "rebase merged",
         "replace",
     }
     compressed = [
-        frame for name in make_session.all_files() if name.endswith(".frames") for frame in _compressors(name)
+        frame for path in make_session.all_files() if path.suffix == ".frames" for frame in _compressors(path)
     ]
     assert set(compressed) == {0, 1}
 
 
-def _compressors(name: str) -> Iterator[int]:
-    data = (make_session.DIRECTORY / name).read_bytes()
+def _compressors(path: Path) -> Iterator[int]:
+    data = path.read_bytes()
     while data:
         yield data[5]
         data = data[32 + struct.unpack_from("<I", data, 20)[0] :]
 
 
-@pytest.mark.parametrize("step", SESSION["steps"], ids=lambda step: step["step"])
+@pytest.mark.parametrize(
+    "step", [step for session in SESSIONS.values() for step in session["steps"]], ids=lambda step: step["step"]
+)
 def test_every_message_of_the_session_is_one_of_the_contract(step: Json) -> None:
     for (kind, field), message in MESSAGES.items():
         if step["step"] == kind and field in step:
@@ -266,5 +290,5 @@ def test_every_message_of_the_session_is_one_of_the_contract(step: Json) -> None
             assert json_format.MessageToDict(parsed, preserving_proto_field_name=True) == step[field]
 
 
-def test_the_committed_session_is_what_the_script_writes() -> None:
+def test_the_committed_sessions_are_what_the_script_writes() -> None:
     assert make_session.differences() == []

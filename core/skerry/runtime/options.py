@@ -7,7 +7,7 @@ import math
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
@@ -18,11 +18,15 @@ _HIGHEST_COUNT: Final = 2**63 - 1
 _HIGHEST_NUMBER: Final = 1e9
 _MISSING: Final = "the run is missing. Name it as the argument, in SKERRY_RUN, or as run in the settings file"
 
-
 F = TypeVar("F", bound=Callable[..., Any])
 
+if TYPE_CHECKING:
+    _ParamType = click.ParamType[Any]
+else:
+    _ParamType = click.ParamType  # older versions have no generic one
 
-class Parsed(click.ParamType[Any]):
+
+class Parsed(_ParamType):
     """A text that `parse` reads, or refuses with a ValueError whose message is shown."""
 
     def __init__(self, name: str, parse: Callable[[str], Any]) -> None:

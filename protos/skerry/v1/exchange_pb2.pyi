@@ -651,11 +651,16 @@ class PullFragmentRequest(_message.Message):
     fragment: _builtins.str
     """The fragment."""
     from_version: _builtins.int
-    """The version that the caller has, whole and with the right digest; -1: none. A version that leads nowhere (older
-    than what is kept, abandoned by a roll-back, or above the target) is answered with a plan from a snapshot.
+    """The version that the caller has, whole and with the right digest; -1: none. What the server answers:
+    - a version from which updates lead to the target: a plan from there, or from a snapshot if that has fewer bytes;
+    - one that exists or once did and leads nowhere (older than what is kept, abandoned by a roll-back, or above the
+      target): a plan from a snapshot;
+    - one above the newest: VERSION_NOT_FOUND, with or without `resume`, once the server has read the log to its end.
+      The caller has weights of another run, or of a store that lost some: it MUST NOT push from them;
+    - one below -1: BAD_REQUEST.
     """
     target_version: _builtins.int
-    """The version wanted; not read where `is_newest` is true and `resume` is absent."""
+    """The version wanted; below 0: BAD_REQUEST. Not used where `is_newest` is true and `resume` is absent."""
     is_newest: _builtins.bool
     """True: the newest version. Not read with `resume`."""
     limit_bytes: _builtins.int

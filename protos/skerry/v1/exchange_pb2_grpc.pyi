@@ -153,7 +153,10 @@ class ExchangeStub:
 
     Errors:
     - FRAGMENT_NOT_FOUND: the run has no such fragment.
-    - VERSION_NOT_FOUND: from_version or target_version does not exist, or the target's content was collected.
+    - VERSION_NOT_FOUND: from_version or target_version is above the newest version, or the target's content was
+      collected.
+    - BAD_REQUEST: from_version is below -1; target_version, limit_bytes, or a number of `resume` is below 0; or
+      `resume` does not fit its plan.
     - PLAN_EXPIRED: an object of the plan was collected; ask without `resume`.
     - TOO_SLOW: the client left a message unread for more than 20 s, and the time at 64 kbit/s.
     """
@@ -281,7 +284,10 @@ class ExchangeAsyncStub(ExchangeStub):
 
     Errors:
     - FRAGMENT_NOT_FOUND: the run has no such fragment.
-    - VERSION_NOT_FOUND: from_version or target_version does not exist, or the target's content was collected.
+    - VERSION_NOT_FOUND: from_version or target_version is above the newest version, or the target's content was
+      collected.
+    - BAD_REQUEST: from_version is below -1; target_version, limit_bytes, or a number of `resume` is below 0; or
+      `resume` does not fit its plan.
     - PLAN_EXPIRED: an object of the plan was collected; ask without `resume`.
     - TOO_SLOW: the client left a message unread for more than 20 s, and the time at 64 kbit/s.
     """
@@ -430,7 +436,10 @@ class ExchangeServicer(metaclass=_abc_1.ABCMeta):
 
         Errors:
         - FRAGMENT_NOT_FOUND: the run has no such fragment.
-        - VERSION_NOT_FOUND: from_version or target_version does not exist, or the target's content was collected.
+        - VERSION_NOT_FOUND: from_version or target_version is above the newest version, or the target's content was
+          collected.
+        - BAD_REQUEST: from_version is below -1; target_version, limit_bytes, or a number of `resume` is below 0; or
+          `resume` does not fit its plan.
         - PLAN_EXPIRED: an object of the plan was collected; ask without `resume`.
         - TOO_SLOW: the client left a message unread for more than 20 s, and the time at 64 kbit/s.
         """

@@ -389,7 +389,8 @@ class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Why a call was refused: the `reason` of the google.rpc.ErrorInfo (domain "skerry") in the status details, without the
     prefix ERROR_REASON_. The gRPC status code comes first in each comment. Metadata keys of the ErrorInfo are named
     where there are any. Where waiting helps, a google.rpc.RetryInfo says how long; a client MUST wait at least that
-    long.
+    long. google/rpc/status.proto and google/rpc/error_details.proto define these messages. No file here imports them;
+    protos/README.md says where they are.
 
     A status without an ErrorInfo of domain "skerry" comes from the transport or a proxy, and tells nothing about what a
     syncer did with the call. docs/learner-guide.md says what a learner does for each reason.

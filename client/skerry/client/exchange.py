@@ -449,9 +449,9 @@ class ExchangeLoop:
         if count > 1:
             said = (
                 f"the weights were not finite {count} times in a row, each time after the run's were loaded, so these "
-                "steps are lost. An optimizer such as Adam keeps NaN in its own state: reset it, in PyTorch by "
-                "optimizer.state.clear(), and skip steps whose gradients are not finite. Else training diverges: lower "
-                f"the learning rate. because={error}"
+                "steps are lost. An optimizer such as Adam keeps NaN in its own state: reset it while the weights are "
+                "finite, in PyTorch by optimizer.state.clear(), and skip steps whose gradients are not finite. Else "
+                f"training diverges: lower the learning rate. because={error}"
             )
         session.problem = PoisonedError("NON_FINITE", said)
         if count.bit_count() == 1:  # the 1st, 2nd, 4th, 8th …

@@ -276,6 +276,11 @@ def _collects_what_leads_to_the_newest(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(RunState, "chain", newest)
 
 
+def _goes_by_calendar_clocks(patch: pytest.MonkeyPatch) -> None:
+    """A run's age is what each writer's calendar says, which is hours off on some of them."""
+    patch.setattr(RunLog, "age_s", lambda log: log._clock.unix_s())
+
+
 def _does_not_wait_behind(patch: pytest.MonkeyPatch) -> None:
     """A process that starts looks at no delta of the one before it."""
     patch.setattr(Attachment, "_wait_behind", lambda *_: None)
@@ -323,6 +328,9 @@ MUTATIONS: Final = (
     Mutation("fences new sessions", _fences_new_sessions, "learners", 0, "no learner is stopped without cause"),
     Mutation("trusts what it reads", _trusts_what_it_reads, "damage", 0, "verify finds nothing"),
     Mutation("does not wait behind", _does_not_wait_behind, "sleepers", 1, "no process supersedes"),
+    Mutation(
+        "goes by calendar clocks", _goes_by_calendar_clocks, "retention", 0, "what was the newest within the policy"
+    ),
     Mutation("forgets a fate", _forgets_a_fate, "calm", 0, "every accepted delta has one fate"),
 )
 # Those whose histories are short enough for the default suite.

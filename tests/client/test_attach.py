@@ -264,6 +264,19 @@ def test_attaching_again_after_loading_a_checkpoint_needs_no_leaving(target: str
     assert second.stats.unsent_step_count == 0
 
 
+def test_loaded_weights_may_be_taken_back_by_copying(target: str) -> None:
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with attach(model, optimizer, tokens_per_step=1, **_made(target)) as learner:
+        for _ in range(3):
+            own = [parameter.detach().clone() for parameter in model.parameters()]
+            model.load_state_dict(nn.Linear(4, 4).state_dict())
+            with torch.no_grad():
+                torch._foreach_copy_([*model.parameters()], own)
+            _step(model, optimizer)
+    assert (learner.failure, learner.stats.unsent_step_count) == (None, 0)
+
+
 def test_weights_that_are_replaced_end_the_loop_at_the_next_step(target: str) -> None:
     model = nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

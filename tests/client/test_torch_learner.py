@@ -349,6 +349,7 @@ class _Layers(nn.Module):
         self.second = nn.Linear(4, 4)
         self.drop = nn.Dropout()
         self.base = nn.Linear(4, 4).requires_grad_(False)
+        self.large = nn.Parameter(torch.ones(2048))  # for a sample to be taken
         self.unused = nn.Parameter(torch.zeros(0))
 
 
@@ -367,7 +368,7 @@ _REPLACEMENTS: dict[str, tuple[Callable[[_Layers], object], str]] = {
         "a state dict was loaded",
     ),
     "assigned": (lambda model: model.load_state_dict(_Layers().state_dict(), assign=True), "a state dict was loaded"),
-    "converted": (lambda model: model.double(), "parameter=first.weight"),
+    "converted": (lambda model: model.double(), "parameter=large"),
     "narrowed": (lambda model: model.second.bfloat16(), "parameter=second.weight"),
     "data": (lambda model: setattr(model.second.bias, "data", torch.zeros(4)), "parameter=second.bias"),
     "a layer": (_layer_replaced, "parameter=second.weight"),
@@ -436,6 +437,13 @@ def _loaded_and_taken_back(model: _Layers) -> None:
     model.load_state_dict(own)
 
 
+def _copied_and_taken_back_by_loading(model: _Layers) -> None:
+    own = copy.deepcopy(model.state_dict())
+    with torch.no_grad():
+        torch._foreach_zero_([*model.parameters()])
+    model.load_state_dict(own)
+
+
 _NOBODYS_BUSINESS: dict[str, Callable[[_Layers], object]] = {
     "a layer without parameters": lambda model: model.add_module("third", nn.Dropout()),
     "a replaced dropout": lambda model: setattr(model, "drop", nn.Dropout(0.5)),
@@ -450,6 +458,7 @@ _NOBODYS_BUSINESS: dict[str, Callable[[_Layers], object]] = {
     "a frozen layer's checkpoint": lambda model: model.base.load_state_dict(nn.Linear(4, 4).state_dict()),
     "frozen": lambda model: model.second.requires_grad_(False),
     "loaded and taken back": _loaded_and_taken_back,
+    "copied and taken back by loading": _copied_and_taken_back_by_loading,
     "loaded with its own values": lambda model: model.load_state_dict(copy.deepcopy(model.state_dict())),
 }
 

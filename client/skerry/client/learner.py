@@ -106,6 +106,7 @@ class Learner(ArrayLearner):
         self._last_work = LastWork()
         checked_settings(**options)
         group = process_group_of(model, process_group)
+        self._look_again: Callable[[], None] = lambda: None
         self.trained_ids: Final = {id(one) for one in _tensors_of(model)}
         _leave_earlier(self.trained_ids)
         if group is None:
@@ -118,6 +119,7 @@ class Learner(ArrayLearner):
                 parameters.release()
                 raise
             self._closing.callback(parameters.release)
+            self._look_again = parameters.look_again
             _LEARNERS.add(self)
             return
 
@@ -376,11 +378,15 @@ class _Attached(Learner):
             if (found_inf := getattr(stepping, "found_inf", None)) is None or not found_inf.item():
                 self.step(count_tokens())
 
-        self._hook = optimizer.register_step_post_hook(_untraced(stepped))
+        self._hooks = (
+            optimizer.register_step_pre_hook(_untraced(lambda *_: self._look_again())),
+            optimizer.register_step_post_hook(_untraced(stepped)),
+        )
 
     def close(self) -> None:
         """As `Learner.close`; the optimizer is free for another learner."""
-        self._hook.remove()
+        for hook in self._hooks:
+            hook.remove()
         super().close()
 
 

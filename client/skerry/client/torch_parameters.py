@@ -49,8 +49,13 @@ _ATTACH_LAST: Final = "do that first, then attach; the run's weights win"
 class _Loads:
     """Hooks of a module that tell whether loaded state dicts have left the trained weights other than they were."""
 
-    def __init__(self, model: torch.nn.Module, trained: Iterable[torch.Tensor]) -> None:
+    def __init__(
+        self, model: torch.nn.Module, trained: Iterable[torch.Tensor], is_as_trained: Callable[[], bool]
+    ) -> None:
         self._trained = {id(tensor): tensor for tensor in trained}
+        self._is_as_trained = is_as_trained
+        self._were_others = False  # before the first of these was loaded
+        self._outermost: torch.nn.Module | None = None  # that is loaded just now
         # By tensor, the digest of its values when the first of these state dicts was loaded; None if it is not known.
         self._changed: dict[int, bytes | None] = {}
         self._handles = [
@@ -74,7 +79,15 @@ class _Loads:
         for handle in self._handles:
             handle.remove()
 
+    def look_again(self) -> None:
+        """Takes note of weights that were taken back in another way."""
+        self._changed = {key: old for key, old in self._changed.items() if old != _digest(self._trained[key])}
+
     def _before(self, module: torch.nn.Module, *_: object) -> None:
+        if self._outermost in {None, module}:
+            self._outermost = module
+            if not self._changed:
+                self._were_others = not self._is_as_trained()
         for key, tensor in self._held(module):
             if key not in self._changed:
                 self._changed[key] = _digest(tensor)
@@ -83,6 +96,10 @@ class _Loads:
         for key, tensor in self._held(module):
             if self._changed.setdefault(key, None) == _digest(tensor):
                 del self._changed[key]
+        if self._outermost is module:
+            self._outermost = None
+            if self._were_others and self._is_as_trained():
+                self._changed.clear()
 
     def _held(self, module: torch.nn.Module) -> Iterator[tuple[int, torch.Tensor]]:
         for tensor in module.parameters(recurse=False):
@@ -108,7 +125,10 @@ class _Attached:
     """The tensors that were attached, and the places of the module that have led to them."""
 
     def __init__(
-        self, model: torch.nn.Module | Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor]
+        self,
+        model: torch.nn.Module | Mapping[str, torch.Tensor],
+        tensors: Mapping[str, torch.Tensor],
+        is_as_trained: Callable[[], bool],
     ) -> None:
         self._model = model
         # With what reads the local part of a DTensor, where its memory was, and its type.
@@ -123,10 +143,15 @@ class _Attached:
         self._call_count = 0
         self._loads: _Loads | None = None
         if isinstance(model, torch.nn.Module):
-            self._loads = _Loads(model, tensors.values())
+            self._loads = _Loads(model, tensors.values(), is_as_trained)
             self._remember(model)
         else:
             self._places = [(model, name, one) for name, one in tensors.items()]
+
+    def look_again(self) -> None:
+        """Takes note of weights that were taken back since a state dict was loaded; before the next step."""
+        if self._loads is not None:
+            self._loads.look_again()
 
     def release(self) -> None:
         """Takes all that was put into the module out of it."""
@@ -260,8 +285,9 @@ class TorchParameters:
         self._worker_stream = new_stream(self._device) if self._device.type == "cuda" else None
         self.tensors = tuple(TensorSpec(name, tuple(tensor.shape)) for name, tensor in trained.items())
         self.dtypes = {name: str(tensor.dtype).removeprefix("torch.") for name, tensor in self._tensors.items()}
-        attached = _Attached(model, watched)
-        self.replaced, self.release = attached.replaced, attached.release
+        self._last_sample: FlatArray | None = None
+        attached = _Attached(model, watched, self._is_as_sampled)
+        self.replaced, self.release, self.look_again = attached.replaced, attached.release, attached.look_again
         self._sampled = self._sampled_pieces()
         self._model = model
         self._untrained: tuple[UntrainedTensor, ...] | None = None
@@ -316,12 +342,21 @@ class TorchParameters:
 
     def sample(self) -> FlatArray:
         """Returns the pieces, with zeros behind those that are short; on a GPU it does not wait for the copy."""
+        self._last_sample = self._sample_now()
+        return self._last_sample
+
+    def _sample_now(self) -> FlatArray:
         sample, views, pieces = self._sampled
         if self._last_stream is not None:
             self._last_stream = torch.cuda.current_stream(self._device)
         if pieces:
             torch._foreach_copy_(views, pieces)
         return sample.numpy().copy() if self._is_on_host else sample.clone()
+
+    def _is_as_sampled(self) -> bool:
+        """Whether the weights are those of the last sample, as far as it tells."""
+        last = self._last_sample
+        return last is None or np.array_equal(self.to_host(last), self.to_host(self._sample_now()), equal_nan=True)
 
     def is_float32(self, layout: FragmentLayout) -> bool:
         """Whether every tensor of the fragment is float32."""

@@ -217,7 +217,7 @@ class LogMachine(RuleBasedStateMachine):
 
         def item(log: RunLog) -> PolicyItem:
             before = log.state.policy
-            pins = {*before.pinned_positions[unpinned:], *([] if back is None else [log.state.position - back])}
+            pins = {*before.pinned_positions[unpinned:], *([] if back is None else [max(0, log.state.position - back)])}
             kept = replace(before, kept_version_count=count, kept_hours=hours, pinned_positions=tuple(sorted(pins)))
             return PolicyItem(self.world.entropy.hex_id(), kept)
 

@@ -191,7 +191,7 @@ async def test_what_is_gone_cannot_be_pinned() -> None:
     run = await Trained.start(Policy(update_encoding=INT4, kept_version_count=1, kept_hours=0, kept_day_count=0))
     await run.train(9, is_checkpointed=False)
     await run.collect()
-    for position in (run.positions[3], run.log.state.position + 5, -1, 0):
+    for position in (run.positions[3], run.log.state.position + 5, 0):
         (outcome,) = await run.log.append([PolicyItem(f"pin {position}", Policy(pinned_positions=(position,)))])
         assert outcome.rejection is not None
         assert outcome.rejection.reason == "VERSION_NOT_FOUND"

@@ -35,5 +35,5 @@ if __name__ == "__main__":
         max_steps=int(steps), accumulate_grad_batches=2, callbacks=[skerry], accelerator="cpu", logger=False,
         enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
     )  # fmt: skip
-    trainer.fit(Rotation(), torch.utils.data.DataLoader(torch.randn(256, 8), batch_size=16))
+    trainer.fit(Rotation(), torch.utils.data.DataLoader(torch.randn(256, 8), batch_size=16, num_workers=2))
     trainer.save_checkpoint(out)  # the run's weights, merged

@@ -66,7 +66,7 @@ def _transformers(target: str, folder: Path, failing_rank: int, **more: Any) -> 
 
     arguments = TrainingArguments(
         str(folder), max_steps=STEPS, per_device_train_batch_size=2, gradient_accumulation_steps=2, use_cpu=True,
-        logging_steps=2, disable_tqdm=True, save_strategy="no", ddp_backend="gloo", **more,
+        logging_steps=2, dataloader_num_workers=1, disable_tqdm=True, save_strategy="no", ddp_backend="gloo", **more,
     )  # fmt: skip
     tokens = torch.arange(512).reshape(64, 8) % 16
     rows = [{"input_ids": row, "labels": row} for row in tokens]
@@ -112,7 +112,7 @@ def _lightning(
         enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
     )  # fmt: skip
     data: Any = torch.randn(256, 8, generator=torch.Generator().manual_seed(0))
-    trainer.fit(module, DataLoader(data, batch_size=4))
+    trainer.fit(module, DataLoader(data, batch_size=4, num_workers=1))
     _keep(folder, trainer.global_rank, told.spy, module)
     trainer.save_checkpoint(folder / "merged")
 

@@ -81,7 +81,8 @@ def _transformers(target: str, seen: _Seen, **more: Any) -> None:
     skerry = for_transformers.SkerryCallback(target=target, **OPTIONS)
     arguments = TrainingArguments(
         str(seen.folder), max_steps=100, per_device_train_batch_size=2, use_cpu=True, learning_rate=0.1,
-        disable_tqdm=True, save_strategy="steps", save_steps=2, ddp_backend="gloo", report_to=[], **more,
+        dataloader_num_workers=1, disable_tqdm=True, save_strategy="steps", save_steps=2, ddp_backend="gloo",
+        report_to=[], **more,
     )  # fmt: skip
     rows = [{"input_ids": row, "labels": row} for row in torch.arange(512).reshape(64, 8) % 16]
     callbacks = [skerry, _ForTransformers(skerry, seen)]
@@ -114,7 +115,7 @@ def _lightning(target: str, seen: _Seen, model: type[Rotation] = Rotation, strat
     data: Any = torch.randn(256, 8, generator=torch.Generator().manual_seed(0))
     path = seen.folder / "last.ckpt" if seen.life > 0 else None
     module = model()
-    trainer.fit(module, DataLoader(data, batch_size=4), ckpt_path=path)
+    trainer.fit(module, DataLoader(data, batch_size=4, num_workers=1, persistent_workers=True), ckpt_path=path)
     seen.ended(module)
 
 

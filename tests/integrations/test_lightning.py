@@ -56,7 +56,7 @@ def _fit(module: Any, *callbacks: Any, batches: int = 8, path: Path | None = Non
         enable_model_summary=False, **({"max_epochs": 1, "enable_checkpointing": False} | options),
     )  # fmt: skip
     data = torch.randn(batches * 4, 8, generator=torch.Generator().manual_seed(0))
-    trainer.fit(module, DataLoader(cast("Any", data), batch_size=4), ckpt_path=path, weights_only=False)
+    trainer.fit(module, DataLoader(cast("Any", data), batch_size=4, num_workers=2), ckpt_path=path, weights_only=False)
     return trainer
 
 

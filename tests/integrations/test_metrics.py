@@ -97,7 +97,8 @@ def test_both_get_the_numbers_of_hugging_faces_trainer(target: str, offline: Pat
     )
     arguments = TrainingArguments(
         str(offline / "out"), max_steps=6, per_device_train_batch_size=2, logging_steps=1, use_cpu=True,
-        disable_tqdm=True, save_strategy="no", report_to=["wandb", "trackio"], project="trainer", run_name="us",
+        dataloader_num_workers=2, disable_tqdm=True, save_strategy="no", report_to=["wandb", "trackio"],
+        project="trainer", run_name="us",
     )  # fmt: skip
     row = torch.arange(8)
     skerry = for_transformers.SkerryCallback(target=target, **OPTIONS)
@@ -120,7 +121,7 @@ def test_weights_and_biases_gets_the_numbers_of_lightnings_trainer(target: str, 
         enable_model_summary=False,
     )  # fmt: skip
     data: Any = torch.randn(64, 8)
-    trainer.fit(Rotation(), DataLoader(data, batch_size=4))
+    trainer.fit(Rotation(), DataLoader(data, batch_size=4, num_workers=2))
     rows = [row for row in wandb_rows(offline) if skerry_of(row)]
     assert [row["trainer/global_step"] for row in rows] == [1, 3, 5]
     assert all(skerry_of(row).keys() >= CURVES for row in rows)

@@ -41,6 +41,7 @@ def _train(target: str, folder: Path, *callbacks: TrainerCallback, model: Any = 
     """Trains for a few steps and returns the trainer."""
     resume = arguments.pop("resume", False)
     arguments = {"max_steps": 6, "per_device_train_batch_size": 2, "logging_steps": 1, "use_cpu": True} | arguments
+    arguments.setdefault("dataloader_num_workers", 2)
     row = torch.arange(8)
     trainer = Trainer(
         _model() if model is None else model,

@@ -15,8 +15,10 @@ from torch import Tensor, nn
 from skerry.algorithm.movement import Jump, Move, find_jump, move, squares
 from skerry.client import ArrayLearner, Learner, Policy
 from skerry.client.errors import StopExchangingError
+from skerry.client.movement import Movement
 from skerry.client.parameters import ArrayParameters
 from skerry.client.torch_parameters import TorchParameters
+from skerry.wire import FragmentLayout
 from tests.client.quadratic import Quadratic
 
 QUICK = Policy(inner_step_count=8, lease_term_s=1.0)
@@ -156,6 +158,136 @@ def test_other_weights_are_found_wherever_they_come(restored: Callable[[], list[
     moves = moves_of(model, replaced())
     assert first_jump(moves) == Jump(at, is_certain=True)
     assert not first_jump(moves[: at + 4])
+
+
+class Masters(torch.optim.Optimizer):
+    """Signs of gradients, taken from float32 copies of the weights."""
+
+    def __init__(self, parameters: Iterable[Tensor], lr: float) -> None:
+        super().__init__(parameters, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for weight in group["params"]:
+                copy_ = self.state[weight].setdefault("copy", weight.float().clone())
+                copy_.sub_(weight.grad.float().sign(), alpha=group["lr"])
+                weight.copy_(copy_)
+
+
+class Lookahead(Masters):
+    """Every fifth step goes half the way from slow weights."""
+
+    count = 0
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.count += 1
+        for group in self.param_groups:
+            for weight in group["params"]:
+                slow = self.state[weight].setdefault("copy", weight.clone())
+                weight.sub_(weight.grad.sign(), alpha=group["lr"])
+                if self.count % 5 == 0:
+                    weight.copy_(slow.lerp_(weight, 0.5))
+
+
+def adopting(
+    model: nn.Module, steps: Iterable[int], copies: Callable[[Tensor], Tensor | None] | None = None
+) -> Movement:
+    """Returns what a learner has noticed that adopts a version every 12 steps, half of it work of others."""
+    parameters = TorchParameters(model, copies)
+    layout = FragmentLayout("f", parameters.tensors)
+    source = np.random.default_rng(0)
+    movement = Movement(parameters)
+    movement.settle()
+    begin, end = parameters.buffer(layout), parameters.buffer(layout)
+    parameters.snapshot(layout, begin)()
+    for step in steps:
+        movement.trained(step)
+        movement.is_clear()
+        if step % 12 == 11:
+            parameters.snapshot(layout, end)()
+            noise = source.normal(scale=0.05, size=layout.numel).astype(np.float32)
+            parameters.add(layout, (end - begin) * np.float32(0.5) + noise)()
+            parameters.snapshot(layout, begin)()
+            movement.settle(has_adopted=True)
+    return movement
+
+
+@pytest.mark.parametrize("rate", [0.0, 1e-3])
+@pytest.mark.parametrize(
+    ("keeping", "make"), [(Masters, network), (Masters, lambda: network().bfloat16()), (Lookahead, network)]
+)
+def test_an_optimizer_that_writes_its_own_weights_over_adopted_ones_is_noticed(
+    keeping: Callable[..., torch.optim.Optimizer], make: Callable[[], nn.Module], rate: float
+) -> None:
+    torch.manual_seed(0)
+    model = make()
+    seen: list[int] = []
+
+    def steps() -> Iterator[int]:
+        for step in train(model, keeping(model.parameters(), lr=1e-3), [rate] * 120):
+            seen.append(step)
+            yield step
+
+    with pytest.raises(StopExchangingError, match=r"the optimizer keeps weights of its own.*`copies`") as caught:
+        adopting(model, steps())
+    assert caught.value.reason == "WEIGHTS_REPLACED"
+    assert seen[-1] < 40  # after two or three versions
+
+
+@pytest.mark.parametrize("rate", [0.0, 1e-3])
+@pytest.mark.parametrize(
+    ("keeping", "make"), [(Masters, network), (Masters, lambda: network().bfloat16()), (Lookahead, network)]
+)
+def test_copies_that_are_named_get_what_the_weights_get(
+    keeping: Callable[..., torch.optim.Optimizer], make: Callable[[], nn.Module], rate: float
+) -> None:
+    torch.manual_seed(0)
+    model = make()
+    optimizer = keeping(model.parameters(), lr=1e-3)
+    adopting(model, train(model, optimizer, [rate] * 120), lambda weight: optimizer.state[weight].get("copy"))
+    if rate == 0:
+        for weight in model.parameters():
+            assert torch.equal(optimizer.state[weight]["copy"].to(weight.dtype), weight)
+
+
+HONEST: dict[str, tuple[Callable[..., torch.optim.Optimizer], dict[str, float], list[float]]] = {
+    "rates that diverge nearly": (SGD, {}, [0.9] * 240),
+    "high rates with momentum": (SGD, {"momentum": 0.9}, [0.1] * 240),
+    "high rates of Adam": (ADAM, {}, [0.3] * 240),
+    "weight decay": (torch.optim.AdamW, {"weight_decay": 0.1}, [1e-2] * 240),
+    "much weight decay": (torch.optim.AdamW, {"weight_decay": 30.0}, [1e-2] * 240),
+    "rates that restart": (ADAM, {}, ([1e-6] * 20 + [1e-2] * 20) * 6),
+    "no rate": (ADAM, {}, [0.0] * 240),
+    "a rate of every eighth step": (ADAM, {}, [1e-2 if step % 8 == 7 else 0.0 for step in range(240)]),
+}
+
+
+@pytest.mark.parametrize("make", [network, lambda: network().bfloat16(), Zeros, Adapter])
+@pytest.mark.parametrize("kind", HONEST)
+def test_training_does_not_take_back_what_a_learner_adopts(kind: str, make: Callable[[], nn.Module]) -> None:
+    torch.manual_seed(0)
+    model = make()
+    optimizer, options, rates = HONEST[kind]
+    weights = [one for one in model.parameters() if one.requires_grad]
+
+    def steps() -> Iterator[int]:
+        averages = [one.detach().clone() for one in weights]
+        for step in train(model, optimizer(weights, lr=1e-3, **options), rates):
+            nn.utils.clip_grad_norm_(weights, 1.0)
+            for average, weight in zip(averages, weights, strict=True):
+                average.lerp_(weight.detach(), 0.01)
+            if step % 30 == 29:  # an evaluation with the averages
+                own = [one.detach().clone() for one in weights]
+                for values in (averages, own):
+                    with torch.no_grad():
+                        for weight, value in zip(weights, values, strict=True):
+                            weight.copy_(value)
+            yield step
+
+    movement = adopting(model, steps())
+    assert sum(verdict.put_back for verdict in movement._verdicts) < 12
 
 
 def load(model: nn.Module, weights: list[Tensor]) -> None:

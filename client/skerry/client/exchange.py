@@ -118,7 +118,7 @@ class ExchangeLoop:
         if not session.is_over:
             session.movement.trained(session.trained.step_count)
             if self._boundary.work():
-                session.movement.settle()
+                session.movement.settle(has_adopted=bool(session.changed))
             # Only if something is due: waking the other thread costs this one its turn at the interpreter.
             if not self._is_step_posted and any(fragment.may_send for fragment in self._fragments.values()):
                 self._is_step_posted = True
@@ -173,7 +173,7 @@ class ExchangeLoop:
         try:
             return self._boundary.serve(is_over, timeout_s)
         finally:
-            session.movement.settle()
+            session.movement.settle(has_adopted=bool(session.changed))
 
     def wake(self) -> None:
         """Has `serve` look at `is_over` again; for any thread."""
@@ -294,8 +294,9 @@ class ExchangeLoop:
         check_same_tensors(session.parameters.tensors, self._layouts)
         await check_untrained(session, run)
         largest_numel = max(layout.numel for layout in self._layouts)
-        await asyncio.gather(self._load_newest(), self._warm_up(largest_numel))
         session.movement.settle()
+        await asyncio.gather(self._load_newest(), self._warm_up(largest_numel))
+        session.movement.settle(has_adopted=True)
 
     async def _warm_up(self, numel: int) -> None:
         """Loads the kernels, and tells people why a start is quiet."""

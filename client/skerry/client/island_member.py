@@ -24,7 +24,7 @@ from skerry.client.island import Call, Island, Word
 from skerry.client.island_parameters import IslandParameters
 from skerry.client.parameters import Parameters
 from skerry.client.session import LastWork, Stats, whole_number
-from skerry.client.torch_parameters import TorchParameters
+from skerry.client.torch_parameters import CopyOf, TorchParameters
 from skerry.client.transport import Transport
 from skerry.client.untrained import may_differ
 
@@ -67,6 +67,7 @@ class IslandMember:
         *,
         name: str,
         allow_other_frozen: bool | Collection[str],
+        copies: CopyOf | None = None,
     ) -> None:
         """Meets the other ranks; the leader joins the run by `join`. `name` says which learner of which run it is.
 
@@ -83,7 +84,7 @@ class IslandMember:
         self._last_work = LastWork()
         self.view = View(Stats())
         with self._together():
-            own = TorchParameters(model)
+            own = TorchParameters(model, copies)
             self._closing.callback(own.release)
             own.check_in_memory()
             frozen = [

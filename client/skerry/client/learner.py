@@ -20,7 +20,7 @@ from skerry.client.island import Island, process_group_of
 from skerry.client.island_member import IslandMember, View
 from skerry.client.parameters import Parameters
 from skerry.client.session import Adoption, LastWork, Stats, whole_number
-from skerry.client.torch_parameters import TorchParameters, reshard
+from skerry.client.torch_parameters import CopyOf, TorchParameters, reshard
 from skerry.runtime.identifiers import system_random
 from skerry.runtime.logs import get_logger
 from skerry.runtime.tls import Insecure, Tls
@@ -50,6 +50,10 @@ class Learner(ArrayLearner):
             tensors by name. Their storage must stay what it is: move the model to its device first. Frozen parameters
             have to be the same on all learners, which is checked when a learner attaches. Buffers are not synchronised,
             and a warning names them. If the model has a learner already, that one sends its last work and leaves first.
+        copies: where the optimizer keeps weights of its own and writes them over the model's, a function that returns
+            its copy of a parameter, or None if it has none yet: `lambda weight: optimizer.state[weight].get("z")`.
+            Versions of the run are added to copies as well. Float32 masters, Lookahead's slow weights and the z of
+            schedule-free optimizers are such copies; moments and averages that are only read are not.
         process_group: the ranks that train the model together (DistributedDataParallel, `fully_shard`, tensor
             parallelism): one learner, of which the first rank exchanges for all. By default all ranks, if
             torch.distributed is initialised.
@@ -81,6 +85,7 @@ class Learner(ArrayLearner):
         allow_other_frozen: bool | Collection[str] = False,
         connect_timeout_s: float = 30.0,
         tls: Tls | Insecure | None = None,
+        copies: CopyOf | None = None,
         process_group: distributed.ProcessGroup | None = None,
     ) -> None:
         options: dict[str, Any] = {
@@ -110,7 +115,7 @@ class Learner(ArrayLearner):
         self.trained_ids: Final = {id(one) for one in _tensors_of(model)}
         _leave_earlier(self.trained_ids)
         if group is None:
-            parameters = TorchParameters(model)
+            parameters = TorchParameters(model, copies)
             try:
                 parameters.check_in_memory()
                 parameters.check_whole()
@@ -139,6 +144,7 @@ class Learner(ArrayLearner):
             open_transport,
             name=f"{run} {learner_id}",
             allow_other_frozen=allow_other_frozen,
+            copies=copies,
         )
         _LEARNERS.add(self)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from skerry.algorithm.movement import PIECE_NUMEL, places
 from skerry.algorithm.rebase import FlatArray
+from skerry.client.errors import StopExchangingError
 from skerry.client.parameters import UNLIMITED, EncodeFrames, Memory, Work, sharing, tied
 from skerry.client.torch_shards import is_cut, is_sharded, local_part, region_of
 from skerry.client.torch_untrained import is_readable, persistent_buffers, pieces, untrained_tensors
@@ -43,6 +44,8 @@ _NAMED: Final = 3  # in a message
 _DTYPES: Final = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16})
 # Elements that are copied to a GPU at once, by way of pinned memory: 16 MiB.
 _STAGED_NUMEL: Final = 2**22
+# Returns the copy of a parameter that the optimizer keeps, or None if it has none, or none yet.
+CopyOf: TypeAlias = Callable[[torch.Tensor], torch.Tensor | None]
 _ATTACH_LAST: Final = "do that first, then attach; the run's weights win"
 
 
@@ -244,8 +247,10 @@ class TorchParameters:
     encode_together = None
     pull_together = None
 
-    def __init__(self, model: torch.nn.Module | Mapping[str, torch.Tensor]) -> None:
+    def __init__(self, model: torch.nn.Module | Mapping[str, torch.Tensor], copies: CopyOf | None = None) -> None:
+        """`copies` returns the optimizer's copy of a parameter, which changes with it."""
         reshard(model)
+        self._copy_of = copies
         given = _own_names(model, model.named_parameters()) if isinstance(model, torch.nn.Module) else model
         for name, tensor in given.items():
             if not isinstance(tensor, torch.Tensor):
@@ -265,7 +270,7 @@ class TorchParameters:
         memories = _memories(given)
         pairs = sharing(memories)
         names = tied(memories, [pair for pair in pairs if watched.keys() >= set(pair)])
-        trained = {name: one for name, one in trained.items() if name not in names}
+        self._trained = trained = {name: one for name, one in trained.items() if name not in names}
         self._tensors = {name: local_part(tensor.detach()) for name, tensor in trained.items()}
         self.regions = {name: region_of(name, tensor) for name, tensor in trained.items()}
         if not self._tensors:
@@ -376,12 +381,25 @@ class TorchParameters:
     def add(self, layout: FragmentLayout, shift: FlatArray) -> Work:
         """Returns a function that adds to the weights, in float32 if they are narrower."""
         tensors, pieces = self._pieces(layout, shift)
-        return self.ordered(lambda: torch._foreach_add_(tensors, pieces), shift)
+
+        def work() -> None:
+            copied = self._copy_pairs(layout)
+            before = [one.clone() for one, _ in copied]
+            torch._foreach_add_(tensors, pieces)
+            for (tensor, copy), old in zip(copied, before, strict=True):  # by as much as a narrow tensor has changed
+                copy.add_(tensor.to(copy) - old.to(copy))
+
+        return self.ordered(work, shift)
 
     def load(self, layout: FragmentLayout, values: FlatArray) -> Work:
         """Returns a function that overwrites the weights."""
         tensors, pieces = self._pieces(layout, values)
-        return self.ordered(lambda: torch._foreach_copy_(tensors, pieces), values)
+
+        def work() -> None:
+            torch._foreach_copy_(tensors, pieces)
+            self._load_copies(layout)
+
+        return self.ordered(work, values)
 
     def blend(self, layout: FragmentLayout, values: FlatArray, alpha: float) -> Work:
         """Returns a function that blends `values` into the weights."""
@@ -390,6 +408,7 @@ class TorchParameters:
         def work() -> None:
             for tensor, piece in zip(tensors, pieces, strict=True):
                 tensor.copy_(torch.lerp(piece, tensor.float(), alpha))
+            self._load_copies(layout)
 
         return self.ordered(work, values)
 
@@ -458,6 +477,33 @@ class TorchParameters:
             vector[first : first + spec.numel].view(spec.shape)
             for spec, first in zip(layout.tensors, layout.offsets, strict=True)
         ]
+
+    def _load_copies(self, layout: FragmentLayout) -> None:
+        for tensor, copy in self._copy_pairs(layout):
+            copy.copy_(tensor)
+
+    def _copy_pairs(self, layout: FragmentLayout) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Returns the tensors of which the optimizer has a copy by now, with the copy.
+
+        Raises:
+            StopExchangingError: WEIGHTS_REPLACED: what the caller gave for a copy is none.
+        """
+        found: list[tuple[torch.Tensor, torch.Tensor]] = []
+        if self._copy_of is None:
+            return found
+        for spec in layout.tensors:
+            tensor, copy = self._tensors[spec.name], self._copy_of(self._trained[spec.name])
+            if copy is None:
+                continue
+            part = local_part(copy.detach())
+            if part.shape != tensor.shape:
+                raise StopExchangingError(
+                    "WEIGHTS_REPLACED",
+                    "`copies` must return the optimizer's copy of a parameter, of the same shape, or None. "
+                    f"parameter={spec.name}, shape={tuple(tensor.shape)}, copy={tuple(part.shape)}",
+                )
+            found.append((tensor, part))
+        return found
 
 
 def _memories(tensors: Mapping[str, torch.Tensor]) -> dict[str, Memory]:

@@ -15,6 +15,17 @@ stays high in the steps that follow, so the move before them is no larger than t
 gradients are accumulated, do not count. Weights that are only scaled keep their direction, so (2) leaves them out. (3)
 is decided once there are 4 moves after the step; if 256 steps bring fewer, the step counts as training.
 
+The exchange itself shifts the weights when it adopts a version. Training goes on from there; an optimizer that keeps
+weights of its own writes them back, at once or some steps later, and so takes the shift a back. Of a piece that a has
+shifted, and of the moves m that follow,
+
+    c = -(a m) / a^2                                    (4)  the share of the shift that a move takes back
+
+A piece was put back if one of up to 8 moves has c >= 0.4, and one after it and all others have c <= 0.1. Training that
+turns back does so in many steps, each by a share of what is left. Only pieces count whose shift is at least 4 times as
+long as the median of these moves, for short ones tell nothing. Of all that count since the first one that was put back,
+within 8 shifts, half and at least 12 must have been put back.
+
 Source: Skerry's.
 """
 
@@ -41,6 +52,16 @@ _LEAST_NUMEL: Final = 1024
 # What training reaches, and what other weights in their place do: docs/learning.md has the table.
 _LEAST_SINE: Final = 0.3
 _LEAST_RATIO: Final = 16.0
+
+SHIFT_MOVES: Final = 8
+"""Moves after a shift that may take it back."""
+SHIFTS: Final = 8
+"""The last shifts by which it is decided whether they are taken back."""
+_LEAST_BACK: Final = 0.4  # Lookahead takes back a half
+_MOST_BACK: Final = 0.1
+_LEAST_SHIFT: Final = 4.0
+_LEAST_PIECES: Final = 12
+_LEAST_SHARE: Final = 0.5
 
 Place: TypeAlias = tuple[str, tuple[Any, ...]]
 """A piece: the name of its tensor, and the index that gives it."""
@@ -95,6 +116,37 @@ def move(step: int, distance: FlatArray, before: FlatArray, after: FlatArray) ->
     with np.errstate(invalid="ignore", divide="ignore"):
         cosine = np.where(x * y > 0, product * product / (x * y), 0.0)
     return Move(step, np.sqrt(squared), np.sqrt(np.clip(1 - cosine, 0, 1)))
+
+
+class Verdict(NamedTuple):
+    """What became of a shift, or of several."""
+
+    counted: int  # pieces
+    put_back: int
+
+    @property
+    def is_taken_back(self) -> bool:
+        """Whether something other than training has put the weights back."""
+        return self.put_back >= max(_LEAST_PIECES, _LEAST_SHARE * self.counted)
+
+
+def judge_shift(length: NDArray[np.float64], shares: Sequence[NDArray[np.float64]], usual: FlatArray) -> Verdict:
+    """Returns what the moves after a shift did to the pieces.
+
+    Args:
+        length: (pieces,) |a|; 0 where it did not shift.
+        shares: of each move, (pieces,) equation (4).
+        usual: (pieces,) the median of the moves' distances.
+    """
+    with np.errstate(invalid="ignore"):
+        counts = (length > 0) & (length >= _LEAST_SHIFT * usual) & np.isfinite(length)
+    if len(shares) <= 1:
+        return Verdict(int(counts.sum()), 0)
+    back = np.array(shares)
+    largest = back.argmax(0)
+    others = np.sort(back, axis=0)[-2]
+    is_put_back = (back.max(0) >= _LEAST_BACK) & (others <= _MOST_BACK) & (largest < len(back) - 1)
+    return Verdict(int(counts.sum()), int((counts & is_put_back).sum()))
 
 
 def find_jump(moves: Sequence[Move], begin: int = 0) -> Jump | None:

@@ -1,7 +1,7 @@
-"""`python -m benchmarks.quality.liars`: one learner of three or five lies, and a table of what that costs.
+"""`python -m benchmarks.quality.liars`: what it costs that one learner of three or five is broken or lies, as a table.
 
-Each row is a run with a liar against the honest learners alone, on the same data and with the default merge. One seed,
-because a lie that ruins a run does so under any.
+Each row is a run with such a learner against the honest ones alone, on the same data and with the default merge. One
+seed, because a lie that ruins a run does so under any.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 
 from benchmarks.quality.arms import Islands, Outcome
 from benchmarks.quality.cases import default
-from benchmarks.quality.lies import LIES, Lie
+from benchmarks.quality.lies import BROKEN, LIES, Lie
 from benchmarks.quality.world import train_islands
 from benchmarks.report import DIRECTORY, write_rows
 from benchmarks.report import Row as ReportRow
@@ -71,10 +71,10 @@ def main(only: tuple[str, ...], learners: tuple[int, ...], merge: tuple[str, ...
     kinds = [(rule, count) for rule in merge for count in learners]
     honest = {count: lived(count - 1, "rda", None) for count in learners}
     references = {(rule, count): honest[count] for rule, count in kinds}
-    click.echo("| the liar's lie | " + " | ".join(f"1 of {count}, {rule}" for rule, count in kinds) + " |")
+    click.echo("| what is wrong with it | " + " | ".join(f"1 of {count}, {rule}" for rule, count in kinds) + " |")
     click.echo("|---|" + "---|" * len(kinds))
-    for name in only or ("none: it is honest", *LIES):
-        found = {(rule, count): lived(count, rule, LIES.get(name)) for rule, count in kinds}
+    for name in only or ("none: it is honest", *BROKEN, *LIES):
+        found = {(rule, count): lived(count, rule, BROKEN.get(name, LIES.get(name))) for rule, count in kinds}
         click.echo(f"| {name} | " + " | ".join(cell(found[kind], references[kind]) for kind in kinds) + " |")
         rows += [
             ReportRow(

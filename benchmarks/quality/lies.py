@@ -1,7 +1,7 @@
-"""Learners that lie: an honest client behind a transport that changes what it sends.
+"""Learners that are broken or lie: they train, follow the run and keep to the protocol, so that all is well formed.
 
-The liar trains, follows the run and keeps to the protocol, so that everything it sends is well formed. A lie changes
-the values of its deltas, what their headers claim, or what its reports say.
+A broken one trains wrongly. A liar is an honest client behind a transport that changes the values of its deltas, what
+their headers claim, or what its reports say.
 """
 
 from __future__ import annotations
@@ -11,12 +11,15 @@ import random
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from benchmarks.quality.bulk_transport import BulkTransport
+from benchmarks.quality.task import BATCH_SIZE, MODEL, InnerTraining
 from skerry.client.delta import cut_messages
 from skerry.client.errors import SkerryError
 from skerry.store.log.state import RunState
@@ -29,8 +32,13 @@ from skerry.wire.layout import FragmentLayout
 from tests.simulation.sim_transport import SimTransport
 
 Values = NDArray[np.float32]  # (numel,)
+Fault: TypeAlias = Callable[[InnerTraining], Callable[[int], None]]
+"""Given a learner's training before its first step, returns what happens before each step, by its number."""
 _MOST: Final = 2**32  # what a header may claim at most: steps, and tokens a step
 _PLAIN: Final = Encoding(Codec.FLOAT32, 128, Codec.FLOAT32, Compressor.NONE)
+_CHECKPOINT_STEP: Final = 8
+_FAULT_STEP: Final = 28
+_FAULT_EVERY: Final = 8
 _GHOST_PAUSE_S: Final = 3.0
 _FLOOD_PAUSE_S: Final = 0.02
 
@@ -75,7 +83,55 @@ class Lie:
     step_time_s: float = 0.0  # reported; 0: the truth
     ghost_count: int = 0  # more learners, that attach again and again and send nothing
     is_flood: bool = False  # sends its delta again as soon as there is a new version
+    fault: Fault | None = None  # of its training
 
+
+def _with_a_rate_100_times_too_high(training: InnerTraining) -> Callable[[int], None]:
+    training.scale_rate(100)
+    return lambda _: None
+
+
+def _with_flipped_weights(training: InnerTraining) -> Callable[[int], None]:
+    def before(step: int) -> None:
+        if step >= _FAULT_STEP and (step - _FAULT_STEP) % _FAULT_EVERY == 0:
+            with torch.no_grad():
+                for one in training.model.parameters():
+                    one.neg_()
+
+    return before
+
+
+def _with_old_weights(*, is_once: bool) -> Fault:
+    """Returns the fault of going back to a checkpoint, once or again and again."""
+
+    def begin(training: InnerTraining) -> Callable[[int], None]:
+        checkpoint: dict[str, Tensor] = {}
+
+        def before(step: int) -> None:
+            if step == _CHECKPOINT_STEP:
+                checkpoint.update((name, one.detach().clone()) for name, one in training.model.named_parameters())
+            elif step == _FAULT_STEP or (
+                not is_once and step > _FAULT_STEP and (step - _FAULT_STEP) % _FAULT_EVERY == 0
+            ):
+                with torch.no_grad():
+                    for name, one in training.model.named_parameters():
+                        one.copy_(checkpoint[name])
+
+        return before
+
+    return begin
+
+
+BROKEN: Final[Mapping[str, Lie]] = {
+    "NaN": Lie(_scaled(float("nan"))),
+    "infinity": Lie(_scaled(float("inf"))),
+    "1000 times the tokens": Lie(tokens_a_step=1000 * BATCH_SIZE * MODEL.context),
+    "a rate 100 times too high": Lie(fault=_with_a_rate_100_times_too_high),
+    "weights of flipped sign": Lie(fault=_with_flipped_weights),
+    "a checkpoint of long ago": Lie(fault=_with_old_weights(is_once=True)),
+    "a checkpoint of long ago, again and again": Lie(fault=_with_old_weights(is_once=False)),
+}
+"""What a learner does that is broken and means no harm."""
 
 LIES: Final[Mapping[str, Lie]] = {
     "×1000": Lie(_scaled(1000)),

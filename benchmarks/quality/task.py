@@ -6,7 +6,7 @@ windows of 64 bytes. Small enough that thousands of steps of many learners with 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Final
@@ -67,6 +67,10 @@ class InnerTraining:
     def forget(self) -> None:
         """Starts the inner optimizer anew, as a process without a checkpoint does."""
         self._optimizer: InnerOptimizer = make_optimizer(self.model, self._settings)
+
+    def scale_rate(self, factor: float) -> None:
+        """Makes every rate of the schedule `factor` times as high."""
+        self._schedule = replace(self._schedule, peak=self._schedule.peak * factor)
 
     def step(self, batch: Batch, position: float) -> float:
         """Takes one step, `position` steps into the learning rate's schedule, and returns the batch's loss."""

@@ -307,11 +307,14 @@ class _Learner:
 
     async def _train(self, exchange: ExchangeLoop) -> None:
         island = self._island
+        fault = self._lie.fault(self.training) if self._lie and self._lie.fault else None
         next_s = max(self._time(), self._start_s)
         while not self._is_done(next_s):
             next_s += self._jitter.uniform(1 - island.jitter, 1 + island.jitter) / island.speed
             await asyncio.sleep(max(0.0, next_s - self._time()))
             batch = self._sampler.batch(self.step_count)
+            if fault:
+                fault(self.step_count)
             loss = self.training.step(batch, self._schedule_position(exchange))
             self.step_count += 1
             exchange.step(batch.token_count, loss)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from msgspec import structs
 
+from skerry.algorithm.merge import Pace, largest_after, with_step
 from skerry.store.log.entries import PolicyItem
 from skerry.store.versions.replay import UnreadableDeltaError, float32_from_hex
 from skerry.syncer import rounds
@@ -375,3 +376,20 @@ async def test_a_step_out_of_float32_is_blamed_on_the_largest_delta() -> None:
         await driver.merge(closing)
     assert raised.value.delta == huge.delta
     assert driver.log.state.fragments[FRAGMENT].version == 0
+
+
+def test_a_learner_s_pace_keeps_the_largest_norms_of_a_long_training_in_few_pairs() -> None:
+    pace: Pace = ()
+    for step in range(24, 24 * 2000, 24):
+        pace = with_step(pace, step, 2000 - step / 24)
+        assert len(pace) <= 32
+        assert pace[-1][0] == step
+    for step in range(0, 24 * 1990, 24 * 10):
+        norm = 2000 - step / 24
+        assert norm - 1 <= largest_after(pace, step) <= norm + 2000 / 10
+    assert largest_after(pace, 10**9) == pace[-1][1]
+
+
+def test_deltas_of_a_learner_that_began_again_at_step_0_take_their_places_in_its_pace() -> None:
+    pace = with_step(with_step(with_step((), 24, 1.0), 48, 0.1), 24, 3.0)
+    assert (largest_after(pace, 0), largest_after(pace, 24)) == (3.0, 0.1)

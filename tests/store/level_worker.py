@@ -264,7 +264,6 @@ def plain(state: RunState) -> object:
                 one.worked_until,
             ),
             (
-                {learner: list(norms) for learner, norms in one.squared_norms.items()},
                 one.weights,
                 one.step_counts,
                 list(one.pending),

@@ -137,7 +137,7 @@ def test_a_checkpoint_is_the_state_after_its_entry(run_folder: Path) -> None:
     data = (run_folder / item["name"]).read_bytes()
     assert (len(data), sha256(data)) == (item["size_bytes"], item["digest"])
     state = json.loads(data)
-    assert (state["format"], state["run_uid"], state["position"]) == (1, run_folder.name, item["at"])
+    assert (state["format"], state["run_uid"], state["position"]) == (2, run_folder.name, item["at"])
     assert state["head_digest"] == sha256(log[item["at"] - 1][0])
     before = [one for _, entry in log[: item["at"]] for one in entry["items"]]
     assert [delta["item"] for delta in state["deltas"]] == [one for one in before if one["kind"] == "accepted"]

@@ -303,7 +303,7 @@ async def test_a_newer_session_is_told_of_the_pending_delta_and_its_own_replaces
 async def test_an_outlier_is_quarantined_by_name(stubs: Stubs, run: types.Run, learner: RawLearner) -> None:
     await _make_versions(learner, 2)
     header = learner.header(await pull(stubs, run, "body"), "body")
-    await learner.push(header, 1000 * _values(3))
+    await learner.push(header, 1e5 * _values(3))
     (fate,) = (await learner.event("fates_decided")).fates_decided.fates
     assert (fate.delta_id, fate.fate) == (header.delta_id, types.FATE_QUARANTINED)
     assert "outlier" in fate.reason

@@ -177,7 +177,7 @@ async def test_a_lone_learner_goes_on_after_its_delta_was_quarantined(stubs: Stu
         await learner.push(learner.header(base, "body"), _values(seed))
         await learner.event("version_committed")
         base = await pull(stubs, run, "body", base=base)
-    await learner.push(learner.header(base, "body"), 1000 * _values(4))
+    await learner.push(learner.header(base, "body"), 1e5 * _values(4))
     (fate,) = (await learner.event("fates_decided")).fates_decided.fates
     assert fate.fate == types.FATE_QUARANTINED
     await learner.push(learner.header(base, "body"), _values(5))

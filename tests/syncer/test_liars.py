@@ -99,7 +99,7 @@ def test_a_norm_is_judged_by_the_step_that_would_be_taken() -> None:
     assert world.close_and_commit(round_of(world, *THREE)).decided == ()
     world.accept("eu")
     world.accept("ap", last_step=504)
-    huge = world.accept("us", steps=2, norm=50.0)
+    huge = world.accept("us", steps=2, norm=5e5)
     assert [one.delta for one in round_of(world, *THREE).decided] == [huge]
 
 

@@ -113,8 +113,10 @@ async def test_a_run_that_has_too_much_takes_no_deltas_until_its_policy_keeps_le
 
 
 async def test_quarantined_deltas_do_not_fill_the_share_of_a_run(store_url: str) -> None:
+    policy = types.Policy(quarantine_ratio=30)
+    policy.MergeFrom(_LITTLE)
     async with serving(open_objects(store_url), _limited(60_000)) as server, connected(server.port) as stubs:
-        run, _ = await create_run(stubs, policy=_LITTLE)
+        run, _ = await create_run(stubs, policy=policy)
         learner = RawLearner(stubs, run, "eu", random.Random("eu"))
         await learner.attach()
         await _trained(stubs, learner, 2)

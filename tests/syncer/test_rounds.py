@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -25,13 +26,14 @@ from skerry.store.log.entries import (
 )
 from skerry.store.log.run_log import MAX_APPEND_BYTES
 from skerry.store.log.state import LearnerState, RunState
+from skerry.syncer.closing import references
 from skerry.syncer.lifecycle import MAX_FRAGMENT_NUMEL, MAX_TENSOR_COUNT
 from skerry.syncer.membership import LearnerView, MembershipView
 from skerry.syncer.merger import UPDATE_OBJECT_SPANS
 from skerry.syncer.push import SUGGESTED_PART_BYTES
 from skerry.syncer.rounds import MergeKey, RoundEngine
 from skerry.wire.policy import Policy
-from tests.syncer.round_world import RoundWorld, view
+from tests.syncer.round_world import SETTLED_S, RoundWorld, view
 
 
 def test_a_round_closes_at_once_when_every_live_learner_is_in_it() -> None:
@@ -340,7 +342,7 @@ def test_max_staleness_counts_rounds_and_not_versions() -> None:
 def test_an_outlier_is_quarantined_by_name_and_the_rest_is_merged() -> None:
     world = RoundWorld("eu", "us", "ap")
     good = [world.accept("eu"), world.accept("us", norm=2.0)]
-    bad = world.accept("ap", norm=1000.0)
+    bad = world.accept("ap", norm=1e4)
     close = closed(world, "eu", "us", "ap")
     assert [member.delta for member in close.members] == good
     assert [(one.delta, one.fate) for one in close.decided] == [(bad, Fate.QUARANTINED)]
@@ -363,13 +365,142 @@ def test_what_comes_again_as_large_from_a_learner_alone_is_training() -> None:
     world = RoundWorld("eu")
     world.accept("eu")
     world.close_and_commit(closed(world, "eu"))
-    for norm in (1e2, 1e5):  # the second is as far from the first as that from what was merged
+    for norm in (1e4, 1e8):  # the second is as far from the first as that from what was merged
         world.accept("eu", norm=norm)
         (item,) = RoundEngine().decide(world.state, view("eu"), 0.0).items
         assert isinstance(item, FateItem)
         world.append(item)
-    world.accept("eu", norm=3e4)
+    world.accept("eu", norm=3e7)
     assert len(closed(world, "eu").members) == 1
+
+
+def cosine(step: int, step_count: int) -> float:
+    """Returns a rate that warms up over a tenth of the steps and falls to 0 at their end."""
+    warm_up = step_count // 10
+    if step < warm_up:
+        return step / warm_up
+    return 0.5 * (1 + math.cos(math.pi * min(1.0, (step - warm_up) / (step_count - warm_up))))
+
+
+def restarts(step: int) -> float:
+    return 0.5 * (1 + math.cos(math.pi * (step % 240 + 0.5) / 240))
+
+
+class Training(NamedTuple):
+    """How a learner trains: a delta's norm is the sum of the rates of its steps, as under Adam."""
+
+    rate: Callable[[int], float]  # of its own step
+    begin: int = 0
+    step_count: int = 600  # after which it leaves
+    slowness: int = 1
+
+
+def usual(step: int) -> float:
+    return cosine(step, 600)
+
+
+IN_FULL = {
+    "schedules that end at 0 at different times": [Training(usual), Training(usual), Training(usual, slowness=3)],
+    "schedules that end at 0, and go on there": [
+        Training(usual, step_count=1800),
+        Training(usual, step_count=1800),
+        Training(usual, slowness=3),
+    ],
+    "warm restarts": [Training(restarts), Training(restarts), Training(restarts, slowness=3)],
+    "warm restarts after everybody else left": [
+        Training(restarts, step_count=240),
+        Training(restarts, step_count=1200),
+    ],
+    "a late joiner at full rate": [
+        Training(usual),
+        Training(usual),
+        Training(lambda _: 1.0, begin=560, step_count=300),
+    ],
+    "a late joiner that warms up in no time": [
+        Training(lambda step: min(1, step / 400)),
+        Training(lambda step: min(1, step / 400)),
+        Training(lambda _: 1.0, begin=480, step_count=300),
+    ],
+    "one fine-tuner among others": [Training(usual), Training(usual), Training(lambda _: 0.001)],
+}
+CLIPPED = {
+    "a tenfold rate": [Training(usual), Training(usual), Training(lambda step: 10 * usual(step))],
+    "a rate that becomes tenfold": [
+        Training(usual),
+        Training(usual),
+        Training(lambda step: (10 if step > 300 else 1) * usual(step)),
+    ],
+    "fine-tuning beside pre-training": [
+        Training(lambda _: 0.01, step_count=900),
+        Training(lambda _: 0.01, step_count=900),
+        Training(usual),
+    ],
+}
+
+
+def trained(trainings: list[Training]) -> tuple[RunState, float]:
+    """Returns a run of these learners, and by how many times a delta exceeded what its peers did, at most."""
+    names = [f"learner-{index}" for index in range(len(trainings))]
+    world = RoundWorld(*names)
+    working = dict(zip(names, trainings, strict=True))
+    steps, sent, largest = dict.fromkeys(names, 0), dict.fromkeys(names, 0), 0.0
+    for now in range(1, 2000):
+        for name, training in working.items():
+            steps[name] += now > training.begin and now % training.slowness == 0
+        left = [name for name, training in working.items() if steps[name] == training.step_count]
+        if not left and all(steps[name] < sent[name] + 24 for name in names):
+            continue
+        for name in [name for name in names if steps[name] > sent[name]]:
+            norm = math.fsum(map(working[name].rate, range(sent[name], steps[name])))
+            world.accept(name, steps=steps[name] - sent[name], last_step=steps[name], norm=norm)
+        sent = steps.copy()
+        fragment = world.state.fragments["a"]
+        items = [delta.item for delta in fragment.pending.values()]
+        for item, (usual_norm,) in zip(items, references(world.state, fragment, items), strict=True):
+            largest = max(largest, item.norm_a_step / usual_norm)
+        view = {name: LearnerView(True, steps[name], 0.1, is_flushing=name in left) for name in working}
+        engine, members = RoundEngine(), MembershipView(view, SETTLED_S)
+        decisions = [engine.decide(world.state, members, now_s).items for now_s in (0.0, 1e6)]
+        close = next(decided[0] for decided in decisions if decided)
+        world.append(close)
+        if isinstance(close, ClosedItem):
+            world.commit()
+        for name in left:
+            world.append(LeftItem(name, f"session-{name}"))
+            del working[name]
+    assert not working
+    return world.state, largest
+
+
+@pytest.mark.parametrize("trainings", (IN_FULL | CLIPPED).values(), ids=IN_FULL | CLIPPED)
+def test_no_delta_of_an_honest_learner_is_refused(trainings: list[Training]) -> None:
+    state, _ = trained(trainings)
+    assert {delta.reason for delta in state.deltas.values() if delta.fate is not Fate.MERGED} == set()
+
+
+@pytest.mark.parametrize("trainings", IN_FULL.values(), ids=IN_FULL)
+def test_the_work_of_learners_whose_rates_fall_at_other_times_counts_in_full(trainings: list[Training]) -> None:
+    _, largest = trained(trainings)
+    assert largest < 2.0
+
+
+def test_weights_of_long_ago_and_rates_100_times_too_high_count_for_little_after_the_others_rates_have_fallen() -> None:
+    for rate in (lambda _: 1.0, lambda step: 100 * usual(step)):
+        world = RoundWorld(*"abc")
+        for step in range(24, 601, 24):
+            for name in "abc":
+                own = rate if name == "c" else usual
+                norm = math.fsum(map(own, range(step - 24, step)))
+                world.accept(name, last_step=step, norm=norm)
+            fragment = world.state.fragments["a"]
+            items = [delta.item for delta in fragment.pending.values()]
+            ratios = [
+                item.norm_a_step / norm
+                for item, (norm,) in zip(items, references(world.state, fragment, items), strict=True)
+            ]
+            world.close_and_commit(closed(world, *"abc"))
+        assert ratios[2] > 20
+        assert max(ratios[:2]) <= 1
 
 
 def test_the_replica_that_closed_merges_at_once_and_another_after_a_term() -> None:

@@ -11,10 +11,14 @@ each tensor t,
     d_t   = u_t                                            (6)  mean
     d_t   = sum(p_m r_m |v_mt|, m) * u_t / |u_t|           (7)  RDA: mean length times mean direction
 
-A delta is held against its peers. R_mt is the upper median of the norms a step |v_jt| / s_j of the other learners j,
-and at least the tensor's share of their whole, by its elements. What is longer than kappa times that counts less:
+A delta is held against what the other learners did from that point of their own training on: a norm follows the
+learner's rate, which rises and falls with the learner's steps, so those that are ahead or behind say nothing by what
+they do now. If delta m goes from step a_m - s_m of its learner to a_m, n_jm is the largest norm a step |v_j| / s_j of
+the deltas of learner j that ended after step a_m - s_m of its training, or the newest one's where it has not come as
+far. R_mt is the upper median of n_jm |v_jt| / |v_j| over the other learners j, with v_j the newest delta of j; and at
+least the tensor's share of their whole, by its elements. What is longer than kappa times that counts less:
 
-    x_mt  = min(1, L / s_m) |v_mt| / (L R_mt)              (8)  how many times what its peers lead to expect
+    x_mt  = min(1, L / s_m) |v_mt| / (L R_mt)              (8)  how many times what its peers did
     a_mt  = min(1, kappa / x_mt)^2                         (9)  multiplies c_mt in (3) and (4), and r_m in (7)
 
 So no delta counts for more than kappa times a usual one, and a delta of 29 times the usual norm counts for kappa^2 / 29
@@ -29,8 +33,9 @@ Source: Decoupled DiLoCo (arXiv 2604.21428), section 3.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,13 +47,35 @@ _CANCELLED: Final = 2.0**-20
 # A norm below this counts as zero, so that its inverse, and what it scales, stay normal float32 numbers.
 _SMALLEST_NORM: Final = 2.0**-100
 _SMALLEST_NORMAL: Final = float(np.finfo(np.float32).smallest_normal)
-# kappa. In runs of equal learners no delta has a ratio x above 1.7. Where one learner is three times faster or slower
-# than the others, one delta in sixty has a ratio above 2.
+# kappa. In runs of equal learners no delta has a ratio x above 1.7.
 _LARGEST_RATIO: Final = 2.0
+
+# A pair then spans a tenth of a long training or less.
+_PACE_LENGTH: Final = 32
+
+Pace: TypeAlias = tuple[tuple[int, float], ...]
+"""What n follows from: in the order of a learner's steps, the last step of a delta and |v| / s. In a long training each
+pair stands for several deltas, with the last step and the largest norm of them."""
+
+
+def with_step(pace: Pace, last_step: int, norm_a_step: float) -> Pace:
+    """Returns the pace with one more delta; the two neighbours that span the fewest steps become one if it is full."""
+    pairs = sorted((*pace, (last_step, norm_a_step)))
+    if len(pairs) > _PACE_LENGTH:
+        ends = [0, *(end for end, _ in pairs)]
+        at = min(range(_PACE_LENGTH), key=lambda index: ends[index + 2] - ends[index])
+        pairs[at : at + 2] = [(pairs[at + 1][0], max(pairs[at][1], pairs[at + 1][1]))]
+    return tuple(pairs)
+
+
+def largest_after(pace: Pace, step: int) -> float:
+    """Returns n: the largest norm a step of the deltas that ended after `step`, or of the newest where none did."""
+    index = min(bisect_right(pace, (step, math.inf)), len(pace) - 1)
+    return max(norm for _, norm in pace[index:])
 
 
 def reference_norms(
-    peers: NDArray[np.float64],  # (learners, tensors) |v_jt| / s_j
+    peers: NDArray[np.float64],  # (learners, tensors) n_jm |v_jt| / |v_j|
     sizes: NDArray[np.float64],  # (tensors,) elements
 ) -> NDArray[np.float64]:
     """Returns R of equation (8), (tensors,); infinite where there is nothing to compare with."""

@@ -101,7 +101,7 @@ class Policy:
     weight_cap: float = _ranged(2.0, 1, 1_000)
     delta_encoding: Encoding = _DEFAULT_ENCODING
     update_encoding: Encoding = _DEFAULT_ENCODING
-    quarantine_ratio: float = _ranged(30.0, 0, 1e9)
+    quarantine_ratio: float = _ranged(1000.0, 0, 1e9)
     lease_term_s: float = _ranged(15.0, 0.1, 86_400)
     snapshot_ratio: float = _ranged(1.0, 0, 1e6)
     planned_step_count: int = _ranged(0, 0, 10**12)

@@ -8,7 +8,7 @@ lies can neither dominate a round nor stop it.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Final
 
@@ -16,7 +16,7 @@ import numpy as np
 from msgspec import structs
 from numpy.typing import NDArray
 
-from skerry.algorithm.merge import reference_norms
+from skerry.algorithm.merge import largest_after, reference_norms, with_step
 from skerry.algorithm.rounds import (
     Contribution,
     delta_weight,
@@ -35,17 +35,20 @@ from skerry.wire.policy import Policy
 _ABSENT_AFTER_ROUNDS: Final = 1.5
 # Of each learner the newest delta in so many versions of a fragment is what its peers are compared with.
 _RECENT_VERSIONS: Final = 8
+# Below it a delta has no direction.
+_SMALLEST_NORM: Final = 2.0**-100
 # This does not slow down learners that are three times as fast as most (docs/learning.md).
 _PACE_FACTOR: Final = 2.0
 
 
 def newest_deltas(state: RunState, fragment: FragmentState) -> dict[str, AcceptedItem]:
-    """Returns by learner its newest delta that was merged lately; a roll-back begins anew."""
+    """Returns by learner its newest delta that was merged lately, unless it has left; a roll-back begins anew."""
     found: dict[str, AcceptedItem] = {}
     for version in islice(state.chain_of_rounds(fragment), _RECENT_VERSIONS):
         for member in reversed(version.close.members):
             item = state.deltas[member.delta].item
-            found.setdefault(item.learner, item)
+            if not state.learners[item.learner].has_left:
+                found.setdefault(item.learner, item)
     return found
 
 
@@ -54,59 +57,63 @@ def references(
 ) -> NDArray[np.float64]:  # (items, tensors)
     """Returns by delta and tensor R of `merge`: the norm a step that its peers lead to expect; infinite without any.
 
-    A peer counts with its delta of this round, or else its newest. With one peer alone the learner's own newest counts
-    too, so that neither of two can get the other's delta refused by sending tiny ones.
+    With one peer alone what the learner itself did counts too, so that neither of two can make the other's deltas count
+    less by sending tiny ones.
     """
     before = newest_deltas(state, fragment)
     newest = before | {item.learner: item for item in items}
-    norms = {name: norms_a_step(item) for name, item in newest.items()}
+    paces = dict(fragment.paces)
+    for item in items:
+        paces[item.learner] = with_step(paces.get(item.learner, ()), item.last_step, item.norm_a_step)
     sizes = np.array(fragment.layout.sizes, np.float64)
     rows = []
     for item in items:
-        peers = [value for name, value in norms.items() if name != item.learner]
+        begin = item.last_step - item.step_count
+        peers = [
+            _scaled(other, largest_after(paces[name], begin)) for name, other in newest.items() if name != item.learner
+        ]
         if len(peers) == 1 and item.learner in before:
-            peers.append(norms_a_step(before[item.learner]))
+            peers.append(_scaled(before[item.learner], before[item.learner].norm_a_step))
         rows.append(reference_norms(np.array(peers).reshape(-1, len(sizes)), sizes))
     return np.array(rows).reshape(-1, len(sizes))
 
 
-def norms_a_step(item: AcceptedItem) -> NDArray[np.float64]:  # (tensors,)
-    """Returns |v_t| / s of a delta."""
-    norms: NDArray[np.float64] = np.sqrt(np.array(item.squared_norms)) / max(item.step_count, 1)
-    return norms
+def _scaled(item: AcceptedItem, norm: float) -> NDArray[np.float64]:  # (tensors,)
+    """Returns a delta's norms by tensor, in proportion, for a whole of `norm`."""
+    norms = np.sqrt(np.array(item.squared_norms))
+    scaled: NDArray[np.float64] = norms * (norm / max(math.hypot(*norms), _SMALLEST_NORM))
+    return scaled
 
 
 def outliers(state: RunState, fragment: FragmentState, deltas: Sequence[DeltaState]) -> tuple[Decided, ...]:
-    """Names deltas whose step in a round of H steps would exceed its reference by the policy's ratio.
+    """Names deltas whose norm no training explains.
 
-    Without peers, the reference is the learner's own newest delta, or a larger one that was quarantined since the
-    newest version. No other learner can confirm that the steps became larger, and if the reference stayed small, every
-    later delta would be quarantined.
+    It exceeds by the policy's ratio, for each of at most H steps, what the learner's peers lead to expect and the
+    largest that the learner itself had, where there are either. Anything less is clipped by the merge.
     """
     policy, items = state.policy, [delta.item for delta in deltas]
     if policy.quarantine_ratio == 0:
         return ()
-    before, found = newest_deltas(state, fragment), []
+    found = []
     for item, peers in zip(items, references(state, fragment, items), strict=True):
-        is_alone = not np.isfinite(peers).all() and item.learner in before
-        limit = policy.inner_step_count * (_own_norm(state, before[item.learner]) if is_alone else math.hypot(*peers))
-        norm = math.sqrt(math.fsum(item.squared_norms))
-        taken = norm * min(1.0, policy.inner_step_count / max(item.step_count, 1))
-        if 0 < limit * policy.quarantine_ratio < taken:
-            found.append(Decided(item.delta, Fate.QUARANTINED, f"norm is an outlier. ratio={taken / limit:.1f}"))
+        known = [math.hypot(*peers)] if np.isfinite(peers).all() else []
+        usual = max((*known, *_own_norms(state, fragment, item.learner)), default=0.0)
+        step = item.norm_a_step * min(1.0, item.step_count / policy.inner_step_count)
+        if 0 < usual * policy.quarantine_ratio < step:
+            found.append(Decided(item.delta, Fate.QUARANTINED, f"norm is an outlier. ratio={step / usual:.1f}"))
     return tuple(found)
 
 
-def _own_norm(state: RunState, merged: AcceptedItem) -> float:
-    """Returns the largest norm a step of the learner's newest merged delta and those that were named since then."""
-    since = state.fragments[merged.fragment].newest.position
-    named = [
-        delta.item
-        for delta in state.deltas.values()
-        if delta.fate is Fate.QUARANTINED and delta.position > since
-        if (delta.item.learner, delta.item.fragment) == (merged.learner, merged.fragment)
-    ]
-    return max(math.hypot(*norms_a_step(item)) for item in (merged, *named))
+def _own_norms(state: RunState, fragment: FragmentState, learner: str) -> Iterator[float]:
+    """Yields the norms a step of a learner's merged deltas, and of those quarantined since the newest version.
+
+    What comes a second time while nobody else goes on is training: the same weights lead to the same steps for ever.
+    """
+    yield from (norm for _, norm in fragment.paces.get(learner, ()))
+    for delta in state.deltas.values():
+        is_own = (delta.item.learner, delta.item.fragment) == (learner, fragment.layout.name)
+        if is_own and delta.fate is Fate.QUARANTINED and delta.position > fragment.newest.position:
+            yield delta.item.norm_a_step
 
 
 def is_unexplained(state: RunState, fragment: FragmentState, view: MembershipView) -> bool:
@@ -116,7 +123,7 @@ def is_unexplained(state: RunState, fragment: FragmentState, view: MembershipVie
     Otherwise it waits for a second.
     """
     learners = {delta.item.learner for delta in fragment.pending.values()}
-    if state.policy.quarantine_ratio == 0 or len(learners) > 1 or newest_deltas(state, fragment):
+    if state.policy.quarantine_ratio == 0 or len(learners) > 1 or fragment.paces:
         return False
     creators = {
         delta.item.learner

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -110,6 +111,11 @@ class AcceptedItem(_Item, frozen=True, tag="accepted"):
     token_count: int
     last_step: int
     squared_norms: tuple[float, ...]  # |v_t|^2 of each tensor of the fragment
+
+    @property
+    def norm_a_step(self) -> float:
+        """|v| / s, which compares deltas of different length."""
+        return math.sqrt(math.fsum(self.squared_norms)) / max(self.step_count, 1)
 
 
 class Member(msgspec.Struct, frozen=True):

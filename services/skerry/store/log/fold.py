@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import assert_never
 
+from skerry.algorithm.merge import with_step
 from skerry.algorithm.rounds import delta_weight, share_of_length
 from skerry.store.errors import LogCorruptError
 from skerry.store.log.checks import check_item
@@ -44,7 +45,6 @@ from skerry.store.log.entries import (
 )
 from skerry.store.log.horizon import forget
 from skerry.store.log.state import (
-    NORM_HISTORY,
     REMEMBERED_CLOSES,
     CommitRecord,
     DeltaState,
@@ -200,8 +200,8 @@ def _admit_committed(state: RunState, item: CommittedItem) -> list[DeltaState]:
     for delta, weight in zip(merged, weights, strict=True):
         delta.fate, delta.version = Fate.MERGED, item.version
         delta.weight_share = weight / total if total > 0 else 0.0
-        norms = (*fragment.squared_norms.get(delta.item.learner, ()), delta.squared_norm_a_step)
-        fragment.squared_norms[delta.item.learner] = norms[-NORM_HISTORY:]
+        pace = fragment.paces.get(delta.item.learner, ())
+        fragment.paces[delta.item.learner] = with_step(pace, delta.item.last_step, delta.item.norm_a_step)
         fragment.step_counts[delta.item.learner] = delta.item.step_count
         fragment.weights[delta.item.learner] = delta_weight(
             delta.item.token_count,
@@ -251,7 +251,7 @@ def _admit_rollback(state: RunState, item: RollbackItem) -> list[DeltaState]:
         fragment.newest.until = state.position
         fragment.version, fragment.next_attempt = one.version, 0
         fragment.momentum_from = fragment.versions[one.source_version].step_count
-        fragment.squared_norms.clear()
+        fragment.paces.clear()
         fragment.contributed_at.clear()
         fragment.worked_until.clear()
         fragment.versions[one.version] = VersionState(

@@ -17,7 +17,7 @@ from skerry.store.objects.interface import read_json
 from skerry.wire.policy import Policy
 
 # Raised when the fields change so that older bytes can't be read any more: the log is then folded instead.
-CHECKPOINT_FORMAT: Final = 1
+CHECKPOINT_FORMAT: Final = 2
 _DERIVED: Final = frozenset({"layout", "pending"})
 _FIELDS: Final = [field.name for field in fields(FragmentState) if field.name not in _DERIVED]
 _HINTS: Final = get_type_hints(FragmentState) | {"versions": list[VersionState]}

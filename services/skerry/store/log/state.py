@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, KeysView
 from dataclasses import dataclass, field
 from typing import Final
 
+from skerry.algorithm.merge import Pace
 from skerry.algorithm.rounds import rounds_behind
 from skerry.store.log.entries import (
     GRANTS_FORMAT,
@@ -25,8 +26,6 @@ from skerry.store.log.legacy import STALENESS_IN_ROUNDS_FORMAT, round_length
 from skerry.wire.layout import FragmentLayout
 from skerry.wire.policy import Policy
 
-# How many of a learner's merged deltas have their norms kept: enough for a median that one outlier does not move.
-NORM_HISTORY: Final = 8
 # How many closes of a fragment have their contributors kept: an absent learner is expected until it has missed two.
 REMEMBERED_CLOSES: Final = 2
 
@@ -65,12 +64,6 @@ class DeltaState:
     def short_reason(self) -> str:
         """The reason without its facts, which differ between deltas."""
         return self.reason.partition(". ")[0]
-
-    @property
-    def squared_norm_a_step(self) -> float:
-        """|v|^2 / steps^2, which compares deltas of different length."""
-        steps = max(self.item.step_count, 1)
-        return sum(self.item.squared_norms) / (steps * steps)
 
 
 @dataclass
@@ -122,7 +115,7 @@ class FragmentState:
     close_positions: tuple[int, ...] = ()  # log positions of the same closes
     contributed_at: dict[str, float] = field(default_factory=dict)  # by learner: step_count at its last merge
     worked_until: dict[str, float] = field(default_factory=dict)  # by learner: step_count that this delta trained up to
-    squared_norms: dict[str, tuple[float, ...]] = field(default_factory=dict)  # by learner, merged: |v|^2 / steps^2
+    paces: dict[str, Pace] = field(default_factory=dict)  # by learner, of its deltas merged since a roll-back
     weights: dict[str, float] = field(default_factory=dict)  # by learner: w of its last merged delta, not damped
     step_counts: dict[str, int] = field(default_factory=dict)  # by learner: steps of that delta
 

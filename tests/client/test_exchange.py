@@ -383,7 +383,7 @@ async def test_bytes_without_their_plan_are_pulled_again(target: str, monkeypatc
         ("parameters", "snapshot"),
         ("parameters", "encode"),
         ("parameters", "add"),
-        ("parameters", "to_host"),
+        ("parameters", "from_host"),
     ],
 )
 async def test_no_defect_ends_the_exchange_silently(

@@ -118,3 +118,16 @@ async def test_weights_of_a_draft_that_another_syncer_committed_do_not_count(sto
             while (await here.runs.GetRun(asked)).run.status != types.RUN_STATUS_OPEN:
                 await asyncio.sleep(0.02)
         await _pushed(here, "second")
+
+
+async def test_a_run_that_another_syncer_committed_has_its_weights_as_soon_as_it_has_its_name(store_url: str) -> None:
+    settings = replace(LOCAL, host=HostSettings(name_lifetime_s=0.0))
+    async with AsyncExitStack() as stack:
+        servers = [await stack.enter_async_context(serving(open_objects(store_url), settings)) for _ in range(2)]
+        here, there = [await stack.enter_async_context(connected(server.port)) for server in servers]
+        for number in range(10):
+            draft = await _pushed(here, f"draft-{number}")
+            await _stored(there, draft)
+            await here.runs.CommitRun(runs.CommitRunRequest(name=draft.name, run_uid=draft.uid))
+            run = (await there.runs.GetRun(runs.GetRunRequest(name=draft.name))).run
+            assert [version.fragment for version in run.versions] == ["a", "b"]

@@ -36,6 +36,9 @@ _LONGEST_WAIT: Final = 4096
 _LEAST_MOVES: Final = 2
 # Steps after a jump in which too few others moved the weights: nothing is left to compare it with, and work waits.
 _UNDECIDED_STEPS: Final = 256
+_CHECKPOINT: Final = (
+    "the weights were replaced after attaching: load your checkpoint first, then attach; the run's weights win."
+)
 
 
 @dataclass
@@ -115,8 +118,7 @@ class Movement:
         if jump.is_certain:
             raise StopExchangingError(
                 "WEIGHTS_REPLACED",
-                "the weights were replaced after attaching: load your checkpoint first, then attach; the run's weights "
-                "win. In one step, most of them moved many times as far as in any step near it. "
+                f"{_CHECKPOINT} In one step, most of them moved many times as far as in any step near it. "
                 f"step={jump.step}",
             )
         return False
@@ -134,13 +136,15 @@ class Movement:
         verdicts = [*self._verdicts, *map(_judged, others)]
         counted, put_back = (sum(verdict[place] for verdict in verdicts) for place in (0, 1))
         if Verdict(counted, put_back).is_taken_back:
-            raise StopExchangingError(
-                "WEIGHTS_REPLACED",
+            said = (
                 "versions of the run that this learner adopted are gone from its weights some steps later: the "
                 "optimizer keeps weights of its own, such as float32 masters or Lookahead's, and writes them over the "
                 "model's, so that the next delta would take the versions back from the run. Say by `copies` where they "
-                f"are, and they get the same versions. pieces={put_back} of {counted}, step={self._step}",
+                "are, and they get the same versions."
             )
+            if others:  # a jump, too
+                said = f"{_CHECKPOINT} Or {said}"
+            raise StopExchangingError("WEIGHTS_REPLACED", f"{said} pieces={put_back} of {counted}, step={self._step}")
 
 
 def _judged(shift: _Shift) -> Verdict:

@@ -283,10 +283,14 @@ def record_of(kind: type[R], message: Message) -> R:
     """Returns a message as the record of this kind.
 
     Raises:
-        RefusedError: BAD_ANSWER: the message has a policy that this version does not know, or a time that is none.
+        RefusedError: BAD_ANSWER: the message has a policy or a packed layout that this version can't read, or a time
+            that is none.
     """
     if isinstance(message, types_pb2.Run):
-        unpack_layout(message)
+        try:
+            unpack_layout(message)
+        except ValueError as error:
+            raise RefusedError("BAD_ANSWER", str(error)) from error
     fields: Any = kind  # a type is hashable, whatever its instances are
     return kind(**{name: _field(hint, message, name) for name, hint in _hints(fields)})
 

@@ -754,9 +754,10 @@ class Policy(_message.Message):
     takes the place of this number for it, from format level 5 on. Default 2.
     """
     quarantine_ratio: _builtins.float
-    """A delta whose norm a step, over at least H steps, is more than this many times what its peers' deltas lead to expect,
-    and this many times the largest that its own learner had, is quarantined; where only one of the two is known, it
-    decides. What is more than twice as long as the peers lead to expect counts less. 0: neither. Default 1000.
+    """A delta whose norm a step, over at least H steps, is more than this many times what its peers' deltas lead to
+    expect, and this many times the largest that its own learner had, is quarantined; where only one of the two is
+    known, it decides. What is more than twice as long as the peers lead to expect counts less. 0: neither. Default
+    1000.
     """
     snapshot_ratio: _builtins.float
     """A snapshot is written when the updates since the last weigh this many times one snapshot, or are 512. Default 1."""

@@ -83,6 +83,7 @@ class Islands:
         return {
             "delta_encoding": MEASURED_ENCODING,
             "update_encoding": MEASURED_ENCODING,
+            "quarantine_ratio": MEASURED_QUARANTINE_RATIO,
             "planned_step_count": self.step_count,
             **json.loads(self.policy),
         }
@@ -90,6 +91,8 @@ class Islands:
 
 # Most of the table is from before the default's blocks had 256 elements, which have a row of their own.
 MEASURED_ENCODING: Final = {"codec": "int4", "block": 128, "vector_codec": "bfloat16", "compressor": "zstd"}
+# Of the table, in which nothing is quarantined by this ratio or by the default's.
+MEASURED_QUARANTINE_RATIO: Final = 30.0
 
 Arm: TypeAlias = DataParallel | Synchronous | Islands
 

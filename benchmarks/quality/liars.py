@@ -18,6 +18,7 @@ from benchmarks.quality.lies import BROKEN, LIES, Lie
 from benchmarks.quality.world import train_islands
 from benchmarks.report import DIRECTORY, write_rows
 from benchmarks.report import Row as ReportRow
+from skerry.wire.policy import Policy
 
 STEPS: Final = 96
 INNER_STEPS: Final = 8
@@ -27,7 +28,7 @@ BOUND_PERCENT: Final = 5.0
 
 def arm(learner_count: int, merge: str, **settings: Any) -> Islands:
     """Returns a short run of twelve rounds; each learner's data are a fifth, however many there are."""
-    policy = {"inner_step_count": INNER_STEPS, "merge": merge}
+    policy = {"inner_step_count": INNER_STEPS, "merge": merge, "quarantine_ratio": Policy().quarantine_ratio}
     return default(learner_count, STEPS, policy=policy, shard_count=5, **settings)
 
 

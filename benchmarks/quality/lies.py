@@ -38,7 +38,6 @@ _MOST: Final = 2**32  # what a header may claim at most: steps, and tokens a ste
 _PLAIN: Final = Encoding(Codec.FLOAT32, 128, Codec.FLOAT32, Compressor.NONE)
 _CHECKPOINT_STEP: Final = 8
 _FAULT_STEP: Final = 28
-_FAULT_EVERY: Final = 8
 _GHOST_PAUSE_S: Final = 3.0
 _FLOOD_PAUSE_S: Final = 0.02
 
@@ -93,7 +92,7 @@ def _with_a_rate_100_times_too_high(training: InnerTraining) -> Callable[[int], 
 
 def _with_flipped_weights(training: InnerTraining) -> Callable[[int], None]:
     def before(step: int) -> None:
-        if step >= _FAULT_STEP and (step - _FAULT_STEP) % _FAULT_EVERY == 0:
+        if step == _FAULT_STEP:
             with torch.no_grad():
                 for one in training.model.parameters():
                     one.neg_()
@@ -101,25 +100,18 @@ def _with_flipped_weights(training: InnerTraining) -> Callable[[int], None]:
     return before
 
 
-def _with_old_weights(*, is_once: bool) -> Fault:
-    """Returns the fault of going back to a checkpoint, once or again and again."""
+def _with_old_weights(training: InnerTraining) -> Callable[[int], None]:
+    checkpoint: dict[str, Tensor] = {}
 
-    def begin(training: InnerTraining) -> Callable[[int], None]:
-        checkpoint: dict[str, Tensor] = {}
+    def before(step: int) -> None:
+        if step == _CHECKPOINT_STEP:
+            checkpoint.update((name, one.detach().clone()) for name, one in training.model.named_parameters())
+        elif step == _FAULT_STEP:
+            with torch.no_grad():
+                for name, one in training.model.named_parameters():
+                    one.copy_(checkpoint[name])
 
-        def before(step: int) -> None:
-            if step == _CHECKPOINT_STEP:
-                checkpoint.update((name, one.detach().clone()) for name, one in training.model.named_parameters())
-            elif step == _FAULT_STEP or (
-                not is_once and step > _FAULT_STEP and (step - _FAULT_STEP) % _FAULT_EVERY == 0
-            ):
-                with torch.no_grad():
-                    for name, one in training.model.named_parameters():
-                        one.copy_(checkpoint[name])
-
-        return before
-
-    return begin
+    return before
 
 
 BROKEN: Final[Mapping[str, Lie]] = {
@@ -128,8 +120,8 @@ BROKEN: Final[Mapping[str, Lie]] = {
     "1000 times the tokens": Lie(tokens_a_step=1000 * BATCH_SIZE * MODEL.context),
     "a rate 100 times too high": Lie(fault=_with_a_rate_100_times_too_high),
     "weights of flipped sign": Lie(fault=_with_flipped_weights),
-    "a checkpoint of long ago": Lie(fault=_with_old_weights(is_once=True)),
-    "a checkpoint of long ago, again and again": Lie(fault=_with_old_weights(is_once=False)),
+    "a checkpoint of long ago": Lie(fault=_with_old_weights),
+    "the first delta again and again": Lie(_first_again),
 }
 """What a learner does that is broken and means no harm."""
 

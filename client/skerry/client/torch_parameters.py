@@ -423,7 +423,7 @@ class TorchParameters:
         if self._device.type != "cuda":
             return torch.from_numpy(values).to(self._device)
         on_device = torch.empty(len(values), device=self._device)
-        # The driver copies other memory than pinned under a lock that the training thread's launches wait for.
+        # From memory that is not pinned the driver copies by way of its own, and blocks this thread meanwhile.
         for first in range(0, len(values), _STAGED_NUMEL):
             piece = torch.from_numpy(values[first : first + _STAGED_NUMEL])
             staged = torch.empty(piece.numel(), pin_memory=True).copy_(piece)

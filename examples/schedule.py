@@ -9,29 +9,30 @@ import time
 
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 from skerry.client import attach
 
 TARGET = os.environ.get("SKERRY_TARGET", "127.0.0.1:50051")
 
-learner_id, slowness = sys.argv[1], float(sys.argv[2]) if sys.argv[2:] else 1
-draw = torch.Generator().manual_seed(sum(learner_id.encode()))
-torch.manual_seed(0)
-model = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 1))
-optimizer = torch.optim.AdamW(model.parameters())
-run = {"target": TARGET, "run": "schedule", "create": True, "planned_step_count": 300}
-
-with attach(model, optimizer, tokens_per_step=32, learner_id=learner_id, **run) as learner:
-    end = learner.planned_step_count  # the run's, which all learners have
-    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=1e-2, total_steps=end)
-    while scheduler.last_epoch < end - 1:
-        time.sleep(0.02 * slowness)
-        inputs = torch.randn(32, 16, generator=draw)
-        loss = nn.functional.mse_loss(model(inputs), inputs.sin().sum(1, keepdim=True))
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        place = max(learner.stats.step_count, learner.progress or 0)
-        while scheduler.last_epoch < min(int(place), end - 1):
-            scheduler.step()
-print(f"steps {learner.stats.step_count}, rate {scheduler.get_last_lr()[0]:.1e}, not merged {learner.stats.causes}")
+if __name__ == "__main__":  # a DataLoader's workers may import this file again
+    learner_id, slowness = sys.argv[1], float(sys.argv[2]) if sys.argv[2:] else 1
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 1))
+    optimizer = torch.optim.AdamW(model.parameters())
+    run = {"target": TARGET, "run": "schedule", "create": True, "planned_step_count": 300}
+    with attach(model, optimizer, tokens_per_step=32, learner_id=learner_id, **run) as learner:
+        end = learner.planned_step_count  # the run's, which all learners have
+        scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=1e-2, total_steps=end)
+        draw = torch.Generator().manual_seed(sum(learner_id.encode()))
+        for inputs in DataLoader(torch.randn(32 * end, 16, generator=draw), batch_size=32, num_workers=2):
+            time.sleep(0.02 * slowness)
+            loss = nn.functional.mse_loss(model(inputs), inputs.sin().sum(1, keepdim=True))
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            while scheduler.last_epoch < min(int(max(learner.stats.step_count, learner.progress or 0)), end - 1):
+                scheduler.step()
+            if scheduler.last_epoch == end - 1:
+                break
+    print(f"steps {learner.stats.step_count}, rate {scheduler.get_last_lr()[0]:.1e}, not merged {learner.stats.causes}")

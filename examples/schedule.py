@@ -9,7 +9,7 @@ import time
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 
 from skerry.client import attach
 
@@ -25,7 +25,8 @@ if __name__ == "__main__":  # a DataLoader's workers may import this file again
         end = learner.planned_step_count  # the run's, which all learners have
         scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=1e-2, total_steps=end)
         draw = torch.Generator().manual_seed(sum(learner_id.encode()))
-        for inputs in DataLoader(torch.randn(32 * end, 16, generator=draw), batch_size=32, num_workers=2):
+        data = TensorDataset(torch.randn(32 * end, 16, generator=draw))
+        for (inputs,) in DataLoader(data, batch_size=32, num_workers=2):
             time.sleep(0.02 * slowness)
             loss = nn.functional.mse_loss(model(inputs), inputs.sin().sum(1, keepdim=True))
             loss.backward()

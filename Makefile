@@ -49,12 +49,12 @@ lint: $(READY) ## check style, types, imports, dead code, stubs and the contract
 	@$(BIN)/mypy --no-error-summary
 	@echo "lint: import contracts"
 	@mkdir -p build
-	@PYTHONPATH=protos:core:client:services $(BIN)/lint-imports --no-cache > build/lint-imports.txt || { cat build/lint-imports.txt; exit 1; }
+	@PYTHONPATH=client:services $(BIN)/lint-imports --no-cache > build/lint-imports.txt || { cat build/lint-imports.txt; exit 1; }
 	@echo "lint: dead code"
 	@$(BIN)/vulture
 	@echo "lint: stubs and contract"
-	@$(BIN)/python protos/generate.py --check
-	@$(BIN)/python protos/check_contract.py
+	@$(BIN)/python .ci/generate_stubs.py --check
+	@$(BIN)/python .ci/check_contract.py
 
 format: $(READY) ## write the code as the formatter would
 	@$(BIN)/ruff format .
@@ -78,7 +78,7 @@ audit: $(SUPPLY)/.ready ## look the locked packages up in the advisories; status
 	@$(SUPPLY)/bin/python docker/supply_chain.py audit
 
 protos: $(READY) ## write the stubs beside the .proto files
-	@$(BIN)/python protos/generate.py
+	@$(BIN)/python .ci/generate_stubs.py
 
 docs: $(SITE)/.ready ## build the documents as a site and check its links; it goes to build/site/html
 	@echo "docs: building build/site/html"

@@ -8,9 +8,9 @@ from threading import Event
 from typing import Final
 from unittest.mock import patch
 
+from skerry import ArrayLearner
 from skerry.algorithm.schedule import RoundRhythm
-from skerry.client import ArrayLearner
-from skerry.client.movement import Movement
+from skerry.model.movement import Movement
 
 # More than the steps that a synchronisation waits for its versions, so that none makes a second delta due.
 H: Final = 2048

@@ -14,14 +14,14 @@ from typing import Final
 import numpy as np
 
 from benchmarks.report import Row, write_rows
-from skerry.store.log import retention
-from skerry.store.log.checkpoints import is_due, write_checkpoint
-from skerry.store.log.entries import ENTRY_FORMAT, LevelItem
-from skerry.store.objects.interface import Chunks
-from skerry.store.operator.collect import collect
 from skerry.wire.policy import Policy
-from tests.doubles.dict_objects import DictObjects
-from tests.numerics.merge_driver import FRAGMENT, Driver, layout_of
+from skerry_syncer.store.log import retention
+from skerry_syncer.store.log.checkpoints import is_due, write_checkpoint
+from skerry_syncer.store.log.entries import ENTRY_FORMAT, LevelItem
+from skerry_syncer.store.maintenance.collect import collect
+from skerry_syncer.store.objects.interface import Chunks
+from tests.support.dict_objects import DictObjects
+from tests.unit.algorithm.merge_driver import FRAGMENT, Driver, layout_of
 
 NUMEL: Final = 2**18
 LEARNER_COUNT: Final = 4

@@ -27,7 +27,7 @@ from torch.distributed.tensor import DTensor
 
 from benchmarks.report import Row, measured, write_rows
 from benchmarks.speed.processes import forget_peak, served, status_bytes
-from skerry.client import Learner
+from skerry import Learner
 
 _WIDTH: Final = 1024  # a layer has 2**20 parameters, 4 MiB
 _LAYERS: Final = {"50M": 48, "2M": 2}

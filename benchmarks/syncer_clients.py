@@ -33,7 +33,7 @@ class Learner:
     """Pushes the same bytes each round, and pulls the updates."""
 
     def __init__(self, port: int, number: int, run: types.Run, layouts: list[FragmentLayout]) -> None:
-        options = [("skerry.learner", number), ("grpc.max_receive_message_length", 2**22)]
+        options = [("skerry_learner", number), ("grpc.max_receive_message_length", 2**22)]
         self.channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options)
         self.control = grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=[("skerry.control", number)])
         self.bulk = exchange_pb2_grpc.ExchangeStub(self.channel)

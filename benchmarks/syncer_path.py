@@ -36,16 +36,17 @@ import numpy as np
 from benchmarks.report import Row, measured, write_rows
 from benchmarks.syncer_clients import PART_BYTES, Learner, create_run, encoded, layouts_of
 from skerry.algorithm import step
-from skerry.store.objects import local
-from skerry.store.objects.opening import open_objects
-from skerry.store.versions import replay
-from skerry.syncer import merger, parts
-from skerry.syncer.server import ServerSettings, serving
 from skerry.v1 import exchange_pb2 as exchange
 from skerry.v1 import types_pb2 as types
 from skerry.wire import frames
 from skerry.wire.codecs import Codec, Compressor, Encoding
 from skerry.wire.messages import encoding_to_message
+from skerry_syncer.merge import merger
+from skerry_syncer.run import parts
+from skerry_syncer.server import ServerSettings, serving
+from skerry_syncer.store.objects import local
+from skerry_syncer.store.objects.opening import open_objects
+from skerry_syncer.store.versions import replay
 
 _spent: defaultdict[str, float] = defaultdict(float)
 _calls: defaultdict[str, int] = defaultdict(int)

@@ -8,7 +8,7 @@ import torch
 from accelerate import Accelerator
 from torch.utils.data import DataLoader
 
-from skerry.client import attach
+from skerry import attach
 
 TARGET = os.environ.get("SKERRY_TARGET", "127.0.0.1:50051")
 

@@ -8,7 +8,7 @@ import sys
 
 import numpy as np
 
-from skerry.client import ArrayLearner
+from skerry import ArrayLearner
 
 TARGET = os.environ.get("SKERRY_TARGET", "127.0.0.1:50051")
 STEPS = 300

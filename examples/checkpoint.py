@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from skerry.client import Learner
+from skerry import Learner
 
 TARGET = os.environ.get("SKERRY_TARGET", "127.0.0.1:50051")
 

@@ -11,7 +11,7 @@ from peft import LoraConfig, get_peft_model
 from torch.utils.data import DataLoader
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from skerry.client import attach
+from skerry import attach
 
 TARGET = os.environ.get("SKERRY_TARGET", "127.0.0.1:50051")
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from skerry.client import Learner, leave_on_signal
+from skerry import Learner, leave_on_signal
 
 TARGET = os.environ.get("SKERRY_TARGET", "127.0.0.1:50051")
 

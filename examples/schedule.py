@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from skerry.client import attach
+from skerry import attach
 
 TARGET = os.environ.get("SKERRY_TARGET", "127.0.0.1:50051")
 

@@ -9,8 +9,8 @@ import sys
 import torch
 from torch import nn
 
-from skerry.client import RunsClient
-from skerry.client.records import Event
+from skerry import RunsClient
+from skerry.net.records import Event
 
 TARGET = os.environ.get("SKERRY_TARGET", "127.0.0.1:50051")
 

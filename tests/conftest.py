@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
-from tests.doubles.no_cloud import stay_here
+from tests.support.no_cloud import stay_here
 
 stay_here()
 

@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from benchmarks.report import Row, measured
 from benchmarks.speed.measuring import Size
 from benchmarks.speed.processes import environment, served
-from skerry.client import Learner, Policy, RunsClient, attach
+from skerry import Learner, Policy, RunsClient, attach
 
 # Trains until so many deltas were merged, and at most so many steps: a step takes about a millisecond.
 _MERGED: Final = 8

@@ -21,8 +21,8 @@ import torch
 from benchmarks.report import Row, measured
 from benchmarks.speed.measuring import SEED, Size, paired
 from benchmarks.speed.processes import Served, served
-from skerry.client import Learner, Policy
-from skerry.learner.model import MODEL_CONFIGS, Gpt, ModelConfig
+from skerry import Learner, Policy
+from skerry_learner.model import MODEL_CONFIGS, Gpt, ModelConfig
 
 _FRAGMENTS: Final = 24
 _BLOCK_S: Final = 2.5  # a block of steps lasts at least so long

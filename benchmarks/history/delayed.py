@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 
-from skerry.store.objects.interface import Chunks, ObjectInfo, Objects
+from skerry_syncer.store.objects.interface import Chunks, ObjectInfo, Objects
 
 
 class DelayedObjects:

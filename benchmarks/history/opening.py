@@ -15,9 +15,9 @@ from benchmarks.history.synthesis import RUN, UID
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.identifiers import SystemEntropy
 from skerry.runtime.workers import ThreadWorkers
-from skerry.store.objects.interface import Objects
-from skerry.store.objects.opening import open_objects
-from skerry.store.store import Store
+from skerry_syncer.store.objects.interface import Objects
+from skerry_syncer.store.objects.opening import open_objects
+from skerry_syncer.store.store import Store
 
 
 def open_elsewhere(root: Path, *, delay_s: float) -> dict[str, float]:

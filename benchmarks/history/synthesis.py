@@ -13,8 +13,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from skerry.store.log.checkpoints import CHECKPOINT_EVERY, KEPT_CHECKPOINTS, checkpoint_of
-from skerry.store.log.entries import (
+from skerry.wire.codecs import Codec, Encoding
+from skerry.wire.layout import FragmentLayout, TensorSpec
+from skerry.wire.policy import Policy
+from skerry_syncer.store.log.checkpoints import CHECKPOINT_EVERY, KEPT_CHECKPOINTS, checkpoint_of
+from skerry_syncer.store.log.entries import (
     ENTRY_FORMAT,
     AcceptedItem,
     ClosedItem,
@@ -34,12 +37,9 @@ from skerry.store.log.entries import (
     entry_name,
     run_prefix,
 )
-from skerry.store.log.fold import apply_entry
-from skerry.store.log.state import RunState
-from skerry.wire.codecs import Codec, Encoding
-from skerry.wire.layout import FragmentLayout, TensorSpec
-from skerry.wire.policy import Policy
-from tests.doubles.seeded_entropy import SeededEntropy
+from skerry_syncer.store.log.fold import apply_entry
+from skerry_syncer.store.log.state import RunState
+from tests.support.seeded_entropy import SeededEntropy
 
 RUN: Final = "history"
 UID: Final = "0" * 32

@@ -20,15 +20,15 @@ from torch import Tensor
 
 from benchmarks.quality.bulk_transport import BulkTransport
 from benchmarks.quality.task import BATCH_SIZE, MODEL, InnerTraining
-from skerry.client.delta import cut_messages
-from skerry.client.errors import SkerryError
-from skerry.store.log.state import RunState
+from skerry.errors import SkerryError
+from skerry.exchange.push import cut_messages
 from skerry.v1 import exchange_pb2 as v1
 from skerry.v1 import types_pb2
 from skerry.wire.codecs import Codec, Compressor, Encoding, cut_frames
 from skerry.wire.digests import delta_digest, part_digest
 from skerry.wire.frames import decode_frames, encode_frames, pack_frame
 from skerry.wire.layout import FragmentLayout
+from skerry_syncer.store.log.state import RunState
 from tests.simulation.sim_transport import SimTransport
 
 Values = NDArray[np.float32]  # (numel,)

@@ -18,7 +18,7 @@ from benchmarks.quality.jobs import Outcomes
 from benchmarks.quality.statistics import percent_over
 from benchmarks.quality.table import lines_of
 from benchmarks.quality.task import PYTHON
-from skerry.demo.picture import STYLE
+from skerry_demo.picture import STYLE
 
 _INK: Final = "#1d2733"
 _FAINT: Final = "#8a96a3"

@@ -6,7 +6,7 @@ import torch
 
 from benchmarks.quality import task
 from benchmarks.quality.arms import DataParallel, Outcome, Synchronous
-from skerry.learner.settings import InnerOptimizerName
+from skerry_learner.settings import InnerOptimizerName
 
 
 def train_data_parallel(arm: DataParallel, seed: int) -> Outcome:

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from benchmarks.quality.lora import add_adapters
-from skerry.learner.batches import Batch, BatchSampler, held_out_batches
-from skerry.learner.corpus import Corpus, ShardSelection, load_corpus
-from skerry.learner.inner_training import InnerOptimizer, evaluate, inner_step, make_optimizer
-from skerry.learner.model import MODEL_CONFIGS, Gpt
-from skerry.learner.schedule import LearningRateSchedule
-from skerry.learner.settings import InnerOptimizerName, OptimizerSettings
+from skerry_learner.batches import Batch, BatchSampler, held_out_batches
+from skerry_learner.corpus import Corpus, ShardSelection, load_corpus
+from skerry_learner.inner_training import InnerOptimizer, evaluate, inner_step, make_optimizer
+from skerry_learner.model import MODEL_CONFIGS, Gpt
+from skerry_learner.schedule import LearningRateSchedule
+from skerry_learner.settings import InnerOptimizerName, OptimizerSettings
 
 MODEL: Final = MODEL_CONFIGS["nano"]
 BATCH_SIZE: Final = 8

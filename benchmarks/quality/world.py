@@ -21,31 +21,31 @@ from benchmarks.quality.arms import Island, Islands, Outcome
 from benchmarks.quality.bulk_transport import BulkTransport
 from benchmarks.quality.lies import Lie, LyingTransport, haunt
 from skerry.algorithm.rebase import FlatArray
-from skerry.client.errors import SkerryError
-from skerry.client.exchange import ExchangeLoop
-from skerry.client.parameters import Work
-from skerry.client.session import Adoption, ExchangeSettings
-from skerry.client.torch_parameters import TorchParameters
-from skerry.learner.schedule import run_position
-from skerry.learner.settings import InnerOptimizerName
+from skerry.errors import SkerryError
+from skerry.exchange.loop import ExchangeLoop
+from skerry.exchange.session import Adoption, ExchangeSettings
+from skerry.model.interface import Work
+from skerry.model.torch.parameters import TorchParameters
 from skerry.runtime.workers import InlineWorkers
 from skerry.runtime.workers import InlineWorkers as StoreWorkers
-from skerry.store.log.entries import Fate, RunStatus
-from skerry.store.log.run_log import RunLog
-from skerry.store.log.state import RunState
-from skerry.store.versions.replay import Replayer
-from skerry.store.versions.scratch import Scratch
-from skerry.syncer.host import HostSettings
-from skerry.syncer.settings import ReplicaSettings
 from skerry.v1 import runs_pb2
 from skerry.wire.layout import FragmentLayout
 from skerry.wire.policy import Policy
-from tests.doubles.seeded_entropy import SeededEntropy
+from skerry_learner.schedule import run_position
+from skerry_learner.settings import InnerOptimizerName
+from skerry_syncer.run.host import HostSettings
+from skerry_syncer.settings import ReplicaSettings
+from skerry_syncer.store.log.entries import Fate, RunStatus
+from skerry_syncer.store.log.run_log import RunLog
+from skerry_syncer.store.log.state import RunState
+from skerry_syncer.store.versions.replay import Replayer
+from skerry_syncer.store.versions.scratch import Scratch
 from tests.simulation.network import Endpoint, Network, NetworkFaults
 from tests.simulation.processes import Process, ProcessLoop
 from tests.simulation.records import LearnerRecord
 from tests.simulation.replica_process import ReplicaProcess
 from tests.simulation.shared_store import SharedStore, StoreFaults
+from tests.support.seeded_entropy import SeededEntropy
 
 _RUN: Final = "quality"
 # From a copy of the weights to adoption: the push, the news of the version, asking for it, receiving it.

@@ -20,15 +20,15 @@ from numpy.typing import NDArray
 from benchmarks.report import Row, measured
 from benchmarks.speed.measuring import SEED, Size
 from benchmarks.speed.processes import served
-from skerry.client import Learner, Policy
-from skerry.learner.batches import BatchSampler
-from skerry.learner.corpus import ShardSelection, load_corpus
-from skerry.learner.inner_training import inner_step, make_optimizer
-from skerry.learner.model import MODEL_CONFIGS, Gpt
-from skerry.learner.settings import OptimizerSettings
+from skerry import Learner, Policy
 from skerry.wire.codecs import Compressor, Encoding
 from skerry.wire.frames import Frame, encode_frames, parse_frames, raw_bytes
 from skerry.wire.layout import FragmentLayout, TensorSpec
+from skerry_learner.batches import BatchSampler
+from skerry_learner.corpus import ShardSelection, load_corpus
+from skerry_learner.inner_training import inner_step, make_optimizer
+from skerry_learner.model import MODEL_CONFIGS, Gpt
+from skerry_learner.settings import OptimizerSettings
 
 _LEARNERS: Final = 2
 _BATCH: Final = 8

@@ -19,11 +19,11 @@ from benchmarks.report import Row
 from benchmarks.speed.measuring import SEED, Size, alternate, exhaust, paired, rates
 from benchmarks.speed.models import layout_of
 from skerry.algorithm.step import accumulate
-from skerry.syncer.parts import PartChecker
 from skerry.wire.codecs import Codec, Compressor, Encoding, cut_frames
 from skerry.wire.digests import part_digest, tree_digest
 from skerry.wire.frames import FrameReader, encode_frames, parse_frames, quantise_cut, raw_bytes
 from skerry.wire.layout import FragmentLayout
+from skerry_syncer.run.parts import PartChecker
 
 Float32s = NDArray[np.float32]
 

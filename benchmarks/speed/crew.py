@@ -15,7 +15,7 @@ import numpy as np
 from benchmarks.speed.measuring import SEED
 from benchmarks.speed.models import arrays_of
 from benchmarks.speed.processes import answer, commands
-from skerry.client import ArrayLearner
+from skerry import ArrayLearner
 from skerry.runtime.logs import log_to_stderr
 
 

@@ -19,7 +19,7 @@ from benchmarks.speed.measuring import Size
 from benchmarks.speed.models import arrays_of
 from benchmarks.speed.processes import Child, Served, children, served
 from benchmarks.speed.transfer import RUN
-from skerry.client import Policy, RunsClient
+from skerry import Policy, RunsClient
 
 _LAG: Final = "skerry_event_loop_lag_seconds_bucket"
 _PROCESSES: Final = 4

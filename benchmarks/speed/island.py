@@ -16,7 +16,7 @@ import numpy as np
 from benchmarks.due_steps import DueSteps, H, steps_are_made_up
 from benchmarks.speed.models import arrays_of
 from benchmarks.speed.processes import answer, commands, forget_peak, status_bytes
-from skerry.client import ArrayLearner, Policy
+from skerry import ArrayLearner, Policy
 from skerry.runtime.logs import log_to_stderr
 from skerry.wire.codecs import Codec, Compressor, Encoding
 

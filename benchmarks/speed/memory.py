@@ -18,7 +18,7 @@ from benchmarks.report import Row, measured
 from benchmarks.speed.measuring import Size
 from benchmarks.speed.processes import Served, served
 from benchmarks.speed.transfer import RUN, create_run, encoded_delta, peer
-from skerry.client import Policy, RunsClient
+from skerry import Policy, RunsClient
 from skerry.wire.codecs import Codec
 
 _TIMEOUT_S: Final = 120.0

@@ -20,9 +20,9 @@ from benchmarks.report import Row
 from benchmarks.speed.measuring import Size, paired
 from benchmarks.speed.merged_run import FRAGMENT, UID, layout_of, open_store, prepare
 from skerry.runtime.workers import ThreadWorkers
-from skerry.store.versions.replay import Replayer
-from skerry.store.versions.scratch import Scratch, memory_share_bytes
-from skerry.syncer.merger import merge_round
+from skerry_syncer.merge.merger import merge_round
+from skerry_syncer.store.versions.replay import Replayer
+from skerry_syncer.store.versions.scratch import Scratch, memory_share_bytes
 
 LEARNERS: Final = 8
 _THREADS: Final = 2

@@ -11,7 +11,13 @@ from numpy.typing import NDArray
 
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.workers import Workers
-from skerry.store.log.entries import (
+from skerry.wire.codecs import Codec, Encoding, cut_parts
+from skerry.wire.digests import delta_digest, part_digest
+from skerry.wire.frames import encode_frames
+from skerry.wire.layout import FragmentLayout, TensorSpec
+from skerry.wire.policy import Policy
+from skerry.wire.quantise import per_tensor_squared_norms
+from skerry_syncer.store.log.entries import (
     AcceptedItem,
     ClosedItem,
     Item,
@@ -24,17 +30,11 @@ from skerry.store.log.entries import (
     SnapshotItem,
     StatusItem,
 )
-from skerry.store.log.run_log import RunLog
-from skerry.store.objects.opening import open_objects
-from skerry.store.store import Store
-from skerry.store.versions.replay import snapshot_tensors, weights_digest
-from skerry.wire.codecs import Codec, Encoding, cut_parts
-from skerry.wire.digests import delta_digest, part_digest
-from skerry.wire.frames import encode_frames
-from skerry.wire.layout import FragmentLayout, TensorSpec
-from skerry.wire.policy import Policy
-from skerry.wire.quantise import per_tensor_squared_norms
-from tests.doubles.seeded_entropy import SeededEntropy
+from skerry_syncer.store.log.run_log import RunLog
+from skerry_syncer.store.objects.opening import open_objects
+from skerry_syncer.store.store import Store
+from skerry_syncer.store.versions.replay import snapshot_tensors, weights_digest
+from tests.support.seeded_entropy import SeededEntropy
 
 FRAGMENT: Final = "fragment"
 UID: Final = "0" * 32

@@ -14,7 +14,7 @@ import matplotlib.pyplot as plt
 
 from benchmarks.report import Row
 from benchmarks.speed.table import AIMS, number
-from skerry.demo.picture import STYLE
+from skerry_demo.picture import STYLE
 
 _MET: Final = "#0ca678"
 _SHORT: Final = "#e03131"

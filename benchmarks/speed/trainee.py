@@ -16,7 +16,7 @@ import torch
 from benchmarks.speed.measuring import SEED
 from benchmarks.speed.models import shapes_of
 from benchmarks.speed.processes import answer, commands, forget_peak, status_bytes
-from skerry.client import Learner, Policy
+from skerry import Learner, Policy
 from skerry.runtime.logs import log_to_stderr
 
 _SIDE: Final = 512  # of the matrices whose product is the work of a step

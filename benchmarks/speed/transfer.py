@@ -24,14 +24,14 @@ from benchmarks.speed.limits import RawStream, timed, write_and_sync
 from benchmarks.speed.measuring import SEED, Size, paired, rates
 from benchmarks.speed.models import arrays_of, layout_of
 from benchmarks.speed.processes import Served, children, served
-from skerry.client import Policy, RunsClient
-from skerry.client.boundary import Boundary
-from skerry.client.delta import Delta, Part, digest_of, encode_parts, push
-from skerry.client.download import pull_newest
-from skerry.client.grpc_transport import GrpcTransport
-from skerry.client.parameters import ArrayParameters
-from skerry.client.records import Run
-from skerry.client.session import ExchangeSettings, Session
+from skerry import Policy, RunsClient
+from skerry.exchange.boundary import Boundary
+from skerry.exchange.pull import pull_newest
+from skerry.exchange.push import Delta, Part, digest_of, encode_parts, push
+from skerry.exchange.session import ExchangeSettings, Session
+from skerry.model.interface import ArrayParameters
+from skerry.net.grpc_transport import GrpcTransport
+from skerry.net.records import Run
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.identifiers import SystemEntropy
 from skerry.runtime.workers import ThreadWorkers

@@ -16,8 +16,8 @@ from unittest.mock import patch
 
 import numpy as np
 
-from skerry.client import ArrayLearner, Policy, array_learner
-from skerry.client.grpc_transport import GrpcTransport
+from skerry import ArrayLearner, Policy, array_learner
+from skerry.net.grpc_transport import GrpcTransport
 from skerry.v1 import exchange_pb2
 from skerry.wire.codecs import Codec, Compressor, Encoding
 

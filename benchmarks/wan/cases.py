@@ -15,7 +15,7 @@ from benchmarks.report import Row, measured
 from benchmarks.wan import trainer
 from benchmarks.wan.network import Network
 from benchmarks.wan.processes import Process, all_hear, this_python, wait_idle
-from skerry.client.transport import LANE_COUNT
+from skerry.net.transport import LANE_COUNT
 
 GIGABIT: Final = 1e9
 _LONGEST_S: Final = 180.0

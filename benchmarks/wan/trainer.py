@@ -17,7 +17,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from skerry.client import ArrayLearner, Policy
+from skerry import ArrayLearner, Policy
 
 SHAPES: Final = {"in.weight": (512, 4096), "out.weight": (4096, 512)}
 NUMEL: Final = sum(rows * columns for rows, columns in SHAPES.values())

@@ -15,7 +15,7 @@ from typing import Final
 from tests.attacks.attacks import ATTACKS
 from tests.attacks.beside import MOST_MIB, beside
 from tests.attacks.target import Target
-from tests.doubles.no_cloud import stay_here
+from tests.support.no_cloud import stay_here
 
 # Merges a second that must be left beside an attack, on two cores that have ten in peace.
 _LEAST_RATE: Final = 5.0

@@ -27,8 +27,8 @@ from tests.attacks.own_runs import FRAME_NUMEL, OWN_RUNS, zeros_data
 from tests.attacks.strangers import STRANGERS
 from tests.attacks.target import ATTACKER, Attack, Target
 from tests.attacks.wire import PREFACE, header_block, http2, told_by
-from tests.syncer import forgery
-from tests.syncer.raw_learner import (
+from tests.support import forgery
+from tests.support.raw_learner import (
     FLOAT32,
     RawLearner,
     Stubs,

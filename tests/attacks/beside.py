@@ -19,8 +19,8 @@ import psutil
 
 from tests.attacks.crowds import PREPARATIONS
 from tests.attacks.target import HONEST, Target, roles
-from tests.syncer.raw_learner import QUICK, RawLearner, create_run, layout, pull
-from tests.syncer.serve_process import serve_process
+from tests.support.raw_learner import QUICK, RawLearner, create_run, layout, pull
+from tests.support.serve_process import serve_process
 
 # For how long an attack is measured at least: parts that hold memory for nothing are given up after 12 s, so in less
 # time there may be no merge at all.

@@ -18,8 +18,8 @@ from skerry.v1 import runs_pb2 as runs
 from skerry.v1 import types_pb2 as types
 from tests.attacks.target import ATTACKER, Attack, Target
 from tests.attacks.wire import told_by
-from tests.syncer import forgery
-from tests.syncer.raw_learner import FLOAT32, RawLearner, Stubs, hex_id, layout, part_messages, pull
+from tests.support import forgery
+from tests.support.raw_learner import FLOAT32, RawLearner, Stubs, hex_id, layout, part_messages, pull
 
 _TENSORS: Final = 60_000
 _LEARNERS: Final = 200

@@ -14,19 +14,19 @@ import numpy as np
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.identifiers import SystemEntropy
 from skerry.runtime.workers import InlineWorkers
-from skerry.store.log.entries import SessionItem
-from skerry.store.objects.opening import open_objects
-from skerry.store.store import Store
 from skerry.v1 import exchange_pb2 as exchange
 from skerry.v1 import runs_pb2 as runs
 from skerry.v1 import types_pb2 as types
 from skerry.wire.digests import delta_digest
 from skerry.wire.layout import FragmentLayout, TensorSpec
+from skerry_syncer.store.log.entries import SessionItem
+from skerry_syncer.store.objects.opening import open_objects
+from skerry_syncer.store.store import Store
 from tests.attacks.cheap import attach_some
 from tests.attacks.own_runs import create_large, create_storing, create_wide
 from tests.attacks.target import ATTACKER, READER, Attack, Target
 from tests.attacks.wire import told_by
-from tests.syncer.raw_learner import FLOAT32, RawLearner, Stubs, create_run, hex_id, part_messages
+from tests.support.raw_learner import FLOAT32, RawLearner, Stubs, create_run, hex_id, part_messages
 
 _LISTED_RUNS: Final = 500
 _LEARNERS: Final = 100_000

@@ -16,8 +16,8 @@ from skerry.v1 import types_pb2 as types
 from skerry.wire.codecs import Compressor
 from tests.attacks.target import ATTACKER, Attack, Target
 from tests.attacks.wire import told_by
-from tests.syncer import forgery
-from tests.syncer.raw_learner import QUICK, RawLearner, Stubs, hex_id
+from tests.support import forgery
+from tests.support.raw_learner import QUICK, RawLearner, Stubs, hex_id
 
 FRAME_NUMEL: Final = 2**18
 _NAME: Final = "own"

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from tests.doubles.made_keys import make_keys, tls_of
-from tests.syncer.raw_learner import Stubs, connected
+from tests.support.made_keys import make_keys, tls_of
+from tests.support.raw_learner import Stubs, connected
 
 HONEST: Final = "honest"
 ATTACKER: Final = "mallory"  # a learner

@@ -13,7 +13,7 @@ from typing import Any, Final
 import grpc
 
 from tests.attacks.target import Target
-from tests.syncer.raw_learner import is_answer_lost, refusal_of
+from tests.support.raw_learner import is_answer_lost, refusal_of
 
 
 def http2(kind: int, flags: int, stream: int, payload: bytes) -> bytes:

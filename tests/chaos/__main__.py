@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from tests.chaos.campaign import Campaign
 from tests.chaos.control import MUTATION
-from tests.doubles.no_cloud import stay_here
+from tests.support.no_cloud import stay_here
 
 _SHORT_MINUTES: Final = 3.0
 _INSIDE: Final = "--inside"

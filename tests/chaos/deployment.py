@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, Self
 
-from skerry.client import RunsClient, SkerryError
+from skerry import RunsClient, SkerryError
 from tests.chaos import problem
 from tests.chaos.children import Child
 from tests.chaos.gateway_proxy import GatewayProxy
@@ -22,9 +22,9 @@ from tests.chaos.relay import Relay
 from tests.chaos.schedule import LEARNER_COUNT, STEP_S
 from tests.chaos.store_place import StorePlace
 from tests.chaos.watcher import Watcher
-from tests.ports import free_ports
 from tests.simulation.disturbances import REPLICA_COUNT, Disturbance
 from tests.simulation.learner_process import RUN
+from tests.support.ports import free_ports
 
 _DRAIN_GRACE_S: Final = 8
 # What the product logs where it meets a defect of its own, and what Python prints of one.

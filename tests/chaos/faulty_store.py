@@ -10,17 +10,17 @@ import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import TypeVar
 
-from skerry.store.errors import StoreFullError, StoreUnavailableError
-from skerry.store.objects.interface import Chunks, ObjectInfo
-from skerry.store.objects.local import TEMPORARY, LocalObjects
+from skerry_syncer.store.errors import StoreFullError, StoreUnavailableError
+from skerry_syncer.store.objects.interface import Chunks, ObjectInfo
+from skerry_syncer.store.objects.local import TEMPORARY, LocalObjects
 from tests.chaos.points import Board, Deed, Moment, Strike, operation_of
-from tests.doubles.dict_objects import joined
+from tests.support.dict_objects import joined
 
 R = TypeVar("R")
 
 
 class FaultyStore:
-    """One replica's way to the store (`skerry.store.objects.interface.Objects`)."""
+    """One replica's way to the store (`skerry_syncer.store.objects.interface.Objects`)."""
 
     def __init__(self, inner: LocalObjects, board: Board) -> None:
         self._inner = inner

@@ -18,7 +18,7 @@ import numpy as np
 from google.protobuf.message import Message
 from numpy.typing import NDArray
 
-from skerry.client.errors import error_of
+from skerry.errors import error_of
 from skerry.v1 import exchange_pb2, types_pb2
 from tests.chaos.problem import NUMEL, SHAPES
 from tests.simulation.evidence import Adopted

@@ -21,9 +21,9 @@ from unittest.mock import patch
 
 import numpy as np
 
-from skerry.client import ArrayLearner, Policy, SkerryError, array_learner
-from skerry.client.errors import RunClosedError
-from skerry.client.grpc_transport import GrpcTransport
+from skerry import ArrayLearner, Policy, SkerryError, array_learner
+from skerry.errors import RunClosedError
+from skerry.net.grpc_transport import GrpcTransport
 from skerry.runtime.clock import SystemClock
 from skerry.v1 import exchange_pb2
 from skerry.wire.digests import LeafHash, tree_digest

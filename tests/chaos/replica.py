@@ -16,12 +16,12 @@ from typing import Any
 from unittest.mock import patch
 
 from skerry.cli.main import cli
-from skerry.store.objects.interface import Objects
-from skerry.store.objects.local import LocalObjects
-from skerry.store.objects.opening import open_objects
-from skerry.syncer import command
-from skerry.syncer.host import HostSettings
-from skerry.syncer.settings import ReplicaSettings
+from skerry_syncer import command
+from skerry_syncer.run.host import HostSettings
+from skerry_syncer.settings import ReplicaSettings
+from skerry_syncer.store.objects.interface import Objects
+from skerry_syncer.store.objects.local import LocalObjects
+from skerry_syncer.store.objects.opening import open_objects
 from tests.chaos.control import break_as_told, obey
 from tests.chaos.faulty_store import FaultyStore
 from tests.chaos.points import Board, Deed, Mode, Moment, Operation

@@ -14,8 +14,8 @@ from typing import Final
 
 import boto3
 
-from skerry.store.objects.interface import Objects
-from skerry.store.objects.opening import open_objects
+from skerry_syncer.store.objects.interface import Objects
+from skerry_syncer.store.objects.opening import open_objects
 from tests.e2e import ceph
 from tests.e2e.ceph import CephGateway
 from tests.e2e.machine import need_programs

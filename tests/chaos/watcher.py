@@ -16,23 +16,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from skerry.runtime.workers import InlineWorkers
-from skerry.store.errors import RunNotFoundError
-from skerry.store.log.entries import INITIAL_BASE, Entry, Fate, Item, entry_name
-from skerry.store.log.fold import apply_entry
-from skerry.store.log.run_log import RunLog
-from skerry.store.log.state import Outcome, RunState
-from skerry.store.objects.interface import Objects
-from skerry.store.versions.replay import Replayer, snapshot_tensors
+from skerry_syncer.store.errors import RunNotFoundError
+from skerry_syncer.store.log.entries import INITIAL_BASE, Entry, Fate, Item, entry_name
+from skerry_syncer.store.log.fold import apply_entry
+from skerry_syncer.store.log.run_log import RunLog
+from skerry_syncer.store.log.state import Outcome, RunState
+from skerry_syncer.store.objects.interface import Objects
+from skerry_syncer.store.versions.replay import Replayer, snapshot_tensors
 from tests.chaos.journal import Account
 from tests.chaos.learner import POLICY
 from tests.chaos.problem import held_out_loss
-from tests.doubles.dict_objects import DictObjects
 from tests.simulation.auditor import Finding, audit, audit_so_far
 from tests.simulation.disturbances import Disturbance, Mix
 from tests.simulation.evidence import Evidence
 from tests.simulation.learner_process import RUN
 from tests.simulation.observer import open_run
 from tests.simulation.world import Plan
+from tests.support.dict_objects import DictObjects
 
 # Once nothing fails: a ping that stays unanswered, and a few rounds.
 CALM_S: Final = 90.0

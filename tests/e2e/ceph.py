@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.e2e.machine import SYSTEM_PATH, run, tail, wait_until
-from tests.ports import free_ports
+from tests.support.ports import free_ports
 
 PACKAGES: Final = {
     "ceph-mon": "ceph-mon",

@@ -14,13 +14,13 @@ import boto3
 import pytest
 from click.testing import CliRunner
 
-from skerry.store.errors import ObjectExistsError
-from skerry.store.log.entries import Fate
-from skerry.store.objects.opening import open_objects
-from skerry.syncer.command import serve
+from skerry_syncer.command import serve
+from skerry_syncer.store.errors import ObjectExistsError
+from skerry_syncer.store.log.entries import Fate
+from skerry_syncer.store.objects.opening import open_objects
 from tests.e2e.ceph import CephGateway
-from tests.syncer.audit import check_fates, final_state
-from tests.syncer.serve_process import ServeProcess, serve_process
+from tests.support.audit import check_fates, final_state
+from tests.support.serve_process import ServeProcess, serve_process
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 

@@ -46,9 +46,9 @@ BESIDE: Final = {"jax": ["optax"]}
 ABSENT: Final = {"torch": "transformers", "transformers": "lightning", "lightning": "transformers", "peft": "lightning",
                  "jax": "torch", "demo": "transformers"}  # fmt: skip
 _IMPORT_DEMO: Final = """
-import importlib, pkgutil, skerry.demo
-for module in pkgutil.iter_modules(skerry.demo.__path__):
-    importlib.import_module("skerry.demo." + module.name)
+import importlib, pkgutil, skerry_demo
+for module in pkgutil.iter_modules(skerry_demo.__path__):
+    importlib.import_module("skerry_demo." + module.name)
 """
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from skerry.client import RunNotFoundError, RunsClient
-from tests.client.syncer_thread import syncer
+from skerry import RunNotFoundError, RunsClient
+from tests.support.syncer_thread import syncer
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 # Those with two learners that do the same.

@@ -21,28 +21,28 @@ import numpy as np
 import psutil
 from google.protobuf.message import Message
 
-from skerry.client.errors import SkerryError
-from skerry.client.exchange import ExchangeLoop
-from skerry.client.grpc_transport import GrpcTransport
-from skerry.client.parameters import ArrayParameters
-from skerry.client.session import ExchangeSettings
+from skerry.errors import SkerryError
+from skerry.exchange.loop import ExchangeLoop
+from skerry.exchange.session import ExchangeSettings
+from skerry.model.interface import ArrayParameters
+from skerry.net.grpc_transport import GrpcTransport
+from skerry.net.retry import RetrySettings
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.identifiers import SystemEntropy
-from skerry.runtime.retry import RetrySettings
 from skerry.runtime.workers import InlineWorkers
-from skerry.store.objects.opening import open_objects
-from skerry.syncer.server import serving
 from skerry.v1 import capabilities_pb2, runs_pb2
 from skerry.v1 import exchange_pb2 as exchange
 from skerry.v1 import types_pb2 as types
 from skerry.wire.bulk import DataResponse
-from tests.client.quadratic import QUICK as QUADRATIC_POLICY
-from tests.client.quadratic import Quadratic
-from tests.doubles.heard_logs import Line, logs_told_to, quiet_logs
+from skerry_syncer.server import serving
+from skerry_syncer.store.objects.opening import open_objects
 from tests.fuzz.campaign import Finding, Result
 from tests.fuzz.mutations import mutated_bytes, mutated_message, pick
-from tests.syncer.conftest import LOCAL
-from tests.syncer.raw_learner import (
+from tests.integration.syncer.conftest import LOCAL
+from tests.support.heard_logs import Line, logs_told_to, quiet_logs
+from tests.support.quadratic import QUICK as QUADRATIC_POLICY
+from tests.support.quadratic import Quadratic
+from tests.support.raw_learner import (
     FLOAT32,
     INT4,
     Pulled,

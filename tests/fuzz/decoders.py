@@ -21,28 +21,13 @@ from google.protobuf.message import DecodeError, Message
 
 from skerry.cli import policy_text, settings
 from skerry.cli.main import cli
-from skerry.client.adoption import PlanApplier
-from skerry.client.errors import CorruptDownloadError, RefusedError
-from skerry.client.grpc_transport import error_from_rpc
-from skerry.client.records import Capabilities, Event, Run, RunView, VersionRecord, record_of
+from skerry.errors import CorruptDownloadError, RefusedError
+from skerry.exchange.adopt import PlanApplier
+from skerry.net.grpc_transport import error_from_rpc
+from skerry.net.records import Capabilities, Event, Run, RunView, VersionRecord, record_of
+from skerry.net.tls import Tls
 from skerry.runtime.clock import SystemClock
-from skerry.runtime.tls import Tls
 from skerry.runtime.workers import InlineWorkers
-from skerry.store import store
-from skerry.store.errors import LogCorruptError, NewerFormatError
-from skerry.store.log.entries import Entry, RunSpec
-from skerry.store.log.fold import apply_entry
-from skerry.store.log.horizon import oldest_versions
-from skerry.store.log.retention import Retention, kept_names
-from skerry.store.log.saved import state_from_bytes, state_to_bytes
-from skerry.store.log.state import RunState
-from skerry.store.tokens import FOLDER, read_token
-from skerry.store.versions.blobs import Blobs
-from skerry.syncer.errors import SyncerError
-from skerry.syncer.events import learner_message
-from skerry.syncer.membership import LearnerReport, Membership
-from skerry.syncer.parts import PartChecker
-from skerry.syncer.services.translate import report_from_message
 from skerry.v1 import capabilities_pb2, runs_pb2
 from skerry.v1 import exchange_pb2 as exchange
 from skerry.v1 import types_pb2 as types
@@ -52,15 +37,30 @@ from skerry.wire.identity import Identity
 from skerry.wire.messages import layouts_from_messages, layouts_to_messages, policy_from_message, policy_to_message
 from skerry.wire.policy import Policy
 from skerry.wire.safetensors import TensorFileReader, header_bytes, tensor_bytes
-from tests.client.test_plan_applier import LAYOUT as COURSE_LAYOUT
-from tests.client.test_plan_applier import Course
-from tests.doubles.dict_objects import DictObjects
-from tests.doubles.seeded_entropy import SeededEntropy
+from skerry_syncer.errors import SyncerError
+from skerry_syncer.rounds.membership import LearnerReport, Membership
+from skerry_syncer.rpc.translate import report_from_message
+from skerry_syncer.run.events import learner_message
+from skerry_syncer.run.parts import PartChecker
+from skerry_syncer.store import store
+from skerry_syncer.store.errors import LogCorruptError, NewerFormatError
+from skerry_syncer.store.log.entries import Entry, RunSpec
+from skerry_syncer.store.log.fold import apply_entry
+from skerry_syncer.store.log.horizon import oldest_versions
+from skerry_syncer.store.log.retention import Retention, kept_names
+from skerry_syncer.store.log.saved import state_from_bytes, state_to_bytes
+from skerry_syncer.store.log.state import RunState
+from skerry_syncer.store.tokens import FOLDER, read_token
+from skerry_syncer.store.versions.blobs import Blobs
 from tests.fuzz.mutations import mutated_bytes, mutated_frames, mutated_json, mutated_message, pick
+from tests.support.dict_objects import DictObjects
+from tests.support.seeded_entropy import SeededEntropy
+from tests.unit.exchange.test_adopt import LAYOUT as COURSE_LAYOUT
+from tests.unit.exchange.test_adopt import Course
 
 T = TypeVar("T")
 Make = Callable[[Random], bytes]
-_GOLDEN: Final = Path(__file__).parents[1] / "store" / "golden"
+_GOLDEN: Final = Path(__file__).parents[1] / "unit" / "syncer" / "store" / "golden"
 _LAYOUT: Final = FragmentLayout(
     "body",
     (TensorSpec("a", (8, 32)), TensorSpec("__metadata__", (7,)), TensorSpec("scale", ()), TensorSpec("b", (16, 16))),

@@ -8,10 +8,10 @@ from pathlib import Path
 from random import Random
 from typing import Final
 
-from skerry.client.errors import SkerryError
-from skerry.store.errors import StoreError
-from skerry.syncer.errors import SyncerError
+from skerry.errors import SkerryError
 from skerry.wire import WireError
+from skerry_syncer.errors import SyncerError
+from skerry_syncer.store.errors import StoreError
 from tests.fuzz.decoders import Decoder
 
 CORPUS: Final = Path(__file__).parent / "corpus"

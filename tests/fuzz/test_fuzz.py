@@ -13,8 +13,8 @@ from random import Random
 
 import pytest
 
-from skerry.syncer.services import runs
 from skerry.v1 import exchange_pb2 as exchange
+from skerry_syncer.rpc import runs
 from tests.fuzz.__main__ import COUNTS, PAGE, with_table
 from tests.fuzz.campaign import check, hunt
 from tests.fuzz.conversations import REPEATED, TARGETS, against_syncer

@@ -5,21 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-SOURCES = [ROOT / "protos", ROOT / "core", ROOT / "client", ROOT / "services"]
+PACKAGES = [ROOT / "client" / "skerry", *(ROOT / "services" / name for name in ("skerry_syncer", "skerry_learner"))]
 
 # Modules whose subject is torch; nothing else may import it, not even when it is there.
 TORCH_MODULES = (
-    "skerry.demo",
-    "skerry.learner",
+    "skerry_learner",
     "skerry.wire.torch_codecs",
     "skerry.integrations",
-    "skerry.client.learner",
-    "skerry.client.island",
-    "skerry.client.rank_calls",
-    "skerry.client.spread",
-    "skerry.client.torch_parameters",
-    "skerry.client.torch_shards",
-    "skerry.client.torch_untrained",
+    "skerry.learner",
+    "skerry.ranks",
+    "skerry.model.torch",
 )
 
 # Run by another interpreter: tries modules in turn while torch and its like are blocked, and prints what failed.
@@ -42,17 +37,17 @@ print(json.dumps(failed))
 """
 
 
-def module_names(root: Path) -> list[str]:
-    """Returns every module of the namespace below a source root, except those that run when they are imported."""
-    paths = sorted((root / "skerry").rglob("*.py"))
-    names = [".".join(path.relative_to(root).with_suffix("").parts) for path in paths]
+def module_names(package: Path) -> list[str]:
+    """Returns every module of a package, except those that run when they are imported."""
+    paths = sorted(package.rglob("*.py"))
+    names = [".".join(path.relative_to(package.parent).with_suffix("").parts) for path in paths]
     return [name.removesuffix(".__init__") for name in names if not name.endswith(".__main__")]
 
 
 def torch_free_modules() -> list[str]:
     """Returns every module of the tree that has to import without torch."""
-    return [name for root in SOURCES for name in module_names(root) if not _needs_torch(name)]
+    return [name for package in PACKAGES for name in module_names(package) if not _needs_torch(name)]
 
 
 def _needs_torch(name: str) -> bool:
-    return any(name == module or name.startswith((f"{module}.", f"{module}_")) for module in TORCH_MODULES)
+    return any(name == module or name.startswith(f"{module}.") for module in TORCH_MODULES)

@@ -8,9 +8,9 @@ from pathlib import Path
 import grpc
 import pytest
 
-from skerry.client import errors
-from skerry.client.errors import error_of
-from skerry.client.grpc_transport import error_from_rpc
+from skerry import errors
+from skerry.errors import error_of
+from skerry.net.grpc_transport import error_from_rpc
 from skerry.v1 import types_pb2
 
 ROOT = Path(__file__).parents[2]

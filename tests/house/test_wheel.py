@@ -52,10 +52,10 @@ def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_wheel_has_what_a_stranger_needs(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
-    wanted = ["skerry/v1/exchange.proto", "skerry/v1/exchange_pb2.pyi", "skerry/wire/py.typed", "skerry/cli/main.py"]
+    wanted = ["skerry/v1/exchange_pb2.pyi", "skerry/py.typed", "skerry/cli/main.py", "skerry_syncer/command.py"]
     assert [name for name in wanted if name not in names] == []
-    assert "skerry/__init__.py" not in names
-    assert {name.partition("/")[0].partition("-")[0] for name in names} == {"skerry"}
+    packages = {"skerry", "skerry_syncer", "skerry_learner", "skerry_demo"}
+    assert {name.partition("/")[0].partition("-")[0] for name in names} == packages
 
 
 def test_the_installed_wheel_imports_without_torch_and_from_itself(python: Path, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-from tests.client.conftest import target
+from tests.integration.client.conftest import target
 
 __all__ = ["target"]
 

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
 
 from examples.lightning_trainer import Rotation
-from skerry.client import Learner, Policy
+from skerry import Learner, Policy
 from skerry.integrations import lightning as for_lightning
 from skerry.integrations import transformers as for_transformers
 

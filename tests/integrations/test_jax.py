@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file
 
-from skerry.client import ArrayLearner, Policy
-from skerry.client.errors import StopExchangingError
-from skerry.client.fragment_plan import plan_fragments
-from skerry.client.parameters import ArrayParameters
+from skerry import ArrayLearner, Policy
+from skerry.errors import StopExchangingError
 from skerry.integrations.jax import JaxLearner, JaxParameters
+from skerry.model.fragment_plan import plan_fragments
+from skerry.model.interface import ArrayParameters
 from tests.integrations.two_islands import assert_merged, train_two_islands
 
 jax.config.update("jax_num_cpu_devices", 2)

@@ -21,7 +21,7 @@ from lightning.pytorch.strategies import FSDPStrategy
 from torch.utils.data import DataLoader
 
 from examples.lightning_trainer import Rotation
-from skerry.client import OuterOptimizer, Policy, RunsClient
+from skerry import OuterOptimizer, Policy, RunsClient
 from skerry.integrations.lightning import SkerryCallback
 from skerry.wire import Codec, Encoding
 from tests.integrations.two_islands import assert_merged, train_two_islands

@@ -19,7 +19,7 @@ from torch.utils.tensorboard import SummaryWriter
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
 from examples.lightning_trainer import Rotation
-from skerry.client import Learner, Policy
+from skerry import Learner, Policy
 from skerry.integrations import lightning as for_lightning
 from skerry.integrations import transformers as for_transformers
 from skerry.integrations.metrics import learner_metrics

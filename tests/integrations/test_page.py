@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from skerry.client import Learner, attach
+from skerry import Learner, attach
 from skerry.integrations import jax, lightning, transformers
 
 PAGE = Path(__file__).parents[2] / "docs" / "integrations.md"

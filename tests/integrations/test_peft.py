@@ -35,8 +35,8 @@ from peft import (
 from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from skerry import Learner, RunsClient
 from skerry.cli.main import cli
-from skerry.client import Learner, RunsClient
 from tests.integrations.two_islands import assert_merged, train_two_islands
 
 

@@ -24,7 +24,7 @@ from transformers import (
     TrainingArguments,
 )
 
-from skerry.client import Policy, SkerryError
+from skerry import Policy, SkerryError
 from skerry.integrations.transformers import SkerryCallback
 from tests.integrations.two_islands import assert_merged, train_two_islands
 

@@ -16,7 +16,7 @@ import numpy as np
 import psutil
 import torch
 
-from skerry.client import ArrayLearner, RunNotFoundError, RunsClient
+from skerry import ArrayLearner, RunNotFoundError, RunsClient
 
 _EXAMPLES: Final = Path(__file__).parents[2] / "examples"
 _TIMEOUT_S: Final = 150.0

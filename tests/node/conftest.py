@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from skerry.store.objects.opening import open_objects
-from tests.doubles.made_keys import make_keys
+from skerry_syncer.store.objects.opening import open_objects
 from tests.node.deployment import Deployment
 from tests.node.node_clients import HERE, ROOT
+from tests.support.made_keys import make_keys
 
 BUILD = ROOT / "build" / "node"
 

@@ -10,15 +10,15 @@ from typing import Any, NamedTuple
 
 from cryptography import x509
 
-from skerry.client import Tls
+from skerry import Tls
 from skerry.v1 import runs_pb2 as runs
 from skerry.v1 import types_pb2 as types
 from skerry.wire.identity import Identity, Role
-from tests.doubles.made_keys import tls_of
-from tests.doubles.made_tokens import in_thread
 from tests.node.node_clients import POLICY, Answer, Caller, calling
-from tests.syncer.raw_learner import Stubs, connected, create_run
-from tests.syncer.serve_process import serve_process
+from tests.support.made_keys import tls_of
+from tests.support.made_tokens import in_thread
+from tests.support.raw_learner import Stubs, connected, create_run
+from tests.support.serve_process import serve_process
 
 ADMIN = Identity(Role.ADMIN, "anna")
 READER = Identity(Role.READER, "prom")

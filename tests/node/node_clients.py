@@ -14,9 +14,9 @@ from typing import Any
 
 from google.rpc import error_details_pb2, status_pb2
 
-from skerry.client import Tls
+from skerry import Tls
 from skerry.v1 import types_pb2 as types
-from tests.syncer.raw_learner import QUICK
+from tests.support.raw_learner import QUICK
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]

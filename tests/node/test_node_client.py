@@ -9,16 +9,16 @@ from pathlib import Path
 import grpc
 import pytest
 
-from skerry.client import Tls
+from skerry import Tls
 from skerry.runtime.identifiers import SystemEntropy
-from skerry.store.objects.opening import open_objects
-from skerry.store.tokens import create_token, revoke_token, token_digest
-from skerry.syncer.server import ServerSettings, serving
 from skerry.v1 import capabilities_pb2
 from skerry.wire.identity import Identity
-from tests.doubles.made_keys import make_keys, tls_of
+from skerry_syncer.server import ServerSettings, serving
+from skerry_syncer.store.objects.opening import open_objects
+from skerry_syncer.store.tokens import create_token, revoke_token, token_digest
 from tests.node.node_clients import POLICY, check_steps, train
-from tests.syncer.raw_learner import Stubs, connected, create_run
+from tests.support.made_keys import make_keys, tls_of
+from tests.support.raw_learner import Stubs, connected, create_run
 
 
 @pytest.mark.parametrize("has_tls", [False, True], ids=["plaintext", "mutual TLS"])
@@ -46,7 +46,7 @@ async def test_a_node_client_follows_a_run_pulls_pushes_and_sees_its_delta_merge
 async def test_so_it_does_over_tls_with_a_token_until_that_is_revoked(
     node_modules: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("skerry.syncer.token_book.POLL_S", 0.1)
+    monkeypatch.setattr("skerry_syncer.access.token_book.POLL_S", 0.1)
     make_keys(tmp_path / "keys", "--server", "localhost")
     ca = tmp_path / "keys" / "ca.pem"
     objects = open_objects((tmp_path / "store").as_uri())

@@ -9,12 +9,12 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from skerry import Tls
 from skerry.cli.authority import Authority, client
-from skerry.client import Tls
 from skerry.wire.identity import Role
-from tests.doubles.made_keys import make_keys, replace_pair, tls_of
-from tests.doubles.made_tokens import in_thread
 from tests.node.deployment import ADMIN, LEARNER, LEARNER_OF_DEMO, Deployment, Served, attach, hears
+from tests.support.made_keys import make_keys, replace_pair, tls_of
+from tests.support.made_tokens import in_thread
 
 # Of connections.
 NUMBERS = itertools.count(1)

@@ -12,10 +12,10 @@ import pytest
 
 from skerry.v1 import runs_pb2 as runs
 from skerry.wire.identity import Identity
-from tests.doubles.made_keys import make_keys
 from tests.node.deployment import ADMIN, LEARNER, LEARNER_OF_DEMO, LEARNER_OF_GPT, READER, Deployment, attach
 from tests.node.node_clients import ROOT, check_steps, train
-from tests.syncer.raw_learner import create_run, plan_messages
+from tests.support.made_keys import make_keys
+from tests.support.raw_learner import create_run, plan_messages
 
 ID = "a" * 32
 CALLERS = {

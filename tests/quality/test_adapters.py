@@ -13,8 +13,8 @@ from benchmarks.quality.arms import Islands
 from benchmarks.quality.jobs import Outcomes
 from benchmarks.quality.lora import add_adapters
 from benchmarks.quality.world import train_islands
-from skerry.client.torch_parameters import TorchParameters
-from skerry.learner.model import Gpt
+from skerry.model.torch.parameters import TorchParameters
+from skerry_learner.model import Gpt
 
 
 def test_the_page_shows_the_table_as_it_was_measured() -> None:

@@ -17,11 +17,15 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from skerry.client.session import Adoption
+from skerry.exchange.session import Adoption
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.workers import InlineWorkers
-from skerry.store.errors import ObjectMissingError
-from skerry.store.log.entries import (
+from skerry.v1 import exchange_pb2, types_pb2
+from skerry.wire.codecs import Codec
+from skerry.wire.frames import decode_frames
+from skerry.wire.messages import policy_from_message
+from skerry_syncer.store.errors import ObjectMissingError
+from skerry_syncer.store.log.entries import (
     INITIAL_BASE,
     AcceptedItem,
     Fate,
@@ -31,16 +35,12 @@ from skerry.store.log.entries import (
     SessionItem,
     entry_name,
 )
-from skerry.store.log.fold import apply_entry
-from skerry.store.log.run_log import RunLog
-from skerry.store.log.state import DeltaState, RunState
-from skerry.store.operator.verify import verify_run
-from skerry.store.versions.blobs import Blobs, frame_batches
-from skerry.store.versions.scratch import Scratch
-from skerry.v1 import exchange_pb2, types_pb2
-from skerry.wire.codecs import Codec
-from skerry.wire.frames import decode_frames
-from skerry.wire.messages import policy_from_message
+from skerry_syncer.store.log.fold import apply_entry
+from skerry_syncer.store.log.run_log import RunLog
+from skerry_syncer.store.log.state import DeltaState, RunState
+from skerry_syncer.store.maintenance.verify import verify_run
+from skerry_syncer.store.versions.blobs import Blobs, frame_batches
+from skerry_syncer.store.versions.scratch import Scratch
 from tests.simulation.collected import Collections, with_deleted
 from tests.simulation.evidence import Evidence, state_digest
 from tests.simulation.observer import open_run

@@ -7,13 +7,13 @@ from collections.abc import Set as AbstractSet
 from typing import Final
 
 from skerry.runtime.workers import InlineWorkers
-from skerry.store.log.entries import CollectedItem, Item, entry_name
-from skerry.store.log.run_log import RunLog
-from skerry.store.log.state import FragmentState, RunState
-from skerry.store.versions.replay import DAMAGE, Replayer
-from skerry.store.versions.scratch import Scratch
-from tests.doubles.dict_objects import DictObjects
+from skerry_syncer.store.log.entries import CollectedItem, Item, entry_name
+from skerry_syncer.store.log.run_log import RunLog
+from skerry_syncer.store.log.state import FragmentState, RunState
+from skerry_syncer.store.versions.replay import DAMAGE, Replayer
+from skerry_syncer.store.versions.scratch import Scratch
 from tests.simulation.evidence import Evidence
+from tests.support.dict_objects import DictObjects
 
 # Between the moment that an entry says and the one at which it is in the store.
 _LANDING_S: Final = 1.0

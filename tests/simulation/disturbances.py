@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from skerry.client.session import Adoption
+from skerry.exchange.session import Adoption
 from skerry.wire.codecs import Codec
 from tests.simulation.network import NetworkFaults
 from tests.simulation.shared_store import StoreFaults

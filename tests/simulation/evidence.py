@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from skerry.store.errors import StoreError
-from skerry.store.log.entries import entry_name
-from skerry.store.log.state import RunState
-from skerry.store.objects.interface import Objects
-from skerry.syncer.errors import SyncerError
 from skerry.v1 import types_pb2
 from skerry.wire.digests import LeafHash, tree_digest
-from tests.doubles.dict_objects import DictObjects
+from skerry_syncer.errors import SyncerError
+from skerry_syncer.store.errors import StoreError
+from skerry_syncer.store.log.entries import entry_name
+from skerry_syncer.store.log.state import RunState
+from skerry_syncer.store.objects.interface import Objects
 from tests.simulation.learner_process import RUN
 from tests.simulation.records import LearnerRecord
+from tests.support.dict_objects import DictObjects
 
 if TYPE_CHECKING:
     from tests.simulation.world import Plan, World

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from skerry.store.log.entries import Entry
+from skerry_syncer.store.log.entries import Entry
 from tests.simulation.auditor import Finding, audit
 from tests.simulation.evidence import Evidence
 from tests.simulation.mixes import MIXES

@@ -14,17 +14,17 @@ from typing import Any, Final, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from skerry.client.errors import RunClosedError, SkerryError
-from skerry.client.exchange import ExchangeLoop
-from skerry.client.parameters import ArrayParameters
-from skerry.client.session import Adoption, ExchangeSettings
+from skerry.errors import RunClosedError, SkerryError
+from skerry.exchange.loop import ExchangeLoop
+from skerry.exchange.session import Adoption, ExchangeSettings
+from skerry.model.interface import ArrayParameters
 from skerry.runtime.workers import InlineWorkers
 from skerry.wire.policy import Policy
-from tests.doubles.seeded_entropy import SeededEntropy
 from tests.simulation.network import Network
 from tests.simulation.processes import Process
 from tests.simulation.records import LearnerRecord
 from tests.simulation.sim_transport import SimTransport
+from tests.support.seeded_entropy import SeededEntropy
 
 R = TypeVar("R")
 

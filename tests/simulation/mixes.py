@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from skerry.client.session import Adoption
+from skerry.exchange.session import Adoption
 from skerry.wire.codecs import Codec
 from tests.simulation.disturbances import Mix
 from tests.simulation.network import NetworkFaults

@@ -18,23 +18,23 @@ import msgspec
 import pytest
 
 from skerry.algorithm.rebase import Ledger
-from skerry.client.attachment import Attachment
-from skerry.client.errors import RefusedError, SkerryError, TryAgainError
-from skerry.client.fragment import FragmentExchange
-from skerry.client.fragment_state import Idle, Sending
-from skerry.client.grpc_transport import error_from_rpc
-from skerry.client.liveness import Vigil
-from skerry.store.errors import StoreError
-from skerry.store.log import checks, fold
-from skerry.store.log.entries import AcceptedItem, ClosedItem, CommittedItem, Fate, Item, RunStatus, SessionItem
-from skerry.store.log.run_log import RunLog
-from skerry.store.log.state import DeltaState, FragmentState, Outcome, Rejection, RunState, VersionState
-from skerry.store.objects.put_if_absent import Creator
-from skerry.store.versions.blobs import Blobs
-from skerry.syncer.push import Push
-from skerry.syncer.replica import RunReplica
-from skerry.syncer.rounds import Decisions, RoundEngine
+from skerry.errors import RefusedError, SkerryError, TryAgainError
+from skerry.exchange.attachment import Attachment
+from skerry.exchange.fragment import FragmentExchange
+from skerry.exchange.states import Idle, Sending
+from skerry.net.grpc_transport import error_from_rpc
+from skerry.net.liveness import Vigil
 from skerry.v1 import exchange_pb2, types_pb2
+from skerry_syncer.rounds.engine import Decisions, RoundEngine
+from skerry_syncer.run.push import Push
+from skerry_syncer.run.replica import RunReplica
+from skerry_syncer.store.errors import StoreError
+from skerry_syncer.store.log import checks, fold
+from skerry_syncer.store.log.entries import AcceptedItem, ClosedItem, CommittedItem, Fate, Item, RunStatus, SessionItem
+from skerry_syncer.store.log.run_log import RunLog
+from skerry_syncer.store.log.state import DeltaState, FragmentState, Outcome, Rejection, RunState, VersionState
+from skerry_syncer.store.objects.put_if_absent import Creator
+from skerry_syncer.store.versions.blobs import Blobs
 from tests.simulation import network
 from tests.simulation.auditor import Finding
 from tests.simulation.judgement import judge

@@ -20,9 +20,9 @@ import grpc
 from google.rpc import code_pb2, status_pb2
 from grpc_status import rpc_status
 
-from skerry.client.errors import RefusedError, SkerryError, error_of
-from skerry.client.grpc_transport import error_from_rpc
-from skerry.syncer.services.interceptor import status_of
+from skerry.errors import RefusedError, SkerryError, error_of
+from skerry.net.grpc_transport import error_from_rpc
+from skerry_syncer.rpc.interceptor import status_of
 from tests.simulation.processes import OUTSIDE, Process
 from tests.simulation.proxies import foreign_status
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import random
 
 from skerry.runtime.workers import InlineWorkers
-from skerry.store.log.run_log import RunLog
-from skerry.store.objects.interface import Objects
-from skerry.store.store import Store
-from tests.doubles.seeded_entropy import SeededEntropy
+from skerry_syncer.store.log.run_log import RunLog
+from skerry_syncer.store.objects.interface import Objects
+from skerry_syncer.store.store import Store
 from tests.simulation.learner_process import RUN
 from tests.simulation.virtual_time import VirtualClock
+from tests.support.seeded_entropy import SeededEntropy
 
 
 async def open_run(objects: Objects) -> RunLog:

@@ -7,7 +7,7 @@ import random
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
-from skerry.client.errors import SkerryError
+from skerry.errors import SkerryError
 from skerry.v1 import runs_pb2, types_pb2
 from tests.simulation.learner_process import RUN
 from tests.simulation.network import Network

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from skerry.client.errors import SkerryError
+from skerry.errors import SkerryError
 from skerry.v1 import exchange_pb2, types_pb2
 
 

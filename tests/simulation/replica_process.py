@@ -10,18 +10,18 @@ from dataclasses import replace
 from typing import Any, Final
 
 from skerry.runtime.workers import InlineWorkers
-from skerry.store.store import Store
-from skerry.store.versions.scratch import Scratch
-from skerry.syncer.host import HostSettings, RunHost
-from skerry.syncer.services.capabilities import CapabilitiesServicer
-from skerry.syncer.services.exchange import ExchangeServicer
-from skerry.syncer.services.runs import RunsServicer
-from skerry.syncer.settings import ReplicaSettings
-from tests.doubles.seeded_entropy import SeededEntropy
+from skerry_syncer.rpc.capabilities import CapabilitiesServicer
+from skerry_syncer.rpc.exchange import ExchangeServicer
+from skerry_syncer.rpc.runs import RunsServicer
+from skerry_syncer.run.host import HostSettings, RunHost
+from skerry_syncer.settings import ReplicaSettings
+from skerry_syncer.store.store import Store
+from skerry_syncer.store.versions.scratch import Scratch
 from tests.simulation.network import Endpoint, Method, Network
 from tests.simulation.processes import OUTSIDE, Process
 from tests.simulation.shared_store import CALM_STORE, SharedStore, StoreFaults, StoreLink
 from tests.simulation.virtual_time import VirtualClock
+from tests.support.seeded_entropy import SeededEntropy
 
 _DRAIN_GRACE_S: Final = 20.0
 # Slower than in production, as the simulation's steps are slower than real ones.

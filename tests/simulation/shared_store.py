@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from skerry.store.errors import ObjectExistsError, StoreError, StoreFullError, StoreUnavailableError
-from skerry.store.objects.interface import Chunks, ObjectInfo
-from tests.doubles.dict_objects import DictObjects, joined
-from tests.doubles.faulty_objects import Effect
+from skerry_syncer.store.errors import ObjectExistsError, StoreError, StoreFullError, StoreUnavailableError
+from skerry_syncer.store.objects.interface import Chunks, ObjectInfo
 from tests.simulation.processes import OUTSIDE, Process
+from tests.support.dict_objects import DictObjects, joined
+from tests.support.faulty_objects import Effect
 
 R = TypeVar("R")
 
@@ -84,7 +84,7 @@ def _driven(work: Awaitable[R]) -> R:
 
 
 class StoreLink:
-    """One process's way to the store (`skerry.store.objects.interface.Objects`)."""
+    """One process's way to the store (`skerry_syncer.store.objects.interface.Objects`)."""
 
     def __init__(self, store: SharedStore, process: Process, faults: StoreFaults, source: random.Random) -> None:
         """Draws every fault from `source`."""

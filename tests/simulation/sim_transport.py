@@ -1,4 +1,4 @@
-"""The client's seam to the network (`skerry.client.transport.Transport`) over simulated calls; keeps a record of them.
+"""The client's seam to the network (`skerry.net.transport.Transport`) over simulated calls; keeps a record of them.
 
 The record (`records.py`) is written where answers reach the learner, and nowhere else.
 """
@@ -10,8 +10,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Final
 
-from skerry.client.errors import RefusedError, SkerryError, TryAgainError, error_of
-from skerry.client.liveness import Liveness, Vigil
+from skerry.errors import RefusedError, SkerryError, TryAgainError, error_of
+from skerry.net.liveness import Liveness, Vigil
 from skerry.v1 import capabilities_pb2, exchange_pb2, runs_pb2
 from tests.simulation.network import Call, Network
 from tests.simulation.records import LearnerRecord, fates_in_answer, fates_in_news
@@ -22,7 +22,7 @@ _PART_SIZE_BYTES: Final = 120
 
 
 class SimReplica:
-    """A replica as one learner process calls it; see `skerry.client.liveness.Watched`."""
+    """A replica as one learner process calls it; see `skerry.net.liveness.Watched`."""
 
     def __init__(self, network: Network, learner: str, index: int) -> None:
         self.name = f"replica-{index}"

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from skerry.store.log.entries import AcceptedItem, Entry
+from skerry_syncer.store.log.entries import AcceptedItem, Entry
 from tests.simulation.auditor import audit
 from tests.simulation.evidence import Evidence
 from tests.simulation.mixes import MIXES

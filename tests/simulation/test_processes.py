@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from skerry.store.errors import ObjectExistsError, StoreError
+from skerry_syncer.store.errors import ObjectExistsError, StoreError
 from tests.simulation.processes import Process, ProcessLoop
 from tests.simulation.shared_store import SharedStore, StoreFaults, StoreLink
 from tests.simulation.virtual_time import DeadlockError

@@ -16,13 +16,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final, cast
 
-from skerry.store.errors import StoreError
-from skerry.store.log.entries import Fate
-from skerry.store.log.run_log import RunLog
-from skerry.store.log.state import RunState
 from skerry.wire.codecs import Codec, Compressor, Encoding
 from skerry.wire.policy import Policy
-from tests.doubles.heard_logs import logs_told_to
+from skerry_syncer.store.errors import StoreError
+from skerry_syncer.store.log.entries import Fate
+from skerry_syncer.store.log.run_log import RunLog
+from skerry_syncer.store.log.state import RunState
 from tests.simulation import disturbances as what
 from tests.simulation.director import Director
 from tests.simulation.disturbances import Disturbance, Mix, draw
@@ -35,6 +34,7 @@ from tests.simulation.processes import Process, ProcessLoop
 from tests.simulation.records import LearnerRecord
 from tests.simulation.replica_process import ReplicaProcess, replica_settings
 from tests.simulation.shared_store import SharedStore
+from tests.support.heard_logs import logs_told_to
 
 # Under fire; long enough that a learner 10 times slower takes part in some rounds.
 FIRE_S: Final = 100.0

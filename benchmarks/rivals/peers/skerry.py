@@ -11,7 +11,7 @@ from typing import Any, Final
 from benchmarks.due_steps import DueSteps, H, steps_are_made_up
 from benchmarks.rivals.peers import model
 from benchmarks.rivals.peers.dialogue import converse
-from skerry.client import ArrayLearner, Policy
+from skerry import ArrayLearner, Policy
 
 _TIMEOUT_S: Final = 120.0
 

@@ -9,10 +9,10 @@ from typing import Any, Final, TypeVar
 
 import click
 
-from skerry.client import RunsClient, Tls
+from skerry import RunsClient, Tls
+from skerry.net.tls import Insecure
+from skerry.net.tls_options import with_tls
 from skerry.runtime.options import TARGET, Number, Parsed, run_argument
-from skerry.runtime.tls import Insecure
-from skerry.runtime.tls_options import with_tls
 from skerry.wire.layout import check_id, check_name
 
 R = TypeVar("R")

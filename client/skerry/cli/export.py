@@ -12,11 +12,11 @@ from typing import Any, Final
 import click
 from click.core import ParameterSource
 
+from skerry import RunsClient
 from skerry.cli.adapters import write_adapter
 from skerry.cli.connection import UID, with_client, with_run
 from skerry.cli.console import as_json, shown_progress
-from skerry.client import RunsClient
-from skerry.client.records import Run
+from skerry.net.records import Run
 from skerry.runtime.files import replacing
 from skerry.runtime.options import INPUT_FILE, INPUT_FOLDER, OUTPUT, Count
 from skerry.wire.base_model import BaseModel

@@ -141,7 +141,7 @@ def _show_refusal(error: Exception, reason: str) -> ExitStatus:
 
 
 def _may_succeed_later(error: Exception, reason: str) -> bool:
-    from skerry.client.errors import TryAgainError  # imports gRPC, which --help does not need
+    from skerry.errors import TryAgainError  # imports gRPC, which --help does not need
 
     return isinstance(error, TryAgainError) or reason in _STORE_MAY_ANSWER_LATER
 

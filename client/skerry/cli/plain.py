@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def to_json(record: DataclassInstance) -> dict[str, Any]:
-    """Returns a record of `skerry.client.records`, or a policy, as JSON values."""
+    """Returns a record of `skerry.net.records`, or a policy, as JSON values."""
     if isinstance(record, Policy):
         return policy_text.to_json(record)
     values = ((field.name, getattr(record, field.name)) for field in dataclasses.fields(record))

@@ -15,13 +15,13 @@ import click
 from rich.console import RenderableType
 from rich.text import Text
 
+from skerry import RunsClient
 from skerry.cli import plain, policy_text
 from skerry.cli.connection import UID, with_client, with_run
 from skerry.cli.console import as_json, console, count_text, shown_progress, size_text, table
 from skerry.cli.watch_state import learner_state, unmerged_text
 from skerry.cli.weights import read_weights
-from skerry.client import RunsClient
-from skerry.client.records import LearnerReport, LearnerStatus, Run, Tensor, VersionRecord
+from skerry.net.records import LearnerReport, LearnerStatus, Run, Tensor, VersionRecord
 from skerry.runtime.options import INPUT_FILE, Count, Parsed
 from skerry.wire.layout import check_name
 from skerry.wire.policy import Policy

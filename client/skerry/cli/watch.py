@@ -13,16 +13,16 @@ import click
 from rich.console import RenderableType
 from rich.live import Live
 
+from skerry import RunsClient
 from skerry.cli import plain
 from skerry.cli.connection import with_client, with_run
 from skerry.cli.console import as_json, console
 from skerry.cli.watch_state import EventLine, WatchState
 from skerry.cli.watch_view import draw
-from skerry.client import RunsClient
-from skerry.client.errors import RunNotFoundError, error_of, is_transient
-from skerry.client.records import Event, RunStatus, RunView
+from skerry.errors import RunNotFoundError, error_of, is_transient
+from skerry.net.records import Event, RunStatus, RunView
+from skerry.net.retry import Retry, RetrySettings
 from skerry.runtime.options import Count, Number
-from skerry.runtime.retry import Retry, RetrySettings
 
 _REDRAWS_PER_S: Final = 4
 _RETRY: Final = RetrySettings(attempt_count=None, first_wait_s=0.5)

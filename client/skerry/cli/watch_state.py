@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from skerry.client.records import (
+from skerry.net.records import (
     DeltaFate,
     Event,
     Fate,

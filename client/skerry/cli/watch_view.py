@@ -9,7 +9,7 @@ from rich.text import Text
 
 from skerry.cli.console import count_text, rate_text, size_text, table
 from skerry.cli.watch_state import FragmentView, LearnerView, WatchState, learner_state, unmerged_text
-from skerry.client.records import LearnerReport
+from skerry.net.records import LearnerReport
 
 _BARS = "▁▂▃▄▅▆▇█"
 _STATE_STYLES = {"participating": "green", "live": "yellow", "finished": "cyan", "lost": "red"}

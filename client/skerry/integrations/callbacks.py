@@ -12,8 +12,8 @@ from typing import Any, Final
 
 import torch
 
-from skerry.client import Learner, SkerryError, leave_on_signal
-from skerry.client.array_learner import checked_settings
+from skerry import Learner, SkerryError, leave_on_signal
+from skerry.array_learner import checked_settings
 from skerry.integrations.metrics import learner_metrics
 from skerry.runtime.files import replacing
 from skerry.runtime.logs import get_logger
@@ -31,7 +31,7 @@ class CallbackLearner:
 
     Args:
         options: the arguments of `Learner` except the model.
-        leave_on_signal: whether SIGTERM makes the learner leave, as `skerry.client.leave_on_signal` does.
+        leave_on_signal: whether SIGTERM makes the learner leave, as `skerry.leave_on_signal` does.
 
     Raises:
         TypeError: an option is not known, or `target` or `run` is missing.

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from skerry.algorithm.movement import PIECE_NUMEL, Place, places
 from skerry.algorithm.rebase import FlatArray
-from skerry.client.array_learner import EXIT_FLUSH_TIMEOUT_S, ArrayLearner
-from skerry.client.parameters import ArrayParameters, Work, pieces_of
-from skerry.client.session import LastWork
+from skerry.array_learner import EXIT_FLUSH_TIMEOUT_S, ArrayLearner
+from skerry.exchange.session import LastWork
+from skerry.model.interface import ArrayParameters, Work, pieces_of
 from skerry.wire import FragmentLayout, TensorSpec
 
 __all__ = ["JaxLearner", "JaxParameters"]

@@ -13,9 +13,9 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import BaseFinetuning, StochasticWeightAveraging
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy, XLAStrategy
 
-from skerry.client import Learner, attach
-from skerry.client.learner import token_counter
+from skerry import Learner, attach
 from skerry.integrations.callbacks import STATE_NAME, CallbackLearner, save_state, saved_states
+from skerry.learner import token_counter
 
 __all__ = ["SkerryCallback"]
 
@@ -40,9 +40,9 @@ class SkerryCallback(Callback):  # type: ignore[misc]  # untyped
     all parameters of the module take part from the start, also frozen ones.
 
     Args:
-        tokens_per_step: as `skerry.client.attach` says.
+        tokens_per_step: as `skerry.attach` says.
         leave_on_signal: on SIGTERM, end training after the step under way, with all of its work sent: `fit` raises
-            SystemExit, as `skerry.client.leave_on_signal` says. With one process Lightning does so by itself.
+            SystemExit, as `skerry.leave_on_signal` says. With one process Lightning does so by itself.
         **options: as `Learner` says, `target` and `run` among them.
 
     Raises:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from skerry.client import ArrayLearner
+from skerry import ArrayLearner
 
 __all__ = ["learner_metrics"]
 

@@ -11,9 +11,9 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from transformers.trainer_callback import CallbackHandler
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from skerry.client import Learner
-from skerry.client.learner import token_counter
+from skerry import Learner
 from skerry.integrations.callbacks import CallbackLearner, save_state, saved_states
+from skerry.learner import token_counter
 
 __all__ = ["SkerryCallback"]
 
@@ -42,7 +42,7 @@ class SkerryCallback(TrainerCallback):  # type: ignore[misc]  # untyped
         tokens_per_step: what this island trains on in one step; by default the trainer counts the elements of the
             model's main input.
         leave_on_signal: on SIGTERM, end training after the step under way, with all of its work sent: `train` raises
-            SystemExit, as `skerry.client.leave_on_signal` says. For other notices call `learner.leave_soon`.
+            SystemExit, as `skerry.leave_on_signal` says. For other notices call `learner.leave_soon`.
         **options: as `Learner` says, `target` and `run` among them.
 
     Raises:

@@ -1,0 +1,111 @@
+"""Trains one model on islands of compute: what a training loop imports to take part in a run.
+
+`Learner` trains a torch module, `attach` has it follow an optimizer, `ArrayLearner` trains NumPy arrays, and
+`RunsClient` administers runs. A name's module is imported at its first use, and torch only with `Learner` and `attach`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any, Final
+
+import skerry.net.forks  # noqa: F401 - has to come before the first import of gRPC
+
+if TYPE_CHECKING:
+    from skerry.array_learner import ArrayLearner
+    from skerry.errors import (
+        AttachAgainError,
+        CorruptDownloadError,
+        PlanExpiredError,
+        PoisonedError,
+        RefusedError,
+        RunClosedError,
+        RunExistsError,
+        RunNotFoundError,
+        SkerryError,
+        StopExchangingError,
+        StoreLostError,
+        TryAgainError,
+        WorkRefusedError,
+    )
+    from skerry.exchange.session import Adoption, LastWork, Stats
+    from skerry.learner import Learner, attach
+    from skerry.leaving import leave_on_signal
+    from skerry.model.fragment_plan import FragmentPlan, plan_fragments
+    from skerry.net.retry import RetrySettings
+    from skerry.net.tls import Tls
+    from skerry.runs.client import RunsClient
+    from skerry.wire.policy import MergeRule, OuterName, OuterOptimizer, OuterSchedule, Policy
+
+__all__ = [
+    "Adoption",
+    "ArrayLearner",
+    "AttachAgainError",
+    "CorruptDownloadError",
+    "FragmentPlan",
+    "LastWork",
+    "Learner",
+    "MergeRule",
+    "OuterName",
+    "OuterOptimizer",
+    "OuterSchedule",
+    "PlanExpiredError",
+    "PoisonedError",
+    "Policy",
+    "RefusedError",
+    "RetrySettings",
+    "RunClosedError",
+    "RunExistsError",
+    "RunNotFoundError",
+    "RunsClient",
+    "SkerryError",
+    "Stats",
+    "StopExchangingError",
+    "StoreLostError",
+    "Tls",
+    "TryAgainError",
+    "WorkRefusedError",
+    "attach",
+    "leave_on_signal",
+    "plan_fragments",
+]
+
+_HOMES: Final = {
+    "Adoption": "skerry.exchange.session",
+    "ArrayLearner": "skerry.array_learner",
+    "AttachAgainError": "skerry.errors",
+    "CorruptDownloadError": "skerry.errors",
+    "FragmentPlan": "skerry.model.fragment_plan",
+    "LastWork": "skerry.exchange.session",
+    "Learner": "skerry.learner",
+    "MergeRule": "skerry.wire.policy",
+    "OuterName": "skerry.wire.policy",
+    "OuterOptimizer": "skerry.wire.policy",
+    "OuterSchedule": "skerry.wire.policy",
+    "PlanExpiredError": "skerry.errors",
+    "PoisonedError": "skerry.errors",
+    "Policy": "skerry.wire.policy",
+    "RefusedError": "skerry.errors",
+    "RetrySettings": "skerry.net.retry",
+    "RunClosedError": "skerry.errors",
+    "RunExistsError": "skerry.errors",
+    "RunNotFoundError": "skerry.errors",
+    "RunsClient": "skerry.runs.client",
+    "SkerryError": "skerry.errors",
+    "Stats": "skerry.exchange.session",
+    "StopExchangingError": "skerry.errors",
+    "StoreLostError": "skerry.errors",
+    "Tls": "skerry.net.tls",
+    "TryAgainError": "skerry.errors",
+    "WorkRefusedError": "skerry.errors",
+    "attach": "skerry.learner",
+    "leave_on_signal": "skerry.leaving",
+    "plan_fragments": "skerry.model.fragment_plan",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Imports the module of a name at its first use."""
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,446 @@
+"""A learner of NumPy arrays: what the training thread calls. The exchange runs in a background thread."""
+
+from __future__ import annotations
+
+import atexit
+import os
+from collections.abc import Callable, Collection, Coroutine, Mapping
+from concurrent.futures import Future, wait
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final, Self, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from skerry.algorithm.rebase import Trained
+from skerry.errors import SkerryError, error_of
+from skerry.exchange.loop import ExchangeLoop
+from skerry.exchange.session import Adoption, ExchangeSettings, LastWork, Stats, check_policy
+from skerry.model.interface import ArrayParameters, Parameters
+from skerry.net.forks import OwnProcess
+from skerry.net.grpc_transport import GrpcTransport
+from skerry.net.handshakes import check_certificate
+from skerry.net.loop_thread import LoopThread
+from skerry.net.tls import Insecure, Tls, check_target
+from skerry.runtime.clock import SystemClock
+from skerry.runtime.identifiers import SystemEntropy, system_random
+from skerry.runtime.logs import get_logger
+from skerry.runtime.own_id import own_id
+from skerry.runtime.workers import ThreadWorkers
+from skerry.wire.policy import Policy
+
+_log = get_logger(__name__)
+
+R = TypeVar("R")
+
+# How long leaving the context waits for the last work to be sent.
+EXIT_FLUSH_TIMEOUT_S: Final = 10.0
+# Ending the exchange takes less time; the bound keeps a defect from holding the process alive.
+_END_TIMEOUT_S: Final = 5.0
+# The same for saving and loading a state, which wait for work of this process and for calls with deadlines only.
+_SERVE_TIMEOUT_S: Final = 600.0
+
+
+class ArrayLearner:
+    """Trains NumPy arrays, in place, together with the other learners of a run; needs no torch.
+
+        with ArrayLearner(arrays, target="syncer.example:443", run="fit", learner_id="us-east") as learner:
+            for batch in data:
+                train(arrays, batch)
+                learner.step(tokens=len(batch))
+
+    The constructor attaches to the run and loads its newest weights into `arrays`. Only the thread that changes the
+    arrays may call `step` and `flush`. While the syncer can't be reached, training goes on, and the work is sent later.
+
+    `flush`, `state_dict` and `load_state_dict` may load newer versions too: a loop that trains on copies of the arrays
+    copies them anew after these calls, as after a `step` that names fragments.
+
+    Args:
+        arrays: the arrays to train, by tensor name; or any `Parameters`.
+        target: the syncer, as host:port; several replicas are separated by commas, and each call goes to the next
+            healthy one.
+        run: the run's name.
+        learner_id: this learner's name, unique in the run; a newer process with the same id takes its place. By default
+            the host's name and a random suffix, which the folder `.skerry` keeps for a process that starts again here;
+            a copy of the folder counts as another one.
+        region: where the learner runs, shown to people.
+        create: create the run from `arrays` if it does not exist; if several learners try, the first one creates it.
+        policy: the policy of a run that is created; an existing run keeps its own.
+        planned_step_count: how many inner steps each learner of a run that is created should take; replaces the
+            policy's value. Outer momentum falls to 0 towards the end of them, which improves the final weights. The run
+            may take fewer or more.
+        adoption: what happens to local work when a new version arrives.
+        blend_alpha: the share of the local weights if adoption is "blend".
+        fragment_count: the number of fragments of a run that is created; by default it follows from the model's size.
+        allow_other_frozen: the frozen parameters that need not be those that the run was created with, as where they
+            are quantised on some machines only: their names, or patterns such as "base.*"; True for all. A warning
+            says what differs.
+        connect_timeout_s: how long connecting, and then attaching, may take.
+        tls: the authority to trust and this learner's certificate. The files are read again when a connection can't be
+            made, so they may be renewed while the learner runs. By default the public authorities are trusted, and a
+            target on this machine is called in plaintext; "insecure" has other targets be called so, too.
+
+    A process that this one forks, such as a worker of a DataLoader, is not the learner: leaving does nothing there, and
+    all else that a learner does is refused.
+
+    A learner that restarts begins with the run's newest weights. What its last process had not sent is lost, unless
+    `load_state_dict` brings it.
+
+    Raises:
+        SkerryError: the syncer did not answer in time, or the run does not accept this learner; the message says why.
+        ValueError: an argument can't be right: a name, an address, a number, the files of `tls`, a certificate that
+            names another client, or arrays that can't be trained. Nothing was begun or written.
+    """
+
+    def __init__(
+        self,
+        arrays: Mapping[str, NDArray[Any]] | Parameters,
+        *,
+        target: str,
+        run: str,
+        learner_id: str | None = None,
+        region: str = "",
+        create: bool = False,
+        policy: Policy | None = None,
+        planned_step_count: int | None = None,
+        adoption: Adoption | str = Adoption.REBASE,
+        blend_alpha: float = 0.5,
+        fragment_count: int | None = None,
+        allow_other_frozen: bool | Collection[str] = False,
+        connect_timeout_s: float = 30.0,
+        tls: Tls | Insecure | None = None,
+    ) -> None:
+        if not isinstance(arrays, Mapping) and not hasattr(arrays, "tensors"):
+            raise TypeError(f"arrays are given by name; a torch module is for Learner. type={type(arrays).__name__}")
+        self._process = OwnProcess()
+        self._closing = ExitStack()
+        self._leave_status: int | None = None
+        self._last_work = LastWork()
+        settings = checked_settings(
+            target=target,
+            run=run,
+            learner_id=learner_id,
+            region=region,
+            create=create,
+            policy=policy,
+            planned_step_count=planned_step_count,
+            adoption=adoption,
+            blend_alpha=blend_alpha,
+            fragment_count=fragment_count,
+            allow_other_frozen=allow_other_frozen,
+            connect_timeout_s=connect_timeout_s,
+            tls=tls,
+        )
+        parameters = ArrayParameters(arrays) if isinstance(arrays, Mapping) else arrays
+        if learner_id is None:
+            learner_id, lock = own_id(Path(".skerry"))
+            if lock is not None:
+                self._closing.enter_context(lock)
+            settings = replace(settings, learner_id=learner_id)
+        self._workers = ThreadWorkers(_worker_count(), initializer=parameters.enter_worker)
+        self._thread = LoopThread(f"skerry-{learner_id}")
+        self._running: Future[None] | None = None
+        self._transport = self._thread.call(lambda: GrpcTransport(target, tls=tls, jitter=system_random()))
+        try:
+            self._exchange = self._thread.run(_joined(self._transport, parameters, settings, workers=self._workers))
+            parameters.synchronize()  # training comes after the weights that were loaded
+            self._running = self._thread.start(self._exchange.run())
+            self._thread.run(self._exchange.wait_attached())
+        except BaseException:
+            self._stop_threads()
+            raise
+        atexit.register(self._say_forgotten)
+        self._closing.callback(atexit.unregister, self._say_forgotten)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Sends the last work within 10 s, also when the process was told to end, and leaves the run.
+
+        Work that a failed step may have damaged is not sent.
+        """
+        if kind is None or issubclass(kind, SystemExit | KeyboardInterrupt) or self._leave_status is not None:
+            self.leave()
+        else:
+            self.close()
+
+    def leave(self, timeout_s: float = EXIT_FLUSH_TIMEOUT_S, *, load_merged: bool = False) -> LastWork:
+        """Sends the last work, waits for news of what became of it, and leaves the run, as the end of `with` does.
+
+        It takes `timeout_s` at most. Where the run has not decided by then, acknowledged work is pending: it is merged
+        without this learner. Idempotent.
+
+        With `load_merged` it also loads the run's weights, once they hold the work. Each learner gets those of the
+        version that its own last work is in, so learners that leave one after another end with slightly different
+        weights: the run's are those that `skerry export` and `RunsClient.pull` give. If the work is not merged within
+        `timeout_s` the model keeps its own weights, so nothing that was trained is missing from it.
+
+        Returns:
+            How many of the last steps are merged, pending, dropped and unsent, and why. `if learner.leave():` asks
+            whether none is missing from the run, and with `load_merged` whether the run's weights were loaded.
+
+        Raises:
+            StopExchangingError: as `step`.
+        """
+        if self._thread.is_over:
+            return self._last_work
+        is_loaded: bool | None = None
+        try:
+            if load_merged:
+                is_loaded = False
+                is_settled = self._flush(lambda: self._exchange.is_settled, timeout_s, is_last=True)
+                is_loaded = is_settled and self._exchange.load_merged()
+            else:
+                self._flush(lambda: self._exchange.is_decided, timeout_s, is_last=True)
+        finally:
+            self.close()
+            self._last_work = replace(self._last_work, is_loaded=is_loaded)
+        return self._last_work
+
+    def _say_forgotten(self) -> None:
+        # It is too late to send them: Python lets no thread begin work once the main thread has ended.
+        if (lost := self.stats.unsent_step_count) and not (self.is_closed or self._thread.is_over):
+            _log.warning("the process ends with steps that the run does not have. leave() sends them", steps=lost)
+
+    def step(self, tokens: int, loss: float | None = None) -> tuple[str, ...]:
+        """Reports one finished inner step; may copy a fragment or load a newer version of one. Never waits.
+
+        Returns:
+            The names of the fragments whose weights it changed, which are mostly none.
+
+        Raises:
+            ValueError: `tokens` is below 1 or no whole number. A tensor that holds one, as `mask.sum()` does, is read,
+                which waits for its device.
+            SystemExit: `leave_soon` was called.
+            StopExchangingError: WEIGHTS_REPLACED: a checkpoint was loaded, also in place, or the model moved, converted
+                or changed, after attaching. Nothing of it was sent; the message says what to do. FORKED: this process
+                was forked from the learner's.
+        """
+        self._process.check()
+        changed = self._exchange.step(tokens, loss)
+        if self._leave_status is not None:
+            _log.info("leaving as was asked", steps=self.stats.step_count)
+            raise SystemExit(self._leave_status)
+        return changed
+
+    def leave_soon(self, exit_status: int = 0) -> None:
+        """Has the next `step` raise SystemExit, as soon as its step is counted; for any thread and signal handlers.
+
+        With several ranks it does so at all of them, whichever was told.
+
+        Leaving the context then sends the last work. `leave_on_signal` calls this on SIGTERM.
+        """
+        self._leave_status = exit_status
+
+    def when_left(self, call: Callable[[], None]) -> None:
+        """Has `call` called when this learner has left its run, in whatever way; the last one given is called first."""
+        self._closing.callback(call)
+
+    def flush(self, timeout_s: float, *, is_last: bool = False) -> bool:
+        """Sends all unsent work and returns whether it was acknowledged within the timeout.
+
+        Steps behind a delta in flight wait for its round. If nothing is trained afterwards, say `is_last`: such a round
+        opens at once then, which cuts it short for all learners.
+
+        Also true when this learner was stopped, and when the run is closed and the last fates are known, so that
+        nothing can be sent.
+
+        Raises:
+            StopExchangingError: as `step`.
+        """
+        return self._flush(lambda: self._exchange.is_flushed, timeout_s, is_last=is_last)
+
+    def _flush(self, is_done: Callable[[], bool], timeout_s: float, *, is_last: bool) -> bool:
+        self._process.check()
+        self._exchange.check_weights()
+        self._thread.loop.call_soon_threadsafe(lambda: self._exchange.flush(is_last=is_last))
+        try:
+            return self._serve(is_done, timeout_s)
+        finally:
+            self._thread.loop.call_soon_threadsafe(self._exchange.end_flush)
+
+    def close(self) -> None:
+        """Leaves the run and ends the exchange without sending anything, and says which steps the run does not have.
+
+        What was acknowledged, as by `flush`, is merged without this learner. Idempotent.
+        """
+        if self._thread.is_over:
+            return
+        self._last_work = work = self._exchange.last_work
+        is_fine = work or (self.is_closed and not work.dropped_step_count)
+        counts = {
+            "merged_steps": work.merged_step_count,
+            "pending_steps": work.pending_step_count,
+            "dropped_steps": work.dropped_step_count,
+            "unsent_steps": work.unsent_step_count,
+            "because": work.because,
+        }
+        (_log.info if is_fine else _log.warning)(
+            "left the run" if is_fine else "left the run, which does not have all of the last work",
+            **{name: value for name, value in counts.items() if value},
+        )
+        try:
+            self._thread.run(self._exchange.leave())
+            if self._running is not None:
+                wait([self._running], _END_TIMEOUT_S)
+        finally:
+            self._stop_threads()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns what this learner needs to go on from here, for a checkpoint of yours; call it between two steps.
+
+        It has the work that the run does not have yet and the counts of steps and tokens, but not the weights: 4 bytes
+        a parameter, 8 while a delta is on its way. Needs no network. A learner that exchanges no more has its counts
+        alone, so that saving never fails.
+        """
+        if not self._process.is_forked and self._thread.is_over:
+            return self._exchange.save_counts()
+        return self._served(self._exchange.save())
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on where `state_dict` was called: the model gets the run's weights with the unsent work on top of them.
+
+        Call it after attaching and before the first step. Where work can't be continued, as when the run took later
+        work of this learner, the model has the run's weights, and a warning says why and how many steps are dropped.
+
+        Raises:
+            ValueError: it is not what `state_dict` of a learner of this model returned, or a step was counted already.
+            SkerryError: the syncer did not say what became of the work. The learner is as it was.
+        """
+        self._check_untrained()
+        self._served(self._exchange.restore(state))
+
+    def count_from(self, step_count: int, token_count: int) -> None:
+        """Has counts of steps and tokens go on after those of an earlier process, where no `state_dict` brings them.
+
+        They are what `skerry watch` shows. Call it after attaching and before the first step.
+
+        Raises:
+            ValueError: a step was counted already.
+        """
+        self._check_untrained()
+        self._served(self._exchange.count_from(Trained(step_count, token_count)))
+
+    def _check_untrained(self) -> None:
+        self._process.check()
+        if self.stats.step_count:
+            raise ValueError(f"a learner's state is loaded before its first step. steps={self.stats.step_count}")
+
+    def _served(self, coroutine: Coroutine[Any, Any, R]) -> R:
+        """Returns the coroutine's result, and does meanwhile what waits for a step boundary."""
+        future = self._thread.start(coroutine)
+        future.add_done_callback(lambda _: self._exchange.wake())
+        if not self._serve(future.done, _SERVE_TIMEOUT_S):
+            future.cancel()
+            raise error_of("TIMEOUT", f"the exchange did not answer. timeout_s={_SERVE_TIMEOUT_S:g}")
+        return future.result()
+
+    def _serve(self, is_over: Callable[[], bool], timeout_s: float) -> bool:
+        return self._exchange.serve(is_over, timeout_s)
+
+    def merged_weights(self) -> dict[str, NDArray[np.float32]]:
+        """Returns copies of the run's own weights by tensor name, of the versions that `stats.versions` names.
+
+        They are the newest that this learner adopted, at most about a round old, and hold none of its unsent steps.
+        Needs no network, and memory for the whole model as float32.
+        """
+        self._process.check()
+        return self._exchange.merged_weights()
+
+    @property
+    def stats(self) -> Stats:
+        """What was exchanged so far; cheap enough to read at every step."""
+        return self._exchange.stats
+
+    @property
+    def progress(self) -> float | None:
+        """The run's progress in inner steps, which learning rates should follow; None until the syncer reports it."""
+        return self._exchange.progress
+
+    @property
+    def planned_step_count(self) -> int:
+        """Inner steps that the run is planned to take, which `progress` reaches at its end; 0 if unknown."""
+        return self._exchange.planned_step_count
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the run was closed: further work will not be merged."""
+        return self._exchange.is_closed
+
+    @property
+    def failure(self) -> SkerryError | None:
+        """Why this learner stopped exchanging, if it did; training may go on."""
+        return self._exchange.failure
+
+    def _stop_threads(self) -> None:
+        self._thread.run(self._transport.close())
+        self._thread.close()
+        self._workers.close()
+        self._closing.close()
+
+
+def checked_settings(
+    *,
+    target: str,
+    run: str,
+    learner_id: str | None = None,
+    region: str = "",
+    create: bool = False,
+    policy: Policy | None = None,
+    planned_step_count: int | None = None,
+    adoption: Adoption | str = Adoption.REBASE,
+    blend_alpha: float = 0.5,
+    fragment_count: int | None = None,
+    allow_other_frozen: bool | Collection[str] = False,
+    connect_timeout_s: float = 30.0,
+    tls: Tls | Insecure | None = None,
+) -> ExchangeSettings:
+    """Returns the settings of an `ArrayLearner` with these arguments, which connects to nothing and writes nothing.
+
+    The id of a learner that is to choose its own is a placeholder.
+
+    Raises:
+        TypeError, ValueError: an argument can't be right; the message says which and why.
+    """
+    check_policy(policy)
+    if planned_step_count is not None:
+        policy = replace(policy or Policy(), planned_step_count=planned_step_count)
+    settings = ExchangeSettings(
+        run=run,
+        learner_id="learner" if learner_id is None else learner_id,
+        region=region,
+        may_create=create,
+        policy=policy,
+        fragment_count=fragment_count,
+        adoption=Adoption(adoption),
+        blend_alpha=blend_alpha,
+        allow_other_frozen=allow_other_frozen,
+        connect_timeout_s=connect_timeout_s,
+    )
+    for found in check_target(target, tls):
+        check_certificate(found, run, learner_id)
+    return settings
+
+
+async def _joined(
+    transport: GrpcTransport, parameters: Parameters, settings: ExchangeSettings, *, workers: ThreadWorkers
+) -> ExchangeLoop:
+    exchange = ExchangeLoop(
+        transport,
+        parameters,
+        settings,
+        workers=workers,
+        entropy=SystemEntropy(),
+        jitter=system_random(),
+        clock=SystemClock(),
+    )
+    await exchange.join()
+    return exchange
+
+
+def _worker_count() -> int:
+    """Returns how many threads encode and decode: at most half of the processors, since training needs them."""
+    return max(1, min(4, (os.cpu_count() or 1) // 2))

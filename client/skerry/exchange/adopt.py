@@ -1,0 +1,241 @@
+"""Brings a model to a newer version of a fragment.
+
+A plan's objects are applied while their bytes arrive, and the result is checked. Workers prepare the change of the
+weights, and the training thread makes it at a step boundary.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from skerry.algorithm.rebase import FlatArray, Ledger
+from skerry.algorithm.step import subtract_update
+from skerry.errors import CorruptDownloadError
+from skerry.exchange.session import Adoption, Session
+from skerry.model.interface import Work
+from skerry.runtime.vectors import vector
+from skerry.v1 import exchange_pb2 as v1
+from skerry.wire import FragmentLayout, WireError
+from skerry.wire.digests import tree_digest
+from skerry.wire.frames import FrameReader
+from skerry.wire.safetensors import TensorFileReader
+
+
+@dataclass(frozen=True)
+class Pulled:
+    """A version of a fragment whose digest was checked."""
+
+    version: int
+    digest: bytes
+    weights: FlatArray  # (numel,)
+    position: int  # that the plan reflects
+
+
+class PlanApplier:
+    """Applies a plan's bytes to weights while they arrive; does no I/O. One thread at a time."""
+
+    def __init__(
+        self,
+        layout: FragmentLayout,
+        plan: v1.PullPlan,
+        start: FlatArray | None,  # (numel,) the weights of plan.from_version; only their span is read
+        span: tuple[int, int] | None = None,  # first and end of the elements that are wanted: bounds of objects
+    ) -> None:
+        self.plan = plan
+        self.is_part = span is not None
+        self._layout = layout
+        self._span = span or (0, layout.numel)
+        self._start: NDArray[np.float32] | None = None  # what updates are subtracted from while they are of one version
+        if start is None or plan.from_version < 0:
+            self._weights = np.zeros(layout.numel, np.float32)
+        elif not plan.objects:
+            self._weights = np.asarray(start)
+        else:
+            # Of zeros only the pages that are written take memory.
+            self._weights = np.zeros(layout.numel, np.float32) if self.is_part else vector(layout.numel)
+            self._start = np.asarray(start)
+        self.object_index = self.following(0)
+        self._begin_object()
+
+    def following(self, index: int) -> int:
+        """Returns the place in the plan of the first object, from `index` on, that has wanted elements."""
+        first, stop = self._span
+        objects = self.plan.objects
+        while index < len(objects) and not first <= objects[index].first < stop:
+            index += 1
+        return index
+
+    def feed(self, object_index: int, offset: int, data: bytes | memoryview) -> None:
+        """Takes the next bytes.
+
+        Raises:
+            CorruptDownloadError: they are not the plan's next bytes, or are wrong.
+        """
+        if object_index != self.object_index or offset != self.offset or self.is_complete:
+            raise corrupt(f"bytes out of place. expected={(self.object_index, self.offset)}, at={object_index, offset}")
+        self.offset += len(data)
+        if self.is_part:  # the whole is checked against the target's digest
+            self._hasher.update(data)
+        described = self.plan.objects[object_index]
+        if self.offset > described.size_bytes:
+            raise corrupt(f"object is longer than planned. object={described.name}")
+        try:
+            self._apply(data)
+            if self.offset == described.size_bytes:
+                self._end_object(described)
+        except WireError as error:
+            raise corrupt(f"object can't be read. object={described.name}, cause={error}") from error
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every object was applied."""
+        return self.object_index == len(self.plan.objects)
+
+    def finish(self) -> NDArray[np.float32]:
+        """Returns the target's weights, `(stop - first,)`. Those of a span are not checked against its digest.
+
+        Raises:
+            CorruptDownloadError: the weights are not the target's.
+        """
+        if not self.is_part:
+            check_digest(self.plan, tree_digest(self._weights, self._layout.leaf_hash))
+        return self._weights[slice(*self._span)]
+
+    def _begin_object(self) -> None:
+        self.offset = 0
+        self._hasher = hashlib.sha256()
+        if self.is_complete:
+            return
+        described = self.plan.objects[self.object_index]
+        first, numel = described.first, described.numel
+        if self._start is not None and described.version > self.plan.from_version + 1:
+            self._start = None  # every element was written by the update before
+        self._reader: FrameReader | TensorFileReader
+        if described.kind == v1.OBJECT_KIND_UPDATE:
+            self._reader = FrameReader(first, numel)
+        elif described.kind == v1.OBJECT_KIND_SNAPSHOT:
+            self._reader = TensorFileReader(self._layout, self._weights, first=first, numel=numel)
+        else:
+            raise corrupt(f"kind of object is not known here. object={described.name}, kind={described.kind}")
+
+    def _apply(self, data: bytes | memoryview) -> None:
+        """Subtracts the frames of an update, or copies the tensors of a snapshot, as far as they have arrived."""
+        if isinstance(self._reader, TensorFileReader):
+            self._reader.feed(data)
+            return
+        for batch in self._reader.feed(data):
+            subtract_update(self._weights, batch.data, self._layout, source=self._start)
+
+    def _end_object(self, described: v1.PlanObject) -> None:
+        self._reader.finish()
+        if self.is_part and self._hasher.digest() != described.digest:
+            raise corrupt(f"object's digest differs. object={described.name}")
+        self.object_index = self.following(self.object_index + 1)
+        self._begin_object()
+
+
+def check_digest(plan: v1.PullPlan, digest: bytes) -> None:
+    """Checks the tree digest of what a plan has led to.
+
+    Raises:
+        CorruptDownloadError: it is not the target's.
+    """
+    target = plan.target
+    if digest != target.digest:
+        raise corrupt(f"weights differ. version={target.version}, expected={target.digest.hex()}, {digest.hex()=}")
+
+
+def corrupt(message: str) -> CorruptDownloadError:
+    """Returns the error for bytes or weights that are not what they must be."""
+    return CorruptDownloadError("CORRUPT_DOWNLOAD", f"download is corrupt: {message}")
+
+
+async def adopt(
+    session: Session, layout: FragmentLayout, ledger: Ledger, pulled: Pulled, *, is_merged: bool, must_replace: bool
+) -> Ledger:
+    """Returns the ledger after the weights were changed at a step boundary.
+
+    `is_merged`: the delta in flight is in `pulled`; `must_replace`: local work must not be kept.
+    """
+    pulled = replace(pulled, weights=await session.workers.run(session.parameters.keep, pulled.weights))
+    on_device = await session.workers.run(session.parameters.from_host, pulled.weights)
+    if must_replace or session.settings.adoption is not Adoption.REBASE:
+        return await _overwrite(session, layout, ledger, pulled, on_device=on_device, must_replace=must_replace)
+
+    def prepare() -> Work:
+        out = vector(layout.numel) if isinstance(on_device, np.ndarray) else None
+        shift = ledger.shift(on_device, is_merged=is_merged, out=out)
+        session.parameters.synchronize()
+        return session.parameters.add(layout, shift)
+
+    add = await session.workers.run(prepare)
+    base = on_device
+    around = await _change(session, layout, add, is_rounded=not session.parameters.is_float32(layout))
+    if around is not None:
+        base = await session.workers.run(lambda: ledger.rounded_base(*around, is_merged=is_merged))
+    return ledger.rebased(pulled.version, pulled.digest, pulled.weights, base, is_merged=is_merged)
+
+
+async def _overwrite(
+    session: Session,
+    layout: FragmentLayout,
+    ledger: Ledger,
+    pulled: Pulled,
+    *,
+    on_device: FlatArray,
+    must_replace: bool,
+) -> Ledger:
+    """Replaces the weights, or blends into them; unsent work is lost."""
+    is_blend = session.settings.adoption is Adoption.BLEND and not must_replace
+    trained = session.trained
+    parameters = session.parameters
+    overwrite = await session.workers.run(
+        lambda: (
+            parameters.blend(layout, on_device, session.settings.blend_alpha)
+            if is_blend
+            else parameters.load(layout, on_device)
+        )
+    )
+
+    def change() -> None:
+        nonlocal trained
+        overwrite()
+        trained = session.trained
+
+    is_rounded = is_blend or not session.parameters.is_float32(layout)
+    around = await _change(session, layout, change, is_rounded=is_rounded)
+    base = on_device if around is None else around[1]
+    return ledger.replaced(pulled.version, pulled.digest, pulled.weights, base, trained)
+
+
+async def _change(
+    session: Session, layout: FragmentLayout, change: Work, *, is_rounded: bool
+) -> tuple[FlatArray, FlatArray] | None:
+    """Makes the change at a step boundary; if it rounds, returns the weights before and after."""
+    parameters = session.parameters
+
+    def changed() -> None:
+        change()
+        session.changed.append(layout.name)
+
+    if not is_rounded:
+        await session.boundary.run(changed)
+        return None
+    before = await session.workers.run(parameters.buffer, layout)
+    after = await session.workers.run(parameters.buffer, layout)
+
+    copy_before = await session.workers.run(parameters.snapshot, layout, before)
+    copy_after = await session.workers.run(parameters.snapshot, layout, after)
+
+    def copied() -> None:
+        copy_before()
+        changed()
+        copy_after()
+
+    await session.boundary.run(copied)
+    await session.workers.run(parameters.synchronize)  # workers read the copies next
+    return before, after

@@ -1,0 +1,446 @@
+"""One fragment's exchange: sends deltas that are due, learns their fates, adopts new versions; one thing at a time.
+
+Its states and the transitions between them are in `skerry.exchange.states`; this file does the I/O.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Final, NoReturn
+
+from skerry.algorithm.rebase import Ledger, Trained
+from skerry.algorithm.schedule import RoundRhythm, is_due
+from skerry.errors import (
+    AttachAgainError,
+    CorruptDownloadError,
+    PlanExpiredError,
+    PoisonedError,
+    RefusedError,
+    RunClosedError,
+    RunNotFoundError,
+    SkerryError,
+    StoreLostError,
+    TryAgainError,
+    WorkRefusedError,
+    error_of,
+)
+from skerry.exchange import states as fragment_state
+from skerry.exchange.adopt import Pulled, adopt
+from skerry.exchange.pull import pull_newest
+from skerry.exchange.push import make_delta, push, query
+from skerry.exchange.session import LastWork, Session
+from skerry.exchange.states import RETURNING, Idle, InFlight, Refused, Replacing, Sending, State
+from skerry.runtime.logs import get_logger
+from skerry.v1 import exchange_pb2, types_pb2
+from skerry.wire import FragmentLayout, NonFiniteError
+
+_log = get_logger(__name__)
+
+# After so many refusals of the same bytes as damaged, the link is not the cause.
+_MAX_DAMAGE: Final = 3
+_BASE_AT_FAULT: Final = frozenset({"BASE_FOREIGN", "BASE_FUTURE"})
+_BYTES_AT_FAULT: Final = frozenset({"BAD_FRAME", "DIGEST_MISMATCH"})
+# After these errors the exchange pauses, and goes on from its state.
+_REPEATED: Final = (
+    AttachAgainError,
+    CorruptDownloadError,
+    PlanExpiredError,
+    RefusedError,
+    RunNotFoundError,
+    StoreLostError,
+    TryAgainError,
+    WorkRefusedError,
+)
+
+
+class FragmentExchange:
+    """Drives one fragment of one learner, on the event loop; any thread may read `state` and `may_send`."""
+
+    def __init__(
+        self,
+        session: Session,
+        layout: FragmentLayout,
+        ledger: Ledger,
+        *,
+        contributed_step: int,
+        restore_all: Callable[[PoisonedError], Awaitable[None]],
+    ) -> None:
+        """The model must already have the weights of `ledger`."""
+        self.layout = layout
+        self.state: State = Idle(ledger, contributed_step)
+        # Held while the model's weights and the state's ledger are changed together.
+        self.lock = asyncio.Lock()
+        self._session = session
+        self._restore_all = restore_all
+        self._newest_version = ledger.version
+        self._invited_version = -1
+        self._rhythm = RoundRhythm()
+        self._has_progressed = False  # since the last failure: a delta was acknowledged, or a version adopted
+        self.dropped_step_count = 0  # steps whose work is gone
+        self._dropped_until = 0  # the last of these steps
+        self._decided = LastWork()  # of the last delta that was merged or dropped
+        self._pulls_whole = False  # the next download starts from a snapshot, not from the anchor
+        self._wake = asyncio.Event()
+
+    @property
+    def ledger(self) -> Ledger:
+        """The ledger of the fragment's weights."""
+        return self.state.ledger
+
+    def on_version(self, version: int) -> None:
+        """Takes note that a version exists."""
+        if version > self._newest_version:
+            self._newest_version = version
+            self._wake.set()
+
+    def on_round_opened(self, version: int, run_step_count: float) -> None:
+        """Takes note that the round that makes `version` gathers deltas, and of the run's progress."""
+        if version > self._invited_version:
+            self._invited_version = version
+            step_count, full = self._session.trained.step_count, self._session.policy.inner_step_count
+            self._rhythm.opened(step_count, run_step_count, inner_step_count=full)
+            self._wake.set()
+
+    def on_fate(self, fate: types_pb2.DeltaFate) -> None:
+        """Takes note of a delta's fate, if it is the delta that is being sent or in flight."""
+        state = self.state
+        if not isinstance(state, Sending | InFlight) or fate.delta_id != state.delta.delta_id:
+            return
+        if fate.fate == types_pb2.FATE_UNSPECIFIED or (isinstance(state, InFlight) and not state.is_pending):
+            return
+        self.state = fragment_state.acknowledged(state, fate)
+        if isinstance(state, Sending):
+            self._has_progressed = True
+            self._session.acknowledged(self.layout, fate.delta_id)
+        if fate.fate == types_pb2.FATE_MERGED:
+            self._session.merged(self.layout)
+            if state.delta.is_own:
+                self._decided = LastWork(merged_step_count=state.delta.header.step_count)
+                self._session.tally.merged(fate.staleness, asyncio.get_running_loop().time() - state.delta.taken_at_s)
+            self.on_version(fate.version)
+        self._wake.set()
+
+    def wake(self) -> None:
+        """Has the fragment look at the session's state again."""
+        self._wake.set()
+
+    @property
+    def is_flushed(self) -> bool:
+        """Whether every step is in an acknowledged delta; in a closed run, whether the last delta's fate is known."""
+        state = self.state
+        if self._session.is_closed:
+            return not (isinstance(state, Sending) or (isinstance(state, InFlight) and state.is_pending))
+        return not isinstance(state, Sending) and self._is_all_sent(state)
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether, moreover, the fate of the last delta is known, and it leaves nothing to be sent again."""
+        state = self.state
+        if self._session.is_closed or not isinstance(state, InFlight):
+            return self.is_flushed
+        return self.is_flushed and not state.is_pending and state.fate.fate not in RETURNING
+
+    @property
+    def last_work(self) -> LastWork:
+        """What became of the last steps. Any thread may ask."""
+        state, unsent = self.state, self.unsent_step_count
+        if isinstance(state, InFlight) and state.fate.fate != types_pb2.FATE_MERGED and state.delta.is_own:
+            steps, fate = state.delta.header.step_count, state.fate
+            if state.is_pending:
+                return LastWork(pending_step_count=steps, unsent_step_count=unsent)
+            if fate.fate in RETURNING:
+                return LastWork(unsent_step_count=unsent + steps, because=_cause(fate))
+            return LastWork(dropped_step_count=steps, unsent_step_count=unsent, because=_cause(fate))
+        return replace(self._decided, unsent_step_count=unsent)
+
+    @property
+    def unsent_step_count(self) -> int:
+        """Steps that are in no acknowledged delta. Any thread may ask."""
+        state = self.state
+        being_sent = state.delta.header.step_count if isinstance(state, Sending) else 0
+        return self._session.trained.step_count - state.ledger.sent_until.step_count + being_sent
+
+    def _is_all_sent(self, state: State) -> bool:
+        return self._session.trained.step_count <= state.ledger.sent_until.step_count
+
+    async def run(self) -> None:
+        """Runs until it is cancelled, or until this learner must stop."""
+        session = self._session
+        while True:
+            try:
+                await replace(
+                    session.calls.endless,
+                    is_worth_it=lambda error: isinstance(error, _REPEATED),
+                    has_progressed=self._take_progress,
+                    before_pause=self._note_failure,
+                ).call(self._go_on)
+            except RunClosedError:
+                session.run_closed()
+                if isinstance(self.state, Sending):
+                    self.state = fragment_state.withdrawn(self.state)
+            except PoisonedError as error:
+                self._drop(error, "not finite")
+                if error.reason == "NON_FINITE":
+                    await self._restore_all(error)  # gradients spread it to all fragments
+            except SkerryError as error:
+                session.stop(error)
+                return
+
+    async def _go_on(self) -> NoReturn:
+        while True:
+            await self._advance()
+
+    async def _advance(self) -> None:
+        """Does the next thing, or waits until there is one."""
+        may_send = self.may_send and not self._session.is_saving
+        match self.state:
+            case Sending():
+                await self._push()
+            case InFlight(fate=fate, ledger=it) if fate.fate == types_pb2.FATE_QUARANTINED and it.in_flight is not None:
+                self._drop(PoisonedError("QUARANTINED", f"delta was quarantined. because={fate.reason}"), _cause(fate))
+            case InFlight(fate=fate) as state if fate.fate in {*RETURNING, types_pb2.FATE_QUARANTINED}:
+                self._return(state)
+            case Refused() | Replacing():
+                await self._adopt()
+            case Idle(is_turn_to_send=True) as state if may_send:
+                await self._take(state)
+            case Idle() | InFlight() if self._newest_version > self.ledger.version:
+                await self._adopt()
+            case Idle() as state if may_send:
+                await self._take(state)
+            case _:
+                await self._wait()
+
+    @property
+    def may_send(self) -> bool:
+        """Whether a delta is due and allowed. Any thread may ask; an outdated answer does no harm."""
+        session, state = self._session, self.state
+        if not isinstance(state, Idle) or session.is_closed or state.used_base == state.ledger.version:
+            return False
+        if session.is_flushing:
+            return not self._is_all_sent(state)
+        next_step = session.trained.step_count + 1  # the weights would be copied at its end
+        # A round gathers deltas now, or is near and this learner slow.
+        is_awaited = self._invited_version > self._newest_version or (
+            self._rhythm.is_near(next_step, inner_step_count=session.policy.inner_step_count)
+        )
+        return (session.policy.has_waiting_rounds and is_awaited) or is_due(
+            next_step,
+            # Steps that a replacement has dropped are in no delta, and do not count.
+            contributed_step=max(state.contributed_step, state.ledger.sent_until.step_count),
+            inner_step_count=session.policy.inner_step_count,
+        )
+
+    async def _wait(self) -> None:
+        """Waits for an event; with a delta in flight for a while only, since a broken stream may have lost its fate."""
+        if self._session.is_flushing:
+            self._session.boundary.wake()  # so that `serve` looks whether the flush is done
+        session = self._session
+        patience_s = session.settings.retry.longest_wait_s if session.is_closed else session.policy.lease_term_s
+        timeout_s = patience_s if isinstance(self.state, InFlight) else None
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._wake.wait()
+        except TimeoutError:
+            await self._ask_fate(self._session.position)
+        self._wake.clear()
+
+    def _take_progress(self) -> bool:
+        has_progressed, self._has_progressed = self._has_progressed, False
+        return has_progressed
+
+    def _note_failure(self, attempt: int, error: BaseException) -> None:
+        """Takes note of a failure before the pause that follows it."""
+        self._pulls_whole |= isinstance(error, CorruptDownloadError)
+        is_defect = isinstance(error, RefusedError | StoreLostError)
+        if isinstance(error, SkerryError):
+            self._session.note_problem(error)
+        if isinstance(error, RunNotFoundError) and not self._session.attached.is_set():
+            return  # which the attachment says, once for all fragments
+        if (attempt == 1 or is_defect) and not isinstance(error, WorkRefusedError):
+            log = _log.error if is_defect else _log.warning
+            log("exchange of a fragment failed, will try again", **self._facts(error))
+
+    def _facts(self, error: BaseException) -> dict[str, str]:
+        """Returns the fields of a log event about an error."""
+        return {
+            "learner": self._session.settings.learner_id,
+            "fragment": self.layout.name,
+            "reason": getattr(error, "reason", ""),
+            "because": str(error),
+        }
+
+    async def _take(self, state: Idle) -> None:
+        """Copies the weights at the next step boundary and makes a delta of them."""
+        session, layout = self._session, self.layout
+        self.state = fragment_state.turn_used(state)
+        async with session.moving, self.lock:
+            buffer = await session.workers.run(session.parameters.buffer, layout)
+            copy = await session.workers.run(session.parameters.snapshot, layout, buffer)
+
+            def snapshot() -> Trained | None:
+                if session.trained == session.saved_at and not session.is_flushing:
+                    return None
+                copy()
+                return session.trained
+
+            trained = await session.boundary.run(snapshot)
+            if trained is None:
+                return
+            is_clear = await session.workers.run(session.movement.is_clear)
+            idle, may_send = self.state, self.may_send and (is_clear or session.is_flushing)
+            if not isinstance(idle, Idle) or not may_send or trained == idle.ledger.sent_until:
+                return
+            taken_at_s = asyncio.get_running_loop().time()
+            try:
+                delta, decoded = await session.workers.run(
+                    lambda: make_delta(session, layout, idle.ledger, buffer, trained=trained, taken_at_s=taken_at_s)
+                )
+            except NonFiniteError as error:
+                raise PoisonedError("NON_FINITE", f"weights are not finite. {error}") from error
+            self.state = fragment_state.taken(idle, delta, decoded, trained)
+
+    async def _push(self) -> None:
+        """Sends the delta until it is acknowledged or refused."""
+        async with self._session.transfers:
+            await self._session.calls.retry.call(self._push_once)
+
+    async def _push_once(self) -> None:
+        session, state = self._session, self.state
+        stored: set[tuple[int, int, bytes]] = set()
+        if isinstance(state, Sending) and state.was_tried:
+            known = await self._ask_fate(session.position)
+            stored = {(part.first, part.numel, part.digest) for part in known.parts}
+            state = self.state
+        if not isinstance(state, Sending):
+            return  # it was acknowledged meanwhile
+        self.state = fragment_state.tried(state)
+        try:
+            response = await push(
+                session.calls,
+                state.delta,
+                seen_position=session.position,
+                stored=stored,
+                count_bytes=session.tally.sent,
+                is_repeated=state.was_tried,
+            )
+        except SkerryError as error:
+            self._on_push_failed(error)
+            raise
+        session.saw(response.position)
+        if response.state != exchange_pb2.PUSH_STATE_ACCEPTED:
+            raise error_of("INCOMPLETE", f"push was not accepted. delta={state.delta.delta_id}")
+        self.on_fate(response.fate)
+
+    async def _ask_fate(self, position: int) -> exchange_pb2.QueryPushResponse:
+        """Asks what is known of the delta at `position` or later, and takes note of it."""
+        session, state = self._session, self.state
+        assert isinstance(state, Sending | InFlight)
+        response = await query(session.calls, state.delta, seen_position=position)
+        session.saw(response.position)
+        if response.state == exchange_pb2.PUSH_STATE_ACCEPTED:
+            self.on_fate(response.fate)
+        return response
+
+    def _on_push_failed(self, error: SkerryError) -> None:
+        """Returns the work if the syncer said of this very delta that it is never accepted; else the bytes are kept."""
+        state = self.state
+        if not isinstance(state, Sending):
+            return  # an event acknowledged it meanwhile
+        if error.reason in _BYTES_AT_FAULT:
+            self.state = state = fragment_state.damaged(state)
+        if isinstance(error, WorkRefusedError | RefusedError) or state.damage_count >= _MAX_DAMAGE:
+            self._refuse(state, error)
+
+    def _refuse(self, state: Sending, error: SkerryError) -> None:
+        """The delta was never accepted: its work is sent again, from a base that the server knows."""
+        self._session.not_merged(self.layout, f"refused: {error.reason}", error, is_lost=False)
+        self.state = fragment_state.refused(state, is_base_used=error.reason == "BASE_REPEATED")
+        self._session.tally.deltas_returned += 1
+        # The server does not know this base, so updates on it would be wrong.
+        self._pulls_whole = error.reason in _BASE_AT_FAULT
+
+    def _return(self, state: InFlight) -> None:
+        """The delta was accepted but will never be merged: its work is unsent again, if the model has it."""
+        reason = types_pb2.Fate.Name(state.fate.fate).removeprefix("FATE_")
+        error = WorkRefusedError(reason, f"delta was not merged. because={state.fate.reason}")
+        is_lost = state.fate.fate == types_pb2.FATE_QUARANTINED  # by then the weights were set back
+        self._session.not_merged(self.layout, _cause(state.fate), error, is_lost=is_lost)
+        self.state = fragment_state.returned(state)
+        self._session.tally.deltas_returned += state.delta.is_own
+
+    def _drop(self, error: PoisonedError, cause: str) -> None:
+        """Delta or weights are not finite or not plausible: the fragment is replaced, since rebase would keep them."""
+        self._session.not_merged(self.layout, cause, error, is_lost=True)
+        self._session.tally.deltas_dropped += isinstance(self.state, Sending | InFlight)
+        ledger = self.state.ledger.returned()
+        dropped = self._steps_dropped(ledger.sent_until, self._session.trained)
+        self._decided = LastWork(dropped_step_count=dropped, because=cause)
+        self.state = fragment_state.poisoned(self.state)
+
+    def _steps_dropped(self, since: Trained, until: Trained) -> int:
+        """Counts steps whose work is gone, each once, and returns how many there are."""
+        count = max(0, until.step_count - max(since.step_count, self._dropped_until))
+        self._dropped_until = max(self._dropped_until, until.step_count)
+        self.dropped_step_count += count
+        return count
+
+    async def _adopt(self) -> None:
+        """Pulls the newest version and brings the model to it."""
+        async with self._session.moving:
+            weights = None if self._pulls_whole else self.ledger.anchor
+            pull = self._session.parameters.pull_together or pull_newest
+            pulled: Pulled = await pull(self._session, self.layout, version=self.ledger.version, weights=weights)
+            self._newest_version = max(self._newest_version, pulled.version)
+            is_merged = await self._is_merged_into(pulled)
+            before = self.state
+            if isinstance(before, InFlight) and before.fate.fate in {*RETURNING, types_pb2.FATE_QUARANTINED}:
+                return  # `_advance` changes the ledger first, and adopts then
+            async with self.lock:
+                if self.state is not before:
+                    return  # an account was restored, or there is news of the delta
+                replaces = isinstance(self.state, Replacing)
+                ledger = await adopt(
+                    self._session, self.layout, self.ledger, pulled, is_merged=is_merged, must_replace=replaces
+                )
+                state = self.state
+                assert not isinstance(state, Sending)
+                if replaces:  # what was trained since the delta was dropped is gone, too
+                    self._steps_dropped(state.ledger.sent_until, ledger.sent_until)
+                self.state = fragment_state.adopted(state, ledger, is_merged=is_merged)
+            self._pulls_whole = False
+            # After a refusal only an acknowledged delta counts, so that pauses grow if every delta is refused.
+            self._has_progressed |= not isinstance(state, Refused)
+            self._session.tally.parameters_down_count += self.layout.numel
+            if pulled.version < self._newest_version:
+                # A version that was announced is not available yet; without a pause it would be asked for at once.
+                await asyncio.sleep(self._session.settings.retry.first_wait_s)
+
+    async def _is_merged_into(self, pulled: Pulled) -> bool:
+        """Whether the delta in flight is in `pulled` or an earlier version; asks the syncer if no event has told."""
+        if isinstance(self.state, InFlight) and self.state.is_pending:
+            await self._session.calls.retry.call(lambda: self._ask_fate(pulled.position))
+        state = self.state
+        if not isinstance(state, InFlight):
+            return False
+        return state.fate.fate == types_pb2.FATE_MERGED and state.fate.version <= pulled.version
+
+    def restore_if_poisoned(self) -> bool:
+        """Loads the base if the weights are not finite; for the training thread. Returns whether it did."""
+        if self._session.parameters.is_finite(self.layout):
+            return False
+        self._session.parameters.load(self.layout, self.ledger.base)()
+        return True
+
+    def restored(self, trained: Trained) -> None:
+        """Takes note that `restore_if_poisoned` has loaded the base; the caller holds the lock."""
+        self._steps_dropped(self.ledger.sent_until, trained)
+        self.state = fragment_state.restored(self.state, trained)
+
+
+def _cause(fate: types_pb2.DeltaFate) -> str:
+    """Returns a fate and why, without the facts, which differ between deltas."""
+    word = types_pb2.Fate.Name(fate.fate).removeprefix("FATE_").lower()
+    return f"{word}: {fate.reason.partition('. ')[0]}"

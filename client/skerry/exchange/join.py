@@ -1,0 +1,208 @@
+"""Finds a run or creates it.
+
+A run is created from initial weights: a draft, the weights of every fragment, a commit. Each step may be repeated.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from skerry.errors import PoisonedError, RunExistsError, RunNotFoundError, SkerryError, error_of, is_transient
+from skerry.exchange.push import Delta, digest_of, encode_parts, push
+from skerry.exchange.session import DEFAULT_PART_SIZE_BYTES, Calls, Session
+from skerry.exchange.untrained import recorded
+from skerry.model.fragment_plan import FragmentPlan, plan_fragments
+from skerry.runtime.logs import get_logger
+from skerry.runtime.workers import Workers
+from skerry.v1 import exchange_pb2, runs_pb2, types_pb2
+from skerry.wire import Codec, Compressor, Encoding, FragmentLayout, NonFiniteError
+from skerry.wire.frames import encode_frames
+from skerry.wire.messages import layouts_to_messages, pack_layout, policy_to_message, unpack_layout
+from skerry.wire.policy import OuterSchedule, Policy
+
+_log = get_logger(__name__)
+
+# Version 0 has exactly the creator's weights, and weights do not compress.
+INITIAL_ENCODING: Final = Encoding(codec=Codec.FLOAT32, compressor=Compressor.NONE)
+INITIAL_BASE_VERSION: Final = -1
+
+
+@dataclass(frozen=True)
+class NewRun:
+    """A run to be created."""
+
+    name: str
+    request_id: str
+    plan: FragmentPlan
+    dtypes: Mapping[str, str]
+    policy: Policy
+    untrained: Sequence[types_pb2.UntrainedTensor] = ()
+    creator: str = "creator"  # the learner whose weights they are, if they are a learner's
+
+
+async def create_run(
+    calls: Calls,
+    workers: Workers,
+    new: NewRun,
+    weights_of: Callable[[FragmentLayout], NDArray[np.float32]],
+    *,
+    part_size_bytes: int = DEFAULT_PART_SIZE_BYTES,
+) -> types_pb2.Run:
+    """Returns the open run. `weights_of` gives a fragment's flat weights, in a worker, as a copy.
+
+    Raises:
+        RunExistsError: another run has the name, or another creator was first; the draft stays invisible.
+        PoisonedError: initial weights are not finite.
+        SkerryError: as the server answered.
+    """
+    tensors, fragments = layouts_to_messages(new.plan.fragments, new.dtypes)
+    request = runs_pb2.CreateRunRequest(
+        request_id=new.request_id,
+        name=new.name,
+        tensors=tensors,
+        fragments=fragments,
+        policy=policy_to_message(new.plan.policy(new.policy), has_derived=False),
+        untrained=new.untrained,
+    )
+    pack_layout(request)
+    transport, timeout_s = calls.transport, calls.timeout_s
+    draft = (await calls.retry.call(lambda: transport.create_run(request, timeout_s=timeout_s))).run
+    position = draft.position
+    for layout in new.plan.fragments:
+        delta = await workers.run(_encode_initial, new, draft.uid, layout, weights_of, part_size_bytes)
+        position = max(position, await _push_initial(calls, delta, position))
+    commit = runs_pb2.CommitRunRequest(name=new.name, run_uid=draft.uid, seen_position=position)
+    return (await calls.retry.call(lambda: transport.commit_run(commit, timeout_s=timeout_s))).run
+
+
+def _encode_initial(
+    new: NewRun,
+    uid: str,
+    layout: FragmentLayout,
+    weights_of: Callable[[FragmentLayout], NDArray[np.float32]],
+    part_size_bytes: int,
+) -> Delta:
+    try:
+        parts = encode_parts(encode_frames, weights_of(layout), layout, INITIAL_ENCODING, part_size_bytes)
+    except NonFiniteError as error:
+        raise PoisonedError("NON_FINITE", f"initial weights are not finite. {error}") from error
+    header = exchange_pb2.PushHeader(
+        run=new.name,
+        run_uid=uid,
+        learner_id=new.creator,
+        session_id=new.request_id,
+        delta_id=_initial_delta_id(new.request_id, layout.name),
+        fragment=layout.name,
+        base_version=INITIAL_BASE_VERSION,
+    )
+    return Delta(header, parts, digest_of(parts), taken_at_s=0.0)
+
+
+def _initial_delta_id(request_id: str, fragment: str) -> str:
+    """Returns the same id when the creation is repeated with the same request id."""
+    return hashlib.sha256(f"skerry.initial.v1\0{request_id}\0{fragment}".encode()).hexdigest()[:32]
+
+
+async def _push_initial(calls: Calls, delta: Delta, position: int) -> int:
+    async def attempt() -> exchange_pb2.PushDeltaResponse:
+        response = await push(calls, delta, seen_position=position, stored=(), count_bytes=lambda _: None)
+        if response.state != exchange_pb2.PUSH_STATE_ACCEPTED:
+            raise error_of("INCOMPLETE", f"initial weights were not accepted. fragment={delta.header.fragment}")
+        return response
+
+    return (await calls.retry.call(attempt)).position
+
+
+class Joining(NamedTuple):
+    """How a learner came to its run."""
+
+    is_created: bool = False
+    other_count: int = 0  # live learners of other ids
+    similar_names: str = ""  # runs that differ little in their names from one that was created
+
+
+async def find_or_create(session: Session) -> tuple[types_pb2.Run, Joining]:
+    """Returns the run of the settings, with its tensors where they are not packed.
+
+    One that does not exist is created from the model's weights, if allowed.
+
+    The training thread must wait meanwhile.
+
+    Raises:
+        RunNotFoundError: no such run, and it may not be created.
+    """
+    run, joining = await _found_or_created(session)
+    await session.workers.run(unpack_layout, run)
+    return run, joining
+
+
+async def _found_or_created(session: Session) -> tuple[types_pb2.Run, Joining]:
+    settings = session.settings
+    request = runs_pb2.GetRunRequest(name=settings.run)
+
+    def find() -> Awaitable[runs_pb2.GetRunResponse]:
+        return session.calls.transport.get_run(request, timeout_s=settings.call_timeout_s)
+
+    try:
+        answer = await session.until_connected(find)
+    except RunNotFoundError as error:
+        if not settings.may_create:
+            raise
+        try:
+            run = await _create_from_model(session)
+        except RunExistsError:
+            answer = await session.until_connected(find)  # another learner was faster
+        else:
+            return run, Joining(is_created=True, similar_names=error.metadata.get("similar_names", ""))
+    others = [one for one in answer.learners if one.is_live and one.learner_id != settings.learner_id]
+    return answer.run, Joining(other_count=len(others))
+
+
+def warn_of_missing_plan(session: Session) -> None:
+    """Warns if this learner plans a length and the run that it joined has none, so that momentum never settles.
+
+    Two lengths may differ: learners of different speed take different numbers of steps in one run.
+    """
+    own, runs = session.settings.policy, session.policy
+    planned = own.planned_step_count if own else 0
+    settles = runs.outer.schedule is not OuterSchedule.CONSTANT and runs.outer.momentum > 0
+    if planned and not runs.planned_step_count and settles:
+        _log.warning(
+            "the run has no planned length, so its outer momentum will not settle. To plan one: "
+            f"skerry runs policy {session.settings.run} --set planned_step_count={planned}",
+            own_steps=planned,
+        )
+
+
+async def _create_from_model(session: Session) -> types_pb2.Run:
+    settings, parameters = session.settings, session.parameters
+    new = NewRun(
+        name=settings.run,
+        request_id=session.entropy.hex_id(),
+        plan=plan_fragments(parameters.tensors, fragment_count=settings.fragment_count),
+        dtypes=parameters.dtypes,
+        policy=settings.policy or Policy(),
+        untrained=recorded(await session.workers.run(parameters.untrained)),
+        creator=settings.learner_id,
+    )
+
+    def weights_of(layout: FragmentLayout) -> NDArray[np.float32]:
+        parameters.synchronize()
+        buffer = parameters.buffer(layout)
+        parameters.snapshot(layout, buffer)()
+        return parameters.to_host(buffer)
+
+    def is_worth_it(error: BaseException) -> bool:
+        """Whether to repeat a call while somebody waits for the learner to begin."""
+        is_full = isinstance(error, SkerryError) and error.reason == "STORE_FULL"
+        is_soon = (getattr(error, "retry_after_s", None) or 0.0) <= settings.connect_timeout_s
+        return is_transient(error) and is_soon and not is_full
+
+    calls = replace(session.calls, retry=replace(session.calls.retry, is_worth_it=is_worth_it))
+    return await create_run(calls, session.workers, new, weights_of, part_size_bytes=session.part_size_bytes)

@@ -1,0 +1,476 @@
+"""A learner's exchange with a run: joins it, keeps the lease, drives every fragment. asyncio, no sockets, no threads.
+
+The training thread calls `step` and `serve`, everything else runs on the event loop. In a product that loop has a
+thread of its own; a simulation runs it, and `step` with it, in virtual time over its own transport.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from skerry.algorithm.rebase import Ledger, Trained
+from skerry.algorithm.schedule import first_contributions
+from skerry.errors import PoisonedError, RunClosedError, SkerryError, StopExchangingError
+from skerry.exchange import account
+from skerry.exchange.attachment import Attachment
+from skerry.exchange.boundary import Boundary
+from skerry.exchange.fragment import FragmentExchange
+from skerry.exchange.join import Joining, find_or_create, warn_of_missing_plan
+from skerry.exchange.pull import pull_newest
+from skerry.exchange.session import ExchangeSettings, LastWork, Session, Stats, whole_number
+from skerry.exchange.states import Idle
+from skerry.exchange.untrained import check_untrained
+from skerry.model.fragment_plan import check_same_tensors
+from skerry.model.interface import Parameters
+from skerry.net.records import policy_of
+from skerry.net.transport import Transport
+from skerry.runtime.clock import StepClock
+from skerry.runtime.identifiers import Entropy
+from skerry.runtime.logs import announce, get_logger
+from skerry.runtime.workers import Workers
+from skerry.v1 import capabilities_pb2, types_pb2
+from skerry.wire import FragmentLayout, kernels
+from skerry.wire.messages import layouts_from_messages
+from skerry.wire.policy import Policy
+
+_log = get_logger(__name__)
+
+# Weight of a new step in the moving average of step times.
+_STEP_TIME_FACTOR: Final = 0.1
+# Between two log lines that say that a learner exchanges no more, or that nothing of its work is taken.
+_REMINDER_S: Final = 60.0
+# Loading kernels that another process has compiled takes less on a quiet machine.
+_QUIET_S: Final = 2.0
+# So many rounds of work are only unsent if something is wrong: one is being trained, and one may be on its way.
+_MANY_ROUNDS: Final = 4
+
+
+class ExchangeLoop:
+    """One learner in one run; made, joined and run on one event loop."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        parameters: Parameters,
+        settings: ExchangeSettings,
+        *,
+        workers: Workers,
+        entropy: Entropy,
+        jitter: random.Random,
+        clock: StepClock,
+        post: Callable[[Callable[[], None]], object] | None = None,
+    ) -> None:
+        """Call `join` before anything else. `post` runs a callback on the loop from the training thread."""
+        self._post = post or asyncio.get_running_loop().call_soon_threadsafe
+        self._clock = clock
+        self._boundary = Boundary(clock, self._post)
+        self._session = Session(
+            settings=settings,
+            transport=transport,
+            parameters=parameters,
+            workers=workers,
+            entropy=entropy,
+            jitter=jitter,
+            boundary=self._boundary,
+        )
+        self._joining = Joining()
+        self._layouts: tuple[FragmentLayout, ...] = ()
+        self._fragments: dict[str, FragmentExchange] = {}
+        self._attachment = Attachment(self._session, self._fragments)
+        self._last_step_end_s: float | None = None
+        self._is_step_posted = False
+        self._acknowledged_count = 0  # at the last reminder
+        self._restored = 0, 0  # times that weights were not finite in a row, and the deltas acknowledged by then
+        self._next_reminder_s = clock.monotonic_s() + _REMINDER_S
+
+    # The training thread's side.
+
+    def step(self, tokens: int, loss: float | None = None) -> tuple[str, ...]:
+        """Counts a step of `tokens` and does the work that waits for a step boundary; never waits for the network.
+
+        Returns the names of the fragments whose weights it changed.
+
+        Raises:
+            ValueError: `tokens` is below 1 or no whole number.
+            TypeError: `loss` is no number.
+            StopExchangingError: WEIGHTS_REPLACED.
+        """
+        tokens = whole_number(tokens, "tokens")
+        if tokens < 1:
+            raise ValueError(f"a step trains on at least one token. tokens={tokens}")
+        begin_s = self._clock.monotonic_s()
+        self.check_weights()
+        session = self._session
+        if self._last_step_end_s is not None:
+            taken_s = begin_s - self._last_step_end_s
+            average_s = taken_s if session.step_time_s is None else session.step_time_s
+            session.step_time_s = average_s + _STEP_TIME_FACTOR * (taken_s - average_s)
+        session.loss = None if loss is None else float(loss)
+        session.trained = Trained(session.trained.step_count + 1, session.trained.token_count + tokens)
+        if not session.is_over:
+            session.movement.trained(session.trained.step_count)
+            if self._boundary.work():
+                session.movement.settle(has_adopted=bool(session.changed))
+            # Only if something is due: waking the other thread costs this one its turn at the interpreter.
+            if not self._is_step_posted and any(fragment.may_send for fragment in self._fragments.values()):
+                self._is_step_posted = True
+                self._post(self._on_step)
+        if begin_s >= self._next_reminder_s:
+            self._next_reminder_s = begin_s + _REMINDER_S
+            self._remind()
+        self._last_step_end_s = self._clock.monotonic_s()
+        session.tally.stalled(self._last_step_end_s - begin_s)
+        return session.take_changed()
+
+    def check_weights(self) -> None:
+        """Ends the exchange if something other than training has replaced the weights: that is no work of the run.
+
+        Raises:
+            StopExchangingError: WEIGHTS_REPLACED.
+        """
+        session = self._session
+        if session.failure is not None and session.failure.reason == "WEIGHTS_REPLACED":
+            raise session.failure
+        if problem := session.parameters.replaced():
+            error = StopExchangingError("WEIGHTS_REPLACED", problem)
+            self._post(lambda: session.stop(error))
+            raise error
+
+    def _remind(self) -> None:
+        """Says that this learner trains alone, or that none of its work was taken since the last reminder."""
+        session, acknowledged_count = self._session, self._session.tally.deltas_acknowledged
+        unsent_count = self.stats.unsent_step_count
+        if session.failure is not None:
+            session.say_stopped(session.failure)
+        elif (
+            acknowledged_count == self._acknowledged_count
+            and unsent_count >= _MANY_ROUNDS * session.policy.inner_step_count
+            and not session.is_closed
+        ):
+            _log.error(
+                "the run takes none of this learner's work, training goes on",
+                run=session.settings.run,
+                learner=session.settings.learner_id,
+                unsent_steps=unsent_count,
+                reason=problem.reason if (problem := session.standing_problem) else "",
+                because=str(problem or "its deltas wait for rounds that do not close"),
+            )
+        self._acknowledged_count = acknowledged_count
+        session.remind_of_causes()
+
+    def serve(self, is_over: Callable[[], bool], timeout_s: float) -> bool:
+        """Does the training thread's part without steps, until `is_over()` or the timeout; returns `is_over()`."""
+        session = self._session
+        session.movement.trained(session.trained.step_count)
+        try:
+            return self._boundary.serve(is_over, timeout_s)
+        finally:
+            session.movement.settle(has_adopted=bool(session.changed))
+
+    def wake(self) -> None:
+        """Has `serve` look at `is_over` again; for any thread."""
+        self._boundary.wake()
+
+    @property
+    def stats(self) -> Stats:
+        """What was exchanged so far."""
+        session = self._session
+        return session.tally.stats(
+            step_count=session.trained.step_count,
+            token_count=session.trained.token_count,
+            unsent_step_count=max((one.unsent_step_count for one in self._fragments.values()), default=0),
+            dropped_step_count=max((one.dropped_step_count for one in self._fragments.values()), default=0),
+            problem=session.standing_problem,
+            is_attached=session.attached.is_set() and not session.is_over,
+            loss=session.loss,
+            step_time_s=session.step_time_s,
+            versions={name: fragment.ledger.version for name, fragment in self._fragments.items()},
+        )
+
+    @property
+    def progress(self) -> float | None:
+        """The run's progress in inner steps: the syncer's last report plus own steps since; None before attaching."""
+        return self._attachment.progress
+
+    @property
+    def planned_step_count(self) -> int:
+        """Inner steps that the run is planned to take; 0 where none are planned."""
+        return self._session.policy.planned_step_count
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the run takes no more deltas."""
+        return self._session.is_closed
+
+    @property
+    def failure(self) -> SkerryError | None:
+        """Why the exchange stopped for good, if it did."""
+        return self._session.failure
+
+    @property
+    def is_flushed(self) -> bool:
+        """Whether all work is acknowledged, or nothing can be sent any more and the last fates are known."""
+        return self._session.is_over or all(fragment.is_flushed for fragment in self._fragments.values())
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether, moreover, the fates of all acknowledged work are known."""
+        return self._session.is_over or all(fragment.is_decided for fragment in self._fragments.values())
+
+    @property
+    def last_work(self) -> LastWork:
+        """What became of the last steps, of all fragments together."""
+        session, work = self._session, LastWork()
+        for fragment in self._fragments.values():
+            work |= fragment.last_work
+        if work.unsent_step_count and not work.because:
+            ended = "the run is closed" if session.is_closed else "it was not acknowledged"
+            work = replace(work, because=str(session.failure or session.standing_problem or ended))
+        return work
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether, moreover, all that was acknowledged is in the versions that were adopted, or is known to be lost."""
+        is_idle = all(isinstance(fragment.state, Idle) for fragment in self._fragments.values())
+        return self.is_flushed and (is_idle or self._session.is_over)
+
+    def load_merged(self) -> bool:
+        """Loads the weights of the versions adopted last, and returns whether it did; for the training thread.
+
+        An exchange that has ended leaves the model as it is, since its work may be in no version.
+        """
+        if self._session.is_over:
+            return False
+        parameters = self._session.parameters
+        for fragment in self._fragments.values():
+            parameters.load(fragment.layout, parameters.from_host(fragment.ledger.anchor))()
+        return True
+
+    def merged_weights(self) -> dict[str, NDArray[np.float32]]:
+        """Returns copies of the weights of the versions adopted last, by tensor name."""
+        anchors = [(fragment.layout, fragment.ledger.anchor) for fragment in self._fragments.values()]
+        return {
+            tensor.name: anchor[first : first + tensor.numel].reshape(tensor.shape).copy()
+            for layout, anchor in anchors
+            for tensor, first in zip(layout.tensors, layout.offsets, strict=True)
+        }
+
+    # Joining.
+
+    async def join(self) -> None:
+        """Finds the run, or creates it from the model's own weights if it may, and loads its newest weights.
+
+        The training thread must wait meanwhile.
+
+        Raises:
+            RunNotFoundError: no such run, and it may not be created.
+            RefusedError: SHAPE_MISMATCH, FROZEN_DIFFERS, or another refusal by the server.
+            SkerryError: the syncer did not answer within `connect_timeout_s`.
+        """
+        session = self._session
+        capabilities = await session.until_connected(
+            lambda: session.calls.transport.get_capabilities(
+                capabilities_pb2.GetCapabilitiesRequest(), timeout_s=session.settings.call_timeout_s
+            )
+        )
+        if capabilities.suggested_part_size_bytes:
+            session.part_size_bytes = capabilities.suggested_part_size_bytes
+        run, self._joining = await find_or_create(session)
+        if run.status not in (types_pb2.RUN_STATUS_OPEN, types_pb2.RUN_STATUS_DRAFT):
+            raise RunClosedError("RUN_CLOSED", f"the run is closed. run={run.name}")
+        session.run_uid = run.uid
+        session.saw(run.position)
+        session.policy = policy_of(run.policy, Policy())
+        warn_of_missing_plan(session)
+        self._layouts, _ = layouts_from_messages(run.tensors, run.fragments, run.leaf_hash)
+        check_same_tensors(session.parameters.tensors, self._layouts)
+        await check_untrained(session, run)
+        largest_numel = max(layout.numel for layout in self._layouts)
+        session.movement.settle()
+        await asyncio.gather(self._load_newest(), self._warm_up(largest_numel))
+        session.movement.settle(has_adopted=True)
+
+    async def _warm_up(self, numel: int) -> None:
+        """Loads the kernels, and tells people why a start is quiet."""
+        say = asyncio.get_running_loop().call_later(
+            _QUIET_S,
+            lambda: announce(_log, "loading kernels. the first start on a machine compiles them, for up to 30 s"),
+        )
+        try:
+            await self._session.workers.run(kernels.warm_up, numel)
+        finally:
+            say.cancel()
+
+    async def _load_newest(self) -> None:
+        """Loads every fragment; the training thread has not started, so no step boundary is waited for."""
+        session = self._session
+        starts = first_contributions(len(self._layouts), session.policy.inner_step_count)
+        loaded = await asyncio.gather(*map(self._load, self._layouts, starts))
+        self._fragments.update((fragment.layout.name, fragment) for fragment in loaded)
+
+    async def _load(self, layout: FragmentLayout, contributed_step: int) -> FragmentExchange:
+        session = self._session
+        async with session.moving:
+            version = await pull_newest(session, layout)
+            anchor = await session.workers.run(session.parameters.keep, version.weights)
+            base = session.parameters.from_host(anchor)
+            session.parameters.load(layout, base)()
+            if not session.parameters.is_float32(layout):
+                base = session.parameters.buffer(layout)
+                session.parameters.snapshot(layout, base)()
+            session.tally.parameters_down_count += layout.numel
+        ledger = Ledger(version.version, version.digest, anchor, base)
+        return FragmentExchange(
+            session, layout, ledger, contributed_step=contributed_step, restore_all=self._restore_poisoned
+        )
+
+    # Running.
+
+    async def run(self) -> None:
+        """Exchanges until `leave`, or until this learner must stop; a defect stops it too. Call `join` first."""
+        session = self._session
+        try:
+            async with asyncio.TaskGroup() as group:
+                attach = group.create_task(_to_its_end(self._attachment.run()))
+                fragments = [group.create_task(_to_its_end(fragment.run())) for fragment in self._fragments.values()]
+                await session.stopped.wait()
+                for task in (attach, *fragments):
+                    task.cancel()
+        except Exception as error:  # noqa: BLE001 - the training thread learns of it by `failure`, and goes on
+            session.fail(error)
+        finally:
+            session.attached.clear()
+            session.end()
+
+    async def wait_attached(self) -> None:
+        """Returns once the syncer has answered the first attach; `run` must be running.
+
+        Raises:
+            SkerryError: it refused, or did not answer within `connect_timeout_s`.
+        """
+        await self._attachment.wait()
+        self._say_joined()
+
+    def _say_joined(self) -> None:
+        joining, settings = self._joining, self._session.settings
+        announce(
+            _log,
+            "created the run" if joining.is_created else "joined the run",
+            run=settings.run,
+            learner=settings.learner_id,
+            version=min(fragment.ledger.version for fragment in self._fragments.values()),
+            others=joining.other_count,
+        )
+        if joining.similar_names:
+            _log.warning(
+                "the run is new, and others have similar names: did you mean one of them?",
+                run=settings.run,
+                others=joining.similar_names,
+            )
+
+    async def leave(self) -> None:
+        """Tells the syncer, so that no round waits for this learner, and ends `run`."""
+        self._session.remind_of_causes()
+        await self._attachment.leave()
+        self._session.end()
+
+    async def save(self) -> dict[str, Any]:
+        """Returns the learner's account; the training thread must `serve` meanwhile."""
+        return await account.save(self._session, self._fragments)
+
+    def save_counts(self) -> dict[str, Any]:
+        """Returns the account of an exchange that has ended."""
+        return account.without_work(self._session, self._fragments)
+
+    async def restore(self, saved: Mapping[str, Any]) -> None:
+        """Goes on with an account, as `skerry.exchange.account` says; the training thread must `serve` meanwhile."""
+        await account.restore(self._session, self._fragments, saved)
+        self._attachment.counts_restored()
+
+    async def count_from(self, trained: Trained) -> None:
+        """Goes on with the counts of an earlier process; the training thread must `serve` meanwhile."""
+        await account.count_from(self._session, self._fragments, trained)
+        self._attachment.counts_restored()
+
+    def flush(self, *, is_last: bool = False) -> None:
+        """Has every fragment send its unsent work at once, however few steps it holds.
+
+        With `is_last` nothing is trained afterwards, and rounds open for what is in flight.
+        """
+        self._session.is_flushing, self._session.is_ending = True, is_last
+        self._attachment.report_due.set()
+        for fragment in self._fragments.values():
+            fragment.wake()
+
+    def end_flush(self) -> None:
+        """Goes back to a delta every H steps."""
+        self._session.is_flushing = self._session.is_ending = False
+        self._attachment.report_due.set()
+
+    def _on_step(self) -> None:
+        self._is_step_posted = False
+        for fragment in self._fragments.values():
+            fragment.wake()
+
+    async def _restore_poisoned(self, error: PoisonedError) -> None:
+        """Loads the base into every fragment whose weights are not finite, all at one step boundary."""
+        fragments = list(self._fragments.values())
+        async with AsyncExitStack() as stack:
+            for fragment in fragments:
+                await stack.enter_async_context(fragment.lock)
+
+            def restore() -> tuple[list[FragmentExchange], Trained]:
+                loaded = [one for one in fragments if one.restore_if_poisoned()]
+                self._session.changed += [one.layout.name for one in loaded]
+                return loaded, self._session.trained
+
+            restored, trained = await self._boundary.run(restore)
+            for fragment in restored:
+                fragment.restored(trained)
+        if restored:
+            self._say_restored(error)
+
+    def _say_restored(self, error: PoisonedError) -> None:
+        """Says that weights were not finite and, if no work was sent since they were so before, why they are again."""
+        session = self._session
+        count, acknowledged_count = self._restored
+        if acknowledged_count != session.tally.deltas_acknowledged:
+            count = 0
+        count += 1
+        self._restored = count, session.tally.deltas_acknowledged
+        said = f"the weights were not finite, and the run's were loaded. because={error}"
+        if count > 1:
+            said = (
+                f"the weights were not finite {count} times in a row, each time after the run's were loaded, so these "
+                "steps are lost. An optimizer such as Adam keeps NaN in its own state: reset it while the weights are "
+                "finite, in PyTorch by optimizer.state.clear(), and skip steps whose gradients are not finite. Else "
+                f"training diverges: lower the learning rate. because={error}"
+            )
+        session.problem = PoisonedError("NON_FINITE", said)
+        if count.bit_count() == 1:  # the 1st, 2nd, 4th, 8th …
+            _log.error(
+                "weights were not finite",
+                run=session.settings.run,
+                learner=session.settings.learner_id,
+                step=session.trained.step_count,
+                because=said,
+            )
+
+
+async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
+    """Does a task's work; a cancellation that nobody asked for is an error, which would end it silently otherwise."""
+    try:
+        await work
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        raise RuntimeError("a task of the exchange ended as if it had been cancelled") from error

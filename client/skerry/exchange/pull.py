@@ -1,0 +1,283 @@
+"""Downloads a version of a fragment, whole or a range of it: over several calls at once, resumed where they break."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable
+from contextlib import aclosing, asynccontextmanager, suppress
+from dataclasses import replace
+from functools import partial
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from skerry.algorithm.rebase import FlatArray
+from skerry.errors import CorruptDownloadError, PlanExpiredError, TryAgainError, error_of
+from skerry.exchange.adopt import PlanApplier, Pulled, corrupt
+from skerry.exchange.session import Reader
+from skerry.runtime.workers import in_order
+from skerry.v1 import exchange_pb2 as v1
+from skerry.wire import FragmentLayout
+from skerry.wire.bulk import PullData
+from skerry.wire.digests import tree_leaves
+
+_Fetch: TypeAlias = Callable[[], Coroutine[Any, Any, list[PullData]]]
+
+
+async def pull_newest(
+    session: Reader,
+    layout: FragmentLayout,
+    *,
+    version: int = -1,
+    weights: FlatArray | None = None,  # (numel,) of `version`; not written to
+    target_version: int | None = None,
+) -> Pulled:
+    """Returns a fragment's newest version, or the target, by way of updates to `weights` or of a snapshot.
+
+    A download that breaks is resumed where it broke.
+
+    Raises:
+        CorruptDownloadError: bytes or weights are not what their digests say.
+        PlanExpiredError: objects were collected meanwhile.
+        SkerryError: the last of too many failures in a row without progress.
+    """
+    request = _newest(session, layout, -1 if weights is None else version)
+    if target_version is not None:
+        request.is_newest, request.target_version = False, target_version
+
+    async def attempt(limit_bytes: int) -> Pulled:
+        request.limit_bytes = limit_bytes
+        return await _Download(session, layout, request, weights).pulled()
+
+    async with session.transfers:
+        for limit_bytes in (session.calls.lane_bytes, 0):
+            # A syncer notices a damaged object when it reads it as a whole, and then goes around it.
+            with suppress(CorruptDownloadError, PlanExpiredError):
+                return await attempt(limit_bytes)
+        return await attempt(0)
+
+
+async def pull_plan(session: Reader, layout: FragmentLayout, version: int) -> v1.PullPlan:
+    """Returns what a pull of the newest version would download, to a reader of `version`, and downloads none of it.
+
+    Raises:
+        SkerryError: the last of too many failures in a row.
+    """
+    request = _newest(session, layout, version)
+    request.limit_bytes = 1
+    return await session.calls.retry.call(lambda: _Download(session, layout, request, None).plan())
+
+
+async def pull_span(
+    session: Reader,
+    layout: FragmentLayout,
+    plan: v1.PullPlan,
+    start: NDArray[np.float32],  # (stop - first,) of plan.from_version
+    span: tuple[int, int],  # first and stop, bounds of the plan's objects
+) -> tuple[NDArray[np.float32], list[bytes]]:
+    """Returns the elements `[first, stop)` of a plan's target, `(stop - first,)`, and the digests of their leaves.
+
+    The digests are not checked here: the target's is over the leaves of all elements.
+
+    Raises:
+        CorruptDownloadError: bytes are not what their digests say.
+        PlanExpiredError: objects were collected meanwhile.
+        SkerryError: the last of too many failures in a row without progress.
+    """
+
+    def applier() -> PlanApplier:
+        whole = np.zeros(layout.numel, np.float32)
+        whole[slice(*span)] = start
+        return PlanApplier(layout, plan, whole, span)
+
+    request = _newest(session, layout, plan.from_version)
+    request.limit_bytes = session.calls.lane_bytes
+    _, weights = await _Download(session, layout, request, None, await session.workers.run(applier)).result()
+    return weights, await session.workers.run(lambda: list(tree_leaves(weights, layout.leaf_hash)))
+
+
+def _newest(session: Reader, layout: FragmentLayout, version: int) -> v1.PullFragmentRequest:
+    return v1.PullFragmentRequest(
+        run=session.run,
+        run_uid=session.run_uid,
+        seen_position=session.position,
+        fragment=layout.name,
+        from_version=version,
+        is_newest=True,
+    )
+
+
+class _Download:
+    """One pull, which may take several streams: what was applied stays applied."""
+
+    def __init__(
+        self,
+        session: Reader,
+        layout: FragmentLayout,
+        request: v1.PullFragmentRequest,
+        start: FlatArray | None,  # (numel,) the weights of request.from_version
+        applier: PlanApplier | None = None,  # of a plan that is known
+    ) -> None:
+        self._session = session
+        self._layout = layout
+        self._request = request
+        self._start = start
+        self._applier = applier
+        self._lane_count = session.calls.lane_count
+        self._begun_at = self._place
+
+    @property
+    def _place(self) -> tuple[int, int]:
+        return (self._applier.object_index, self._applier.offset) if self._applier else (0, 0)
+
+    @property
+    def has_progressed(self) -> bool:
+        """Whether the last attempt has applied anything."""
+        return self._place != self._begun_at
+
+    async def pulled(self) -> Pulled:
+        """Returns the version, whole."""
+        plan, weights = await self.result()
+        return Pulled(plan.target.version, plan.target.digest, weights, plan.position)
+
+    async def result(self) -> tuple[v1.PullPlan, NDArray[np.float32]]:
+        """Returns the plan, and what `PlanApplier.finish` does; streams that break are followed by others."""
+        retry = replace(self._session.calls.retry, has_progressed=lambda: self.has_progressed)
+        try:
+            return await retry.call(self._attempt)
+        finally:
+            self._applier = self._start = None  # the retry loop refers to this in cycles, which keep weights alive
+
+    async def plan(self) -> v1.PullPlan:
+        """Returns the plan that a call begins with, when the call has ended."""
+        async with self._opened(self._request) as pieces:
+            async for _ in pieces:
+                pass
+            assert self._applier is not None
+            return self._applier.plan
+
+    async def _attempt(self) -> tuple[v1.PullPlan, NDArray[np.float32]]:
+        self._begun_at = self._place
+        try:
+            await self._receive()
+        except TryAgainError:
+            if not self._is_complete:
+                if not self.has_progressed:  # calls that share a slow link may all be too slow
+                    self._lane_count = max(1, self._lane_count // 4)
+                raise
+        if self._applier is None or not self._is_complete:
+            raise error_of("UNREACHABLE", "download ended early")
+        plan = self._applier.plan
+        self._session.saw(plan.position)
+        return plan, await self._session.workers.run(self._applier.finish)
+
+    @property
+    def _is_complete(self) -> bool:
+        return self._applier is not None and self._applier.is_complete
+
+    async def _receive(self) -> None:
+        """Applies what one call sends, and what others fetch beside it of the rest."""
+        if self._applier is not None and self._applier.is_part:
+            await self._apply_stretches(self._fetches(sent_bytes=0))
+            return
+        async with self._opened(self._resumed()) as pieces:
+            if not self._request.limit_bytes:
+                async for piece in pieces:
+                    await self._apply([piece])
+                return
+
+            async def begun() -> list[PullData]:
+                return [piece async for piece in pieces]
+
+            await self._apply_stretches([begun, *self._fetches(sent_bytes=self._request.limit_bytes)])
+
+    async def _apply_stretches(self, fetches: Iterable[_Fetch]) -> None:
+        async with aclosing(in_order(fetches, self._lane_count)) as stretches:
+            async for stretch in stretches:
+                await self._apply(stretch)
+
+    def _fetches(self, *, sent_bytes: int) -> list[_Fetch]:
+        """Returns the fetches of the rest of what is wanted, but for `sent_bytes` that another call sends of it."""
+        assert self._applier is not None  # the plan is known
+        fetches: list[_Fetch] = []
+        index, offset = self._place
+        while index < len(self._applier.plan.objects):
+            size_bytes = self._applier.plan.objects[index].size_bytes
+            sent = min(sent_bytes, size_bytes - offset)
+            starts = range(offset + sent, size_bytes, self._request.limit_bytes)
+            fetches += [partial(self._fetch, index, at) for at in starts]
+            sent_bytes, offset, index = sent_bytes - sent, 0, self._applier.following(index + 1)
+        return fetches
+
+    async def _fetch(self, object_index: int, offset: int) -> list[PullData]:
+        """Returns the pieces of one stretch of an object."""
+        assert self._applier is not None  # the plan is known
+        request = self._resumed(object_index, offset)
+        left = min(request.limit_bytes, self._applier.plan.objects[object_index].size_bytes - offset)
+        request.limit_bytes = left
+        pieces = []
+        async with self._opened(request) as received:
+            async for piece in received:  # to the call's end, so that it need not be cancelled
+                if left <= 0:
+                    break  # a syncer of an earlier version goes on
+                pieces.append(piece)
+                left -= len(piece.data)
+        if left > 0:
+            raise corrupt(f"object ends early. object={request.resume.objects[object_index]}")
+        return pieces
+
+    async def _apply(self, pieces: Iterable[PullData]) -> None:
+        applier = self._applier
+        assert applier is not None  # the plan is known
+
+        def feed() -> None:
+            for piece in pieces:
+                applier.feed(*piece)
+
+        await self._session.workers.run(feed)
+
+    @asynccontextmanager
+    async def _opened(self, request: v1.PullFragmentRequest) -> AsyncIterator[AsyncIterator[PullData]]:
+        """Opens a call, takes its plan, which must be the one that is being applied, and yields what it sends then."""
+        session = self._session
+        async with aclosing(session.calls.transport.pull_fragment(request)) as responses:
+            if (response := await self._next(responses)) is None:
+                raise error_of("UNREACHABLE", "download ended before its plan")
+            if not response.HasField("plan"):
+                raise corrupt("bytes came before their plan")
+            if self._applier is None:
+                self._applier = await session.workers.run(PlanApplier, self._layout, response.plan, self._start)
+            elif list(response.plan.objects) != list(self._applier.plan.objects):
+                raise PlanExpiredError("PLAN_EXPIRED", "the resumed plan is another one")
+            yield self._data(responses)
+
+    async def _data(self, responses: AsyncGenerator[v1.PullFragmentResponse, None]) -> AsyncIterator[PullData]:
+        while (response := await self._next(responses)) is not None:
+            if not response.HasField("data"):
+                raise corrupt("what follows the plan is not bytes")
+            piece = PullData(response.data.object_index, response.data.offset, response.data.data)
+            self._session.tally.received(len(piece.data))
+            yield piece
+
+    async def _next(self, responses: AsyncGenerator[v1.PullFragmentResponse, None]) -> v1.PullFragmentResponse | None:
+        stall_timeout_s = self._session.calls.stall_timeout_s
+        try:
+            async with asyncio.timeout(stall_timeout_s):
+                return await anext(responses, None)
+        except TimeoutError as error:
+            raise error_of("TIMEOUT", f"download stalled. stall_timeout_s={stall_timeout_s}") from error
+
+    def _resumed(self, *place: int) -> v1.PullFragmentRequest:
+        """Returns the request for what follows `place`, or what was applied so far."""
+        applier = self._applier
+        if applier is None:
+            return self._request
+        resumed = v1.PullFragmentRequest()
+        resumed.CopyFrom(self._request)
+        resumed.is_newest = False
+        resumed.from_version = applier.plan.from_version
+        resumed.target_version = applier.plan.target.version
+        resumed.resume.objects.extend(described.name for described in applier.plan.objects)
+        resumed.resume.object_index, resumed.resume.offset = place or self._place
+        return resumed

@@ -1,0 +1,165 @@
+"""What one fragment's exchange is doing: the states, and the functions that lead from one to the next.
+
+    state          event                                                  function        next state
+    -------------  -----------------------------------------------------  --------------  ----------
+    Idle           a delta of an earlier session waits to be merged       `behind`        InFlight
+    Idle           the weights are about to be copied                     `turn_used`     Idle
+    Idle           a copy of the weights was encoded                      `taken`         Sending
+    Sending        a push begins                                          `tried`         Sending
+    Sending        the syncer found the bytes wrong                       `damaged`       Sending
+    Sending        the syncer has the delta in its log                    `acknowledged`  InFlight
+    Sending        the syncer will never accept it                        `refused`       Refused
+    Sending        the run was closed                                     `withdrawn`     Idle
+    InFlight       news of the delta's fate                               `acknowledged`  InFlight
+    InFlight       the delta expired, or was superseded                   `returned`      Idle
+    InFlight       a version was adopted that holds the delta             `adopted`       Idle
+    InFlight       a version was adopted that does not hold it            `adopted`       InFlight
+    Idle, Refused  a version was adopted                                  `adopted`       Idle
+    any            the weights are not finite, or a delta is quarantined  `poisoned`      Replacing
+    any            the weights were set back to the version they had      `restored`      the same
+    Replacing      the weights were overwritten with a version            `adopted`       Idle
+
+A state has the ledger of the fragment's weights, so that both change together. States are values: any thread may read
+the one that is current.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final, TypeAlias
+
+from skerry.algorithm.rebase import FlatArray, Ledger, Trained
+from skerry.exchange.push import Delta
+from skerry.v1 import types_pb2
+
+RETURNING: Final = frozenset({types_pb2.FATE_EXPIRED, types_pb2.FATE_SUPERSEDED})
+"""Fates after which a delta's work is unsent again."""
+
+
+@dataclass(frozen=True)
+class Idle:
+    """Nothing is on its way. The next delta is due H steps after `contributed_step`."""
+
+    ledger: Ledger
+    contributed_step: int
+    used_base: int = -1  # the syncer has a delta of this session from this version, and takes no second one
+    # Where versions come faster than steps, every adoption meets a newer version: a delta that is due goes first then.
+    is_turn_to_send: bool = False
+
+
+@dataclass(frozen=True)
+class Sending:
+    """A delta that the syncer has not acknowledged. The same bytes are repeated until it does."""
+
+    ledger: Ledger
+    delta: Delta
+    contributed_step: int  # of the delta before
+    was_tried: bool = False  # the syncer may have some of it, or all
+    damage_count: int = 0  # refusals of bytes that should have been right: one may be the link's fault
+
+
+@dataclass(frozen=True)
+class InFlight:
+    """An acknowledged delta, without its bytes, that no adopted version holds."""
+
+    ledger: Ledger
+    delta: Delta
+    contributed_step: int  # of the delta before
+    fate: types_pb2.DeltaFate
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether its fate may still change."""
+        return self.fate.fate == types_pb2.FATE_PENDING
+
+
+@dataclass(frozen=True)
+class Refused:
+    """The last delta was never accepted. Its work is unsent again; the newest version is adopted before it is sent."""
+
+    ledger: Ledger
+    contributed_step: int
+    used_base: int
+
+
+@dataclass(frozen=True)
+class Replacing:
+    """The local work is dropped, and the weights become the newest version: rebase would keep what is not finite."""
+
+    ledger: Ledger
+
+
+State: TypeAlias = Idle | Sending | InFlight | Refused | Replacing
+
+
+def behind(state: Idle, delta: Delta, fate: types_pb2.DeltaFate) -> InFlight:
+    """The delta is an earlier session's: one of this session would supersede it, and the run would lose its work."""
+    return InFlight(state.ledger, delta, state.contributed_step, fate)
+
+
+def taken(state: Idle, delta: Delta, decoded: FlatArray, now: Trained) -> Sending:
+    """The delta, which its receiver decodes as `decoded`, holds all work up to `now`."""
+    return Sending(state.ledger.sent(decoded, now), delta, state.contributed_step)
+
+
+def turn_used(state: Idle) -> Idle:
+    """The weights are about to be copied: the next adoption comes first, whatever becomes of that."""
+    return replace(state, is_turn_to_send=False)
+
+
+def tried(state: Sending) -> Sending:
+    """A push has begun."""
+    return replace(state, was_tried=True)
+
+
+def damaged(state: Sending) -> Sending:
+    """The syncer found the bytes wrong."""
+    return replace(state, damage_count=state.damage_count + 1)
+
+
+def acknowledged(state: Sending | InFlight, fate: types_pb2.DeltaFate) -> InFlight:
+    """The delta is in the log, with this fate; the first fate that is final stands."""
+    if isinstance(state, Sending):
+        return InFlight(state.ledger, state.delta.without_parts(), state.contributed_step, fate)
+    return replace(state, fate=fate) if state.is_pending else state
+
+
+def refused(state: Sending, *, is_base_used: bool) -> Refused:
+    """The delta was never accepted; `is_base_used`: because the syncer has another one from the same base."""
+    ledger = state.ledger.returned()
+    return Refused(ledger, state.contributed_step, ledger.version if is_base_used else -1)
+
+
+def withdrawn(state: Sending) -> Idle:
+    """The run takes no more deltas."""
+    return Idle(state.ledger.returned(), state.contributed_step)
+
+
+def returned(state: InFlight) -> Idle:
+    """The delta will not be merged; its base may be used again."""
+    return Idle(state.ledger.returned(), state.contributed_step)
+
+
+def poisoned(state: State) -> Replacing:
+    """The local work can't be kept."""
+    return Replacing(state.ledger.dropped())
+
+
+def adopted(state: Idle | InFlight | Refused | Replacing, ledger: Ledger, *, is_merged: bool) -> Idle | InFlight:
+    """The weights are at the version of `ledger`; `is_merged`: it holds the delta in flight."""
+    match state:
+        case InFlight() if not is_merged:
+            return replace(state, ledger=ledger)
+        case InFlight():
+            return Idle(ledger, state.delta.last_step, is_turn_to_send=True)
+        case Replacing():
+            return Idle(ledger, ledger.sent_until.step_count, is_turn_to_send=True)
+        case _:
+            return Idle(ledger, state.contributed_step, state.used_base, is_turn_to_send=True)
+
+
+def restored(state: State, now: Trained) -> State:
+    """The weights became the base again: all local work is out of the model, in whatever state the delta is."""
+    ledger = state.ledger
+    base = ledger.replaced(ledger.version, ledger.digest, ledger.anchor, ledger.base, now)
+    return replace(state, ledger=base)

@@ -1,0 +1,1 @@
+"""A model's weights as one flat vector a fragment, whatever framework holds them."""

@@ -1,0 +1,298 @@
+"""The interface between the exchange and a model's weights, with its implementation for NumPy arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from types import SimpleNamespace
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from skerry.algorithm.movement import PIECE_NUMEL, places
+from skerry.algorithm.rebase import FlatArray
+from skerry.runtime.vectors import vector
+from skerry.wire import FragmentLayout, TensorSpec
+from skerry.wire.frames import encode_frames
+from skerry.wire.untrained import UntrainedTensor
+
+# Prepared by a worker, called by the training thread.
+Work = Callable[[], None]
+# `skerry.wire.frames.encode_frames`, or its equal for arrays on a device.
+EncodeFrames: TypeAlias = Callable[..., Iterator[bytes]]
+# `skerry.exchange.push.encode_parts` without its first argument, for vectors that several processes hold.
+EncodeTogether: TypeAlias = Callable[..., tuple[Any, ...]]
+# `skerry.exchange.pull.pull_newest`, for vectors that several processes hold.
+PullTogether: TypeAlias = Callable[..., Awaitable[Any]]
+UNLIMITED: Final = 2**30
+"""A `moving_limit` for models whose vectors fit the memory."""
+
+
+class Memory(NamedTuple):
+    """Where the elements of a tensor lie; strides are in bytes."""
+
+    address: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    itemsize: int
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """The first byte, and the one behind the last."""
+        steps = [stride * (size - 1) for stride, size in zip(self.strides, self.shape, strict=True)]
+        below, above = sum(step for step in steps if step < 0), sum(step for step in steps if step > 0)
+        return self.address + below, self.address + above + self.itemsize
+
+    def shares(self, other: Memory) -> bool:
+        """Whether an element of one lies where one of the other does; both have elements."""
+        return np.shares_memory(self._as_array(), other._as_array())
+
+    def _as_array(self) -> NDArray[Any]:
+        """Returns an array of this shape and these strides, for its place alone: it may be on a device."""
+        interface = {
+            "version": 3,
+            "data": (self.address, True),
+            "shape": self.shape,
+            "strides": self.strides,
+            "typestr": f"|V{self.itemsize}",
+        }
+        return np.asarray(SimpleNamespace(__array_interface__=interface))
+
+
+def sharing(memories: Mapping[str, Memory]) -> list[tuple[str, str]]:
+    """Returns the pairs of tensors that share memory; of each pair, the one that is given first comes first."""
+    order = {name: number for number, name in enumerate(memories)}
+    spans = {name: memory.span for name, memory in memories.items()}
+    found: list[tuple[str, str]] = []
+    open_names: list[str] = []  # of those that end behind where the current one begins
+    for name in sorted(memories, key=lambda name: spans[name]):
+        open_names = [other for other in open_names if spans[other][1] > spans[name][0]]
+        found += [(other, name) for other in open_names if memories[other].shares(memories[name])]
+        open_names.append(name)
+    pairs = [(one, other) if order[one] < order[other] else (other, one) for one, other in found]
+    return sorted(pairs, key=lambda pair: (order[pair[0]], order[pair[1]]))
+
+
+def tied(memories: Mapping[str, Memory], pairs: Iterable[tuple[str, str]]) -> set[str]:
+    """Returns which tensors of the pairs are an earlier one under another name, with the same places for its elements.
+
+    Raises:
+        ValueError: two share a part of their memory, or lie in it in different orders.
+    """
+    names: set[str] = set()
+    for first, second in pairs:
+        if memories[first] != memories[second]:
+            raise ValueError(
+                "two tensors share memory, but are not the same tensor under two names, so that a change of one is one "
+                f"of the other. Train a copy of one of them. first={first}, second={second}"
+            )
+        names.add(second)
+    return names
+
+
+class Parameters(Protocol):
+    """Named tensors, read and written a fragment at a time as flat float32 vectors on the same device.
+
+    `snapshot`, `add`, `load` and `blend` run in a worker and return a function for the training thread. All views are
+    made beforehand, so that the function only copies or adds.
+    """
+
+    @property
+    def moving_limit(self) -> int:
+        """How many fragments may be copied, pulled and adopted at the same time, each with whole vectors in memory."""
+
+    @property
+    def tensors(self) -> tuple[TensorSpec, ...]:
+        """Every tensor that is trained, tied ones once."""
+
+    @property
+    def dtypes(self) -> Mapping[str, str]:
+        """Their element types, by name, as exports name them."""
+
+    @property
+    def encode(self) -> EncodeFrames:
+        """The encoder for flat arrays of this kind."""
+
+    @property
+    def encode_together(self) -> EncodeTogether | None:
+        """How several processes encode a delta, each some of its parts; None if this one encodes all of them."""
+
+    @property
+    def pull_together(self) -> PullTogether | None:
+        """How several processes download a version, each some of it; None if this one downloads all of it."""
+
+    def untrained(self) -> tuple[UntrainedTensor, ...]:
+        """Returns what else the model has, as far as that is known: may read all of it, in a worker."""
+
+    def replaced(self) -> str | None:
+        """Returns what, other than training, has replaced tensors or values, and what to do; cheap, for every step."""
+
+    def sample(self) -> FlatArray:
+        """Returns the pieces of `skerry.algorithm.movement`, `(pieces, PIECE_NUMEL)`; cheap, for every step."""
+
+    def is_float32(self, layout: FragmentLayout) -> bool:
+        """Whether the fragment's tensors hold float32 exactly."""
+
+    def buffer(self, layout: FragmentLayout) -> FlatArray:
+        """Returns a vector for a snapshot, with its memory already allocated."""
+
+    def snapshot(self, layout: FragmentLayout, out: FlatArray) -> Work:
+        """Returns a function that copies the weights to `out`."""
+
+    def add(self, layout: FragmentLayout, shift: FlatArray) -> Work:
+        """Returns a function that adds to the weights, in place."""
+
+    def load(self, layout: FragmentLayout, values: FlatArray) -> Work:
+        """Returns a function that overwrites the weights."""
+
+    def blend(self, layout: FragmentLayout, values: FlatArray, alpha: float) -> Work:
+        """Returns a function that makes the weights alpha times themselves plus (1 - alpha) times `values`."""
+
+    def is_finite(self, layout: FragmentLayout) -> bool:
+        """Whether every weight is a finite number."""
+
+    def from_host(self, values: NDArray[np.float32]) -> FlatArray:
+        """Returns the values on the parameters' device; may be `values` itself."""
+
+    def to_host(self, values: FlatArray) -> NDArray[np.float32]:
+        """Returns the values on the host."""
+
+    def keep(self, values: FlatArray) -> FlatArray:
+        """Returns `values`, or an equal that takes less memory here; in a worker. Neither is written to."""
+
+    def enter_worker(self) -> None:
+        """Prepares the thread of a worker; called in it before its first work."""
+
+    def synchronize(self) -> None:
+        """Has this thread go on with what others have queued on the parameters' device by now."""
+
+
+class ArrayParameters:
+    """NumPy arrays by name, updated in place. One array under two names is one tensor, under the first.
+
+    Raises:
+        ValueError: an array can't be written to, does not hold floating-point numbers, or overlaps with another one.
+    """
+
+    encode: EncodeFrames = staticmethod(encode_frames)
+    encode_together = None
+    pull_together = None
+    moving_limit = UNLIMITED
+
+    def __init__(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        for name, array in arrays.items():
+            if not isinstance(array, np.ndarray) or array.dtype.kind != "f" or not array.flags.writeable:
+                raise ValueError(
+                    "only writable floating-point NumPy arrays can be trained, in place; those of JAX by JaxLearner of "
+                    f"skerry.integrations.jax, others as copies made by np.array(). array={name}, "
+                    f"type={type(array).__name__}"
+                )
+        self._given = arrays
+        self._watched = {name: array for name, array in arrays.items() if array.size}
+        if not self._watched:
+            raise ValueError("there is no array to train")
+        memories = {
+            name: Memory(array.ctypes.data, array.shape, array.strides, array.itemsize)
+            for name, array in self._watched.items()
+        }
+        names = tied(memories, sharing(memories))
+        self._arrays: dict[str, Any] = {name: array for name, array in self._watched.items() if name not in names}
+        self.tensors = tuple(TensorSpec(name, array.shape) for name, array in self._arrays.items())
+        self.dtypes = {name: str(array.dtype) for name, array in self._arrays.items()}
+        shapes = {name: array.shape for name, array in self._arrays.items()}
+        self._pieces = [self._arrays[name][index].reshape(-1) for name, index in places(shapes)]
+
+    def untrained(self) -> tuple[UntrainedTensor, ...]:
+        """Returns nothing: the model may have more tensors, but they are not known here."""
+        return ()
+
+    def replaced(self) -> str | None:
+        """Returns which array the caller has put another one in place of, and what to do."""
+        return next(
+            (
+                "an array was replaced after attaching, and the new one takes no part: change arrays in place, for "
+                f"example by array[...] = values. array={name}"
+                for name, array in self._watched.items()
+                if self._given.get(name) is not array
+            ),
+            None,
+        )
+
+    def sample(self) -> FlatArray:
+        """Returns the pieces, with zeros behind those that are short."""
+        sample = np.zeros((len(self._pieces), PIECE_NUMEL), np.float32)
+        for row, piece in zip(sample, self._pieces, strict=True):
+            row[: piece.size] = piece
+        return sample
+
+    def is_float32(self, layout: FragmentLayout) -> bool:
+        """Whether every array of the fragment is float32."""
+        return all(self._arrays[tensor.name].dtype == np.float32 for tensor in layout.tensors)
+
+    def buffer(self, layout: FragmentLayout) -> NDArray[np.float32]:
+        """Returns a vector for a snapshot."""
+        return vector(layout.numel)
+
+    def snapshot(self, layout: FragmentLayout, out: NDArray[np.float32]) -> Work:
+        """Returns a function that copies the weights to `out`."""
+        return self._work(layout, out, lambda array, piece: np.copyto(piece, array, casting="same_kind"))
+
+    def add(self, layout: FragmentLayout, shift: NDArray[np.float32]) -> Work:
+        """Returns a function that adds to the weights, in float32 if they are narrower."""
+        return self._work(layout, shift, lambda array, piece: np.add(array, piece, out=array, casting="same_kind"))
+
+    def load(self, layout: FragmentLayout, values: NDArray[np.float32]) -> Work:
+        """Returns a function that overwrites the weights."""
+        return self._work(layout, values, lambda array, piece: np.copyto(array, piece, casting="same_kind"))
+
+    def blend(self, layout: FragmentLayout, values: NDArray[np.float32], alpha: float) -> Work:
+        """Returns a function that blends `values` into the weights."""
+        own, others = np.float32(alpha), np.float32(1 - alpha)
+        return self._work(
+            layout, values, lambda array, piece: np.copyto(array, own * array + others * piece, casting="same_kind")
+        )
+
+    def is_finite(self, layout: FragmentLayout) -> bool:
+        """Whether every weight is a finite number."""
+        return all(bool(np.isfinite(self._arrays[tensor.name]).all()) for tensor in layout.tensors)
+
+    def from_host(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Returns `values`."""
+        return values
+
+    def to_host(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Returns `values`."""
+        return values
+
+    def keep(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Returns `values`."""
+        return values
+
+    def enter_worker(self) -> None:
+        """Does nothing."""
+
+    def synchronize(self) -> None:
+        """Does nothing, since NumPy queues nothing."""
+
+    def _work(
+        self,
+        layout: FragmentLayout,
+        flat: NDArray[np.float32],
+        change: Callable[[NDArray[Any], NDArray[np.float32]], object],
+    ) -> Work:
+        """Returns a function that calls `change` with each array and its piece of `flat`, in the array's shape."""
+        pieces = pieces_of(layout, flat)
+
+        def work() -> None:
+            for name, piece in pieces:
+                change(self._arrays[name], piece)
+
+        return work
+
+
+def pieces_of(layout: FragmentLayout, flat: NDArray[np.float32]) -> list[tuple[str, NDArray[np.float32]]]:
+    """Returns views of `flat`, by tensor and in its shape."""
+    return [
+        (tensor.name, flat[first : first + tensor.numel].reshape(tensor.shape))
+        for tensor, first in zip(layout.tensors, layout.offsets, strict=True)
+    ]

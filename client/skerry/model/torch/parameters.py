@@ -1,0 +1,605 @@
+"""The weights of a torch module, on the CPU or on a GPU, as the exchange reads and writes them.
+
+Flat vectors are NumPy arrays on the CPU, and tensors on any other device: deltas are quantised on the device, and only
+codes and scales are copied to the host.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any, Final, TypeAlias, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.nn.parameter import is_lazy
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from skerry.algorithm.movement import PIECE_NUMEL, places
+from skerry.algorithm.rebase import FlatArray
+from skerry.errors import StopExchangingError
+from skerry.model.interface import UNLIMITED, EncodeFrames, Memory, Work, sharing, tied
+from skerry.model.torch.shards import is_cut, is_sharded, local_part, region_of
+from skerry.model.torch.untrained import is_readable, persistent_buffers, pieces, untrained_tensors
+from skerry.runtime.logs import get_logger
+from skerry.runtime.vectors import vector
+from skerry.wire import FragmentLayout, TensorSpec
+from skerry.wire.frames import encode_frames
+from skerry.wire.torch_codecs import encode_frames_torch
+from skerry.wire.untrained import UntrainedTensor, values_digest
+
+_log = get_logger(__name__)
+
+# Modules that wrap a model in their attribute `module`.
+_WRAPPERS: Final = (torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel)
+
+
+T = TypeVar("T")
+
+# In one step: some thousand experts of a layer are seen in turns, so that the step takes a few milliseconds.
+_LOOKED_AT: Final = 2**14
+_NAMED: Final = 3  # in a message
+_DTYPES: Final = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16})
+# Elements that are copied to a GPU at once, by way of pinned memory: 16 MiB.
+_STAGED_NUMEL: Final = 2**22
+# Returns the copy of a parameter that the optimizer keeps, or None if it has none, or none yet.
+CopyOf: TypeAlias = Callable[[torch.Tensor], torch.Tensor | None]
+_ATTACH_LAST: Final = "do that first, then attach; the run's weights win"
+
+
+class _Loads:
+    """Hooks of a module that tell whether loaded state dicts have left the trained weights other than they were."""
+
+    def __init__(
+        self, model: torch.nn.Module, trained: Iterable[torch.Tensor], is_as_trained: Callable[[], bool]
+    ) -> None:
+        self._trained = {id(tensor): tensor for tensor in trained}
+        self._is_as_trained = is_as_trained
+        self._were_others = False  # before the first of these was loaded
+        self._outermost: torch.nn.Module | None = None  # that is loaded just now
+        # By tensor, the digest of its values when the first of these state dicts was loaded; None if it is not known.
+        self._changed: dict[int, bytes | None] = {}
+        self._handles = [
+            handle
+            for module in model.modules()
+            for handle in (
+                module._register_load_state_dict_pre_hook(  # type: ignore[no-untyped-call] # noqa: SLF001 - all of 2.4
+                    _Hook(self._before), with_module=True
+                ),
+                module.register_load_state_dict_post_hook(_Hook(self._after)),  # type: ignore[no-untyped-call]
+            )
+        ]
+
+    @property
+    def have_changed(self) -> bool:
+        """Whether weights are not what they were: a state dict that is loaded and then taken back changes nothing."""
+        return bool(self._changed)
+
+    def remove(self) -> None:
+        """Takes the hooks off the module."""
+        for handle in self._handles:
+            handle.remove()
+
+    def look_again(self) -> None:
+        """Takes note of weights that were taken back in another way."""
+        self._changed = {key: old for key, old in self._changed.items() if old != _digest(self._trained[key])}
+
+    def _before(self, module: torch.nn.Module, *_: object) -> None:
+        if self._outermost in {None, module}:
+            self._outermost = module
+            if not self._changed:
+                self._were_others = not self._is_as_trained()
+        for key, tensor in self._held(module):
+            if key not in self._changed:
+                self._changed[key] = _digest(tensor)
+
+    def _after(self, module: torch.nn.Module, _: object) -> None:
+        for key, tensor in self._held(module):
+            if self._changed.setdefault(key, None) == _digest(tensor):
+                del self._changed[key]
+        if self._outermost is module:
+            self._outermost = None
+            if self._were_others and self._is_as_trained():
+                self._changed.clear()
+
+    def _held(self, module: torch.nn.Module) -> Iterator[tuple[int, torch.Tensor]]:
+        for tensor in module.parameters(recurse=False):
+            if self._trained.get(id(tensor)) is tensor:
+                yield id(tensor), tensor
+
+
+class _Hook:
+    """A hook that does nothing in copies of its module, nor in one that was saved, which loads without Skerry."""
+
+    def __init__(self, call: Callable[..., None]) -> None:
+        self._call = call
+
+    def __call__(self, *given: object) -> None:
+        """Calls what was given."""
+        self._call(*given)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (nullcontext(), "__exit__")
+
+
+class _Attached:
+    """The tensors that were attached, and the places of the module that have led to them."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module | Mapping[str, torch.Tensor],
+        tensors: Mapping[str, torch.Tensor],
+        is_as_trained: Callable[[], bool],
+    ) -> None:
+        self._model = model
+        # With what reads the local part of a DTensor, where its memory was, and its type.
+        self._tensors = [
+            (name, one, getattr(one, "to_local", None), local_part(one).data_ptr(), one.dtype)
+            for name, one in tensors.items()
+        ]
+        self._places: list[tuple[Mapping[str, Any], str, object]] = []
+        self._held: list[tuple[Mapping[str, Any], int]] = []  # with how many there are
+        self._frozen: list[torch.Tensor] = []
+        self._alone: dict[int, torch.Tensor] = {}  # trainable parameters that take no part
+        self._call_count = 0
+        self._loads: _Loads | None = None
+        if isinstance(model, torch.nn.Module):
+            self._loads = _Loads(model, tensors.values(), is_as_trained)
+            self._remember(model)
+        else:
+            self._places = [(model, name, one) for name, one in tensors.items()]
+
+    def look_again(self) -> None:
+        """Takes note of weights that were taken back since a state dict was loaded; before the next step."""
+        if self._loads is not None:
+            self._loads.look_again()
+
+    def release(self) -> None:
+        """Takes all that was put into the module out of it."""
+        if self._loads is not None:
+            self._loads.remove()
+
+    def _remember(self, model: torch.nn.Module) -> None:
+        """Takes note of every place of the module; named_parameters() takes milliseconds, which no step should."""
+        self._places, self._held = [], []
+        for module in model.modules():
+            for held in (module._parameters, module._modules):  # noqa: SLF001 - the public ones make a list
+                # fully_shard puts the gathered parameters in the place of their shards, and back.
+                self._places += [(held, key, one) for key, one in held.items() if not is_sharded(one)]
+                self._held.append((held, len(held)))
+        self._frozen = [one for one in model.parameters() if not one.requires_grad]
+
+    def replaced(self) -> str | None:
+        """Returns what was replaced, and what to do; of a model with very many layers a part at each call."""
+        self._call_count += 1
+        if self._loads is not None and self._loads.have_changed:
+            return f"a state dict was loaded after attaching, which is not training: {_ATTACH_LAST}"
+        if not isinstance(self._model, torch.nn.Module):
+            for held, key, one in self._turn(self._places):
+                if held.get(key) is not one:
+                    return f"a tensor was replaced after attaching: {_ATTACH_LAST}. tensor={key}"
+        elif (
+            any(held.get(key) is not one for held, key, one in self._turn(self._places))
+            or any(len(held) != count for held, count in self._turn(self._held))
+            or any(one.requires_grad for one in self._turn(self._frozen))
+        ) and (name := self._missing(self._model)) is not None:
+            return f"a parameter or layer was replaced after attaching: {_ATTACH_LAST}. parameter={name}"
+        with torch.no_grad():
+            for name, tensor, to_local, address, dtype in self._turn(self._tensors):
+                part = tensor if to_local is None else to_local()
+                if part.data_ptr() != address or tensor.dtype is not dtype:
+                    return f"the model was moved or converted after attaching: {_ATTACH_LAST}. parameter={name}"
+        return None
+
+    def _turn(self, things: Sequence[T]) -> Sequence[T]:
+        """Returns what is looked at in this call."""
+        number = self._call_count % max(1, -(-len(things) // _LOOKED_AT))
+        return things[number * _LOOKED_AT : (number + 1) * _LOOKED_AT] if len(things) > _LOOKED_AT else things
+
+    def _missing(self, model: torch.nn.Module) -> str | None:
+        """Returns which attached tensor the module has no more, if any; else takes note of what it has now.
+
+        Layers may come, go and wrap each other as long as the tensors stay.
+        """
+        reshard(model)
+        now = {id(one): (name, one) for name, one in model.named_parameters()}
+        attached = {id(one) for _, one, *_ in self._tensors}
+        for name, one, *_ in self._tensors:
+            if id(one) not in now:
+                return name
+        alone = {
+            key: (name, one)
+            for key, (name, one) in now.items()
+            if one.requires_grad and (is_lazy(one) or one.numel()) and key not in attached and key not in self._alone
+        }
+        if alone:
+            _log.warning(
+                "the model has trainable parameters that were not trainable, or not there, when it was attached. They "
+                "are not in the run's plan, so this learner trains them alone. To train them with the others, begin a "
+                "run of another name: attach while everything that will ever be trained is trainable, and freeze "
+                "afterwards what is to be trained later",
+                count=len(alone),
+                names=[name for name, _ in list(alone.values())[:_NAMED]],
+            )
+            self._alone |= {key: one for key, (_, one) in alone.items()}
+        self._remember(model)
+        return None
+
+
+class TorchParameters:
+    """A module's trainable floating-point parameters, tied ones once, in whatever way, under their own names.
+
+    A parameter's own name is its path of attributes without those of DistributedDataParallel, DataParallel and
+    torch.compile, so that learners with and without them can be in one run. Tensors given by name keep their names.
+
+    Of a DTensor this is the part that this process holds. Layouts then have the shapes of `regions`.
+
+    Raises:
+        ValueError: nothing can be trained, a trainable parameter is of a kind that can't be, two parameters have one
+            name or share a part of their memory, they are on more than one device, or a DTensor is cut in a way that
+            `region_of` does not know.
+        TypeError: what is given by name is no tensor.
+    """
+
+    moving_limit = UNLIMITED
+    encode_together = None
+    pull_together = None
+
+    def __init__(self, model: torch.nn.Module | Mapping[str, torch.Tensor], copies: CopyOf | None = None) -> None:
+        """`copies` returns the optimizer's copy of a parameter, which changes with it."""
+        reshard(model)
+        self._copy_of = copies
+        given = _own_names(model, model.named_parameters()) if isinstance(model, torch.nn.Module) else model
+        for name, tensor in given.items():
+            if not isinstance(tensor, torch.Tensor):
+                raise TypeError(
+                    "a Learner trains torch tensors; NumPy arrays are for ArrayLearner, those of JAX for JaxLearner of "
+                    f"skerry.integrations.jax. name={name}, type={type(tensor).__name__}"
+                )
+        candidates = {name: one for name, one in given.items() if given is model or one.requires_grad}
+        for name, tensor in candidates.items():
+            if reason := _unfit(tensor):
+                raise ValueError(
+                    f"a parameter can't be exchanged: {reason}. Where it needs no training, freeze it: see "
+                    f"requires_grad_(). parameter={name}, dtype={tensor.dtype}, layout={tensor.layout}"
+                )
+        trained = {name: one for name, one in candidates.items() if one.is_floating_point() and one.numel()}
+        watched = trained
+        memories = _memories(given)
+        pairs = sharing(memories)
+        names = tied(memories, [pair for pair in pairs if watched.keys() >= set(pair)])
+        self._trained = trained = {name: one for name, one in trained.items() if name not in names}
+        self._tensors = {name: local_part(tensor.detach()) for name, tensor in trained.items()}
+        self.regions = {name: region_of(name, tensor) for name, tensor in trained.items()}
+        if not self._tensors:
+            raise ValueError(
+                "the model has no trainable parameter. Parameters take part if they are floating-point, have elements "
+                f"and require a gradient: see requires_grad_(). parameters={len(given)}"
+            )
+        devices = {str(tensor.device): name for name, tensor in self._tensors.items()}
+        if len(devices) != 1:
+            raise ValueError(f"parameters must be on one device. {', '.join(map('='.join, sorted(devices.items())))}")
+        self._device = next(iter(self._tensors.values())).device
+        self._is_on_host = self._device.type == "cpu"
+        # On which weights were last trained or changed; other devices have one for all threads.
+        self._last_stream = torch.cuda.current_stream(self._device) if self._device.type == "cuda" else None
+        # One for all workers: what one of them has queued comes before what the next one queues.
+        new_stream: Any = torch.cuda.Stream
+        self._worker_stream = new_stream(self._device) if self._device.type == "cuda" else None
+        self.tensors = tuple(TensorSpec(name, tuple(tensor.shape)) for name, tensor in trained.items())
+        self.dtypes = {name: str(tensor.dtype).removeprefix("torch.") for name, tensor in self._tensors.items()}
+        self._last_sample: FlatArray | None = None
+        attached = _Attached(model, watched, self._is_as_sampled)
+        self.replaced, self.release, self.look_again = attached.replaced, attached.release, attached.look_again
+        self._sampled = self._sampled_pieces()
+        self._model = model
+        self._untrained: tuple[UntrainedTensor, ...] | None = None
+        # Of tensors by name nobody has said which are frozen: some may count batches.
+        # And what shares memory with those that are trained changes with them.
+        changing = {name for pair in pairs if not watched.keys().isdisjoint(pair) for name in pair}
+        others = given.keys() - watched.keys() - changing
+        self._frozen = {} if given is model else {name: one for name, one in given.items() if name in others}
+        self._buffers = _own_names(model, persistent_buffers(model)) if isinstance(model, torch.nn.Module) else {}
+
+    @property
+    def frozen_shards(self) -> Mapping[str, torch.Tensor]:
+        """The frozen parameters of which this process holds a part."""
+        return {name: one for name, one in self._frozen.items() if one.numel() and is_cut(one) and is_readable(one)}
+
+    def check_in_memory(self) -> None:
+        """Raises ValueError if the parameters have no values yet."""
+        if self._device.type == "meta":
+            raise ValueError(
+                "parameters on the meta device have no values: load or make them first, for example by to_empty() and "
+                f"an initialisation. parameter={next(iter(self._tensors))}"
+            )
+
+    def check_whole(self) -> None:
+        """Raises ValueError if other processes hold parts of the model."""
+        for spec in self.tensors:
+            if self.regions[spec.name].shape != spec.shape:
+                raise ValueError(f"process_group must have every rank that holds a part of the model. part={spec.name}")
+
+    def reshard(self) -> None:
+        """Has fully_shard forget gathered weights: the next pass would use them, and not what was adopted."""
+        reshard(self._model)
+
+    def untrained(self) -> tuple[UntrainedTensor, ...]:
+        """Returns frozen parameters and persistent buffers; the first call reads what is whole here of the former."""
+        if self._untrained is None:
+            self._untrained = untrained_tensors(self._frozen, self._buffers)
+        return self._untrained
+
+    @property
+    def encode(self) -> EncodeFrames:
+        """The encoder for where the parameters are."""
+        return encode_frames if self._is_on_host else encode_frames_torch
+
+    def _sampled_pieces(self) -> tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor]]:
+        """Returns what a sample is gathered in, the views of it, and the pieces of the weights that they get."""
+        found = places({name: tuple(tensor.shape) for name, tensor in self._tensors.items()})
+        pieces = [self._tensors[name][index] for name, index in found]
+        sample = torch.zeros(len(pieces), PIECE_NUMEL, device=self._device, dtype=torch.float32)
+        views = [row[: piece.numel()].view(piece.shape) for row, piece in zip(sample, pieces, strict=True)]
+        return sample, views, pieces
+
+    def sample(self) -> FlatArray:
+        """Returns the pieces, with zeros behind those that are short; on a GPU it does not wait for the copy."""
+        self._last_sample = self._sample_now()
+        return self._last_sample
+
+    def _sample_now(self) -> FlatArray:
+        sample, views, pieces = self._sampled
+        if self._last_stream is not None:
+            self._last_stream = torch.cuda.current_stream(self._device)
+        if pieces:
+            torch._foreach_copy_(views, pieces)
+        return sample.numpy().copy() if self._is_on_host else sample.clone()
+
+    def _is_as_sampled(self) -> bool:
+        """Whether the weights are those of the last sample, as far as it tells."""
+        last = self._last_sample
+        return last is None or np.array_equal(self.to_host(last), self.to_host(self._sample_now()), equal_nan=True)
+
+    def is_float32(self, layout: FragmentLayout) -> bool:
+        """Whether every tensor of the fragment is float32."""
+        return all(self._tensors[tensor.name].dtype == torch.float32 for tensor in layout.tensors)
+
+    def buffer(self, layout: FragmentLayout) -> FlatArray:
+        """Returns a vector for a snapshot."""
+        if self._is_on_host:
+            return vector(layout.numel)
+        return torch.zeros(layout.numel, device=self._device, dtype=torch.float32)
+
+    def snapshot(self, layout: FragmentLayout, out: FlatArray) -> Work:
+        """Returns a function that copies the weights to `out`; on a GPU it does not wait for the copy."""
+        tensors, pieces = self._pieces(layout, out)
+        return self.ordered(lambda: torch._foreach_copy_(pieces, tensors), out)
+
+    def add(self, layout: FragmentLayout, shift: FlatArray) -> Work:
+        """Returns a function that adds to the weights, in float32 if they are narrower."""
+        tensors, pieces = self._pieces(layout, shift)
+
+        def work() -> None:
+            copied = self._copy_pairs(layout)
+            before = [one.clone() for one, _ in copied]
+            torch._foreach_add_(tensors, pieces)
+            for (tensor, copy), old in zip(copied, before, strict=True):  # by as much as a narrow tensor has changed
+                copy.add_(tensor.to(copy) - old.to(copy))
+
+        return self.ordered(work, shift)
+
+    def load(self, layout: FragmentLayout, values: FlatArray) -> Work:
+        """Returns a function that overwrites the weights."""
+        tensors, pieces = self._pieces(layout, values)
+
+        def work() -> None:
+            torch._foreach_copy_(tensors, pieces)
+            self._load_copies(layout)
+
+        return self.ordered(work, values)
+
+    def blend(self, layout: FragmentLayout, values: FlatArray, alpha: float) -> Work:
+        """Returns a function that blends `values` into the weights."""
+        tensors, pieces = self._pieces(layout, values)
+
+        def work() -> None:
+            for tensor, piece in zip(tensors, pieces, strict=True):
+                tensor.copy_(torch.lerp(piece, tensor.float(), alpha))
+            self._load_copies(layout)
+
+        return self.ordered(work, values)
+
+    def is_finite(self, layout: FragmentLayout) -> bool:
+        """Whether every weight is a finite number."""
+        return all(bool(self._tensors[tensor.name].isfinite().all()) for tensor in layout.tensors)
+
+    def from_host(self, values: NDArray[np.float32]) -> FlatArray:
+        """Returns the values on the parameters' device, where they are when this returns."""
+        if self._is_on_host:
+            return values
+        if self._device.type != "cuda":
+            return torch.from_numpy(values).to(self._device)
+        on_device = torch.empty(len(values), device=self._device)
+        # From memory that is not pinned the driver copies by way of its own, and blocks this thread meanwhile.
+        for first in range(0, len(values), _STAGED_NUMEL):
+            piece = torch.from_numpy(values[first : first + _STAGED_NUMEL])
+            staged = torch.empty(piece.numel(), pin_memory=True).copy_(piece)
+            on_device[first : first + piece.numel()].copy_(staged, non_blocking=True)
+        torch.cuda.current_stream(self._device).synchronize()
+        return on_device
+
+    def to_host(self, values: FlatArray) -> NDArray[np.float32]:
+        """Returns the values on the host."""
+        return values if self._is_on_host else values.cpu().numpy()  # type: ignore[no-any-return]
+
+    def keep(self, values: FlatArray) -> FlatArray:
+        """Returns `values`."""
+        return values
+
+    def enter_worker(self) -> None:
+        """Has this thread queue on the workers' stream, so that it and training don't wait for each other."""
+        if self._worker_stream is not None:
+            torch.cuda.set_stream(self._worker_stream)
+
+    def synchronize(self) -> None:
+        """Has this thread's stream wait for what was queued by now where weights were last trained or changed."""
+        if self._last_stream is not None:
+            torch.cuda.current_stream(self._device).wait_stream(self._last_stream)
+
+    def ordered(self, work: Work, flat: FlatArray) -> Work:
+        """Returns work on `flat` for the training thread, which comes after what this thread has queued so far.
+
+        Only their streams wait for each other, not the threads.
+        """
+        if self._last_stream is None:
+            return work
+        prepared = torch.cuda.current_stream(self._device).record_event()
+
+        def ordered() -> None:
+            self.synchronize()
+            self._last_stream = stream = torch.cuda.current_stream(self._device)
+            stream.wait_event(prepared)
+            work()
+            flat.record_stream(stream)  # its memory is not used again before
+
+        return ordered
+
+    def _pieces(self, layout: FragmentLayout, flat: FlatArray) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Returns the tensors, and for each its piece of the flat vector in the tensor's shape.
+
+        One call of torch then handles them all; between two calls another thread may hold the interpreter for 5 ms.
+        """
+        vector = torch.from_numpy(flat) if self._is_on_host else flat
+        return [self._tensors[spec.name] for spec in layout.tensors], [
+            vector[first : first + spec.numel].view(spec.shape)
+            for spec, first in zip(layout.tensors, layout.offsets, strict=True)
+        ]
+
+    def _load_copies(self, layout: FragmentLayout) -> None:
+        for tensor, copy in self._copy_pairs(layout):
+            copy.copy_(tensor)
+
+    def _copy_pairs(self, layout: FragmentLayout) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Returns the tensors of which the optimizer has a copy by now, with the copy.
+
+        Raises:
+            StopExchangingError: WEIGHTS_REPLACED: what the caller gave for a copy is none.
+        """
+        found: list[tuple[torch.Tensor, torch.Tensor]] = []
+        if self._copy_of is None:
+            return found
+        for spec in layout.tensors:
+            tensor, copy = self._tensors[spec.name], self._copy_of(self._trained[spec.name])
+            if copy is None:
+                continue
+            part = local_part(copy.detach())
+            if part.shape != tensor.shape:
+                raise StopExchangingError(
+                    "WEIGHTS_REPLACED",
+                    "`copies` must return the optimizer's copy of a parameter, of the same shape, or None. "
+                    f"parameter={spec.name}, shape={tuple(tensor.shape)}, copy={tuple(part.shape)}",
+                )
+            found.append((tensor, part))
+        return found
+
+
+def _memories(tensors: Mapping[str, torch.Tensor]) -> dict[str, Memory]:
+    """Returns where the tensors lie of which this process holds elements as plain values."""
+    found = {}
+    for name, tensor in tensors.items():
+        if is_readable(tensor) and (part := local_part(tensor.detach())).numel() and part.data_ptr():
+            strides = tuple(stride * part.element_size() for stride in part.stride())
+            found[name] = Memory(part.data_ptr(), tuple(part.shape), strides, part.element_size())
+    return found
+
+
+def _unfit(tensor: torch.Tensor) -> str | None:
+    """Returns why a tensor can't be exchanged, and what would do; None if it can, or holds no numbers to train."""
+    reason = None
+    part = tensor if is_lazy(tensor) else local_part(tensor.detach())
+    is_wrapper: bool = is_traceable_wrapper_subclass(part)
+    if is_lazy(tensor):
+        reason = "it has no shape before the model's first batch. Run one through the model, then attach"
+    elif tensor.is_complex():
+        reason = "complex parameters can't be merged. Train real ones, as torch.view_as_real gives"
+    elif not tensor.is_floating_point():
+        pass
+    elif tensor.dtype not in _DTYPES:
+        reason = "its type is too narrow for small steps. Train it in bfloat16 or float32, and convert it for each pass"
+    elif tensor.layout is not torch.strided or tensor.is_nested:
+        reason = "sparse, nested and packed tensors have no fixed places for their elements. Train a dense tensor"
+    elif is_wrapper:
+        try:
+            values = torch.empty(part.shape, dtype=torch.float32, device=part.device)
+            torch._foreach_copy_([values], [part])
+            torch._foreach_copy_([part], [values])
+        except (RuntimeError, TypeError) as error:
+            kind, cause = type(part).__name__, str(error).partition("\n")[0]
+            reason = f"its tensor type can't be read and written ({kind}: {cause}). Train a plain tensor"
+    elif _overlaps(part):
+        reason = "several of its elements are one place in memory. Train a copy of it, as clone() makes"
+    elif part.is_inference():
+        reason = "it was made in inference mode, so it can't be changed. Train a copy of it, as clone() makes"
+    return reason
+
+
+def _overlaps(tensor: torch.Tensor) -> bool:
+    """Whether elements share memory, or lie so between each other that they may."""
+    end = 1
+    for stride, size in sorted((stride, size) for stride, size in zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1:
+            if stride < end:
+                return True
+            end += stride * (size - 1)
+    return False
+
+
+def _digest(tensor: torch.Tensor) -> bytes:
+    return values_digest(pieces(local_part(tensor)))
+
+
+def reshard(model: torch.nn.Module | Mapping[str, torch.Tensor]) -> None:
+    """Has fully_shard put shards back in the place of weights that a pass without gradients has left gathered."""
+    for module in model.modules() if isinstance(model, torch.nn.Module) else ():
+        if hasattr(module, "reshard"):
+            module.reshard()  # type: ignore[operator]
+
+
+def _own_names(model: torch.nn.Module, tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """Returns each of the model's tensors, given by their paths, by its own name.
+
+    Raises:
+        ValueError: two have the same name.
+    """
+    modules: dict[str, torch.nn.Module] = {}
+    prefixes = {"": ""}  # of the parameters' own names, by the path of their module
+    for path, module in model.named_modules():
+        modules[path] = module
+        parent, _, attribute = path.rpartition(".")
+        if path:
+            is_wrapped = attribute == _wrapped_attribute(modules[parent])
+            prefixes[path] = prefixes[parent] if is_wrapped else f"{prefixes[parent]}{attribute}."
+    found: dict[str, torch.Tensor] = {}
+    paths: dict[str, str] = {}
+    for path, tensor in tensors:
+        parent, _, attribute = path.rpartition(".")
+        name = prefixes[parent] + attribute
+        if name in found:
+            raise ValueError(
+                f"two parameters have the same name once wrappers are left out. first={paths[name]}, second={path}, "
+                f"name={name}. Rename one, or pass a mapping of names to tensors instead of the module"
+            )
+        found[name], paths[name] = tensor, path
+    return found
+
+
+def _wrapped_attribute(module: torch.nn.Module) -> str | None:
+    """Returns the attribute in which a wrapper has the module that it wraps; None where `module` is no wrapper."""
+    if isinstance(module, _WRAPPERS):
+        return "module"
+    # Importing torch._dynamo takes a second or more, and a process with a compiled module has imported it.
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")
+    return "_orig_mod" if dynamo is not None and isinstance(module, dynamo.OptimizedModule) else None

@@ -1,0 +1,1 @@
+"""Calls to the syncer: transport, replicas, TLS, retries, and the thread that makes them."""

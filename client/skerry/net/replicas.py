@@ -1,0 +1,370 @@
+"""The syncer replicas that a client may call: each call goes to the next healthy one.
+
+Any replica may take any call: a request carries the log position that the caller has seen, and a replica reads the log
+at least that far before it answers. So calls are spread over all replicas, and a repeated call tries another one.
+
+A target whose name has several addresses is a replica for each of them. Of several replicas, those are ready that
+accept connections and answer SERVING to `grpc.health.v1`, and that do not hang (`skerry.net.liveness`); a server
+without that service counts as healthy. A single replica is called whatever its health is, since its own refusal says
+more than no answer.
+
+Targets on this machine are called in plaintext and others with TLS, unless the client says otherwise. The files of TLS
+are read again when a connection can't be made, so that renewed certificates come into use.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+from urllib.request import proxy_bypass_environment  # type: ignore[attr-defined]  # its published types lack it
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from skerry.errors import SkerryError, error_of
+from skerry.net.liveness import Liveness, Vigil
+from skerry.net.tls import Insecure, Tls, TlsFiles, is_loopback, tls_for
+from skerry.runtime.addresses import client_address
+from skerry.runtime.logs import get_logger
+from skerry.runtime.redaction import redacted
+from skerry.v1 import capabilities_pb2_grpc, exchange_pb2, exchange_pb2_grpc, runs_pb2_grpc
+from skerry.wire.bulk import DataResponse, serialized
+
+_log = get_logger(__name__)
+
+_BALANCED: Final[dict[str, Any]] = {"loadBalancingConfig": [{"round_robin": {}}]}
+_HEALTH_CHECKED: Final[dict[str, Any]] = {**_BALANCED, "healthCheckConfig": {"serviceName": ""}}
+_OPTIONS: Final[list[tuple[str, int | str]]] = [
+    # Each channel has a connection of its own, so that reports never queue behind bulk data.
+    ("grpc.use_local_subchannel_pool", 1),
+    # Compressed answers are refused: a hostile server could have them inflate to any size.
+    ("grpc.compression_enabled_algorithms_bitset", 1),
+    ("grpc.per_message_decompression", 0),
+    # An unanswered ping reveals a half-open connection; a deadline would have to guess how long a transfer takes.
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+    # A syncer that restarts is back within seconds; gRPC's default back-off grows to two minutes.
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.min_reconnect_backoff_ms", 500),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+]
+# How long a call waits for a replica to become ready: a little longer than the longest pause between two connections.
+_CONNECT_S: Final = 2.5
+# Between two looks at the channels meanwhile; looking costs microseconds.
+_LOOK_S: Final = 0.01
+# Between two look-ups of names while a replica can't be reached.
+_LOOK_UP_S: Final = 30.0
+# The number of the connection for attach and small calls; others are lanes of bulk, from 0 on.
+CONTROL: Final = -1
+_PROXIES: Final = ("grpc_proxy", "https_proxy", "http_proxy")  # the variables that gRPC looks at, the first one first
+# What a call ends with that nobody has answered; with any other status a server is alive.
+_UNANSWERED: Final = frozenset(
+    {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED}
+)
+
+
+class Connection:
+    """One connection to a replica: its channel, and the stubs of its services."""
+
+    def __init__(self, replica: Replica) -> None:
+        """Connects when it is first called."""
+        self.replica = replica
+        self._connect()
+
+    async def renew(self) -> None:
+        """Connects with the certificates that the files hold now, if they changed and no connection can be made."""
+        if self.channel.get_state() is not grpc.ChannelConnectivity.TRANSIENT_FAILURE:
+            return
+        if self._files is not self.replica.read_files():
+            broken = self.channel
+            self._connect()
+            await broken.close(None)
+
+    def _connect(self) -> None:
+        self._files = self.replica.files
+        self.channel = self.replica.open_channel()
+        self.exchange = exchange_pb2_grpc.ExchangeStub(self.channel)
+        # In place of the generated ones, which have protobuf copy what they send and receive.
+        self.exchange.PushDelta = self.channel.stream_unary(
+            "/skerry.v1.Exchange/PushDelta", serialized, exchange_pb2.PushDeltaResponse.FromString
+        )
+        self.exchange.PullFragment = self.channel.unary_stream(
+            "/skerry.v1.Exchange/PullFragment", serialized, DataResponse.FromString
+        )
+        self.runs = runs_pb2_grpc.RunsStub(self.channel)
+        self.capabilities = capabilities_pb2_grpc.CapabilitiesStub(self.channel)
+        self.health = health_pb2_grpc.HealthStub(self.channel)
+
+
+class Replica:
+    """One address that may be called: its connections, the calls on them, and its life."""
+
+    def __init__(self, target: str, tls: Tls | Insecure | None, *, address: str = "", is_alone: bool) -> None:
+        """Takes the target, and one of the addresses of its name if that has several."""
+        self.name = address or target
+        self.life = Liveness()
+        self._tls = tls_for(target, tls)
+        config = json.dumps(_BALANCED if is_alone else _HEALTH_CHECKED)
+        self._options = [*_OPTIONS, ("grpc.service_config", config)]
+        if not proxy_of(target):
+            self._options.append(("grpc.enable_http_proxy", 0))
+        if address:
+            self._options.append(("grpc.default_authority", target))
+        self.files = None if self._tls is None else self._tls.read()
+        self._connections: dict[int, Connection] = {}
+        self._fresh: Connection | None = None
+        self._calls: dict[Any, SkerryError | None] = {}
+
+    def connection(self, number: int) -> Connection:
+        """Returns the connection of this number; it is made when it is first asked for."""
+        if number not in self._connections:
+            self._connections[number] = Connection(self)
+        return self._connections[number]
+
+    def is_ready(self, number: int) -> bool:
+        """Whether a call over this connection would be sent at once; if not, connects."""
+        state = self.connection(number).channel.get_state(try_to_connect=True)
+        return state is grpc.ChannelConnectivity.READY and not self.life.is_lost
+
+    @property
+    def is_called(self) -> bool:
+        """Whether it has calls that are not over."""
+        return bool(self._calls)
+
+    @contextlib.contextmanager
+    def calling(self, call: Any) -> Iterator[None]:
+        """Has a call fail within the context if the replica is given up.
+
+        Raises:
+            SkerryError: UNREACHABLE: it was.
+        """
+        self._calls[call] = None
+        try:
+            yield
+        except asyncio.CancelledError:
+            if (error := self._calls[call]) is not None:
+                raise error from None
+            raise
+        finally:
+            del self._calls[call]
+
+    async def serves(self, *, is_fresh: bool) -> bool:
+        """Returns once it has answered whether it takes calls."""
+        if is_fresh:
+            self._fresh = self._fresh or Connection(self)
+        connection = self._fresh if is_fresh and self._fresh else self.connection(CONTROL)
+        try:
+            answer = await connection.health.Check(health_pb2.HealthCheckRequest())
+        except grpc.aio.AioRpcError as error:
+            if error.code() in _UNANSWERED:
+                raise error_of("UNREACHABLE", f"the replica was not asked. replica={self.name}") from error
+            return True  # it has no such service, or wants to know who asks
+        except grpc.aio.UsageError as error:
+            raise error_of("UNREACHABLE", "connection is closed") from error
+        return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+
+    async def give_up(self, error: SkerryError, *, has_fresh: bool) -> None:
+        """Fails its calls with `error` and closes its connections, except the fresh one if that answers."""
+        for call in self._calls:
+            self._calls[call] = error
+            call.cancel()
+        closed, self._connections = list(self._connections.values()), {}
+        if has_fresh and self._fresh is not None:
+            self._connections[CONTROL], self._fresh = self._fresh, None
+        for one in closed:
+            await one.channel.close(None)
+        await self.drop_fresh()
+
+    async def drop_fresh(self) -> None:
+        """Closes the fresh connection."""
+        if self._fresh is not None:
+            dropped, self._fresh = self._fresh, None
+            await dropped.channel.close(None)
+
+    async def close(self) -> None:
+        """Closes every connection; calls in flight fail."""
+        await self.drop_fresh()
+        for one in self._connections.values():
+            await one.channel.close(None)
+
+    def read_files(self) -> TlsFiles | None:
+        """Returns what the files of TLS hold now."""
+        if self._tls is not None:
+            with contextlib.suppress(ValueError):  # files that are being replaced are read again before the next call
+                self.files = self._tls.read(self.files)
+        return self.files
+
+    def open_channel(self) -> grpc.aio.Channel:
+        """Returns a new channel."""
+        if self.files is None:
+            return grpc.aio.insecure_channel(self.name, options=self._options)
+        credentials = grpc.ssl_channel_credentials(self.files.ca, self.files.key, self.files.cert)
+        if self._tls is not None and (self._tls.token_file or self._tls.token):
+            plugin = grpc.metadata_call_credentials(self._authorize)  # type: ignore[arg-type]  # any callable
+            credentials = grpc.composite_channel_credentials(credentials, plugin)
+        return grpc.aio.secure_channel(self.name, credentials, options=self._options)
+
+    def _authorize(self, _: grpc.AuthMetadataContext, callback: grpc.AuthMetadataPluginCallback) -> None:
+        """Gives a call the token as it is now; called by threads of gRPC, and only for calls over TLS."""
+        assert self._tls is not None, "there is a token"
+        try:
+            callback((("authorization", f"Bearer {self._tls.bearer()}"),), None)
+        except ValueError as error:
+            callback((), error)
+
+
+class Replicas:
+    """The replicas of a client's targets; to be used on one event loop."""
+
+    def __init__(self, targets: Sequence[str], tls: Tls | Insecure | None) -> None:
+        """Begins with the first target."""
+        self._targets, self._tls = tuple(targets), tls
+        self.has_tls = any(tls_for(target, tls) for target in targets)
+        # Of the first target that is called through a proxy; "" where none is.
+        self.proxy = next((f"target={target}, {proxy}" for target in targets if (proxy := proxy_of(target))), "")
+        if self.proxy and not self.has_tls:
+            _log.warning(f"calls go through a proxy, in plaintext. {self.proxy}")
+        self._replicas = {(target, ""): Replica(target, tls, is_alone=len(targets) == 1) for target in targets}
+        self._gone: list[Replica] = []  # whose address the name no longer has
+        self._orders: dict[int, deque[Replica]] = {}  # by the number of the connection
+        self._names = [target for target in targets if _is_name(target) and not proxy_of(target)]
+        self._looking_up: asyncio.Task[None] | None = None
+        self._looked_up_s = float("-inf")
+        self._has_looked_up = False
+        self._vigil = Vigil(self)
+        self._is_closed = False
+
+    def __iter__(self) -> Iterator[Replica]:
+        return iter((*self._replicas.values(), *self._gone))
+
+    @property
+    def has_others(self) -> bool:
+        """Whether there is more than one."""
+        return len(self._replicas) > 1
+
+    async def next(self, number: int = CONTROL) -> Connection:
+        """Returns the connection of this number to the next replica that is ready.
+
+        If none is, to the next one, so that the call itself says what is wrong.
+
+        Raises:
+            TryAgainError: UNREACHABLE: the connections were closed.
+        """
+        await self._look_up()
+        order = self._orders.setdefault(number, deque())
+        for replica in tuple(order):
+            if replica not in self._replicas.values():
+                order.remove(replica)
+        order.extend(replica for replica in self._replicas.values() if replica not in order)
+        for replica in tuple(order):  # other calls turn the order meanwhile
+            if not self._is_closed:
+                await replica.connection(number).renew()
+        if len(order) > 1:
+            loop = asyncio.get_running_loop()
+            deadline_s = loop.time() + _CONNECT_S
+            # gRPC would tell of changes too, but waiting for one of several channels leaves watches of the others.
+            while not self._is_closed and not _has_ready(order, number) and loop.time() < deadline_s:  # noqa: ASYNC110 - no event to wait for
+                await asyncio.sleep(_LOOK_S)
+        if self._is_closed:
+            raise error_of("UNREACHABLE", "connection is closed")
+        order.rotate(-1)
+        self._vigil.begin()
+        return order[-1].connection(number)
+
+    async def close(self) -> None:
+        """Closes every connection; calls in flight fail."""
+        self._is_closed = True
+        if self._looking_up is not None:
+            self._looking_up.cancel()
+        await self._vigil.end()
+        for replica in self:
+            await replica.close()
+
+    async def _look_up(self) -> None:
+        """Looks the targets' names up, first and then now and then while a replica can't be reached.
+
+        Calls wait for the first look-up only, and for that not for long.
+        """
+        loop = asyncio.get_running_loop()
+        is_first = self._looked_up_s == float("-inf")
+        if not self._names or self._is_closed:
+            return
+        if loop.time() >= self._looked_up_s + _LOOK_UP_S and (
+            is_first or not all(replica.is_ready(CONTROL) for replica in self._replicas.values())
+        ):
+            self._looked_up_s = loop.time()
+            self._looking_up = asyncio.create_task(self._look_up_all())
+        if not self._has_looked_up and self._looking_up is not None:
+            await asyncio.wait([self._looking_up], timeout=_CONNECT_S)
+            self._has_looked_up = True
+
+    async def _look_up_all(self) -> None:
+        """Has a replica for each address of the names that have several."""
+        keys: list[tuple[str, str]] = []
+        for target in self._targets:
+            addresses = await _addresses(target) if target in self._names else []
+            keys += [(target, address) for address in addresses or [""]]
+        replicas = {
+            key: self._replicas.get(key) or Replica(key[0], self._tls, address=key[1], is_alone=len(keys) == 1)
+            for key in keys
+        }
+        self._gone += [replica for key, replica in self._replicas.items() if key not in replicas]
+        self._replicas = replicas
+        for replica in [replica for replica in self._gone if not replica.is_called]:
+            self._gone.remove(replica)
+            await replica.close()
+
+
+def _has_ready(order: deque[Replica], number: int) -> bool:
+    """Moves the next replica that is ready to the front, and says whether there is one."""
+    states = [replica.is_ready(number) for replica in order]
+    if True not in states:
+        return False
+    order.rotate(-states.index(True))
+    return True
+
+
+def proxy_of(target: str) -> str:
+    """Returns the variable and the URL, without secrets, of the proxy that a target is called through; "" for none.
+
+    A target on this machine has none, and neither has one whose host is in no_proxy.
+    """
+    environment = os.environ  # noqa: TID251 - gRPC looks there
+    address = client_address(target)
+    if address is None or is_loopback(address.host):
+        return ""
+    left_out = environment.get("no_grpc_proxy") or environment.get("no_proxy", "")
+    if proxy_bypass_environment(address.host, {"no": left_out}):
+        return ""
+    return next((f"{name}={redacted(environment[name])}" for name in _PROXIES if environment.get(name)), "")
+
+
+def _is_name(target: str) -> bool:
+    """Whether a target may stand for several machines: neither an address nor this machine."""
+    address = client_address(target)
+    if address is None or is_loopback(address.host) or ":" in target.replace(f":{address.port}", ""):
+        return False
+    return not address.host.replace(".", "").isdecimal()
+
+
+async def _addresses(target: str) -> list[str]:
+    """Returns the addresses of a target's name, as targets of gRPC; none where it has one of a kind, or is unknown."""
+    address = client_address(target)
+    assert address is not None  # it is a name
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+    except OSError:
+        return []
+    hosts = dict.fromkeys((family, info[0]) for family, _, _, _, info in found)
+    if max(Counter(family for family, _ in hosts).values(), default=0) < 2:  # a machine may have one of each
+        return []
+    return [
+        f"ipv6:[{host}]:{address.port}" if family is socket.AF_INET6 else f"ipv4:{host}:{address.port}"
+        for family, host in hosts
+    ]

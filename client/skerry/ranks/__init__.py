@@ -1,0 +1,1 @@
+"""One learner of many processes, each of which holds all or a shard of the weights."""

@@ -1,0 +1,360 @@
+"""`skerry learn`: train the reference model as one learner of a run."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import inspect
+import json
+import re
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from skerry.net.tls_options import with_tls
+from skerry.runtime.addresses import check_free, server_address
+from skerry.runtime.options import (
+    ADDRESS,
+    INPUT,
+    INPUT_FILE,
+    OUTPUT_FOLDER,
+    TARGET,
+    Count,
+    Number,
+    Parsed,
+    run_argument,
+)
+from skerry.wire.layout import check_name
+
+if TYPE_CHECKING:
+    from skerry import Policy
+    from skerry_learner.checkpoint import TrainingPosition
+    from skerry_learner.corpus import ShardSelection
+    from skerry_learner.exposition import LearnerMetrics
+    from skerry_learner.settings import LearnSettings
+    from skerry_learner.training import Training
+
+S = TypeVar("S")
+
+_TARGET_HELP = "Address of the syncer, as host:port. Replicas are separated by commas: a:443,b:443."
+_METRICS_HELP = "Address on which Prometheus finds metrics, for example 127.0.0.1:9464.  [default: none]"
+_DATA_HELP = "Text file, token shard (*.bin, *.npy of uint16) or directory.  [default: Python's standard library]"
+_INNER_STEPS_HELP = (
+    "Steps between two deltas of a fragment, in a run that this learner creates.  [default: by --policy]"
+)
+_HORIZON_HELP = "Steps of the learning-rate schedule, planned for a run that this learner creates.  [default: --steps]"
+_WORK_DIR_HELP = (
+    "For checkpoint and metrics; training resumes from its checkpoint.  [default: build/learners/LEARNER_ID]"
+)
+_LEARNER_ID_HELP = (
+    "Name of this learner, unique in the run.  [default: host name and a random suffix, kept in --work-dir]"
+)
+_FLUSH_HELP = "Seconds to wait at the end until the last deltas are acknowledged."
+
+_LEARNERS = Path("build", "learners")
+
+# A copy of the names in `skerry_learner.model`, whose import would load torch for every `--help`. A test compares them.
+MODEL_NAMES = ("nano", "tiny", "mini", "small", "base", "medium", "large")
+
+_EPILOG = """\b
+Examples:
+  skerry learn demo --learner-id us-east --region us --shard 1/2
+  skerry learn demo --learner-id eu-west --region eu --shard 2/2
+  skerry learn --alone --model tiny --steps 500
+  skerry learn gpt --target syncer.example:443 --tls-ca ca.pem --tls-cert eu-1.pem --tls-key eu-1.key \\
+      --learner-id eu-1 --model base --vocabulary 50304 --data tokens/ --device cuda
+  # ca.pem, eu-1.pem and eu-1.key were made by `skerry keys`
+"""
+
+
+def _name(what: str) -> Parsed:
+    return Parsed("name", partial(check_name, what=what))
+
+
+def _shard(text: str) -> ShardSelection:
+    from skerry_learner.corpus import ShardSelection
+
+    return ShardSelection.parse(text)
+
+
+def _device(text: str) -> str:
+    if re.fullmatch(r"[a-z]{1,20}(:[0-9]{1,3})?", text) is None:
+        raise ValueError(f"a device is auto, cpu, cuda, cuda:1 or mps. device={text[:80]!r}")
+    return text
+
+
+# Every default is shown, unless it is None; then the help text says what applies.
+_option = functools.partial(click.option, show_default=True)
+_POSITIVE = Count(1, 10**12)  # as many steps as a run can be planned to take
+_COUNT = Count(0, 10**12)
+_OPTIMIZERS = click.Choice(["adamw", "muon"])
+_POSITIVE_NUMBER = Number(min_open=True)
+
+
+@click.command("learn", epilog=_EPILOG)
+@_option("--target", type=TARGET, default="127.0.0.1:50051", help=_TARGET_HELP)
+@with_tls
+@run_argument(partial(check_name, what="run"), default="demo")
+@_option("--learner-id", type=_name("learner"), help=_LEARNER_ID_HELP)
+@click.option("--region", type=_name("region"), help="Where this learner is; for display only.")
+@click.option("--metrics", type=ADDRESS, metavar="HOST:PORT", help=_METRICS_HELP)
+@click.option("--alone", is_flag=True, help="Train without a syncer, as a baseline to compare with.")
+@_option("--create/--no-create", "may_create", default=True, help="Create the run if it does not exist.")
+@_option(
+    "--policy", "policy_path", type=INPUT_FILE, help="JSON file with the policy of a run that this learner creates."
+)
+@_option("--inner-steps", "inner_step_count", type=Count(1, 1_000_000), help=_INNER_STEPS_HELP)
+@_option("--model", type=click.Choice(MODEL_NAMES), default="tiny", help="Size: 30 thousand to 1 billion parameters.")
+@_option("--vocabulary", type=Count(2, 65536), help="Number of distinct tokens.  [default: 256, for bytes]")
+@_option("--context", type=Count(1, 2**20), help="Tokens in a sequence.  [default: by --model]")
+@click.option("--untied", is_flag=True, help="Use separate matrices for the embedding and the output.")
+@_option("--data", "source", type=INPUT, help=_DATA_HELP)
+@_option("--data-limit-mb", type=_POSITIVE_NUMBER, help="Use only this many megabytes of the data.")
+@_option(
+    "--shard",
+    type=Parsed("shard", _shard),
+    default="1/1",
+    help="Train on the i-th of n disjoint parts of the data, written i/n.",
+)
+@_option("--batch", "batch_size", type=Count(1, 2**20), default=8, help="Sequences in a step.")
+@_option("--steps", "step_count", type=_POSITIVE, default=1000, help="Training steps to take.")
+@_option("--horizon", "horizon_steps", type=_POSITIVE, help=_HORIZON_HELP)
+@_option("--optimizer", "name", type=_OPTIMIZERS, default="adamw", help="Optimizer of the training steps.")
+@_option("--learning-rate", "peak_rate", type=_POSITIVE_NUMBER, default=3e-3, help="Peak learning rate.")
+@_option("--warmup", "warmup_steps", type=_COUNT, default=50, help="Steps until the peak learning rate.")
+@_option("--weight-decay", type=Number(), default=0.1, help="Weight decay of matrices.")
+@_option("--seed", type=Count(), default=0, help="Seed of the initial weights and the data order.")
+@_option("--eval-every", "evaluate_every", type=_COUNT, default=50, help="Steps between evaluations; 0: none.")
+@_option(
+    "--eval-windows", "held_out_window_count", type=Count(1, 2**20), default=64, help="Held-out sequences to evaluate."
+)
+@_option("--checkpoint-every", type=_COUNT, default=200, help="Steps between checkpoints; 0: only at the end.")
+@_option("--log-every", type=_COUNT, default=50, help="Steps between log lines; 0: none.")
+@_option("--work-dir", "work_directory", type=OUTPUT_FOLDER, help=_WORK_DIR_HELP)
+@_option(
+    "--device", type=Parsed("device", _device), default="auto", help="auto (CUDA if there is a GPU), cpu, cuda:1, mps."
+)
+@_option("--threads", "thread_count", type=Count(1, 4096), default=1, help="CPU threads of PyTorch.")
+@_option("--slowdown", type=Number(1), default=1.0, help="Sleep after each step, to train slower by this factor.")
+@_option("--flush-timeout", "flush_timeout_s", type=Number(), default=30.0, help=_FLUSH_HELP)
+def learn(**options: Any) -> None:
+    """Train a small GPT as one learner of a run.
+
+    The learner does not wait for the network: training goes on while the network is slow or the syncer is down. On
+    SIGTERM or SIGINT the learner finishes its step, writes a checkpoint, sends its last deltas and exits. Started again
+    with the same --work-dir, it resumes from the checkpoint.
+    """
+    metrics: str | None = options["metrics"]
+    if metrics is not None and options["alone"]:
+        raise click.UsageError("--metrics shows the exchange with a syncer, and --alone has none")
+    policy = _policy(options)
+    _check(options)
+    try:
+        settings = _settings(options, _own_id(options))
+        settings.work_directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise click.BadParameter(f"can't be written to: {error}", param_hint="--work-dir") from error
+    position = _learn(settings, policy, metrics)
+    click.echo(f"{settings.learner_id}: {position.step} steps, {position.tokens} tokens. {settings.metrics_path}")
+
+
+def _check(options: dict[str, Any]) -> None:
+    """Checks, before torch, data and model are loaded, what needs more than one option.
+
+    Raises:
+        click.UsageError: something can't be right.
+    """
+    from skerry.net.handshakes import check_certificate
+    from skerry.net.tls import check_target
+
+    if options["alone"]:
+        return
+    try:
+        for tls in check_target(options["target"], options["tls"]):
+            check_certificate(tls, options["run"], options["learner_id"])
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    if options["metrics"] is not None:
+        try:
+            check_free(server_address(options["metrics"]))
+        except OSError as error:
+            raise _unlistenable(error) from error
+
+
+def _unlistenable(error: OSError) -> click.BadParameter:
+    return click.BadParameter(f"can't be listened on: {error}", param_hint="--metrics")
+
+
+def _own_id(options: dict[str, Any]) -> str:
+    """Returns the learner's id: that of the options, or one that no other process of the working folder has."""
+    from skerry.runtime.own_id import own_id
+
+    if options["learner_id"] or options["alone"]:
+        return options["learner_id"] or "alone"
+    folder = options["work_directory"] or _LEARNERS
+    folder.mkdir(parents=True, exist_ok=True)
+    name, lock = own_id(folder)
+    if lock is not None:
+        click.get_current_context().with_resource(lock)
+    return name
+
+
+def _settings(options: dict[str, Any], learner_id: str) -> LearnSettings:
+    from skerry_learner import settings
+    from skerry_learner.model import MODEL_CONFIGS
+
+    def filled(kind: Callable[..., S], **others: Any) -> S:
+        """Returns settings of this kind: fields that are not in `others` are options of the same name."""
+        names = inspect.signature(kind).parameters.keys() & options.keys()
+        return kind(**{name: options[name] for name in names} | others)
+
+    model = MODEL_CONFIGS[options["model"]]
+    sizes = {name: options[name] for name in ("vocabulary", "context") if options[name]}
+    try:
+        model = replace(model, **sizes, has_tied_embedding=not options["untied"])
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    limit_mb: float | None = options["data_limit_mb"]
+    name = settings.InnerOptimizerName(options["name"])
+    return filled(
+        settings.LearnSettings,
+        learner_id=learner_id,
+        work_directory=options["work_directory"] or _LEARNERS / learner_id,
+        model=model,
+        data=filled(settings.DataSettings, size_limit_bytes=None if limit_mb is None else int(limit_mb * 1e6)),
+        optimizer=filled(
+            settings.OptimizerSettings, name=name, horizon_steps=options["horizon_steps"] or options["step_count"]
+        ),
+        loop=filled(settings.LoopSettings),
+        machine=filled(settings.MachineSettings),
+        run=filled(
+            settings.RunSettings,
+            target=None if options["alone"] else options["target"],
+            region=options["region"] or "",
+        ),
+    )
+
+
+def _learn(settings: LearnSettings, policy: Policy, metrics: str | None) -> TrainingPosition:
+    import torch
+
+    from skerry.runtime.clock import SystemClock
+    from skerry.runtime.logs import log_to_stderr
+    from skerry_learner.device import choose_device
+    from skerry_learner.errors import DeviceError, LearnerInputError
+    from skerry_learner.training import prepare, train
+
+    log_to_stderr()
+    with _stop_on_signals() as stop:
+        try:
+            device = choose_device(settings.machine.device)
+            torch.set_num_threads(settings.machine.thread_count)
+            training = prepare(settings, device)
+            gc.collect()
+            gc.freeze()  # scanning modules and data in every collection takes a quarter of a small model's step
+            if settings.run.target is None:
+                stop.is_training = True
+                return train(training, None, clock=SystemClock(), stop=stop.event)
+            return _train_attached(training, settings.run.target, policy, stop, metrics)
+        except DeviceError as error:
+            raise click.BadParameter(str(error), param_hint="--device") from error
+        except LearnerInputError as error:
+            raise click.ClickException(str(error)) from error
+
+
+def _train_attached(
+    training: Training, target: str, policy: Policy, stop: _Stop, metrics: str | None
+) -> TrainingPosition:
+    from skerry import Learner
+    from skerry.runtime.clock import SystemClock
+    from skerry_learner.exposition import LearnerMetrics
+    from skerry_learner.training import train
+
+    settings = training.settings
+    with ExitStack() as stack:
+        learner = stack.enter_context(
+            Learner(
+                training.model,
+                target=target,
+                run=settings.run.run,
+                learner_id=settings.learner_id,
+                region=settings.run.region,
+                create=settings.run.may_create,
+                policy=policy,
+                tls=settings.run.tls,
+            )
+        )
+        if training.account is None:
+            learner.count_from(training.position.step, training.position.tokens)
+        else:
+            learner.load_state_dict(training.account)
+        if metrics is not None:
+            _expose(stack, LearnerMetrics(learner, run=settings.run.run, learner_id=settings.learner_id), metrics)
+        stop.is_training = True
+        position = train(training, learner, clock=SystemClock(), stop=stop.event)
+        if learner.failure is not None:
+            raise learner.failure
+        return position
+
+
+def _expose(stack: ExitStack, metrics: LearnerMetrics, address: str) -> None:
+    """Serves the metrics until the stack is left."""
+    from skerry.runtime.exposition import exposed
+
+    try:
+        url = stack.enter_context(exposed(metrics, address))
+    except OSError as error:
+        raise _unlistenable(error) from error
+    click.echo(f"metrics at {url}")
+
+
+def _policy(options: dict[str, Any]) -> Policy:
+    from skerry.wire.policy import Policy
+
+    path: Path | None = options["policy_path"]
+    try:
+        values = {} if path is None else json.loads(path.read_bytes())
+        values.setdefault("planned_step_count", options["horizon_steps"] or options["step_count"])
+        if options["inner_step_count"] is not None:
+            values["inner_step_count"] = options["inner_step_count"]
+        return Policy.from_json(values)
+    except (ValueError, TypeError, AttributeError, RecursionError, OSError) as error:
+        raise click.BadParameter(f"can't be read. file={path}, because={error}", param_hint="--policy") from error
+
+
+class _Stop:
+    """Whether the learner was told to end: before it trains it does so at once, then between two steps."""
+
+    def __init__(self) -> None:
+        self.event = threading.Event()
+        self.is_training = False
+
+
+@contextmanager
+def _stop_on_signals() -> Iterator[_Stop]:
+    """Yields what SIGTERM and SIGINT set. A second SIGINT raises KeyboardInterrupt as usual."""
+    stop = _Stop()
+    previous_interrupt = signal.getsignal(signal.SIGINT)
+
+    def on_signal(number: int, _frame: object) -> None:
+        stop.event.set()
+        if number == signal.SIGINT:
+            signal.signal(signal.SIGINT, previous_interrupt)
+        if not stop.is_training:
+            click.echo("stopped before it trained", err=True)
+            raise click.exceptions.Exit(0)
+
+    previous_terminate = signal.signal(signal.SIGTERM, on_signal)
+    signal.signal(signal.SIGINT, on_signal)
+    try:
+        yield stop
+    finally:
+        signal.signal(signal.SIGTERM, previous_terminate)
+        signal.signal(signal.SIGINT, previous_interrupt)

@@ -1,0 +1,110 @@
+"""The inner optimizers of a learner, and the inner step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from skerry_learner.batches import Batch
+from skerry_learner.model import Gpt
+from skerry_learner.settings import InnerOptimizerName, OptimizerSettings
+
+
+class InnerOptimizer:
+    """One or more torch optimizers, each with its own parameters, with a common learning rate."""
+
+    def __init__(self, parts: Sequence[torch.optim.Optimizer]) -> None:
+        """Combines `parts`."""
+        self._parts = tuple(parts)
+
+    def step(self, rate: float) -> None:
+        """Updates every parameter at learning rate `rate` and clears the gradients."""
+        for part in self._parts:
+            for group in part.param_groups:
+                group["lr"] = rate
+            part.step()
+            part.zero_grad()
+
+    def zero_grad(self) -> None:
+        """Clears the gradients."""
+        for part in self._parts:
+            part.zero_grad()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the state for `load_state_dict`."""
+        return {"parts": [part.state_dict() for part in self._parts]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores the state that `state_dict` returned.
+
+        Raises:
+            ValueError: it belongs to other optimizers.
+        """
+        for part, content in zip(self._parts, state["parts"], strict=True):
+            part.load_state_dict(content)
+
+
+def make_optimizer(model: Gpt, settings: OptimizerSettings) -> InnerOptimizer:
+    """The optimizer of `settings` for all of `model`'s parameters.
+
+    `muon` orthogonalises the momentum of the blocks' matrices. Embeddings and norm gains are trained with AdamW. Muon's
+    updates are scaled to AdamW's size, so both use the same learning rate.
+
+    Source: Muon as in torch.optim.Muon; the scale is that of "Muon is Scalable for LLM Training" (arXiv 2502.16982).
+    """
+    named = list(model.named_parameters())
+    vectors = [parameter for _, parameter in named if parameter.ndim <= 1]
+    matrices = [parameter for _, parameter in named if parameter.ndim > 1]
+    muon: list[torch.optim.Optimizer] = []
+    if settings.name is InnerOptimizerName.MUON:
+        hidden = [parameter for name, parameter in named if parameter.ndim > 1 and name.startswith("blocks.")]
+        matrices = [parameter for name, parameter in named if parameter.ndim > 1 and not name.startswith("blocks.")]
+        muon = [
+            torch.optim.Muon(
+                hidden, lr=settings.peak_rate, weight_decay=settings.weight_decay, adjust_lr_fn="match_rms_adamw"
+            )
+        ]
+    groups = [
+        {"params": matrices, "weight_decay": settings.weight_decay},
+        {"params": vectors, "weight_decay": 0.0},  # gains of norms
+    ]
+    betas = (settings.beta1, settings.beta2)
+    return InnerOptimizer([torch.optim.AdamW(groups, lr=settings.peak_rate, betas=betas, fused=True), *muon])
+
+
+def inner_step(
+    model: Gpt, optimizer: InnerOptimizer, batch: Batch, *, rate: float, norm_limit: float
+) -> tuple[Tensor, Tensor]:
+    """Trains `model` on one batch and returns (mean loss in nats a token, gradient norm before clipping), both scalars.
+
+    If the norm is not finite the weights are not changed, because the run would merge the bad values.
+    """
+    with autocast(batch.tokens.device):
+        loss = model.loss(batch.tokens, batch.targets)
+    loss.backward()  # type: ignore[no-untyped-call]
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), norm_limit)
+    if torch.isfinite(norm):
+        optimizer.step(rate)
+    else:
+        optimizer.zero_grad()
+    return loss.detach(), norm
+
+
+def evaluate(model: Gpt, batches: Sequence[Batch]) -> float:
+    """The mean loss of all tokens of `batches`, in nats a token."""
+    total = 0.0
+    with torch.inference_mode(), autocast(next(model.parameters()).device):
+        for batch in batches:
+            total += float(model.loss(batch.tokens, batch.targets)) * batch.token_count
+    return total / sum(batch.token_count for batch in batches)
+
+
+def autocast(device: torch.device) -> AbstractContextManager[object]:
+    """A context that computes in bfloat16 on CUDA devices that support it, and in float32 elsewhere."""
+    if device.type == "cuda" and torch.cuda.is_bf16_supported():
+        return torch.autocast("cuda", dtype=torch.bfloat16)
+    return nullcontext()

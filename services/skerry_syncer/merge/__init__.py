@@ -1,0 +1,1 @@
+"""A version's weights from a closed round's deltas."""

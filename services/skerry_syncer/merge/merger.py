@@ -1,0 +1,384 @@
+"""Turns frozen sets of deltas into versions: merges, commits and snapshots.
+
+    merge_round        scalars from the recorded norms, the deltas' weighted sum, and the quantised update; in the same
+                       sweep as the update is made, the outer state goes to the new version
+      -> MergeResult   stores the update, for a commit that names it and which `Merger` appends
+
+The state is ahead of the log until the commit is in it. If that fails for good, because the set was closed again or
+another replica committed other arithmetic, the state is dropped, and made again from the store.
+At most the state (3 arrays), the sum (1) and the encoded update are held, however many learners there are; and the
+state before (3), while a snapshot of it is being written. `skerry.algorithm` has the arithmetic; threads do it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from functools import partial, reduce
+from operator import xor
+from typing import Final
+
+import numpy as np
+from msgspec import structs
+
+from skerry.algorithm.median import median_shares
+from skerry.algorithm.merge import Round
+from skerry.algorithm.outer import OuterStep, learning_rate_at, momentum_at, outer_step
+from skerry.algorithm.step import (
+    TORN,
+    AdvancedSpan,
+    Float32s,
+    OuterState,
+    Scalars,
+    Span,
+    Step,
+    advance_span,
+    digest_of_spans,
+    step_spans,
+)
+from skerry.runtime.clock import Clock
+from skerry.runtime.logs import get_logger
+from skerry.runtime.workers import BEHALF, IN_FLIGHT, Workers, in_order, run_jobs
+from skerry.wire.errors import NonFiniteError
+from skerry.wire.policy import MergeRule, Policy
+from skerry.wire.quantise import per_tensor_squared_norms
+from skerry_syncer.merge.inner_products import inner_products
+from skerry_syncer.merge.outer_states import DamagedStateError, OuterStates
+from skerry_syncer.merge.restart import restart
+from skerry_syncer.merge.seeding import seed
+from skerry_syncer.rounds.closing import references
+from skerry_syncer.rounds.engine import MergeKey, most_members
+from skerry_syncer.store.errors import StoreFullError, StoreUnavailableError
+from skerry_syncer.store.log.entries import (
+    AcceptedItem,
+    ClosedItem,
+    CommittedItem,
+    ObjectRef,
+    SnapshotItem,
+)
+from skerry_syncer.store.log.run_log import RunLog
+from skerry_syncer.store.log.state import RunState
+from skerry_syncer.store.versions.blobs import SnapshotKind
+from skerry_syncer.store.versions.replay import (
+    UnreadableDeltaError,
+    accumulate_deltas,
+    scalars_to_record,
+    snapshot_tensors,
+)
+from skerry_syncer.store.versions.scratch import Scratch
+
+# Of a tensor of a delta. No sum of deltas below it leads out of a codec's range, which ends at 2^127.
+_LARGEST_SQUARED_NORM: Final = 2.0**200
+# Spans, of 2^20 elements, in one object of an update. Of several objects each rank of an island fetches its own.
+UPDATE_OBJECT_SPANS: Final = 8
+
+
+class StepOverflowError(UnreadableDeltaError):
+    """The step left the range of the update's codec: by a damaged state, or by the delta that it names."""
+
+
+@dataclass
+class MergeResult:
+    """A version that an outer state has come to, and that no other process knows of yet."""
+
+    commit: CommittedItem  # without the update's objects
+    _log: RunLog = field(repr=False)
+    _spans: Sequence[Span] = field(repr=False)
+    _advanced: Sequence[AdvancedSpan] = field(repr=False)
+    _refs: dict[int, ObjectRef] = field(default_factory=dict)  # of the update's objects, by their first span
+
+    def is_same_version_as(self, other: CommittedItem) -> bool:
+        """Whether `other`, maybe another replica's, names this arithmetic: only then is the state the log's."""
+        return structs.replace(other, update=()) == self.commit
+
+    async def stored(self) -> CommittedItem:
+        """Stores what is not stored of the update, and returns the commit that names all of it.
+
+        Raises:
+            StoreUnavailableError, StoreFullError: the same call may succeed later.
+        """
+        missing = [at for at in range(0, len(self._spans), UPDATE_OBJECT_SPANS) if at not in self._refs]
+        async with aclosing(in_order([partial(self._store, at) for at in missing], IN_FLIGHT)) as stored:
+            async for _ in stored:
+                pass
+        return structs.replace(self.commit, update=tuple(self._refs[at] for at in sorted(self._refs)))
+
+    async def _store(self, at: int) -> None:
+        held = slice(at, at + UPDATE_OBJECT_SPANS)
+        first, stop = self._spans[held][0].first, self._spans[held][-1].stop
+        frames = [frame for one in self._advanced[held] for frame in one.frames]
+        place = self.commit.fragment, self.commit.version
+        self._refs[at] = await self._log.blobs.write_update(*place, frames, first, stop - first)
+
+
+async def merge_round(
+    log: RunLog,
+    fragment: str,
+    closing: ClosedItem,
+    state: OuterState,  # of version closing.version - 1, then of closing.version; TORN if it fails on the way
+    acc: Float32s,  # (numel,) overwritten
+    *,
+    workers: Workers,
+) -> MergeResult:
+    """Takes `state` to the version that `closing` freezes, by the policy that it was closed under.
+
+    Nobody else may use `state` meanwhile. It is as it was if a delta can't be read.
+
+    Raises:
+        ValueError: `state` is not of the version before.
+        DamagedStateError: `state` had not its checksum.
+        UnreadableDeltaError: a delta can't be read back, or is too large: close the set again without it.
+        StepOverflowError: likewise, if it comes again with a state that was rebuilt.
+        StoreUnavailableError: the same call may succeed later.
+    """
+    if state.version != closing.version - 1:
+        raise ValueError(f"state is of another version. expected={closing.version - 1}, actual={state.version}")
+    layout = log.spec.fragment(fragment)
+    deltas = [log.state.deltas[member.delta].item for member in closing.members]
+    if len(deltas) > most_members(layout):  # an earlier version froze it
+        raise UnreadableDeltaError(deltas[-1].delta, ValueError("its set is too large for one commit"))
+    largest = max(deltas, key=lambda delta: max(delta.squared_norms))
+    if max(largest.squared_norms) > _LARGEST_SQUARED_NORM:
+        raise UnreadableDeltaError(largest.delta, ValueError("its norm is out of range"))
+    policy = log.state.fragments[fragment].closing_policy or log.state.policy
+    # Before anything is awaited: another replica's commit of this version would change what is known of the fragment.
+    merged = _round(log.state, closing, policy)
+    outer = _outer_step(log.state, closing, policy, merged)
+
+    if merged.rule is MergeRule.MEDIAN:
+        products = await inner_products(log, fragment, deltas, workers=workers)
+        sizes = np.array(layout.sizes, np.float64)
+        merged = replace(merged, median_shares=median_shares(merged.shares(), products, sizes))
+    coefficients = merged.coefficients()
+    await accumulate_deltas(log, fragment, deltas, coefficients, acc, workers=workers)
+    sum_norms = np.empty(0)
+    if merged.rule is not MergeRule.MEAN:
+        sum_norms = np.sqrt(await workers.run(per_tensor_squared_norms, acc, layout))
+    scalars = Scalars(
+        np.float32(outer.rate),
+        np.float32(outer.momentum),
+        merged.tensor_scales(sum_norms),
+        coefficients,
+        np.float32(outer.decay),
+        np.float32(outer.gain),
+    )
+    step = Step(layout, scalars, policy.update_encoding, state, acc)
+    spans = step_spans(layout, step.encoding)
+    advanced = await _advance(step, spans, largest, workers)
+    state.version = closing.version
+    digest = digest_of_spans(layout.numel, [one.pieces for one in advanced])
+    commit = CommittedItem(
+        fragment, closing.version, closing.attempt, (), step.encoding, digest.hex(), scalars_to_record(scalars)
+    )
+    return MergeResult(commit, log, spans, advanced)
+
+
+def _round(state: RunState, closing: ClosedItem, policy: Policy) -> Round:
+    fragment = state.fragments[closing.fragment]
+    deltas = [state.deltas[member.delta].item for member in closing.members]
+    norms = np.sqrt(np.array([delta.squared_norms for delta in deltas]))
+    are_judged = policy.quarantine_ratio > 0
+    return Round(
+        policy.merge_rule(closing.fragment),
+        weights=np.array([member.weight for member in closing.members]),
+        norms=norms,
+        step_counts=np.array([delta.step_count for delta in deltas], np.float64),
+        length=state.closed_length(fragment, closing),
+        inner_step_count=policy.inner_step_count,
+        references=references(state, fragment, deltas) if are_judged else np.full_like(norms, np.inf),
+    )
+
+
+def _outer_step(state: RunState, closing: ClosedItem, policy: Policy, merged: Round) -> OuterStep:
+    fragment = state.fragments[closing.fragment]
+    step_count = fragment.versions[closing.version - 1].step_count
+    momentum = momentum_at(
+        policy.outer,
+        momentum_steps=max(step_count - fragment.momentum_from, 0.0),
+        run_steps=step_count,
+        planned_step_count=policy.planned_step_count,
+        inner_step_count=policy.inner_step_count,
+    )
+    rate = learning_rate_at(policy.outer, merged.rule, delta_count=len(merged.weights))
+    round_count = closing.participation * merged.length / policy.inner_step_count
+    return outer_step(policy.outer.name, rate, momentum, round_count=round_count)
+
+
+async def _advance(step: Step, spans: Sequence[Span], largest: AcceptedItem, workers: Workers) -> list[AdvancedSpan]:
+    """Takes the state of `step` through all spans; its version is for the caller to set."""
+    state, expected = step.state, step.state.checksum
+    state.version, state.checksum = TORN, None
+
+    async def jobs() -> AsyncIterator[Callable[[], AdvancedSpan]]:
+        for span in spans:
+            yield partial(advance_span, step, span)
+
+    try:
+        advanced = await run_jobs(workers, jobs())
+    except NonFiniteError as error:
+        raise StepOverflowError(largest.delta, error) from error
+    if expected not in (None, reduce(xor, (one.before for one in advanced))):
+        raise DamagedStateError(step.layout.name)
+    state.checksum = reduce(xor, (one.after for one in advanced))
+    return advanced
+
+
+_LOG: Final = get_logger(__name__)
+_RETRY_S: Final = 0.5  # between attempts to make a version durable: twice as long each time
+_LONGEST_RETRY_S: Final = 4.0
+_LONGEST_CHAIN: Final = 512  # updates without a snapshot: to find which are kept takes time with its square
+_FLOAT32_BYTES: Final = 4
+_SNAPSHOT_KINDS: Final[tuple[SnapshotKind, ...]] = ("weights", "momentum", "residual")
+
+
+class Merger:
+    """Merges the rounds of one run on one replica, one round of a fragment at a time."""
+
+    def __init__(self, log: RunLog, *, clock: Clock, workers: Workers, scratch: Scratch) -> None:
+        """Starts with nothing cached."""
+        self._log = log
+        self._clock = clock
+        self._workers = workers
+        self._scratch = scratch
+        self._states = OuterStates(log, workers, scratch)
+        self.is_draining = False  # then a merge stops at a failure of the store
+        # By fragment: one task at a time uses its outer state.
+        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+
+    def frozen_set(self, key: MergeKey) -> ClosedItem | None:
+        """Returns the set that `key` names, or None once it was committed or closed again."""
+        closing = self._log.state.fragments[key.fragment].closing
+        is_current = closing is not None and (closing.version, closing.attempt) == (key.version, key.attempt)
+        return closing if is_current else None
+
+    async def merge(self, key: MergeKey) -> None:
+        """Merges the set that `key` names and commits it; returns without effect if it is no longer current.
+
+        Raises:
+            UnreadableDeltaError: a member can't be read.
+            StoreError: the store failed; nothing was committed.
+        """
+        state = self._log.state
+        async with self._locks[key.fragment]:
+            closing = self.frozen_set(key)
+            if closing is None:
+                return
+            # A learner's merges in runs of its own take turns with those of a run that it shares with others.
+            BEHALF.set(" ".join(sorted(state.deltas[member.delta].item.learner for member in closing.members)))
+            began_s = self._clock.monotonic_s()
+            with self._scratch.lent(state.fragments[key.fragment].layout.numel) as acc:
+                outer, result = await self._merged(acc, key, closing)
+            await self._commit(key, began_s, outer, result)
+
+    async def _merged(self, acc: Float32s, key: MergeKey, closing: ClosedItem) -> tuple[OuterState, MergeResult]:
+        """Returns the fragment's state at the new version, which is not cached."""
+        name, fragment = key.fragment, self._log.state.fragments[key.fragment]
+        for is_last in (False, True):
+            outer = await self._states.at(fragment, key.version - 1)
+            self._states.drop(name)  # it changes from here on
+            try:
+                outer = await self._states.writable(name, outer)
+                return outer, await merge_round(self._log, name, closing, outer, acc, workers=self._workers)
+            except (DamagedStateError, StepOverflowError) as error:
+                del outer  # before it is made again
+                if is_last:
+                    raise
+                _LOG.warning("state is rebuilt, it may be damaged", fragment=name, cause=str(error))
+            except BaseException:
+                if outer.version == key.version - 1:  # nothing was changed
+                    await self._states.keep(name, outer, fragment.versions[outer.version].digest)
+                raise
+        raise AssertionError("the second try returns or raises")
+
+    async def _commit(self, key: MergeKey, began_s: float, outer: OuterState, result: MergeResult) -> None:
+        """Makes the version durable, and caches the state if the log names the same."""
+        await self._append(key, result)
+        fragment = self._log.state.fragments[key.fragment]
+        newest = fragment.versions.get(key.version)
+        if newest is None or newest.commit is None or not result.is_same_version_as(newest.commit.commit):
+            _LOG.info("merge was not used", fragment=key.fragment, version=key.version, attempt=key.attempt)
+            return
+        await self._states.keep(key.fragment, outer, result.commit.digest)
+        _LOG.info(
+            "version committed",
+            run=self._log.spec.name,
+            fragment=key.fragment,
+            version=key.version,
+            delta_count=len(result.commit.scalars.coefficients),
+            merge_s=round(self._clock.monotonic_s() - began_s, 4),
+        )
+
+    async def _append(self, key: MergeKey, result: MergeResult) -> None:
+        """Stores the update and appends the commit, again and again while the set is current and the store fails.
+
+        Raises:
+            StoreUnavailableError, StoreFullError: while the replica drains.
+        """
+        pause_s = _RETRY_S
+        while self.frozen_set(key) is not None:
+            try:
+                await self._log.append([await result.stored()])
+                return
+            except (StoreUnavailableError, StoreFullError) as error:
+                if self.is_draining:
+                    raise
+                _LOG.warning("version is not known to be durable yet", fragment=key.fragment, cause=str(error))
+                await self._clock.sleep(pause_s)
+                pause_s = min(2 * pause_s, _LONGEST_RETRY_S)
+
+    async def restart(self, name: str) -> None:
+        """Lets a fragment continue without momentum if its state can't be rebuilt (`skerry_syncer.merge.restart`).
+
+        Raises:
+            StoreError: the store failed, or the weights are lost too.
+        """
+        async with self._locks[name]:
+            await restart(self._log, name, self._workers, self._scratch)
+
+    def wants_snapshot(self, name: str) -> bool:
+        """Whether the updates since the fragment's last snapshot weigh more than one, by the ratio, or are many."""
+        fragment = self._log.state.fragments[name]
+        size_bytes = 0
+        version = fragment.version
+        while version >= 0 and not fragment.versions[version].weights:
+            record = fragment.versions[version].commit
+            assert record is not None  # a version has a commit or a snapshot
+            size_bytes += sum(ref.size_bytes for ref in record.commit.update)
+            version -= 1
+        least_bytes = self._log.state.policy.snapshot_ratio * _FLOAT32_BYTES * fragment.layout.numel
+        return 0 < size_bytes >= least_bytes or fragment.version - version >= _LONGEST_CHAIN
+
+    async def snapshot(self, name: str) -> None:
+        """Stores weights and outer state of the fragment's newest version, if they are in this replica's cache.
+
+        No merge waits for it. Does nothing while an earlier snapshot of the fragment is being stored.
+
+        Raises:
+            StoreError: the store failed; the log names no snapshot.
+        """
+        fragment = self._log.state.fragments[name]
+        with self._states.reading(fragment) as outer:
+            if outer is None:
+                return
+            version, digest = outer.version, fragment.newest.digest
+            weights, momentum, residual = [
+                await self._log.blobs.write_snapshot(name, version, kind, snapshot_tensors(fragment.layout, values))
+                for kind, values in zip(_SNAPSHOT_KINDS, (outer.weights, outer.momentum, outer.residual), strict=True)
+            ]
+            if not await self._states.is_sound(name, outer):  # the log has no digest of momentum and residual
+                return
+        await self._log.append([SnapshotItem(name, version, digest, (weights,), (momentum, residual))])
+        _LOG.info("snapshot stored", run=self._log.spec.name, fragment=name, version=version)
+
+    async def seed(self, name: str) -> None:
+        """Makes version 0 of a draft's fragment, if its initial weights were pushed (`skerry_syncer.merge.seeding`).
+
+        Raises:
+            StoreError: the store failed; the fragment has no version yet.
+            UnreadableObjectError: the stored push is not what was accepted.
+        """
+        async with self._locks[name]:
+            await seed(self._log, name, self._workers, self._scratch)

@@ -1,0 +1,149 @@
+"""The outer states that one replica keeps of a run: a cache, which is checked before it is used again.
+
+A snapshot may be reading a fragment's state when the next version is due. That version is then written to a copy, so
+that no merge waits for a slow store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from skerry.algorithm.step import OuterState
+from skerry.runtime.logs import get_logger
+from skerry.runtime.workers import Workers
+from skerry_syncer.store.errors import ObjectMissingError, UnreadableObjectError
+from skerry_syncer.store.log.run_log import RunLog
+from skerry_syncer.store.log.state import FragmentState
+from skerry_syncer.store.versions.replay import Replayer
+from skerry_syncer.store.versions.scratch import Scratch
+
+_LOG: Final = get_logger(__name__)
+
+
+class DamagedStateError(UnreadableObjectError):
+    """The state that a merge began from does not have the bits that were written: the scratch storage failed."""
+
+    def __init__(self, fragment: str) -> None:
+        """Names the fragment."""
+        super().__init__(f"scratch of {fragment}", "it has other bytes than were written")
+
+
+@dataclass
+class _Cached:
+    """A fragment's outer state and the digest that the log has for its version."""
+
+    outer: OuterState | None  # None: scratch had no space for it any more
+    digest: str
+
+    def let_go(self) -> None:
+        """Drops the state."""
+        self.outer = None
+
+
+class OuterStates:
+    """One outer state a fragment, at most. One task at a time may use a fragment's; one more may read it."""
+
+    def __init__(self, log: RunLog, workers: Workers, scratch: Scratch) -> None:
+        """Starts with nothing cached."""
+        self._log = log
+        self._workers = workers
+        self._scratch = scratch
+        self._cache: dict[str, _Cached] = {}
+        self._reading: dict[str, OuterState] = {}  # by fragment: what a snapshot is made of
+
+    async def at(self, fragment: FragmentState, version: int) -> OuterState:
+        """Returns the outer state of `version`, from the cache if the log has that and no snapshot is nearer."""
+        name = fragment.layout.name
+        replayer = Replayer(self._log, name, self._workers)
+        cached = self._cache.pop(name, None)  # removed while it changes, so that a failure leaves no torn state behind
+        outer = cached.outer if cached is not None else None
+        if cached is not None and outer is not None and _is_usable(outer, cached.digest, fragment, replayer, version):
+            try:
+                if outer.version < version:
+                    if not await self.is_sound(name, outer):
+                        raise DamagedStateError(name)
+                    outer = await self.writable(name, outer)
+                    await replayer.advance(outer, version, self._scratch)
+                    await self.keep(name, outer, fragment.versions[version].digest)
+                else:
+                    self._put(name, replace(cached))
+            except (ObjectMissingError, UnreadableObjectError) as error:
+                _LOG.warning("cached state is dropped", fragment=name, version=version, cause=str(error))
+            else:
+                return outer
+        cached = outer = None  # so that their scratch space is free
+        outer = await replayer.rebuild(version, self._scratch)
+        await self.keep(name, outer, fragment.versions[version].digest)
+        return outer
+
+    async def keep(self, name: str, outer: OuterState, digest: str) -> None:
+        """Caches a fragment's outer state while there is space; `digest` is the log's for its version.
+
+        The next reader of the state's arrays compares them with its checksum, because they may lie on a disk.
+        """
+        if outer.checksum is None:
+            outer.checksum = await self._workers.run(outer.actual_checksum)
+        self._put(name, _Cached(outer, digest))
+
+    async def is_sound(self, name: str, outer: OuterState) -> bool:
+        """Whether a cached state has its checksum; drops it where it has not."""
+        if await self._workers.run(outer.actual_checksum) == outer.checksum:
+            return True
+        _LOG.warning("scratch has other bytes than were written; it will be made again", fragment=name)
+        cached = self._cache.get(name)
+        if cached is not None and cached.outer is outer:
+            self.drop(name)
+        return False
+
+    def _put(self, name: str, cached: _Cached) -> None:
+        self._cache[name] = cached
+        self._scratch.may_drop(cached)
+
+    def drop(self, name: str) -> None:
+        """Forgets a fragment's outer state, which is about to change."""
+        del self._cache[name]
+
+    async def writable(self, name: str, outer: OuterState) -> OuterState:
+        """Returns a state that is not cached, for its user to change: a copy of it while another task reads it."""
+        if self._reading.get(name) is not outer:
+            return outer
+        weights, momentum, residual = self._scratch.zeros(3, len(outer.weights))
+        for copy, array in ((weights, outer.weights), (momentum, outer.momentum), (residual, outer.residual)):
+            await self._workers.run(np.copyto, copy, array)
+        return OuterState(weights, momentum, residual, outer.version, outer.checksum)
+
+    @contextmanager
+    def reading(self, fragment: FragmentState) -> Iterator[OuterState | None]:
+        """Yields the outer state of the fragment's newest version, which does not change while the context lasts.
+
+        Yields None if that is not cached, or if another task reads a state of the fragment already.
+        """
+        name = fragment.layout.name
+        cached = self._cache.get(name)
+        newest = (fragment.version, fragment.newest.digest)
+        outer = cached.outer if cached is not None else None
+        if name in self._reading or cached is None or outer is None or (outer.version, cached.digest) != newest:
+            yield None
+            return
+        self._reading[name] = outer
+        try:
+            yield outer
+        finally:
+            del self._reading[name]
+
+
+def _is_usable(outer: OuterState, digest: str, fragment: FragmentState, replayer: Replayer, version: int) -> bool:
+    """Whether a cached state leads to `version`, and no snapshot is nearer, before which deltas may be collected."""
+    known = fragment.versions.get(outer.version)
+    if not 0 <= outer.version <= version or known is None or known.is_abandoned:
+        return False
+    try:
+        nearest = replayer.base(version, with_outer=True).version
+    except (ObjectMissingError, UnreadableObjectError):
+        nearest = -1
+    return known.digest == digest and outer.version >= nearest

@@ -1,0 +1,270 @@
+"""What a close records: which deltas are members, how much each counts, and how long the round is.
+
+Pure functions of log and leases. The formulas are in `skerry.algorithm`; this file selects the learners and deltas that
+they apply to. A delta's norm and its learner's weight are compared with those of the others, so that one learner that
+lies can neither dominate a round nor stop it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import Final
+
+import numpy as np
+from msgspec import structs
+from numpy.typing import NDArray
+
+from skerry.algorithm.merge import largest_after, reference_norms, with_step
+from skerry.algorithm.rounds import (
+    Contribution,
+    delta_weight,
+    outage_length,
+    participation,
+    round_length,
+    share_of_length,
+    staleness_damping,
+)
+from skerry.wire.policy import Policy
+from skerry_syncer.rounds.membership import MembershipView, most_by_learner, present_learners
+from skerry_syncer.store.log.entries import INITIAL_BASE, AcceptedItem, ClosedItem, Decided, Fate, Member
+from skerry_syncer.store.log.state import DeltaState, FragmentState, RunState
+
+# Rounds that a run goes on before a learner that brings nothing no longer counts as working.
+_ABSENT_AFTER_ROUNDS: Final = 1.5
+# Of each learner the newest delta in so many versions of a fragment is what its peers are compared with.
+_RECENT_VERSIONS: Final = 8
+# Below it a delta has no direction.
+_SMALLEST_NORM: Final = 2.0**-100
+# This does not slow down learners that are three times as fast as most (docs/learning.md).
+_PACE_FACTOR: Final = 2.0
+
+
+def newest_deltas(state: RunState, fragment: FragmentState) -> dict[str, AcceptedItem]:
+    """Returns by learner its newest delta that was merged lately, unless it has left; a roll-back begins anew."""
+    found: dict[str, AcceptedItem] = {}
+    for version in islice(state.chain_of_rounds(fragment), _RECENT_VERSIONS):
+        for member in reversed(version.close.members):
+            item = state.deltas[member.delta].item
+            if not state.learners[item.learner].has_left:
+                found.setdefault(item.learner, item)
+    return found
+
+
+def references(
+    state: RunState, fragment: FragmentState, items: Sequence[AcceptedItem]
+) -> NDArray[np.float64]:  # (items, tensors)
+    """Returns by delta and tensor R of `merge`: the norm a step that its peers lead to expect; infinite without any.
+
+    With one peer alone what the learner itself did counts too, so that neither of two can make the other's deltas count
+    less by sending tiny ones.
+    """
+    before = newest_deltas(state, fragment)
+    newest = before | {item.learner: item for item in items}
+    paces = dict(fragment.paces)
+    for item in items:
+        paces[item.learner] = with_step(paces.get(item.learner, ()), item.last_step, item.norm_a_step)
+    sizes = np.array(fragment.layout.sizes, np.float64)
+    rows = []
+    for item in items:
+        begin = item.last_step - item.step_count
+        peers = [
+            _scaled(other, largest_after(paces[name], begin)) for name, other in newest.items() if name != item.learner
+        ]
+        if len(peers) == 1 and item.learner in before:
+            peers.append(_scaled(before[item.learner], before[item.learner].norm_a_step))
+        rows.append(reference_norms(np.array(peers).reshape(-1, len(sizes)), sizes))
+    return np.array(rows).reshape(-1, len(sizes))
+
+
+def _scaled(item: AcceptedItem, norm: float) -> NDArray[np.float64]:  # (tensors,)
+    """Returns a delta's norms by tensor, in proportion, for a whole of `norm`."""
+    norms = np.sqrt(np.array(item.squared_norms))
+    scaled: NDArray[np.float64] = norms * (norm / max(math.hypot(*norms), _SMALLEST_NORM))
+    return scaled
+
+
+def outliers(state: RunState, fragment: FragmentState, deltas: Sequence[DeltaState]) -> tuple[Decided, ...]:
+    """Names deltas whose norm no training explains.
+
+    It exceeds by the policy's ratio, for each of at most H steps, what the learner's peers lead to expect and the
+    largest that the learner itself had, where there are either. Anything less is clipped by the merge.
+    """
+    policy, items = state.policy, [delta.item for delta in deltas]
+    if policy.quarantine_ratio == 0:
+        return ()
+    found = []
+    for item, peers in zip(items, references(state, fragment, items), strict=True):
+        known = [math.hypot(*peers)] if np.isfinite(peers).all() else []
+        usual = max((*known, *_own_norms(state, fragment, item.learner)), default=0.0)
+        step = item.norm_a_step * min(1.0, item.step_count / policy.inner_step_count)
+        if 0 < usual * policy.quarantine_ratio < step:
+            found.append(Decided(item.delta, Fate.QUARANTINED, f"norm is an outlier. ratio={step / usual:.1f}"))
+    return tuple(found)
+
+
+def _own_norms(state: RunState, fragment: FragmentState, learner: str) -> Iterator[float]:
+    """Yields the norms a step of a learner's merged deltas, and of those quarantined since the newest version.
+
+    What comes a second time while nobody else goes on is training: the same weights lead to the same steps for ever.
+    """
+    yield from (norm for _, norm in fragment.paces.get(learner, ()))
+    for delta in state.deltas.values():
+        is_own = (delta.item.learner, delta.item.fragment) == (learner, fragment.layout.name)
+        if is_own and delta.fate is Fate.QUARANTINED and delta.position > fragment.newest.position:
+            yield delta.item.norm_a_step
+
+
+def is_unexplained(state: RunState, fragment: FragmentState, view: MembershipView) -> bool:
+    """Whether the pending deltas are of one learner, with nothing that they could be compared with.
+
+    What comes first into a fragment is merged as it is, so it is its creator's, or that of a learner that is alone.
+    Otherwise it waits for a second.
+    """
+    learners = {delta.item.learner for delta in fragment.pending.values()}
+    if state.policy.quarantine_ratio == 0 or len(learners) > 1 or fragment.paces:
+        return False
+    creators = {
+        delta.item.learner
+        for delta in state.deltas.values()
+        if delta.item.base_version == INITIAL_BASE and delta.item.fragment == fragment.layout.name
+    }
+    return not learners & creators and not present_learners(state, fragment, view) <= learners
+
+
+def weigh(delta: DeltaState, fragment: FragmentState, policy: Policy) -> Member:
+    """Returns the delta's place in a set that closes now: its damped weight, and its staleness in versions.
+
+    Staleness damps by rounds and not by versions: where learners are merged one by one each makes a version, and an
+    answer that took a moment is not stale for that.
+    """
+    weight = _weight(delta.item, policy) * _damping(delta.item, fragment, policy)
+    return Member(delta.item.delta, weight, fragment.version - delta.item.base_version)
+
+
+def bounded(
+    state: RunState, fragment: FragmentState, view: MembershipView, members: Sequence[Member]
+) -> tuple[Member, ...]:
+    """Returns the members with no learner counting for more than what it may beside what the others bring."""
+    items = [state.deltas[member.delta].item for member in members]
+    bounds = most_by_learner(state, _brought(state, fragment, view, items))
+    found = []
+    for member, item in zip(members, items, strict=True):
+        own = math.fsum(_weight(one, state.policy) for one in items if one.learner == item.learner)
+        most = bounds[item.learner]
+        found.append(member if own <= most else structs.replace(member, weight=member.weight * (most / own)))
+    return tuple(found)
+
+
+def closed_round(
+    state: RunState,
+    fragment: FragmentState,
+    view: MembershipView,
+    members: Sequence[Member],
+    *,
+    attempt: int,
+    decided: tuple[Decided, ...],
+) -> ClosedItem:
+    """Returns the entry that freezes `members` for the fragment's next version, with participation and length.
+
+    Without members it makes the round void.
+    """
+    items = [state.deltas[member.delta].item for member in members]
+    step_counts, full = [item.step_count for item in items], state.policy.inner_step_count
+    length = round_length(step_counts, [member.weight for member in members], inner_step_count=full)
+    rho = _participation(state, fragment, view, members, length) if members else 1.0
+    missed = fragment.missed_step_count((item.learner for item in items), fragment.version)
+    after_outage = outage_length(step_counts, participation=rho, missed_step_count=missed, inner_step_count=full)
+    return ClosedItem(
+        fragment=fragment.layout.name,
+        version=fragment.version + 1,
+        attempt=attempt,
+        members=tuple(members),
+        participation=rho,
+        decided=decided,
+        length=after_outage or length,
+    )
+
+
+def most_pace(state: RunState, item: ClosedItem) -> float:
+    """Returns how many times faster than its median learner the run may go on by this round.
+
+    With the geometric median no learner counts for more than the median one, so the pace is the median one too.
+    Otherwise a fast minority may take the run on at twice the weight cap.
+    """
+    if state.policy.has_median:
+        return 1.0
+    granted = (state.grants.get(state.deltas[member.delta].item.learner, 0.0) for member in item.members)
+    return _PACE_FACTOR * max(state.policy.weight_cap, *granted)
+
+
+def _participation(
+    state: RunState, fragment: FragmentState, view: MembershipView, members: Sequence[Member], length: float
+) -> float:
+    """Returns rho of a round of that length.
+
+    An absent learner counts with what it brought last, within the bound by the others. Before its first delta it counts
+    with the steps that it reports, at the contributors' weight for a round.
+    """
+    items = [state.deltas[member.delta].item for member in members]
+    contributed = []
+    for member, item in zip(members, items, strict=True):
+        weight, damping = _weight(item, state.policy), _damping(item, fragment, state.policy)
+        if member.weight < weight * damping:  # `bounded` made it less
+            weight = member.weight / damping
+        damping = member.weight / weight if weight else 0.0
+        contributed.append(Contribution(share_of_length(weight, item.step_count, length), damping))
+    bounds = most_by_learner(state, _brought(state, fragment, view, items))
+    brought_by = {item.learner for item in items}
+    mean = sum(delta.weight for delta in contributed) / len(brought_by)
+    absent = []
+    for name in sorted(_working_learners(state, fragment, view) - brought_by):
+        if name in fragment.weights:
+            weight = min(fragment.weights[name], bounds[name])
+            step_count = fragment.step_counts[name]
+        else:
+            step_count = view.learners[name].step_count if name in view.learners else 0
+            weight = mean * min(1.0, step_count / length)
+        absent.append(share_of_length(weight, step_count, length))
+    return participation(contributed, absent)
+
+
+def _working_learners(state: RunState, fragment: FragmentState, view: MembershipView) -> set[str]:
+    """Returns the learners whose absence from a round of `fragment` lowers its participation.
+
+    A learner counts as working until the run has gone on for `_ABSENT_AFTER_ROUNDS` without a delta of it. So a dead
+    learner damps the others' steps for a round or two, and not until its lease expires. Attaching again does not count
+    as work.
+    """
+    horizon = _ABSENT_AFTER_ROUNDS * state.policy.inner_step_count
+    found = set()
+    for name in present_learners(state, fragment, view):
+        known, since = state.learners[name], fragment.contributed_at.get(name, -math.inf)
+        if not known.was_back:
+            since = max(since, known.attached_at_step)
+        if fragment.newest.step_count < horizon + since:
+            found.add(name)
+    return found
+
+
+def _brought(
+    state: RunState, fragment: FragmentState, view: MembershipView, items: Sequence[AcceptedItem]
+) -> dict[str, float]:
+    """Returns for each working learner what it brings to a round of these deltas, or brought last if that is more."""
+    known = fragment.weights
+    found = {name: known[name] for name in _working_learners(state, fragment, view) if name in known}
+    for item in items:
+        found[item.learner] = max(found.get(item.learner, known.get(item.learner, 0.0)), _weight(item, state.policy))
+    return found
+
+
+def _damping(item: AcceptedItem, fragment: FragmentState, policy: Policy) -> float:
+    rounds = fragment.rounds_behind(item.base_version, policy.inner_step_count)
+    return staleness_damping(rounds, exponent=policy.staleness_exponent)
+
+
+def _weight(item: AcceptedItem, policy: Policy) -> float:
+    return delta_weight(
+        item.token_count, item.step_count, inner_step_count=policy.inner_step_count, weight_cap=policy.weight_cap
+    )

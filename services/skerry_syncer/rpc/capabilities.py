@@ -1,0 +1,39 @@
+"""The `Capabilities` service: the codecs, compressors and limits of this server."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from skerry.v1 import capabilities_pb2, capabilities_pb2_grpc
+from skerry.wire.codecs import MAX_FRAME_NUMEL
+from skerry.wire.messages import CODEC_MESSAGES, COMPRESSOR_MESSAGES
+from skerry_syncer.run.lifecycle import MAX_FRAGMENT_NUMEL
+from skerry_syncer.run.push import MAX_PART_BYTES, SUGGESTED_PART_BYTES
+
+API_VERSION: Final = "1.0"
+# The default limit of every gRPC implementation.
+MAX_MESSAGE_BYTES: Final = 4 * 2**20
+
+
+class CapabilitiesServicer(capabilities_pb2_grpc.CapabilitiesServicer):
+    """Tells clients what this server supports."""
+
+    def __init__(self, server_version: str) -> None:
+        """Takes the version of the software, which is shown to people."""
+        self._server_version = server_version
+
+    async def GetCapabilities(
+        self, request: capabilities_pb2.GetCapabilitiesRequest, context: Any
+    ) -> capabilities_pb2.GetCapabilitiesResponse:
+        """Returns codecs, compressors, limits and versions."""
+        return capabilities_pb2.GetCapabilitiesResponse(
+            api_version=API_VERSION,
+            server_version=self._server_version,
+            codecs=CODEC_MESSAGES.values(),
+            compressors=COMPRESSOR_MESSAGES.values(),
+            max_message_size_bytes=MAX_MESSAGE_BYTES,
+            max_frame_numel=MAX_FRAME_NUMEL,
+            max_fragment_numel=MAX_FRAGMENT_NUMEL,
+            max_part_size_bytes=MAX_PART_BYTES,
+            suggested_part_size_bytes=SUGGESTED_PART_BYTES,
+        )

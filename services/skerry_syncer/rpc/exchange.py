@@ -1,0 +1,393 @@
+"""The `Exchange` service: translates messages to calls of the domain and their results to messages."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, suppress
+from typing import Any, Final
+from weakref import WeakValueDictionary
+
+from skerry.runtime.workers import BEHALF
+from skerry.v1 import exchange_pb2 as v1
+from skerry.v1 import exchange_pb2_grpc
+from skerry.v1.types_pb2 import Event
+from skerry.wire.bulk import data_response
+from skerry.wire.layout import check_id, check_name
+from skerry_syncer.access.caller import CALLER, enrolled_weight
+from skerry_syncer.access.limits import (
+    MOST_CLIENT_WATCHES,
+    MOST_RUN_WATCHES,
+    TENSORS_A_SECOND,
+    TENSORS_BURST_S,
+    CallsToRuns,
+    Turns,
+)
+from skerry_syncer.errors import RETRY_STORE_S, SyncerError, bad_request
+from skerry_syncer.rpc.translate import (
+    check_tensors,
+    fragment_of,
+    header_from_message,
+    learner_messages,
+    plan_message,
+    report_from_message,
+    run_message,
+)
+from skerry_syncer.run.events import EventStream, duration_message, events_of, fate_message, running
+from skerry_syncer.run.host import RunHost
+from skerry_syncer.run.pull import PullPlan, Resume, plan_pull, resume_plan
+from skerry_syncer.run.push import Push, begin_push
+from skerry_syncer.run.replica import RunReplica
+from skerry_syncer.store.errors import CollectedError, ObjectMissingError, UnreadableObjectError
+from skerry_syncer.store.log.checkpoints import newest_state
+from skerry_syncer.store.log.entries import RunStatus, SessionItem
+from skerry_syncer.store.log.fold import apply_entry
+from skerry_syncer.store.log.state import FragmentState
+from skerry_syncer.store.objects.interface import STREAM_CHUNK_BYTES
+
+# A push whose client sends nothing for this long is ended, which releases its memory; its whole parts are durable.
+SILENCE_S: Final = 60.0
+# Least time between two reports of one learner; the client holds faster ones.
+_REPORT_PAUSE_S: Final = 0.05
+# Stored parts whose headers take as long to read as a question without any.
+_PARTS_A_QUERY: Final = 16
+# Objects that a resumed download may name: more than any plan has.
+_MOST_RESUMED: Final = 20_000
+
+
+class ExchangeServicer(exchange_pb2_grpc.ExchangeServicer):
+    """Serves learners and observers. Holds no state, and does not use the calls' contexts."""
+
+    def __init__(self, host: RunHost) -> None:
+        """Serves the runs of `host`."""
+        self._host = host
+        self._replaying = asyncio.Lock()
+        self._checking = asyncio.Lock()
+        self._watches = CallsToRuns("watches", of_run=MOST_RUN_WATCHES, of_client=MOST_CLIENT_WATCHES)
+        self._turns = Turns(host.settings.client_bytes_a_second)
+        self._norms = Turns(TENSORS_A_SECOND, burst_s=TENSORS_BURST_S)
+        self._reporting = WeakValueDictionary[tuple[str, str], asyncio.Lock]()
+
+    async def Attach(
+        self, request_iterator: AsyncIterator[v1.AttachRequest], context: Any
+    ) -> AsyncIterator[v1.AttachResponse]:
+        """Joins a learner to its run for as long as the stream lives."""
+        first = await anext(request_iterator, None)
+        if first is None or first.WhichOneof("kind") != "hello":
+            raise bad_request("the first message must be hello")
+        hello = first.hello
+        check_name(hello.learner_id, "learner")
+        if hello.region:
+            check_name(hello.region, "region")
+        check_id(hello.session_id, "session id")
+        replica = await self._host.open(hello.run, hello.run_uid, seen_position=hello.seen_position)
+        if hello.tensors:  # there may be many
+            async with self._checking:  # one at a time, so that merges always have a worker
+                BEHALF.set("checks")  # others wait for it, and not for all that its client has begun
+                await self._host.workers.run(check_tensors, replica.log.spec, hello.tensors)
+        known = replica.state.learners.get(hello.learner_id)
+        if known is None:
+            self._host.new_ids.take(replica.log.spec.uid)
+        elif hello.session_id not in known.sessions or known.has_left:
+            self._host.new_sessions.take(f"{replica.log.spec.uid}/{hello.learner_id}")
+        weight = enrolled_weight(replica.state)
+        await replica.attach(SessionItem(hello.learner_id, hello.session_id, hello.region, weight=weight))
+        with replica.attached(hello.learner_id, hello.session_id) as stream:
+            open_rounds = replica.open_rounds()
+            yield v1.AttachResponse(attached=_attached(replica, hello.learner_id))
+            for event in open_rounds:
+                yield v1.AttachResponse(event=event)
+            async with running(self._take_reports(replica, hello, request_iterator, stream)):
+                while (news := await stream.get()) is not None:
+                    yield v1.AttachResponse(event=news)
+
+    async def _take_reports(
+        self, replica: RunReplica, hello: v1.Hello, requests: AsyncIterator[v1.AttachRequest], stream: EventStream
+    ) -> None:
+        """Takes reports until the learner leaves, in turns with its other streams; an error ends the events."""
+        turn = self._reporting.setdefault((replica.log.spec.uid, hello.learner_id), asyncio.Lock())
+        try:
+            async for request in requests:
+                match request.WhichOneof("kind"):
+                    case "report":
+                        report = report_from_message(request.report, replica.state.fragments)
+                        async with turn:
+                            replica.report(hello.learner_id, hello.session_id, report)
+                            await self._host.clock.sleep(_REPORT_PAUSE_S)
+                    case "leave":
+                        await replica.leave(hello.learner_id, hello.session_id)
+                        break
+                    case kind:
+                        raise bad_request(f"only report and leave may follow hello. kind={kind}")
+            stream.end()
+        except Exception as error:  # noqa: BLE001 - `stream.get` raises it in the call, where the interceptor sees it
+            stream.end(error)
+
+    async def PushDelta(
+        self, request_iterator: AsyncIterator[v1.PushDeltaRequest], context: Any
+    ) -> v1.PushDeltaResponse:
+        """Receives a delta, or some of its parts."""
+        first = await _next(request_iterator)
+        if first is None or first.WhichOneof("kind") != "header":
+            raise bad_request("the first message must be header")
+        header = first.header
+        check_id(header.run_uid, "run uid")
+        replica = await self._host.open(header.run, header.run_uid, seen_position=header.seen_position)
+        enrolled_weight(replica.state)  # it may have attached before the run said whom it takes
+        push = await begin_push(replica, header_from_message(header), self._host.budget, self._host.drafts)
+        with self._host.pushes.under_way(header.run_uid, push.sender):
+            try:
+                while (request := await self._next_of(push, request_iterator)) is not None:
+                    if request.WhichOneof("kind") == "complete":
+                        await self._norms.take(CALLER.get().sender, len(push.layout.tensors))
+                        await push.complete(request.complete.digest)
+                        break
+                    await self._turns.pay(CALLER.get().sender, request)
+                    if request.HasField("part_end"):  # it costs the same for few elements, and more for many tensors
+                        await self._turns.take(CALLER.get().sender)
+                    await _take(push, request)
+                await push.all_stored()
+            finally:
+                await push.abandon()
+        return _push_answer(replica, push)
+
+    async def _next_of(self, push: Push, requests: AsyncIterator[v1.PushDeltaRequest]) -> v1.PushDeltaRequest | None:
+        """Returns the next message, or None at the end.
+
+        Raises:
+            SyncerError: TOO_SLOW: the part comes too slowly; INCOMPLETE, as `_next`.
+        """
+        began_s, loop_began_s = self._host.clock.monotonic_s(), asyncio.get_running_loop().time()
+
+        def hurry() -> None:
+            if (patience_s := push.patience_s) is not None and not deadline.expired():
+                deadline.reschedule(loop_began_s + patience_s)
+
+        try:
+            async with asyncio.timeout(push.patience_s) as deadline:
+                with self._host.budget.telling(scarce=hurry):
+                    return await _next(requests)
+        except TimeoutError:
+            raise SyncerError(
+                "TOO_SLOW",
+                "the part came too slowly; ask QueryPush which parts are durable, and send the rest in smaller ones",
+                retry_after_s=RETRY_STORE_S,
+            ) from None
+        finally:
+            push.waited(self._host.clock.monotonic_s() - began_s)
+
+    async def QueryPush(self, request: v1.QueryPushRequest, context: Any) -> v1.QueryPushResponse:
+        """Returns which parts are durable and the delta's fate."""
+        check_id(request.run_uid, "run uid")
+        check_id(request.delta_id, "delta id")
+        replica = await self._host.open(request.run, request.run_uid, seen_position=request.seen_position)
+        fragment_of(replica.state, request.fragment)  # refused if the run has none of that name
+        if request.delta_id not in replica.state.deltas:
+            self._host.queries.take(CALLER.get().sender)
+            await replica.log.tail()
+        delta = replica.state.deltas.get(request.delta_id)
+        if delta is not None:
+            return v1.QueryPushResponse(
+                state=v1.PUSH_STATE_ACCEPTED, fate=fate_message(delta), position=replica.state.position
+            )
+        parts = await replica.log.blobs.list_parts(request.fragment, request.delta_id)
+        self._host.queries.charge(CALLER.get().sender, len(parts) // _PARTS_A_QUERY)
+        return v1.QueryPushResponse(
+            state=v1.PUSH_STATE_PARTS_STORED if parts else v1.PUSH_STATE_UNSPECIFIED,
+            parts=[
+                v1.StoredPart(first=part.ref.first, numel=part.ref.numel, digest=bytes.fromhex(part.ref.digest))
+                for part in parts
+            ],
+            position=replica.state.position,
+        )
+
+    async def PullFragment(
+        self, request: v1.PullFragmentRequest, context: Any
+    ) -> AsyncIterator[v1.PullFragmentResponse]:
+        """Sends a plan and then the bytes of its objects."""
+        replica = await self._host.open(request.run, request.run_uid, seen_position=request.seen_position)
+        fragment = fragment_of(replica.state, request.fragment)
+        plan, resume = await _plan(replica, fragment, request)
+        yield v1.PullFragmentResponse(plan=plan_message(fragment, plan, replica.state.position))
+        left = request.limit_bytes or plan.size_bytes
+        for index in range(resume.object_index, len(plan.objects)):
+            if not left:
+                return
+            offset = resume.offset if index == resume.object_index else 0
+            ref, blobs = plan.objects[index].ref, replica.log.blobs
+            try:
+                read = blobs.read(ref, offset=offset) if offset else blobs.read_checked(ref)
+                async with aclosing(read), aclosing(self._held(read)) as pieces:
+                    async for piece in pieces:
+                        data = piece[:left]
+                        yield data_response(index, offset, data)
+                        offset, left = offset + len(data), left - len(data)
+                        if not left and offset < ref.size_bytes:  # at its end, it is checked
+                            return
+            except (ObjectMissingError, UnreadableObjectError) as error:
+                if not isinstance(error, CollectedError):
+                    blobs.unreadable.add(ref.name)  # the next plan goes around it
+                await replica.log.tail()
+                raise SyncerError("PLAN_EXPIRED", f"an object of the plan can't be read; ask anew. {error}") from error
+
+    async def _held(self, pieces: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
+        """Yields the pieces. A piece is read once the one before was sent and the caller may hold another."""
+        while True:
+            room = await self._host.downloads.reserve(CALLER.get().sender, STREAM_CHUNK_BYTES)
+            try:
+                piece = await anext(pieces, None)
+                if piece is None:
+                    return
+                await self._turns.take(CALLER.get().sender, len(piece))
+                yield piece
+            finally:
+                room.release()
+
+    async def Watch(self, request: v1.WatchRequest, context: Any) -> AsyncIterator[v1.WatchResponse]:
+        """Follows a run as an observer."""
+        replica = await self._host.open(request.run, request.run_uid)
+        if replica.state.status is RunStatus.DRAFT:
+            await replica.log.tail()  # another syncer may have committed it
+        if replica.state.status is RunStatus.DRAFT:  # it would stay in memory for as long as somebody follows it
+            raise SyncerError("RUN_DRAFT", "the run is a draft; watch it once it is committed")
+        if request.after_position > replica.state.position:
+            await replica.log.tail()
+        if request.after_position > replica.state.position:
+            raise SyncerError(
+                "VERSION_NOT_FOUND",
+                f"after_position is beyond the log. after={request.after_position}, newest={replica.state.position}",
+            )
+        watching = self._watches.under_way(replica.log.spec.uid, CALLER.get().sender)
+        with watching, replica.followers.following() as stream:
+            until = replica.state.position
+            yield v1.WatchResponse(
+                start=v1.WatchStart(
+                    run=run_message(replica.state), learners=learner_messages(replica.learner_records())
+                )
+            )
+            if request.after_position >= 1:
+                async for event in self._past(replica, request.after_position, until):
+                    yield v1.WatchResponse(event=event)
+            while (news := await stream.get()) is not None:
+                yield v1.WatchResponse(event=news)
+
+    async def _past(self, replica: RunReplica, after: int, until: int) -> AsyncIterator[Event]:
+        """Yields the events of entries `after + 1` to `until`, by folding the log again from the checkpoint before.
+
+        Observers take turns, so that many of them delay the learners no more than one does.
+        """
+        async with self._replaying:
+            state = await newest_state(replica.log.objects, replica.log.spec, at_most=after)
+        entries = replica.log.entries(state.position + 1, until + 1)
+        while state.position < until:
+            async with self._replaying:
+                entry, data = await anext(entries)
+                outcomes = apply_entry(state, entry, data)
+                events = events_of(state, entry, outcomes) if entry.position > after else []
+            await self._turns.take(CALLER.get().sender)
+            for event in events:
+                yield event
+
+
+def _attached(replica: RunReplica, learner: str) -> v1.Attached:
+    state = replica.state
+    waiting = [
+        delta
+        for _, fragment in sorted(state.fragments.items())
+        for delta in (
+            *fragment.pending.values(),
+            *((state.deltas[m.delta] for m in fragment.closing.members) if fragment.closing else ()),
+        )
+        if delta.item.learner == learner
+    ]
+    return v1.Attached(
+        run=run_message(state),
+        lease_term=duration_message(state.policy.lease_term_s),
+        pending=map(fate_message, waiting),
+        run_step_count=state.step_count,
+        last_deltas={name: state.learners[learner].last_deltas.get(name, "") for name in state.fragments},
+    )
+
+
+async def _next(requests: AsyncIterator[v1.PushDeltaRequest]) -> v1.PushDeltaRequest | None:
+    """Returns the next message, or None at the end.
+
+    Raises:
+        SyncerError: INCOMPLETE: the client sent nothing for `SILENCE_S`.
+    """
+    try:
+        async with asyncio.timeout(SILENCE_S):
+            return await anext(requests, None)
+    except TimeoutError:
+        raise SyncerError(
+            "INCOMPLETE",
+            f"the client sent nothing for {SILENCE_S:.0f} s; ask QueryPush which parts are durable, and send the rest",
+        ) from None
+
+
+async def _take(push: Push, request: v1.PushDeltaRequest) -> None:
+    match request.WhichOneof("kind"):
+        case "data":
+            await push.feed(request.data)
+        case "part":
+            await push.begin_part(request.part.first, request.part.numel, request.part.size_bytes)
+        case "part_end":
+            await push.end_part(request.part_end.digest)
+        case kind:
+            raise bad_request(f"only part, data, part_end and complete may follow header. kind={kind}")
+
+
+def _push_answer(replica: RunReplica, push: Push) -> v1.PushDeltaResponse:
+    known = push.known
+    if known is None:
+        return v1.PushDeltaResponse(state=v1.PUSH_STATE_PARTS_STORED, position=replica.state.position)
+    return v1.PushDeltaResponse(state=v1.PUSH_STATE_ACCEPTED, fate=fate_message(known), position=replica.state.position)
+
+
+async def _plan(
+    replica: RunReplica, fragment: FragmentState, request: v1.PullFragmentRequest
+) -> tuple[PullPlan, Resume]:
+    """Returns the plan and where in it to begin; looks at the log's end before it says that there is none."""
+    for name, value, least in (
+        ("from_version", request.from_version, -1),
+        ("target_version", request.target_version, 0),
+        ("limit_bytes", request.limit_bytes, 0),
+    ):
+        if value < least:
+            raise bad_request(f"{name} must be at least {least}. {name}={value}")
+    target = fragment.version if request.is_newest and not request.HasField("resume") else request.target_version
+    if max(target, request.from_version) not in fragment.versions:
+        await replica.log.tail()
+        if request.is_newest and not request.HasField("resume"):
+            target = fragment.version
+    if request.from_version > fragment.version:
+        raise SyncerError(
+            "VERSION_NOT_FOUND",
+            f"from_version does not exist. from_version={request.from_version}, newest={fragment.version}",
+        )
+    if not request.HasField("resume"):
+        return _new_plan(replica, fragment, request.from_version, target), Resume((), 0, 0)
+    if len(request.resume.objects) > _MOST_RESUMED:
+        raise bad_request(f"too many objects are named. limit={_MOST_RESUMED}")
+    resume = Resume(tuple(request.resume.objects), request.resume.object_index, request.resume.offset)
+    gone = replica.state.condemned | replica.log.blobs.unreadable
+    return resume_plan(fragment, gone, resume, from_version=request.from_version, target_version=target), resume
+
+
+def _new_plan(replica: RunReplica, fragment: FragmentState, from_version: int, target: int) -> PullPlan:
+    """Returns a plan of objects that can be read.
+
+    Raises:
+        SyncerError: VERSION_NOT_FOUND.
+        UnreadableObjectError: there is no such plan. The next call tries all objects again.
+    """
+    condemned, unreadable = replica.state.condemned, replica.log.blobs.unreadable
+    if unreadable:
+        with suppress(SyncerError):
+            return plan_pull(fragment, condemned | unreadable, from_version=from_version, target_version=target)
+    plan = plan_pull(fragment, condemned, from_version=from_version, target_version=target)
+    damaged = unreadable.intersection(one.ref.name for one in plan.objects)
+    if damaged:
+        unreadable -= damaged
+        raise UnreadableObjectError(min(damaged), f"no other way to the version. version={target}")
+    return plan

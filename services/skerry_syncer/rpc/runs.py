@@ -1,0 +1,274 @@
+"""The `Runs` service: translates messages to calls of the domain and their results to messages."""
+
+from __future__ import annotations
+
+import asyncio
+from difflib import get_close_matches
+from typing import Any, Final, NamedTuple
+
+from skerry.runtime.logs import get_logger
+from skerry.runtime.workers import BEHALF
+from skerry.v1 import runs_pb2, runs_pb2_grpc, types_pb2
+from skerry.wire.layout import BadNameError, check_name
+from skerry.wire.messages import layouts_from_messages, policy_from_message, unpack_layout, untrained_from_messages
+from skerry.wire.policy import Policy
+from skerry_syncer.access.caller import CALLER
+from skerry_syncer.access.limits import Turns
+from skerry_syncer.errors import SyncerError, bad_request
+from skerry_syncer.rpc.translate import (
+    fragment_of,
+    learner_messages,
+    run_message,
+    version_record,
+)
+from skerry_syncer.run.host import RunHost
+from skerry_syncer.run.lifecycle import (
+    MAX_TENSOR_COUNT,
+    NewRun,
+    close_run,
+    commit_run,
+    create_run,
+    delete_run,
+    set_policy,
+    upgrade_run,
+)
+from skerry_syncer.run.replica import RunReplica
+from skerry_syncer.store.errors import LogCorruptError, NewerFormatError
+from skerry_syncer.store.log.entries import RunStatus
+
+_LOG: Final = get_logger(__name__)
+_PAGE_SIZE: Final = 100
+_MAX_PAGE_SIZE: Final = 1000
+# Tensors and fragments of one run, packed if need be. Answers carry them beside the versions' digests, in one message.
+_MAX_LAYOUT_BYTES: Final = 3 * 2**20
+# A page ends before it grows past this, so that it fits into one message.
+_PAGE_BYTES: Final = 2 * 2**20
+
+# A larger run is opened for each listing. Smaller ones are not, as long as their logs have not grown.
+_MOST_KEPT_BYTES: Final = 2**14
+# Runs of all listings whose logs are looked at, or that are opened, at the same time.
+_LOOKS_AT_ONCE: Final = 4
+# By difflib's ratio: two letters that were swapped in a name of three give 0.67.
+_SIMILAR: Final = 0.65
+# Of a page in each pass of the event loop: a page of 1000 takes as long as many merges.
+_RUNS_A_TURN: Final = 50
+
+
+class _Listed(NamedTuple):
+    """A run as it was listed last."""
+
+    run: types_pb2.Run
+    looked_at_s: float  # when its log was looked at
+
+
+class RunsServicer(runs_pb2_grpc.RunsServicer):
+    """Administers runs. Holds no state but a cache, and does not use the calls' contexts."""
+
+    def __init__(self, host: RunHost) -> None:
+        """Serves the runs of `host`."""
+        self._host = host
+        self._creating = asyncio.Lock()
+        self._listed_runs: dict[str, _Listed] = {}  # by uid, the one that was listed last at the end
+        self._looking = asyncio.Semaphore(_LOOKS_AT_ONCE)
+        self._turns = Turns()
+
+    async def CreateRun(self, request: runs_pb2.CreateRunRequest, context: Any) -> runs_pb2.CreateRunResponse:
+        """Creates a draft."""
+        check_name(request.name, "run")
+        if request.ByteSize() > _MAX_LAYOUT_BYTES:
+            raise SyncerError(
+                "TOO_LARGE",
+                "tensors and fragments have too many bytes: pack them, or keep a layer's experts in one tensor. "
+                f"limit={_MAX_LAYOUT_BYTES}",
+            )
+        async with self._creating:  # one at a time, so that merges always have a worker: 60,000 tensors take a second
+            BEHALF.set("creations")  # others wait for it, and not for all that its client has begun
+            replica = await self._create(request)
+            return runs_pb2.CreateRunResponse(run=await self._host.workers.run(run_message, replica.state))
+
+    async def _create(self, request: runs_pb2.CreateRunRequest) -> RunReplica:
+        try:
+            await self._host.workers.run(unpack_layout, request)
+        except ValueError as error:
+            raise SyncerError("SHAPE_MISMATCH", str(error)) from error
+        if (count := len(request.tensors) + len(request.untrained)) > MAX_TENSOR_COUNT:
+            raise SyncerError(
+                "TOO_LARGE",
+                "too many tensors, frozen ones included: keep those of a layer's experts in one tensor. "
+                f"limit={MAX_TENSOR_COUNT}, actual={count}",
+            )
+        try:
+            fragments, dtypes = await self._host.workers.run(layouts_from_messages, request.tensors, request.fragments)
+            untrained = await self._host.workers.run(untrained_from_messages, request.untrained)
+        except BadNameError:
+            raise
+        except ValueError as error:
+            raise SyncerError("SHAPE_MISMATCH", str(error)) from error
+        policy = _changed(request.policy, Policy())
+        new = NewRun(request.request_id, request.name, fragments, dtypes, policy, untrained)
+        return await create_run(self._host, new)
+
+    async def CommitRun(self, request: runs_pb2.CommitRunRequest, context: Any) -> runs_pb2.CommitRunResponse:
+        """Opens a draft under its name."""
+        replica = await commit_run(self._host, request.name, request.run_uid, request.seen_position)
+        return runs_pb2.CommitRunResponse(run=run_message(replica.state))
+
+    async def GetRun(self, request: runs_pb2.GetRunRequest, context: Any) -> runs_pb2.GetRunResponse:
+        """Returns a run and its learners; where there is none, names runs that are called nearly so."""
+        try:
+            replica = await self._replica(request)
+        except SyncerError as error:
+            if error.reason != "RUN_NOT_FOUND" or CALLER.get().run:  # one run's learners don't hear of others
+                raise
+            names = [name for name, _ in await self._host.named_runs()]
+            near = get_close_matches(request.name, names, cutoff=_SIMILAR)
+            if not near:
+                raise
+            message = f"{error}. runs of similar names: {', '.join(near)}"
+            raise SyncerError("RUN_NOT_FOUND", message, metadata={"similar_names": " ".join(near)}) from error
+        return runs_pb2.GetRunResponse(
+            run=run_message(replica.state), learners=learner_messages(replica.learner_records())
+        )
+
+    async def ListRuns(self, request: runs_pb2.ListRunsRequest, context: Any) -> runs_pb2.ListRunsResponse:
+        """Lists committed runs by name; a page token is the last name of the page before."""
+        count = _page_size(request.page_size)
+        if request.page_token:
+            try:
+                check_name(request.page_token, "run")
+            except BadNameError as error:
+                raise bad_request("page_token is not from an earlier answer") from error
+        found = [(name, uid) for name, uid in await self._host.named_runs() if name > request.page_token]
+        listed = {(name, uid): self._kept(uid) for name, uid in found[:count]}
+        # All at once, since each may have to be opened first.
+        stale = [one for one, run in listed.items() if run is None]
+        listed |= zip(stale, await asyncio.gather(*(self._listed(*one) for one in stale)), strict=True)
+        runs: list[types_pb2.Run] = []
+        size_bytes = 0
+        token = ""
+        for number, ((name, _), run) in enumerate(listed.items()):
+            if number % _RUNS_A_TURN == 0:
+                await self._turns.take(CALLER.get().sender)
+            if run is None:
+                continue
+            size_bytes += run.ByteSize()
+            if runs and size_bytes > _PAGE_BYTES:
+                return runs_pb2.ListRunsResponse(runs=runs, next_page_token=token)
+            runs.append(run)
+            token = name
+        return runs_pb2.ListRunsResponse(runs=runs, next_page_token=found[count - 1][0] if len(found) > count else "")
+
+    def _kept(self, uid: str) -> types_pb2.Run | None:
+        """Returns the run as it was listed last, if that was a moment ago and nothing is known to have changed."""
+        kept, replica = self._listed_runs.get(uid), self._host.opened(uid)
+        if kept is None or self._host.clock.monotonic_s() >= kept.looked_at_s + self._host.settings.name_lifetime_s:
+            return None
+        return kept.run if replica is None or replica.state.position == kept.run.position else None
+
+    async def _listed(self, name: str, uid: str) -> types_pb2.Run | None:
+        """Returns the run as it is now, or None where it is to be left out of a listing."""
+        try:
+            async with self._looking:
+                run = self._kept(uid) or await self._looked(name, uid)
+        except (SyncerError, LogCorruptError, NewerFormatError) as error:
+            if error.reason == "DRAINING":
+                raise
+            if error.reason not in {"RUN_NOT_FOUND", "RUN_REPLACED"}:  # deleted since it was listed
+                _LOG.warning("run is left out of a listing", run=name, uid=uid, cause=str(error))
+            return None
+        self._listed_runs.pop(uid, None)
+        if run.ByteSize() <= _MOST_KEPT_BYTES:
+            self._listed_runs[uid] = _Listed(run, self._host.clock.monotonic_s())
+            if len(self._listed_runs) > _MAX_PAGE_SIZE:
+                del self._listed_runs[next(iter(self._listed_runs))]
+        return run
+
+    async def _looked(self, name: str, uid: str) -> types_pb2.Run:
+        """Returns the run with what its log has.
+
+        No replica is woken by that: after a listing of many runs all of them would read the store.
+        """
+        kept, replica = self._listed_runs.get(uid), self._host.opened(uid)
+        run = kept.run if kept is not None else None
+        if replica is not None and (run is None or run.position != replica.state.position):
+            run = run_message(replica.state)
+        if run is not None and await self._host.store.is_end(name, uid, run.position):
+            return run
+        seen_position = 0 if run is None else run.position + 1
+        return run_message((await self._host.open(name, uid, seen_position=seen_position, wakes=False)).state)
+
+    async def SetPolicy(self, request: runs_pb2.SetPolicyRequest, context: Any) -> runs_pb2.SetPolicyResponse:
+        """Changes the policy."""
+        replica = await self._replica(request)
+        await set_policy(replica, request.request_id, lambda policy: policy_from_message(request.policy, policy))
+        return runs_pb2.SetPolicyResponse(run=run_message(replica.state))
+
+    async def ListVersions(self, request: runs_pb2.ListVersionsRequest, context: Any) -> runs_pb2.ListVersionsResponse:
+        """Lists versions of a fragment, newest first."""
+        count = _page_size(request.page_size)
+        replica = await self._replica(request)
+        fragment = fragment_of(replica.state, request.fragment)
+        before = request.before_version or fragment.version + 1
+        numbers = sorted((number for number in fragment.known() if number < before), reverse=True)[:count]
+        versions: list[runs_pb2.VersionRecord] = []
+        size_bytes = 0
+        for number in numbers:
+            record = version_record(replica.state, fragment, fragment.versions[number])
+            size_bytes += record.ByteSize()
+            if versions and size_bytes > _PAGE_BYTES:
+                break
+            versions.append(record)
+        return runs_pb2.ListVersionsResponse(versions=versions, position=replica.state.position)
+
+    async def RollBack(self, request: runs_pb2.RollBackRequest, context: Any) -> runs_pb2.RollBackResponse:
+        """Gives every fragment its next version with older content, or says how far that is."""
+        replica = await self._replica(request)
+        progress = await replica.roll_backs.roll_back(
+            request.request_id, request.target_position, with_progress=request.with_progress
+        )
+        answer = runs_pb2.RollBackResponse(run=run_message(replica.state))
+        if progress is not None:
+            answer.progress.stored_count, answer.progress.fragment_count = progress
+        return answer
+
+    async def UpgradeRun(self, request: runs_pb2.UpgradeRunRequest, context: Any) -> runs_pb2.UpgradeRunResponse:
+        """Raises the format level."""
+        replica = await self._replica(request)
+        await upgrade_run(replica, request.format_level)
+        return runs_pb2.UpgradeRunResponse(run=run_message(replica.state))
+
+    async def CloseRun(self, request: runs_pb2.CloseRunRequest, context: Any) -> runs_pb2.CloseRunResponse:
+        """Ends a run, and answers when it is closed."""
+        replica = await self._replica(request)
+        if replica.state.status is not RunStatus.CLOSED:
+            await close_run(replica)
+        return runs_pb2.CloseRunResponse(run=run_message(replica.state))
+
+    async def DeleteRun(self, request: runs_pb2.DeleteRunRequest, context: Any) -> runs_pb2.DeleteRunResponse:
+        """Removes the run's name."""
+        await delete_run(self._host, request.name, request.run_uid)
+        return runs_pb2.DeleteRunResponse()
+
+    async def _replica(
+        self,
+        request: runs_pb2.GetRunRequest
+        | runs_pb2.SetPolicyRequest
+        | runs_pb2.ListVersionsRequest
+        | runs_pb2.RollBackRequest
+        | runs_pb2.UpgradeRunRequest
+        | runs_pb2.CloseRunRequest,
+    ) -> RunReplica:
+        return await self._host.open(request.name, request.run_uid, seen_position=request.seen_position)
+
+
+def _changed(message: types_pb2.Policy, base: Policy) -> Policy:
+    try:
+        return policy_from_message(message, base)
+    except ValueError as error:
+        raise bad_request(str(error)) from error
+
+
+def _page_size(asked: int) -> int:
+    if asked < 0 or asked > _MAX_PAGE_SIZE:
+        raise bad_request(f"page_size must be 0 to {_MAX_PAGE_SIZE}. page_size={asked}")
+    return asked or _PAGE_SIZE

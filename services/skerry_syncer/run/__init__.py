@@ -1,0 +1,1 @@
+"""A replica's work on its runs."""

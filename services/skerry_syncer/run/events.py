@@ -1,0 +1,326 @@
+"""The events that followers of a run receive, as messages of `skerry.v1`.
+
+Events of the log follow from its entries alone (`events_of`): every replica sends the same ones, and a replay of the
+past sends them again. Events without an entry (a round that opens, a learner's report, draining) carry the position at
+which they were sent.
+
+Each follower has a bounded stream of them, so a slow one costs the syncer neither time nor memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Final
+
+from google.protobuf.duration_pb2 import Duration
+
+from skerry.v1 import types_pb2 as v1
+from skerry.v1.types_pb2 import Event
+from skerry.wire.messages import policy_to_message
+from skerry_syncer.errors import SyncerError
+from skerry_syncer.rounds.membership import LearnerRecord
+from skerry_syncer.store.log.entries import (
+    AcceptedItem,
+    ClosedItem,
+    CommittedItem,
+    Entry,
+    Fate,
+    LeftItem,
+    PolicyItem,
+    RollbackItem,
+    RunStatus,
+    SessionItem,
+    SnapshotItem,
+    StatusItem,
+)
+from skerry_syncer.store.log.state import DeltaState, Outcome, RunState
+
+_FATES: Final = {
+    Fate.PENDING: v1.FATE_PENDING,
+    Fate.MERGED: v1.FATE_MERGED,
+    Fate.SUPERSEDED: v1.FATE_SUPERSEDED,
+    Fate.EXPIRED: v1.FATE_EXPIRED,
+    Fate.QUARANTINED: v1.FATE_QUARANTINED,
+}
+STATUSES: Final = {
+    RunStatus.DRAFT: v1.RUN_STATUS_DRAFT,
+    RunStatus.OPEN: v1.RUN_STATUS_OPEN,
+    RunStatus.CLOSING: v1.RUN_STATUS_CLOSING,
+    RunStatus.CLOSED: v1.RUN_STATUS_CLOSED,
+}
+
+
+def events_of(state: RunState, entry: Entry, outcomes: Iterable[Outcome]) -> list[v1.Event]:
+    """Returns the events of `entry`, whose items had these `outcomes`; `state` is the fold up to and with the entry."""
+    events = []
+    for outcome in outcomes:
+        if outcome.rejection is not None:
+            continue
+        event = v1.Event(position=entry.position)
+        _fill(event, state, outcome)
+        if event.WhichOneof("kind"):
+            events.append(event)
+        unmerged = [fate_message(delta) for delta in outcome.decided if delta.fate is not Fate.MERGED]
+        if unmerged:
+            events.append(v1.Event(position=entry.position, fates_decided=v1.FatesDecided(fates=unmerged)))
+    return events
+
+
+def _fill(event: v1.Event, state: RunState, outcome: Outcome) -> None:
+    """Sets the kind to what an admitted item did, apart from the fates that it decided; some items set none."""
+    match outcome.item:
+        case AcceptedItem() as item:  # a later item of the same entry may have decided its fate already
+            accepted = event.delta_accepted
+            accepted.delta_id, accepted.fragment, accepted.learner_id = item.delta, item.fragment, item.learner
+            accepted.fate = v1.FATE_PENDING
+        case ClosedItem() as item:
+            closed = event.round_closed
+            closed.fragment, closed.version, closed.attempt = item.fragment, item.version, item.attempt
+            closed.delta_ids.extend(member.delta for member in item.members)
+        case CommittedItem() as item:
+            record = state.fragments[item.fragment].versions[item.version].commit
+            assert record is not None  # the item was admitted
+            committed = event.version_committed
+            _fill_version(committed, item, outcome.decided)
+            committed.update_size_bytes = sum(ref.size_bytes for ref in item.update)
+            committed.participation, committed.run_step_count = record.close.participation, state.step_count
+        case SnapshotItem() as item if outcome.decided:  # the initial weights became version 0
+            _fill_version(event.version_committed, item, outcome.decided)
+            event.version_committed.participation = 1.0
+        case PolicyItem() as item:
+            event.policy_changed.CopyFrom(policy_to_message(item.policy))
+        case RollbackItem() as item:
+            rolled_back = event.rolled_back
+            rolled_back.versions.extend(
+                version_message(one.fragment, one.version, one.digest) for one in item.fragments
+            )
+            rolled_back.source_versions.extend(one.source_version for one in item.fragments)
+            rolled_back.run_step_count = state.step_count
+        case StatusItem() as item:
+            event.status_changed = STATUSES[item.status]
+        case SessionItem() as item:
+            event.learner.learner_id, event.learner.region, event.learner.is_live = item.learner, item.region, True
+        case LeftItem() as item:
+            event.learner.learner_id, event.learner.has_left = item.learner, True
+        case _:
+            pass
+
+
+def _fill_version(
+    committed: v1.VersionCommitted, item: CommittedItem | SnapshotItem, decided: Iterable[DeltaState]
+) -> None:
+    committed.version.CopyFrom(version_message(item.fragment, item.version, item.digest))
+    committed.merged.extend(fate_message(delta) for delta in decided if delta.fate is Fate.MERGED)
+
+
+def version_message(fragment: str, version: int, digest: str) -> v1.FragmentVersion:
+    """Returns a version with its digest."""
+    return v1.FragmentVersion(fragment=fragment, version=version, digest=bytes.fromhex(digest))
+
+
+def fate_message(delta: DeltaState) -> v1.DeltaFate:
+    """Returns a delta with the fate that it has now."""
+    return v1.DeltaFate(
+        delta_id=delta.item.delta,
+        fragment=delta.item.fragment,
+        learner_id=delta.item.learner,
+        fate=_FATES[delta.fate],
+        version=delta.version,
+        reason=delta.reason,
+        staleness=delta.staleness,
+        weight_share=delta.weight_share,
+    )
+
+
+def learner_message(record: LearnerRecord) -> v1.LearnerStatus:
+    """Returns a learner as observers see it."""
+    message = v1.LearnerStatus(
+        learner_id=record.learner,
+        region=record.region,
+        is_live=record.is_live,
+        is_participating=record.is_participating,
+        weight=record.weight,
+        has_left=record.has_left,
+        fates=[v1.FateCount(fate=_FATES[fate], reason=why, delta_count=count) for fate, why, count in record.fates],
+    )
+    report = record.report
+    if report is not None:
+        message.report.CopyFrom(
+            v1.LearnerReport(
+                step_count=report.step_count,
+                token_count=report.token_count,
+                step_time=duration_message(report.step_time_s),
+                loss=report.loss,
+                sent_bytes=report.sent_bytes,
+                received_bytes=report.received_bytes,
+                adopted=[v1.FragmentVersion(fragment=name, version=number) for name, number in report.adopted],
+                stall_time=duration_message(report.stall_time_s),
+                is_flushing=report.is_flushing,
+                unsent_step_count=report.unsent_step_count,
+                problem=report.problem,
+                dropped_step_count=report.dropped_step_count,
+            )
+        )
+    return message
+
+
+def duration_message(seconds: float) -> Duration:
+    """Returns seconds as a message."""
+    message = Duration()
+    message.FromTimedelta(timedelta(seconds=seconds))
+    return message
+
+
+# Memory that a queued event takes beside its own bytes, roughly: followers share the message.
+_OVERHEAD_BYTES: Final = 512
+
+
+class EventStream:
+    """A queue of events for one follower, bounded in bytes; `put` never blocks, and an ended stream has a reason."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        """Holds up to `limit_bytes` of events that were not taken yet."""
+        self._limit_bytes = limit_bytes
+        self._size_bytes = 0
+        self._events: deque[Event] = deque()
+        self._end: Exception | None = None
+        self._has_ended = False
+        self._has_news = asyncio.Event()
+
+    def put(self, event: Event) -> None:
+        """Adds an event; if the queue grows past its bound, the stream ends with TOO_SLOW."""
+        if self._has_ended:
+            return
+        self._size_bytes += _size_bytes(event)
+        self._events.append(event)
+        self._has_news.set()
+        if self._size_bytes > self._limit_bytes:
+            self._events.clear()
+            self.end(
+                SyncerError(
+                    "TOO_SLOW",
+                    "events were not read as fast as they happen; follow again from the last position seen. "
+                    f"limit_bytes={self._limit_bytes}",
+                    retry_after_s=1.0,
+                )
+            )
+
+    def end(self, error: Exception | None = None) -> None:
+        """Ends the stream after the queued events, with `error` or normally; only the first call has an effect."""
+        if not self._has_ended:
+            self._has_ended, self._end = True, error
+            self._has_news.set()
+
+    async def get(self) -> Event | None:
+        """Returns the next event, or None when the stream has ended normally.
+
+        Raises:
+            SyncerError: the stream ended with this error; likewise any other error that ended it.
+        """
+        while not self._events:
+            if self._end is not None:
+                raise self._end
+            if self._has_ended:
+                return None
+            self._has_news.clear()
+            await self._has_news.wait()
+        event = self._events.popleft()
+        self._size_bytes -= _size_bytes(event)
+        return event
+
+
+def _size_bytes(event: Event) -> int:
+    return _OVERHEAD_BYTES + event.ByteSize()
+
+
+@dataclass(eq=False)
+class _Follower:
+    """One stream and the learner and session that it belongs to; both are empty for an observer."""
+
+    stream: EventStream
+    learner: str
+    session: str
+
+
+class Followers:
+    """All followers of one run on one replica: attached learners and observers."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        """Gives each follower a stream of at most `limit_bytes`."""
+        self._limit_bytes = limit_bytes
+        self._followers: dict[_Follower, None] = {}
+        self._closed: Exception | None = None
+
+    def __len__(self) -> int:
+        return len(self._followers)
+
+    @contextmanager
+    def following(self, learner: str = "", session: str = "") -> Iterator[EventStream]:
+        """Yields a stream of the events that are sent inside the context, to a learner's session or to an observer."""
+        follower = _Follower(EventStream(self._limit_bytes), learner, session)
+        self._followers[follower] = None
+        if self._closed is not None:
+            follower.stream.end(self._closed)
+        try:
+            yield follower.stream
+        finally:
+            del self._followers[follower]
+
+    def send(self, event: Event) -> None:
+        """Queues the event for every observer, and for the learners that it concerns."""
+        learners = _addressees(event)
+        for follower in self._followers:
+            if not follower.learner or learners is None or follower.learner in learners:
+                follower.stream.put(event)
+
+    def send_learner(self, position: int, record: Callable[[], LearnerRecord]) -> None:
+        """Tells observers of a learner, if there are any: where it has many fragments, that takes long to make."""
+        if any(not follower.learner for follower in self._followers):
+            self.send(Event(position=position, learner=learner_message(record())))
+
+    def end(self, error: Exception, *, learner: str = "", but_session: str = "") -> None:
+        """Ends all streams, or those of a learner's sessions other than `but_session`."""
+        for follower in self._followers:
+            if not learner or (follower.learner == learner and follower.session != but_session):
+                follower.stream.end(error)
+
+    def end_learners(self, error: Exception) -> None:
+        """Ends the streams of attached learners; observers go on."""
+        for follower in self._followers:
+            if follower.learner:
+                follower.stream.end(error)
+
+    def close(self, error: Exception) -> None:
+        """Ends all streams, and every stream that is opened later."""
+        self._closed = error
+        self.end(error)
+
+
+def _addressees(event: Event) -> Collection[str] | None:
+    """Returns the ids of the learners that an event is sent to; None: to all."""
+    match event.WhichOneof("kind"):
+        case "learner" | "round_closed":
+            return ()
+        case "delta_accepted":
+            return (event.delta_accepted.learner_id,)
+        case "fates_decided":
+            return {fate.learner_id for fate in event.fates_decided.fates}
+        case _:
+            return None
+
+
+@asynccontextmanager
+async def running(work: Coroutine[None, None, None]) -> AsyncIterator[None]:
+    """Runs `work`, which must not raise, beside the context and cancels it at the context's end."""
+    # A task group would wrap the context's own errors, and would raise in a generator's caller between two items.
+    task = asyncio.create_task(work)
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait([task])

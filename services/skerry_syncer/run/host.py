@@ -1,0 +1,400 @@
+"""The runs of one process: opens a replica of each run at its first call, and closes it when it is idle.
+
+Runs share the process's threads, scratch and byte budget, and nothing else. A run that fails is opened again at the
+next call; the others are not affected.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Final
+
+from skerry.runtime.clock import Clock
+from skerry.runtime.identifiers import Entropy
+from skerry.runtime.logs import get_logger
+from skerry.runtime.workers import BEHALF, Workers
+from skerry.wire import kernels
+from skerry.wire.layout import check_id, check_name
+from skerry_syncer.access.limits import (
+    ID_BURST,
+    ID_PAUSE_S,
+    MOST_CLIENT_PUSHES,
+    MOST_RUN_PUSHES,
+    QUERY_BURST,
+    QUERY_PAUSE_S,
+    RUN_BURST,
+    RUN_PAUSE_S,
+    SESSION_BURST,
+    SESSION_PAUSE_S,
+    UNSENT_BYTES,
+    UNSENT_PAUSE_S,
+    CallsToRuns,
+    Rate,
+    drafts,
+)
+from skerry_syncer.errors import RETRY_STORE_S, DrainingError, SyncerError, bad_request
+from skerry_syncer.merge.merger import Merger
+from skerry_syncer.run.advice import AdviceBoard
+from skerry_syncer.run.metrics import SyncerMetrics
+from skerry_syncer.run.parts import ByteBudget
+from skerry_syncer.run.replica import RunReplica
+from skerry_syncer.run.tidying import tidy
+from skerry_syncer.settings import ReplicaSettings
+from skerry_syncer.store.errors import RunNotFoundError, StoreError
+from skerry_syncer.store.log.entries import ENTRY_FORMAT, RunStatus
+from skerry_syncer.store.log.run_log import RunLog
+from skerry_syncer.store.store import Store
+from skerry_syncer.store.versions.scratch import Scratch
+
+_LOG: Final = get_logger(__name__)
+# A log with a thousand entries a second reaches this position in 9,000 years, so a larger one is a malformed request.
+# A smaller one that is beyond the log's end may mean that the store lost entries.
+MAX_POSITION: Final = 2**48
+# Names of runs are listed again after so many times of what that takes, at least.
+_LISTED_TIMES: Final = 10
+# Time from the start to the first tidying, short enough for a syncer that is restarted every day.
+_FIRST_TIDY_S: Final = 600.0
+
+
+@dataclass(frozen=True)
+class HostSettings:
+    """How one process spends its time and memory on all its runs."""
+
+    part_budget_bytes: int = 2**30  # of pushed parts in memory: 256 of the suggested size at the same time
+    download_budget_bytes: int = 2**27  # of pieces of downloads that clients have not taken yet
+    client_bytes_a_second: float = math.inf  # of a client's pushes and downloads together
+    draft_bytes: int = 2**38  # of a client's runs that are not committed, in the store: weights of 34 billion elements
+    name_lifetime_s: float = 1.0  # for which the uid of a name is cached
+    sweep_s: float = 5.0  # between checks for runs that were deleted, replaced or are idle
+    idle_sweep_s: float = 60.0  # at most, between two of a run in which nothing happens
+    tidy_s: float = 86_400.0  # between two times that abandoned drafts and orphaned parts are deleted
+    idle_s: float = 60.0  # after which a run without use is closed
+    opening_s: float = 5.0  # for which a call waits for its run's log to be read
+    new_run_level: int = ENTRY_FORMAT  # the format level at which runs are created
+    replica: ReplicaSettings = field(default_factory=ReplicaSettings)
+
+
+@dataclass(eq=False)
+class _Open:
+    """A replica and the task that runs it."""
+
+    replica: RunReplica
+    task: asyncio.Task[None]
+    used_at_s: float
+    named_at_s: float  # when its name was last checked
+
+
+class RunHost:
+    """Every run that this process serves. Call the other methods inside `serving` only."""
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        clock: Clock,
+        entropy: Entropy,
+        workers: Workers,
+        scratch: Scratch,
+        settings: HostSettings,
+        metrics: SyncerMetrics | None = None,
+    ) -> None:
+        """Takes the resources that the replicas share."""
+        self.store = store
+        self.clock = clock
+        self.workers = workers
+        self.settings = settings
+        self.budget = ByteBudget(settings.part_budget_bytes, clock)
+        self.downloads = ByteBudget(settings.download_budget_bytes, clock)
+        self.new_runs = Rate("new runs", clock, burst=RUN_BURST, pause_s=RUN_PAUSE_S)
+        self.unsent = Rate("bytes of weights that were not sent", clock, burst=UNSENT_BYTES, pause_s=UNSENT_PAUSE_S)
+        self.drafts = drafts(clock, settings.draft_bytes)
+        self.pushes = CallsToRuns("pushes", of_run=MOST_RUN_PUSHES, of_client=MOST_CLIENT_PUSHES)
+        self.new_sessions = Rate("new sessions", clock, burst=SESSION_BURST, pause_s=SESSION_PAUSE_S)
+        self.queries = Rate("questions for unknown deltas", clock, burst=QUERY_BURST, pause_s=QUERY_PAUSE_S)
+        self.new_ids = Rate("new learners", clock, burst=ID_BURST, pause_s=ID_PAUSE_S)
+        self._entropy = entropy
+        self._metrics = metrics or SyncerMetrics(clock)
+        self._scratch = scratch
+        self._open: dict[str, _Open] = {}  # by uid
+        self._opening: dict[str, asyncio.Task[_Open | Exception]] = {}  # by uid
+        self._names: dict[str, tuple[str, float]] = {}  # by name: uid, and when it was read
+        self._listed: tuple[list[tuple[str, str]], float] = [], -math.inf  # the named runs, and until when they hold
+        self._changed_count = 0  # of names, by this process
+        self._tasks: asyncio.TaskGroup | None = None
+        self._is_draining = False
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[None]:
+        """Runs replicas while the context lasts, and cancels them at its end."""
+        failure: BaseException | None = None
+        async with asyncio.TaskGroup() as tasks:
+            self._tasks = tasks
+            helpers = [tasks.create_task(work, name="host") for work in (self._sweep(), self._resume(), self._tidy())]
+            try:
+                yield
+            except BaseException as error:  # noqa: BLE001 - raised below, outside the group, which would wrap it
+                failure = error
+            self._is_draining = True
+            for task in (*helpers, *self._opening.values(), *(one.task for one in self._open.values())):
+                task.cancel()
+        if failure is not None:
+            raise failure
+
+    async def open(
+        self, name: str, uid: str = "", *, seen_position: int = 0, is_creator: bool = False, wakes: bool = True
+    ) -> RunReplica:
+        """Returns the replica of the run named `name`, folded at least to `seen_position`.
+
+        A draft, which has no name yet, is found by its uid. `is_creator` also finds a run that is committed and not
+        named yet, which only its creator may use. One that is only looked at need not wake, and reads its log rarely.
+
+        Raises:
+            BadNameError: the name or uid is not legal.
+            SyncerError: RUN_NOT_FOUND; RUN_REPLACED: the name has another uid; RUN_EXISTS: another draft got the name;
+                RUN_OPENING; DRAINING; BAD_REQUEST: no log has such a position.
+            StoreError: the store failed, or holds less than the caller has seen.
+        """
+        check_name(name, "run")
+        if uid:
+            check_id(uid, "run uid")
+        if not 0 <= seen_position <= MAX_POSITION:
+            raise bad_request(f"seen_position must be 0 to {MAX_POSITION}. seen_position={seen_position}")
+        if self._is_draining:
+            raise DrainingError
+        named = await self._uid_of(name)
+        if not uid and named is None:
+            raise _not_found(name)
+        replica = await self._replica(name, uid or named or "", named, wakes=wakes)
+        if uid and uid != named:
+            _check_unnamed(replica, name, named, is_creator=is_creator)
+        if seen_position > replica.state.position:
+            await replica.log.wait_for(seen_position)
+        if not uid and replica.state.status is RunStatus.DRAFT:
+            await replica.log.tail()  # it got its name after its commit, which this process has not read yet
+        return replica
+
+    def opened(self, uid: str) -> RunReplica | None:
+        """Returns the run's replica if this process serves it now. It does not become busy by that, or stay open."""
+        found = self._open.get(uid)
+        return None if found is None else found.replica
+
+    async def named_runs(self) -> list[tuple[str, str]]:
+        """Returns (name, uid) of every run that has a name, in order of names.
+
+        What other processes changed is seen after `name_lifetime_s`. Where there are many runs it takes longer, so that
+        no more than a part of the time is spent on listing them, however often that is asked for.
+        """
+        runs, until_s = self._listed
+        begun_s, changed_count = self.clock.monotonic_s(), self._changed_count
+        if begun_s < until_s:
+            return runs
+        runs = await self.store.list_runs()
+        if changed_count == self._changed_count:
+            now_s = self.clock.monotonic_s()
+            self._listed = runs, now_s + max(self.settings.name_lifetime_s, _LISTED_TIMES * (now_s - begun_s))
+        return runs
+
+    def forget_name(self, name: str) -> None:
+        """Drops the cached uid of a name that was just published or removed."""
+        self._names.pop(name, None)
+        self._listed = [], -math.inf
+        self._changed_count += 1
+
+    async def drain(self, grace_s: float) -> None:
+        """Refuses new work and drains every replica; returns when all merges have ended, or after `grace_s`."""
+        self._is_draining = True
+        try:
+            async with asyncio.timeout(grace_s), asyncio.TaskGroup() as tasks:
+                for one in list(self._open.values()):
+                    tasks.create_task(one.replica.drain(grace_s))
+        except TimeoutError:
+            _LOG.warning("merges did not end in time; another replica will take over", grace_s=grace_s)
+
+    async def _uid_of(self, name: str) -> str | None:
+        known = self._names.get(name)
+        now_s = self.clock.monotonic_s()
+        if known is not None and now_s - known[1] < self.settings.name_lifetime_s:
+            return known[0]
+        try:
+            uid = await self.store.resolve(name)
+        except RunNotFoundError:
+            self._names.pop(name, None)
+            return None
+        self._names[name] = (uid, now_s)
+        return uid
+
+    async def _replica(
+        self, name: str, uid: str, named: str | None, *, is_patient: bool = False, wakes: bool = True
+    ) -> RunReplica:
+        found = self._open.get(uid)
+        if found is None:
+            try:
+                found = await self._opened(name, uid, None if is_patient else self.settings.opening_s)
+            except RunNotFoundError:
+                if named is not None and named != uid:
+                    raise replaced(name, uid, named) from None
+                raise _not_found(name) from None
+        if found.replica.log.spec.name != name:
+            raise _not_found(name) if named is None else replaced(name, uid, named)
+        found.used_at_s = self.clock.monotonic_s()
+        if found.replica.state.status is not RunStatus.DRAFT:  # another syncer may have committed it
+            self.drafts.finished(uid)
+        if wakes:
+            found.replica.wake()
+        return found.replica
+
+    async def _opened(self, name: str, uid: str, within_s: float | None) -> _Open:
+        """Returns the run once it is open. Opening continues when callers give up waiting for it.
+
+        Raises:
+            SyncerError: RUN_OPENING: it takes longer than `within_s`.
+        """
+        if self._tasks is None or self._is_draining:
+            raise DrainingError
+        opening = self._opening.get(uid)
+        if opening is None:
+            opening = self._opening[uid] = self._tasks.create_task(self._outcome(name, uid), name=f"open {name}")
+            opening.add_done_callback(lambda _: self._opening.pop(uid))
+        done, _ = await asyncio.wait([opening], timeout=within_s)
+        if not done:
+            read = self.store.read_position(name, uid)
+            _LOG.info("run is being opened", run=name, uid=uid, position=read)
+            raise SyncerError(
+                "RUN_OPENING", f"the run's log is being read. run={name}, position={read}", retry_after_s=RETRY_STORE_S
+            )
+        if opening.cancelled():
+            raise DrainingError
+        outcome = opening.result()
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    async def _outcome(self, name: str, uid: str) -> _Open | Exception:
+        try:
+            return await self._start(name, uid)
+        except Exception as error:  # noqa: BLE001 - raised in every call that still waits for it
+            if not isinstance(error, RunNotFoundError | DrainingError):
+                _LOG.warning("run could not be opened", run=name, uid=uid, cause=str(error))
+            return error
+
+    async def _start(self, name: str, uid: str) -> _Open:
+        log = await self.store.open_log(name, uid)
+        if self._tasks is None or self._is_draining:
+            raise DrainingError
+        if uid in self._open:
+            return self._open[uid]
+        replica = RunReplica(
+            log,
+            clock=self.clock,
+            workers=self.workers,
+            merger=Merger(log, clock=self.clock, workers=self.workers, scratch=self._scratch),
+            advice=AdviceBoard(log.objects, log.prefix, self._entropy),
+            settings=self.settings.replica,
+        )
+        task = self._tasks.create_task(self._keep(replica, uid), name=f"run {name}")
+        now_s = self.clock.monotonic_s()
+        largest_numel = max((layout.numel for layout in log.spec.fragments), default=0)
+        self._tasks.create_task(self.workers.run(kernels.warm_up, largest_numel), name="warm-up")
+        self._open[uid] = opened = _Open(replica, task, now_s, now_s)
+        self._metrics.opened(replica)
+        _LOG.info("run opened", run=name, uid=uid, position=replica.state.position, status=replica.state.status.value)
+        return opened
+
+    async def _keep(self, replica: RunReplica, uid: str) -> None:
+        """Runs the replica. A failure ends this run only, and the next call opens it again."""
+        BEHALF.set(uid)
+        try:
+            await replica.run()
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:  # noqa: BLE001 - the outermost edge of one run
+            _LOG.error("run failed; the next call opens it again", run=replica.log.spec.name, uid=uid, exc_info=error)
+        finally:
+            self._metrics.closed(replica)
+            if uid in self._open and self._open[uid].replica is replica:
+                del self._open[uid]
+
+    async def _resume(self) -> None:
+        """Opens every named run once, so that work that a killed replica left is finished without a call."""
+        try:
+            runs = await self.store.list_runs()
+        except StoreError as error:
+            _LOG.warning("runs could not be listed; each is opened at its first call", cause=str(error))
+            return
+        for name, uid in runs:
+            try:
+                await self._replica(name, uid, uid, is_patient=True, wakes=False)
+            except (StoreError, SyncerError):
+                continue  # opening it has said why
+
+    async def _tidy(self) -> None:
+        """Deletes objects that no log entry will name, of all runs, from time to time."""
+
+        async def log_of(name: str, uid: str) -> RunLog:
+            return (await self._replica(name, uid, uid, is_patient=True, wakes=False)).log
+
+        pause_s = min(_FIRST_TIDY_S, self.settings.tidy_s)
+        while True:
+            await self.clock.sleep(pause_s)
+            pause_s = self.settings.tidy_s
+            try:
+                await tidy(self.store, self._entropy, log_of)
+            except StoreError as error:
+                _LOG.warning("abandoned drafts could not be looked for", cause=str(error))
+
+    async def _sweep(self) -> None:
+        """Closes idle runs and those that lost their name, and ends the streams of the latter."""
+        while True:
+            await self.clock.sleep(self.settings.sweep_s)
+            for one in list(self._open.values()):
+                if not one.replica.is_idle:
+                    await self._check_name(one)
+                elif self.clock.monotonic_s() - one.used_at_s > self.settings.idle_s:
+                    self._close(one)
+
+    async def _check_name(self, one: _Open) -> None:
+        spec, now_s = one.replica.log.spec, self.clock.monotonic_s()
+        pause_s = one.replica.pace.pause_s(self.settings.sweep_s, self.settings.idle_sweep_s)
+        if one.replica.state.status is RunStatus.DRAFT or now_s - one.named_at_s < pause_s:
+            return
+        one.named_at_s = now_s
+        try:
+            named = await self._uid_of(spec.name)
+        except StoreError:  # the replica's tailing loop logs it
+            return
+        if named != spec.uid:
+            one.replica.followers.end(_not_found(spec.name) if named is None else replaced(spec.name, spec.uid, named))
+            if now_s - one.used_at_s > self.settings.idle_s:  # whatever its rounds still wait for
+                self._close(one)
+
+    def _close(self, one: _Open) -> None:
+        """Ends the replica and lets go of its log; the next call opens both again."""
+        one.task.cancel()
+        self.store.release(one.replica.log)
+
+
+def _not_found(name: str) -> SyncerError:
+    return SyncerError("RUN_NOT_FOUND", f"no such run. run={name}")
+
+
+def replaced(name: str, uid: str, named: str) -> SyncerError:
+    """Returns the error for a run whose name the run `named` has now."""
+    return SyncerError(
+        "RUN_REPLACED", f"the name belongs to another run now. run={name}, uid={uid}", metadata={"run_uid": named}
+    )
+
+
+def _check_unnamed(replica: RunReplica, name: str, named: str | None, *, is_creator: bool) -> None:
+    """Refuses a run that does not have its name, unless it is a draft that may still get it."""
+    is_draft = replica.state.status is RunStatus.DRAFT
+    if named is None and (is_draft or is_creator):
+        return
+    if named is None:
+        raise _not_found(name)
+    if is_draft or is_creator:
+        raise SyncerError("RUN_EXISTS", f"another run got the name first. run={name}", metadata={"run_uid": named})
+    raise replaced(name, replica.log.spec.uid, named)

@@ -1,0 +1,253 @@
+"""The life of a run: create, commit, set policy, close, delete. Every step is idempotent."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, replace
+from typing import Final
+
+from skerry.runtime.logs import get_logger
+from skerry.wire.digests import LeafHash
+from skerry.wire.layout import FragmentLayout, check_id, check_name
+from skerry.wire.policy import Policy
+from skerry.wire.untrained import UntrainedTensor
+from skerry_syncer.access.caller import CALLER, author
+from skerry_syncer.access.limits import unsent_bytes
+from skerry_syncer.errors import SyncerError, bad_request, from_rejection
+from skerry_syncer.run.host import RunHost, replaced
+from skerry_syncer.run.replica import RunReplica
+from skerry_syncer.store.errors import RunExistsError, RunNotFoundError
+from skerry_syncer.store.log.entries import (
+    ENTRY_FORMAT,
+    Item,
+    LevelItem,
+    PolicyItem,
+    RunSpec,
+    RunStatus,
+    StatusItem,
+)
+from skerry_syncer.store.log.state import RunState
+
+_LOG: Final = get_logger(__name__)
+# Limits of one run: far above what is trained today, far below what the process that folds it could not hold.
+MAX_TENSOR_COUNT: Final = 100_000
+MAX_FRAGMENT_COUNT: Final = 512
+_LEAF_HASH_LEVEL: Final = 4  # the first format level at which a run may hash leaves with BLAKE3
+_UNTRAINED_LEVEL: Final = 5  # and at which run.json may have untrained tensors
+# In parts of the suggested size a delta of so many elements still fits one log entry.
+MAX_FRAGMENT_NUMEL: Final = 2**35
+
+
+@dataclass(frozen=True)
+class NewRun:
+    """The arguments of CreateRun."""
+
+    request_id: str
+    name: str
+    fragments: tuple[FragmentLayout, ...]
+    dtypes: Mapping[str, str]
+    policy: Policy
+    untrained: tuple[UntrainedTensor, ...] = ()
+
+
+def uid_of_draft(name: str, request_id: str) -> str:
+    """Returns the uid of the draft that a CreateRun request makes, the same on every replica and at every retry."""
+    return hashlib.sha256(f"skerry.run.v1\0{name}\0{request_id}".encode()).hexdigest()[:32]
+
+
+async def create_run(host: RunHost, new: NewRun) -> RunReplica:
+    """Returns the run that the request created, now or at an earlier call; it may be past its draft.
+
+    Raises:
+        SyncerError: RUN_EXISTS: another run has the name; TOO_LARGE; QUOTA_EXCEEDED; BAD_REQUEST: the level of new runs
+            has no such policy.
+    """
+    check_name(new.name, "run")
+    check_id(new.request_id, "request id")
+    await host.workers.run(_check_size, new)
+    _check_merge_rules(new.policy, {layout.name for layout in new.fragments})
+    if CALLER.get().learner:
+        _check_kept(new.policy)
+    await host.workers.run(_check_untrained, new)
+    uid = uid_of_draft(new.name, new.request_id)
+    try:
+        replica = await host.open(new.name, uid, is_creator=True)
+    except SyncerError as error:
+        if error.reason == "RUN_REPLACED":
+            raise SyncerError("RUN_EXISTS", "the name is taken", metadata=error.metadata) from error
+        if error.reason != "RUN_NOT_FOUND":
+            raise
+        host.new_runs.take(author())
+        is_old = host.settings.new_run_level < _LEAF_HASH_LEVEL
+        leaf_hash = LeafHash.SHA256 if is_old else LeafHash.BLAKE3
+        fragments = tuple(replace(layout, leaf_hash=leaf_hash) for layout in new.fragments)
+        untrained = new.untrained if host.settings.new_run_level >= _UNTRAINED_LEVEL else ()
+        spec = RunSpec(new.name, uid, fragments, new.dtypes, host.clock.unix_s(), untrained)
+        await host.store.create_draft(spec)
+        replica = await host.open(new.name, uid, is_creator=True)
+    spec = replica.log.spec
+    if not await host.workers.run(_is_same_plan, spec, new):
+        raise SyncerError("ID_REUSED", "request id was used for another run", metadata={"run_uid": uid})
+    if replica.state.status is RunStatus.DRAFT and new.request_id not in replica.state.requests:
+        first: list[Item] = [PolicyItem(new.request_id, new.policy, author())]
+        # The replica that began the draft may have had another level for new runs.
+        is_old = spec.fragments[0].leaf_hash is LeafHash.SHA256
+        least = _UNTRAINED_LEVEL if spec.untrained else 0 if is_old else _LEAF_HASH_LEVEL
+        level = max(host.settings.new_run_level, least)
+        if level > replica.state.level:
+            first.insert(0, LevelItem(level, author()))
+        *_, outcome = await replica.log.append(first)
+        if outcome.rejection is not None and new.request_id not in replica.state.requests:
+            raise from_rejection(outcome.rejection)
+    return replica
+
+
+def _is_same_plan(spec: RunSpec, new: NewRun) -> bool:
+    return (spec.fragments, dict(spec.dtypes)) == (new.fragments, dict(new.dtypes))
+
+
+def _check_size(new: NewRun) -> None:
+    tensor_count = sum(len(layout.tensors) for layout in new.fragments)
+    largest = max(layout.numel for layout in new.fragments)
+    for what, value, limit, advice in (
+        ("tensors", tensor_count, MAX_TENSOR_COUNT, ": keep those of a layer's experts in one tensor"),
+        ("fragments", len(new.fragments), MAX_FRAGMENT_COUNT, ": state a smaller fragment_count"),
+        ("elements in a fragment", largest, MAX_FRAGMENT_NUMEL, ": state a larger fragment_count"),
+    ):
+        if value > limit:
+            raise SyncerError("TOO_LARGE", f"too many {what}{advice}. limit={limit}, actual={value}")
+
+
+def _check_untrained(new: NewRun) -> None:
+    names = [*new.dtypes, *(one.name for one in new.untrained)]
+    if len(set(names)) != len(names):
+        raise SyncerError("SHAPE_MISMATCH", "a tensor is named twice among trained and untrained ones")
+
+
+def _check_kept(policy: Policy) -> None:
+    """Bounds what a run keeps that a learner creates; an admin can change that later."""
+    for name, value, limit in (
+        ("kept_version_count", policy.kept_version_count, 64),
+        ("kept_hours", policy.kept_hours, 24),
+        ("kept_day_count", policy.kept_day_count, 30),
+    ):
+        if value > limit:
+            message = f"only an admin may have a run keep so much. {name}={value:g}, limit={limit}"
+            raise SyncerError("PERMISSION_DENIED", message)
+
+
+def _check_merge_rules(policy: Policy, fragments: AbstractSet[str]) -> None:
+    unknown = sorted(policy.merge_by_fragment.keys() - fragments)
+    if unknown:
+        raise bad_request(f"merge rule for a fragment that the run does not have. fragments={unknown[:20]}")
+
+
+async def commit_run(host: RunHost, name: str, uid: str, seen_position: int) -> RunReplica:
+    """Opens the draft and gives it its name.
+
+    Raises:
+        SyncerError: RUN_DRAFT: initial weights are missing; RUN_EXISTS: another run has the name; QUOTA_EXCEEDED.
+    """
+    replica = await host.open(name, check_id(uid, "run uid"), seen_position=seen_position, is_creator=True)
+    if replica.state.status is RunStatus.DRAFT:
+        await replica.log.tail()
+    if replica.state.status is RunStatus.DRAFT:
+        fragments = sorted(replica.state.fragments.items())
+        missing = [name for name, fragment in fragments if fragment.version < 0 and not fragment.pending]
+        if missing:
+            raise SyncerError("RUN_DRAFT", f"initial weights are missing. fragments={missing[:20]}")
+        for fragment, _ in fragments:
+            if unsent := unsent_bytes(replica.state.fragments[fragment]):
+                host.unsent.take(author(), unsent)
+            await replica.merger.seed(fragment)
+        await replica.log.append([StatusItem(RunStatus.OPEN, author())])
+    host.drafts.finished(uid)
+    try:
+        await host.store.publish(name, uid)
+    except RunExistsError as error:
+        raise SyncerError(
+            "RUN_EXISTS", f"another run got the name first. run={name}", metadata={"run_uid": error.uid}
+        ) from error
+    host.forget_name(name)
+    _LOG.info("run committed", run=name, uid=uid, author=author())
+    return replica
+
+
+async def set_policy(replica: RunReplica, request_id: str, change: Callable[[Policy], Policy]) -> None:
+    """Replaces the policy by `change(policy)`, once for each request id.
+
+    Raises:
+        SyncerError: RUN_CLOSED; BAD_REQUEST: a field is out of its range.
+    """
+    check_id(request_id, "request id")
+    if request_id in replica.state.requests:
+        return
+    await replica.log.tail()
+
+    def changed(state: RunState) -> PolicyItem:
+        """Changes the newest policy, so that what other requests have changed is kept."""
+        try:
+            policy = change(state.policy)
+        except ValueError as error:
+            raise bad_request(str(error)) from error
+        _check_merge_rules(policy, state.fragments.keys())
+        return PolicyItem(request_id, policy, author())
+
+    outcome = await replica.log.append_made(changed)
+    if outcome.rejection is not None and request_id not in replica.state.requests:
+        raise from_rejection(outcome.rejection)
+
+
+async def upgrade_run(replica: RunReplica, level: int) -> None:
+    """Raises the run's format level to `level`, or to the newest that this version knows if that is 0.
+
+    Raises:
+        SyncerError: BAD_REQUEST: this version does not know the level, or the run has a higher one.
+    """
+    wanted = level or ENTRY_FORMAT
+    if wanted > ENTRY_FORMAT:
+        raise bad_request(f"format level is not known to this version. level={wanted}, newest={ENTRY_FORMAT}")
+    if wanted > replica.state.level:
+        await replica.log.append([LevelItem(wanted, author())])
+    if level and level < replica.state.level:
+        raise bad_request(f"a format level can't be lowered. level={replica.state.level}, asked={level}")
+
+
+async def close_run(replica: RunReplica) -> None:
+    """Ends the run, and returns when every accepted delta has its fate.
+
+    Raises:
+        SyncerError: RUN_DRAFT.
+    """
+    state = replica.state
+    if state.status is RunStatus.DRAFT:
+        await replica.log.tail()
+    if state.status is RunStatus.DRAFT:
+        raise SyncerError("RUN_DRAFT", "a draft can't be closed; commit it first, or abandon it")
+    if state.status is RunStatus.OPEN:
+        await replica.log.append([StatusItem(RunStatus.CLOSING, author())])
+    await replica.wait_until(lambda state: state.status is RunStatus.CLOSED)
+
+
+async def delete_run(host: RunHost, name: str, uid: str) -> None:
+    """Removes the run's name.
+
+    Raises:
+        SyncerError: RUN_NOT_FOUND: no run of that uid ever had the name; RUN_REPLACED: another run has the name.
+    """
+    check_name(name, "run")
+    check_id(uid, "run uid")
+    host.forget_name(name)
+    try:
+        named = await host.store.resolve(name)
+    except RunNotFoundError:
+        if uid in await host.store.name_history(name):
+            return  # an earlier call deleted it
+        raise
+    if named != uid:
+        raise replaced(name, uid, named)
+    await host.store.unpublish(name, uid)
+    host.forget_name(name)
+    _LOG.info("run deleted", run=name, uid=uid, author=author())  # the log of a run can be deleted with it

@@ -1,0 +1,412 @@
+"""One run on one replica: follows the log, decides, merges, and sends events to followers. No gRPC and no sockets.
+
+Three loops run beside the calls. *Tailing* folds what other replicas wrote. *Deciding* asks the round engine after
+every entry, report and timer, and appends its decisions to the log. *Advising* shares leases with other replicas
+through the store. Each merge is a task of its own. All state here is a cache of the log or advice, so the process may
+die at any moment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+from weakref import WeakValueDictionary
+
+from skerry.runtime.clock import Clock
+from skerry.runtime.logs import get_logger
+from skerry.runtime.workers import Workers
+from skerry.v1.types_pb2 import Draining, Event, RoundOpened
+from skerry_syncer.access.limits import Rate, orphans, unsent_bytes
+from skerry_syncer.errors import DrainingError, SyncerError, fenced, from_rejection
+from skerry_syncer.merge.merger import Merger
+from skerry_syncer.merge.outer_states import DamagedStateError
+from skerry_syncer.merge.restart import closed_without
+from skerry_syncer.merge.rollback import RollBacks
+from skerry_syncer.rounds.engine import MergeKey, RoundEngine
+from skerry_syncer.rounds.membership import LearnerRecord, LearnerReport, Membership
+from skerry_syncer.rounds.pace import Pace, wait
+from skerry_syncer.run.advice import AdviceBoard, share_leases
+from skerry_syncer.run.events import EventStream, Followers, duration_message, events_of
+from skerry_syncer.run.upkeep import keep_small
+from skerry_syncer.settings import ReplicaSettings
+from skerry_syncer.store.errors import LogCorruptError, NewerFormatError, StoreError, UnreadableObjectError
+from skerry_syncer.store.log.checks import check_item
+from skerry_syncer.store.log.entries import (
+    INITIAL_BASE,
+    AcceptedItem,
+    ClosedItem,
+    Entry,
+    Fate,
+    Item,
+    LeftItem,
+    RunStatus,
+    SessionItem,
+)
+from skerry_syncer.store.log.run_log import RunLog
+from skerry_syncer.store.log.state import Outcome, RunState
+from skerry_syncer.store.versions.blobs import StoredParts
+from skerry_syncer.store.versions.replay import DAMAGE, UnreadableDeltaError
+
+_LOG: Final = get_logger(__name__)
+_PATIENCE_TERMS: Final = 2  # lease terms for which a failing merge is tried again; other replicas try after one
+
+
+class RunReplica:
+    """Serves one run while `run` is running; its other methods may be called from any task of the loop."""
+
+    def __init__(
+        self,
+        log: RunLog,
+        *,
+        clock: Clock,
+        workers: Workers,
+        merger: Merger,
+        advice: AdviceBoard,
+        settings: ReplicaSettings,
+    ) -> None:
+        """Takes a log that is folded to its end."""
+        self.log = log
+        self.workers = workers
+        self.merger = merger
+        self.stored_parts: WeakValueDictionary[tuple[str, str], StoredParts] = WeakValueDictionary()
+        self.membership = Membership(clock.monotonic_s())
+        self.followers = Followers(settings.stream_limit_bytes)
+        self.orphans = orphans(clock, 4 * sum(layout.numel for layout in log.spec.fragments))
+        self._clock = clock
+        self._advice = advice
+        self._settings = settings
+        self.engine = RoundEngine()
+        self._announced: dict[str, int] = {}  # by fragment: the version of the last round that followers were told of
+        self._live: set[str] = set()  # learners whose lease was live at the last decision
+        self._decide_now = asyncio.Event()
+        self._tail_now = asyncio.Event()
+        self._advise_now = asyncio.Event()
+        self.pace = Pace(clock)
+        self._told = Rate("reports", clock, burst=5, pause_s=0.5)
+        self._waiting: dict[asyncio.Event, None] = {}  # set at every entry, one for each `wait_until`
+        self._has_open_round = False
+        self._is_draining = False
+        self._has_ended = False
+        self._tasks: asyncio.TaskGroup | None = None
+        self._merges: dict[asyncio.Task[Any], None] = {}
+        self.roll_backs = RollBacks(log, workers, self._start, is_draining=lambda: self._is_draining)
+        self._seeded: set[str] = set()  # fragments whose initial weights this replica began to store
+        self._unsubscribe = log.subscribe(self._on_entry)
+
+    @property
+    def state(self) -> RunState:
+        """The run as far as it is folded here."""
+        return self.log.state
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the replica may be closed and opened again later: no follower, no merge and no open round."""
+        return not (self.followers or self._waiting or self._merges or self._is_busy())
+
+    def wake(self) -> None:
+        """Takes note of a call: after a quiet time the log is read and leases are shared at once."""
+        if self.pace.touch():
+            self._tail_now.set()
+            self._advise_now.set()
+
+    async def run(self) -> None:
+        """Serves until cancelled.
+
+        Raises:
+            LogCorruptError, NewerFormatError: the log can't be followed here any more, as all streams were told.
+        """
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                self._tasks = tasks
+                tasks.create_task(self._tail(), name="tail")
+                tasks.create_task(self._decide(), name="decide")
+                tasks.create_task(self._advise(), name="advise")
+                tasks.create_task(keep_small(self.log, self._clock, self._settings, self._done), name="upkeep")
+        except* (LogCorruptError, NewerFormatError) as errors:
+            self.followers.end(errors.exceptions[0])
+            raise
+        finally:
+            self._tasks = None
+            self._has_ended = True
+            self._unsubscribe()
+            self.followers.close(DrainingError())
+            self._wake_waiting()
+
+    async def drain(self, grace_s: float) -> None:
+        """Announces the drain to followers, closes no further round, and returns when merges have ended."""
+        self._is_draining = self.merger.is_draining = True
+        self._send(draining=Draining(grace=duration_message(grace_s)))
+        self.followers.close(DrainingError())
+        self._decide_now.set()
+        self._wake_waiting()
+        while self._merges:
+            await asyncio.wait(self._merges)
+
+    async def attach(self, item: SessionItem) -> None:
+        """Makes the session the learner's newest, if it is not, and renews its lease.
+
+        Raises:
+            SyncerError: the run takes no learners, or a newer session fences this one.
+        """
+        rejection = check_item(self.state, item)
+        if rejection is None or rejection.reason != "REPEATED":
+            rejection = (await self.log.append([item]))[0].rejection
+        if rejection is not None and rejection.reason != "REPEATED":
+            raise from_rejection(rejection)
+        self.membership.renew(item.learner, item.session, self._clock.monotonic_s())
+        self._decide_now.set()
+
+    @contextmanager
+    def attached(self, learner: str, session: str) -> Iterator[EventStream]:
+        """Yields the stream of an attached learner's events, for as long as the context lasts."""
+        with self.followers.following(learner, session) as stream:
+            if self.state.learners[learner].session != session:  # fenced since its own entry was folded
+                stream.end(fenced(learner))
+            self._end_if_closed()  # likewise
+            self._send_learner(learner)
+            yield stream
+
+    def report(self, learner: str, session: str, report: LearnerReport) -> None:
+        """Renews the learner's lease and passes its report on to observers, if it does not come too soon."""
+        self.membership.renew(learner, session, self._clock.monotonic_s(), report)
+        if self._told.is_due(learner):
+            self._send_learner(learner)
+        self._decide_now.set()
+
+    async def leave(self, learner: str, session: str) -> None:
+        """Ends the learner's session for good."""
+        await self.log.append([LeftItem(learner, session)])
+        self.membership.end(learner, session)
+        self._send_learner(learner)  # with its last report
+        self._advise_now.set()
+        self._decide_now.set()
+
+    def push_begun(self, fragment: str, learner: str, session: str, step_count: int) -> None:
+        """Renews the lease of a learner that begins a push; a delta of H steps or more announces its round at once."""
+        self.membership.renew(learner, session, self._clock.monotonic_s())
+        if step_count >= self.state.policy.inner_step_count:
+            known = self.state.fragments[fragment]
+            self._announce(fragment, known.version + (1 if known.closing is None else 2))
+
+    def learner_records(self) -> tuple[LearnerRecord, ...]:
+        """Returns every learner that the log knows, as observers see it now."""
+        return self.membership.records(self.state, self._clock.monotonic_s())
+
+    def open_rounds(self) -> list[Event]:
+        """Returns the events of the rounds that are open now, for a learner that attaches."""
+        view = self.membership.view(self.state, self._clock.monotonic_s())
+        return [
+            Event(position=self.state.position, round_opened=RoundOpened(fragment=fragment, version=version))
+            for fragment, version in self.engine.open_rounds(self.state, view)
+        ]
+
+    async def wait_until(self, holds: Callable[[RunState], bool]) -> None:
+        """Returns when `holds(state)` is true; it is called after every entry.
+
+        Raises:
+            DrainingError: the replica drains or fails first.
+        """
+        news = asyncio.Event()
+        self._waiting[news] = None
+        try:
+            while not holds(self.state):
+                if self._is_draining or self._has_ended:
+                    raise DrainingError
+                news.clear()
+                await news.wait()
+        finally:
+            del self._waiting[news]
+
+    def _on_entry(self, entry: Entry, outcomes: tuple[Outcome, ...]) -> None:
+        """Sends an entry's events to followers and wakes everything that waits for a change."""
+        for event in events_of(self.state, entry, outcomes):
+            self.followers.send(event)
+        for outcome in outcomes:
+            if outcome.rejection is None and isinstance(outcome.item, SessionItem):
+                item = outcome.item
+                self.followers.end(fenced(item.learner), learner=item.learner, but_session=item.session)
+                self.membership.forget_other(self.state, item.learner)
+            if outcome.rejection is None and isinstance(outcome.item, AcceptedItem):
+                self.orphans.finished(outcome.item.delta, [part.size_bytes for part in outcome.item.parts])
+            for delta in outcome.decided:
+                if delta.fate is not Fate.MERGED:  # its round may be void; the next one is announced again
+                    self._announced.pop(delta.item.fragment, None)
+        self._end_if_closed()
+        self.wake()
+        self._decide_now.set()
+        self._tail_now.set()
+        self._wake_waiting()
+
+    def _end_if_closed(self) -> None:
+        if self.state.status is RunStatus.CLOSED:  # after the events that tell learners the last fates
+            self.followers.end_learners(SyncerError("RUN_CLOSED", "the run is closed; every delta has its fate"))
+
+    def _wake_waiting(self) -> None:
+        for news in self._waiting:
+            news.set()
+
+    def _send(self, **kind: Any) -> None:
+        self.followers.send(Event(position=self.state.position, **kind))  # which is not in the log
+
+    def _send_learner(self, learner: str) -> None:
+        now_s = self._clock.monotonic_s()
+        self.followers.send_learner(self.state.position, lambda: self.membership.record(self.state, learner, now_s))
+
+    def _announce(self, fragment: str, version: int) -> None:
+        """Sends RoundOpened, once for each round."""
+        if self._announced.get(fragment, 0) < version:
+            self._announced[fragment] = version
+            self._send(round_opened=RoundOpened(fragment=fragment, version=version))
+
+    async def _done(self, work: Awaitable[object], failure: str, **facts: object) -> bool:
+        """Returns true after `work`, and false after a failure of the store, which is logged.
+
+        Raises:
+            LogCorruptError, NewerFormatError: the log can't be followed here any more.
+        """
+        try:
+            await work
+        except (LogCorruptError, NewerFormatError):
+            raise
+        except StoreError as error:
+            _LOG.warning(failure, run=self.log.spec.name, cause=str(error), **facts)
+            return False
+        return True
+
+    async def _tail(self) -> None:
+        """Folds others' entries: soon after an own append, and less and less often while nothing happens."""
+        while True:
+            self._tail_now.clear()
+            is_read = await self._done(self.log.tail(), "log could not be read")
+            await self._clock.sleep(self._settings.busy_poll_s)
+            longest_s = self._settings.waiting_poll_s if self._is_busy() else self._settings.idle_poll_s
+            await wait(self._tail_now, self.pace.pause_s(0.0, longest_s) if is_read else self._settings.retry_s)
+
+    def _is_busy(self) -> bool:
+        return self._has_open_round or any(fragment.closing for fragment in self.state.fragments.values())
+
+    async def _decide(self) -> None:
+        """Appends what the round engine decides and starts the merges that it names."""
+        while True:
+            self._decide_now.clear()
+            now_s = self._clock.monotonic_s()
+            view = self.membership.view(self.state, now_s)
+            decisions = self.engine.decide(self.state, view, now_s, may_close=not self._is_draining)
+            live = {name for name, learner in view.learners.items() if learner.is_live}
+            for learner in sorted(live ^ self._live):  # its lease ran out or came back
+                self._send_learner(learner)
+            self._live = live
+            self._has_open_round = bool(open_rounds := self.engine.open_rounds(self.state, view))
+            for fragment, version in open_rounds:
+                self._announce(fragment, version)
+            for key in decisions.merges:
+                self._start(self._merge(key))
+            self._start_seeds()
+            if decisions.items and await self._propose(decisions.items):
+                continue
+            wakes = (decisions.wake_at_s, self.membership.next_change_s(self.state, now_s))
+            wake_at_s = min((at_s for at_s in wakes if at_s is not None), default=None)
+            await wait(self._decide_now, None if wake_at_s is None else max(0.0, wake_at_s - now_s))
+
+    async def _propose(self, items: tuple[Item, ...]) -> bool:
+        """Appends decisions to the log; returns false if the log did not move, so that deciding again is pointless."""
+        before = self.state.position
+        if await self._done(self._append(items), "decision could not be written"):
+            return self.state.position != before
+        await self._clock.sleep(self._settings.retry_s)
+        return True
+
+    async def _append(self, items: tuple[Item, ...]) -> None:
+        """Appends decisions; of several replicas' closes of one round, the one that the log admits says who merges."""
+        self.engine.appended(await self.log.append(items))
+
+    async def _advise(self) -> None:
+        """Shares leases with other replicas, three times a term, and less often while nothing happens."""
+        while True:
+            self._advise_now.clear()
+            await self._done(self._share_leases(), "leases could not be shared")
+            pause_s = self.pace.pause_s(self.state.policy.lease_term_s / 3, self._settings.idle_advice_s)
+            await wait(self._advise_now, pause_s)
+
+    async def _share_leases(self) -> None:
+        if await share_leases(self._advice, self.membership, self.state, self._clock.monotonic_s()):
+            self._decide_now.set()
+
+    def _start(self, work: Coroutine[Any, Any, object]) -> None:
+        assert self._tasks is not None  # called inside `run` only
+        task = self._tasks.create_task(work)
+        self._merges[task] = None
+        task.add_done_callback(self._end)
+
+    def _end(self, task: asyncio.Task[Any]) -> None:
+        del self._merges[task]
+        self._decide_now.set()
+
+    async def _merge(self, key: MergeKey) -> None:
+        """Merges until the set is committed, by any replica, or closed again; while draining, stops at a failure."""
+        pause_s, begun_s = self._settings.retry_s, self._clock.monotonic_s()
+        try:
+            while self.merger.frozen_set(key) is not None:
+                work = self._merge_once(key, begun_s)
+                if not await self._done(work, "merge failed", fragment=key.fragment, version=key.version):
+                    if self._is_draining:
+                        return
+                    await self._clock.sleep(pause_s)
+                    pause_s = min(2 * pause_s, self._settings.longest_retry_s)
+        finally:
+            self.engine.merge_ended(key, self._clock.monotonic_s())
+
+    async def _merge_once(self, key: MergeKey, begun_s: float) -> None:
+        try:
+            await self.merger.merge(key)
+        except DamagedStateError:  # of this machine's memory or disk: no reason to give up the fragment's momentum
+            raise
+        except DAMAGE as error:
+            closing = self.merger.frozen_set(key)
+            if closing is None:  # another replica committed it, and what it was made of may be collected
+                return
+            if not isinstance(error, UnreadableDeltaError) or not await self._close_again(closing, error):
+                await self._begin_anew(key, error, begun_s)
+        else:
+            if self.merger.wants_snapshot(key.fragment):
+                await self.merger.snapshot(key.fragment)
+
+    async def _close_again(self, closing: ClosedItem, error: UnreadableDeltaError) -> bool:
+        """Freezes the set again without the unreadable delta, and returns whether that is one of the set.
+
+        A set that becomes empty makes the round void.
+        """
+        view = self.membership.view(self.state, self._clock.monotonic_s())
+        item = closed_without(self.state, view, closing, error.delta)
+        if item is None:  # it made an older version
+            return False
+        _LOG.warning("closing a round without an unreadable delta", fragment=closing.fragment, cause=str(error))
+        if not await self._propose((item,)):
+            await self._clock.sleep(self._settings.retry_s)
+        return True
+
+    async def _begin_anew(self, key: MergeKey, error: Exception, begun_s: float) -> None:
+        """Goes on without the fragment's momentum if for some terms no replica could commit the set.
+
+        Raises:
+            UnreadableObjectError: it is too early for that, or the weights are lost too.
+        """
+        if self._clock.monotonic_s() - begun_s < _PATIENCE_TERMS * self.state.policy.lease_term_s:
+            raise UnreadableObjectError(f"state of fragment {key.fragment}", error) from error
+        await self.merger.restart(key.fragment)
+
+    def _start_seeds(self) -> None:
+        """Starts to store the initial weights that were pushed to a draft, before its commit asks for them.
+
+        The commit alone stores those that take far more than was sent, since most drafts of a client may have none.
+        """
+        if self.state.status is not RunStatus.DRAFT or self._is_draining:
+            return
+        for name, fragment in sorted(self.state.fragments.items()):
+            if fragment.version == INITIAL_BASE and fragment.pending and name not in self._seeded:
+                self._seeded.add(name)
+                if unsent_bytes(fragment) > 2 * fragment.layout.numel:
+                    continue
+                self._start(self._done(self.merger.seed(name), "initial weights could not be stored", fragment=name))

@@ -1,0 +1,162 @@
+"""Log checkpoints: objects that have the whole state of the fold at a position, so that opening a run reads little.
+
+    checkpoints/<position>-<write id>    the state, written by any replica
+    a checkpoint item in a later entry   names the object and its digest; only then is it used
+
+A reader lists the objects and takes the newest one that an entry soon after its position names, whose bytes have the
+digest that the entry says, and whose state ends in the entry that the log has at the position. If one is missing,
+damaged or of another format, the one before is taken, and without any the log is folded from its first entry.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Sequence
+from itertools import pairwise
+from typing import Final
+
+from skerry.runtime.identifiers import Entropy
+from skerry.runtime.logs import get_logger
+from skerry_syncer.store.errors import ObjectMissingError, StoreError
+from skerry_syncer.store.log.entries import (
+    CHECKPOINTS_FORMAT,
+    CheckpointItem,
+    Entry,
+    RunSpec,
+    RunStatus,
+    bytes_digest,
+    entry_name,
+    run_prefix,
+)
+from skerry_syncer.store.log.horizon import oldest_versions
+from skerry_syncer.store.log.retention import Retention, kept_positions
+from skerry_syncer.store.log.run_log import RunLog
+from skerry_syncer.store.log.saved import state_from_bytes, state_to_bytes
+from skerry_syncer.store.log.state import RunState
+from skerry_syncer.store.objects.interface import Objects
+
+_LOG: Final = get_logger(__name__)
+# Entries between two checkpoints: folding as many takes less than reading a checkpoint of a run that is large.
+CHECKPOINT_EVERY: Final = 1024
+# Entries after a checkpoint's position among which its name is looked for. A slower writer's is not used.
+_NAMED_WITHIN: Final = 512
+_READ_AT_ONCE: Final = 64
+# How many of the newest checkpoints stay: more than one, because the newest may be damaged.
+KEPT_CHECKPOINTS: Final = 4
+_FOLDER: Final = "checkpoints"
+_NAME: Final = re.compile(r"(\d{20})-[0-9a-f]{32}")
+
+
+async def newest_state(objects: Objects, spec: RunSpec, *, at_most: int | None = None) -> RunState:
+    """Returns the state of the newest checkpoint, at or before `at_most`; without one, that before the first entry.
+
+    Raises:
+        StoreUnavailableError: the store can't be read.
+    """
+    prefix = run_prefix(spec.name, spec.uid)
+    async for name, position in _found(objects, prefix):
+        if at_most is not None and position > at_most:
+            continue
+        try:
+            return await _load(objects, spec, name, position)
+        except (ObjectMissingError, ValueError) as error:
+            _LOG.warning("checkpoint is not used", run=spec.name, name=name, cause=str(error))
+    return RunState(spec, forgets=True)
+
+
+def checkpoint_of(state: RunState, entropy: Entropy) -> tuple[CheckpointItem, bytes]:
+    """Returns the item that names a checkpoint of the state as it is now, and the bytes of its object."""
+    data = state_to_bytes(state)
+    name = f"{_FOLDER}/{state.position:020}-{entropy.hex_id()}"
+    kept_since, kept = kept_positions(state, Retention.of(state.policy))
+    oldest = oldest_versions(state)
+    return CheckpointItem(state.position, name, len(data), bytes_digest(data), oldest, kept_since, tuple(kept)), data
+
+
+def is_due(state: RunState, every: int = CHECKPOINT_EVERY) -> bool:
+    """Whether the log has grown by `every` entries since its newest checkpoint."""
+    is_allowed = state.level >= CHECKPOINTS_FORMAT and state.status is not RunStatus.DRAFT
+    return is_allowed and state.position - state.checkpoint_at >= every
+
+
+async def write_checkpoint(log: RunLog) -> None:
+    """Stores the state of the log as it is now, names it by an entry, and deletes old checkpoints.
+
+    If several replicas do this at the same time, one succeeds and the others delete theirs.
+
+    Raises:
+        StoreError: the store failed.
+    """
+    item, data = checkpoint_of(log.state, log.entropy)
+    path = f"{log.prefix}/{item.name}"
+    await log.objects.write(path, data)
+    try:
+        (outcome,) = await log.append([item])
+    except StoreError:  # an entry that names it may still land; no reader depends on it
+        await log.objects.delete([path])
+        raise
+    if outcome.rejection is not None:
+        await log.objects.delete([path])
+        return
+    found = [one async for one in _found(log.objects, log.prefix)]
+    gone = superfluous([position for _, position in found])
+    if gone:
+        await log.objects.delete([f"{log.prefix}/{name}" for name, position in found if position in gone])
+
+
+def superfluous(positions: Sequence[int]) -> set[int]:
+    """Returns which checkpoints of these positions, from the newest to the oldest, may go.
+
+    The newest ones stay, the oldest one, and between them some: the distance between two that stay is at most the
+    distance from the newer one to the end, or one interval. So about 2 log2(n) of n checkpoints stay.
+    """
+    distinct = sorted(set(positions), reverse=True)
+    if len(distinct) <= KEPT_CHECKPOINTS:
+        return set()
+    gone, end, kept = set(), distinct[0], distinct[KEPT_CHECKPOINTS - 1]
+    for position, older in pairwise(distinct[KEPT_CHECKPOINTS:]):
+        if end - older <= 2 * (end - kept):
+            gone.add(position)
+        else:
+            kept = position
+    return gone
+
+
+async def _found(objects: Objects, prefix: str) -> AsyncIterator[tuple[str, int]]:
+    """Yields the names of checkpoints and their positions, the newest first."""
+    folder = f"{prefix}/{_FOLDER}/"
+    names = [info.name.removeprefix(folder) async for info in objects.list(folder)]
+    for match in sorted(filter(None, map(_NAME.fullmatch, names)), key=lambda match: match[0], reverse=True):
+        yield f"{_FOLDER}/{match[0]}", int(match[1])
+
+
+async def _load(objects: Objects, spec: RunSpec, name: str, position: int) -> RunState:
+    prefix = run_prefix(spec.name, spec.uid)
+    item = await _naming_item(objects, prefix, name, position)
+    data = b"".join([piece async for piece in objects.stream(f"{prefix}/{name}")])
+    if bytes_digest(data) != item.digest:
+        raise ValueError(f"checkpoint is damaged. size_bytes={len(data)}, expected_size_bytes={item.size_bytes}")
+    state = state_from_bytes(data, spec)
+    entry = await objects.get(entry_name(prefix, position))
+    if (state.position, state.head_digest) != (position, bytes_digest(entry)):
+        raise ValueError(f"checkpoint is of another log. position={state.position}")
+    return state
+
+
+async def _naming_item(objects: Objects, prefix: str, name: str, position: int) -> CheckpointItem:
+    """Returns the item that names the checkpoint of `position`.
+
+    Raises:
+        ObjectMissingError: the log ends before one.
+        ValueError: an entry can't be read, or there is none near the position.
+    """
+    for start in range(position + 1, position + 1 + _NAMED_WITHIN, _READ_AT_ONCE):
+        names = (entry_name(prefix, at) for at in range(start, start + _READ_AT_ONCE))
+        for data in await asyncio.gather(*map(objects.get, names), return_exceptions=True):
+            if isinstance(data, BaseException):
+                raise data
+            for item in Entry.from_bytes(data).items:
+                if isinstance(item, CheckpointItem) and (item.name, item.at) == (name, position):
+                    return item
+    raise ValueError("no entry names it")

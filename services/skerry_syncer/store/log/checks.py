@@ -1,0 +1,350 @@
+"""Decides which items the fold admits at their place in the log. Nothing here changes the state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import assert_never
+
+from skerry.wire.identity import LEAST_WEIGHT, MOST_WEIGHT
+from skerry_syncer.store.log.entries import (
+    CHECKPOINTS_FORMAT,
+    GRANTS_FORMAT,
+    INITIAL_BASE,
+    MEDIAN_FORMAT,
+    AcceptedItem,
+    CheckpointItem,
+    ClosedItem,
+    CollectedItem,
+    CommittedItem,
+    Decided,
+    Fate,
+    FateItem,
+    Item,
+    LeftItem,
+    LevelItem,
+    PolicyItem,
+    RollbackItem,
+    RunStatus,
+    SessionItem,
+    SnapshotItem,
+    StatusItem,
+)
+from skerry_syncer.store.log.retention import has_weights_at, pinned_names
+from skerry_syncer.store.log.state import FragmentState, Rejection, RunState
+
+
+def check_item(state: RunState, item: Item) -> Rejection | None:
+    """Returns why `item` would be rejected as the next item of the log, or None."""
+    unknown = [name for name in named_fragments(item) if name not in state.fragments]
+    if unknown:
+        return Rejection("FRAGMENT_NOT_FOUND", f"run has no such fragment. fragments={unknown}")
+    return _check_kind(state, item)
+
+
+def _check_kind(state: RunState, item: Item) -> Rejection | None:  # noqa: C901, PLR0911, PLR0912 - one branch a kind of item
+    match item:
+        case AcceptedItem():
+            return check_accepted(state, item)
+        case SessionItem():
+            return check_session(state, item)
+        case LeftItem():
+            return check_left(state, item)
+        case ClosedItem():
+            return check_closed(state, item)
+        case CommittedItem():
+            return check_committed(state, item)
+        case FateItem():
+            return check_decided(state, item.decided)
+        case PolicyItem():
+            return check_policy(state, item)
+        case SnapshotItem():
+            return check_snapshot(state, item)
+        case RollbackItem():
+            return check_rollback(state, item)
+        case CollectedItem():
+            return check_collected(state, item)
+        case StatusItem():
+            return check_status(state, item)
+        case CheckpointItem():
+            return check_checkpoint(state, item)
+        case LevelItem():
+            return check_level(state, item)
+        case _:
+            assert_never(item)
+
+
+def named_fragments(item: Item) -> tuple[str, ...]:
+    """Returns the names of the fragments that an item is about, as it gives them."""
+    match item:
+        case AcceptedItem() | ClosedItem() | CommittedItem() | SnapshotItem():
+            return (item.fragment,)
+        case RollbackItem():
+            return tuple(one.fragment for one in item.fragments)
+        case CheckpointItem():
+            return tuple(item.oldest)
+        case _:
+            return ()
+
+
+def check_left(state: RunState, item: LeftItem) -> Rejection | None:
+    """A learner can leave once, and only by its live session."""
+    learner = state.learners.get(item.learner)
+    if learner is None or learner.session != item.session or learner.has_left:
+        return Rejection("SESSION_FENCED", f"not the learner's live session. learner={item.learner}")
+    return None
+
+
+def check_committed(state: RunState, item: CommittedItem) -> Rejection | None:
+    """A commit must be of the frozen set that waits for a merge; of several replicas' commits the first counts."""
+    closing = state.fragments[item.fragment].closing
+    if closing is None or (closing.version, closing.attempt) != (item.version, item.attempt):
+        return Rejection("VERSION_NOT_FOUND", f"no such round waits for a merge. version={item.version}")
+    if state.are_condemned(item.update):
+        return Rejection("INCOMPLETE", "the update's objects were collected; write them anew")
+    return None
+
+
+def check_policy(state: RunState, item: PolicyItem) -> Rejection | None:
+    """A policy request takes effect once, while the run is alive; what it pins must be there."""
+    if item.request_id in state.requests:
+        return Rejection("ID_REUSED", "request was applied before")
+    if state.status in (RunStatus.CLOSING, RunStatus.CLOSED):
+        return Rejection("RUN_CLOSED", f"run takes no policy any more. status={state.status}")
+    if state.entry_format < CHECKPOINTS_FORMAT and item.policy.states_retention:
+        return Rejection("BAD_REQUEST", f"the run's format level has no retention. level={state.level}")
+    if state.entry_format < MEDIAN_FORMAT and item.policy.has_median:
+        return Rejection("BAD_REQUEST", f"the run's format level has no geometric median. level={state.level}")
+    if state.entry_format < GRANTS_FORMAT and item.policy.enrols_by_run:
+        return Rejection("BAD_REQUEST", f"the run's format level has no enrolment by run. level={state.level}")
+    pins = set(item.policy.pinned_positions).difference(state.policy.pinned_positions)
+    if gone := sorted(position for position in pins if not has_weights_at(state, position)):
+        return Rejection("VERSION_NOT_FOUND", f"weights at a position are not there to pin. positions={gone[:20]}")
+    return None
+
+
+def check_collected(state: RunState, item: CollectedItem) -> Rejection | None:
+    """Nothing that rebuilding the newest versions or the weights at a pin takes may be condemned."""
+    live = state.referenced_names() | pinned_names(state)
+    if any(name in live for name in item.names):
+        return Rejection("BAD_REQUEST", "a condemned name is referenced")
+    return None
+
+
+def check_accepted(state: RunState, item: AcceptedItem) -> Rejection | None:
+    """A delta is accepted once, from a base that exists, in its learner's live session."""
+    known = state.delta(item.delta)
+    if known is not None:
+        same = (known.item.digest, known.item.fragment) == (item.digest, item.fragment)
+        return Rejection("REPEATED" if same else "ID_REUSED", f"delta id was accepted before. delta={item.delta}")
+    if state.are_condemned(item.parts):
+        return Rejection("INCOMPLETE", "parts were collected meanwhile; send them again")
+    return check_push(state, item)
+
+
+def check_initial(state: RunState, session: str, fragment: str) -> Rejection | None:
+    """Initial weights are accepted while the run is a draft and the fragment has none."""
+    if state.status is not RunStatus.DRAFT:
+        return Rejection("RUN_EXISTS", "run has its initial weights")
+    if state.fragments[fragment].version != INITIAL_BASE:
+        other = state.bases.get((session, fragment, INITIAL_BASE))
+        return Rejection("BASE_REPEATED", f"fragment has its initial weights. fragment={fragment}, delta={other}")
+    return None
+
+
+def check_push_session(state: RunState, learner_id: str, session: str) -> Rejection | None:
+    """A push needs an open run and the newest session of its learner."""
+    if state.status is RunStatus.DRAFT:
+        return Rejection("RUN_DRAFT", "run is a draft; commit it first")
+    if state.status is not RunStatus.OPEN:
+        return Rejection("RUN_CLOSED", f"run takes no deltas any more. status={state.status}")
+    learner = state.learners.get(learner_id)
+    if learner is None or session not in learner.sessions:
+        return Rejection("SESSION_UNKNOWN", f"session never attached. learner={learner_id}")
+    if learner.session != session:
+        return Rejection("SESSION_FENCED", f"a newer session of this learner attached. learner={learner_id}")
+    return None
+
+
+def check_base(state: RunState, fragment: FragmentState, version: int, digest: str) -> Rejection | None:
+    """A base version exists, has that digest, was not abandoned and is not too old."""
+    if version > fragment.version:
+        return Rejection("BASE_FUTURE", f"base version does not exist yet. base={version}, newest={fragment.version}")
+    if 0 <= version < fragment.oldest:
+        return Rejection("BASE_STALE", f"base version is forgotten. base={version}, oldest={fragment.oldest}")
+    base = fragment.versions.get(version)
+    if base is None:
+        return Rejection("BASE_FOREIGN", f"base version never existed. base={version}")
+    if base.digest != digest:
+        # Without the right digest, which a client that has not pulled the base must not learn.
+        return Rejection("BASE_FOREIGN", f"base digest differs. base={version}, actual={digest}")
+    if base.is_abandoned:
+        return Rejection("BASE_STALE", f"base version was rolled back. base={version}, newest={fragment.version}")
+    staleness = state.staleness(fragment, version)
+    if staleness > state.policy.max_staleness:
+        return Rejection(
+            "BASE_STALE",
+            f"base version is too old. base={version}, newest={fragment.version}, staleness={staleness}, "
+            f"allowed={state.policy.max_staleness}",
+        )
+    return None
+
+
+def check_repeated_base(state: RunState, session: str, fragment: str, base_version: int) -> Rejection | None:
+    """At most one delta of a session from one base version is pending or merged.
+
+    A delta that is expired, superseded or quarantined does not count. Otherwise a fragment would stop if every learner
+    lost its delta.
+    """
+    other = state.bases.get((session, fragment, base_version))
+    if other is None or state.deltas[other].fate not in (Fate.PENDING, Fate.MERGED):
+        return None
+    detail = f"session has an accepted delta from that base. base={base_version}, delta={other}"
+    return Rejection("BASE_REPEATED", detail)
+
+
+def check_push(state: RunState, item: AcceptedItem) -> Rejection | None:
+    """Returns why a push would be refused before its parts are known, or None; an accepted delta is not refused."""
+    if state.delta(item.delta) is not None:
+        return None
+    if item.base_version == INITIAL_BASE:
+        return check_initial(state, item.session, item.fragment)
+    return (
+        check_push_session(state, item.learner, item.session)
+        or check_base(state, state.fragments[item.fragment], item.base_version, item.base_digest)
+        or check_repeated_base(state, item.session, item.fragment, item.base_version)
+    )
+
+
+def check_session(state: RunState, item: SessionItem) -> Rejection | None:
+    """A session that was fenced never comes back; an attached one attaches again only with another grant."""
+    if state.status is not RunStatus.OPEN:
+        reason = "RUN_DRAFT" if state.status is RunStatus.DRAFT else "RUN_CLOSED"
+        return Rejection(reason, f"run takes no learners. status={state.status}")
+    granted, learner = state.granted(item), state.learners.get(item.learner)
+    if granted is not None and not LEAST_WEIGHT <= granted <= MOST_WEIGHT:
+        return Rejection("BAD_REQUEST", f"no learner can be granted such a weight. weight={granted}")
+    if learner is not None and item.session in learner.sessions and learner.session != item.session:
+        return Rejection("SESSION_FENCED", f"a newer session of this learner attached. learner={item.learner}")
+    is_attached = learner is not None and learner.session == item.session and not learner.has_left
+    if is_attached and granted == state.grants.get(item.learner):
+        return Rejection("REPEATED", f"session is attached. learner={item.learner}")
+    if learner is not None and item.session not in learner.sessions and 0 < item.seen_position < learner.attached_at:
+        # Only entries of earlier versions state a position. By their rule such a session asked too late.
+        return Rejection("SESSION_FENCED", f"a newer session of this learner attached. learner={item.learner}")
+    return None
+
+
+def check_closed(state: RunState, item: ClosedItem) -> Rejection | None:
+    """A close is the next one of its fragment and names pending deltas; a repeated close names every frozen one.
+
+    A repeated close may have no members left. It voids the round, and the next close of the version takes the next
+    attempt, so that a late commit of the voided set is never mistaken for the commit of another set.
+    """
+    fragment = state.fragments[item.fragment]
+    closing = fragment.closing
+    expected = (fragment.version + 1, fragment.next_attempt)
+    if closing is not None:
+        expected = (closing.version, closing.attempt + 1)
+    if (item.version, item.attempt) != expected or state.status not in (RunStatus.OPEN, RunStatus.CLOSING):
+        return Rejection("VERSION_NOT_FOUND", f"not the next close. expected={expected}")
+    frozen = {member.delta for member in closing.members} if closing is not None else set()
+    eligible = fragment.pending.keys() | frozen
+    members = [member.delta for member in item.members]
+    if (closing is None and not members) or len(set(members)) != len(members) or not eligible.issuperset(members):
+        return Rejection("BAD_REQUEST", "a member is not pending in this fragment")
+    named = {decided.delta for decided in item.decided}
+    if named & set(members) or not eligible.issuperset(named):
+        return Rejection("BAD_REQUEST", "a decided delta is a member, or not pending")
+    if not are_final(item.decided):
+        return Rejection("BAD_REQUEST", "a delta is decided twice, or its fate is not one that a decision can give")
+    if closing is not None and not frozen <= named | set(members):
+        return Rejection("BAD_REQUEST", "a frozen delta is neither member nor decided")
+    return None
+
+
+def check_decided(state: RunState, decided: Iterable[Decided]) -> Rejection | None:
+    """Only pending deltas get a fate, each of them one."""
+    decided = tuple(decided)
+    if not are_final(decided):
+        return Rejection("BAD_REQUEST", "a delta is decided twice, or its fate is not one that a decision can give")
+    for one in decided:
+        delta = state.deltas.get(one.delta)
+        if delta is None or one.delta not in state.fragments[delta.item.fragment].pending:
+            return Rejection("BAD_REQUEST", f"delta is not pending. delta={one.delta}")
+    return None
+
+
+def are_final(decided: Sequence[Decided]) -> bool:
+    """Whether each delta is decided once, by a fate that is final and no merge."""
+    fates = (Fate.SUPERSEDED, Fate.EXPIRED, Fate.QUARANTINED)
+    return len({one.delta for one in decided}) == len(decided) and all(one.fate in fates for one in decided)
+
+
+def check_snapshot(state: RunState, item: SnapshotItem) -> Rejection | None:
+    """A version has at most one snapshot; version 0 of a draft exists by it."""
+    fragment = state.fragments[item.fragment]
+    if state.are_condemned((*item.weights, *item.outer)):
+        return Rejection("INCOMPLETE", "the snapshot's objects were collected")
+    if item.version == 0 and fragment.version == INITIAL_BASE:
+        return None if state.status is RunStatus.DRAFT else Rejection("RUN_EXISTS", "run has its initial weights")
+    version = fragment.remembered(item.version)
+    if version is None or version.digest != item.digest or version.is_abandoned or version.weights:
+        return Rejection("VERSION_NOT_FOUND", f"no version wants this snapshot. version={item.version}")
+    return None
+
+
+def check_rollback(state: RunState, item: RollbackItem) -> Rejection | None:
+    """A roll-back takes effect once, and only if no fragment has a newer version than when it was prepared."""
+    if item.request_id in state.requests:
+        return Rejection("ID_REUSED", "request was applied before")
+    if state.status is not RunStatus.OPEN:
+        return Rejection("RUN_CLOSED", f"run is not open. status={state.status}")
+    if len(set(named_fragments(item))) != len(item.fragments):
+        return Rejection("BAD_REQUEST", "a fragment is rolled back twice")
+    for one in item.fragments:
+        fragment = state.fragments[one.fragment]
+        source = fragment.known().get(one.source_version)
+        if one.version != fragment.version + 1 or source is None or source.digest != one.digest:
+            return Rejection(
+                "VERSION_NOT_FOUND", f"fragment has a newer version, or another source. fragment={one.fragment}"
+            )
+        if state.are_condemned((*one.weights, *one.outer)):
+            return Rejection("INCOMPLETE", "the roll-back's objects were collected")
+    return None
+
+
+def check_status(state: RunState, item: StatusItem) -> Rejection | None:
+    """A run goes from draft to open to closing to closed."""
+    following = {
+        RunStatus.DRAFT: RunStatus.OPEN,
+        RunStatus.OPEN: RunStatus.CLOSING,
+        RunStatus.CLOSING: RunStatus.CLOSED,
+        RunStatus.CLOSED: None,
+    }
+    if following[state.status] is not item.status:
+        return Rejection(
+            "RUN_CLOSED", f"status can't follow the current one. status={state.status}, next={item.status}"
+        )
+    if item.status is RunStatus.OPEN and any(f.version == INITIAL_BASE for f in state.fragments.values()):
+        return Rejection("RUN_DRAFT", "initial weights are missing")
+    if item.status is RunStatus.CLOSED and any(f.closing is not None for f in state.fragments.values()):
+        return Rejection("RUN_CLOSED", "a merge is under way")
+    return None
+
+
+def check_checkpoint(state: RunState, item: CheckpointItem) -> Rejection | None:
+    """A checkpoint is newer than the one before, of an earlier entry, and the run is past its draft."""
+    if state.entry_format < CHECKPOINTS_FORMAT:
+        return Rejection("BAD_REQUEST", f"the run's format level has no checkpoints. level={state.level}")
+    if state.status is RunStatus.DRAFT:
+        return Rejection("RUN_DRAFT", "a draft has no checkpoints")
+    if not state.checkpoint_at < item.at <= state.position:
+        return Rejection("REPEATED", f"not a newer checkpoint. at={item.at}, newest={state.checkpoint_at}")
+    return None
+
+
+def check_level(state: RunState, item: LevelItem) -> Rejection | None:
+    """A level can only be raised."""
+    if item.level <= state.level:
+        return Rejection("REPEATED", f"run has that format level. level={state.level}, asked={item.level}")
+    return None

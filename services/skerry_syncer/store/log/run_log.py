@@ -1,0 +1,414 @@
+"""The run log of one run, as one replica reads and writes it.
+
+Appends that wait at the same time go into one entry. A replica that loses a number to another folds the entries that it
+missed and tries the next number. If it is unknown whether a write landed, that is found out before anything else is
+written. The log is read by asking for the next number, never by listing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import deque
+from collections.abc import AsyncIterator, Callable, MutableSequence, Sequence
+from typing import Final, NoReturn
+
+from skerry.runtime.clock import Clock
+from skerry.runtime.identifiers import Entropy
+from skerry.runtime.workers import BEHALF, Workers
+from skerry_syncer.store.errors import (
+    LogCorruptError,
+    ObjectMissingError,
+    OutcomeUnknownError,
+    StoreError,
+    StoreUnavailableError,
+)
+from skerry_syncer.store.log.appends import Sent, Waiter
+from skerry_syncer.store.log.checks import check_item
+from skerry_syncer.store.log.entries import (
+    Entry,
+    Item,
+    RunSpec,
+    bytes_digest,
+    canonical_json,
+    entry_format,
+    entry_name,
+    item_to_json,
+    run_prefix,
+)
+from skerry_syncer.store.log.fold import apply_entry
+from skerry_syncer.store.log.state import Outcome, RunState
+from skerry_syncer.store.objects.interface import Objects
+from skerry_syncer.store.objects.put_if_absent import Creator
+from skerry_syncer.store.versions.blobs import Blobs
+
+GROUP_BYTES: Final = 2**20  # of appends in one entry, so that none takes long to read; a single one may be larger
+MAX_APPEND_BYTES: Final = 16 * 2**20  # larger ones are refused: readers hold a whole entry in memory
+_READ_AHEAD: Final = 64  # entries that a reader far behind asks for at the same time
+_ANCHOR_CHECK_S: Final = 5.0  # between checks that an entry that was durable is still there
+
+Subscriber = Callable[[Entry, tuple[Outcome, ...]], None]
+
+
+class AppendTooLargeError(ValueError):
+    """The items are too large for one entry, whatever else waits; nothing was written."""
+
+
+class RunLog:
+    """One run's log, folded. Safe for concurrent use by tasks of one loop. A process must have one object per run.
+
+    `state` is the fold of every entry read so far. Callers must not change it.
+    """
+
+    def __init__(
+        self,
+        objects: Objects,
+        spec: RunSpec,
+        *,
+        clock: Clock,
+        entropy: Entropy,
+        workers: Workers,
+        writer: str,
+        known: tuple[int, str] | None = None,
+        state: RunState | None = None,
+    ) -> None:
+        """Reads on from `state`. The log must still have `known`, the position and digest of an entry seen before."""
+        self.spec = spec
+        self.state = state or RunState(spec)
+        self.prefix = run_prefix(spec.name, spec.uid)
+        self.objects = objects
+        self.entropy = entropy
+        self.blobs = Blobs(
+            objects, self.prefix, clock, entropy, workers=workers, condemned=self.state.condemned, look=self.tail
+        )
+        self._clock = clock
+        self._writer = writer
+        self._creator = Creator(objects, clock, entropy)
+        self._waiting: deque[Waiter] = deque()
+        self._in_doubt: Sent | None = None
+        self._outcomes: tuple[Outcome, ...] | None = None  # what the fold made of the entry in doubt
+        self._writing: asyncio.Task[None] | None = None
+        self._subscribers: dict[object, Subscriber] = {}
+        self._tail_lock = asyncio.Lock()
+        self._tails_begun = self._tails_ended = 0
+        self._failure: LogCorruptError | None = None
+        self._anchor = known or (self.state.position, self.state.head_digest)
+        self._anchor_checked_at = clock.monotonic_s() if known is None else -math.inf
+        self._age_s, self._aged_at_s = self.state.age_s, clock.monotonic_s()
+
+    @property
+    def failure(self) -> LogCorruptError | None:
+        """Why this object stopped reading and writing, if it did. It stays stopped, even if the store is repaired."""
+        return self._failure
+
+    @property
+    def known(self) -> tuple[int, str]:
+        """The newest position that this object or an earlier one has seen, and the digest of its entry."""
+        return max((self.state.position, self.state.head_digest), self._anchor)
+
+    def age_s(self) -> float:
+        """Returns for how many seconds the run has been served: its time, for what is decided by time.
+
+        That is what the newest entry says, and what has passed since this process read it, by its monotonic clock. So
+        it never exceeds the time that has really passed, whatever calendar clocks say. Only time in which no process
+        had the log open is not in it.
+        """
+        return self._age_s + self._clock.monotonic_s() - self._aged_at_s
+
+    async def append(self, items: Sequence[Item]) -> tuple[Outcome, ...]:
+        """Puts `items` into the log, all in one entry, and returns the fold's outcome of each.
+
+        Returns when the entry is durable and folded. If the fold at the log's end would reject all of the items,
+        nothing is written and the rejections are returned. If the caller is cancelled before the items are sent, they
+        are not written; after that they may or may not take effect, as after OutcomeUnknownError.
+
+        Raises:
+            OutcomeUnknownError: the store did not answer in time; the items may take effect, now or later. They may be
+                appended again, because the fold admits each once.
+            StoreUnavailableError: the store can't be read; nothing was written.
+            NewerFormatError: the log goes on in a format that this version does not know. So from every method below.
+            StoreFullError: no space; the items may still take effect.
+            LogCorruptError: the store lost or changed what was durable.
+            AppendTooLargeError: the items are too large for one entry.
+            ValueError: an item is malformed.
+        """
+        return await self._append(tuple(items)) if items else ()
+
+    async def append_made(self, make: Callable[[RunState], Item]) -> Outcome:
+        """Appends the item that `make` returns for the state that its entry follows: nothing comes between the two.
+
+        `make` may be called several times. It must not wait; what it raises is raised here.
+
+        Raises:
+            StoreError: as for `append`.
+        """
+        (outcome,) = await self._append((make(self.state),), make)
+        return outcome
+
+    async def _append(
+        self, items: tuple[Item, ...], make: Callable[[RunState], Item] | None = None
+    ) -> tuple[Outcome, ...]:
+        self._raise_failure()
+        size = sum(len(canonical_json(item_to_json(item))) for item in items)
+        if size > MAX_APPEND_BYTES:
+            raise AppendTooLargeError(f"append is too large for one entry. size_bytes={size}, limit={MAX_APPEND_BYTES}")
+        loop = asyncio.get_running_loop()
+        waiter = Waiter(items, size, loop.create_future(), make)
+        self._waiting.append(waiter)
+        if self._writing is None or self._writing.done():
+            self._writing = loop.create_task(self._write_waiting(), name=f"log-writer {self.spec.name}")
+        return await waiter.answer
+
+    async def tail(self) -> int:
+        """Folds at least every entry that is in the log at the call, and returns the position reached.
+
+        Raises:
+            StoreUnavailableError: the store can't be read; what was read is folded.
+            LogCorruptError: the store lost or changed what was durable.
+        """
+        begun = self._tails_begun
+        async with self._tail_lock:
+            # A read that began after this call serves every caller that waits here, so many callers cost two reads.
+            if self._tails_ended <= begun:
+                self._tails_begun += 1
+                await self._read_to_end()
+                self._tails_ended = self._tails_begun
+        return self.state.position
+
+    async def wait_for(self, position: int) -> None:
+        """Folds at least to `position`, which the log is known to have reached.
+
+        Raises:
+            LogCorruptError: the log ends before `position`.
+            StoreUnavailableError: the store can't be read.
+        """
+        self._raise_failure()
+        if self.state.position >= position:
+            return
+        end = await self.tail()
+        if end < position:
+            raise LogCorruptError(f"log is shorter than was seen. run={self.spec.name}, seen={position}, end={end}")
+
+    def subscribe(self, callback: Subscriber) -> Callable[[], object]:
+        """Calls `callback` with every entry that is folded from now on, in order; returns a function that stops this.
+
+        The callback must not block and must not raise.
+        """
+        key = object()
+        self._subscribers[key] = callback
+        return lambda: self._subscribers.pop(key, None)
+
+    async def entries(self, start: int = 1, stop: int | None = None) -> AsyncIterator[tuple[Entry, bytes]]:
+        """Yields the entries from position `start` to before `stop` or to the log's end, with their bytes.
+
+        Raises:
+            LogCorruptError: an entry does not follow the one yielded before it, or can't be read as one.
+        """
+        position, previous = start, None
+        while stop is None or position < stop:
+            width = _READ_AHEAD if stop is None else min(_READ_AHEAD, stop - position)
+            found, _ = await self._read(position, width)
+            for data in found:
+                entry = self._parse(position, data)
+                if entry.position != position or previous not in (None, entry.previous):
+                    raise LogCorruptError(f"log entry does not follow. run={self.spec.name}, position={position}")
+                previous = bytes_digest(data)
+                yield entry, data
+                position += 1
+            if len(found) < width:
+                return
+
+    async def close(self) -> None:
+        """Stops writing; appends that wait fail with StoreUnavailableError."""
+        if self._writing is not None:
+            self._writing.cancel()
+            await asyncio.wait([self._writing])
+        self._fail(self._waiting, StoreUnavailableError("log was closed"))
+
+    async def _write_waiting(self) -> None:
+        """Writes groups until nothing waits, in a task of its own, so that cancelling a caller stops no other."""
+        BEHALF.set(self.spec.uid)  # the group is of many callers
+        group: list[Waiter] = []
+        try:
+            while self._waiting:
+                try:
+                    self._raise_failure()
+                    await self._resolve_doubt()
+                    group = await self._still_wanted(self._take_group())
+                    while group:
+                        group = await self._write(group)
+                except StoreError as error:
+                    self._fail(group, error)
+                    # The appends behind were not sent. They fail now, rather than wait through the outage again.
+                    is_unknown = isinstance(error, OutcomeUnknownError)
+                    self._fail(self._waiting, StoreUnavailableError(str(error)) if is_unknown else error)
+        except BaseException as error:
+            self._waiting.extendleft(reversed(group))
+            self._fail(self._waiting, StoreUnavailableError(f"log writer stopped. cause={error!r}"))
+            raise
+
+    def _take_group(self) -> list[Waiter]:
+        group: list[Waiter] = []
+        size = 0
+        while self._waiting and (not group or size + self._waiting[0].size_bytes <= GROUP_BYTES):
+            if group and self._waiting[0].make is not None:
+                break  # its item follows the state, so its entry has nothing before it
+            waiter = self._waiting.popleft()
+            if not waiter.answer.done():  # cancelled ones are taken back
+                group.append(waiter)
+                size += waiter.size_bytes
+        return group
+
+    async def _still_wanted(self, group: list[Waiter]) -> list[Waiter]:
+        """Returns the appends that would have an effect at the log's end, and answers the others."""
+        if all(self._has_effect(waiter) for waiter in group):
+            return group
+        try:
+            await self.tail()
+        except StoreError as error:
+            self._fail(group, error)
+            return []
+        wanted = []
+        for waiter in group:
+            if self._has_effect(waiter):
+                wanted.append(waiter)
+            elif not waiter.answer.done():
+                waiter.answer.set_result(tuple(Outcome(item, check_item(self.state, item)) for item in waiter.items))
+        return wanted
+
+    def _has_effect(self, waiter: Waiter) -> bool:
+        # An item may only be admissible after another one of the same append, so one admissible item is enough.
+        return any(check_item(self.state, item) is None for item in waiter.items)
+
+    async def _write(self, group: list[Waiter]) -> list[Waiter]:
+        """Puts the group under the next number. Returns the appends that need another number because a writer won."""
+        await self._check_anchor()
+        group = [waiter for waiter in group if not waiter.answer.done() and waiter.remake(self.state)]
+        if not group:
+            return []
+        items = tuple(item for waiter in group for item in waiter.items)
+        entry = Entry(
+            position=self.state.position + 1,
+            run_uid=self.spec.uid,
+            previous=self.state.head_digest,
+            writer=self._writer,
+            write_id=self.entropy.hex_id(),
+            written_at_unix_s=self._clock.unix_s(),
+            age_s=round(self.age_s(), 3),
+            items=items,
+            format=entry_format(self.state.level, items),
+        )
+        self._in_doubt = Sent(entry.position, entry.write_id, entry.to_bytes())
+        outcomes = await self._resolve_doubt()
+        if outcomes is None:
+            await self.tail()
+            return await self._still_wanted([waiter for waiter in group if not waiter.answer.done()])
+        remaining = deque(outcomes)
+        for waiter in group:
+            own = tuple(remaining.popleft() for _ in waiter.items)
+            if not waiter.answer.done():
+                waiter.answer.set_result(own)
+        return []
+
+    async def _resolve_doubt(self) -> tuple[Outcome, ...] | None:
+        """Finds out whether the entry that was sent landed; returns its outcomes, or None if another writer won."""
+        sent = self._in_doubt
+        if sent is None:
+            return None
+        if self.state.position < sent.position:
+            # If this raises, the entry stays in doubt, and the same bytes are put again before anything else.
+            data = await self._creator.create_or_read(entry_name(self.prefix, sent.position), sent.data)
+            self._fold(sent.position, data)
+        outcomes = self._outcomes
+        self._in_doubt = self._outcomes = None
+        return outcomes
+
+    async def _read_to_end(self) -> None:
+        self._raise_failure()
+        width = 1
+        while True:
+            first = self.state.position + 1
+            found, has_later = await self._read(first, width)
+            if found:
+                # Another writer may have just published the entry. It must be durable before it is acted on.
+                await self.objects.sync_parent(*(entry_name(self.prefix, first + at) for at in range(len(found))))
+            for position, data in enumerate(found, first):
+                self._fold(position, data)
+            if len(found) < width:
+                if has_later and await self._read_one(first + len(found)) is None:  # it must not be written anew
+                    self._fail_for_good(f"log entry is missing. run={self.spec.name}, position={first + len(found)}")
+                break
+            width = min(4 * width, _READ_AHEAD)
+        await self._check_anchor()
+
+    async def _read(self, first: int, count: int) -> tuple[list[bytes], bool]:
+        """Returns the entries' bytes from `first` up to the first that is missing, and whether a later one was seen."""
+        found = await asyncio.gather(*(self._read_one(position) for position in range(first, first + count)))
+        end = found.index(None) if None in found else count
+        if end == count - 1 and (end or not self._tails_ended):
+            found.append(await self._read_one(first + count))
+        return [data for data in found[:end] if data is not None], found[end + 1 :].count(None) < len(found[end + 1 :])
+
+    async def _read_one(self, position: int) -> bytes | None:
+        try:
+            return await self.objects.get(entry_name(self.prefix, position))
+        except ObjectMissingError:
+            return None
+
+    def _fold(self, position: int, data: bytes) -> None:
+        """Applies the entry at `position`, unless it was applied before, and calls the subscribers."""
+        if position <= self.state.position:
+            return
+        try:
+            entry = self._parse(position, data)
+            outcomes = apply_entry(self.state, entry, data)
+        except LogCorruptError as error:
+            self._failure = error
+            raise
+        self._age_s, self._aged_at_s = max(self.age_s(), entry.age_s), self._clock.monotonic_s()
+        if self._in_doubt is not None and entry.write_id == self._in_doubt.write_id:
+            self._outcomes = outcomes
+        for callback in list(self._subscribers.values()):
+            callback(entry, outcomes)
+
+    def _parse(self, position: int, data: bytes) -> Entry:
+        try:
+            return Entry.from_bytes(data)
+        except ValueError as error:
+            detail = f"run={self.spec.name}, position={position}, size_bytes={len(data)}, cause={error}"
+            raise LogCorruptError(f"log entry can't be read. {detail}") from error
+
+    async def _check_anchor(self) -> None:
+        """Checks, every few seconds, that the entry that was newest at the last check is still there.
+
+        To check the newest entry of now is not enough: if the store was rolled back, this replica may have written that
+        entry itself since, and only its predecessors are missing.
+        """
+        self._raise_failure()
+        now = self._clock.monotonic_s()
+        if now - self._anchor_checked_at < _ANCHOR_CHECK_S:
+            return
+        position, digest = self._anchor
+        following = (self.state.position, self.state.head_digest)
+        data = await self._read_one(position) if position <= self.state.position else None
+        found = f"missing, log ends at {self.state.position}" if data is None else bytes_digest(data)
+        if found != digest:
+            facts = f"run={self.spec.name}, position={position}, expected={digest}, actual={found}"
+            self._fail_for_good(f"store lost or changed a log entry that was durable. {facts}")
+        self._anchor, self._anchor_checked_at = following, now
+
+    def _fail_for_good(self, what: str) -> NoReturn:
+        self._failure = failure = LogCorruptError(what)
+        raise failure
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    @staticmethod
+    def _fail(waiters: MutableSequence[Waiter], error: StoreError) -> None:
+        """Answers all of `waiters` with the error, and takes them out."""
+        for waiter in waiters:
+            if not waiter.answer.done():
+                waiter.answer.set_exception(error)
+        waiters.clear()

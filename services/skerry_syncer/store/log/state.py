@@ -1,0 +1,314 @@
+"""A run's state, its parts, and queries on them. The fold changes them; other code only reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, KeysView
+from dataclasses import dataclass, field
+from typing import Final
+
+from skerry.algorithm.merge import Pace
+from skerry.algorithm.rounds import rounds_behind
+from skerry.wire.layout import FragmentLayout
+from skerry.wire.policy import Policy
+from skerry_syncer.store.log.entries import (
+    GRANTS_FORMAT,
+    INITIAL_BASE,
+    OLDEST_LEVEL,
+    AcceptedItem,
+    ClosedItem,
+    CommittedItem,
+    Fate,
+    Item,
+    ObjectRef,
+    RunSpec,
+    RunStatus,
+    SessionItem,
+)
+from skerry_syncer.store.log.legacy import STALENESS_IN_ROUNDS_FORMAT, round_length
+
+# How many closes of a fragment have their contributors kept: an absent learner is expected until it has missed two.
+REMEMBERED_CLOSES: Final = 2
+
+
+@dataclass(frozen=True)
+class Rejection:
+    """Why an item had no effect: a reason of `skerry.v1.ErrorReason` without its prefix, and the facts."""
+
+    reason: str
+    detail: str
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the fold decided about one item."""
+
+    item: Item
+    rejection: Rejection | None
+    decided: tuple[DeltaState, ...] = ()  # deltas that got their final fate by this item
+
+
+@dataclass
+class DeltaState:
+    """An accepted delta and what became of it."""
+
+    item: AcceptedItem
+    position: int
+    fate: Fate = Fate.PENDING
+    reason: str = ""
+    version: int = 0  # the version it went into, where merged
+    staleness: int = 0
+    weight: float = 0.0
+    weight_share: float = 0.0
+
+    @property
+    def short_reason(self) -> str:
+        """The reason without its facts, which differ between deltas."""
+        return self.reason.partition(". ")[0]
+
+
+@dataclass
+class VersionState:
+    """One version of one fragment and where its content is."""
+
+    version: int
+    digest: str
+    position: int
+    step_count: float = 0.0  # inner steps behind it: the sum over its rounds of length times participation
+    commit: CommitRecord | None = None  # None for a version without a merge: 0, or by a roll-back
+    weights: tuple[ObjectRef, ...] = ()  # the objects of its snapshot; empty if it has none
+    outer: tuple[ObjectRef, ...] = ()
+    source_version: int = -1
+    is_abandoned: bool = False
+    made_at_age_s: float = 0.0  # the run's age then
+    until: int = 0  # the log position of the next version; 0 for the newest version
+
+    @property
+    def weights_refs(self) -> tuple[ObjectRef, ...]:
+        """Its update, or its snapshot's weights, and both where it has both."""
+        return (*self.weights, *(() if self.commit is None else self.commit.commit.update))
+
+
+@dataclass(frozen=True)
+class CommitRecord:
+    """The close and the commit that made a version. Replaying it takes these and the blobs."""
+
+    close: ClosedItem
+    commit: CommittedItem
+
+
+@dataclass
+class FragmentState:
+    """One fragment: its versions, its gathering round and its round in merge."""
+
+    layout: FragmentLayout
+    version: int = INITIAL_BASE  # the newest one; INITIAL_BASE in a draft without weights
+    oldest: int = 0  # versions below it are forgotten
+    kept: frozenset[int] = frozenset()  # older versions whose weights are still known
+    momentum_from: float = 0.0  # step count at which outer momentum began: 0, or the last roll-back's
+    versions: dict[int, VersionState] = field(default_factory=dict)
+    pending: dict[str, DeltaState] = field(default_factory=dict)  # accepted deltas in no frozen set, in log order
+    closing: ClosedItem | None = None  # the frozen set whose merge is not committed
+    closing_policy: Policy | None = None  # the policy at that set's first close, which its merge uses
+    last_close_position: int = 0
+    next_attempt: int = 0  # number of the next attempt to close; above 0 if all deltas were unreadable
+    contributors: tuple[frozenset[str], ...] = ()  # of the last `REMEMBERED_CLOSES` closes
+    close_positions: tuple[int, ...] = ()  # log positions of the same closes
+    contributed_at: dict[str, float] = field(default_factory=dict)  # by learner: step_count at its last merge
+    worked_until: dict[str, float] = field(default_factory=dict)  # by learner: step_count that this delta trained up to
+    paces: dict[str, Pace] = field(default_factory=dict)  # by learner, of its deltas merged since a roll-back
+    weights: dict[str, float] = field(default_factory=dict)  # by learner: w of its last merged delta, not damped
+    step_counts: dict[str, int] = field(default_factory=dict)  # by learner: steps of that delta
+
+    @property
+    def newest(self) -> VersionState:
+        """The newest version's state; raises KeyError in a draft without weights."""
+        return self.versions[self.version]
+
+    def remembered(self, version: int) -> VersionState | None:
+        """Returns a version that exists and is not forgotten, or None."""
+        return self.versions.get(version) if version >= self.oldest else None
+
+    def known(self) -> dict[int, VersionState]:
+        """Returns by number the versions that are not forgotten, and those of which the weights are not."""
+        return {number: one for number, one in self.versions.items() if number >= self.oldest or number in self.kept}
+
+    def at(self, position: int) -> VersionState | None:
+        """Returns the known version that was the newest at a log position, or None."""
+        found = [one for one in self.known().values() if one.position <= position and not 0 < one.until <= position]
+        return max(found, key=lambda one: one.version, default=None)
+
+    def rounds_behind(self, base_version: int, inner_step_count: int) -> int:
+        """Returns by how many rounds of H steps the run went on since a version; 0 where it was rolled back."""
+        steps = self.newest.step_count - self.versions[base_version].step_count
+        return rounds_behind(max(0.0, steps), inner_step_count=inner_step_count)
+
+    def missed_step_count(self, learners: Iterable[str], version: int) -> float:
+        """Returns by how many inner steps the run had gone on by `version` without one of `learners`, at most.
+
+        A learner of which nothing was merged missed all of the run.
+        """
+        now = self.versions[version].step_count
+        return max((now - self.worked_until.get(name, 0.0) for name in learners), default=0.0)
+
+
+@dataclass
+class LearnerState:
+    """A learner as the log knows it."""
+
+    learner: str
+    region: str
+    session: str
+    sessions: list[str] = field(default_factory=list)  # all that it ever had; a fenced one is never live again
+    has_left: bool = False
+    step_count: int = 0  # inner steps in its accepted deltas
+    attached_at: int = 0  # position of its newest session
+    attached_at_step: float = 0.0  # the run's progress at that position
+    last_deltas: dict[str, str] = field(default_factory=dict)  # by fragment: its last accepted delta
+    # How many of its deltas had each final fate, by the fate and the reason without its facts.
+    fates: dict[Fate, dict[str, int]] = field(default_factory=dict)
+
+    @property
+    def was_back(self) -> bool:
+        """Whether it attached again with a new session."""
+        return len(self.sessions) > 1
+
+
+class RunState:
+    """A run after the entries that were applied to it. Mutable; only the fold changes it."""
+
+    def __init__(self, spec: RunSpec, policy: Policy | None = None, *, forgets: bool = False) -> None:
+        """Starts before the first entry, as a draft.
+
+        With `forgets`, what the fold may forget is dropped from memory. Without, it stays there for tools that read
+        the whole history; the fold decides the same either way.
+        """
+        self.spec = spec
+        self.policy = policy or Policy()
+        self.status = RunStatus.DRAFT
+        self.position = 0
+        self.age_s = 0.0  # how long it had been served by then, as the entries say
+        self.head_digest = spec.digest
+        self.fragments = {layout.name: FragmentState(layout) for layout in spec.fragments}
+        self.deltas: dict[str, DeltaState] = {}
+        self.learners: dict[str, LearnerState] = {}
+        self.grants: dict[str, float] = {}  # by learner: its weight bound, if it was granted one
+        self.condemned_at: dict[str, int] = {}  # names of objects, with the positions at which they were condemned
+        self.requests: dict[str, int] = {}  # request ids of policy changes and roll-backs, with their positions
+        self.bases: dict[tuple[str, str, int], str] = {}  # (session, fragment, base version) -> delta
+        self.checkpoint_at = 0  # the position whose state the newest named checkpoint has
+        self.forgets = forgets
+        self.level = OLDEST_LEVEL  # nothing is written to the log that needs a newer format
+        self.entry_format = self.level  # of the entry that is applied; between entries of what would be appended now
+
+    @property
+    def condemned(self) -> KeysView[str]:
+        """The names of condemned objects; a view that follows the fold."""
+        return self.condemned_at.keys()
+
+    def are_condemned(self, refs: Iterable[ObjectRef]) -> bool:
+        """Whether any of these objects was condemned, and that is not forgotten."""
+        return any(
+            name in self.condemned_at and self.condemned_at[name] >= self.horizon(name)
+            for name in (ref.name for ref in refs)
+        )
+
+    def horizon(self, name: str) -> int:
+        """Returns the position of the oldest remembered version of the fragment that an object is of.
+
+        What was condemned before it is forgotten: only items on older versions could name it, and these are refused.
+        """
+        fragment = self.fragments.get(name.split("/", 2)[1]) if name.count("/") > 1 else None
+        return 0 if fragment is None or fragment.oldest == 0 else fragment.versions[fragment.oldest].position
+
+    def granted(self, item: SessionItem) -> float | None:
+        """Returns what an item grants its learner; None: nothing, as in older formats."""
+        return item.weight if self.entry_format >= GRANTS_FORMAT else None
+
+    def delta(self, name: str) -> DeltaState | None:
+        """Returns an accepted delta that is not forgotten, or None."""
+        found = self.deltas.get(name)
+        return None if found is None or self.is_forgotten(found) else found
+
+    def is_forgotten(self, delta: DeltaState) -> bool:
+        """Whether a delta is behind the horizon, and not its learner's last one of the fragment.
+
+        The learner may not know the fate of its last one yet.
+        """
+        learner = self.learners.get(delta.item.learner)
+        is_last = learner is not None and learner.last_deltas.get(delta.item.fragment) == delta.item.delta
+        return self.is_behind(delta) and not is_last
+
+    def is_behind(self, delta: DeltaState) -> bool:
+        """Whether a delta has its fate, and the versions that it came from and went into are forgotten."""
+        oldest = self.fragments[delta.item.fragment].oldest
+        is_needed = delta.item.base_version >= oldest or (delta.fate is Fate.MERGED and delta.version >= oldest)
+        return oldest > 0 and delta.fate is not Fate.PENDING and not is_needed
+
+    @property
+    def step_count(self) -> float:
+        """The run's progress in inner steps: the mean over fragments of what stands behind their newest versions."""
+        counts = [fragment.newest.step_count for fragment in self.fragments.values() if fragment.version >= 0]
+        return sum(counts) / len(counts) if counts else 0.0
+
+    def staleness(self, fragment: FragmentState, base_version: int) -> int:
+        """Returns how old a base is: in rounds, or in versions where the entry has an older format."""
+        if self.entry_format < STALENESS_IN_ROUNDS_FORMAT:
+            return fragment.version - base_version
+        return fragment.rounds_behind(base_version, self.policy.inner_step_count)
+
+    def closed_length(self, fragment: FragmentState, close: ClosedItem) -> float:
+        """Returns the length of a frozen round, in inner steps."""
+        if close.length > 0:
+            return close.length
+        deltas = [self.deltas[member.delta].item for member in close.members]
+        return round_length(
+            [delta.step_count for delta in deltas],
+            participation=close.participation,
+            missed_step_count=fragment.missed_step_count((delta.learner for delta in deltas), close.version - 1),
+            inner_step_count=(fragment.closing_policy or self.policy).inner_step_count,
+        )
+
+    def referenced_names(self) -> set[str]:
+        """Returns the names of objects that no collection may take: all that is reachable and not condemned.
+
+        Pending and frozen deltas, the newest snapshot of every fragment and everything after it are always among them.
+        """
+        names: set[str] = set()
+        for fragment in self.fragments.values():
+            for delta in fragment.pending.values():
+                names.update(part.name for part in delta.item.parts)
+            if fragment.closing is not None:
+                for member in fragment.closing.members:
+                    names.update(part.name for part in self.deltas[member.delta].item.parts)
+            for version in self.chain(fragment, fragment.version, fragment.oldest):
+                refs = (*version.weights, *version.outer) or self.round_refs(version)
+                names.update(ref.name for ref in refs)
+        return names
+
+    def chain(self, fragment: FragmentState, newest: int, lowest: int) -> Iterator[VersionState]:
+        """Yields the versions that rebuilding `newest` takes: itself, and those before it down to a snapshot.
+
+        None is below `lowest`: the oldest that is remembered for what the fold decides, 0 for all that is known.
+        """
+        for number in range(newest, lowest - 1, -1):
+            at = fragment.versions.get(number)
+            if at is None:
+                return
+            yield at
+            if at.weights and self.condemned.isdisjoint(ref.name for ref in (*at.weights, *at.outer)):
+                return
+
+    def chain_of_rounds(self, fragment: FragmentState) -> Iterator[CommitRecord]:
+        """Yields the remembered rounds that led to the newest version, newest first, back to a roll-back."""
+        for number in range(fragment.version, fragment.oldest - 1, -1):
+            at = fragment.versions.get(number)
+            if at is None or at.commit is None:
+                return
+            yield at.commit
+
+    def round_refs(self, version: VersionState) -> Iterator[ObjectRef]:
+        """Yields the objects of the round that made a version: its update, and the deltas that went into it."""
+        if version.commit is not None:
+            yield from version.commit.commit.update
+            for member in version.commit.close.members:
+                yield from self.deltas[member.delta].item.parts

@@ -1,0 +1,174 @@
+"""What the operator's commands have in common: how they name a run of a store, open it, and report."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from functools import partial, reduce
+from typing import Any, Final, TypeVar
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from skerry.runtime.clock import SystemClock
+from skerry.runtime.identifiers import SystemEntropy
+from skerry.runtime.logs import log_to_stderr
+from skerry.runtime.options import Parsed, run_argument
+from skerry.runtime.workers import ThreadWorkers, Workers
+from skerry.wire.layout import check_id, check_name
+from skerry_syncer.store.errors import RunNotFoundError, StoreRefusedError, StoreURLError
+from skerry_syncer.store.log.run_log import RunLog
+from skerry_syncer.store.objects.interface import Objects
+from skerry_syncer.store.objects.opening import check_url, open_objects
+from skerry_syncer.store.objects.put_if_absent import check_put_if_absent
+from skerry_syncer.store.store import Store
+
+_WORKER_COUNT: Final = 2
+_UNITS_S: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def seconds(text: str) -> float:
+    """Returns the seconds of a duration that a person wrote: 90s, 15m, 12h, 7d, 2w.
+
+    Raises:
+        ValueError: it is no duration.
+    """
+    match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)([smhdw])", text)
+    if match is None:
+        raise ValueError(f"{text[:100]!r} is not a duration; write a number and s, m, h, d or w, as in 12h")
+    return float(match[1]) * _UNITS_S[match[2]]
+
+
+def position_or_seconds(text: str) -> int | float:
+    """Returns a log position, or as a float the seconds of a duration.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    return int(text) if re.fullmatch(r"[0-9]{1,18}", text) else seconds(text)
+
+
+def _store_url(text: str) -> str:
+    try:
+        check_url(text)
+    except StoreURLError as error:
+        raise ValueError(str(error)) from error
+    return text
+
+
+# Types of options.
+DURATION: Final = Parsed("duration", seconds)
+POSITION_OR_DURATION: Final = Parsed("position", position_or_seconds)
+NAME: Final = Parsed("name", partial(check_name, what="client"))
+RUN: Final = Parsed("run", partial(check_name, what="run"))
+STORE: Final = Parsed("url", _store_url)
+UID: Final = Parsed("uid", partial(check_id, what="uid"))
+_STORE_HELP: Final = "Where the run is stored: file://folder, as in file:///var/lib/skerry, or s3://bucket/prefix."
+
+
+def store_option(function: Function) -> Function:
+    """Gives a command the option `--store`."""
+    return click.option(
+        "--store",
+        "store_url",
+        type=STORE,
+        default="file://./skerry-data",  # where `skerry serve` keeps it
+        show_default=True,
+        help=_STORE_HELP,
+    )(function)
+
+
+def run_options(function: Function) -> Function:
+    """Gives a command the options that say which run of which store."""
+    return store_and_run_options(is_run_required=True)(function)
+
+
+def store_and_run_options(*, is_run_required: bool) -> Callable[[Function], Function]:
+    """Returns what gives a command these options; without `is_run_required` it may be about all runs."""
+    options = (
+        click.option(
+            "--uid",
+            type=UID,
+            help="The run's uid, for a draft or a deleted run.  [default: the uid of the run that has the name]",
+        ),
+        run_argument(partial(check_name, what="run"), is_optional=not is_run_required),
+        store_option,
+    )
+    return lambda function: reduce(lambda given, option: option(given), options, function)
+
+
+def json_option(function: Function) -> Function:
+    """Gives a command the flag `--json`."""
+    return click.option("--json", "is_json", is_flag=True, help="Print JSON, for scripts.")(function)
+
+
+def store_of(objects: Objects, workers: Workers) -> Store:
+    """Returns the store as a process sees it that has read nothing of it yet; its logs keep all of their history."""
+    return Store(
+        objects, clock=SystemClock(), entropy=SystemEntropy(), workers=workers, writer="command", keeps_history=True
+    )
+
+
+@asynccontextmanager
+async def opened_store(store_url: str, *, writes: bool = False) -> AsyncIterator[tuple[Store, Workers]]:
+    """Opens a store, and closes everything after; what is logged meanwhile goes to standard error.
+
+    Raises:
+        StoreURLError: it can't be used, or for a caller that `writes` not safely.
+        click.BadParameter: it has no such bucket, or refuses the credentials.
+    """
+    log_to_stderr()
+    objects = open_objects(store_url, writes=writes, new=False)
+    if writes:
+        await check_put_if_absent(objects, SystemEntropy())
+    workers = ThreadWorkers(_WORKER_COUNT)
+    store = store_of(objects, workers)
+    try:
+        yield store, workers
+    except StoreRefusedError as error:
+        raise click.BadParameter(str(error), param_hint="--store") from error
+    finally:
+        await store.close()
+        workers.close()
+
+
+@asynccontextmanager
+async def opened_log(store_url: str, run_name: str, uid: str | None) -> AsyncIterator[tuple[RunLog, Workers]]:
+    """Opens a run's log for reading, folded to its end or its last good entry, and closes everything after."""
+    async with opened_store(store_url) as (store, workers):
+        yield await store.read_log(run_name, uid or await resolved(store, run_name)), workers
+
+
+async def resolved(store: Store, run_name: str) -> str:
+    """Returns the uid of the run that has the name.
+
+    Raises:
+        RunNotFoundError: none has; the message lists the runs that exist.
+    """
+    try:
+        return await store.resolve(run_name)
+    except RunNotFoundError as error:
+        names = [name for name, _ in await store.list_runs()]
+        raise RunNotFoundError(f"{error}, runs={names}") from None
+
+
+def warn_of_damage(log: RunLog) -> bool:
+    """Says on standard error where reading stopped because the log is damaged; returns whether it is."""
+    if log.failure is not None:
+        click.echo(f"damaged: {log.failure}", err=True)
+        click.echo(f"this goes up to position {log.state.position}; `skerry repair` says what can be done", err=True)
+    return log.failure is not None
+
+
+@contextmanager
+def shown_progress(what: str, *, is_hidden: bool) -> Iterator[Callable[[int, int], None]]:
+    """Shows a progress bar if standard error is a terminal; yields a function to call with (done, in all)."""
+    console = Console(stderr=True)
+    columns = (TextColumn(what), BarColumn(), TextColumn("{task.completed} of {task.total}"), TimeRemainingColumn())
+    with Progress(*columns, console=console, disable=is_hidden or not console.is_terminal, transient=True) as progress:
+        task = progress.add_task(what, total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)

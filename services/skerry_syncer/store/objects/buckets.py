@@ -1,0 +1,219 @@
+"""Objects over `obstore`: buckets, and memory."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import re
+from collections import deque
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import Final
+
+import obstore
+from obstore import exceptions
+from obstore.store import ObjectStore
+
+from skerry_syncer.store.errors import (
+    ObjectExistsError,
+    ObjectMissingError,
+    StoreFullError,
+    StoreRefusedError,
+    StoreUnavailableError,
+)
+from skerry_syncer.store.objects.interface import STREAM_CHUNK_BYTES, Chunks, ObjectInfo, check_object_name, folder_of
+
+# Blobs up to this size go up in one request. S3 allows 10,000 pieces an object, so pieces of 16 MiB reach 156 GiB.
+_PIECE_BYTES: Final = 16 * 2**20
+_PIECES_IN_FLIGHT: Final = 4
+# Objects are read in ranges, one request each. At 2.2 Mbit/s and more a range takes less than the 60 s of a request,
+# and most objects, such as pushed parts of 8 MiB, are one range.
+RANGE_BYTES: Final = 16 * 2**20
+_RANGES_AHEAD: Final = 4  # of one reader, in flight or read
+_ALL_RANGES_AHEAD: Final = 8  # of all readers together: 128 MiB of memory
+_END_SIGNS: Final = ("416 Range Not Satisfiable", "Invalid range", "range was invalid")  # of a range behind the end
+_ERROR_CODE: Final = re.compile(r"<Code>(\w+)</Code>")  # in an S3 server's answer
+_NO_CREDENTIALS: Final = "http://169.254.169.254/"  # where obstore asks a cloud machine for its role when it has none
+_FULL_SIGNS: Final = ("No space left", "Disk quota exceeded", "507 Insufficient Storage", "QuotaExceeded")
+
+
+class ObstoreObjects:
+    """Objects in any store of `obstore` that honours put-if-absent."""
+
+    def __init__(self, store: ObjectStore, *, range_bytes: int = RANGE_BYTES) -> None:
+        self.store = store
+        self._range_bytes = range_bytes
+        self._ahead_count = 0
+
+    async def create(self, name: str, data: bytes) -> None:
+        """Puts an object that must not exist, with the store's own put-if-absent."""
+        with translated_errors("create", check_object_name(name)):
+            await obstore.put_async(self.store, name, data, mode="create", use_multipart=False)
+
+    async def get(self, name: str, *, offset: int = 0, length: int | None = None) -> bytes:
+        """Returns the object's bytes from `offset`, at most `length`."""
+        with translated_errors("get", check_object_name(name)):
+            if offset == 0 and length is None:
+                return bytes(await (await obstore.get_async(self.store, name)).bytes_async())
+            found = None if length == 0 else await self._range(name, offset, length)
+            return b"" if found is None else bytes(await found.bytes_async())
+
+    async def _range(self, name: str, start: int, length: int | None) -> obstore.GetResult | None:
+        """Returns what is in a range, `length` bytes at most; None if the object ends before it."""
+        options: obstore.GetOptions = {"range": {"offset": start} if length is None else (start, start + length)}
+        try:
+            return await obstore.get_async(self.store, name, options=options)
+        except exceptions.BaseError as error:
+            if any(sign in str(error) for sign in _END_SIGNS):
+                return None
+            raise
+
+    async def write(self, name: str, chunks: Chunks) -> int:
+        """Puts a blob, in pieces where it is large."""
+        check_object_name(name)
+        if isinstance(chunks, bytes):
+            return await self._put_whole(name, chunks)
+        if not isinstance(chunks, AsyncIterator):
+            chunks = _each(chunks)
+        head = bytearray()
+        async for chunk in chunks:
+            head += chunk
+            if len(head) > _PIECE_BYTES:
+                return await self._put_pieces(name, head, chunks)
+        return await self._put_whole(name, head)
+
+    async def _put_whole(self, name: str, data: bytes | bytearray) -> int:
+        with translated_errors("write", name):
+            await obstore.put_async(self.store, name, data, use_multipart=False)
+        return len(data)
+
+    async def _put_pieces(self, name: str, head: bytearray, rest: AsyncIterator[bytes]) -> int:
+        size = 0
+
+        async def counted() -> AsyncIterator[bytes]:
+            nonlocal size
+            size += len(head)
+            yield bytes(head)
+            async for chunk in rest:
+                size += len(chunk)
+                yield chunk
+
+        with translated_errors("write", name):
+            await obstore.put_async(
+                self.store, name, counted(), chunk_size=_PIECE_BYTES, max_concurrency=_PIECES_IN_FLIGHT
+            )
+        return size
+
+    async def stream(self, name: str, *, offset: int = 0) -> AsyncIterator[bytes]:
+        """Yields the object's bytes from `offset`, and reads the next ranges while one is being yielded."""
+        check_object_name(name)
+        ahead: deque[asyncio.Task[obstore.Bytes]] = deque()  # the range that is being yielded too, if it was read ahead
+        size = following = offset + 1
+        try:
+            for start in itertools.count(offset, self._range_bytes):
+                if start >= size:
+                    return
+                held = ahead[0] if ahead else None
+                if held is not None:
+                    pieces = _cut(name, _only(await held))
+                else:
+                    with translated_errors("stream", name):
+                        found = await self._range(name, start, self._range_bytes)
+                    if found is None:
+                        return
+                    size, following = found.meta["size"], start + self._range_bytes
+                    pieces = _cut(name, found.stream(min_chunk_size=STREAM_CHUNK_BYTES).__aiter__())
+                while following < size and len(ahead) < _RANGES_AHEAD and self._ahead_count < _ALL_RANGES_AHEAD:
+                    ahead.append(asyncio.create_task(self._whole(name, following)))
+                    following += self._range_bytes
+                    self._ahead_count += 1
+                async for piece in pieces:
+                    yield piece
+                if held is not None:
+                    ahead.popleft()
+                    self._ahead_count -= 1
+        finally:
+            self._ahead_count -= len(ahead)
+            for task in ahead:
+                task.cancel()
+            await asyncio.gather(*ahead, return_exceptions=True)
+
+    async def _whole(self, name: str, start: int) -> obstore.Bytes:
+        with translated_errors("stream", name):
+            found = await self._range(name, start, self._range_bytes)
+            return await found.bytes_async() if found is not None else obstore.Bytes()
+
+    async def folders(self, prefix: str) -> list[str]:
+        """Returns the folders directly below `prefix`."""
+        with translated_errors("list", prefix):
+            result = await obstore.list_with_delimiter_async(self.store, folder_of(prefix) or None)
+        return sorted(path.rstrip("/").rpartition("/")[2] for path in result["common_prefixes"])
+
+    async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
+        """Yields every object below `prefix`."""
+        pages = obstore.list(self.store, folder_of(prefix) or None, chunk_size=1000).__aiter__()
+        while True:
+            with translated_errors("list", prefix):
+                page = await anext(pages, None)
+            if page is None:
+                return
+            for meta in page:
+                yield ObjectInfo(meta["path"], meta["size"], meta["last_modified"].timestamp())
+
+    async def delete(self, names: Sequence[str]) -> None:
+        """Deletes these objects, many a request."""
+        with translated_errors("delete", names[0] if names else ""):
+            await obstore.delete_async(self.store, [check_object_name(name) for name in names])
+
+    async def sync_parent(self, *names: str) -> None:
+        """Does nothing: an object that such a store shows is durable."""
+
+
+async def _each(pieces: Sequence[bytes | memoryview]) -> AsyncIterator[bytes]:
+    for piece in pieces:
+        yield bytes(piece)
+
+
+async def _only(data: obstore.Bytes) -> AsyncIterator[obstore.Bytes]:
+    yield data
+
+
+async def _cut(name: str, source: AsyncIterator[obstore.Bytes | bytes]) -> AsyncIterator[bytes]:
+    """Yields what `source` does in pieces of at most `STREAM_CHUNK_BYTES`."""
+    while True:
+        with translated_errors("stream", name):
+            data = await anext(source, None)
+        if data is None:
+            return
+        view = memoryview(data)
+        for start in range(0, len(view), STREAM_CHUNK_BYTES):
+            yield bytes(view[start : start + STREAM_CHUNK_BYTES])
+
+
+@contextlib.contextmanager
+def translated_errors(operation: str, name: str) -> Iterator[None]:
+    """Turns obstore's and the operating system's errors into the store's own."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        if "NoSuchBucket" in str(error):  # a missing bucket must not pass for an empty one
+            raise StoreRefusedError(f"bucket does not exist. operation={operation}, name={name}") from error
+        raise ObjectMissingError(f"object is missing. name={name}") from error
+    except (exceptions.AlreadyExistsError, exceptions.PreconditionError, FileExistsError) as error:
+        raise ObjectExistsError(f"object exists. name={name}") from error
+    except (exceptions.BaseError, OSError) as error:
+        # obstore adds its own source code after the first line; the file system's errors have only one line.
+        cause, code = str(error).partition("\n")[0], _ERROR_CODE.search(str(error))
+        kind, what = _kind_of(error)
+        facts = f"operation={operation}, name={name}, cause={cause}{f', code={code[1]}' if code else ''}"
+        raise kind(f"{what}. {facts}") from error
+
+
+def _kind_of(error: Exception) -> tuple[type[StoreFullError | StoreUnavailableError], str]:
+    if any(sign in str(error) for sign in _FULL_SIGNS):
+        return StoreFullError, "store has no space left"
+    if _NO_CREDENTIALS in str(error):
+        return StoreRefusedError, "there are no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+    if isinstance(error, exceptions.PermissionDeniedError | exceptions.UnauthenticatedError):
+        return StoreRefusedError, "store refuses the credentials, or does not let them do this"
+    return StoreUnavailableError, "store can't be used"

@@ -1,0 +1,101 @@
+"""Where the credentials of an `s3://` store come from."""
+
+from __future__ import annotations
+
+import configparser
+import os
+import re
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+from skerry.runtime.logs import get_logger
+from skerry.runtime.redaction import redacted
+from skerry_syncer.store.errors import StoreURLError
+
+_LOG: Final = get_logger(__name__)
+_KEYS: Final = ("aws_access_key_id", "aws_secret_access_key", "aws_session_token")
+# Sources that obstore uses by itself when these variables are set, the first one first.
+_SOURCES: Final = (
+    ("environment", ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")),
+    ("web identity", ("AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_ROLE_ARN")),
+    ("container", ("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",)),
+    ("container", ("AWS_CONTAINER_CREDENTIALS_FULL_URI",)),
+    ("none, requests are not signed", ("AWS_SKIP_SIGNATURE",)),
+)
+_ENDPOINTS: Final = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")  # the first that is set counts
+_HOST: Final = re.compile(r"[\w.:-]+", re.ASCII)
+_METADATA: Final = "http://169.254.169.254"  # of the machine itself, in every cloud that has it
+_METADATA_TIMEOUT_S: Final = 1.0  # it is on the same host
+
+
+def found_credentials(options: Mapping[str, str]) -> dict[str, str]:
+    """Returns the options to add to `options`, and logs where the credentials come from.
+
+    That is the environment, web identity, a container's role, the shared credentials file (with AWS_PROFILE), or the
+    machine's role where it has a metadata service. May block for a second.
+
+    Raises:
+        StoreURLError: there are none; the message says what to set.
+    """
+    if "access_key_id" in options or "skip_signature" in options:
+        return {}
+    source = next((source for source, names in _SOURCES if all(map(os.environ.get, names))), None)
+    shared = {} if source is not None else _shared()
+    if source is None:
+        source = "shared file" if shared else "instance metadata"
+    if source == "instance metadata" and not _has_metadata():
+        raise StoreURLError(
+            "there are no credentials for s3://: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE for "
+            "one of the shared credentials file, or give the machine a role"
+        )
+    _LOG.info("store credentials found", source=source)
+    return shared
+
+
+def checked_endpoint(options: Mapping[str, str]) -> str:
+    """Returns the host of the S3 server that `options` or the environment name; "" for Amazon's.
+
+    Raises:
+        StoreURLError: it is no URL of a server, for which obstore panics.
+    """
+    given = {"endpoint": options["endpoint"]} if "endpoint" in options else os.environ
+    for name in ("endpoint", *_ENDPOINTS):
+        if (url := given.get(name)) is None:
+            continue
+        try:
+            parts = urlsplit(url)
+            is_right = parts.scheme in {"http", "https"} and _HOST.fullmatch(parts.hostname or "") and parts.port != 0
+        except ValueError:  # of the port, or of brackets
+            is_right = False
+        if not is_right or parts.query or parts.fragment or not url.isprintable():
+            raise StoreURLError(
+                f"the S3 server's address is a URL such as https://s3.example:9000. {name}={redacted(url)!r}"
+            )
+        return parts.hostname or ""
+    return ""
+
+
+def _shared() -> dict[str, str]:
+    path = Path(os.environ.get("AWS_SHARED_CREDENTIALS_FILE") or "~/.aws/credentials").expanduser()
+    parser = configparser.RawConfigParser()
+    try:
+        parser.read(path, encoding="utf-8")
+        section = parser[os.environ.get("AWS_PROFILE") or "default"]
+    except (configparser.Error, KeyError, OSError, UnicodeDecodeError):
+        return {}
+    found = {name.removeprefix("aws_"): section[name] for name in _KEYS if name in section}
+    return found if {"access_key_id", "secret_access_key"} <= found.keys() else {}
+
+
+def _has_metadata() -> bool:
+    if os.environ.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true":
+        return False
+    address = urlsplit(os.environ.get("AWS_METADATA_ENDPOINT") or _METADATA)
+    try:
+        socket.create_connection((address.hostname or "", address.port or 80), _METADATA_TIMEOUT_S).close()
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,398 @@
+"""Objects in a folder of this machine that survive a power cut once they were acknowledged.
+
+A new object is written under a temporary name and synced. It then gets its own name, in one step that fails if the
+name is taken, and its folder is synced; only then is it acknowledged. New folders are synced into their parents first.
+`obstore` does not sync the files that it writes: after a power cut they would be empty log entries that block their
+numbers; and a small read through it takes four switches of threads. So it is for other stores.
+
+The name is given by `link(2)`, which is atomic, fails if the name exists, and works on more than Linux. `temporary/`
+has the files that have no name yet; what a crash leaves there is litter that `gc` deletes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import stat
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Iterator, Sequence
+from pathlib import Path
+from typing import Final, TypeAlias
+
+from skerry.runtime.identifiers import Entropy
+from skerry.runtime.workers import Workers
+from skerry_syncer.store.errors import ObjectExistsError, ObjectMissingError, StoreFullError, StoreUnavailableError
+from skerry_syncer.store.objects.buckets import translated_errors
+from skerry_syncer.store.objects.interface import STREAM_CHUNK_BYTES, Chunks, ObjectInfo, check_object_name
+
+TEMPORARY: Final = "temporary"
+MARKER: Final = "skerry.store"  # says that a folder is a store: without it, its volume is not mounted
+# Files that hold space for log entries, because a collection on a full disk begins with an entry. One is larger than
+# the entry that condemns a thousand objects.
+RESERVE: Final = "reserve"
+_RESERVE_COUNT: Final = 64
+_RESERVE_BYTES: Final = 2**18
+# Only the owner may read a model: all processes of a `file://` store run as one user.
+FOLDER_MODE: Final = 0o700
+_FILE_MODE: Final = 0o600
+_NEW_FILE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+# A collection may remove a new folder before the file is published into it. Then the folder is made again.
+_PUBLISH_ATTEMPTS: Final = 3
+_REMEMBERED: Final = 10_000  # folders, and objects; a few MB each. What was forgotten is synced once more
+_PAGE: Final = 1000  # objects that are listed at a time
+# Inode, device and time of change (ns), which tell a file from all others that have had its name.
+_File: TypeAlias = tuple[int, int, int]
+
+
+class FileSystem:
+    """The system calls that durability depends on, in one place so that a test can record them and cut the power."""
+
+    def write(self, descriptor: int, data: bytes | memoryview) -> None:
+        """Writes all of `data`."""
+        view = memoryview(data)
+        while view:
+            view = view[os.write(descriptor, view) :]
+
+    def sync_file(self, descriptor: int, path: Path) -> None:
+        """Makes the file's content durable."""
+        os.fsync(descriptor)
+
+    def sync_folder(self, path: Path) -> None:
+        """Makes the folder's names durable."""
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def make_folder(self, path: Path) -> None:
+        """Makes one folder, if it does not exist."""
+        path.mkdir(FOLDER_MODE, exist_ok=True)
+
+    def publish(self, source: Path, target: Path) -> None:
+        """Gives the file a second name; raises FileExistsError if the name is taken."""
+        os.link(source, target)
+
+    def remove(self, path: Path) -> None:
+        """Removes a name, if it exists."""
+        path.unlink(missing_ok=True)
+
+
+class LocalObjects:
+    """Objects below the folder `root`, which exists."""
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        workers: Workers,
+        readers: Workers | None = None,
+        entropy: Entropy,
+        file_system: FileSystem | None = None,
+        is_marked: bool = False,
+    ) -> None:
+        """A folder that `is_marked` is unavailable while its marker is not there. `readers` sync nothing."""
+        self._is_marked = is_marked
+        self._has_reserve = False
+        self.root = root
+        self._workers = workers
+        self._readers = readers or workers
+        self._entropy = entropy
+        self._file_system = file_system or FileSystem()
+        self._durable: dict[Path, int] = {}  # inode numbers of folders whose own names were synced by this process
+        self._synced = OrderedDict[str, _File]()  # by name: what was created or read here, and its name synced
+
+    async def get(self, name: str, *, offset: int = 0, length: int | None = None) -> bytes:
+        """Returns the object's bytes from `offset`, at most `length`."""
+        return await self._readers.run(self._get, check_object_name(name), offset, length)
+
+    async def folders(self, prefix: str) -> list[str]:
+        """Returns the folders directly below `prefix`."""
+        return [*await self._readers.run(self._folders, prefix)]
+
+    async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
+        """Yields every object below `prefix`."""
+        files = self._files(prefix)
+        while page := await self._readers.run(lambda: [*itertools.islice(files, _PAGE)]):
+            for info in page:
+                yield info
+            if len(page) < _PAGE:
+                return
+
+    def mark(self) -> None:
+        """Makes the folder a store for good; blocks. Idempotent."""
+        with contextlib.suppress(ObjectExistsError):
+            self._put(MARKER, b'{"format":1}')
+        self._is_marked = True
+
+    def fill_reserve(self) -> None:
+        """Makes what is missing of the reserve, as far as there is space, from now on after each deletion; blocks."""
+        self._has_reserve = True
+        folder = self.root / RESERVE
+        with contextlib.suppress(OSError):
+            folder.mkdir(FOLDER_MODE, exist_ok=True)
+            for path in (folder / f"{number:02}" for number in range(_RESERVE_COUNT)):
+                if not path.exists():
+                    partial = self.root / TEMPORARY / self._entropy.hex_id()
+                    partial.parent.mkdir(FOLDER_MODE, exist_ok=True)
+                    try:
+                        with os.fdopen(os.open(partial, _NEW_FILE, _FILE_MODE), "wb") as file:
+                            os.posix_fallocate(file.fileno(), 0, _RESERVE_BYTES)
+                        partial.rename(path)
+                    finally:
+                        partial.unlink(missing_ok=True)
+
+    async def create(self, name: str, data: bytes) -> None:
+        """Writes, syncs and publishes an object; on a full disk in a file of the reserve."""
+        await self._workers.run(self._create, check_object_name(name), data)
+
+    async def write(self, name: str, chunks: Chunks) -> int:
+        """Writes a blob as it comes, syncs and publishes it."""
+        if not isinstance(chunks, AsyncIterator):
+            pieces = (chunks,) if isinstance(chunks, bytes) else chunks
+            await self._workers.run(self._put, check_object_name(name), *pieces)
+            return sum(map(len, pieces))
+        draft = await self._workers.run(self._begin, check_object_name(name))
+        size = 0
+        try:
+            async for chunk in chunks:
+                await self._workers.run(self._append, draft, chunk)
+                size += len(chunk)
+            await self._workers.run(self._publish, draft)
+        finally:
+            # The descriptor is not closed here: if this task was cancelled, a thread may still write to it.
+            self._file_system.remove(draft.path)
+        return size
+
+    async def stream(self, name: str, *, offset: int = 0) -> AsyncIterator[bytes]:
+        """Yields the object's bytes from `offset`; some twenty times as fast from the page cache as through obstore."""
+        file = await self._readers.run(self._open, check_object_name(name))
+        while True:
+            with translated_errors("stream", name):
+                piece = await self._readers.run(file.read, offset, STREAM_CHUNK_BYTES)
+            if not piece:
+                return
+            yield piece
+            offset += len(piece)
+
+    async def delete(self, names: Sequence[str]) -> None:
+        """Deletes these objects, and the folders that are empty then."""
+        await self._workers.run(self._delete, [check_object_name(name) for name in names])
+
+    async def sync_parent(self, *names: str) -> None:
+        """Makes names in one folder durable, unless this process has done so and they mean the same files still."""
+        await self._workers.run(self._sync_parent, [check_object_name(name) for name in names])
+
+    def _create(self, name: str, data: bytes) -> None:
+        try:
+            draft = self._begin(name)
+            self._finish(draft, data)
+        except StoreFullError:
+            if (reserved := self._from_reserve(name)) is None:
+                raise
+            draft = reserved
+            self._finish(draft, data)
+        file = _file(self.root / name)
+        if file is not None and file[0] == os.fstat(draft.descriptor).st_ino:
+            self._remember(name, file)
+
+    def _remember(self, name: str, file: _File) -> None:
+        self._synced[name] = file
+        if len(self._synced) > _REMEMBERED:
+            self._synced.popitem(last=False)
+
+    def _put(self, name: str, *pieces: bytes | memoryview) -> None:
+        self._finish(self._begin(name), *pieces)
+
+    def _finish(self, draft: _Draft, *pieces: bytes | memoryview) -> None:
+        try:
+            for data in pieces:
+                self._append(draft, data)
+            os.ftruncate(draft.descriptor, sum(map(len, pieces)))
+            self._publish(draft)
+        finally:
+            self._file_system.remove(draft.path)
+
+    def _from_reserve(self, name: str) -> _Draft | None:
+        """Takes a file of the reserve as the draft of an object: its space is never free for others to take."""
+        folder = self.root / RESERVE
+        for reserved in sorted(folder.glob("[0-9][0-9]")):
+            path = self.root / TEMPORARY / self._entropy.hex_id()
+            with contextlib.suppress(OSError):
+                reserved.rename(path)  # fails if another process took it
+                self._file_system.sync_folder(folder)  # else it is back after a power cut, with the object's content
+                draft = _Draft(name, path, os.open(path, os.O_WRONLY | os.O_CLOEXEC))
+                if os.fstat(draft.descriptor).st_nlink == 1:
+                    return draft
+                path.unlink()
+        return None
+
+    @contextlib.contextmanager
+    def _opened_root(self) -> Iterator[int]:
+        """Yields a descriptor of the store's folder, which stays valid wherever its volume is mounted by then.
+
+        Raises:
+            StoreUnavailableError: the store is not there, as with an unmounted volume: that says nothing about objects.
+        """
+        try:
+            root = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as error:
+            raise StoreUnavailableError(f"store's folder can't be opened. {error}. Is its volume mounted?") from error
+        try:
+            if self._is_marked and not os.access(MARKER, os.F_OK, dir_fd=root):
+                raise StoreUnavailableError(
+                    f"the store's folder has no {MARKER}. folder={self.root}. Is its volume mounted?"
+                )
+            yield root
+        finally:
+            os.close(root)
+
+    def _check_root(self) -> None:
+        with self._opened_root():
+            pass
+
+    def _get(self, name: str, offset: int, length: int | None) -> bytes:
+        with translated_errors("get", name):
+            return self._open(name).read(offset, length)
+
+    def _open(self, name: str) -> _Opened:
+        with self._opened_root() as root, translated_errors("read", name):
+            return _Opened(name, root)
+
+    def _folders(self, prefix: str) -> Sequence[str]:
+        for _, folders, _, _ in self._walk(prefix):
+            return sorted(folders)
+        return []
+
+    def _files(self, prefix: str) -> Iterator[ObjectInfo]:
+        for folder, _, names, descriptor in self._walk(prefix):
+            for name in names:
+                # One that is not there was deleted a moment ago.
+                with translated_errors("list", prefix), contextlib.suppress(FileNotFoundError):
+                    status = os.stat(name, dir_fd=descriptor)
+                    yield ObjectInfo(os.path.normpath(f"{folder}/{name}"), status.st_size, status.st_mtime)
+
+    def _walk(self, prefix: str) -> Iterator[tuple[str, Sequence[str], Sequence[str], int]]:
+        """Yields what `os.fwalk` does, of folders that are there."""
+        with self._opened_root() as root, translated_errors("list", prefix), contextlib.suppress(FileNotFoundError):
+            yield from os.fwalk(prefix or ".", onerror=_raise_unless_gone, follow_symlinks=True, dir_fd=root)
+
+    def _begin(self, name: str) -> _Draft:
+        self._check_root()
+        path = self.root / TEMPORARY / self._entropy.hex_id()
+        with translated_errors("write", name):
+            self._file_system.make_folder(path.parent)
+            return _Draft(name, path, os.open(path, _NEW_FILE, _FILE_MODE))
+
+    def _append(self, draft: _Draft, data: bytes | memoryview) -> None:
+        with translated_errors("write", draft.name):
+            self._file_system.write(draft.descriptor, data)
+
+    def _publish(self, draft: _Draft) -> None:
+        target = self.root / draft.name
+        with translated_errors("write", draft.name):
+            self._file_system.sync_file(draft.descriptor, draft.path)
+        for attempt in range(_PUBLISH_ATTEMPTS):
+            try:
+                with translated_errors("write", draft.name):
+                    self._make_durable(target.parent)
+                    self._file_system.publish(draft.path, target)
+                    self._file_system.sync_folder(target.parent)
+                return
+            except ObjectMissingError as error:
+                if attempt + 1 == _PUBLISH_ATTEMPTS:
+                    raise StoreUnavailableError(
+                        f"the folder of the object was removed each time it was made. name={draft.name}"
+                    ) from error
+
+    def _make_durable(self, folder: Path) -> None:
+        """Makes `folder` and its parents. This process syncs each of them into its parent at least once.
+
+        A folder that exists is synced too, because the process that made it may not have done so yet.
+        """
+        if folder == self.root:
+            return
+        file = _file(folder)
+        if file is not None and self._durable.get(folder) == file[0]:
+            return
+        self._make_durable(folder.parent)
+        self._check_root()  # the volume may be gone since the draft was begun
+        self._file_system.make_folder(folder)
+        self._file_system.sync_folder(folder.parent)
+        if len(self._durable) >= _REMEMBERED:
+            self._durable.clear()
+        self._durable[folder] = folder.stat().st_ino
+
+    def _sync_parent(self, names: Sequence[str]) -> None:
+        files = {name: _file(self.root / name) for name in names}  # what is there afterwards may be others
+        if all(file is not None and self._synced.get(name) == file for name, file in files.items()):
+            return
+        with translated_errors("sync", names[-1]):
+            folder = (self.root / names[-1]).parent
+            self._make_durable(folder)
+            self._file_system.sync_folder(folder)
+        for name, file in files.items():
+            if file is not None:
+                self._remember(name, file)
+
+    def _delete(self, names: Sequence[str]) -> None:
+        for name in names:
+            with translated_errors("delete", name):
+                path = self.root / name
+                self._file_system.remove(path)
+                if path.parent.name != TEMPORARY:
+                    with contextlib.suppress(OSError):  # not empty, or gone
+                        path.parent.rmdir()
+        if self._has_reserve:
+            self.fill_reserve()
+
+
+class _Draft:
+    """A file that is being written under a temporary name; closed when the last reference to it ends."""
+
+    def __init__(self, name: str, path: Path, descriptor: int) -> None:
+        self.name = name
+        self.path = path
+        self.descriptor = descriptor
+
+    def __del__(self) -> None:
+        os.close(self.descriptor)
+
+
+class _Opened:
+    """A file that is being read; closed when the last reference ends, so that no thread reads a reused descriptor."""
+
+    def __init__(self, name: str, root: int) -> None:
+        self._descriptor = -1
+        try:
+            self._descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=root)
+        except NotADirectoryError as error:  # an object has no objects below it
+            raise FileNotFoundError(name) from error
+        if not stat.S_ISREG(os.fstat(self._descriptor).st_mode):
+            raise FileNotFoundError(name)
+
+    def read(self, offset: int, length: int | None = None) -> bytes:
+        """Returns the bytes from `offset`, at most `length`; none at the end."""
+        left = max(os.fstat(self._descriptor).st_size - offset, 0)
+        left, pieces = left if length is None else min(left, length), list[bytes]()
+        while left and (piece := os.pread(self._descriptor, left, offset)):  # may be short, as before a bad sector
+            pieces.append(piece)
+            offset, left = offset + len(piece), left - len(piece)
+        return b"".join(pieces)
+
+    def __del__(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+
+
+def _raise_unless_gone(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError):
+        raise error
+
+
+def _file(path: Path) -> _File | None:
+    with contextlib.suppress(OSError):
+        status = path.stat()
+        return status.st_ino, status.st_dev, status.st_ctime_ns
+    return None

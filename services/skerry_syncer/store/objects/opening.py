@@ -1,0 +1,197 @@
+"""Opens the object store at a URL; the errors say what to do."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+from urllib.parse import SplitResult, unquote, urlsplit
+
+from obstore import exceptions
+from obstore.store import MemoryStore, S3Store
+
+from skerry.net.tls import is_loopback
+from skerry.runtime.identifiers import SystemEntropy
+from skerry.runtime.logs import get_logger
+from skerry.runtime.workers import ThreadWorkers, Workers
+from skerry_syncer.store.errors import StoreError, StoreURLError
+from skerry_syncer.store.objects.buckets import ObstoreObjects
+from skerry_syncer.store.objects.credentials import checked_endpoint, found_credentials
+from skerry_syncer.store.objects.interface import Objects
+from skerry_syncer.store.objects.local import FOLDER_MODE, MARKER, LocalObjects
+
+if TYPE_CHECKING:
+    from obstore.store import ClientConfig, RetryConfig
+
+_LOG: Final = get_logger(__name__)
+_HELP: Final = "use file:///path/of/a/folder, s3://bucket/prefix or memory://"
+# Enough that one slow write does not delay other files; the threads mostly wait in write and fsync.
+_FILE_THREADS: Final = 8
+_READ_THREADS: Final = 4  # apart, since most of what is read is in memory
+# A request that takes longer is taken as lost. The log itself reads back and retries, so few retries are made here.
+_CLIENT: Final[ClientConfig] = {"timeout": "60s", "connect_timeout": "5s"}
+# The only words by which obstore leaves the proxies of the environment out.
+_WITHOUT_PROXY: Final[ClientConfig] = {"proxy_url": "http://127.0.0.1:9", "proxy_excludes": "localhost,127.0.0.0/8,::1"}
+_RETRIES: Final[RetryConfig] = {"max_retries": 3, "retry_timeout": timedelta(seconds=30)}
+
+
+def open_objects(
+    url: str, *, writes: bool = True, new: bool = True, reserve: bool = False, options: Mapping[str, str] | None = None
+) -> Objects:
+    """Returns the object store at `url`: `file:///path`, `memory://` or `s3://bucket/prefix`.
+
+    Credentials, region and endpoint of `s3://` come from `options` (obstore's names: `endpoint`, `region`,
+    `access_key_id`, `secret_access_key` ...) or else the AWS_* environment; credentials also from where else
+    `found_credentials` looks. Of a `file://` store, `new` begins one where there is none, and makes its folder. Without
+    `new` that is refused, because the store may be on a volume that is not mounted, whether its folder is the mount
+    point or below. `reserve` sets 16 MiB of a `file://` store's disk aside, so that collections work on a full one.
+
+    Raises:
+        StoreURLError: the URL can't be used; the message says what to do.
+    """
+    parts = _parts(url)
+    if parts.scheme == "file":
+        folder = _open_folder(_root(url), writes=writes, new=new)
+        if reserve:
+            folder.fill_reserve()
+        return folder
+    if parts.scheme == "memory":
+        return ObstoreObjects(MemoryStore())
+    return _open_bucket(url, options or {})
+
+
+def check_url(url: str) -> None:
+    """Checks what a URL says by itself, without looking whether there is a store.
+
+    Raises:
+        StoreURLError: no store has such a URL; the message says what to do.
+    """
+    parts = _parts(url)
+    if parts.scheme == "file":
+        _root(url)
+
+
+def _parts(url: str) -> SplitResult:
+    if not url.isprintable():
+        raise StoreURLError(f"store URL has control characters; {_HELP}. url={url!r}")
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise StoreURLError(f"store URL can't be read: {error}; {_HELP}. url={url!r}") from error
+    if not parts.scheme:
+        raise StoreURLError(f"store URL has no scheme; did you mean file://{_absolute(url, url)} ? url={url!r}")
+    if parts.scheme not in {"file", "memory", "s3"}:
+        raise StoreURLError(f"store URL's scheme is not known; {_HELP}. url={url!r}")
+    if parts.scheme == "s3" and not parts.netloc:
+        raise StoreURLError(f"s3 URL needs a bucket; s3://bucket/prefix. url={url!r}")
+    if parts.scheme == "s3" and (parts.query or parts.fragment):
+        raise StoreURLError(
+            "s3 URL has a ? or #, which no prefix may have; region and endpoint are set by AWS_REGION and "
+            f"AWS_ENDPOINT_URL. url={url!r}"
+        )
+    return parts
+
+
+def _root(url: str) -> Path:
+    # file:///absolute/path, and file://relative/path, although a URL's first part is a host by the standard. All of it
+    # is the path, since ? and # may be in names of folders.
+    text = unquote(url.strip().partition(":")[2].removeprefix("//"))
+    if text.startswith("localhost/"):
+        text = text.removeprefix("localhost")
+    root = _absolute(text, url)
+    if root == Path(root.anchor) or text in ("", "localhost"):
+        raise StoreURLError(f"file URL names no folder; file:///path/of/a/folder. url={url!r}")
+    return root
+
+
+def _absolute(path: str, url: str) -> Path:
+    """Returns a path with ~ replaced by the home of a user, as a shell does."""
+    if path.startswith("$") or not path.isprintable():
+        raise StoreURLError(f"store URL has a variable or a control character in its path; write the path. url={url!r}")
+    try:
+        return (Path(path).expanduser() if path.startswith("~") else Path(path)).absolute()
+    except RuntimeError as error:
+        raise StoreURLError(f"store URL names the home of nobody who is known here. url={url!r}") from error
+
+
+def _open_folder(root: Path, *, writes: bool, new: bool) -> LocalObjects:
+    workers = ThreadWorkers(_FILE_THREADS, name="skerry-store")
+    try:
+        if new and not root.exists():
+            _begin(root, workers)
+        is_there, is_folder = root.exists(), root.is_dir()
+    except (OSError, StoreError) as error:
+        cause = error.strerror if isinstance(error, OSError) else error
+        raise StoreURLError(f"store's folder can't be used: {cause}. path={root}") from error
+    if is_there and not is_folder:
+        raise StoreURLError(f"store's folder can't be used: it is a file. path={root}")
+    if is_there and not os.access(root, os.R_OK | os.X_OK | (os.W_OK if writes else 0)):
+        raise StoreURLError(f"store's folder can't be used: permission denied. path={root}")
+    is_marked = (root / MARKER).exists()
+    if not is_marked and not new:
+        fact = f"the folder has no {MARKER}" if is_there else "the folder does not exist"
+        raise StoreURLError(
+            f"there is no store: {fact}. path={root}. Is its volume mounted? "
+            "`skerry serve --new-store` begins a new store."
+        )
+    readers = ThreadWorkers(_READ_THREADS, name="skerry-read")
+    objects = LocalObjects(root, workers=workers, readers=readers, entropy=SystemEntropy(), is_marked=is_marked)
+    if not is_marked:
+        try:
+            objects.mark()
+        except StoreError as error:
+            raise StoreURLError(f"store's folder can't be written. path={root}, cause={error}") from error
+    return objects
+
+
+def _begin(root: Path, workers: Workers) -> None:
+    """Makes a folder that is a store at once, because another process may begin the same one."""
+    _make_root(root.parent)
+    entropy = SystemEntropy()
+    partial = root.with_name(f".{root.name}-{entropy.hex_id()}")
+    partial.mkdir(FOLDER_MODE)
+    try:
+        LocalObjects(partial, workers=workers, entropy=entropy).mark()
+        partial.rename(root)
+    except OSError:
+        if not root.is_dir():
+            raise
+        return  # the other process was faster
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    _sync(root.parent)
+    _LOG.info("store begun", path=str(root))
+
+
+def _make_root(root: Path) -> None:
+    """Makes the folder and what is above it, each synced into its parent."""
+    if root.is_dir():
+        return
+    _make_root(root.parent)
+    root.mkdir(exist_ok=True)
+    _sync(root.parent)
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _open_bucket(url: str, options: Mapping[str, str]) -> Objects:
+    try:
+        # Plain HTTP is used only if the endpoint's own URL says http.
+        client: ClientConfig = {**_CLIENT, "allow_http": True}
+        if is_loopback(checked_endpoint(options)):
+            client = {**client, **_WITHOUT_PROXY}
+        given = {**options, **found_credentials(options)}
+        store = S3Store.from_url(url, client_options=client, retry_config=_RETRIES, **given)  # type: ignore[arg-type]  # names are checked by obstore
+    except (exceptions.BaseError, ValueError, TypeError) as error:
+        cause = str(error).partition("\n")[0]
+        raise StoreURLError(f"bucket can't be used; {_HELP}. url={url!r}, cause={cause}") from error
+    return ObstoreObjects(store)

@@ -1,0 +1,415 @@
+"""The blobs of one run: parts of deltas, updates and snapshots. FORMAT.md specifies their names and bytes.
+
+A blob is written before the entry that names it, under a name that ends in a random write id, and exists only once the
+entry does. So two writers never use the same name, and what a crash leaves behind is litter.
+Frames are read back in batches of whole ones, however the store cuts their bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import random
+import re
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Container, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import chain
+from typing import Final, Literal
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from skerry.net.retry import RetrySettings
+from skerry.runtime.clock import Clock
+from skerry.runtime.identifiers import Entropy
+from skerry.runtime.workers import Workers
+from skerry.wire.digests import Hasher
+from skerry.wire.frames import Frame, FrameBatch, FrameReader
+from skerry.wire.safetensors import header_bytes, tensor_bytes
+from skerry_syncer.store.errors import (
+    CollectedError,
+    LogCorruptError,
+    NewerFormatError,
+    ObjectMissingError,
+    StoreFullError,
+    StoreUnavailableError,
+    UnreadableObjectError,
+)
+from skerry_syncer.store.log.entries import FORMAT, ObjectRef, canonical_json
+from skerry_syncer.store.objects.interface import STREAM_CHUNK_BYTES, Chunks, Objects, read_json
+from skerry_syncer.store.versions.kept import LIMIT_BYTES, Kept
+
+SnapshotKind = Literal["weights", "momentum", "residual"]
+
+# The header line of a part has one norm per tensor. Most fit the first read; a longer line than the bound is refused.
+_HEADER_READ_BYTES: Final = 2**14
+_MAX_HEADER_BYTES: Final = 2**26
+_AT_ONCE_BYTES: Final = 2**23  # of a part: more than most parts have
+_READS_AT_ONCE: Final = 16
+_JOINED_COUNT: Final = 1024  # tensors of a snapshot that go together; they take the event loop some milliseconds
+# A read that broke off waits some 15 s for the store, as long as its restart takes. Then the caller decides.
+_RESUMED: Final = RetrySettings(attempt_count=6, first_wait_s=0.5, longest_wait_s=8.0)
+_PART: Final = re.compile(r"(\d{1,19})-(\d{1,19})-([0-9a-f]{64})-[0-9a-f]{32}")
+
+
+@dataclass(frozen=True)
+class StoredPart:
+    """A durable part of a delta that need not be accepted yet."""
+
+    ref: ObjectRef
+    # |v_t|^2 of what the part has of tensors in a row, from this one of the fragment's on; of all others 0. A fragment
+    # may have 100,000 tensors, and a delta thousands of parts.
+    first_tensor: int
+    squared_norms: tuple[float, ...]
+
+    @classmethod
+    def of(cls, ref: ObjectRef, squared_norms: Sequence[float] | NDArray[np.float64]) -> StoredPart:
+        """Takes the norms of all tensors of the fragment."""
+        (found,) = np.nonzero(np.asarray(squared_norms))
+        first, stop = (int(found[0]), int(found[-1]) + 1) if len(found) else (0, 0)
+        return cls(ref, first, tuple(map(float, squared_norms[first:stop])))
+
+
+def summed_norms(parts: Iterable[StoredPart], tensor_count: int) -> tuple[float, ...]:
+    """Returns |v_t|^2 of each tensor of the fragment, of which these are all parts."""
+    norms = [0.0] * tensor_count
+    for part in parts:
+        for index, norm in enumerate(part.squared_norms, part.first_tensor):
+            norms[index] += norm
+    return tuple(norms)
+
+
+class StoredParts(dict[tuple[int, int], StoredPart]):
+    """Durable parts of one delta, by first element and number of elements."""
+
+
+class Blobs:
+    """Writes and reads the blobs of one run."""
+
+    def __init__(
+        self,
+        objects: Objects,
+        prefix: str,
+        clock: Clock,
+        entropy: Entropy,
+        *,
+        workers: Workers,
+        condemned: Container[str],
+        look: Callable[[], Awaitable[object]] | None = None,
+    ) -> None:
+        """Never reuses a part whose name is in `condemned`, which the owner keeps, and `look` brings up to date."""
+        self._objects = objects
+        self._prefix = prefix
+        self._clock = clock
+        self._entropy = entropy
+        self._workers = workers
+        self._condemned = condemned
+        self._look = look
+        # Names of updates and snapshots that were lost or damaged when they were last read, so that readers go around.
+        self.unreadable: set[str] = set()
+        self._parts: Kept[Frame] = Kept(LIMIT_BYTES)  # until they are merged
+        self._updates: Kept[bytes] = Kept(LIMIT_BYTES // 2)  # for learners, all of which pull the newest
+        self.is_full = False  # whether the store had no space for the newest blob
+        self.is_too_large = False  # whether the run had more than it may have when last looked at
+
+    async def write_part(  # noqa: PLR0917 - the order is that of the part's name, then what it holds
+        self,
+        fragment: str,
+        delta: str,
+        first: int,
+        numel: int,
+        digest: str,
+        squared_norms: Sequence[float] | NDArray[np.float64],
+        frames: Sequence[bytes | memoryview],
+        kept: Sequence[Frame] = (),
+    ) -> StoredPart:
+        """Stores the frames that cover `numel` elements from `first`, cut anywhere. The returned part is durable.
+
+        `digest` is the SHA-256 of the frames' uncompressed bytes, hex, which the caller has checked. `kept` are the
+        same frames, checked and decompressed, where a merge is to find them in memory.
+        """
+        header = {
+            "format": FORMAT,
+            "fragment": fragment,
+            "delta": delta,
+            "first": first,
+            "numel": numel,
+            "digest": digest,
+        }
+        name = f"deltas/{fragment}/{delta}/{first}-{numel}-{digest}-{self._entropy.hex_id()}"
+        # With many tensors that takes too long for the event loop.
+        line = await self._workers.run(_header_line, header, squared_norms)
+        size_bytes = await self._write(name, (line, *frames))
+        self._parts.put(name, kept, sum(len(frame.payload) for frame in kept))
+        return StoredPart.of(ObjectRef(name, first, numel, size_bytes, digest), squared_norms)
+
+    async def list_parts(self, fragment: str, delta: str) -> list[StoredPart]:
+        """Returns the durable parts of a delta in element order, one per range and digest, without condemned ones."""
+        found: dict[tuple[int, int, str], ObjectRef] = {}
+        async for info in self._objects.list(self._path(f"deltas/{fragment}/{delta}")):
+            name = info.name.removeprefix(f"{self._prefix}/")
+            match = _PART.fullmatch(name.rpartition("/")[2])
+            if match is None or name in self._condemned:
+                continue
+            key = (int(match[1]), int(match[2]), match[3])
+            ref = ObjectRef(name, key[0], key[1], info.size_bytes, key[2])
+            # Listing has no order. Every replica must choose the same part, so the alphabetically first name wins.
+            found[key] = min(ref, found.get(key, ref), key=lambda one: one.name)
+        if found:  # their writers may have been killed before they had synced the folder
+            await self._objects.sync_parent(*(self._path(ref.name) for ref in found.values()))
+        limit = asyncio.Semaphore(_READS_AT_ONCE)
+
+        async def stored(ref: ObjectRef) -> StoredPart | None:
+            async with limit:
+                return await self._stored_part(ref)
+
+        parts = await asyncio.gather(*(stored(found[key]) for key in sorted(found)))
+        return [part for part in parts if part is not None]
+
+    def take_frames(self, ref: ObjectRef) -> Sequence[Frame]:
+        """Returns a part's frames and forgets them; nothing if they are not in memory."""
+        return self._parts.take(ref.name)
+
+    def kept_frames(self, ref: ObjectRef) -> Sequence[Frame]:
+        """Returns a part's frames; nothing if they are not in memory."""
+        return self._parts.get(ref.name)
+
+    async def part_frames(
+        self, ref: ObjectRef, *, at_once_bytes: int = _AT_ONCE_BYTES
+    ) -> AsyncIterator[bytes | memoryview]:
+        """Yields the bytes of a part's frames in pieces, which may end inside a frame: the first by one request.
+
+        The first has at most `at_once_bytes`, the others 512 KiB.
+
+        Raises:
+            CollectedError: a collection took the part, as the log says by now.
+            ObjectMissingError: it is lost.
+        """
+        head: bytes | None = b""
+        async for piece in self._resumed(ref, lambda offset: self._part_pieces(ref, offset, at_once_bytes), 0):
+            if head is None:
+                yield piece
+                continue
+            head += piece
+            end = head.find(b"\n")
+            if end >= 0:
+                yield memoryview(head)[end + 1 :]
+                head = None
+            elif len(head) > _MAX_HEADER_BYTES:
+                break
+        if head is not None:
+            raise UnreadableObjectError(ref.name, "part has no header line")
+
+    async def _part_pieces(self, ref: ObjectRef, offset: int, at_once_bytes: int) -> AsyncGenerator[bytes, None]:
+        path, piece = self._path(ref.name), b""
+        if not offset:
+            with suppress(StoreUnavailableError):  # it may have broken off; a stream goes on where it breaks
+                piece = await self._objects.get(path, length=at_once_bytes)
+                if len(piece) < at_once_bytes:
+                    yield piece
+                    return
+        if piece:
+            yield piece
+        async for streamed in self._objects.stream(path, offset=offset + len(piece)):
+            yield streamed
+
+    async def write_update(
+        self, fragment: str, version: int, frames: Sequence[bytes], first: int, numel: int
+    ) -> ObjectRef:
+        """Stores the frames of an update that cover `numel` elements from `first` and returns where."""
+        name = f"updates/{fragment}/{version}-{self._entropy.hex_id()}"
+        pieces, digest = await self._workers.run(_cut_and_hashed, frames)
+        size = await self._write(name, pieces)
+        self._updates.put(name, pieces, size)
+        return ObjectRef(name, first, numel, size, digest)
+
+    async def write_snapshot(
+        self,
+        fragment: str,
+        version: int,
+        kind: SnapshotKind,
+        tensors: Mapping[str, NDArray[np.float32]],
+        *,
+        first: int = 0,
+    ) -> ObjectRef:
+        """Stores these tensors, which lie one after another from element `first` on, as a safetensors file.
+
+        Arrays may be memory-mapped; they must not change until this returns.
+        """
+        name = f"snapshots/{fragment}/{version}-{kind}-{self._entropy.hex_id()}"
+        numel = sum(values.size for values in tensors.values())
+        return await self._write_hashed(name, snapshot_pieces(fragment, version, kind, tensors), first, numel)
+
+    async def read(self, ref: ObjectRef, *, offset: int = 0) -> AsyncGenerator[bytes, None]:
+        """Yields the bytes of an object of any kind from `offset`, in pieces of at most 512 KiB.
+
+        A read that has begun and breaks off goes on where it stopped.
+
+        Raises:
+            CollectedError: a collection took the object, as the log says by now.
+            ObjectMissingError: it is lost.
+        """
+        path = self._path(ref.name)
+        async for piece in self._resumed(ref, lambda start: self._objects.stream(path, offset=start), offset):
+            yield piece
+
+    async def _resumed(
+        self, ref: ObjectRef, pieces_from: Callable[[int], AsyncIterator[bytes]], offset: int
+    ) -> AsyncGenerator[bytes, None]:
+        start, failure_count = offset, 0
+        while True:
+            try:
+                async for piece in pieces_from(offset):
+                    offset, failure_count = offset + len(piece), 0
+                    yield piece
+                return
+            except ObjectMissingError as error:
+                if await self._is_collected(ref.name):
+                    raise CollectedError(f"object was collected. name={ref.name}") from error
+                raise
+            except StoreUnavailableError as error:
+                failure_count += 1
+                if offset == start or failure_count == _RESUMED.attempt_count:
+                    raise
+                jitter = random.Random(self._entropy.hex_id())
+                await self._clock.sleep(_RESUMED.wait_s(failure_count, error, jitter))
+
+    async def _is_collected(self, name: str) -> bool:
+        """Whether the log condemned an object that is not there: before it is deleted, it says so."""
+        if name not in self._condemned and self._look is not None:
+            with suppress(LogCorruptError, NewerFormatError):  # it can't be read on
+                await self._look()
+        return name in self._condemned
+
+    async def read_checked(self, ref: ObjectRef) -> AsyncGenerator[bytes, None]:
+        """Yields all bytes of an update or snapshot, in pieces of at most 512 KiB; the last one once all were checked.
+
+        Raises:
+            CollectedError: a collection took it, as the log says by now.
+            UnreadableObjectError: it is lost, or has other bytes than were written.
+        """
+        kept = self._updates.get(ref.name)
+        for piece in kept:
+            yield piece
+        if kept:
+            return
+        hasher, size = hashlib.sha256(), 0
+        try:
+            async for piece in self.read(ref):
+                await self._hash(hasher, piece)
+                size += len(piece)
+                if size >= ref.size_bytes and hasher.hexdigest() != ref.digest:
+                    break
+                yield piece
+        except CollectedError:
+            raise
+        except ObjectMissingError as error:
+            self.unreadable.add(ref.name)
+            raise UnreadableObjectError(ref.name, error) from error
+        if (size, hasher.hexdigest()) != (ref.size_bytes, ref.digest):
+            self.unreadable.add(ref.name)
+            raise UnreadableObjectError(ref.name, f"it has other bytes. size_bytes={size}, expected={ref.size_bytes}")
+        self.unreadable.discard(ref.name)
+
+    async def _write_hashed(self, name: str, pieces: AsyncIterator[bytes], first: int, numel: int) -> ObjectRef:
+        hasher = hashlib.sha256()
+
+        async def hashed() -> AsyncIterator[bytes]:
+            async for piece in pieces:
+                await self._hash(hasher, piece)
+                yield piece
+
+        size = await self._write(name, hashed())
+        return ObjectRef(name, first, numel, size, hasher.hexdigest())
+
+    async def _write(self, name: str, chunks: Chunks) -> int:
+        try:
+            size = await self._objects.write(self._path(name), chunks)
+        except StoreFullError:
+            self.is_full = True
+            raise
+        self.is_full = False
+        return size
+
+    async def _hash(self, hasher: Hasher, piece: bytes) -> None:
+        # SHA-256 releases the GIL. A small piece takes less time than handing it to a thread.
+        if len(piece) < STREAM_CHUNK_BYTES // 16:
+            hasher.update(piece)
+        else:
+            await self._workers.run(hasher.update, piece)
+
+    async def _stored_part(self, ref: ObjectRef) -> StoredPart | None:
+        """Returns the part with the norms of its header line; None if it is collected or damaged: it is sent again."""
+        length = _HEADER_READ_BYTES
+        while length <= _MAX_HEADER_BYTES:
+            try:
+                head = await self._objects.get(self._path(ref.name), length=length)
+            except ObjectMissingError:
+                return None
+            line, newline, _ = head.partition(b"\n")
+            if newline:
+                with suppress(ValueError):
+                    return StoredPart.of(ref, read_json(line, _PartHeader).squared_norms)
+            if newline or len(head) < length:
+                break
+            length *= 8
+        return None
+
+    def _path(self, name: str) -> str:
+        return f"{self._prefix}/{name}"
+
+
+def _header_line(header: Mapping[str, object], squared_norms: Sequence[float] | NDArray[np.float64]) -> bytes:
+    return canonical_json({**header, "squared_norms": [float(norm) for norm in squared_norms]}) + b"\n"
+
+
+class _PartHeader(msgspec.Struct):
+    """What is read of a part's first line."""
+
+    squared_norms: tuple[float, ...]
+
+
+def _cut_and_hashed(frames: Sequence[bytes]) -> tuple[Sequence[bytes], str]:
+    """Returns the frames' bytes in pieces of `STREAM_CHUNK_BYTES`, and their SHA-256, hex."""
+    data = memoryview(b"".join(frames))
+    starts = range(0, len(data), STREAM_CHUNK_BYTES)
+    return [bytes(data[at : at + STREAM_CHUNK_BYTES]) for at in starts], hashlib.sha256(data).hexdigest()
+
+
+async def snapshot_pieces(
+    fragment: str, version: int, kind: SnapshotKind, tensors: Mapping[str, NDArray[np.float32]]
+) -> AsyncIterator[bytes]:
+    """Yields the bytes of a snapshot: equal values give equal bytes."""
+    yield header_bytes(
+        {tensor: ("float32", values.shape) for tensor, values in tensors.items()},
+        {"format": str(FORMAT), "fragment": fragment, "version": str(version), "kind": kind},
+    )
+    waiting: list[bytes] = []
+    size = 0
+    for piece in chain.from_iterable(map(tensor_bytes, tensors.values())):
+        waiting.append(piece)  # small tensors go together: each piece that is yielded costs some jobs of workers
+        size += len(piece)
+        if size >= STREAM_CHUNK_BYTES or len(waiting) == _JOINED_COUNT:
+            yield b"".join(waiting)
+            waiting, size = [], 0
+    if waiting:
+        yield b"".join(waiting)
+
+
+# Elements of a batch, which one worker job decodes, but for its last frame: 8 MiB of float32, some 900 kB of int4.
+BATCH_NUMEL: Final = 2**21
+
+
+async def frame_batches(pieces: AsyncIterator[bytes | memoryview], first: int, numel: int) -> AsyncIterator[FrameBatch]:
+    """Yields the frames of `pieces`, which must cover `[first, first + numel)` in order, as views of the pieces.
+
+    Raises:
+        FrameError: TRUNCATED, LAYOUT, BAD_HEADER, TOO_LARGE or BOMB, by the frames' headers alone.
+    """
+    reader = FrameReader(first, numel, batch_numel=BATCH_NUMEL)
+    async for piece in pieces:
+        for batch in reader.feed(piece):
+            yield batch
+    reader.finish()

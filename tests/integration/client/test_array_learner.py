@@ -1,0 +1,495 @@
+"""Learners of NumPy arrays against a real syncer over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from skerry import (
+    Adoption,
+    ArrayLearner,
+    Learner,
+    Policy,
+    RefusedError,
+    RunClosedError,
+    RunNotFoundError,
+    RunsClient,
+    SkerryError,
+    Tls,
+    TryAgainError,
+    attach,
+    exchange,
+)
+from skerry.net.loop_thread import LoopThread
+from skerry.wire.policy import OuterOptimizer, OuterSchedule
+from tests.support.heard_logs import heard_logs, logs_told_to
+from tests.support.quadratic import QUICK, Quadratic, train_until
+from tests.support.serve_process import ServeProcess
+
+
+def test_two_learners_train_one_model_together(target: str) -> None:
+    problems = Quadratic(seed=1), Quadratic(seed=2)
+    first = ArrayLearner(problems[0].arrays, target=target, run="fit", learner_id="a", create=True, policy=QUICK)
+    second = ArrayLearner(problems[1].arrays, target=target, run="fit", learner_id="b")
+    with first, second:
+        learners = ((problems[0], first), (problems[1], second))
+        train_until(learners, lambda: all(min(learner.stats.versions.values()) >= 5 for learner in (first, second)))
+        assert first.stats.is_attached
+        assert first.flush(30)
+        assert second.flush(30)
+    with RunsClient(target) as client:
+        run = client.close_run("fit")
+        merged = {
+            fate.learner_id
+            for fragment in run.fragments
+            for record in client.list_versions("fit", fragment.name)
+            for fate in record.merged
+        }
+    assert merged == {"a", "b"}
+    for learner in (first, second):
+        assert learner.failure is None
+        assert 0 < learner.stats.deltas_merged <= learner.stats.deltas_acknowledged
+    assert problems[0].loss < 0.5 * Quadratic().loss
+
+
+SENSELESS: dict[str, list[Any]] = {
+    "target": ["", " ", "127.0.0.1", "127.0.0.1:99999", "http://127.0.0.1:1", "a b:1"],
+    "run": ["", " ", "py thon", "us/x", "..", "x" * 65],
+    "learner_id": ["", " ", "py thon", "us/x", "..", "x" * 65],
+    "region": [" ", "a b", "a/b"],
+    "policy": [{}, "mean"],
+    "planned_step_count": [-1, 10**13, float("nan"), 1.5],
+    "adoption": ["", "merge"],
+    "blend_alpha": [-0.1, 1.1, float("nan")],
+    "fragment_count": [0, -1, 1.5],
+    "connect_timeout_s": [0, -1, float("nan"), float("inf"), 1e300],
+    "tls": ["", "on", Tls("missing.pem"), Tls(cert="missing.pem")],
+}
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in SENSELESS.items() for value in values])
+def test_an_argument_that_can_not_be_right_is_refused_before_anything_is_done(
+    name: str, value: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    model = torch.nn.Linear(2, 2)
+    threads = set(threading.enumerate())
+    options: dict[str, Any] = {"target": "127.0.0.1:1", "run": "fit", "learner_id": "us"} | {name: value}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    calls: list[Callable[[], object]] = [
+        lambda: ArrayLearner(Quadratic().arrays, **options),
+        lambda: Learner(model, **options),
+        lambda: attach(model, optimizer, tokens_per_step=8, **options),
+    ]
+    for call in calls:
+        with pytest.raises((ValueError, TypeError)) as caught:
+            call()
+        assert len(str(caught.value).splitlines()) == 1
+    assert set(threading.enumerate()) <= threads
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *((name, value) for name in ("inner_step_count", "quorum_count") for value in ("5", None, True, 2.0, 0, -1)),
+        *((name, value) for name in ("grace_factor", "lease_term_s") for value in ("x", True, -1, float("nan"), 1e300)),
+        *(("delay_step_count", value) for value in ("x", -1, 1.5)),
+        *(("outer", value) for value in (None, {"learning_rate": 1}, OuterOptimizer(momentum=float("nan")))),
+        ("outer", OuterOptimizer(schedule="x")),  # type: ignore[arg-type]  # which is wrong
+        *(("merge", value) for value in ("x", None)),
+        *(("merge_by_fragment", value) for value in (5, {"a": "x"})),
+        *((name, value) for name in ("delta_encoding", "update_encoding") for value in ("int4", None)),
+        *(("pinned_positions", value) for value in (5, ("x",), (-1,))),
+        ("enrols_by_run", 1),
+    ],
+)
+def test_a_policy_says_which_field_can_not_be_right(name: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=f"field={name}") as caught:
+        Policy(**{name: value})
+    assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("tokens", [-5, 0, 1.5, True, None, "8", float("nan")])
+def test_tokens_of_a_step_that_can_not_be_right_are_refused_before_anything_is_done(tokens: Any) -> None:
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(ValueError, match="tokens_per_step"):
+        attach(model, optimizer, tokens_per_step=tokens, target="127.0.0.1:1", run="fit", learner_id="us")
+
+
+@pytest.mark.parametrize("timeout_s", [0, -1, float("nan"), float("inf")])
+def test_a_client_of_runs_refuses_what_can_not_be_right_before_anything_is_done(timeout_s: float) -> None:
+    threads = set(threading.enumerate())
+    with pytest.raises(ValueError, match="timeout_s"):
+        RunsClient("127.0.0.1:1", timeout_s=timeout_s)
+    with pytest.raises(ValueError, match="address="):
+        RunsClient("127.0.0.1")
+    assert set(threading.enumerate()) <= threads
+
+
+def test_a_mixture_of_experts_with_44544_tensors_is_created_merged_and_joined(target: str) -> None:
+    names = [
+        f"model.layers.{layer}.mlp.experts.{expert}.{kind}_proj.weight"
+        for layer in range(58)
+        for expert in range(256)
+        for kind in ("gate", "up", "down")
+    ]
+    arrays = {name: np.zeros(2, np.float32) for name in names}
+    options: dict[str, Any] = {"target": target, "run": "moe", "create": True, "connect_timeout_s": 120.0}
+    with ArrayLearner(arrays, **options, learner_id="a", policy=QUICK) as learner:
+        for array in arrays.values():
+            array[:] += 1
+        learner.step(1)
+        assert learner.leave(120, load_merged=True)
+    assert learner.stats.deltas_merged > 0
+    joined = {name: np.zeros(2, np.float32) for name in names}
+    with ArrayLearner(joined, **options, learner_id="b"):
+        pass
+    for name in names:
+        np.testing.assert_array_equal(joined[name], arrays[name])
+    with RunsClient(target) as client:
+        assert len(client.get_run("moe").run.tensors) == len(client.list_runs()[0].tensors) == 44_544
+
+
+def test_a_run_is_created_with_the_steps_that_are_planned_for_it(target: str) -> None:
+    arrays = Quadratic().arrays
+    options: dict[str, Any] = {"target": target, "learner_id": "a", "create": True, "policy": QUICK}
+    ArrayLearner(arrays, run="planned", planned_step_count=5000, **options).close()
+    ArrayLearner(arrays, run="endless", **options).close()
+    with RunsClient(target) as client:
+        planned, endless = (client.get_run(run).run.policy for run in ("planned", "endless"))
+    assert planned.planned_step_count == 5000
+    assert endless.planned_step_count == 0
+    assert replace(planned, planned_step_count=0) == endless
+
+
+CONSTANT = OuterOptimizer(schedule=OuterSchedule.CONSTANT)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "said"),
+    [
+        ({"planned_step_count": 5000}, {}, []),
+        ({"planned_step_count": 5000}, {"planned_step_count": 5000}, []),
+        ({"planned_step_count": 5000}, {"planned_step_count": 600}, []),
+        ({}, {"planned_step_count": 600}, ["has no planned length"]),
+        ({"policy": Policy(outer=CONSTANT)}, {"planned_step_count": 600}, []),
+    ],
+)
+def test_a_learner_that_plans_a_length_is_warned_of_a_run_that_has_none(
+    target: str, first: dict[str, Any], second: dict[str, Any], said: list[str]
+) -> None:
+    with heard_logs() as lines:
+        for learner, options in (("a", first), ("b", second)):
+            arrays = Quadratic().arrays
+            ArrayLearner(arrays, target=target, run="fit", learner_id=learner, create=True, **options).close()
+    warned = [line["event"] for line in lines if line["log_level"] == "warning"]
+    assert len(warned) == len(said)
+    for what, event in zip(said, warned, strict=True):
+        assert what in event
+        assert "skerry runs policy fit --set planned_step_count=600" in event
+
+
+@pytest.mark.parametrize("planned", [-1, 10**12 + 1, 1e6])
+def test_a_planned_length_out_of_range_is_refused_before_anything_is_sent(planned: Any) -> None:
+    with pytest.raises(ValueError, match="planned_step_count"):
+        ArrayLearner(Quadratic().arrays, target="127.0.0.1:1", run="fit", learner_id="a", planned_step_count=planned)
+
+
+def test_every_acknowledged_delta_has_its_fate_once_the_run_is_closed(target: str) -> None:
+    problem = Quadratic()
+    with ArrayLearner(problem.arrays, target=target, run="fit", learner_id="a", create=True, policy=QUICK) as learner:
+        train_until([(problem, learner)], lambda: learner.stats.deltas_acknowledged >= 12)
+    with RunsClient(target) as client:
+        run = client.close_run("fit")
+        merged = [
+            fate.delta_id
+            for fragment in run.fragments
+            for record in client.list_versions("fit", fragment.name)
+            for fate in record.merged
+        ]
+    assert len(merged) == len(set(merged)) == learner.stats.deltas_acknowledged
+
+
+def test_a_learner_that_joins_late_starts_from_the_newest_weights(target: str) -> None:
+    problem, late = Quadratic(), Quadratic()
+    with ArrayLearner(problem.arrays, target=target, run="fit", learner_id="a", create=True, policy=QUICK) as learner:
+        train_until([(problem, learner)], lambda: min(learner.stats.versions.values()) >= 6)
+        with ArrayLearner(late.arrays, target=target, run="fit", learner_id="late") as joined:
+            assert min(joined.stats.versions.values()) >= 6
+            assert late.loss < 0.8 * Quadratic().loss
+
+
+def test_of_two_creators_one_wins_and_the_other_joins(target: str) -> None:
+    with (
+        ArrayLearner(Quadratic().arrays, target=target, run="fit", learner_id="a", create=True, policy=QUICK),
+        ArrayLearner(Quadratic().arrays, target=target, run="fit", learner_id="b", create=True, policy=QUICK),
+        RunsClient(target) as client,
+    ):
+        assert [run.name for run in client.list_runs()] == ["fit"]
+
+
+@pytest.mark.parametrize("adoption", [Adoption.REPLACE, Adoption.BLEND])
+def test_other_ways_of_adopting_train_too(target: str, adoption: Adoption) -> None:
+    problem = Quadratic()
+    with ArrayLearner(
+        problem.arrays, target=target, run="fit", learner_id="a", create=True, policy=QUICK, adoption=adoption
+    ) as learner:
+        train_until([(problem, learner)], lambda: min(learner.stats.versions.values()) >= 8)
+    assert problem.loss < 0.8 * Quadratic().loss
+
+
+def test_float16_arrays_train_and_their_rounding_is_nobodys_work(target: str) -> None:
+    problem = Quadratic()
+    problem.arrays = {name: array.astype(np.float16) for name, array in problem.arrays.items()}
+    with ArrayLearner(problem.arrays, target=target, run="fit", learner_id="a", create=True, policy=QUICK) as learner:
+        train_until([(problem, learner)], lambda: min(learner.stats.versions.values()) >= 4)
+        assert learner.flush(30)
+        # Nothing was trained since: what is left to send is what quantisation dropped, not what the casts rounded.
+        versions = learner.stats.versions
+        assert learner.flush(30)
+        assert learner.stats.versions == versions
+    assert problem.loss < Quadratic().loss
+
+
+def test_a_run_that_does_not_exist_is_not_waited_for(target: str) -> None:
+    with pytest.raises(RunNotFoundError):
+        ArrayLearner(Quadratic().arrays, target=target, run="nobody", learner_id="a")
+
+
+def test_other_shapes_are_refused_by_name(target: str) -> None:
+    with ArrayLearner(Quadratic().arrays, target=target, run="fit", learner_id="a", create=True, policy=QUICK):
+        arrays = Quadratic().arrays
+        arrays["body.bias"] = np.zeros(33, np.float32)
+        with pytest.raises(RefusedError, match=r"body\.bias") as refusal:
+            ArrayLearner(arrays, target=target, run="fit", learner_id="b")
+        assert refusal.value.reason == "SHAPE_MISMATCH"
+
+
+def test_weights_that_are_not_finite_create_no_run(target: str) -> None:
+    arrays = Quadratic().arrays
+    arrays["body.bias"][3] = np.nan
+    with pytest.raises(SkerryError) as refusal:
+        ArrayLearner(arrays, target=target, run="fit", learner_id="a", create=True)
+    assert refusal.value.reason == "NON_FINITE"
+
+
+def test_that_nobody_answers_is_said_within_the_time_given() -> None:
+    begin_s = time.monotonic()
+    with pytest.raises(TryAgainError) as failure:
+        ArrayLearner(Quadratic().arrays, target="127.0.0.1:1", run="fit", learner_id="a", connect_timeout_s=0.5)
+    assert failure.value.reason == "UNREACHABLE"
+    assert time.monotonic() - begin_s < 10
+
+
+@pytest.mark.parametrize("name", ["../other", "Upper", ""])
+def test_names_that_could_be_paths_are_refused_before_any_call(name: str) -> None:
+    with pytest.raises(ValueError, match="not legal"):
+        ArrayLearner(Quadratic().arrays, target="127.0.0.1:1", run=name, learner_id="a")
+
+
+def test_a_newer_session_fences_the_older_which_trains_on_alone(target: str) -> None:
+    problem = Quadratic()
+    older = ArrayLearner(problem.arrays, target=target, run="fit", learner_id="a", create=True, policy=QUICK)
+    with older, ArrayLearner(Quadratic().arrays, target=target, run="fit", learner_id="a"):
+        train_until([(problem, older)], lambda: older.failure is not None)
+        assert older.failure is not None
+        assert older.failure.reason == "SESSION_FENCED"
+        before = older.stats.step_count
+        older.step(tokens=8)
+        assert older.stats.step_count == before + 1
+        assert not older.stats.is_attached
+        assert older.flush(30)
+
+
+def test_a_learner_that_was_stopped_is_not_attached_from_the_moment_that_it_says_why(
+    target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A training thread may look while the exchange is still busy telling."""
+    problem = Quadratic()
+    seen: list[tuple[bool, bool]] = []
+
+    def look(line: dict[str, Any]) -> None:
+        if "exchange stopped" in line["event"]:
+            seen.append((older.failure is not None, older.stats.is_attached))
+
+    older = ArrayLearner(problem.arrays, target=target, run="fit", learner_id="a", create=True, policy=QUICK)
+    with logs_told_to(look), older, ArrayLearner(Quadratic().arrays, target=target, run="fit", learner_id="a"):
+        train_until([(problem, older)], lambda: bool(seen))
+    assert seen == [(True, False)]
+
+
+def test_a_closed_run_is_noticed_and_takes_nobody_new(target: str) -> None:
+    problem = Quadratic()
+    with ArrayLearner(problem.arrays, target=target, run="fit", learner_id="a", create=True, policy=QUICK) as learner:
+        train_until([(problem, learner)], lambda: learner.stats.deltas_acknowledged > 0)
+        with RunsClient(target) as client:
+            client.close_run("fit")
+        train_until([(problem, learner)], lambda: learner.is_closed)
+        assert learner.flush(30)
+        with pytest.raises(RunClosedError):
+            ArrayLearner(Quadratic().arrays, target=target, run="fit", learner_id="b")
+
+
+def test_poisoned_weights_are_put_back_and_training_goes_on(target: str) -> None:
+    problem = Quadratic()
+    with ArrayLearner(problem.arrays, target=target, run="fit", learner_id="a", create=True, policy=QUICK) as learner:
+        train_until([(problem, learner)], lambda: min(learner.stats.versions.values()) >= 2)
+        for array in problem.arrays.values():
+            array[0] = np.nan
+        train_until([(problem, learner)], lambda: all(np.isfinite(array).all() for array in problem.arrays.values()))
+        versions = dict(learner.stats.versions)
+        train_until([(problem, learner)], lambda: min(learner.stats.versions.values()) > max(versions.values()))
+    assert np.isfinite(problem.loss)
+
+
+def test_training_goes_on_while_the_syncer_is_dead_and_what_was_learned_is_sent_later(tmp_path: Path) -> None:
+    thread = LoopThread("processes")
+    process = ServeProcess(f"file://{tmp_path / 'store'}", tmp_path)
+    problem = Quadratic()
+    try:
+        thread.run(process.start())
+        target = f"127.0.0.1:{process.port}"
+        policy = Policy(inner_step_count=4, lease_term_s=1.0, quarantine_ratio=0)
+        with ArrayLearner(
+            problem.arrays, target=target, run="fit", learner_id="a", create=True, policy=policy
+        ) as learner:
+            train_until([(problem, learner)], lambda: min(learner.stats.versions.values()) >= 3)
+            thread.run(process.kill())
+            before = learner.stats
+            train_until([(problem, learner)], lambda: not learner.stats.is_attached)
+            for _ in range(20):
+                learner.step(tokens=8, loss=problem.descend())
+            thread.run(process.start())
+            train_until(
+                [(problem, learner)],
+                lambda: min(learner.stats.versions.values()) >= max(before.versions.values()) + 3,
+            )
+            assert learner.stats.is_attached
+            assert learner.failure is None
+            assert learner.flush(30)
+        with RunsClient(target) as client:
+            run = client.close_run("fit")
+            merged = [
+                fate.delta_id
+                for fragment in run.fragments
+                for record in client.list_versions("fit", fragment.name)
+                for fate in record.merged
+            ]
+        assert len(merged) == len(set(merged)) == learner.stats.deltas_acknowledged
+    finally:
+        thread.run(_stopped(process))
+        thread.close()
+
+
+async def _stopped(process: ServeProcess) -> None:
+    async with asyncio.timeout(30):
+        await process.stop()
+
+
+def test_a_step_says_which_fragments_it_changed(target: str) -> None:
+    problem = Quadratic()
+    with ArrayLearner(
+        problem.arrays, target=target, run="fit", learner_id="us", create=True, policy=QUICK, fragment_count=2
+    ) as learner:
+        changed: list[str] = []
+        while min(map(changed.count, learner.stats.versions)) < 3:
+            before = {name: array.copy() for name, array in problem.arrays.items()}
+            names = learner.step(tokens=8, loss=0.0)
+            is_changed = any((before[name] != array).any() for name, array in problem.arrays.items())
+            assert is_changed == bool(names)
+            changed += names
+            problem.descend()
+        assert set(changed) == learner.stats.versions.keys()
+
+
+def _train_three_steps(target: str, ending: type[BaseException]) -> ArrayLearner:
+    """Takes three steps in `with`, and leaves it by an exception."""
+    problem = Quadratic()
+    learner = ArrayLearner(problem.arrays, target=target, run="fit", learner_id="us", create=True)
+
+    def train() -> None:
+        with learner:
+            for _ in range(3):
+                learner.step(tokens=8, loss=problem.descend())
+            raise ending
+
+    with pytest.raises(ending):
+        train()
+    return learner
+
+
+@pytest.mark.parametrize("ending", [SystemExit, KeyboardInterrupt])
+def test_a_process_that_is_told_to_end_sends_its_last_work(target: str, ending: type[BaseException]) -> None:
+    learner = _train_three_steps(target, ending)
+    assert learner.stats.unsent_step_count == 0
+    assert learner.stats.deltas_acknowledged > 0
+
+
+def test_steps_that_are_lost_are_counted(target: str) -> None:
+    with heard_logs() as logs:
+        learner = _train_three_steps(target, ZeroDivisionError)
+    (said,) = [line for line in logs if line["log_level"] == "warning"]
+    assert said["unsent_steps"] == learner.stats.unsent_step_count == 3
+
+
+def test_learners_without_a_name_have_one_each_and_keep_it(
+    target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def attached() -> ArrayLearner:
+        return ArrayLearner(Quadratic().arrays, target=target, run="fit", create=True)
+
+    def learner_ids() -> list[str]:
+        with RunsClient(target) as client:
+            return sorted(learner.learner_id for learner in client.get_run("fit").learners if learner.is_live)
+
+    monkeypatch.chdir(tmp_path)
+    with attached():
+        (first,) = learner_ids()
+        with attached():
+            both = learner_ids()
+            assert len(both) == 2
+            assert first in both
+    with attached():
+        assert learner_ids() == [first]
+        with attached():
+            assert learner_ids() == both
+
+
+def test_a_learner_that_was_stopped_says_so_again_and_again(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchange, "_REMINDER_S", 0.0)
+    problem = Quadratic()
+    options: dict[str, Any] = {"target": target, "run": "fit", "learner_id": "us", "create": True}
+    with ArrayLearner(problem.arrays, **options) as first, ArrayLearner(Quadratic().arrays, **options):
+        train_until([(problem, first)], lambda: first.failure is not None)
+        with heard_logs() as logs:
+            for _ in range(3):
+                first.step(tokens=8, loss=problem.descend())
+    assert [line["reason"] for line in logs if line["log_level"] == "error"] == ["SESSION_FENCED"] * 3
+
+
+def test_what_is_no_policy_and_no_array_is_refused_with_what_to_give(target: str) -> None:
+    given: Any = {"inner_step_count": 5}
+    with pytest.raises(TypeError, match=r"by Policy.from_json\(values\)"):
+        ArrayLearner(Quadratic().arrays, target=target, run="fit", learner_id="us", policy=given)
+    with pytest.raises(TypeError, match=r"skerry\.client\.Policy; of a dict"):
+        ArrayLearner(Quadratic().arrays, target=target, run="fit", learner_id="us", policy=given, planned_step_count=5)
+    with RunsClient(target) as client, pytest.raises(TypeError, match=r"skerry\.client\.Policy; of a dict"):
+        client.create_run("fit", Quadratic().arrays, policy=given)
+    with RunsClient(target) as client, pytest.raises(TypeError, match=r"skerry\.client\.Policy; of a dict"):
+        client.set_policy("fit", given)
+    foreign: Any = {"w": [1.0]}
+    with pytest.raises(ValueError, match=r"copies made by np.array\(\)"):
+        ArrayLearner(foreign, target=target, run="fit", learner_id="us")
+    with pytest.raises(ValueError, match="no array to train"):
+        ArrayLearner({}, target=target, run="fit", learner_id="us")

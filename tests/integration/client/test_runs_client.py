@@ -1,0 +1,64 @@
+"""Administering runs from a script, against a real syncer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from skerry import MergeRule, Policy, RefusedError, RunsClient
+from skerry.net.records import Event, RunStatus, RunView
+
+ARRAYS = {"embedding.weight": np.ones((300, 8), np.float32), "body.bias": np.zeros(8, np.float32)}
+
+
+def test_a_policy_changes_in_what_differs_whatever_others_changed_meanwhile(target: str) -> None:
+    with RunsClient(target) as one, RunsClient(target) as other:
+        seen = one.create_run("fit", ARRAYS, policy=Policy(merge_by_fragment={"embedding": MergeRule.RDA})).policy
+        other.set_policy("fit", replace(seen, quorum_count=2), base=seen)
+        run = one.set_policy("fit", replace(seen, inner_step_count=9, merge_by_fragment={}), base=seen)
+        assert (run.policy.quorum_count, run.policy.inner_step_count, run.policy.merge_by_fragment) == (2, 9, {})
+        assert one.set_policy("fit", seen, base=seen).policy == run.policy, "nothing differs"
+        assert replace(one.set_policy("fit", Policy()).policy, delay_step_count=None) == Policy()
+
+
+def test_records_are_what_the_syncer_says(target: str) -> None:
+    with RunsClient(target) as client:
+        created = client.create_run("fit", ARRAYS)
+        view = client.get_run("fit", uid=created.uid)
+        assert (view.run.status, view.learners) == (RunStatus.OPEN, ())
+        assert [tensor.shape for tensor in view.run.tensors] == [(300, 8), (8,)]
+        assert [run.uid for run in client.list_runs()] == [created.uid]
+        (version,) = client.list_versions("fit", view.run.fragments[0].name)
+        assert (version.version.version, version.merged, version.has_snapshot) == (0, (), True)
+        assert client.capabilities().api_version
+        rolled = client.roll_back("fit", created.position)
+        assert {version.version for version in rolled.versions} == {1}
+        assert client.close_run("fit").status is RunStatus.CLOSED
+        watched = client.watch("fit", after_position=1)
+        assert isinstance(next(watched), RunView)
+        kinds = set()
+        for event in watched:
+            assert isinstance(event, Event)
+            kinds.add(event.kind)
+            if event.status_changed is RunStatus.CLOSED:
+                break
+        assert "rolled_back" in kinds
+        client.delete_run("fit", created.uid)
+        assert client.list_runs() == []
+
+
+def test_a_value_out_of_its_range_is_refused_before_anything_is_sent(target: str) -> None:
+    with RunsClient(target) as client:
+        policy = client.create_run("fit", ARRAYS).policy
+        with pytest.raises(ValueError, match="quorum_count"):
+            client.set_policy("fit", replace(policy, quorum_count=0), base=policy)
+
+
+def test_an_unknown_fragment_is_refused_by_name(target: str) -> None:
+    with RunsClient(target) as client:
+        client.create_run("fit", ARRAYS)
+        with pytest.raises(RefusedError) as refusal:
+            list(client.list_versions("fit", "nowhere"))
+        assert refusal.value.reason == "FRAGMENT_NOT_FOUND"

@@ -1,0 +1,245 @@
+"""What the ranks of an island with DistributedDataParallel do in the tests."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import time
+from typing import Any
+
+import numpy as np
+import torch
+from torch import distributed, nn
+
+from skerry import Learner, OuterOptimizer, Policy, attach
+from skerry.wire import Codec, Encoding
+from tests.integration.ranks.ranks import Rank, loss_of, network, weights_digest
+
+POLICY = Policy(inner_step_count=3, lease_term_s=1.0)
+# Deltas and updates lose nothing and are sent when the test says so. A version of a delta of zeros changes nothing.
+EXACT = Policy(
+    inner_step_count=10_000,
+    lease_term_s=1.0,
+    outer=OuterOptimizer(learning_rate=0.5, momentum=0.0),
+    quarantine_ratio=0.0,
+    delta_encoding=Encoding(Codec.FLOAT32),
+    update_encoding=Encoding(Codec.FLOAT32),
+)
+
+
+def learner_of(model: nn.Module, rank: Rank, **options: Any) -> Learner:
+    """Returns a learner of the one run of these tests."""
+    given: dict[str, Any] = {
+        "run": "theirs",
+        "learner_id": "island",
+        "create": True,
+        "policy": POLICY,
+        **options,
+    }
+    return Learner(model, target=rank.target, **given)
+
+
+def train_until_version(rank: Rank, version: int, seed: int = 0) -> dict[str, Any]:
+    """Trains with accumulated gradients until every fragment has a version; returns what every step left."""
+    model = nn.parallel.DistributedDataParallel(network(seed + rank.number))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    steps: list[Any] = []
+    with learner_of(model, rank) as learner:
+        began = weights_digest(model)
+        while min(learner.stats.versions.values()) < version:
+            with model.no_sync():
+                loss_of(model, len(steps), rank.number, 2 * rank.count).backward()
+            loss_of(model, len(steps), rank.number + rank.count, 2 * rank.count).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            changed = learner.step(tokens=10 + rank.number, loss=float(rank.number))
+            steps.append((changed, weights_digest(model), learner.stats.step_count, learner.stats.token_count))
+    return {"began": began, "steps": steps, "stats": learner.stats, "failure": learner.failure}
+
+
+def leave_inside_with(rank: Rank) -> tuple[bool, bool]:
+    """Trains and leaves before the end of the context; returns what leaving twice said."""
+    model = nn.parallel.DistributedDataParallel(network(0))
+    with learner_of(model, rank) as learner:
+        for count in range(4):
+            loss_of(model, count, rank.number, rank.count).backward()
+            learner.step(tokens=10)
+        return bool(learner.leave(30.0)), bool(learner.leave(30.0))
+
+
+def join_with_frozen(rank: Rank, seeds: tuple[int, int], allow_other: bool | list[str]) -> int:
+    """Joins with a frozen layer of the rank's own seed; returns how many steps it counted."""
+    layers = {"trained": network(0)}
+    torch.manual_seed(seeds[rank.number])
+    layers["frozen"] = nn.Linear(4, 4).requires_grad_(False)
+    with learner_of(nn.ModuleDict(layers), rank, run=f"frozen-{seeds[1]}", allow_other_frozen=allow_other) as learner:
+        learner.step(tokens=10)
+    return learner.stats.step_count
+
+
+def train_until_one_is_told_to_leave(rank: Rank, who: int) -> dict[str, Any]:
+    """Trains until rank `who` is told to leave in its 7th step; returns how it ended."""
+    model = nn.parallel.DistributedDataParallel(network(0))
+    learner = learner_of(model, rank)
+    try:
+        with learner:
+            for count in range(100):
+                loss_of(model, count, rank.number, rank.count).backward()
+                if (count, rank.number) == (6, who):
+                    learner.leave_soon(143)
+                learner.step(tokens=10)
+    except SystemExit as end:
+        return {"code": end.code, "steps": learner.stats.step_count, "unsent": learner.stats.unsent_step_count}
+    return {}
+
+
+def train_in_turns(rank: Rank, is_alone: bool) -> dict[str, np.ndarray[Any, Any]]:
+    """Trains 4 times 3 steps, each time until what was learned is merged and adopted; returns the weights."""
+    model: nn.Module = network()
+    group = distributed.new_group([rank.number], use_local_synchronization=True) if is_alone else None
+    trained = model if is_alone else nn.parallel.DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(trained.parameters(), lr=0.1)
+    step = 0
+    part, parts = (0, 1) if is_alone else (rank.number, rank.count)
+    name = "alone" if is_alone else "island"
+    with Learner(
+        trained, target=rank.target, run=name, learner_id=name, create=True, policy=EXACT, process_group=group
+    ) as learner:
+        for _ in range(4):
+            for _ in range(3):
+                step += 1
+                optimizer.zero_grad()
+                loss_of(trained, step, part, parts).backward()
+                optimizer.step()
+                learner.step(tokens=8 // parts)
+            for _ in range(2):  # the second is acknowledged once the version of the first is adopted
+                learner.step(tokens=8)
+                assert learner.flush(30.0, is_last=True)
+        versions = learner.stats.versions
+    assert min(versions.values()) >= 7
+    return {name: tensor.detach().numpy() for name, tensor in model.named_parameters()}
+
+
+def die_at_step(rank: Rank, dying: int, step: int) -> None:
+    """Trains until one rank is killed."""
+    model = nn.parallel.DistributedDataParallel(network())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    with learner_of(model, rank) as learner:
+        for count in range(10_000):
+            if (rank.number, count) == (dying, step):
+                os.kill(os.getpid(), signal.SIGKILL)
+            loss_of(model, count, rank.number, rank.count).backward()
+            optimizer.step()
+            learner.step(tokens=10)
+
+
+def misbehave(rank: Rank, how: str, who: int) -> None:
+    """Does something that one rank of an island must not do."""
+    model = network()
+    with learner_of(model, rank, connect_timeout_s=20.0, learner_id="x" if how == "id" and rank.number == who else "y"):
+        raise AssertionError("the learners must not start")
+
+
+def fail(rank: Rank, how: str, who: int) -> None:
+    """Trains without averaging; one rank fails after the third step in the given way."""
+    model = network()
+    is_it = rank.number == who
+    with learner_of(model, rank) as learner:
+        for count in range(10_000):
+            time.sleep(0.002)  # a failure may have to wait for the next adoption
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.add_(0.01 * (1 + (is_it and how == "drift")))
+            if is_it and count == 3:
+                _fail(how, model, learner)
+            learner.step(tokens=-1 if is_it and how == "tokens" and count == 3 else 5)
+
+
+def _fail(how: str, model: nn.Module, learner: Learner) -> None:
+    if how == "error":
+        raise ZeroDivisionError("a bad batch")
+    if how == "flush":
+        learner.flush(1.0)
+    if how == "replaced":
+        model.load_state_dict(network(1).state_dict())
+
+
+def end(rank: Rank, kinds: tuple[type[BaseException], ...]) -> dict[str, Any]:
+    """Trains 7 steps and leaves the context by an exception; returns what was said of lost steps, and how long it took.
+
+    A rank of fewer kinds than there are ranks trains on.
+    """
+    model = network()
+    said: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("skerry").addHandler(handler)
+    learner = learner_of(model, rank)
+    begin_s = 0.0
+    try:
+        with learner:
+            for count in range(1_000):
+                with torch.no_grad():
+                    for parameter in model.parameters():
+                        parameter.add_(0.01)
+                learner.step(tokens=5)
+                if count == 6 and rank.number < len(kinds):
+                    begin_s = time.monotonic()
+                    raise kinds[rank.number]
+    except BaseException as error:  # noqa: BLE001 - what is raised is told to the test
+        kind = type(error).__name__
+    lost = [one for one in said if "left the run, which does not have" in one]
+    stats = learner.stats
+    return {
+        "kind": kind,
+        "lost": lost,
+        "steps": stats.step_count,
+        "unsent": stats.unsent_step_count,
+        "took_s": time.monotonic() - begin_s,
+    }
+
+
+def join_alone(rank: Rank) -> None:
+    """Makes a learner on the first rank only."""
+    if rank.number == 0:
+        learner_of(network(), rank, connect_timeout_s=1.0)
+
+
+def join_missing_run(rank: Rank) -> None:
+    """Asks for a run that does not exist."""
+    learner_of(network(), rank, create=False)
+
+
+def train_two_islands(rank: Rank, version: int) -> dict[str, Any]:
+    """Trains as one of two islands whose ranks are of one torch world."""
+    number, half = rank.number // 2, rank.count // 2
+    groups = [distributed.new_group([first, first + 1]) for first in range(0, rank.count, half)]
+    group = groups[number]
+    model = nn.parallel.DistributedDataParallel(network(rank.number), process_group=group)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    with learner_of(model, rank, learner_id=f"island-{number}") as learner:
+        for count in range(2_000):
+            if min(learner.stats.versions.values()) >= version:
+                break
+            loss_of(model, count, rank.number, rank.count).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            learner.step(tokens=10)
+    return {"digest": weights_digest(model), "versions": learner.stats.versions, "failure": learner.failure}
+
+
+def follow_an_optimizer(rank: Rank) -> dict[str, Any]:
+    """Trains 7 steps of an optimizer that a learner follows, leaves, and trains one more."""
+    model = nn.parallel.DistributedDataParallel(network(rank.number))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    options: dict[str, Any] = {"run": "theirs", "learner_id": "island", "create": True, "policy": POLICY}
+    learner = attach(model, optimizer, tokens_per_step=10 + rank.number, target=rank.target, **options)
+    for step in range(7):
+        loss_of(model, step, rank.number, rank.count).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    has_merged = learner.leave(30.0, load_merged=True)
+    stats = learner.stats
+    optimizer.step()
+    return {"weights": weights_digest(model), "stats": stats, "has_merged": has_merged}

@@ -1,0 +1,310 @@
+"""What the ranks of an island with `fully_shard` do in the tests."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import signal
+import time
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from torch import distributed, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.distributed.tensor.placement_types import _StridedShard
+
+from skerry import Learner, attach
+from skerry.errors import error_of
+from skerry.model.torch import untrained as torch_untrained
+from skerry.net.grpc_transport import GrpcTransport
+from skerry.v1 import exchange_pb2 as v1
+from tests.integration.ranks.ddp_programs import learner_of
+from tests.integration.ranks.ranks import Rank, loss_of, network
+
+TURN_COUNT = 2
+Weights = dict[str, np.ndarray[Any, Any]]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the ranks of an island hold a model: each all of it, or shards over a mesh."""
+
+    shape: tuple[int, ...] = ()  # (shards,) or (replicas, shards), and the ranks of tensor parallelism if there are any
+    is_tensor_parallel: bool = False
+
+    @property
+    def rank_count(self) -> int:
+        """How many ranks there are."""
+        return math.prod(self.shape)
+
+    @property
+    def part_count(self) -> int:
+        """How many ranks read parts of a batch of their own."""
+        return self.rank_count // self.tensor_count
+
+    @property
+    def tensor_count(self) -> int:
+        """How many ranks share each layer, and so read the same part."""
+        return self.shape[-1] if self.is_tensor_parallel else 1
+
+
+ALONE = Layout()
+TENSOR_PARALLEL = Layout((2, 2), is_tensor_parallel=True)
+
+
+def sharded(model: Any, layout: Layout, **options: Any) -> Any:
+    """Returns the model cut into shards, of which some are larger than others, and some are empty.
+
+    Tensor parallelism cuts one layer by columns, and another one by rows, which `fully_shard` then cuts again. Without
+    tensor parallelism one matrix is cut by columns.
+    """
+    data_names = ("replicas", "shards")[layout.is_tensor_parallel - len(layout.shape) :]
+    names = (*data_names, "tensor") if layout.is_tensor_parallel else data_names
+    mesh = init_device_mesh("cpu", layout.shape, mesh_dim_names=names)
+    by_columns: Any = lambda one: Shard(1) if one.ndim == 2 else None  # noqa: E731 - a rule of one line
+    if layout.is_tensor_parallel:
+        plan = {
+            "1": RowwiseParallel(input_layouts=Replicate()),
+            "4": ColwiseParallel(output_layouts=Replicate()),
+        }
+        parallelize_module(model, mesh["tensor"], plan)
+        mesh, by_columns = mesh[data_names], None
+    fully_shard(model[1], mesh=mesh, shard_placement_fn=by_columns, **options)
+    return fully_shard(model, mesh=mesh, **options)
+
+
+def weights_of(model: nn.Module) -> Weights:
+    """Returns the whole weights; every rank must ask."""
+    for module in model.modules():
+        if hasattr(module, "reshard"):
+            # A pass may have left its gathered weights, in the type that it computes in.
+            module.reshard()  # type: ignore[operator]
+    return {
+        name: (one.full_tensor() if isinstance(one, DTensor) else one).detach().float().numpy().copy()
+        for name, one in model.named_parameters()
+    }
+
+
+def train_in_turns(
+    rank: Rank, layout: Layout, options: dict[str, Any], turns: Turns | None = None
+) -> tuple[Weights, Weights]:
+    """Trains `TURN_COUNT` times 3 steps, each time until the work is merged and adopted.
+
+    Returns the weights after joining, and those at the end.
+    """
+    number = turns.number if turns else 0
+    model: Any = network()
+    if layout.shape:
+        sharded(model, layout)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    if layout.shape:
+        with torch.no_grad():  # leaves weights gathered
+            loss_of(model, 0)
+    with learner_of(model, rank, **options) as learner:
+        began = weights_of(model)
+        for turn in range(TURN_COUNT):
+            if turns:
+                turns.wait(turn)
+                _exchange_all(learner, rank)
+            for step in range(3):
+                _train(model, optimizer, 100 * number + 10 * turn + step, rank, layout)
+                learner.step(tokens=24 // rank.count)
+            _exchange_all(learner, rank)
+            if turns and rank.number == 0:
+                turns.end(turn)
+        ended = weights_of(model)
+        if turns:
+            turns.wait_all(TURN_COUNT)  # since the others' rounds count who is there
+        return began, ended
+
+
+def _train(model: Any, optimizer: torch.optim.Optimizer, step: int, rank: Rank, layout: Layout) -> None:
+    """Trains one step; with shards, on two micro-batches whose gradients are accumulated."""
+    micro_count = 2 if layout.shape else 1
+    parts = micro_count * max(1, layout.part_count)
+    first = rank.number // layout.tensor_count * micro_count if layout.shape else 0
+    optimizer.zero_grad()
+    for micro in range(micro_count):
+        if layout.shape:
+            model.set_requires_gradient_sync(micro == micro_count - 1)
+        (loss_of(model, step, first + micro, parts) / micro_count).backward()
+    optimizer.step()
+    with torch.no_grad():
+        loss_of(model, step)  # leaves gathered weights in the place of the shards
+
+
+def _exchange_all(learner: Learner, rank: Rank) -> None:
+    """Sends what is unsent, and adopts the newest version: what the second flush sends follows that."""
+    for _ in range(2):
+        learner.step(tokens=24 // rank.count)
+        assert learner.flush(60.0, is_last=True)
+
+
+@dataclass(frozen=True)
+class Turns:
+    """Learners that train one after another; a file says that one has ended a turn."""
+
+    number: int
+    count: int
+    folder: Path
+
+    def wait(self, turn: int) -> None:
+        """Waits until the learner before has ended its turn."""
+        before = turn * self.count + self.number - 1
+        while before >= 0 and not (self.folder / str(before)).exists():
+            time.sleep(0.01)
+
+    def wait_all(self, turn_count: int) -> None:
+        """Waits until the last learner has ended its last turn."""
+        replace(self, number=0).wait(turn_count)
+
+    def end(self, turn: int) -> None:
+        """Ends this learner's turn."""
+        (self.folder / str(turn * self.count + self.number)).touch()
+
+
+def train_until_version(rank: Rank, layout: Layout, version: int, dying: int | None = None) -> dict[str, Any]:
+    """Trains in bfloat16, with a frozen bias, until every fragment has a version.
+
+    Rank `dying` is killed in its 21st step. Returns the weights at the start and the end, and the digests of all
+    weights after every step that changed some.
+    """
+    model: Any = network()
+    model[1].bias.requires_grad_(False)
+    sharded(model, layout, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32))
+    optimizer = torch.optim.AdamW([one for one in model.parameters() if one.requires_grad], lr=0.01)
+    adopted, step_count = [], 0
+    with learner_of(model, rank) as learner:
+        began = weights_of(model)
+        while min(learner.stats.versions.values()) < version:
+            if (rank.number, step_count) == (dying, 20):
+                os.kill(os.getpid(), signal.SIGKILL)
+            _train(model, optimizer, step_count, rank, layout)
+            step_count += 1
+            if changed := learner.step(tokens=10):
+                adopted.append((changed, weights_digest(weights_of(model))))
+    return {"began": began, "adopted": adopted, "ended": weights_of(model), "failure": learner.failure}
+
+
+def merged_in_the_end(rank: Rank, layout: Layout, options: dict[str, Any]) -> tuple[Weights, Weights]:
+    """Trains until all work is merged; returns what `merged_weights` gives, and the run's weights after leaving."""
+    model: Any = network()
+    trained: Any = sharded(model, layout) if layout.shape else nn.parallel.DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with learner_of(trained, rank, **options) as learner:
+        for step in range(3):
+            _train(trained, optimizer, step, rank, layout)
+            learner.step(tokens=24 // rank.count)
+        _exchange_all(learner, rank)
+        merged = learner.merged_weights() if rank.number == 0 else {}
+        learner.step(tokens=24 // rank.count)
+        if rank.number > 0:
+            merged = learner.merged_weights()
+        assert learner.leave(60.0, load_merged=True)
+    return merged, weights_of(model)
+
+
+def merged_with_other_defaults(rank: Rank, layout: Layout, options: dict[str, Any]) -> tuple[Weights, Weights]:
+    """As `merged_in_the_end`, in a process whose tensors are bfloat16 unless somebody says otherwise."""
+    torch.set_default_dtype(torch.bfloat16)
+    return merged_in_the_end(rank, layout, options)
+
+
+def weights_digest(weights: Weights) -> str:
+    """Returns the digest of whole weights."""
+    return hashlib.sha256(b"".join(one.tobytes() for one in weights.values())).hexdigest()
+
+
+def join_with_frozen(rank: Rank, layout: Layout, seeds: Sequence[int]) -> None:
+    """Joins with two frozen layers, of which each rank has cut its shards from values of its own seed."""
+    model: Any = network()
+    for number in (1, 4):
+        other: Any = network(seeds[rank.number])
+        model[number] = other[number].requires_grad_(False)
+    sharded(model, layout)
+    with patch.object(torch_untrained, "PIECE_BYTES", 40):  # ten elements, so that a tensor takes several pieces
+        learner_of(model, rank).close()
+
+
+def close_after_the_groups(rank: Rank, layout: Layout) -> None:
+    """Closes the learner when the program has destroyed all process groups, as in a `finally` before it."""
+    learner = Learner(sharded(network(), layout), target=rank.target, run="late", learner_id="late", create=True)
+    distributed.barrier()
+    distributed.destroy_process_group()
+    learner.close()
+
+
+def drift(rank: Rank, layout: Layout) -> None:
+    """Trains; the last rank's copy of a norm, which is no part of a layer that is cut, changes in another way."""
+    model = sharded(network(), layout)
+    with learner_of(model, rank) as learner:
+        for _ in range(10_000):
+            time.sleep(0.002)  # a failure may have to wait for the next adoption
+            with torch.no_grad():
+                for one in model.parameters():
+                    one.to_local().add_(0.01)
+                model[2].weight.to_local().add_(0.01 * (rank.number == rank.count - 1))
+            learner.step(tokens=5)
+
+
+def join_with_interleaved_rows(rank: Rank) -> None:
+    """Attaches a matrix of which the first rank holds the rows 0 and 2, the second one 1 and 3."""
+    mesh = init_device_mesh("cpu", (2,))
+    rows = distribute_tensor(torch.ones(4, 2), mesh, [_StridedShard(0, split_factor=2)])
+    learner_of({"rows": rows}, rank)  # type: ignore[arg-type]  # tensors by name
+
+
+def attach_fsdp1(rank: Rank, uses_orig_params: bool) -> None:
+    """Attaches a model of which a part is in FSDP1's own form."""
+    shard = FullyShardedDataParallel(nn.Linear(4, 4), use_orig_params=uses_orig_params, device_id=torch.device("cpu"))
+    model = nn.Sequential(nn.Linear(4, 4), shard)
+    attach(
+        model, torch.optim.SGD(model.parameters()), tokens_per_step=1, target=rank.target, run="theirs",
+        learner_id="island", create=True,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Adopted:
+    """What a rank has adopted, and how many bytes it has downloaded since it joined."""
+
+    version: int
+    weights: Weights
+    received_bytes: int
+
+
+def adopt_large(rank: Rank, layout: Layout, options: dict[str, Any], cut_off: int | None = None) -> Adopted:
+    """Trains a matrix of several leaves until all work is merged and adopted; rank `cut_off` can't download."""
+    received, own = 0, GrpcTransport.pull_fragment
+
+    async def pull_fragment(
+        self: GrpcTransport, request: v1.PullFragmentRequest
+    ) -> AsyncGenerator[v1.PullFragmentResponse, None]:
+        nonlocal received
+        if rank.number == cut_off:
+            raise error_of("UNREACHABLE", "no way out")
+        async for response in own(self, request):
+            received += len(response.data.data)
+            yield response
+
+    torch.manual_seed(0)
+    model: Any = nn.Linear(1024, 4000, bias=False)
+    fully_shard(model, mesh=init_device_mesh("cpu", layout.shape))
+    with patch.object(GrpcTransport, "pull_fragment", pull_fragment), learner_of(model, rank, **options) as learner:
+        joined = received
+        for _ in range(2):
+            with torch.no_grad():
+                model.weight.to_local().add_(0.01)
+            learner.step(tokens=5)
+            _exchange_all(learner, rank)
+        (version,) = learner.stats.versions.values()
+        return Adopted(version, weights_of(model), received - joined)

@@ -1,0 +1,218 @@
+"""Islands of several processes, each with shards of the model (`fully_shard`)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from blake3 import blake3
+
+from skerry import Policy, RunsClient
+from skerry.wire import Codec, Compressor, Encoding
+from skerry_syncer.merge import merger
+from tests.integration.ranks import fsdp_programs
+from tests.integration.ranks.ddp_programs import EXACT
+from tests.integration.ranks.fsdp_programs import ALONE, TENSOR_PARALLEL, Layout
+from tests.integration.ranks.ranks import network, run, start, values
+
+
+@pytest.mark.parametrize("layout", [Layout((2,)), Layout((4,)), Layout((2, 2)), TENSOR_PARALLEL], ids=str)
+def test_shards_learn_what_one_process_learns_from_the_same_batches(
+    target: str, tmp_path: Path, layout: Layout
+) -> None:
+    program, options = fsdp_programs.train_in_turns, {"policy": EXACT}
+    (alone,) = values(run(tmp_path / "one", program, 1, target, ALONE, {**options, "run": "one"}))
+    ranks = values(run(tmp_path / "many", program, layout.rank_count, target, layout, {**options, "run": "many"}))
+    for began, ended in ranks:
+        for name, weights in alone[0].items():
+            np.testing.assert_array_equal(began[name], weights)
+            np.testing.assert_allclose(ended[name], alone[1][name], rtol=1e-5, atol=1e-6)
+    assert any(not np.array_equal(alone[0][name], alone[1][name]) for name in alone[0])
+
+
+def test_shards_learn_from_int4_deltas_what_one_process_does(target: str, tmp_path: Path) -> None:
+    """Weights are equal within rounding, but for elements that lie at the border between two codes.
+
+    Gradients of shards are summed in another order, which may give such an element the neighbouring code. It then
+    differs by a step of its block, a 7th of the block's largest delta, times the outer learning rate.
+    """
+    program, options = fsdp_programs.merged_in_the_end, {"policy": replace(EXACT, delta_encoding=Encoding(Codec.INT4))}
+    ((_, alone),) = values(run(tmp_path / "one", program, 1, target, ALONE, {**options, "run": "one"}))
+    first, second = values(run(tmp_path / "two", program, 2, target, Layout((2,)), {**options, "run": "two"}))
+    began = dict(network().named_parameters())
+    for name, weights in alone.items():
+        np.testing.assert_array_equal(first[1][name], second[1][name])
+        difference = abs(first[1][name] - weights)
+        assert difference.max() <= abs(weights - began[name].detach().numpy()).max() / 7
+        assert (difference > 1e-6).mean() <= 0.01
+
+
+def test_the_default_type_of_the_processes_does_not_matter(target: str, tmp_path: Path) -> None:
+    ranks = values(run(tmp_path, fsdp_programs.merged_with_other_defaults, 2, target, Layout((2,)), {"policy": EXACT}))
+    for name, weights in ranks[0][0].items():
+        np.testing.assert_array_equal(ranks[1][1][name], ranks[0][1][name])
+        assert weights.dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        Layout((2, 2)),
+        TENSOR_PARALLEL,
+        pytest.param(Layout((2, 1, 2), is_tensor_parallel=True), marks=pytest.mark.long),
+    ],
+    ids=str,
+)
+def test_all_ranks_have_the_same_weights_after_every_adoption(target: str, tmp_path: Path, layout: Layout) -> None:
+    """Training computes in bfloat16; what is exchanged is the optimizer's float32 weights, without the frozen ones."""
+    ranks = values(run(tmp_path, fsdp_programs.train_until_version, layout.rank_count, target, layout, 3))
+    for rank in ranks:
+        assert rank["adopted"] == ranks[0]["adopted"]
+        assert fsdp_programs.weights_digest(rank["ended"]) == fsdp_programs.weights_digest(ranks[0]["ended"])
+    assert len(ranks[0]["adopted"]) >= 3
+    assert ranks[0]["failure"] is None
+    began, ended = ranks[0]["began"], ranks[0]["ended"]
+    assert {name for name, weights in ended.items() if np.array_equal(weights, began[name])} == {"1.bias"}
+    assert any((weights.view(np.uint32) & 0xFFFF).any() for weights in ended.values())
+    with RunsClient(target) as client:
+        assert {one.name for one in client.get_run("theirs").run.tensors} == ended.keys() - {"1.bias"}
+
+
+@pytest.mark.parametrize("cut_off", [None, 1], ids=["each rank", "the first rank for all"])
+def test_ranks_download_the_objects_of_their_ranges(
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    target: str,
+    tmp_path: Path,
+    cut_off: int | None,
+) -> None:
+    """What all have adopted is the run's version, to the bit, and nobody downloaded it twice."""
+    monkeypatch.setattr(merger, "UPDATE_OBJECT_SPANS", 1)
+    options = {
+        "policy": Policy(inner_step_count=1, update_encoding=Encoding(Codec.INT4, compressor=Compressor.NONE)),
+        "adoption": "replace",
+        "fragment_count": 1,
+    }
+    ranks = values(run(tmp_path, fsdp_programs.adopt_large, 2, target, Layout((2,)), options, cut_off))
+    version, weights = ranks[0].version, ranks[0].weights["weight"]
+    np.testing.assert_array_equal(weights, ranks[1].weights["weight"])
+    with RunsClient(target) as client:
+        found = client.get_run("theirs").run
+        of_version = replace(found, versions=(replace(found.versions[0], version=version),))
+        np.testing.assert_array_equal(weights, dict(client.pull(of_version))["weight"])
+    size_bytes = version * weights.size * 4.125 / 8
+    received = [rank.received_bytes / size_bytes for rank in ranks]
+    # When a rank fails, the first one has its own range of that version already.
+    assert received == pytest.approx([0.5, 0.5] if cut_off is None else [1 + 0.5 / version, 0], abs=0.02)
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_an_island_that_lost_a_rank_goes_on_with_another_number_of_shards(target: str, tmp_path: Path) -> None:
+    program = fsdp_programs.train_until_version
+    survivor, killed = run(tmp_path / "first", program, 2, target, Layout((2,)), 1_000_000, 1)
+    assert killed.exit_code == -9
+    assert survivor.message
+    ranks = values(run(tmp_path / "second", program, 3, target, Layout((3,)), 12))
+    new = {name: one.detach().numpy() for name, one in network().named_parameters()}
+    assert not np.array_equal(ranks[0]["began"]["1.weight"], new["1.weight"])
+    assert all(rank["adopted"] == ranks[0]["adopted"] for rank in ranks)
+    assert ranks[0]["failure"] is None
+
+
+@pytest.mark.parametrize("layout", [Layout((2,)), ALONE], ids=["fully_shard", "DistributedDataParallel"])
+def test_the_first_rank_hands_out_the_runs_weights(target: str, tmp_path: Path, layout: Layout) -> None:
+    options = {"policy": EXACT, "adoption": "replace"}
+    first, second = values(run(tmp_path, fsdp_programs.merged_in_the_end, 2, target, layout, options))
+    assert second[0] == {}
+    assert first[0].keys() == first[1].keys()
+    assert not np.array_equal(first[0]["1.weight"], dict(network().named_parameters())["1.weight"].detach())
+    for name, merged in first[0].items():
+        np.testing.assert_array_equal(merged, first[1][name])
+        np.testing.assert_array_equal(merged, second[1][name])
+
+
+@pytest.mark.parametrize("layout", [Layout((2,)), TENSOR_PARALLEL], ids=str)
+def test_frozen_shards_are_compared_as_the_whole_that_they_are_of(target: str, tmp_path: Path, layout: Layout) -> None:
+    program, count = fsdp_programs.join_with_frozen, layout.rank_count
+    values(run(tmp_path / "first", program, count, target, layout, [1] * count))
+    with RunsClient(target) as client:
+        recorded = {one.name: one.digest for one in client.get_run("theirs").run.untrained}
+    whole = dict(network(1).named_parameters())
+    assert recorded == {
+        name: blake3(whole[name].detach().numpy().tobytes()).digest()
+        for name in ("1.weight", "1.bias", "4.weight", "4.bias")
+    }
+    ends = run(tmp_path / "other", program, count, target, layout, [2] * count)
+    assert [end.reason for end in ends] == ["FROZEN_DIFFERS"] * count
+
+
+def test_replicas_of_frozen_shards_have_to_be_the_same(target: str, tmp_path: Path) -> None:
+    ends = run(tmp_path, fsdp_programs.join_with_frozen, 4, target, Layout((2, 2)), [1, 1, 1, 2])
+    assert [end.reason for end in ends] == ["RANKS_DIFFER"] * 4
+    assert all("frozen values" in end.message for end in ends)
+
+
+def test_ranks_of_tensor_parallelism_whose_common_weights_differ_are_told(target: str, tmp_path: Path) -> None:
+    layout = Layout((1, 2), is_tensor_parallel=True)
+    ends = run(tmp_path, fsdp_programs.drift, 2, target, layout)
+    assert [end.reason for end in ends] == ["RANKS_DIFFER"] * 2
+    assert all("first rank that holds the same weights=[1]" in end.message for end in ends)
+
+
+def test_a_matrix_whose_rows_are_dealt_out_in_turn_is_refused(target: str, tmp_path: Path) -> None:
+    ends = run(tmp_path, fsdp_programs.join_with_interleaved_rows, 2, target)
+    assert {end.reason for end in ends} <= {"ValueError", "RANK_LEFT"}
+    assert all("cut in a way that fully_shard and tensor parallelism do not use" in end.message for end in ends)
+
+
+@pytest.mark.parametrize("uses_orig_params", [False, True])
+def test_fsdp1_is_refused(target: str, tmp_path: Path, *, uses_orig_params: bool) -> None:
+    ends = run(tmp_path, fsdp_programs.attach_fsdp1, 2, target, uses_orig_params)
+    assert [end.reason for end in ends] == ["ValueError"] * 2
+    assert all("fully_shard" in end.message and "FSDP1" in end.message for end in ends)
+
+
+_LAYOUTS = [
+    pytest.param([ALONE, TENSOR_PARALLEL], marks=pytest.mark.long),
+    pytest.param(
+        [ALONE, Layout((2,)), Layout((2,)), Layout((4,))],
+        marks=pytest.mark.e2e,  # 13 processes, a minute on two busy cores
+    ),
+]
+
+
+@pytest.mark.parametrize("layouts", _LAYOUTS, ids=lambda some: str([one.shape for one in some]))
+def test_islands_of_every_size_in_one_run_learn_what_single_processes_learn(
+    target: str, tmp_path: Path, layouts: list[Layout]
+) -> None:
+    """The weights that the run ends with do not depend on how a learner's processes hold the model."""
+    ends = {
+        "single": _train_together(tmp_path / "single", target, "single", [ALONE for _ in layouts]),
+        "mixed": _train_together(tmp_path / "mixed", target, "mixed", layouts),
+    }
+    for learner, (single, mixed) in enumerate(zip(ends["single"], ends["mixed"], strict=True)):
+        for rank in mixed:
+            for name, weights in single[0][1].items():
+                np.testing.assert_array_equal(rank[1][name], mixed[0][1][name])
+                np.testing.assert_allclose(rank[1][name], weights, rtol=1e-5, atol=1e-6, err_msg=f"{learner=} {name=}")
+
+
+def _train_together(
+    folder: Path, target: str, run_name: str, layouts: list[Layout]
+) -> list[list[tuple[fsdp_programs.Weights, fsdp_programs.Weights]]]:
+    """Trains one learner for each layout, in turns, all in one run; returns what each of its ranks returned."""
+    folder.mkdir()
+    policy = replace(EXACT, grace_factor=0.0)
+    waits = []
+    for number, layout in enumerate(layouts):
+        options = {"policy": policy, "run": run_name, "learner_id": f"learner-{number}", "connect_timeout_s": 90.0}
+        turns = fsdp_programs.Turns(number, len(layouts), folder)
+        program, count = fsdp_programs.train_in_turns, layout.rank_count
+        waits.append(start(folder / f"ranks-{number}", program, count, target, layout, options, turns))
+    return [values(wait()) for wait in waits]
+
+
+def test_a_learner_is_closed_though_all_process_groups_were_destroyed_before(target: str, tmp_path: Path) -> None:
+    assert values(run(tmp_path, fsdp_programs.close_after_the_groups, 2, target, Layout((2,)))) == [None, None]

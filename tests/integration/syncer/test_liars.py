@@ -1,0 +1,327 @@
+"""What one learner claims or sends can't take over a run, stop it or have the others refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from skerry.wire.policy import MergeRule, Policy
+from skerry_syncer.rounds import engine as rounds
+from skerry_syncer.rounds.engine import FIRST_WAIT_S, Decisions, RoundEngine
+from skerry_syncer.rounds.membership import LearnerView, MembershipView
+from skerry_syncer.store.log.entries import (
+    ENTRY_FORMAT,
+    ClosedItem,
+    Fate,
+    FateItem,
+    LeftItem,
+    LevelItem,
+    PolicyItem,
+    SessionItem,
+)
+from tests.unit.syncer.rounds.round_world import SETTLED_S, RoundWorld, view
+
+MOST = 2**32
+THREE = ("eu", "us", "ap")
+
+
+def round_of(world: RoundWorld, *live: str) -> ClosedItem:
+    """Returns the close that an engine comes to once any grace is over."""
+    engine = RoundEngine()
+    for now_s in (0.0, 1e6):
+        items = engine.decide(world.state, view(*live), now_s).items
+        if items:
+            break
+    (item,) = items
+    assert isinstance(item, ClosedItem)
+    return item
+
+
+def joint(world: RoundWorld, *, steps: int = 24, tokens: int | None = None) -> ClosedItem:
+    """Closes and commits a round of three, of which the last one lies."""
+    world.accept("eu")
+    world.accept("us")
+    world.accept("ap", steps=steps, tokens=tokens, last_step=MOST)
+    return world.close_and_commit(round_of(world, *THREE))
+
+
+def test_tokens_that_nobody_else_has_make_no_majority() -> None:
+    world = RoundWorld(*THREE)
+    close = joint(world, tokens=24 * MOST)
+    weights = [member.weight for member in close.members]
+    assert weights == [2400, 2400, pytest.approx(2 * 2400)]
+
+
+def test_who_claimed_such_tokens_does_not_stop_the_rounds_that_it_misses() -> None:
+    world = RoundWorld(*THREE)
+    joint(world, tokens=24 * MOST)
+    world.accept("eu")
+    world.accept("us")
+    assert round_of(world, *THREE).participation == pytest.approx(2 / 4)
+
+
+def test_several_deltas_of_one_learner_together_count_for_no_more() -> None:
+    world = RoundWorld(*THREE)
+    for _ in range(2):
+        world.accept("eu")
+        world.accept("us")
+        world.close_and_commit(round_of(world, *THREE))
+    world.accept("eu")
+    world.accept("us")
+    for base in (0, 1, 2):
+        world.accept("ap", base=base)
+    close = round_of(world, *THREE)
+    assert sum(member.weight for member in close.members[2:]) <= 2 * 2400 + 1e-6
+
+
+def test_an_unequal_learner_of_two_keeps_its_weight() -> None:
+    world = RoundWorld("eu", "us")
+    world.accept("eu", tokens=24 * 100)
+    world.accept("us", tokens=24 * 5)
+    assert [member.weight for member in round_of(world, "eu", "us").members] == [2400, 120]
+
+
+def test_many_claimed_steps_neither_lengthen_the_round_nor_have_honest_deltas_refused() -> None:
+    world = RoundWorld(*THREE)
+    for _ in range(10):
+        close = joint(world, steps=MOST)
+        assert close.length == 24
+        assert close.decided == ()
+    assert world.state.fragments["a"].newest.step_count == pytest.approx(240)
+
+
+def test_a_norm_is_judged_by_the_step_that_would_be_taken() -> None:
+    """A short delta's is small, however few steps it claims; of a long one a round's share is taken."""
+    world = RoundWorld(*THREE)
+    joint(world)
+    world.accept("eu")
+    world.accept("us", steps=2, norm=3.0)
+    world.accept("ap", steps=480, norm=20.0, last_step=480)
+    assert world.close_and_commit(round_of(world, *THREE)).decided == ()
+    world.accept("eu")
+    world.accept("ap", last_step=504)
+    huge = world.accept("us", steps=2, norm=5e5)
+    assert [one.delta for one in round_of(world, *THREE).decided] == [huge]
+
+
+def test_the_first_deltas_of_a_run_are_held_against_each_other() -> None:
+    world = RoundWorld(*THREE)
+    huge = world.accept("ap", norm=1e12)
+    engine = RoundEngine()
+    for now_s in (0.0, FIRST_WAIT_S - 1):
+        decided = engine.decide(world.state, view(*THREE), now_s)
+        assert (decided.items, decided.wake_at_s) == ((), FIRST_WAIT_S)
+    assert len(engine.decide(world.state, view(*THREE), FIRST_WAIT_S).items) == 1
+    world.accept("us")
+    assert [(one.delta, one.fate) for one in round_of(world, *THREE).decided] == [(huge, Fate.QUARANTINED)]
+
+
+def test_the_first_delta_of_a_creator_or_of_who_is_alone_waits_for_nobody() -> None:
+    world = RoundWorld(*THREE)
+    world.accept("eu")
+    assert len(round_of(world, *THREE).members) == 1
+    world = RoundWorld(*THREE)
+    world.accept("us")
+    assert len(round_of(world, "us").members) == 1
+
+
+def test_who_sends_next_to_nothing_has_nobody_refused() -> None:
+    world = RoundWorld("eu", "us")
+    world.accept("eu")
+    world.close_and_commit(round_of(world, "eu", "us"))
+    for _ in range(3):
+        world.accept("eu")
+        world.accept("us", norm=1e-9)
+        assert world.close_and_commit(round_of(world, "eu", "us")).decided == ()
+
+
+def test_a_quorum_of_all_goes_on_when_one_is_quarantined() -> None:
+    world = RoundWorld(*THREE, policy=Policy(quorum_count=3))
+    joint(world)
+    world.accept("eu")
+    world.accept("us")
+    world.accept("ap", norm=1e6)
+    close = round_of(world, *THREE)
+    assert len(close.members) == 2
+    assert [one.fate for one in close.decided] == [Fate.QUARANTINED]
+
+
+def test_to_attach_again_is_no_work() -> None:
+    """Ghosts that attach with ever new sessions, and report much, neither damp the others' steps nor are waited for."""
+    world = RoundWorld(*THREE)
+    joint(world)
+    ghosts = [f"ghost-{index}" for index in range(6)]
+    for turn in range(2):
+        for ghost in ghosts:
+            world.append(SessionItem(ghost, f"{ghost}-{turn}", "here"))
+    for learner in THREE:
+        world.accept(learner)
+    seen = view(*THREE, *ghosts, step_count=10_000)
+    (close,) = RoundEngine().decide(world.state, seen, 0.0).items
+    assert isinstance(close, ClosedItem)
+    assert close.participation == 1
+
+
+def test_to_say_goodbye_and_attach_again_is_no_work() -> None:
+    """The same, with a session that leaves and comes back before each round."""
+    world = RoundWorld(*THREE, "ghost")
+    world.append(LevelItem(ENTRY_FORMAT))
+    for _ in range(6):
+        world.append(LeftItem("ghost", "session-ghost"), SessionItem("ghost", "session-ghost", "here"))
+        for learner in THREE:
+            world.accept(learner)
+        items = RoundEngine().decide(world.state, view(*THREE, "ghost"), 0.0).items
+        close = world.close_and_commit(items[0] if items else round_of(world, *THREE))
+    assert items, "the last round waited for the ghost"
+    assert close.participation == 1
+
+
+def test_a_liar_that_claims_many_tokens_still_has_the_others_waited_for() -> None:
+    world = RoundWorld(*THREE)
+    for learner in THREE:
+        world.accept(learner, tokens=2**32 if learner == "ap" else None)
+    world.close_and_commit(round_of(world, *THREE))
+    world.accept("ap", tokens=2**32)
+    assert RoundEngine().decide(world.state, view(*THREE), 0.0).items == ()
+
+
+def test_who_contributed_and_comes_back_is_waited_for() -> None:
+    world = RoundWorld(*THREE)
+    joint(world)
+    for _ in range(2):
+        world.accept("eu")
+        world.accept("us")
+        world.close_and_commit(round_of(world, *THREE))
+    world.append(SessionItem("ap", "another-session", "here"))
+    world.accept("eu")
+    world.accept("us")
+    assert RoundEngine().decide(world.state, view(*THREE), 0.0).items == ()
+    assert RoundEngine().decide(world.state, view("eu", "us"), 0.0).items != ()
+
+
+def test_pace_comes_from_accepted_deltas_and_not_from_reports() -> None:
+    world, engine = RoundWorld(*THREE, policy=Policy(quorum_count=3)), RoundEngine()
+    true_s = {"eu": 1.0, "us": 1.0, "ap": 1e-9}
+    reported = MembershipView({name: LearnerView(True, 24, step_s) for name, step_s in true_s.items()}, SETTLED_S)
+    for turn in (1, 2):
+        for learner in THREE:
+            world.accept(learner, last_step=24 * turn)
+        (item,) = engine.decide(world.state, reported, 24.0 * turn).items
+        assert not isinstance(item, FateItem)
+        world.close_and_commit(item)
+        engine.decide(world.state, reported, 24.0 * turn)
+    assert engine.grace_s(world.state.policy, reported, ["ap"]) == pytest.approx(1.5)
+
+
+def test_a_policy_names_the_median_from_its_format_level_on() -> None:
+    world = RoundWorld("eu")
+    (outcome,) = world.append(PolicyItem("e" * 32, Policy(merge_by_fragment={"a": MergeRule.MEDIAN})))
+    assert outcome.rejection is not None
+    assert outcome.rejection.reason == "BAD_REQUEST"
+
+
+def patient(*learners: str, merge: MergeRule = MergeRule.RDA) -> RoundWorld:
+    """Returns a world of the newest format whose rounds wait for nobody."""
+    world = RoundWorld(*learners)
+    world.append(LevelItem(ENTRY_FORMAT))
+    (outcome,) = world.append(PolicyItem("e" * 32, Policy(merge=merge, grace_factor=0.0)))
+    assert outcome.rejection is None
+    return world
+
+
+def flooded(world: RoundWorld, *live: str, last_step: int = 48) -> tuple[RoundEngine, Decisions]:
+    """Returns an engine and what it decides at 1.1 s on a lone delta, after a joint round at 1 s and three alone."""
+    engine, learners = RoundEngine(), view(*live, step_time_s=1.0)
+    engine.decide(world.state, learners, 0.0)  # looks at the run before its first delta
+    for name in THREE:
+        world.accept(name)
+    (item,) = engine.decide(world.state, learners, 1.0).items
+    assert isinstance(item, ClosedItem)
+    world.close_and_commit(item)
+    engine.decide(world.state, learners, 1.0)
+    for _ in range(3):  # what was earned for a round beyond
+        world.accept("ap", last_step=last_step)
+        (item,) = engine.decide(world.state, learners, 1.1).items
+        assert isinstance(item, ClosedItem)
+        world.close_and_commit(item)
+        engine.decide(world.state, learners, 1.1)
+    world.accept("ap", last_step=last_step)
+    return engine, engine.decide(world.state, learners, 1.1)
+
+
+@pytest.mark.parametrize(("merge", "pace"), [(MergeRule.MEDIAN, 1), (MergeRule.RDA, 4)])
+def test_a_delta_for_every_version_takes_the_run_on_no_faster_than_the_median_learner_allows(
+    merge: MergeRule, pace: int
+) -> None:
+    world = patient(*THREE, merge=merge)
+    engine, decisions = flooded(world, *THREE)
+    due_s = 1.0 + 24 / 3 / pace  # one of three takes part
+    assert decisions.items == ()
+    assert decisions.wake_at_s == pytest.approx(due_s)
+    assert engine.held_count(1.1) == 1
+    assert engine.held_count(due_s) == 0
+    assert engine.decide(world.state, view(*THREE, step_time_s=1.0), due_s - 0.01).items == ()
+    (item,) = engine.decide(world.state, view(*THREE, step_time_s=1.0), due_s + 0.01).items
+    assert isinstance(item, ClosedItem)
+
+
+def test_who_never_brought_anything_says_nothing_of_the_pace() -> None:
+    world, ghosts = patient(*THREE, merge=MergeRule.MEDIAN), tuple(f"ghost-{at}" for at in range(12))
+    for name in ghosts:
+        world.append(SessionItem(name, "s", "here"))
+    engine, _ = flooded(world, *THREE)
+    slow = view(*ghosts, step_time_s=3600.0).learners
+    assert engine.decide(
+        world.state, MembershipView({**slow, **view(*THREE, step_time_s=1.0).learners}, 1e3), 9.1
+    ).items
+
+
+def test_two_learners_are_not_held_to_a_pace() -> None:
+    _, decisions = flooded(patient(*THREE), "us", "ap", last_step=24)
+    assert decisions.items
+
+
+def test_who_was_granted_more_may_be_faster() -> None:
+    world = patient(*THREE)
+    world.append(SessionItem("ap", "session-ap", "here", weight=1000.0))
+    _, decisions = flooded(world, *THREE)
+    assert decisions.items
+
+
+def test_a_pause_of_everybody_holds_no_round_back() -> None:
+    world, engine = patient(*THREE, merge=MergeRule.MEDIAN), RoundEngine()
+    learners = view(*THREE, step_time_s=100.0)  # what they report has the pause in it
+    engine.decide(world.state, learners, 0.0)
+    for turn, at_s in enumerate((24.0, 48.0, 2448.0, 2472.0), 1):
+        for name in THREE:
+            world.accept(name, last_step=24 * turn)
+        (item,) = engine.decide(world.state, learners, at_s).items
+        assert isinstance(item, ClosedItem)
+        world.close_and_commit(item)
+        engine.decide(world.state, learners, at_s)
+
+
+def test_one_late_close_does_not_make_the_next_ones_late() -> None:
+    world, engine, learners = patient(*THREE, merge=MergeRule.MEDIAN), RoundEngine(), view(*THREE, step_time_s=1.0)
+    for turn, at_s in enumerate((24.0, 48.0, 72.0 + 15, 96.0, 120.0), 1):
+        for name in THREE:
+            world.accept(name, last_step=24 * turn)
+        (item,) = engine.decide(world.state, learners, at_s).items
+        assert isinstance(item, ClosedItem)
+        world.close_and_commit(item)
+        engine.decide(world.state, learners, at_s)
+
+
+def test_a_round_that_is_held_is_judged_anew_for_a_new_delta_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = patient(*THREE, merge=MergeRule.MEDIAN)
+    engine, decisions = flooded(world, *THREE)
+    monkeypatch.setattr(rounds, "outliers", lambda *_: pytest.fail("was judged again"))
+    assert engine.decide(world.state, view(*THREE, step_time_s=1.0), 1.2) == decisions
+    monkeypatch.undo()
+    world.accept("eu", steps=1, last_step=25)
+    assert engine.decide(world.state, view(*THREE, step_time_s=1.0), 1.2) != decisions
+
+
+def test_a_replica_that_begins_holds_no_round_back() -> None:
+    world = patient(*THREE, merge=MergeRule.MEDIAN)
+    flooded(world, *THREE)
+    assert RoundEngine().decide(world.state, view(*THREE, step_time_s=1.0), 1.1).items

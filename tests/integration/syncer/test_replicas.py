@@ -1,0 +1,275 @@
+"""Three replicas on one store: every call may be sent to any of them, and any of them may die."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from skerry.runtime.clock import SystemClock
+from skerry.v1 import exchange_pb2 as exchange
+from skerry.v1 import runs_pb2 as runs
+from skerry.v1 import types_pb2 as types
+from skerry_syncer.server import serving
+from skerry_syncer.store.errors import StoreUnavailableError
+from skerry_syncer.store.log.entries import Fate
+from skerry_syncer.store.objects.opening import open_objects
+from tests.integration.syncer.conftest import LOCAL
+from tests.support.audit import check_fates, final_state
+from tests.support.faulty_objects import NO_FAULT, Effect, Fault, FaultyObjects, LateWrites
+from tests.support.persistent_learner import PAUSE_S, PersistentLearner, until_more
+from tests.support.raw_learner import (
+    INT4,
+    QUICK,
+    Float32s,
+    RawLearner,
+    Stubs,
+    connected,
+    create_run,
+    events_until,
+    layout,
+    observed,
+    part_messages,
+    pull,
+    push_messages,
+)
+from tests.support.serve_process import serve_process
+
+
+@pytest.fixture
+async def replicas(store_url: str) -> AsyncIterator[list[Stubs]]:
+    """Connections to three replicas."""
+    async with contextlib.AsyncExitStack() as stack:
+        servers = [await stack.enter_async_context(serving(open_objects(store_url), LOCAL)) for _ in range(3)]
+        yield [await stack.enter_async_context(connected(server.port)) for server in servers]
+
+
+def _values(seed: int) -> Float32s:
+    return np.random.default_rng(seed).standard_normal(layout("body").numel).astype(np.float32)
+
+
+async def _learner(stubs: Stubs, run: types.Run, name: str) -> RawLearner:
+    learner = RawLearner(stubs, run, name, random.Random(name))
+    await learner.attach()
+    return learner
+
+
+async def test_a_version_made_by_one_replica_is_told_by_the_others(replicas: list[Stubs]) -> None:
+    run, _ = await create_run(replicas[0])
+    learners = [await _learner(stubs, run, f"on-{at}") for at, stubs in enumerate(replicas)]
+    base = await pull(replicas[1], run, "body")
+    header = learners[1].header(base, "body")
+    await learners[1].push(header, _values(1))
+    digests = set()
+    for learner, stubs in zip(learners, replicas, strict=True):
+        committed = (await learner.event("version_committed")).version_committed
+        assert [one.delta_id for one in committed.merged] == [header.delta_id]
+        digests.add(committed.version.digest)
+        assert (await pull(stubs, run, "body", base=base)).version == 1
+        assert (await stubs.exchange.QueryPush(_query(header))).fate.fate == types.FATE_MERGED
+        learner.detach()
+    assert len(digests) == 1
+
+
+def _query(header: exchange.PushHeader) -> exchange.QueryPushRequest:
+    return exchange.QueryPushRequest(
+        run=header.run, run_uid=header.run_uid, fragment=header.fragment, delta_id=header.delta_id
+    )
+
+
+async def test_an_answer_reflects_what_the_caller_has_seen_elsewhere(replicas: list[Stubs]) -> None:
+    run, _ = await create_run(replicas[0])
+    for at in range(5):
+        change = types.Policy(max_staleness=10 + at)
+        changed = await replicas[at % 3].runs.SetPolicy(
+            runs.SetPolicyRequest(request_id=f"{at:032x}", name="demo", seen_position=run.position, policy=change)
+        )
+        seen = await replicas[(at + 1) % 3].runs.GetRun(
+            runs.GetRunRequest(name="demo", seen_position=changed.run.position)
+        )
+        assert seen.run.policy.max_staleness == 10 + at
+
+
+async def test_a_session_is_fenced_on_every_replica(replicas: list[Stubs]) -> None:
+    run, _ = await create_run(replicas[0])
+    older = await _learner(replicas[0], run, "eu")
+    newer = RawLearner(replicas[1], run, "eu", random.Random("newer"))
+    await newer.attach()
+    with pytest.raises(Exception, match="newer session"):
+        await older.event("version_committed")
+    newer.detach()
+
+
+async def test_a_new_session_takes_over_however_old_its_checkpoint_and_a_fenced_one_never(
+    replicas: list[Stubs],
+) -> None:
+    run, _ = await create_run(replicas[0])
+    older = await _learner(replicas[0], run, "eu")
+    newer = RawLearner(replicas[1], run, "eu", random.Random("newer"))
+    newer.seen_position = 1  # a checkpoint from before the older session
+    await newer.attach()
+    assert newer.attached is not None
+    older.seen_position = newer.attached.run.position
+    with pytest.raises(Exception, match="newer session"):
+        await older.attach()
+    base = await pull(replicas[1], run, "body")
+    await newer.push(newer.header(base, "body"), _values(1))
+    newer.detach()
+
+
+async def test_attach_ends_on_every_replica_when_the_run_is_closed(replicas: list[Stubs]) -> None:
+    run, _ = await create_run(replicas[0])
+    learners = [await _learner(stubs, run, f"on-{at}") for at, stubs in enumerate(replicas)]
+    base = await pull(replicas[1], run, "body")
+    header = learners[1].header(base, "body", steps=1)
+    await learners[1].push(header, _values(1))
+    await replicas[0].runs.CloseRun(runs.CloseRunRequest(name=run.name))
+    for learner in learners:
+        committed = (await learner.event("version_committed", timeout_s=10.0)).version_committed
+        assert [one.delta_id for one in committed.merged] == [header.delta_id]
+        assert (await learner.event("status_changed")).status_changed == types.RUN_STATUS_CLOSED
+        with pytest.raises(Exception, match="run is closed"):
+            await learner.event("version_committed", timeout_s=10.0)
+
+
+async def test_parts_of_one_push_may_land_on_different_replicas(replicas: list[Stubs]) -> None:
+    run, _ = await create_run(replicas[0])
+    learner = await _learner(replicas[0], run, "eu")
+    header = learner.header(await pull(replicas[0], run, "body"), "body")
+    parts = ((0, 512), (512, 728))
+    for stubs, part in zip(replicas, parts, strict=False):
+        of_part, _ = part_messages(_values(2), layout("body"), INT4, *part)
+        answer = await stubs.exchange.PushDelta(iter([exchange.PushDeltaRequest(header=header), *of_part]))
+        assert answer.state == exchange.PUSH_STATE_PARTS_STORED
+    complete = push_messages(header, _values(2), INT4, parts=parts)[-1]
+    answer = await replicas[2].exchange.PushDelta(iter([exchange.PushDeltaRequest(header=header), complete]))
+    assert answer.state == exchange.PUSH_STATE_ACCEPTED
+    committed = (await learner.event("version_committed")).version_committed
+    assert [one.delta_id for one in committed.merged] == [header.delta_id]
+    learner.detach()
+
+
+async def test_a_round_waits_for_a_learner_that_is_attached_elsewhere(replicas: list[Stubs]) -> None:
+    patient = types.Policy()
+    patient.CopyFrom(QUICK)
+    patient.grace_factor = 0.99
+    patient.delay_step_count = 1_000_000
+    patient.lease_term.FromMilliseconds(1500)
+    run, _ = await create_run(replicas[0], policy=patient)
+    learners = [await _learner(stubs, run, f"on-{at}") for at, stubs in enumerate(replicas)]
+    for learner in learners:
+        learner.step = 2  # nobody waits for one that has not begun
+    async with asyncio.TaskGroup() as tasks:
+        reports = [tasks.create_task(_keep_reporting(learner)) for learner in learners]
+        await _until_all_are_seen(replicas)
+        base = await pull(replicas[0], run, "body")
+        headers = [learner.header(base, "body") for learner in learners]
+        for at, (learner, header) in enumerate(zip(learners, headers, strict=True)):
+            await learner.push(header, _values(at))
+        committed = (await learners[0].event("version_committed")).version_committed
+        for task in reports:
+            task.cancel()
+    assert {one.delta_id for one in committed.merged} == {header.delta_id for header in headers}
+    assert committed.participation == 1.0
+    for learner in learners:
+        learner.detach()
+
+
+async def _keep_reporting(learner: RawLearner) -> None:
+    while True:
+        await learner.report(step_time_ms=60_000)
+        await asyncio.sleep(PAUSE_S)
+
+
+async def _until_all_are_seen(replicas: list[Stubs]) -> None:
+    async with asyncio.timeout(20):
+        for stubs in replicas:
+            while True:
+                learners = (await stubs.runs.GetRun(runs.GetRunRequest(name="demo"))).learners
+                if sum(one.is_live for one in learners) == len(replicas):
+                    break
+                await asyncio.sleep(PAUSE_S)
+
+
+async def test_a_replica_that_closes_and_dies_is_taken_over(store_url: str) -> None:
+    def no_updates(operation: str, name: str) -> Fault:
+        is_update = operation == "write" and "/updates/" in name
+        return Fault(Effect.ERROR_BEFORE, StoreUnavailableError) if is_update else NO_FAULT
+
+    clock = SystemClock()
+    crippled = FaultyObjects(open_objects(store_url), no_updates, clock=clock, late=LateWrites())
+    async with contextlib.AsyncExitStack() as stack:
+        dying = contextlib.AsyncExitStack()
+        first = await dying.enter_async_context(serving(crippled, LOCAL))
+        stubs = await dying.enter_async_context(connected(first.port))
+        run, _ = await create_run(stubs)
+        second = await stack.enter_async_context(serving(open_objects(store_url), LOCAL))
+        others = await stack.enter_async_context(connected(second.port))
+        watcher = await observed(others, run)
+        learner = await _learner(stubs, run, "eu")
+        header = learner.header(await pull(stubs, run, "body"), "body")
+        await learner.push(header, _values(3))
+        closed = (await events_until(watcher, "round_closed"))[-1].round_closed
+        assert list(closed.delta_ids) == [header.delta_id]
+        await dying.aclose()
+        committed = (await events_until(watcher, "version_committed"))[-1].version_committed
+        assert [one.delta_id for one in committed.merged] == [header.delta_id]
+        watcher.cancel()
+
+
+async def test_three_processes_killed_in_turn_lose_nothing_and_merge_nothing_twice(
+    store_url: str, tmp_path: Path
+) -> None:
+    source = random.Random(5)
+    stop = asyncio.Event()
+    async with contextlib.AsyncExitStack() as stack:
+        processes = [await stack.enter_async_context(serve_process(store_url, tmp_path)) for _ in range(3)]
+        connections = [await stack.enter_async_context(connected(process.port)) for process in processes]
+        run, _ = await create_run(connections[0])
+        persistent = []
+        for at, stubs in enumerate(connections):
+            learner = await _learner(stubs, run, f"on-{at}")
+            learner.detach()
+            persistent.append(PersistentLearner(learner, "body"))
+        async with asyncio.TaskGroup() as tasks:
+            for one in persistent:
+                tasks.create_task(one.train(stop))
+            for process in processes:
+                await asyncio.sleep(source.uniform(0.1, 0.5))
+                await process.kill()
+                await process.start()
+            before = sum(len(one.acknowledged) for one in persistent)
+            await until_more(persistent, before + 3)
+            stop.set()
+        await connections[0].runs.CloseRun(runs.CloseRunRequest(name="demo"), wait_for_ready=True)
+    state = await final_state(store_url, "demo", run.uid)
+    acknowledged = set().union(*(one.acknowledged for one in persistent))
+    counts = check_fates(state, acknowledged)
+    assert counts[Fate.MERGED] > len(acknowledged) // 2
+
+
+async def test_changes_of_the_policy_by_two_replicas_are_all_kept(replicas: list[Stubs]) -> None:
+    run, _ = await create_run(replicas[0])
+    source = random.Random(0)
+
+    async def change(stubs: Stubs, policy: types.Policy) -> int:
+        request_id = f"{source.getrandbits(128):032x}"
+        request = runs.SetPolicyRequest(name=run.name, run_uid=run.uid, request_id=request_id, policy=policy)
+        return (await stubs.runs.SetPolicy(request)).run.position
+
+    for value in range(20, 40):
+        positions = await asyncio.gather(
+            change(replicas[0], types.Policy(inner_step_count=value)),
+            change(replicas[1], types.Policy(max_staleness=value)),
+            change(replicas[1], types.Policy(quorum_count=value)),
+            change(replicas[2], types.Policy(grace_factor=value / 64)),
+        )
+        request = runs.GetRunRequest(name=run.name, seen_position=max(positions))
+        policy = (await replicas[0].runs.GetRun(request)).run.policy
+        kept = (policy.inner_step_count, policy.max_staleness, policy.quorum_count, policy.grace_factor)
+        assert kept == (value, value, value, value / 64)

@@ -1,0 +1,461 @@
+"""Who may call what: every method by every kind of caller, against the table and against expectations by hand."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from cryptography import x509
+from cryptography.x509.oid import ExtendedKeyUsageOID
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from skerry import Tls
+from skerry.cli.authority import Wanted
+from skerry.runtime.clock import SystemClock
+from skerry.runtime.identifiers import SystemEntropy
+from skerry.v1 import capabilities_pb2 as capabilities
+from skerry.v1 import exchange_pb2 as exchange
+from skerry.v1 import runs_pb2 as runs
+from skerry.v1 import types_pb2 as types
+from skerry.wire.identity import Identity, Role
+from skerry_syncer.access.limits import Calls
+from skerry_syncer.access.roles import RULES
+from skerry_syncer.rpc import authentication
+from skerry_syncer.server import ServerSettings, SyncerServer, serving
+from skerry_syncer.store.log.entries import INITIAL_BASE
+from skerry_syncer.store.log.state import Outcome
+from skerry_syncer.store.maintenance.log_lines import entry_lines
+from skerry_syncer.store.objects.opening import open_objects
+from skerry_syncer.store.tokens import create_token
+from tests.integration.syncer.conftest import LOCAL
+from tests.support.heard_logs import heard_logs
+from tests.support.made_keys import make_keys, make_pair, tls_of
+from tests.support.raw_learner import RawLearner, Stubs, connected, create_run, layout, pull, refusal_of, refused
+
+ID = "a" * 32
+# What each method is asked, about the run demo and as the learner us.
+REQUESTS: dict[str, Any] = {
+    "Capabilities/GetCapabilities": capabilities.GetCapabilitiesRequest(),
+    "Exchange/Attach": exchange.AttachRequest(hello=exchange.Hello(run="demo", learner_id="us", session_id=ID)),
+    "Exchange/PushDelta": exchange.PushDeltaRequest(
+        header=exchange.PushHeader(run="demo", run_uid=ID, learner_id="us", session_id=ID, delta_id=ID)
+    ),
+    "Exchange/QueryPush": exchange.QueryPushRequest(run="demo", run_uid=ID, delta_id=ID),
+    "Exchange/PullFragment": exchange.PullFragmentRequest(run="demo", fragment="body", from_version=-1),
+    "Exchange/Watch": exchange.WatchRequest(run="demo"),
+    "Runs/CreateRun": runs.CreateRunRequest(request_id=ID, name="demo"),
+    "Runs/CommitRun": runs.CommitRunRequest(name="demo", run_uid=ID),
+    "Runs/GetRun": runs.GetRunRequest(name="demo"),
+    "Runs/ListVersions": runs.ListVersionsRequest(name="demo", fragment="body"),
+    "Runs/ListRuns": runs.ListRunsRequest(),
+    "Runs/SetPolicy": runs.SetPolicyRequest(request_id=ID, name="demo"),
+    "Runs/RollBack": runs.RollBackRequest(request_id=ID, name="demo", target_position=1),
+    "Runs/UpgradeRun": runs.UpgradeRunRequest(name="demo"),
+    "Runs/CloseRun": runs.CloseRunRequest(name="demo"),
+    "Runs/DeleteRun": runs.DeleteRunRequest(name="demo", run_uid=ID),
+}
+METHODS = {
+    f"{service.name}/{method.name}": method
+    for module in (capabilities, exchange, runs)
+    for service in module.DESCRIPTOR.services_by_name.values()
+    for method in service.methods
+}
+CALLERS = {
+    "nobody": None,
+    "reader": Identity(Role.READER, "prom"),
+    "learner": Identity(Role.LEARNER, "us"),
+    "learner of the run": Identity(Role.LEARNER, "us", "demo"),
+    "another learner of the run": Identity(Role.LEARNER, "eu", "demo"),
+    "learner of another run": Identity(Role.LEARNER, "us", "gpt"),
+    "admin": Identity(Role.ADMIN, "anna"),
+}
+ADMIN = Identity(Role.ADMIN, "anna")
+READS = {"GetCapabilities", "PullFragment", "Watch", "GetRun", "ListVersions"}
+CREATES = {"CreateRun", "CommitRun", "QueryPush"}
+# By hand, so that the table can't be wrong without a test that fails.
+ALLOWED = {
+    "nobody": set[str](),
+    "reader": READS | {"ListRuns"},
+    "learner": READS | CREATES | {"Attach", "PushDelta"},
+    "learner of the run": READS | CREATES | {"Attach", "PushDelta"},
+    "another learner of the run": READS | CREATES,
+    "learner of another run": {"GetCapabilities"},
+    "admin": {method.partition("/")[2] for method in METHODS} - {"Attach", "PushDelta"},
+}
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> Path:
+    """An authority, a server's certificate, and one of every caller but nobody."""
+    words = ["--learner", "us", "--learner", "demo/us", "--learner", "demo/eu", "--learner", "gpt/us"]
+    make_keys(tmp_path / "keys", "--server", "a.example", *words, "--reader", "prom", "--admin", "anna")
+    return tmp_path / "keys"
+
+
+@asynccontextmanager
+async def by_certificate(
+    keys: Path, settings: ServerSettings = LOCAL
+) -> AsyncIterator[tuple[SyncerServer, Callable[[Identity | None], Tls]]]:
+    """Yields a server, and what a caller connects with; nobody has a server's certificate, which names no client."""
+
+    def tls(caller: Identity | None) -> Tls:
+        own = None if caller is None else f"{caller.run}{'.' if caller.run else ''}{caller.name}"
+        return tls_of(keys, own or "a.example")
+
+    async with serving(open_objects("memory://"), replace(settings, tls=tls_of(keys, "a.example"))) as server:
+        yield server, tls
+
+
+@asynccontextmanager
+async def by_token(keys: Path) -> AsyncIterator[tuple[SyncerServer, Callable[[Identity | None], Tls]]]:
+    """Yields a server that asks for no certificates, and what a caller connects with; nobody has no token."""
+    objects = open_objects("memory://")
+    made = {
+        caller: await create_token(
+            objects, caller, SystemEntropy(), now_unix_s=SystemClock().unix_s(), lifetime_s=3600.0
+        )
+        for caller in CALLERS.values()
+        if caller is not None
+    }
+    settings = replace(LOCAL, tls=tls_of(keys, "a.example", ca=False), has_tokens=True)
+    async with serving(objects, settings) as server:
+        async with asyncio.timeout(20), connected(server.port, replace(tls_of(keys), token=made[ADMIN])) as stubs:
+            while await asked(stubs, "Runs/ListRuns", runs.ListRunsRequest()):
+                await asyncio.sleep(0.05)  # until the server has read the tokens
+        yield server, lambda caller: replace(tls_of(keys), token=None if caller is None else made[caller])
+
+
+WAYS = {"certificate": by_certificate, "token": by_token}
+
+
+async def asked(stubs: Stubs, method: str, request: Any) -> str:
+    """Returns the reason with which a call is refused; empty if it is answered."""
+    service, _, name = method.partition("/")
+    call = getattr(getattr(stubs, service.lower()), name)
+    streams = METHODS[method].client_streaming, METHODS[method].server_streaming
+    running = call(iter([request]) if streams[0] else request, timeout=20)
+    try:
+        if streams[1]:
+            await running.read()
+            if running.done() and await running.code() is not grpc.StatusCode.OK:
+                await running.read()
+        else:
+            await running
+    except grpc.aio.AioRpcError as error:
+        return refusal_of(error).reason
+    finally:
+        running.cancel()
+    return ""
+
+
+def by_table(method: str, caller: Identity | None) -> str:
+    """Returns the reason with which the table has the call refused."""
+    if caller is None:
+        return "UNAUTHENTICATED"
+    rule, request = RULES[method], REQUESTS[method]
+    is_own_run = rule.run is None or caller.run in {"", rule.run(request)}
+    is_own_name = rule.learner is None or (caller.role, caller.name) == (Role.LEARNER, rule.learner(request))
+    return "" if caller.role in rule.roles and is_own_run and is_own_name else "PERMISSION_DENIED"
+
+
+def test_every_method_of_the_contract_is_in_the_table_and_in_this_scan() -> None:
+    assert RULES.keys() == METHODS.keys() == REQUESTS.keys()
+
+
+@pytest.mark.parametrize("who", CALLERS)
+def test_the_table_says_what_is_expected(who: str) -> None:
+    found = {method.partition("/")[2] for method in METHODS if not by_table(method, CALLERS[who])}
+    assert found == ALLOWED[who]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("who", CALLERS)
+async def test_every_method_is_allowed_to_whom_the_table_says(who: str, way: str, keys: Path) -> None:
+    caller = CALLERS[who]
+    async with WAYS[way](keys) as (server, tls), connected(server.port, tls(caller)) as stubs:
+        for method, request in REQUESTS.items():
+            reason = await asked(stubs, method, request)
+            expected = by_table(method, caller)
+            if expected:
+                assert (method, reason) == (method, expected)
+            else:
+                assert reason not in {"UNAUTHENTICATED", "PERMISSION_DENIED"}, method
+        health = health_pb2_grpc.HealthStub(stubs.channel)
+        answer = await health.Check(health_pb2.HealthCheckRequest(), timeout=20)
+        assert answer.status == health_pb2.HealthCheckResponse.SERVING
+
+
+@pytest.mark.parametrize("who", ["learner", "learner of the run", "learner of another run", "admin"])
+async def test_a_stream_that_begins_with_any_message_is_refused_as_its_callers_fault(who: str, keys: Path) -> None:
+    caller = CALLERS[who]
+    kinds: dict[str, Any] = {"Exchange/PushDelta": exchange.PushDeltaRequest}
+    assert caller is not None
+    if caller.role is Role.LEARNER:  # an admin's is refused before it is read
+        kinds["Exchange/Attach"] = exchange.AttachRequest
+    async with by_certificate(keys) as (server, tls), connected(server.port, tls(caller)) as stubs:
+        for method, kind in kinds.items():
+            for field in kind.DESCRIPTOR.fields:
+                message = kind()
+                if field.message_type is None:
+                    setattr(message, field.name, b"weights")
+                else:
+                    getattr(message, field.name).SetInParent()
+                reason = await asked(stubs, method, message)
+                assert reason in {"PERMISSION_DENIED", "BAD_REQUEST", "BAD_NAME"}, (method, field.name)
+
+
+async def test_without_a_client_authority_everybody_may_do_everything(keys: Path) -> None:
+    settings = replace(LOCAL, tls=tls_of(keys, "a.example", ca=False))
+    async with (
+        serving(open_objects("memory://"), settings) as server,
+        connected(server.port, tls_of(keys)) as stubs,
+    ):
+        for method, request in REQUESTS.items():
+            assert await asked(stubs, method, request) not in {"UNAUTHENTICATED", "PERMISSION_DENIED"}, method
+
+
+async def test_nobody_fences_or_pushes_for_another_learner(keys: Path) -> None:
+    us, eu = CALLERS["learner"], CALLERS["another learner of the run"]
+    async with (
+        by_certificate(keys) as (server, tls),
+        connected(server.port, tls(us)) as ours,
+        connected(server.port, tls(eu)) as theirs,
+    ):
+        run, _ = await create_run(ours)  # which says "creator"
+        state = (await server.host.open("demo")).state
+        assert {one.item.learner for one in state.deltas.values() if one.item.base_version == INITIAL_BASE} == {"us"}
+        learner = RawLearner(ours, run, "us", random.Random(1))
+        liar = RawLearner(theirs, run, "us", random.Random(2))
+        await learner.attach()
+        with refused("PERMISSION_DENIED", grpc.StatusCode.PERMISSION_DENIED):
+            await liar.attach()
+        base = await pull(theirs, run, "body")
+        liar.session = learner.session
+        with refused("PERMISSION_DENIED", grpc.StatusCode.PERMISSION_DENIED):
+            await liar.push(liar.header(base, "body"), base.values)
+        await learner.report()
+        assert (await learner.push(learner.header(base, "body"), base.values)).state == exchange.PUSH_STATE_ACCEPTED
+        learner.detach()
+
+
+async def test_a_session_id_is_in_no_answer_and_no_event(keys: Path) -> None:
+    async with by_certificate(keys) as (server, tls), connected(server.port, tls(CALLERS["learner"])) as stubs:
+        run, _ = await create_run(stubs)
+        learner = RawLearner(stubs, run, "us", random.Random(1))
+        heard = [(await learner.attach()).SerializeToString()]
+        await learner.report()
+        await learner.leave()
+        seen = (await stubs.runs.GetRun(runs.GetRunRequest(name="demo"))).learners
+        assert [one.learner_id for one in seen] == ["us"]
+        heard.append(b"".join(one.SerializeToString() for one in seen))
+        watch = stubs.exchange.Watch(exchange.WatchRequest(run="demo", after_position=1), timeout=20)
+        async for answer in watch:
+            heard.append(answer.SerializeToString())
+            if answer.event.HasField("learner") and not answer.event.learner.is_live:
+                break
+        watch.cancel()
+        assert b"us" in heard[-1]
+        assert [one for one in heard if learner.session.encode() in one] == []
+
+
+async def test_a_learner_and_an_admin_create_runs_but_a_learner_of_one_run_only_that_one(keys: Path) -> None:
+    async with by_certificate(keys) as (server, tls):
+        for who, name in (("admin", "one"), ("learner", "two"), ("learner of the run", "demo")):
+            async with connected(server.port, tls(CALLERS[who])) as stubs:
+                await create_run(stubs, name)
+        async with connected(server.port, tls(CALLERS["learner of another run"])) as stubs:
+            with refused("PERMISSION_DENIED", grpc.StatusCode.PERMISSION_DENIED):
+                await create_run(stubs, "three")
+
+
+async def test_only_an_admin_has_a_run_keep_much(keys: Path) -> None:
+    policies = [types.Policy(kept_version_count=65), types.Policy(kept_hours=24.5), types.Policy(kept_day_count=31)]
+    async with by_certificate(keys) as (server, tls):
+        async with connected(server.port, tls(CALLERS["learner"])) as stubs:
+            for policy in policies:
+                with refused("PERMISSION_DENIED", grpc.StatusCode.PERMISSION_DENIED):
+                    await create_run(stubs, policy=policy)
+            await create_run(stubs, policy=types.Policy(kept_version_count=64, kept_hours=24, kept_day_count=30))
+        async with connected(server.port, tls(ADMIN)) as stubs:
+            for number, policy in enumerate(policies):
+                request = runs.SetPolicyRequest(request_id=f"{number}" * 32, name="demo", policy=policy)
+                await stubs.runs.SetPolicy(request)
+
+
+async def test_the_log_says_who_changed_a_run(keys: Path) -> None:
+    async with by_certificate(keys) as (server, tls), connected(server.port, tls(ADMIN)) as stubs:
+        run, _ = await create_run(stubs)
+        policy = types.Policy(quorum_count=2)
+        await stubs.runs.SetPolicy(runs.SetPolicyRequest(request_id=ID, name="demo", policy=policy))
+        await stubs.runs.RollBack(runs.RollBackRequest(request_id="b" * 32, name="demo", target_position=run.position))
+        async with connected(server.port, tls(CALLERS["learner"])) as own:
+            await RawLearner(own, run, "us", random.Random(1)).attach()
+        await stubs.runs.CloseRun(runs.CloseRunRequest(name="demo"))
+        log = (await server.host.open("demo")).log
+        rows = [
+            row
+            async for entry, _ in log.entries()
+            for row in entry_lines(entry, tuple(Outcome(item, None) for item in entry.items))
+        ]
+    by = [(kind, what.partition(", by ")[2]) for *_, kind, what, _ in rows if kind in AUTHORED]
+    anna = "skerry://admin/anna"
+    assert by == [
+        *(("level", anna), ("policy", anna), ("status", anna)),
+        *(("policy", anna), ("rollback", anna), ("status", anna), ("status", "")),  # that all is merged
+    ]
+
+
+AUTHORED = {"level", "policy", "status", "rollback"}
+
+
+async def test_where_enrolment_is_by_run_a_learner_of_any_run_joins_none(keys: Path) -> None:
+    async with by_certificate(keys, replace(LOCAL, enrols_by_run=True)) as (server, tls):
+        async with connected(server.port, tls(CALLERS["learner of the run"])) as stubs:
+            run, _ = await create_run(stubs)
+            await RawLearner(stubs, run, "us", random.Random(1)).attach()
+        async with connected(server.port, tls(CALLERS["learner"])) as stubs:
+            for method in ("Exchange/Attach", "Runs/GetRun", "Runs/CreateRun"):
+                assert await asked(stubs, method, REQUESTS[method]) == "PERMISSION_DENIED"
+
+
+async def test_a_run_can_want_learners_that_were_enrolled_in_it(keys: Path) -> None:
+    async with by_certificate(keys) as (server, tls):
+        async with connected(server.port, tls(ADMIN)) as stubs:
+            run, _ = await create_run(stubs)
+        async with connected(server.port, tls(CALLERS["learner"])) as stubs:
+            learner = RawLearner(stubs, run, "us", random.Random(1))
+            await learner.attach()
+            base = await pull(stubs, run, "body")
+            async with connected(server.port, tls(ADMIN)) as admin:
+                policy = types.Policy(enrols_by_run=True)
+                await admin.runs.SetPolicy(runs.SetPolicyRequest(request_id="a" * 32, name="demo", policy=policy))
+            with refused("PERMISSION_DENIED", grpc.StatusCode.PERMISSION_DENIED):
+                await learner.push(learner.header(base, "body"), np.ones(layout("body").numel, np.float32))
+            with refused("PERMISSION_DENIED", grpc.StatusCode.PERMISSION_DENIED):
+                await RawLearner(stubs, run, "us", random.Random(1)).attach()
+        async with connected(server.port, tls(CALLERS["learner of the run"])) as stubs:
+            learner = RawLearner(stubs, run, "us", random.Random(1))
+            await learner.attach()
+            learner.detach()
+
+
+async def test_health_can_be_closed_to_strangers_and_reflection_turned_off(keys: Path) -> None:
+    request = health_pb2.HealthCheckRequest()
+    asked_for = reflection_pb2.ServerReflectionRequest(list_services="")
+    for is_open in (True, False):
+        settings = replace(LOCAL, has_open_health=is_open, has_reflection=is_open)
+        async with by_certificate(keys, settings) as (server, tls):
+            async with connected(server.port, tls(None)) as stubs:
+                health = health_pb2_grpc.HealthStub(stubs.channel)
+                codes = [
+                    await health.Check(request, timeout=20).code(),
+                    await _first(health.Watch(request, timeout=20)),
+                ]
+                assert codes == [grpc.StatusCode.OK if is_open else grpc.StatusCode.UNAUTHENTICATED] * 2
+                reflection = reflection_pb2_grpc.ServerReflectionStub(stubs.channel)
+                info = reflection.ServerReflectionInfo(iter([asked_for]), timeout=20)
+                refused = grpc.StatusCode.UNAUTHENTICATED if is_open else grpc.StatusCode.UNIMPLEMENTED
+                assert await _first(info) is refused
+            async with connected(server.port, tls(CALLERS["reader"])) as stubs:
+                answer = await health_pb2_grpc.HealthStub(stubs.channel).Check(request, timeout=20)
+                assert answer.status == health_pb2.HealthCheckResponse.SERVING
+                reflection = reflection_pb2_grpc.ServerReflectionStub(stubs.channel)
+                info = reflection.ServerReflectionInfo(iter([asked_for]), timeout=20)
+                assert await _first(info) is (grpc.StatusCode.OK if is_open else grpc.StatusCode.UNIMPLEMENTED)
+
+
+async def _first(call: Any) -> grpc.StatusCode:
+    """Returns OK if a first answer came, else why not; ends the call."""
+    try:
+        await call.read()
+        return await call.code() if call.done() else grpc.StatusCode.OK
+    except grpc.aio.AioRpcError as error:
+        return error.code()
+    finally:
+        call.cancel()
+
+
+async def test_an_identity_has_a_bounded_number_of_calls_on_all_its_connections(
+    keys: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(authentication, "Calls", lambda: Calls(3))
+    async with by_certificate(keys) as (server, tls), AsyncExitStack() as stack:
+        reader, admin = tls(CALLERS["reader"]), tls(ADMIN)
+        many = [await stack.enter_async_context(connected(server.port, reader)) for _ in range(4)]
+        other = await stack.enter_async_context(connected(server.port, admin))
+        await create_run(other)
+        watches = [stubs.exchange.Watch(exchange.WatchRequest(run="demo")) for stubs in many[:3]]
+        for watch in watches:
+            await watch.read()
+        with refused("QUOTA_EXCEEDED", grpc.StatusCode.RESOURCE_EXHAUSTED) as caught:
+            await many[3].runs.GetRun(runs.GetRunRequest(name="demo"), timeout=20)
+        assert caught.refusal.retry_after_s
+        await other.runs.GetRun(runs.GetRunRequest(name="demo"), timeout=20)
+        for watch in watches:
+            watch.cancel()
+        async with asyncio.timeout(20):
+            while await asked(many[3], "Runs/GetRun", runs.GetRunRequest(name="demo")):
+                await asyncio.sleep(0.05)
+
+
+SUBJECTS: list[list[x509.GeneralName]] = [
+    [x509.DNSName("skerry://learner/us")],
+    [x509.UniformResourceIdentifier("https://learner/us")],
+    [x509.UniformResourceIdentifier("skerry://owner/us")],
+    [x509.UniformResourceIdentifier("skerry://learner/a/b/us")],
+    [x509.UniformResourceIdentifier("skerry://learner/../us")],
+    [x509.UniformResourceIdentifier(f"skerry://{one}/us") for one in ("learner", "admin")],
+]
+
+
+@pytest.mark.parametrize("names", SUBJECTS, ids=lambda names: "+".join(name.value for name in names))
+async def test_a_certificate_that_names_no_client_or_two_has_no_role(names: list[x509.GeneralName], keys: Path) -> None:
+    usage = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH])
+    make_pair(keys, Wanted("odd", x509.SubjectAlternativeName(names), usage, "learner"))
+    async with by_certificate(keys) as (server, _), connected(server.port, tls_of(keys, "odd")) as stubs:
+        with refused("UNAUTHENTICATED", grpc.StatusCode.UNAUTHENTICATED):
+            await stubs.runs.GetRun(runs.GetRunRequest(name="demo"), timeout=20)
+
+
+async def test_the_log_says_whose_calls_were_refused_and_not_each_of_them(keys: Path) -> None:
+    with heard_logs() as lines:
+        async with by_token(keys) as (server, tls), connected(server.port, tls(CALLERS["reader"])) as stubs:
+            for _ in range(100):
+                assert await asked(stubs, "Runs/CreateRun", REQUESTS["Runs/CreateRun"]) == "PERMISSION_DENIED"
+    refusals = [one for one in lines if one["event"] == "call refused" and one["reason"] == "PERMISSION_DENIED"]
+    assert {one["identity"] for one in refusals} == {"skerry://reader/prom"}
+    assert all(one["peer"].startswith("ipv4:127.0.0.1:") for one in refusals)
+    assert 10 < len(refusals) < 60
+    known = [one["identity"] for one in lines if one["event"] == "token is known"]
+    assert "skerry://reader/prom" in known
+
+
+async def test_an_illegal_session_id_is_neither_answered_nor_logged(stubs: Stubs) -> None:
+    secret = "SECRET" * 5 + "OO"
+    with heard_logs() as lines:
+        run, _ = await create_run(stubs)
+        with refused("BAD_NAME", grpc.StatusCode.INVALID_ARGUMENT) as caught:
+            await RawLearner(stubs, run, "us", random.Random(1), session=secret).attach()
+    assert "SECRET" not in caught.refusal.message
+    assert "SECRET" not in str(lines)
+
+
+async def test_who_has_no_identity_is_refused_before_a_message_comes(keys: Path) -> None:
+    async def silent() -> AsyncIterator[bytes]:
+        await asyncio.Event().wait()
+        yield b""
+
+    async with by_certificate(keys) as (server, tls), connected(server.port, tls(None)) as stubs:
+        async with asyncio.timeout(10):
+            for method in METHODS:
+                with refused("UNAUTHENTICATED", grpc.StatusCode.UNAUTHENTICATED):
+                    await stubs.channel.stream_unary(f"/skerry.v1.{method}", None, None)(silent())

@@ -1,0 +1,123 @@
+"""A roll-back of a run that takes the store long is answered in time, goes on elsewhere, and takes effect once."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import grpc
+import numpy as np
+import pytest
+
+from skerry.v1 import runs_pb2 as runs
+from skerry.v1 import types_pb2 as types
+from skerry_syncer.server import serving
+from tests.integration.syncer.conftest import LOCAL
+from tests.support.raw_learner import RawLearner, Stubs, connected, create_run, layout, pull
+from tests.support.stuck_objects import StuckObjects
+
+REQUEST = "1" * 32
+
+
+@pytest.fixture
+def objects() -> StuckObjects:
+    return StuckObjects()
+
+
+async def _trained(stubs: Stubs) -> types.Run:
+    """Returns a run with a version 1 of its fragment `body`."""
+    run, _ = await create_run(stubs)
+    learner = RawLearner(stubs, run, "eu", random.Random(1))
+    await learner.attach()
+    base = await pull(stubs, run, "body")
+    values = (0.1 * np.random.default_rng(1).standard_normal(layout("body").numel)).astype(np.float32)
+    await learner.push(learner.header(base, "body"), values)
+    await learner.event("version_committed")
+    learner.detach()
+    return run
+
+
+async def _rolled_back(
+    stubs: Stubs, run: types.Run, *, with_progress: bool = True, request_id: str = REQUEST
+) -> runs.RollBackResponse:
+    request = runs.RollBackRequest(
+        request_id=request_id, name="demo", target_position=run.position, with_progress=with_progress
+    )
+    return await stubs.runs.RollBack(request, timeout=5)
+
+
+def _versions(run: types.Run) -> list[int]:
+    return [one.version for one in run.versions]
+
+
+async def test_a_roll_back_answers_in_time_and_goes_on_while_nobody_asks(objects: StuckObjects) -> None:
+    async with serving(objects, LOCAL) as server, connected(server.port) as stubs:
+        run = await _trained(stubs)
+        objects.stuck = "snapshots/head/"
+        answer = await _rolled_back(stubs, run)
+        assert (answer.progress.stored_count, answer.progress.fragment_count) == (1, 2)
+        assert _versions(answer.run) == [1, 0], "nothing is rolled back yet"
+        objects.go.set()
+        answer = await _rolled_back(stubs, run)
+        assert not answer.HasField("progress")
+        assert _versions(answer.run) == [2, 1]
+        assert len(objects.hung) == 1, "the second call waited for what the first had begun"
+        assert _versions((await _rolled_back(stubs, run)).run) == [2, 1]
+        assert not [name for name in objects.objects if "/rollbacks/" in name]
+
+
+async def test_a_caller_that_knows_nothing_of_progress_waits_and_finds_it_done_at_the_next_call(
+    objects: StuckObjects,
+) -> None:
+    async with serving(objects, LOCAL) as server, connected(server.port) as stubs:
+        run = await _trained(stubs)
+        objects.stuck = "snapshots/head/"
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await _rolled_back(stubs, run, with_progress=False)
+        assert raised.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        objects.go.set()
+        answer = await _rolled_back(stubs, run, with_progress=False)
+        assert _versions(answer.run) == [2, 1]
+        assert len(objects.hung) == 1
+
+
+async def test_another_replica_goes_on_where_a_killed_one_stopped(objects: StuckObjects) -> None:
+    async with serving(objects, LOCAL) as server, connected(server.port) as stubs:
+        run = await _trained(stubs)
+        objects.stuck = "snapshots/head/"
+        assert (await _rolled_back(stubs, run)).progress.stored_count == 1
+        stored = [name for name in objects.objects if "/snapshots/body/" in name]
+    objects.stuck = "nothing"
+    async with serving(objects, LOCAL) as server, connected(server.port) as stubs:
+        answers = await asyncio.gather(*(_rolled_back(stubs, run) for _ in range(2)))
+        assert {tuple(_versions(answer.run)) for answer in answers} == {(2, 1)}
+        assert [name for name in objects.objects if "/snapshots/body/" in name] == stored
+        assert np.array_equal(
+            (await pull(stubs, run, "body")).values, (await pull(stubs, run, "body", target=0)).values
+        )
+
+
+async def test_two_replicas_that_roll_back_by_one_request_do_it_once(objects: StuckObjects) -> None:
+    async with (
+        serving(objects, LOCAL) as one,
+        serving(objects, LOCAL) as other,
+        connected(one.port) as stubs,
+        connected(other.port) as others,
+    ):
+        run = await _trained(stubs)
+        await asyncio.gather(_rolled_back(stubs, run), _rolled_back(others, run))
+        view = (await others.runs.GetRun(runs.GetRunRequest(name="demo", seen_position=run.position))).run
+        assert _versions(view) == [2, 1]
+
+
+async def test_a_roll_back_that_nobody_asks_for_any_more_has_no_effect(objects: StuckObjects) -> None:
+    async with serving(objects, LOCAL) as server, connected(server.port) as stubs:
+        run = await _trained(stubs)
+        objects.stuck = "snapshots/head/"
+        assert (await _rolled_back(stubs, run)).HasField("progress")
+        objects.go.set()
+        async with asyncio.timeout(5):
+            while not any("/rollbacks/" in name and name.endswith("/head") for name in objects.objects):
+                await asyncio.sleep(0.02)
+        assert _versions((await stubs.runs.GetRun(runs.GetRunRequest(name="demo"))).run) == [1, 0]
+        assert _versions((await _rolled_back(stubs, run, request_id="2" * 32)).run) == [2, 1], "begun again, done once"

@@ -1,0 +1,50 @@
+"""Checks the log of a finished run by folding it, without the syncer."""
+
+from __future__ import annotations
+
+from skerry.runtime.clock import SystemClock
+from skerry.runtime.identifiers import SystemEntropy
+from skerry.runtime.workers import InlineWorkers
+from skerry_syncer.store.log.entries import Fate
+from skerry_syncer.store.log.state import RunState
+from skerry_syncer.store.maintenance.verify import verify_run
+from skerry_syncer.store.objects.opening import open_objects
+from skerry_syncer.store.store import Store
+from skerry_syncer.store.versions.scratch import Scratch
+
+
+async def final_state(store_url: str, name: str, uid: str) -> RunState:
+    """Returns the fold of the log, after checking that merging each version again gives the same digest."""
+    store = Store(
+        open_objects(store_url),
+        clock=SystemClock(),
+        entropy=SystemEntropy(),
+        workers=InlineWorkers(),
+        writer="audit",
+        keeps_history=True,
+    )
+    log = await store.open_log(name, uid)
+    for fragment in log.state.fragments.values():
+        assert sorted(fragment.versions) == list(range(fragment.version + 1)), "versions are continuous"
+    report = await verify_run(log, workers=InlineWorkers(), scratch=Scratch(None))
+    assert report.ok, [str(problem) for problem in report.problems]
+    await store.close()
+    return log.state
+
+
+def check_fates(state: RunState, acknowledged: set[str]) -> dict[Fate, int]:
+    """Checks that every acknowledged delta has one final fate in the log, and that each merged one was merged once."""
+    merged: list[str] = []
+    for fragment in state.fragments.values():
+        for version in fragment.versions.values():
+            if version.commit is not None:
+                merged += [member.delta for member in version.commit.close.members]
+    assert len(merged) == len(set(merged)), "a delta was merged twice"
+    assert acknowledged <= state.deltas.keys(), "an acknowledged delta is not in the log"
+    counts = dict.fromkeys(Fate, 0)
+    for name, delta in state.deltas.items():
+        counts[delta.fate] += 1
+        assert delta.fate is not Fate.PENDING, name
+        is_initial = delta.item.base_version < 0
+        assert is_initial or (delta.fate is Fate.MERGED) == (name in merged), name
+    return counts

@@ -1,0 +1,112 @@
+"""A transport to a real syncer that fails where a test says: faults as data, once each."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import dataclass, field
+
+from skerry.errors import error_of
+from skerry.net.grpc_transport import GrpcTransport
+from skerry.v1 import exchange_pb2 as v1
+from skerry.wire.bulk import data_response
+
+
+@dataclass
+class Faults:
+    """What goes wrong next; every list is used up from its front."""
+
+    lost_acknowledgements: int = 0  # pushes that are answered, but not to this client
+    push_cuts: list[int] = field(default_factory=list)  # messages after which a push breaks off
+    pull_cuts: list[int] = field(default_factory=list)  # messages after which a download breaks off
+    most_pulls: int = 1000  # calls of downloads at once, above which none of them brings anything in time
+    pulls: int = 0
+    corrupt_pulls: int = 0  # downloads whose first data have one bit turned
+    attach_cuts: list[int] = field(default_factory=list)  # events after which the attach stream breaks
+    lost_store_calls: int = 0  # calls that are answered as by a store that lost what was seen
+    log: list[str] = field(default_factory=list)  # what did go wrong
+
+
+class FaultyTransport(GrpcTransport):
+    """Fails by `faults`; whatever happened at the syncer before stands, as over a bad link."""
+
+    def __init__(self, target: str, faults: Faults) -> None:
+        super().__init__(target)
+        self.faults = faults
+        self.delta_ids: list[str] = []  # of every push that began, in order
+
+    def _look_at_store(self) -> None:
+        if self.faults.lost_store_calls:
+            self.faults.lost_store_calls -= 1
+            self.faults.log.append("store lost")
+            raise error_of("STORE_ROLLED_BACK", "the log is shorter than was seen")
+
+    async def attach(self, requests: AsyncIterator[v1.AttachRequest]) -> AsyncGenerator[v1.AttachResponse, None]:
+        """Breaks after some events."""
+        self._look_at_store()
+        left = self.faults.attach_cuts.pop(0) if self.faults.attach_cuts else None
+        async for response in super().attach(requests):
+            yield response
+            if left is not None:
+                left -= 1
+                if left < 0:
+                    self.faults.log.append("attach cut")
+                    raise error_of("UNREACHABLE", "attach stream was cut")
+
+    async def push_delta(self, requests: AsyncIterator[v1.PushDeltaRequest]) -> v1.PushDeltaResponse:
+        """Breaks off on the way, or loses the answer."""
+        self._look_at_store()
+        cut = self.faults.push_cuts.pop(0) if self.faults.push_cuts else None
+
+        async def some() -> AsyncIterator[v1.PushDeltaRequest]:
+            left = cut
+            async for request in requests:
+                if request.HasField("header"):
+                    self.delta_ids.append(request.header.delta_id)
+                if left == 0:
+                    return
+                left = None if left is None else left - 1
+                yield request
+
+        response = await super().push_delta(some())
+        if cut is not None:
+            self.faults.log.append("push cut")
+            raise error_of("UNREACHABLE", "push was cut")
+        if self.faults.lost_acknowledgements:
+            self.faults.lost_acknowledgements -= 1
+            self.faults.log.append("acknowledgement lost")
+            raise error_of("UNREACHABLE", "answer was lost")
+        return response
+
+    async def pull_fragment(self, request: v1.PullFragmentRequest) -> AsyncGenerator[v1.PullFragmentResponse, None]:
+        """Breaks off on the way, or turns a bit."""
+        self._look_at_store()
+        cut = self.faults.pull_cuts.pop(0) if self.faults.pull_cuts else None
+        self.faults.pulls += 1
+        try:
+            async for response in self._pulled(request, cut):
+                yield response
+        finally:
+            self.faults.pulls -= 1
+
+    async def _pulled(
+        self, request: v1.PullFragmentRequest, cut: int | None
+    ) -> AsyncGenerator[v1.PullFragmentResponse, None]:
+        async for response in super().pull_fragment(request):
+            if response.HasField("data"):
+                await asyncio.sleep(0.002)
+                if self.faults.pulls > self.faults.most_pulls:
+                    self.faults.log.append("pull stalled")
+                    raise error_of("TIMEOUT", "download stalled")
+            if cut == 0:
+                self.faults.log.append("pull cut")
+                raise error_of("UNREACHABLE", "download was cut")
+            cut = None if cut is None else cut - 1
+            if self.faults.corrupt_pulls and response.HasField("data"):
+                self.faults.corrupt_pulls -= 1
+                self.faults.log.append("pull corrupted")
+                turned = bytearray(response.data.data)
+                turned[-1] ^= 1
+                yield data_response(response.data.object_index, response.data.offset, bytes(turned))
+            else:
+                yield response

@@ -1,0 +1,404 @@
+"""A learner written from the contract alone, without the client library."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import random
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, NoReturn, Self, cast
+
+import grpc
+import numpy as np
+from google.rpc import error_details_pb2, status_pb2
+from numpy.typing import NDArray
+
+from skerry.net.tls import Tls
+from skerry.v1 import capabilities_pb2_grpc, exchange_pb2_grpc, runs_pb2_grpc
+from skerry.v1 import exchange_pb2 as exchange
+from skerry.v1 import runs_pb2 as runs
+from skerry.v1 import types_pb2 as types
+from skerry.wire.codecs import Codec, Compressor, Encoding
+from skerry.wire.digests import LeafHash, delta_digest, part_digest, tree_digest
+from skerry.wire.frames import decode_frames, encode_frames
+from skerry.wire.layout import FragmentLayout, TensorSpec
+
+Float32s = NDArray[np.float32]
+
+FLOAT32 = Encoding(codec=Codec.FLOAT32, compressor=Compressor.NONE)
+INT4 = Encoding(codec=Codec.INT4)
+LAYOUTS = (
+    FragmentLayout("body", (TensorSpec("weight", (40, 30)), TensorSpec("bias", (40,)))),
+    FragmentLayout("head", (TensorSpec("head.weight", (10, 40)),)),
+)
+# Every push closes a round: quorum 1 without grace. The short lease makes a fresh replica's view complete soon.
+QUICK = types.Policy(inner_step_count=4, grace_factor=0.0, quorum_count=1)
+QUICK.lease_term.FromMilliseconds(300)
+
+
+def snapshot_policy(snapshot_ratio: float) -> types.Policy:
+    policy = types.Policy()
+    policy.CopyFrom(QUICK)
+    policy.snapshot_ratio = snapshot_ratio
+    return policy
+
+
+def hex_id(source: random.Random) -> str:
+    return f"{source.getrandbits(128):032x}"
+
+
+@dataclass
+class Stubs:
+    """The three services over one channel."""
+
+    channel: grpc.aio.Channel
+
+    def __post_init__(self) -> None:
+        self.runs = runs_pb2_grpc.RunsStub(self.channel)
+        self.exchange = exchange_pb2_grpc.ExchangeStub(self.channel)
+        self.capabilities = capabilities_pb2_grpc.CapabilitiesStub(self.channel)
+
+
+@contextlib.asynccontextmanager
+async def connected(port: int, tls: Tls | None = None, *, has_fixed_windows: bool = False) -> AsyncIterator[Stubs]:
+    options = [("grpc.initial_reconnect_backoff_ms", 50), ("grpc.max_reconnect_backoff_ms", 200)]
+    options.append(("grpc.use_local_subchannel_pool", 1))  # a connection of its own
+    if has_fixed_windows:  # what the client does not read, it does not receive either, but for 64 KiB
+        options.append(("grpc.http2.bdp_probe", 0))
+    if tls is None:
+        opened = grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options)
+    else:
+        files = tls.read()
+        credentials = grpc.ssl_channel_credentials(files.ca, files.key, files.cert)
+        if tls.token:
+            sent = grpc.access_token_call_credentials(tls.token)
+            credentials = grpc.composite_channel_credentials(credentials, sent)
+        opened = grpc.aio.secure_channel(f"127.0.0.1:{port}", credentials, options=options)
+    async with opened as channel:
+        yield Stubs(channel)
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """The status of a refused call."""
+
+    code: grpc.StatusCode
+    reason: str
+    metadata: dict[str, str]
+    retry_after_s: float | None
+    message: str
+
+
+class refused:  # noqa: N801 - read as a verb, like pytest.raises
+    """Expects the call inside to be refused with this reason and code, and keeps its status."""
+
+    def __init__(self, reason: str, code: grpc.StatusCode) -> None:
+        self._expected = (reason, code)
+        self.refusal = Refusal(grpc.StatusCode.OK, "", {}, None, "")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        if error is None:
+            raise AssertionError(f"was not refused. expected={self._expected}")
+        if not isinstance(error, grpc.aio.AioRpcError):
+            return False
+        self.refusal = refusal_of(error)
+        assert (self.refusal.reason, self.refusal.code) == self._expected, self.refusal
+        return True
+
+
+def is_answer_lost(error: grpc.aio.AioRpcError) -> bool:
+    """Whether gRPC lost the server's status, which happens when a call is refused while a message is on its way.
+
+    Source: github.com/grpc/grpc/issues/36066.
+    """
+    return error.details() == "Internal error from Core"
+
+
+async def send(stubs: Stubs, messages: Sequence[exchange.PushDeltaRequest]) -> exchange.PushDeltaResponse:
+    """Returns the answer to a push, which is repeated, each time more slowly, while gRPC loses the answer.
+
+    An answer that arrives between two messages isn't lost; the longer the pauses, the more answers do.
+    """
+
+    async def slowly(pause_s: float) -> AsyncIterator[exchange.PushDeltaRequest]:
+        for message in messages:
+            await asyncio.sleep(pause_s)
+            yield message
+
+    for nth in range(20):
+        try:
+            return await stubs.exchange.PushDelta(slowly(nth * 0.005))
+        except grpc.aio.AioRpcError as error:
+            if not is_answer_lost(error):
+                raise
+    raise AssertionError("the server's answer was lost every time")
+
+
+def refusal_of(error: grpc.aio.AioRpcError) -> Refusal:
+    """Returns the refusal, from the `google.rpc.Status` in the trailing metadata."""
+    metadata = cast("list[tuple[str, bytes]]", list(error.trailing_metadata()))
+    found = [value for key, value in metadata if key == "grpc-status-details-bin"]
+    assert found, f"no status details: {error}"
+    status = status_pb2.Status.FromString(found[0])
+    assert (status.code, status.message) == (error.code().value[0], error.details())
+    info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
+    retry_after_s = None
+    for detail in status.details:
+        detail.Unpack(info)
+        if detail.Unpack(retry):
+            retry_after_s = retry.retry_delay.ToTimedelta().total_seconds()
+    assert info.domain == "skerry"
+    return Refusal(error.code(), info.reason, dict(info.metadata), retry_after_s, error.details() or "")
+
+
+def plan_messages() -> tuple[list[types.Tensor], list[types.Fragment]]:
+    tensors = [types.Tensor(name=t.name, shape=t.shape, dtype="float32") for f in LAYOUTS for t in f.tensors]
+    return tensors, [types.Fragment(name=f.name, tensors=[t.name for t in f.tensors]) for f in LAYOUTS]
+
+
+def layout(fragment: str) -> FragmentLayout:
+    return next(one for one in LAYOUTS if one.name == fragment)
+
+
+async def create_run(
+    stubs: Stubs, name: str = "demo", *, seed: int = 0, policy: types.Policy = QUICK
+) -> tuple[types.Run, dict[str, Float32s]]:
+    """Creates and commits a run; returns it and its initial weights."""
+    source = random.Random(f"create {name} {seed}")
+    numbers = np.random.default_rng(seed)
+    request_id = hex_id(source)
+    tensors, fragments = plan_messages()
+    draft = await stubs.runs.CreateRun(
+        runs.CreateRunRequest(request_id=request_id, name=name, tensors=tensors, fragments=fragments, policy=policy)
+    )
+    weights = {one.name: numbers.standard_normal(one.numel).astype(np.float32) for one in LAYOUTS}
+    for fragment, values in weights.items():
+        header = exchange.PushHeader(
+            run=name,
+            run_uid=draft.run.uid,
+            learner_id="creator",
+            session_id=request_id,
+            delta_id=hex_id(source),
+            fragment=fragment,
+            base_version=-1,
+        )
+        await stubs.exchange.PushDelta(iter(push_messages(header, values, FLOAT32)))
+    committed = await stubs.runs.CommitRun(runs.CommitRunRequest(name=name, run_uid=draft.run.uid))
+    return committed.run, weights
+
+
+def part_messages(
+    values: Float32s, fragment: FragmentLayout, encoding: Encoding, first: int, numel: int, *, cut: int = 700
+) -> tuple[list[exchange.PushDeltaRequest], bytes]:
+    """Returns the messages of one part, with `cut` bytes of data each, and the part's digest."""
+    digest = part_digest()
+    data = b"".join(encode_frames(values[first : first + numel], fragment, encoding, first=first, digest=digest))
+    messages = [exchange.PushDeltaRequest(part=exchange.PartBegin(first=first, numel=numel))]
+    messages += [exchange.PushDeltaRequest(data=data[at : at + cut]) for at in range(0, len(data), cut)]
+    messages.append(exchange.PushDeltaRequest(part_end=exchange.PartEnd(digest=digest.digest())))
+    return messages, digest.digest()
+
+
+def push_messages(
+    header: exchange.PushHeader,
+    values: Float32s,
+    encoding: Encoding,
+    *,
+    parts: tuple[tuple[int, int], ...] = (),
+) -> list[exchange.PushDeltaRequest]:
+    """Returns all messages of a push."""
+    fragment = layout(header.fragment)
+    messages = [exchange.PushDeltaRequest(header=header)]
+    digests = []
+    for first, numel in parts or ((0, fragment.numel),):
+        of_part, digest = part_messages(values, fragment, encoding, first, numel)
+        messages += of_part
+        digests.append((first, numel, digest))
+    messages.append(exchange.PushDeltaRequest(complete=exchange.PushComplete(digest=delta_digest(digests))))
+    return messages
+
+
+@dataclass
+class Pulled:
+    """A pulled fragment."""
+
+    version: int
+    values: Float32s
+    plan: exchange.PullPlan
+
+
+async def pull(
+    stubs: Stubs, run: types.Run, fragment: str, *, base: Pulled | None = None, target: int | None = None
+) -> Pulled:
+    """Pulls a fragment and checks every digest on the way."""
+    request = exchange.PullFragmentRequest(
+        run=run.name,
+        run_uid=run.uid,
+        fragment=fragment,
+        from_version=-1 if base is None else base.version,
+        target_version=target or 0,
+        is_newest=target is None,
+    )
+    plan = exchange.PullPlan()
+    received: list[bytearray] = []
+    async for response in stubs.exchange.PullFragment(request):
+        if response.WhichOneof("kind") == "plan":
+            plan = response.plan
+            received = [bytearray() for _ in plan.objects]
+        else:
+            assert len(received[response.data.object_index]) == response.data.offset
+            received[response.data.object_index] += response.data.data
+    values = apply_plan(plan, received, layout(fragment), None if base is None else base.values)
+    return Pulled(plan.target.version, values, plan)
+
+
+def apply_plan(
+    plan: exchange.PullPlan, received: list[bytearray], fragment: FragmentLayout, base: Float32s | None
+) -> Float32s:
+    values = np.zeros(fragment.numel, np.float32) if base is None else base.copy()
+    for one, data in zip(plan.objects, received, strict=True):
+        assert hashlib.sha256(data).digest() == one.digest
+        assert len(data) == one.size_bytes
+        if one.kind == exchange.OBJECT_KIND_SNAPSHOT:
+            values[one.first : one.first + one.numel] = _snapshot_values(bytes(data), fragment)
+        else:
+            step = np.empty(one.numel, np.float32)
+            decode_frames(bytes(data), fragment, step, first=one.first)
+            values[one.first : one.first + one.numel] -= step
+    assert tree_digest(values, LeafHash.BLAKE3) == plan.target.digest
+    return values
+
+
+def _snapshot_values(data: bytes, fragment: FragmentLayout) -> Float32s:
+    import safetensors.numpy
+
+    tensors = safetensors.numpy.load(data)
+    return np.concatenate([tensors[one.name].reshape(-1) for one in fragment.tensors])
+
+
+Attachment = grpc.aio.StreamStreamCall[exchange.AttachRequest, exchange.AttachResponse]
+
+
+async def raise_status(call: Attachment) -> NoReturn:
+    """Raises the error with which a stream ended."""
+    raise grpc.aio.AioRpcError(
+        await call.code(), await call.initial_metadata(), await call.trailing_metadata(), await call.details(), None
+    )
+
+
+async def observed(stubs: Stubs, run: types.Run) -> Any:
+    """Returns a call of Watch that has begun."""
+    call = stubs.exchange.Watch(exchange.WatchRequest(run=run.name))
+    await call.read()
+    return call
+
+
+async def events_until(call: Any, kind: str, *, timeout_s: float = 20.0) -> list[types.Event]:
+    """Returns the next events of an Attach or a Watch, up to the first of that kind."""
+    events: list[types.Event] = []
+    async with asyncio.timeout(timeout_s):
+        while not events or events[-1].WhichOneof("kind") != kind:
+            response = await call.read()
+            if not isinstance(response, exchange.AttachResponse | exchange.WatchResponse):
+                await raise_status(call)
+            events.append(response.event)
+    return events
+
+
+@dataclass
+class RawLearner:
+    """One learner with one session."""
+
+    stubs: Stubs
+    run: types.Run
+    learner_id: str
+    source: random.Random
+    session: str = ""
+    step: int = 0
+    seen_position: int = 0  # what its next attach says
+    call: Attachment | None = None
+    attached: exchange.Attached | None = None
+    pushed: list[exchange.PushHeader] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.session = self.session or hex_id(self.source)
+
+    async def attach(self) -> exchange.Attached:
+        self.call = self.stubs.exchange.Attach(None)
+        await self.call.write(exchange.AttachRequest(hello=self.hello()))
+        first = await self.call.read()
+        if not isinstance(first, exchange.AttachResponse):
+            await raise_status(self.call)
+        self.attached = first.attached
+        return self.attached
+
+    def hello(self) -> exchange.Hello:
+        return exchange.Hello(
+            run=self.run.name,
+            run_uid=self.run.uid,
+            seen_position=self.seen_position,
+            learner_id=self.learner_id,
+            region="here",
+            session_id=self.session,
+            tensors=plan_messages()[0],
+        )
+
+    async def report(self, *, step_time_ms: int = 10) -> None:
+        assert self.call is not None
+        report = types.LearnerReport(step_count=self.step)
+        report.step_time.FromMilliseconds(step_time_ms)
+        await self.call.write(exchange.AttachRequest(report=report))
+
+    async def event(self, kind: str, *, timeout_s: float = 20.0) -> types.Event:
+        """Returns the next event of that kind, and ignores others."""
+        assert self.call is not None
+        return (await events_until(self.call, kind, timeout_s=timeout_s))[-1]
+
+    async def leave(self) -> None:
+        assert self.call is not None
+        await self.call.write(exchange.AttachRequest(leave=exchange.Leave()))
+        await self.call.done_writing()
+        while isinstance(await self.call.read(), exchange.AttachResponse):
+            pass
+
+    def detach(self) -> None:
+        if self.call is not None:
+            self.call.cancel()
+
+    def header(self, base: Pulled, fragment: str, *, steps: int = 4) -> exchange.PushHeader:
+        self.step += steps
+        header = exchange.PushHeader(
+            run=self.run.name,
+            run_uid=self.run.uid,
+            learner_id=self.learner_id,
+            session_id=self.session,
+            delta_id=hex_id(self.source),
+            fragment=fragment,
+            base_version=base.version,
+            base_digest=base.plan.target.digest,
+            step_count=steps,
+            token_count=100 * steps,
+            last_step=self.step,
+        )
+        self.pushed.append(header)
+        return header
+
+    async def push(
+        self, header: exchange.PushHeader, values: Float32s, encoding: Encoding = INT4
+    ) -> exchange.PushDeltaResponse:
+        return await send(self.stubs, push_messages(header, values, encoding))
+
+    async def query(self, header: exchange.PushHeader) -> exchange.QueryPushResponse:
+        return await self.stubs.exchange.QueryPush(
+            exchange.QueryPushRequest(
+                run=header.run, run_uid=header.run_uid, fragment=header.fragment, delta_id=header.delta_id
+            )
+        )

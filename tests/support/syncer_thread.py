@@ -1,0 +1,45 @@
+"""A real syncer on a real socket, on a thread of its own, for callers that are not asynchronous."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from skerry import Tls
+from skerry.net.loop_thread import LoopThread
+from skerry_syncer.server import ServerSettings, serving
+from skerry_syncer.store.objects.opening import open_objects
+
+
+@contextmanager
+def syncer(
+    tls: Tls | None = None, host: str = "127.0.0.1", store_url: str = "memory://", *, has_tokens: bool = False
+) -> Iterator[str]:
+    """Yields where a fresh syncer listens, an address of `host`; its store is empty unless `store_url` has one."""
+    thread = LoopThread("syncer")
+    stop = asyncio.Event()
+    port: asyncio.Future[int] = asyncio.run_coroutine_threadsafe(_future(), thread.loop).result()
+
+    async def serve() -> None:
+        settings = ServerSettings(listen=f"{host}:0", tls=tls, has_tokens=has_tokens)
+        async with serving(open_objects(store_url), settings) as server:
+            port.set_result(server.port)
+            await stop.wait()
+
+    served = thread.start(serve())
+    try:
+        yield f"{host}:{thread.run(_result(port))}"
+    finally:
+        thread.loop.call_soon_threadsafe(stop.set)
+        served.result(20)
+        thread.close()
+
+
+async def _future() -> asyncio.Future[int]:
+    return asyncio.get_running_loop().create_future()
+
+
+async def _result(future: asyncio.Future[int]) -> int:
+    async with asyncio.timeout(20):
+        return await future

@@ -1,0 +1,214 @@
+"""A run whose log and objects are real and in memory, driven without a syncer: deltas in, versions out."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from skerry.algorithm.rounds import outage_length, round_length
+from skerry.algorithm.step import OuterState
+from skerry.runtime.clock import Clock, SystemClock
+from skerry.runtime.workers import InlineWorkers, Workers
+from skerry.wire.codecs import Codec, Compressor, Encoding
+from skerry.wire.digests import LeafHash, delta_digest, part_digest, tree_digest
+from skerry.wire.frames import encode_frames, parse_frames, raw_bytes
+from skerry.wire.layout import FragmentLayout, TensorSpec
+from skerry.wire.policy import Policy
+from skerry.wire.quantise import per_tensor_squared_norms
+from skerry_syncer.merge.merger import MergeResult, merge_round
+from skerry_syncer.store.log.entries import (
+    ENTRY_FORMAT,
+    AcceptedItem,
+    ClosedItem,
+    CommittedItem,
+    Item,
+    LevelItem,
+    Member,
+    ObjectRef,
+    PolicyItem,
+    RunSpec,
+    RunStatus,
+    SessionItem,
+    SnapshotItem,
+    StatusItem,
+)
+from skerry_syncer.store.log.run_log import RunLog
+from skerry_syncer.store.objects.interface import Objects
+from skerry_syncer.store.versions.blobs import SnapshotKind
+from skerry_syncer.store.versions.replay import Replayer, snapshot_tensors
+from skerry_syncer.store.versions.scratch import Scratch
+from tests.support.dict_objects import DictObjects
+from tests.support.seeded_entropy import SeededEntropy
+
+Float32s = NDArray[np.float32]
+FLOAT32 = Encoding(Codec.FLOAT32, compressor=Compressor.NONE)
+INT4 = Encoding(Codec.INT4, block=4, vector_codec=Codec.BFLOAT16)
+FRAGMENT = "body"
+
+
+def layout_of(*shapes: tuple[int, ...]) -> FragmentLayout:
+    """Returns a fragment with tensors of these shapes."""
+    return FragmentLayout(FRAGMENT, tuple(TensorSpec(f"t{index}", shape) for index, shape in enumerate(shapes)))
+
+
+@dataclass
+class Driver:
+    """One run with one fragment, and the outer state of its newest version."""
+
+    log: RunLog
+    layout: FragmentLayout
+    objects: Objects
+    workers: Workers
+    scratch: Scratch
+    state: OuterState
+    delta_count: int = 0
+
+    @classmethod
+    async def start(
+        cls,
+        layout: FragmentLayout,
+        policy: Policy,
+        *,
+        weights: Float32s | None = None,
+        objects: Objects | None = None,
+        workers: Workers | None = None,
+        clock: Clock | None = None,
+    ) -> Driver:
+        """Creates the run, opens it with version 0, and attaches learners `m0` to `m9`."""
+        objects = objects or DictObjects()
+        workers = workers or InlineWorkers()
+        spec = RunSpec("run", "0" * 32, (layout,), {tensor.name: "float32" for tensor in layout.tensors}, 0.0)
+        entropy = SeededEntropy(random.Random(0))
+        await objects.create("runs/run/" + spec.uid + "/run.json", spec.to_bytes())
+        log = RunLog(objects, spec, clock=clock or SystemClock(), entropy=entropy, workers=workers, writer="test")
+        zeros = np.zeros(layout.numel, np.float32) if weights is None else weights
+        ref = await log.blobs.write_snapshot(FRAGMENT, 0, "weights", snapshot_tensors(layout, zeros))
+        self = cls(log, layout, objects, workers, Scratch(None), OuterState(zeros, zeros, zeros, 0))
+        items: list[Item] = [
+            *([LevelItem(ENTRY_FORMAT)] if policy.has_median else []),
+            PolicyItem("create", policy),
+            SnapshotItem(FRAGMENT, 0, tree_digest(zeros, LeafHash.SHA256).hex(), (ref,), ()),
+            StatusItem(RunStatus.OPEN),
+            *(SessionItem(f"m{index}", f"session{index}", "here") for index in range(10)),
+        ]
+        await self.append(*items)
+        self.state = await Replayer(log, FRAGMENT, workers).rebuild(0, self.scratch)
+        return self
+
+    async def append(self, *items: Item) -> None:
+        """Appends items that must all be admitted."""
+        for outcome in await self.log.append(items):
+            assert outcome.rejection is None, outcome
+
+    async def push(
+        self,
+        learner: int,
+        values: Sequence[float] | NDArray[np.floating[Any]],
+        *,
+        encoding: Encoding = FLOAT32,
+        cuts: Sequence[int] = (),
+        steps: int = 24,
+        is_kept: bool = False,
+    ) -> AcceptedItem:
+        """Stores a delta in parts that are cut at `cuts`, kept in memory if so asked for, and has it accepted."""
+        array = np.asarray(values, np.float32)
+        delta = f"{self.delta_count:032x}"
+        self.delta_count += 1
+        edges = [0, *cuts, self.layout.numel]
+        refs: list[ObjectRef] = []
+        norms = np.zeros(len(self.layout.tensors))
+        for first, stop in pairwise(edges):
+            piece = array[first:stop].copy()
+            hasher = part_digest()
+            frames = list(encode_frames(piece, self.layout, encoding, first=first, decoded=piece, digest=hasher))
+            part_norms = per_tensor_squared_norms(piece, self.layout, first)
+            norms += part_norms
+            digest = hasher.digest().hex()
+            kept = [frame for data in frames for frame in parse_frames(data)] if is_kept else []
+            kept = [frame._replace(compressor=Compressor.NONE, payload=raw_bytes(frame)) for frame in kept]
+            stored = await self.log.blobs.write_part(
+                FRAGMENT, delta, first, stop - first, digest, part_norms.tolist(), frames, kept
+            )
+            refs.append(stored.ref)
+        item = AcceptedItem(
+            delta=delta,
+            fragment=FRAGMENT,
+            learner=f"m{learner}",
+            session=f"session{learner}",
+            base_version=self.state.version,
+            base_digest=self.log.state.fragments[FRAGMENT].newest.digest,
+            digest=delta_digest([(ref.first, ref.numel, bytes.fromhex(ref.digest)) for ref in refs]).hex(),
+            parts=tuple(refs),
+            step_count=steps,
+            token_count=1000,
+            last_step=steps,
+            squared_norms=tuple(norms.tolist()),
+        )
+        await self.append(item)
+        return item
+
+    async def close(
+        self, deltas: Sequence[AcceptedItem], *, weights: Sequence[float] | None = None, participation: float = 1.0
+    ) -> ClosedItem:
+        """Freezes a round of these deltas."""
+        weights = weights or [1.0] * len(deltas)
+        members = tuple(Member(delta.delta, weight, 0) for delta, weight in zip(deltas, weights, strict=True))
+        fragment, version = self.log.state.fragments[FRAGMENT], self.state.version
+        steps, full = [delta.step_count for delta in deltas], self.log.state.policy.inner_step_count
+        missed = fragment.missed_step_count((delta.learner for delta in deltas), version)
+        length = outage_length(
+            steps, participation=participation, missed_step_count=missed, inner_step_count=full
+        ) or round_length(steps, weights, inner_step_count=full)
+        closing = ClosedItem(FRAGMENT, version + 1, 0, members, participation, (), length)
+        await self.append(closing)
+        return closing
+
+    async def merge(self, closing: ClosedItem) -> MergeResult:
+        """Takes the state to the version of a frozen round, without committing it."""
+        acc = np.full(len(self.state.weights), np.nan, np.float32)  # whatever a merge before has left there
+        return await merge_round(self.log, FRAGMENT, closing, self.state, acc, workers=self.workers)
+
+    async def round(
+        self, deltas: Sequence[AcceptedItem], *, weights: Sequence[float] | None = None, participation: float = 1.0
+    ) -> CommittedItem:
+        """Closes, merges and commits a round of these deltas."""
+        return await self.commit(
+            await self.merge(await self.close(deltas, weights=weights, participation=participation))
+        )
+
+    async def commit(self, result: MergeResult) -> CommittedItem:
+        """Makes a merge durable."""
+        item = await result.stored()
+        await self.append(item)
+        return item
+
+    async def damage(self, name: str) -> None:
+        """Flips the last bit of a stored object."""
+        path = f"{self.log.prefix}/{name}"
+        data = bytearray(await self.objects.get(path))
+        data[-1] ^= 1
+        await self.objects.delete([path])
+        await self.objects.write(path, bytes(data))
+
+    async def write_snapshot(self, version: int) -> tuple[ObjectRef, ...]:
+        """Stores the outer state as objects of that version: weights, momentum, residual."""
+        kinds: tuple[SnapshotKind, ...] = ("weights", "momentum", "residual")
+        vectors = (self.state.weights, self.state.momentum, self.state.residual)
+        return tuple(
+            [
+                await self.log.blobs.write_snapshot(FRAGMENT, version, kind, snapshot_tensors(self.layout, values))
+                for kind, values in zip(kinds, vectors, strict=True)
+            ]
+        )
+
+    async def snapshot(self) -> None:
+        """Stores the newest version in full."""
+        refs = await self.write_snapshot(self.state.version)
+        digest = self.log.state.fragments[FRAGMENT].newest.digest
+        await self.append(SnapshotItem(FRAGMENT, self.state.version, digest, refs[:1], refs[1:]))

@@ -1,0 +1,302 @@
+"""`skerry export` from a syncer and from its store, and what `RunsClient` downloads for it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import tracemalloc
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+from safetensors.torch import save_file
+
+from skerry import ArrayLearner, Learner, RefusedError, RunsClient
+from skerry.cli import failures
+from skerry.cli.main import cli
+from skerry.wire.layout import FragmentLayout, TensorSpec
+from tests.support.made_keys import make_keys, tls_of
+from tests.support.quadratic import QUICK, Quadratic, train_until
+from tests.support.syncer_thread import syncer
+from tests.unit.cli.serving import serving
+from tests.unit.model.test_untrained import BUFFERS, FROZEN, Adapted
+
+MODEL_FILES = ("config.json", "tokenizer.json", "tokenizer.model")
+WEIGHT_FILES = ("model.safetensors.index.json", "model-00001-of-00002.safetensors", "pytorch_model.bin")
+
+
+@pytest.fixture
+def store_url(tmp_path: Path) -> str:
+    return f"file://{tmp_path}/store"
+
+
+@pytest.fixture
+def target(store_url: str) -> Iterator[str]:
+    """Where a syncer listens that has merged some versions of the run "fit"."""
+    with syncer(store_url=store_url) as address:
+        problem = Quadratic()
+        with ArrayLearner(
+            problem.arrays, target=address, run="fit", learner_id="us", create=True, policy=QUICK
+        ) as learner:
+            train_until([(problem, learner)], lambda: min(learner.stats.versions.values(), default=0) > 3)
+        with RunsClient(address) as client:
+            client.close_run("fit")
+        yield address
+
+
+@pytest.fixture
+def like(tmp_path: Path) -> Path:
+    """A model's folder, as Hugging Face writes it."""
+    folder = tmp_path / "like"
+    folder.mkdir()
+    for name in (*MODEL_FILES, *WEIGHT_FILES):
+        (folder / name).write_text(f"[{name}]", encoding="utf-8")
+    return folder
+
+
+def run(*words: str | Path) -> int:
+    """Runs `skerry` and returns its exit status."""
+    try:
+        return failures.run(cli, [str(word) for word in words])
+    except SystemExit as stop:  # a command that reads the store
+        return int(stop.code or 0)
+
+
+def exported(out: Path, *words: str | Path) -> bytes:
+    """Returns the file that `skerry export` writes."""
+    assert run("export", "fit", "--out", out, *words) == 0
+    return out.read_bytes()
+
+
+def test_a_syncer_and_its_store_give_the_same_file(target: str, store_url: str, tmp_path: Path) -> None:
+    out = tmp_path / "out.safetensors"
+    with RunsClient(target) as client:
+        fragments = [fragment.name for fragment in client.get_run("fit").run.fragments]
+        first = max(next(client.list_versions("fit", name, before_version=1)).position for name in fragments)
+        while True:  # a closed run's log still gets its last snapshots, and the file names the position
+            end = client.get_run("fit").run.position
+            newest, same = exported(out, "--target", target), exported(out, "--store", store_url)
+            if client.get_run("fit").run.position == end:
+                break
+    assert newest == same
+    for position, dtype in itertools.product((first, (first + end) // 2, end), ("original", "float32")):
+        at = ("--position", str(position), "--dtype", dtype)
+        found = exported(out, "--target", target, *at)
+        assert found == exported(out, "--store", store_url, *at)
+        assert (found == newest) == (position == end)
+    with RunsClient(target) as client:
+        pulled = dict(client.pull("fit"))
+    (tmp_path / "newest").write_bytes(newest)
+    file = load_file(tmp_path / "newest")
+    assert pulled.keys() == file.keys()
+    assert all(np.array_equal(values, file[name]) for name, values in pulled.items())
+
+
+def test_the_place_that_is_given_nearer_counts(
+    target: str, store_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ("export", "fit", "--out", tmp_path / "out")
+    assert run(*words, "--target", target, "--store", store_url) == 2
+    assert "not both" in capsys.readouterr().err
+    assert run(*words) == 3, "the store in ./skerry-data, which does not exist"
+    (tmp_path / "skerry.toml").write_text(f'target = "{target}"\n', encoding="utf-8")
+    assert run(*words) == 0
+    assert run(*words, "--store", "file:///nowhere") == 3
+    monkeypatch.setenv("SKERRY_STORE", "file:///nowhere")
+    assert run(*words) == 3
+    assert run(*words, "--target", target) == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "said"),
+    [
+        (("fit", "--position", "100000"), 3, "the run has no weights at that position. position=100000, end="),
+        (("fit", "--position", "1"), 3, "`skerry log` shows the positions"),
+        (("nix",), 3, "`skerry runs list` lists the runs"),
+        (("fit", "--uid", "0" * 32), 3, "another run has the name now"),
+        (("fit", "--format", "hf"), 2, "--format hf takes --like FOLDER"),
+        (("fit", "--target", "127.0.0.1:1"), 4, "check that `skerry serve` is running there"),
+    ],
+)
+def test_what_cannot_be_exported_is_said_with_what_to_do(
+    words: tuple[str, ...], status: int, said: str, *, target: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target_words = () if "--target" in words else ("--target", target)
+    assert run("export", "--out", tmp_path / "out", *target_words, *words) == status
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_place_that_cannot_be_written_to_is_said(
+    target: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("export", "fit", "--target", target, "--out", tmp_path / "missing" / "out") == 2
+    assert "can't be written: No such file or directory" in capsys.readouterr().err
+
+
+def test_a_hugging_face_folder_has_the_weights_and_what_belongs_to_them(
+    target: str, store_url: str, like: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "merged"
+    for place in (("--target", target), ("--store", store_url)):
+        for _ in range(3):  # a snapshot that is still being stored moves the position, which the files name
+            assert run("export", "fit", "--format", "hf", "--like", like, "--out", folder, *place) == 0
+            assert sorted(path.name for path in folder.iterdir()) == sorted([*MODEL_FILES, "model.safetensors"])
+            expected = exported(tmp_path / "out", *place)
+            if (folder / "model.safetensors").read_bytes() == expected:
+                break
+        assert (folder / "model.safetensors").read_bytes() == expected
+    assert run("export", "fit", "--format", "hf", "--like", like, "--out", like, "--target", target) == 2
+    assert "is the folder of --like" in capsys.readouterr().err
+    assert not (like / "model.safetensors").exists()
+
+
+def test_a_reader_exports_without_the_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    problem, keys = Quadratic(), tmp_path / "keys"
+    make_keys(keys, "--server", "a.example", "--learner", "fit/us", "--reader", "rita")
+    with syncer(tls_of(keys, "a.example")) as target:
+        options = {"target": target, "run": "fit", "create": True, "learner_id": "us", "tls": tls_of(keys, "fit.us")}
+        with ArrayLearner(problem.arrays, **options):  # type: ignore[arg-type]  # a plain dict
+            pass
+        words = ("export", "fit", "--target", target, "--tls-ca", keys / "ca.pem", "--out", tmp_path / "out")
+        assert run(*words, "--tls-cert", keys / "rita.pem", "--tls-key", keys / "rita.key", "--json") == 0
+        said = capsys.readouterr().out.splitlines()[-1]
+        assert json.loads(said)["versions"]["embedding"] == 0
+        assert run(*words) == 4
+        assert "[TLS_FAILED]" in capsys.readouterr().err
+    found = load_file(tmp_path / "out")
+    assert all(np.array_equal(found[name], values) for name, values in problem.arrays.items())
+
+
+def test_the_memory_of_an_export_is_that_of_a_fragment_however_many_there_are(tmp_path: Path) -> None:
+    numel = 2**20
+    with serving(tmp_path) as target:
+
+        def peak(count: int) -> float:
+            layouts = [FragmentLayout(f"part{nth}", (TensorSpec(f"weight{nth}", (numel,)),)) for nth in range(count)]
+            arrays = {f"weight{nth}": np.full(numel, nth, np.float32) for nth in range(count)}
+            with RunsClient(target) as client:
+                client.create_run(f"fit{count}", arrays, fragments=layouts)
+            tracemalloc.start()
+            try:
+                assert run("export", f"fit{count}", "--target", target, "--out", tmp_path / "out") == 0
+                peak_bytes = tracemalloc.get_traced_memory()[1]
+            finally:
+                tracemalloc.stop()
+            assert all(np.array_equal(values, arrays[name]) for name, values in load_file(tmp_path / "out").items())
+            return peak_bytes / 4 / numel
+
+        few, many = peak(3), peak(9)
+        assert many - few < 1, f"{few:.1f} and {many:.1f} fragments"
+
+
+def test_a_download_says_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("skerry.runs.client._PROGRESS_S", 0.001)
+    arrays = {"weight": np.zeros(2**22, np.float32)}
+    seen: list[tuple[int, int]] = []
+    with syncer() as target, RunsClient(target) as client:
+        run_now = client.create_run("fit", arrays)
+        dict(client.pull(run_now, progress=lambda done, total: seen.append((done, total))))
+        with pytest.raises(RefusedError, match="no such version"):
+            dict(client.pull(replace(run_now, versions=(replace(run_now.versions[0], version=7),))))
+    assert seen == sorted(seen)
+    assert {total for _, total in seen} == {2**22}
+    assert any(0 < done < 2**22 for done, _ in seen)
+
+
+def test_an_adapter_has_the_names_that_peft_gives_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "like").mkdir()
+    (tmp_path / "like" / "adapter_config.json").write_text("{}", encoding="utf-8")
+    query = "base_model.model.q_proj.lora_A{}.weight"
+    head = "base_model.model{}.default.extra.weight"  # a module may be called "default" too
+    frozen = {
+        "base_model.vera_A": torch.ones(5).half(),
+        "base_model.bits": torch.ones(3, dtype=torch.uint8),
+    }
+    like = {query.format(""): torch.zeros(2, 3), head.format(""): torch.zeros(4)}
+    save_file(like | frozen, tmp_path / "like" / "adapter_model.safetensors")
+    url = f"file://{tmp_path}/store"
+    arrays = {query.format(".default"): np.ones((2, 3), np.float32), head.format(""): np.ones(4, np.float32)}
+    plain = {"weight": np.ones((2, 3), np.float32)}
+    with syncer(store_url=url) as target:
+        for name, values in (("fit", arrays), ("plain", plain)):
+            ArrayLearner(values, target=target, run=name, learner_id="us", create=True).close()
+        for place in (("--target", target), ("--store", url)):
+            out = tmp_path / place[0]
+            words = ("--out", out, "--like", tmp_path / "like", "--format", "peft", *place)
+            assert run("export", "fit", *words) == 0
+            file = load_file(out / "adapter_model.safetensors")
+            assert file.keys() == like.keys() | frozen.keys()
+            assert np.array_equal(file["base_model.bits"], np.ones(3, np.uint8))
+            assert np.array_equal(file[query.format("")], arrays[query.format(".default")])
+            assert (out / "adapter_config.json").read_text(encoding="utf-8") == "{}"
+            assert run("export", "plain", *words) != 0
+            assert "the run is not of the adapter in --like" in capsys.readouterr().err
+            assert not (out / "adapter_model.safetensors").exists()
+
+
+def test_what_an_export_lacks_is_said_unless_it_is_an_adapter(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "like").mkdir()
+    (tmp_path / "like" / "adapter_config.json").write_text("{}", encoding="utf-8")
+    url, name = f"file://{tmp_path}/store", "base_model.model.q.lora_A.default.weight"
+    save_file({name.replace(".default", ""): torch.zeros(2, 2)}, tmp_path / "like" / "adapter_model.safetensors")
+    model = torch.nn.ModuleDict({"base": torch.nn.Linear(2, 2).requires_grad_(False)})
+    model.register_module("base_model", nested(name.removeprefix("base_model.").removesuffix(".weight")))
+    with syncer(store_url=url) as target:
+        Learner(model, target=target, run="fit", learner_id="us", create=True).close()
+        capsys.readouterr()
+        for place in (("--target", target), ("--store", url)):
+            assert run("export", "fit", "--json", "--out", tmp_path / "model", *place) == 0
+            said = capsys.readouterr()
+            assert "the export lacks tensors" in said.err
+            assert sorted(json.loads(said.out)["missing"]) == ["base.bias", "base.weight"]
+            adapter = ("--format", "peft", "--like", tmp_path / "like", "--out", tmp_path / place[0])
+            assert run("export", "fit", *adapter, *place) == 0
+            assert capsys.readouterr().err == ""
+        assert run("export", "fit", *adapter, "--store", url, "--base", tmp_path / "model") == 2
+        assert "leave out --base" in capsys.readouterr().err
+
+
+def test_a_partly_frozen_model_is_exported_whole_from_a_syncer_as_from_its_store(
+    like: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, url, base = Adapted(), f"file://{tmp_path}/store", tmp_path / "base.safetensors"
+    save_file(model.state_dict() | {"norm.running_mean": torch.tensor([3.0, 4.0])}, base)
+    folder = tmp_path / "merged"
+    words = ("export", "fit", "--format", "hf", "--like", like, "--out", folder, "--json")
+    with syncer(store_url=url) as target:
+        Learner(model, target=target, run="fit", learner_id="us", create=True).close()
+        found = []
+        for place in (("--target", target), ("--store", url)):
+            capsys.readouterr()
+            assert run(*words, *place) == 2
+            assert f"give the file that has them as --base. tensors={len(FROZEN | BUFFERS)}" in capsys.readouterr().err
+            assert not (folder / "model.safetensors").exists()
+            assert run(*words, *place, "--base", base) == 0
+            said = capsys.readouterr()
+            assert said.err == ""
+            assert (json.loads(said.out)["missing"], json.loads(said.out)["other"]) == ([], [])
+            found.append((folder / "model.safetensors").read_bytes())
+            (folder / "model.safetensors").unlink()
+            assert run("export", "fit", "--out", tmp_path / "out", *place, "--base", like / "config.json") == 3
+            assert "not a safetensors file" in capsys.readouterr().err
+    assert found[0] == found[1]
+    (folder / "model.safetensors").write_bytes(found[0])
+    whole = load_file(folder / "model.safetensors")
+    assert whole.keys() == model.state_dict().keys()
+    assert whole["norm.running_mean"].tolist() == [3.0, 4.0]
+
+
+def nested(path: str) -> torch.nn.Module:
+    """Returns a linear layer that is found below other modules by this path."""
+    module: torch.nn.Module = torch.nn.Linear(2, 2, bias=False)
+    for part in reversed(path.split(".")):
+        module = torch.nn.ModuleDict({part: module})
+    return module

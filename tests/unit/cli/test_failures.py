@@ -1,0 +1,64 @@
+"""What a person reads when a command fails, and what a script gets."""
+
+from __future__ import annotations
+
+import click
+import pytest
+
+from skerry.cli import failures
+from skerry.wire.errors import NonFiniteError
+
+
+def fail_with(error: BaseException) -> click.Command:
+    """Returns a command that fails so."""
+
+    @click.command()
+    def command() -> None:
+        raise error
+
+    return command
+
+
+def test_a_refusal_is_one_line_with_its_reason(capsys: pytest.CaptureFixture[str]) -> None:
+    error = NonFiniteError(tensor="head", element=3, value=float("nan"))
+    assert failures.run(fail_with(error), []) == failures.ExitStatus.REFUSED
+    assert capsys.readouterr().err == "error: value cannot be encoded. tensor=head, element=3, value=nan [NON_FINITE]\n"
+
+
+def test_a_missing_torch_says_what_to_install(capsys: pytest.CaptureFixture[str]) -> None:
+    error = ModuleNotFoundError("No module named 'torch'", name="torch")
+    assert failures.run(fail_with(error), []) == failures.ExitStatus.NOT_INSTALLED
+    assert "pip install 'skerry[torch]'" in capsys.readouterr().err
+
+
+def test_a_missing_service_says_that_it_is_not_in_this_installation(capsys: pytest.CaptureFixture[str]) -> None:
+    error = ModuleNotFoundError("No module named 'skerry_syncer'", name="skerry_syncer")
+    assert failures.run(fail_with(error), []) == failures.ExitStatus.NOT_INSTALLED
+    assert "module=skerry_syncer" in capsys.readouterr().err
+
+
+def test_wrong_usage_shows_the_usage_and_where_an_example_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert failures.run(fail_with(RuntimeError()), ["--no-such-flag"]) == failures.ExitStatus.USAGE
+    shown = capsys.readouterr().err
+    assert "Usage: skerry" in shown
+    assert "error: No such option" in shown
+    assert "next: `skerry --help` has an example" in shown
+
+
+def test_an_interrupt_has_the_status_that_shells_expect(capsys: pytest.CaptureFixture[str]) -> None:
+    assert failures.run(fail_with(KeyboardInterrupt()), []) == failures.ExitStatus.INTERRUPTED
+    assert "interrupted" in capsys.readouterr().err
+
+
+def test_a_defect_keeps_its_traceback() -> None:
+    with pytest.raises(ZeroDivisionError):
+        failures.run(fail_with(ZeroDivisionError()), [])
+
+
+def test_a_commands_own_status_is_the_process_status() -> None:
+    @click.command()
+    @click.pass_context
+    def command(context: click.Context) -> None:
+        context.exit(1)
+
+    assert failures.run(command, []) == 1

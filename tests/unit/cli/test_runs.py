@@ -1,0 +1,187 @@
+"""`skerry runs` and `skerry rollback` against a server of the contract, as a person or a script runs them."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from skerry.cli import failures
+from skerry.cli.main import cli
+from skerry.v1 import runs_pb2
+from tests.unit.cli.scripted_syncer import Script, serving, small_learner, small_run
+
+
+@pytest.fixture
+def script() -> Script:
+    return Script(runs={"demo": small_run()}, learners=[small_learner(), small_learner("eu", is_participating=False)])
+
+
+@pytest.fixture(autouse=True)
+def _target(script: Script, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with serving(script) as target:
+        monkeypatch.setenv("SKERRY_TARGET", target)
+        yield
+
+
+def skerry(*arguments: str) -> int:
+    return int(failures.run(cli, list(arguments)))
+
+
+def test_list_shows_every_run(script: Script, capsys: pytest.CaptureFixture[str]) -> None:
+    script.runs["other"] = small_run("other")
+    assert skerry("runs", "list") == 0
+    shown = capsys.readouterr().out
+    assert "demo" in shown
+    assert "other" in shown
+    assert "3-4" in shown
+
+
+def test_upgrade_raises_the_level(script: Script, capsys: pytest.CaptureFixture[str]) -> None:
+    assert skerry("runs", "upgrade", "demo") == 0
+    assert "format level 4" in capsys.readouterr().out
+    assert skerry("runs", "upgrade", "demo", "--level", "5") == 0
+    asked = [one.format_level for one in script.asked if isinstance(one, runs_pb2.UpgradeRunRequest)]
+    assert asked == [0, 5]
+
+
+def test_list_as_json_is_one_array(capsys: pytest.CaptureFixture[str]) -> None:
+    assert skerry("runs", "list", "--json") == 0
+    (run,) = json.loads(capsys.readouterr().out)
+    assert (run["name"], run["status"], run["parameter_count"], run["position"]) == ("demo", "open", 6, 9)
+
+
+@pytest.mark.parametrize("command", [("runs", "show"), ("watch", "--once")])
+@pytest.mark.parametrize("loss", [float("nan"), float("inf"), -float("inf")])
+def test_a_loss_that_diverged_is_null_since_json_has_no_word_for_it(
+    command: tuple[str, ...], loss: float, script: Script, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script.learners = [small_learner(loss=loss)]
+    assert skerry(*command, "demo", "--json") == 0
+
+    def is_no_json(word: str) -> None:
+        raise ValueError(word)
+
+    answer = json.loads(capsys.readouterr().out, parse_constant=is_no_json)
+    (learner,) = answer["learners"]
+    assert learner["report"]["loss"] is None
+
+
+@pytest.mark.parametrize("command", [("runs", "show"), ("watch", "--once")])
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_a_terminal_without_a_character_shows_something_else(
+    command: tuple[str, ...], encoding: str, script: Script
+) -> None:
+    script.learners = [small_learner(region="Zürich 東京")]
+    environment = {**os.environ, "PYTHONIOENCODING": encoding}
+    words = [sys.executable, "-m", "skerry.cli", *command, "demo"]
+    shown = subprocess.run(words, env=environment, capture_output=True, timeout=60, check=True)
+    assert "Zürich 東京".encode(encoding, "replace") in shown.stdout
+    shown = subprocess.run([*words, "--json"], env=environment, capture_output=True, timeout=60, check=True)
+    assert json.loads(shown.stdout.decode(encoding))["learners"][0]["region"] == "Zürich 東京"
+
+
+def test_list_without_runs_says_what_to_do(script: Script, capsys: pytest.CaptureFixture[str]) -> None:
+    script.runs.clear()
+    assert skerry("runs", "list") == 0
+    assert "skerry learn" in capsys.readouterr().out
+
+
+def test_show_tells_live_from_participating(capsys: pytest.CaptureFixture[str]) -> None:
+    assert skerry("runs", "show", "demo") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any("us " in line and "participating" in line for line in lines)
+    assert any("eu " in line and "participating" not in line and "live" in line for line in lines)
+    assert any("outer.learning_rate" in line and "0.8" in line for line in lines)
+
+
+@pytest.mark.parametrize("command", ["show", "policy"])
+def test_the_run_may_come_from_the_environment(
+    command: str, script: Script, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SKERRY_RUN", "demo")
+    assert skerry("runs", command) == 0
+    assert "learning_rate" in capsys.readouterr().out
+    assert {asked.name for asked in script.asked if isinstance(asked, runs_pb2.GetRunRequest)} <= {"demo"}
+
+
+def test_versions_say_who_made_each(capsys: pytest.CaptureFixture[str]) -> None:
+    assert skerry("runs", "versions", "demo", "--fragment", "head") == 0
+    shown = capsys.readouterr().out
+    assert "us 100% (stale by 1)" in shown
+    assert "initial weights" in shown
+
+
+def test_an_unknown_run_is_refused_with_what_to_do_next(capsys: pytest.CaptureFixture[str]) -> None:
+    assert skerry("runs", "show", "nowhere") == failures.ExitStatus.REFUSED
+    shown = capsys.readouterr().err
+    assert "RUN_NOT_FOUND" in shown
+    assert "next: `skerry runs list`" in shown
+    assert len(shown.splitlines()) == 2
+
+
+def test_a_syncer_that_is_not_there_may_be_tried_again(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ("runs", "list", "--target", "127.0.0.1:1", "--timeout", "0.5")
+    assert skerry(*arguments) == failures.ExitStatus.TRY_AGAIN
+    shown = capsys.readouterr().err
+    assert shown.startswith("error: ")
+    assert "skerry serve" in shown
+
+
+def test_policy_changes_only_what_is_set(script: Script, capsys: pytest.CaptureFixture[str]) -> None:
+    assert skerry("runs", "policy", "demo", "--set", "outer.learning_rate=0.4", "--json") == 0
+    (request,) = [asked for asked in script.asked if isinstance(asked, runs_pb2.SetPolicyRequest)]
+    assert [field.name for field, _ in request.policy.ListFields()] == ["outer"]
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["outer"] == {"name": "nesterov", "learning_rate": 0.4, "momentum": 0.9, "schedule": "constant"}
+
+
+def test_a_pin_changes_nothing_else(script: Script) -> None:
+    assert skerry("runs", "pin", "demo", "--position", "3", "--json") == 0
+    (request,) = [asked for asked in script.asked if isinstance(asked, runs_pb2.SetPolicyRequest)]
+    assert list(request.policy.pinned_positions) == [3]
+    assert [field.name for field, _ in request.policy.ListFields()] == ["pinned_positions"]
+
+
+def test_a_wrong_policy_field_asks_nothing_of_the_server(script: Script, capsys: pytest.CaptureFixture[str]) -> None:
+    assert skerry("runs", "policy", "demo", "--set", "speed=9") == failures.ExitStatus.USAGE
+    assert "known=inner_step_count" in capsys.readouterr().err
+    assert not any(isinstance(asked, runs_pb2.SetPolicyRequest) for asked in script.asked)
+
+
+def test_delete_names_the_uid_that_was_confirmed(script: Script, capsys: pytest.CaptureFixture[str]) -> None:
+    assert skerry("runs", "delete", "demo", "--yes") == 0
+    (request,) = [asked for asked in script.asked if isinstance(asked, runs_pb2.DeleteRunRequest)]
+    assert request.run_uid == small_run().uid
+    assert "deleted demo" in capsys.readouterr().out
+
+
+def test_delete_without_consent_deletes_nothing(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("n\n"))
+    assert skerry("runs", "delete", "demo") == failures.ExitStatus.INTERRUPTED
+    assert "demo" in script.runs
+
+
+def test_close_waits_and_says_where_the_run_ended(capsys: pytest.CaptureFixture[str]) -> None:
+    assert skerry("runs", "close", "demo") == 0
+    assert capsys.readouterr().out == "closed demo at position 9, versions 3-4\n"
+
+
+def test_rollback_names_the_position(script: Script, capsys: pytest.CaptureFixture[str]) -> None:
+    assert skerry("rollback", "demo", "--to", "5") == 0
+    (request,) = [asked for asked in script.asked if isinstance(asked, runs_pb2.RollBackRequest)]
+    assert request.target_position == 5
+    assert "back to position 5: now position 10" in capsys.readouterr().out
+
+
+def test_rollback_asks_again_until_it_is_done(script: Script, capsys: pytest.CaptureFixture[str]) -> None:
+    script.progress = [runs_pb2.RollBackProgress(stored_count=stored, fragment_count=3) for stored in (0, 2)]
+    assert skerry("rollback", "demo", "--to", "5") == 0
+    asked = [one.request_id for one in script.asked if isinstance(one, runs_pb2.RollBackRequest)]
+    assert (len(asked), len(set(asked))) == (3, 1)
+    assert "back to position 5" in capsys.readouterr().out

@@ -1,0 +1,130 @@
+"""The states of one fragment's exchange, and what leads from one to the next."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from typing import get_args, get_type_hints
+
+import numpy as np
+import pytest
+
+from skerry.algorithm.rebase import Ledger, Trained
+from skerry.exchange import states as fragment_state
+from skerry.exchange.push import Delta, Part
+from skerry.exchange.states import (
+    Idle,
+    InFlight,
+    Refused,
+    Replacing,
+    Sending,
+    State,
+    acknowledged,
+    adopted,
+    poisoned,
+    refused,
+    restored,
+    returned,
+    taken,
+    withdrawn,
+)
+from skerry.v1 import exchange_pb2, types_pb2
+
+ANCHOR = np.zeros(3, np.float32)
+WORK = np.ones(3, np.float32)
+IDLE = Idle(Ledger(4, b"4", ANCHOR, ANCHOR, sent_until=Trained(20, 200)), contributed_step=20)
+DELTA = Delta(
+    exchange_pb2.PushHeader(delta_id="d", last_step=30), (Part(0, 3, b"", (b"bytes",)),), b"digest", taken_at_s=1.0
+)
+SENDING = taken(IDLE, DELTA, WORK, Trained(30, 300))
+PENDING = acknowledged(SENDING, types_pb2.DeltaFate(delta_id="d", fate=types_pb2.FATE_PENDING))
+MERGED = types_pb2.DeltaFate(delta_id="d", fate=types_pb2.FATE_MERGED, version=5)
+NEXT = IDLE.ledger.rebased(5, b"5", ANCHOR, ANCHOR, is_merged=True)
+
+
+def test_a_delta_that_is_sent_keeps_its_bytes_until_it_is_acknowledged() -> None:
+    assert SENDING.delta.parts
+    assert PENDING.delta.parts == ()
+    assert PENDING.delta.delta_id == "d"
+    assert PENDING.ledger == SENDING.ledger
+
+
+def test_a_refused_delta_is_unsent_again_and_a_version_is_adopted_before_the_next() -> None:
+    state = refused(SENDING, is_base_used=False)
+    assert isinstance(state, Refused)
+    assert (state.ledger.in_flight, state.ledger.sent_until) == (None, Trained(20, 200))
+    after = adopted(state, NEXT, is_merged=False)
+    assert after == Idle(NEXT, contributed_step=20, is_turn_to_send=True)
+
+
+def test_a_base_that_the_syncer_has_a_delta_from_stays_used() -> None:
+    after = adopted(refused(SENDING, is_base_used=True), IDLE.ledger, is_merged=False)
+    assert isinstance(after, Idle)
+    assert after.used_base == after.ledger.version == 4
+
+
+def test_an_expired_delta_counts_as_not_contributed() -> None:
+    assert returned(PENDING).contributed_step == 20
+    assert returned(PENDING).ledger.sent_until == Trained(20, 200)
+
+
+def test_the_first_final_fate_stands() -> None:
+    merged = acknowledged(PENDING, MERGED)
+    assert not merged.is_pending
+    assert acknowledged(merged, types_pb2.DeltaFate(delta_id="d", fate=types_pb2.FATE_EXPIRED)) is merged
+
+
+def test_adopting_what_a_delta_was_merged_into_ends_it_and_the_next_is_due_h_steps_after_it() -> None:
+    assert adopted(acknowledged(PENDING, MERGED), NEXT, is_merged=True) == Idle(NEXT, 30, is_turn_to_send=True)
+
+
+def test_adopting_another_version_keeps_the_delta_in_flight() -> None:
+    ledger = PENDING.ledger.rebased(5, b"5", ANCHOR, ANCHOR, is_merged=False)
+    after = adopted(PENDING, ledger, is_merged=False)
+    assert isinstance(after, InFlight)
+    assert after.ledger.version == 5
+    assert after.ledger.in_flight is WORK
+
+
+def test_a_closed_run_gets_no_delta() -> None:
+    state = withdrawn(SENDING)
+    assert state.contributed_step == 20
+    assert (state.ledger.in_flight, state.ledger.sent_until) == (None, Trained(20, 200))
+
+
+@pytest.mark.parametrize("state", [IDLE, SENDING, PENDING])
+def test_poisoned_work_is_dropped_and_the_next_version_replaces_the_weights(state: State) -> None:
+    replacing = poisoned(state)
+    assert replacing == Replacing(replacing.ledger)
+    assert replacing.ledger.in_flight is None
+    ledger = replacing.ledger.replaced(5, b"5", ANCHOR, ANCHOR, Trained(33, 330))
+    assert adopted(replacing, ledger, is_merged=False) == Idle(ledger, contributed_step=33, is_turn_to_send=True)
+
+
+@pytest.mark.parametrize("state", [IDLE, SENDING, PENDING, refused(SENDING, is_base_used=False), poisoned(IDLE)])
+def test_weights_that_were_put_back_hold_no_work_in_any_state(state: State) -> None:
+    after = restored(state, Trained(33, 330))
+    assert type(after) is type(state)
+    assert (after.ledger.in_flight, after.ledger.sent_until) == (None, Trained(33, 330))
+    if isinstance(after, Sending):
+        assert refused(after, is_base_used=False).ledger.sent_until == Trained(33, 330), "nothing returns"
+
+
+def states_of(hint: object) -> set[str]:
+    return {state.__name__ for state in get_args(hint) or (hint,)}
+
+
+def test_the_table_has_every_function_with_the_states_that_it_takes_and_returns() -> None:
+    any_state = states_of(State)
+    names = {"any": any_state, "the same": any_state}
+    stated: dict[str, tuple[set[str], set[str]]] = {}
+    for line in (fragment_state.__doc__ or "").splitlines():
+        if "`" not in line or not line.startswith("    "):
+            continue
+        before, _, function, after = re.split(r"  +", line.strip())
+        found = stated.setdefault(function.strip("`"), (set(), set()))
+        for cell, states in zip((before, after), found, strict=True):
+            states.update(names.get(cell, cell.split(", ")))
+    functions = dict(inspect.getmembers(fragment_state, inspect.isfunction))
+    own = {name: get_type_hints(one) for name, one in functions.items() if one.__module__ == fragment_state.__name__}
+    assert stated == {name: (states_of(hints["state"]), states_of(hints["return"])) for name, hints in own.items()}

@@ -1,0 +1,192 @@
+"""Frozen parameters are compared with those of the run's creator; what is not synchronised is said."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from blake3 import blake3
+from torch import nn
+
+from skerry import ArrayLearner, Learner, RefusedError, RunsClient
+from skerry.exchange.untrained import recorded
+from skerry.model.torch.untrained import untrained_tensors
+from skerry.wire.untrained import UntrainedTensor
+from tests.support.heard_logs import heard_logs
+
+
+class Adapted(nn.Module):
+    """A frozen base of two kinds, an adapter that is trained, and buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.base = nn.Linear(3, 2).requires_grad_(False)
+        self.packed = nn.Parameter(torch.arange(5, dtype=torch.uint8), requires_grad=False)
+        self.adapter = nn.Linear(3, 2)
+        self.norm = nn.BatchNorm1d(2, affine=False)
+        self.register_buffer("mask", torch.ones(2), persistent=False)
+
+
+FROZEN = {"base.weight", "base.bias", "packed"}
+BUFFERS = {"norm.running_mean", "norm.running_var", "norm.num_batches_tracked"}
+
+
+def _attach(
+    target: str, model: nn.Module | dict[str, Any], learner_id: str = "us", **options: Any
+) -> list[dict[str, Any]]:
+    """Attaches and leaves, and returns the warnings."""
+    with heard_logs() as logs:
+        Learner(model, target=target, run="tuned", learner_id=learner_id, create=True, **options).close()
+    return [dict(line) for line in logs if line["log_level"] == "warning"]
+
+
+def test_a_run_records_the_rest_of_its_model_and_wrappers_do_not_matter(target: str) -> None:
+    model = Adapted()
+    _attach(target, nn.DataParallel(model))
+    with RunsClient(target) as client:
+        found = {one.name: one for one in client.get_run("tuned").run.untrained}
+    assert found.keys() == FROZEN | BUFFERS
+    assert {name for name, one in found.items() if one.digest} == FROZEN
+    assert (found["packed"].shape, found["packed"].dtype) == ((5,), "uint8")
+    assert found["base.weight"].digest == blake3(model.base.weight.numpy().tobytes()).digest()
+    _attach(target, Adapted(), "another")
+
+
+def _changed(model: Adapted) -> None:
+    model.base.bias[1] += 1e-6
+
+
+def _narrower(model: Adapted) -> None:
+    model.base.bfloat16()
+
+
+def _trained(model: Adapted) -> None:
+    del model.packed
+
+
+def _more(model: Adapted) -> None:
+    model.extra = nn.Parameter(torch.zeros(1), requires_grad=False)
+
+
+_OTHERS: list[tuple[Callable[[Adapted], None], str]] = [
+    (_changed, r"differences=1 of 3, first=base\.bias has other values"),
+    (
+        _narrower,
+        r"differences=2 of 3, first=base\.bias is bfloat16\[2\] here and float32\[2\] in the run",
+    ),
+    (_trained, "packed is only in the run"),
+    (_more, "extra is only in the model"),
+]
+
+
+@pytest.mark.parametrize(("change", "said"), _OTHERS)
+def test_another_frozen_part_is_refused_unless_it_is_allowed(
+    target: str, change: Callable[[Adapted], None], said: str
+) -> None:
+    _attach(target, Adapted())
+    other = Adapted()
+    change(other)
+    with pytest.raises(RefusedError, match=said) as refusal:
+        _attach(target, other, "other")
+    assert refusal.value.reason == "FROZEN_DIFFERS"
+    warnings = _attach(target, other, "other", allow_other_frozen=True)
+    assert any("differences" in line for line in warnings)
+
+
+@pytest.mark.parametrize("allowed", [["base.bias"], ("unknown", "base.*"), {"*bias"}, "base.bias"])
+def test_frozen_parameters_may_be_allowed_to_differ_by_name(target: str, allowed: Any) -> None:
+    _attach(target, Adapted())
+    other = Adapted()
+    _changed(other)
+    warnings = _attach(target, other, "other", allow_other_frozen=allowed)
+    assert any("first=base.bias has other values" in line.get("differences", "") for line in warnings)
+
+
+@pytest.mark.parametrize("allowed", [["base.weight"], ["base"], [], ["base.bias"]])
+def test_a_frozen_parameter_that_is_not_named_is_refused_whatever_else_is_allowed(target: str, allowed: Any) -> None:
+    _attach(target, Adapted())
+    other = Adapted()
+    _changed(other)
+    if allowed == ["base.bias"]:
+        _trained(other)
+    with pytest.raises(RefusedError, match="differences=1 of 3, first=") as refusal:
+        _attach(target, other, "other", allow_other_frozen=allowed)
+    assert refusal.value.reason == "FROZEN_DIFFERS"
+
+
+def test_buffers_are_named_when_a_learner_attaches_and_may_differ(target: str) -> None:
+    for learner_id in ("us", "eu"):
+        model = Adapted()
+        if learner_id == "eu":
+            model.norm.get_buffer("running_mean").add_(1)
+        (said,) = _attach(target, model, learner_id)
+        assert "each learner keeps its own values" in said["event"]
+        assert (said["count"], set(said["names"])) == (3, BUFFERS)
+
+
+def test_of_tensors_by_name_none_is_taken_for_frozen(target: str) -> None:
+    model = Adapted()
+    _attach(target, dict(model.state_dict()), "us")
+    model.norm(torch.randn(4, model.norm.num_features))  # counts the batch
+    _attach(target, dict(model.state_dict()), "eu")
+
+
+def test_that_a_run_has_no_record_of_frozen_parameters_is_said(target: str) -> None:
+    adapter = {name: tensor.detach().numpy() for name, tensor in Adapted().adapter.named_parameters()}
+    arrays = {f"adapter.{name}": array for name, array in adapter.items()}
+    ArrayLearner(arrays, target=target, run="tuned", learner_id="first", create=True).close()
+    assert any("no record of frozen parameters" in line["event"] for line in _attach(target, Adapted()))
+
+
+def test_a_model_without_anything_else_attaches_without_a_word(target: str) -> None:
+    assert _attach(target, nn.Linear(2, 2)) == []
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.arange(6.0).reshape(2, 3).T,
+        torch.tensor(3.5, dtype=torch.bfloat16),
+        torch.zeros(0, 4),
+        torch.tensor([True, False]),
+        torch.arange(4.0).to(torch.float8_e4m3fn),
+        torch.complex(torch.ones(3), torch.zeros(3)),
+    ],
+)
+def test_a_digest_is_of_the_values_in_their_own_type(tensor: torch.Tensor) -> None:
+    (found,) = untrained_tensors({"w": tensor}, {})
+    raw = bytes(tensor.contiguous().reshape(-1).view(torch.uint8).tolist())
+    assert found == UntrainedTensor("w", tuple(tensor.shape), str(tensor.dtype)[6:], blake3(raw).digest())
+
+
+def test_a_large_tensor_is_read_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    tensor = torch.arange(1000, dtype=torch.int16)
+    whole = untrained_tensors({"w": tensor}, {})
+    monkeypatch.setattr("skerry.model.torch.untrained.PIECE_BYTES", 7)
+    assert untrained_tensors({"w": tensor}, {}) == whole
+    assert whole[0].digest == blake3(np.arange(1000, dtype="<i2").tobytes()).digest()
+
+
+def test_a_parameter_that_is_not_in_memory_is_not_compared(target: str) -> None:
+    _attach(target, Adapted())
+    offloaded = Adapted()
+    offloaded.base.to("meta")
+    warnings = _attach(target, offloaded, "other")
+    assert any(set(line.get("names", ())) & {"base.weight", "base.bias"} for line in warnings)
+
+
+def test_more_frozen_parameters_than_a_request_holds_are_not_recorded_and_that_is_said() -> None:
+    draw = random.Random(0)
+    many = [
+        UntrainedTensor(f"model.layers.{number % 60}.experts.{number}.weight", (4, 4), "float32", draw.randbytes(32))
+        for number in range(70_000)
+    ]
+    assert len(recorded(many[:45_000])) == 45_000
+    with heard_logs() as logs:
+        assert recorded(many) == []
+    assert [line["tensors"] for line in logs] == [70_000]

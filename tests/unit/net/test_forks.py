@@ -1,0 +1,267 @@
+"""Forked children, such as the workers of a DataLoader, leave the learner and its connections alone, and never hang."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from skerry import ArrayLearner
+
+# Each step adds 1 to an array, and plain averaging of float32 brings all of it into the run.
+_LEARNER = """
+import gc, itertools, multiprocessing, os, signal, subprocess, sys, time
+import numpy as np
+from skerry import ArrayLearner, MergeRule, OuterOptimizer, OuterSchedule, Policy, RunsClient, SkerryError
+from skerry import leave_on_signal
+from skerry.wire import Codec, Encoding
+
+array = np.zeros(4, np.float32)
+outer = OuterOptimizer(learning_rate=1.0, momentum=0.0, schedule=OuterSchedule.CONSTANT)
+exact = Encoding(codec=Codec.FLOAT32)
+policy = Policy(inner_step_count=5, outer=outer, merge=MergeRule.MEAN, delta_encoding=exact, update_encoding=exact)
+target = sys.argv[1]
+
+def learn(learner_id="us"):
+    return ArrayLearner({"w": array}, target=target, run="fit", learner_id=learner_id, create=True, policy=policy)
+
+def step():
+    global array
+    array += 1
+    learner.step(tokens=1)
+
+def check_end(pid, status):
+    for _ in range(600):
+        ended, how = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            assert os.waitstatus_to_exitcode(how) == status, how
+            return
+        time.sleep(0.05)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    sys.exit("the child hangs")
+
+def nothing():
+    pass
+
+child = None
+"""
+
+
+def _end_of(program: str, target: str, folder: Path, **options: object) -> subprocess.CompletedProcess[str]:
+    """Runs a program whose learner is `learner`; no child of it may say anything on standard error."""
+    command = [sys.executable, "-c", _LEARNER + program, target]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False, **options)  # type: ignore[call-overload,no-any-return]  # the options are of `run`
+
+
+def _said(ended: subprocess.CompletedProcess[str]) -> list[str]:
+    """Returns what a program said on standard error, except that its learner has attached."""
+    return [line for line in ended.stderr.splitlines() if not line.startswith("skerry: ")]
+
+
+def _merged(target: str) -> float:
+    """Returns how many steps the run has, by which every element of its array has grown."""
+    array = np.zeros(4, np.float32)
+    with ArrayLearner({"w": array}, target=target, run="fit", learner_id="observer"):
+        assert len(set(array.tolist())) == 1
+        return float(array[0])
+
+
+@pytest.mark.parametrize(
+    "fork",
+    [
+        "child = multiprocessing.get_context('fork').Process(target=nothing); child.start(); child.join()",
+        "with multiprocessing.get_context('fork').Pool(2) as pool: assert pool.map(abs, [-1, -2]) == [1, 2]",
+        "assert subprocess.run(['true'], preexec_fn=nothing).returncode == 0",
+        "check_end(os.posix_spawn('/bin/true', ['true'], {}), 0)",
+        "check_end(os.fork() or sys.exit(7), 7)",
+    ],
+    ids=["process", "pool", "preexec_fn", "posix_spawn", "fork"],
+)
+def test_training_goes_on_while_children_come_and_go(fork: str, target: str, tmp_path: Path) -> None:
+    program = f"""
+with learn() as learner:
+    leave_on_signal(learner)  # which no child may take for its own
+    for _ in range(20):
+        step()
+        {fork}
+        assert multiprocessing.active_children() == [] and (not child or child.exitcode == 0)
+    assert learner.leave(30, load_merged=True)
+"""
+    ended = _end_of(program, target, tmp_path)
+    assert (ended.returncode, _said(ended)) == (0, [])
+    assert _merged(target) == 20
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        "sys.exit(7)",
+        "learner.close(); sys.exit(7)",
+        "learner.leave(load_merged=True); sys.exit(7)",
+        "learner.leave_soon(); sys.exit(7)",
+        "learner.stats, learner.progress, learner.failure, learner.is_closed, learner.planned_step_count; sys.exit(7)",
+        "del learner; gc.collect(); sys.exit(7)",
+        "refused(lambda: learner.step(tokens=1))",
+        "refused(lambda: learner.flush(10))",
+        "refused(learner.state_dict)",
+        "refused(lambda: learner.load_state_dict({}))",
+        "refused(lambda: learner.count_from(1, 1))",
+        "refused(learner.merged_weights)",
+        "refused(client.list_runs)",
+        "refused(lambda: learn('eu'))",
+        "refused(lambda: RunsClient(target))",
+        "client.close(); sys.exit(7)",
+        "refused(lambda: next(client.watch('fit')))",
+        "events.close(); sys.exit(7)",
+    ],
+)
+def test_a_forked_child_is_not_the_learner(act: str, target: str, tmp_path: Path) -> None:
+    # The child says how it ended by its status, also where all that is open is closed and destroyed on its way out.
+    program = f"""
+def refused(call):
+    try:
+        call()
+    except SkerryError as error:
+        sys.exit(7 if error.reason == "FORKED" and "\\n" not in str(error) else 8)
+
+with RunsClient(target) as client, learn() as learner:
+    step()
+    client.list_runs()
+    events = client.watch("fit")
+    next(events)
+    pid = os.fork()
+    if pid == 0:
+        {act}
+    check_end(pid, 7)
+    step()
+    assert learner.stats.is_attached
+    assert learner.leave(30, load_merged=True)
+"""
+    ended = _end_of(program, target, tmp_path)
+    assert (ended.returncode, _said(ended)) == (0, [])
+    assert _merged(target) == 2
+
+
+def test_a_learner_is_made_in_a_child_if_its_parent_has_connected_nowhere(target: str, tmp_path: Path) -> None:
+    program = """
+pid = os.fork()
+if pid == 0:
+    with learn() as learner:
+        step()
+        assert learner.leave(30, load_merged=True)
+    sys.exit(7)
+check_end(pid, 7)
+"""
+    ended = _end_of(program, target, tmp_path)
+    assert (ended.returncode, _said(ended)) == (0, [])
+    assert _merged(target) == 1
+
+
+def test_a_child_that_is_terminated_ends_though_its_parent_leaves_on_that_signal(target: str, tmp_path: Path) -> None:
+    program = """
+with learn() as learner:
+    leave_on_signal(learner)
+    step()
+    child = multiprocessing.get_context("fork").Process(target=signal.pause)
+    child.start()
+    child.terminate()
+    child.join(30)
+    assert child.exitcode == -signal.SIGTERM, child.exitcode
+    step()
+    assert learner.leave(30, load_merged=True)
+"""
+    ended = _end_of(program, target, tmp_path)
+    assert (ended.returncode, _said(ended)) == (0, [])
+    assert _merged(target) == 2
+
+
+_LOADER = """
+import torch
+from skerry import attach
+
+model = torch.nn.Linear(4, 1, bias=False)
+optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+torch.nn.init.zeros_(model.weight)
+run = {"target": target, "run": "fit", "create": True, "learner_id": "us", "policy": policy}
+
+def train(loader):
+    for rows in loader:
+        model.weight.grad = -torch.ones(1, 4)
+        optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("options", ["", "persistent_workers=True", "pin_memory=torch.cuda.is_available()"])
+def test_a_loader_with_workers_is_iterated_in_every_epoch(options: str, target: str, tmp_path: Path) -> None:
+    program = f"""
+loader = torch.utils.data.DataLoader(torch.zeros(16, 4), batch_size=4, num_workers=2, {options})
+with attach(model, optimizer, tokens_per_step=4, **run) as learner:
+    for epoch in range(8):
+        train(loader)
+    assert learner.stats.step_count == 32
+    assert learner.leave(30, load_merged=True)
+"""
+    ended = _end_of(_LOADER + program, target, tmp_path)
+    assert (ended.returncode, _said(ended)) == (0, [])
+    assert _merged_weight(target) == 32
+
+
+def _merged_weight(target: str) -> float:
+    array = np.zeros((1, 4), np.float32)
+    with ArrayLearner({"weight": array}, target=target, run="fit", learner_id="observer"):
+        return float(array[0, 0])
+
+
+def test_a_signal_to_the_whole_group_costs_no_step_though_it_ends_the_loaders_workers(
+    target: str, tmp_path: Path
+) -> None:
+    program = """
+class Endless(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        return itertools.repeat(torch.zeros(4))
+
+with attach(model, optimizer, tokens_per_step=4, **run) as learner:
+    leave_on_signal(learner)
+    learner.when_left(lambda: print(learner.stats.step_count, learner.stats.unsent_step_count))
+    print("begun", flush=True)
+    train(torch.utils.data.DataLoader(Endless(), batch_size=4, num_workers=2))
+"""
+    command = [sys.executable, "-c", _LEARNER + _LOADER + program, target]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "begun\n"
+        os.killpg(process.pid, signal.SIGTERM)
+        rest, _ = process.communicate(timeout=60)
+    step_count, unsent_step_count = map(int, rest.split())
+    assert unsent_step_count == 0
+    assert _merged_weight(target) == step_count
+
+
+@pytest.mark.parametrize(
+    ("first", "given", "kept", "says"),
+    [
+        ("", None, "0", False),
+        ("", "1", "1", False),
+        ("import grpc", None, "0", True),
+        ("import grpc", "0", "0", False),
+        ("import grpc", "1", "1", False),
+    ],
+)
+def test_grpc_leaves_forks_alone_unless_it_is_told_or_was_imported_before(
+    first: str, given: str | None, kept: str, says: bool
+) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "GRPC_ENABLE_FORK_SUPPORT"}
+    environment |= {} if given is None else {"GRPC_ENABLE_FORK_SUPPORT": given}
+    program = f"{first}\nimport os, skerry; print(os.environ['GRPC_ENABLE_FORK_SUPPORT'])"
+    ended = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert ended.stdout == f"{kept}\n"
+    assert len(ended.stderr.splitlines()) == says
+    assert ("GRPC_ENABLE_FORK_SUPPORT=0" in ended.stderr) == says

@@ -1,0 +1,119 @@
+"""Logs are records of the standard `logging` module, and whoever runs the code decides what becomes of them."""
+
+from __future__ import annotations
+
+import logging
+import os
+import pty
+import re
+import subprocess
+import sys
+
+import pytest
+
+from skerry import ArrayLearner
+from skerry.runtime.logs import get_logger, log_to_stderr
+from tests.support.quadratic import Quadratic
+
+_LOG = get_logger("skerry.exchange.session")
+
+
+def test_records_have_message_parts_and_the_place_of_the_call(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "skerry")
+    _LOG.info("joined the run", run="gpt 2", learners=3)
+    get_logger("skerry.store").info("not asked for")
+    (record,) = caplog.records
+    assert record.getMessage() == 'joined the run run="gpt 2" learners=3'
+    assert (record.name, record.levelname, record.filename) == ("skerry.exchange.session", "INFO", "test_logs.py")
+    assert record.funcName == "test_records_have_message_parts_and_the_place_of_the_call"
+    assert vars(record)["event"] == "joined the run"
+    assert vars(record)["facts"] == {"run": "gpt 2", "learners": 3}
+
+
+def test_a_percent_sign_is_text(caplog: pytest.LogCaptureFixture) -> None:
+    _LOG.warning("used 100 %s", of="50 %d")
+    assert caplog.messages == ['used 100 %s of="50 %d"']
+
+
+def test_a_learner_logs_there(target: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "skerry")
+    ArrayLearner(Quadratic().arrays, target=target, run="fit", learner_id="us", create=True).close()
+    assert {"skerry.exchange.loop", "skerry.exchange.attachment"} <= {record.name for record in caplog.records}
+
+
+@pytest.mark.parametrize(
+    ("setting", "shown"),
+    [
+        ("", "skerry: joined run=fit\n"),
+        ("logging.basicConfig()", "skerry: joined run=fit\n"),
+        ("logging.basicConfig(level='INFO')", "INFO:skerry.x:joined run=fit\n"),
+        ("logging.getLogger('skerry').setLevel('ERROR')", ""),
+    ],
+)
+def test_what_is_announced_is_shown_once_unless_less_was_asked_for(setting: str, shown: str) -> None:
+    script = f"""
+import logging
+from skerry.runtime.logs import announce, get_logger
+{setting}
+announce(get_logger("skerry.x"), "joined", run="fit")
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("", shown)
+
+
+def test_unconfigured_only_warnings_are_shown_and_on_standard_error() -> None:
+    script = """
+import structlog, skerry
+from skerry.runtime.logs import get_logger
+assert not structlog.is_configured()
+log = get_logger("skerry.x")
+log.info("quiet", count=1)
+log.warning("loud", count=2)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("", "loud count=2\n")
+
+
+def _on_a_terminal(environment: dict[str, str]) -> list[str]:
+    """Returns the lines that a terminal shows of a command's logs."""
+    script = """
+from skerry.runtime.logs import get_logger, log_to_stderr
+log_to_stderr()
+get_logger("skerry.x").info("listening", address="127.0.0.1:1", store="s3://key:hunter2@bucket")
+"""
+    leader, follower = pty.openpty()
+    try:
+        words = [sys.executable, "-c", script]
+        subprocess.run(words, stderr=follower, env={**os.environ, "TERM": "xterm", **environment}, check=True)
+        return os.read(leader, 10_000).decode().splitlines()
+    finally:
+        os.close(leader)
+        os.close(follower)
+
+
+def test_a_terminal_gets_short_lines_in_colours_without_secrets() -> None:
+    (line,) = _on_a_terminal({})
+    assert "\x1b[" in line
+    bare = re.sub(r"\x1b\[[0-9;]*m", "", line)
+    assert re.fullmatch(r"\d\d:\d\d:\d\d \[info\] listening address=127\.0\.0\.1:1 store=s3://\*\*\*@bucket", bare)
+
+
+@pytest.mark.parametrize("environment", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
+def test_a_terminal_that_wants_no_colours_gets_none(environment: dict[str, str]) -> None:
+    (line,) = _on_a_terminal(environment)
+    assert "\x1b" not in line
+    assert line.endswith("[info] listening address=127.0.0.1:1 store=s3://***@bucket")
+
+
+def test_a_command_writes_one_line_an_event_without_secrets(capsys: pytest.CaptureFixture[str]) -> None:
+    log_to_stderr("debug")
+    log_to_stderr("info")  # in place of the first
+    _LOG.debug("not asked for")
+    try:
+        raise ValueError("s3://key:hunter2@bucket")
+    except ValueError as error:
+        _LOG.error("call failed", exc_info=error, because="s3://key:hunter2@bucket")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("timestamp=20")
+    assert 'Z level=error event="call failed" because=s3://***@bucket exception="Traceback' in line
+    assert "hunter2" not in line

@@ -1,0 +1,317 @@
+"""A merge changes the outer state before its commit is durable: whatever comes between, no version is made of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeAlias
+
+import numpy as np
+import pytest
+from msgspec import structs
+
+from skerry.algorithm.step import AdvancedSpan, OuterState, Span, Step, advance_span
+from skerry.runtime.clock import SystemClock
+from skerry.wire.policy import MergeRule, OuterOptimizer, Policy
+from skerry_syncer.merge.merger import Merger, StepOverflowError
+from skerry_syncer.rounds.engine import MergeKey
+from skerry_syncer.store.errors import StoreFullError, StoreUnavailableError
+from skerry_syncer.store.log.entries import AcceptedItem, ClosedItem, Decided, Fate
+from skerry_syncer.store.maintenance.verify import verify_run
+from skerry_syncer.store.objects.interface import Chunks
+from skerry_syncer.store.versions.replay import Replayer, UnreadableDeltaError
+from skerry_syncer.store.versions.scratch import Scratch
+from tests.support.dict_objects import DictObjects
+from tests.unit.algorithm.merge_driver import FRAGMENT, INT4, Driver, layout_of
+
+LAYOUT = layout_of((30, 40), (7,))
+POLICY = Policy(
+    merge=MergeRule.MEAN, outer=OuterOptimizer(learning_rate=4.0), update_encoding=INT4, quarantine_ratio=0.0
+)
+
+
+Hook: TypeAlias = Callable[[], Awaitable[None]]
+
+
+class HookedObjects(DictObjects):
+    """Calls hooks before an update is stored, before and after an entry of the log, and before a part is read."""
+
+    before_update: Hook | None = None
+    before_entry: Hook | None = None
+    after_entry: Hook | None = None
+    before_part: Hook | None = None
+
+    async def write(self, name: str, chunks: Chunks) -> int:
+        """Puts a blob."""
+        if "/updates/" in name and self.before_update is not None:
+            await self.before_update()
+        return await super().write(name, chunks)
+
+    async def create(self, name: str, data: bytes) -> None:
+        """Puts an object that must not exist."""
+        if self.before_entry is not None:
+            await self.before_entry()
+        await super().create(name, data)
+        if self.after_entry is not None:
+            await self.after_entry()
+
+    async def get(self, name: str, *, offset: int = 0, length: int | None = None) -> bytes:
+        """Returns the object's bytes from `offset`, at most `length`."""
+        if "/deltas/" in name and self.before_part is not None:
+            await self.before_part()
+        return await super().get(name, offset=offset, length=length)
+
+    @property
+    def update_count(self) -> int:
+        """How many objects of updates are stored."""
+        return sum("/updates/" in name for name in self.objects)
+
+
+class Run:
+    """A run of which one merger makes every version."""
+
+    def __init__(self, driver: Driver, objects: HookedObjects, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.driver = driver
+        self.objects = objects
+        self.merger = Merger(driver.log, clock=SystemClock(), workers=driver.workers, scratch=driver.scratch)
+        self.rebuilt: list[int] = []
+        rebuild = Replayer.rebuild
+
+        async def counted(replayer: Replayer, version: int, scratch: Scratch) -> OuterState:
+            self.rebuilt.append(version)
+            return await rebuild(replayer, version, scratch)
+
+        monkeypatch.setattr(Replayer, "rebuild", counted)
+        monkeypatch.setattr("skerry_syncer.merge.merger._RETRY_S", 0.0)
+
+    @property
+    def version(self) -> int:
+        """The newest version."""
+        return self.driver.log.state.fragments[FRAGMENT].version
+
+    async def deltas(self, *sizes: float) -> list[AcceptedItem]:
+        """Returns a delta of each size, of a learner each."""
+        rng = np.random.default_rng(self.driver.delta_count)
+        values = [np.float64(size) * rng.uniform(0.5, 1, LAYOUT.numel) for size in sizes]
+        return [await self.driver.push(learner, value) for learner, value in enumerate(values)]
+
+    async def merge(self, closing: ClosedItem) -> None:
+        """Merges a frozen set."""
+        await self.merger.merge(MergeKey(FRAGMENT, closing.version, closing.attempt))
+        self.driver.state.version = self.version
+
+    async def close(self, deltas: Sequence[AcceptedItem]) -> ClosedItem:
+        """Freezes a set."""
+        return await self.driver.close(deltas)
+
+    async def close_again(self, closing: ClosedItem, count: int) -> ClosedItem:
+        """Freezes the set's first `count` deltas in its place."""
+        members, left_out = closing.members[:count], closing.members[count:]
+        decided = tuple(Decided(member.delta, Fate.EXPIRED, "UNREADABLE") for member in left_out)
+        again = ClosedItem(FRAGMENT, closing.version, closing.attempt + 1, members, 1.0, decided, closing.length)
+        await self.driver.append(again)
+        return again
+
+    async def check(self, version: int) -> None:
+        """Has one more version made, and all replayed from what is stored."""
+        await self.merge(await self.close(await self.deltas(1.0, 2.0)))
+        assert self.version == version + 1
+        report = await verify_run(self.driver.log, workers=self.driver.workers, scratch=self.driver.scratch)
+        assert (report.problems, report.versions_replayed) == ((), version + 1)
+
+
+@pytest.fixture
+async def run(monkeypatch: pytest.MonkeyPatch) -> Run:
+    """A run with one version, whose state the merger has cached."""
+    objects = HookedObjects()
+    one = Run(await Driver.start(LAYOUT, POLICY, objects=objects), objects, monkeypatch)
+    await one.merge(await one.close(await one.deltas(1.0, 3.0)))
+    assert (one.version, one.rebuilt) == (1, [0])
+    one.rebuilt.clear()
+    return one
+
+
+@pytest.mark.parametrize("error", [StoreUnavailableError, StoreFullError])
+@pytest.mark.parametrize("where", ["before_update", "before_entry", "after_entry"])
+async def test_a_store_that_fails_after_the_step_is_tried_again_with_the_same_update(
+    run: Run, where: str, error: type[Exception]
+) -> None:
+    failures, count = 3, run.objects.update_count
+
+    async def fail() -> None:
+        nonlocal failures
+        failures -= 1
+        if failures >= 0:
+            raise error("not now")
+
+    closing = await run.close(await run.deltas(1.0, 2.0))
+    setattr(run.objects, where, fail)
+    await run.merge(closing)
+    setattr(run.objects, where, None)
+    assert (run.version, run.rebuilt, run.objects.update_count - count) == (2, [], 1)
+    assert failures < 3
+    await run.merge(await run.close(await run.deltas(1.0, 2.0)))
+    assert run.rebuilt == []
+    await run.check(3)
+
+
+async def test_a_replica_that_drains_gives_up_when_the_store_fails(run: Run) -> None:
+    async def fail() -> None:
+        raise StoreUnavailableError("not now")
+
+    closing = await run.close(await run.deltas(1.0, 2.0))
+    run.objects.before_update = fail
+    run.merger.is_draining = True
+    with pytest.raises(StoreUnavailableError):
+        await run.merge(closing)
+    run.objects.before_update = None
+    await run.merge(closing)
+    assert (run.version, run.rebuilt) == (2, [1])
+
+
+async def test_objects_that_are_stored_are_not_stored_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("skerry_syncer.merge.merger.UPDATE_OBJECT_SPANS", 1)
+    objects, writes = HookedObjects(), 0
+    layout = layout_of((2100, 1000))  # three spans
+    run = Run(await Driver.start(layout, POLICY, objects=objects), objects, monkeypatch)
+
+    async def fail_the_second() -> None:
+        nonlocal writes
+        writes += 1
+        if writes == 2:
+            raise StoreUnavailableError("not now")
+
+    objects.before_update = fail_the_second
+    await run.merge(await run.close([await run.driver.push(0, np.ones(layout.numel))]))
+    assert (run.version, objects.update_count, writes) == (1, 3, 4)
+
+
+async def test_a_version_of_other_arithmetic_that_another_replica_made_costs_the_state(run: Run) -> None:
+    closing = await run.close(await run.deltas(1.0, 2.0))
+
+    async def overtake() -> None:
+        run.objects.before_update = None
+        state = await Replayer(run.driver.log, FRAGMENT, run.driver.workers).rebuild(1, run.driver.scratch)
+        run.driver.state = state
+        result = await run.driver.merge(closing)
+        scalars = structs.replace(result.commit.scalars, rate="3f000000")
+        await run.driver.append(structs.replace(await result.stored(), scalars=scalars))
+
+    run.objects.before_update = overtake
+    await run.merge(closing)
+    assert run.version == 2
+    with run.merger._states.reading(run.driver.log.state.fragments[FRAGMENT]) as kept:
+        assert kept is None
+
+
+async def test_a_snapshot_that_begins_while_deltas_are_read_is_of_no_half_made_version(run: Run) -> None:
+    closing, taken = await run.close(await run.deltas(1.0, 2.0)), []
+
+    async def take_snapshot() -> None:
+        run.objects.before_part = None
+        with run.merger._states.reading(run.driver.log.state.fragments[FRAGMENT]) as outer:
+            taken.append(outer)
+        await run.merger.snapshot(FRAGMENT)
+
+    run.objects.before_part = take_snapshot
+    await run.merge(closing)
+    assert (run.version, taken) == (2, [None])
+    await run.check(2)
+
+
+async def test_a_set_that_is_closed_again_after_the_step_costs_the_state_and_nothing_else(run: Run) -> None:
+    closing = await run.close(await run.deltas(1.0, 2.0))
+    again: list[ClosedItem] = []
+
+    async def close_again() -> None:
+        run.objects.before_update = None
+        again.append(await run.close_again(closing, 1))
+
+    run.objects.before_update = close_again
+    await run.merge(closing)
+    assert run.version == 1
+    await run.merge(again[0])
+    assert (run.version, run.rebuilt) == (2, [1])
+    await run.check(2)
+
+
+async def test_a_merge_that_is_cancelled_after_the_step_leaves_no_state_behind(run: Run) -> None:
+    closing, is_stuck = await run.close(await run.deltas(1.0, 2.0)), asyncio.Event()
+
+    async def be_stuck() -> None:
+        is_stuck.set()
+        await asyncio.Event().wait()
+
+    run.objects.before_update = be_stuck
+    merging = asyncio.create_task(run.merge(closing))
+    await is_stuck.wait()
+    merging.cancel()
+    await asyncio.gather(merging, return_exceptions=True)
+    run.objects.before_update = None
+    await run.merge(closing)
+    assert (run.version, run.rebuilt) == (2, [1])
+    await run.check(2)
+
+
+async def test_a_state_is_not_used_again_where_the_step_ended_halfway(monkeypatch: pytest.MonkeyPatch) -> None:
+    objects, layout = HookedObjects(), layout_of((2100, 1000))  # three spans
+    run = Run(await Driver.start(layout, POLICY, objects=objects), objects, monkeypatch)
+    await run.merge(await run.close([await run.driver.push(0, np.ones(layout.numel))]))
+    closing, left = await run.close([await run.driver.push(0, np.ones(layout.numel))]), 2
+
+    def advance_two(step: Step, span: Span) -> AdvancedSpan:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise MemoryError
+        return advance_span(step, span)
+
+    monkeypatch.setattr("skerry_syncer.merge.merger.advance_span", advance_two)
+    with pytest.raises(MemoryError):
+        await run.merge(closing)
+    left = 3
+    await run.merge(closing)
+    assert (run.version, run.rebuilt) == (2, [0, 1])
+    report = await verify_run(run.driver.log, workers=run.driver.workers, scratch=run.driver.scratch)
+    assert (report.problems, report.versions_replayed) == ((), 2)
+
+
+async def test_a_delta_that_can_not_be_read_costs_no_state(run: Run) -> None:
+    deltas = await run.deltas(1.0, 2.0)
+    closing = await run.close(deltas)
+    await run.objects.delete([f"{run.driver.log.prefix}/{deltas[1].parts[0].name}"])
+    with pytest.raises(UnreadableDeltaError):
+        await run.merge(closing)
+    await run.merge(await run.close_again(closing, 1))
+    assert (run.version, run.rebuilt) == (2, [])
+
+
+@pytest.mark.parametrize("size", [1.5e29, 3e38])
+async def test_a_delta_that_is_too_large_costs_no_state(run: Run, size: float) -> None:
+    deltas = await run.deltas(1.0, size)
+    closing = await run.close(deltas)
+    with pytest.raises(UnreadableDeltaError, match="norm is out of range") as raised:
+        await run.merge(closing)
+    assert raised.value.delta == deltas[1].delta
+    await run.merge(await run.close_again(closing, 1))
+    assert (run.version, run.rebuilt) == (2, [])
+    await run.check(2)
+
+
+async def test_the_largest_delta_below_is_merged(run: Run) -> None:
+    await run.merge(await run.close(await run.deltas(1.0, 1e28)))
+    await run.check(2)
+
+
+async def test_a_step_that_overflows_is_blamed_on_a_delta_once_the_state_was_rebuilt(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("skerry_syncer.merge.merger._LARGEST_SQUARED_NORM", np.inf)
+    deltas = await run.deltas(1.0, 3e38)
+    closing = await run.close(deltas)
+    with pytest.raises(StepOverflowError) as raised:
+        await run.merge(closing)
+    assert (raised.value.delta, run.rebuilt) == (deltas[1].delta, [1])
+    await run.merge(await run.close_again(closing, 1))
+    assert (run.version, run.rebuilt) == (2, [1, 1])
+    await run.check(2)

@@ -1,0 +1,122 @@
+"""A run's fold driven by hand: appends items as a log would, so that round decisions can be tested without a store."""
+
+from __future__ import annotations
+
+from skerry.wire.layout import FragmentLayout, TensorSpec
+from skerry.wire.policy import Policy
+from skerry_syncer.rounds.membership import LearnerView, MembershipView
+from skerry_syncer.store.log.entries import (
+    INITIAL_BASE,
+    AcceptedItem,
+    ClosedItem,
+    CommittedItem,
+    Entry,
+    Item,
+    MergeScalars,
+    ObjectRef,
+    PolicyItem,
+    RunSpec,
+    RunStatus,
+    SessionItem,
+    SnapshotItem,
+    StatusItem,
+)
+from skerry_syncer.store.log.fold import apply_entry
+from skerry_syncer.store.log.state import Outcome, RunState
+
+SETTLED_S = 1000.0
+
+
+class RoundWorld:
+    """One fragment `a` of tensors of four elements, some learners, and their accepted deltas.
+
+    The first learner is the run's creator.
+    """
+
+    def __init__(self, *learners: str, policy: Policy | None = None, tensor_count: int = 1) -> None:
+        layout = FragmentLayout("a", tuple(TensorSpec(f"w{at}", (2, 2)) for at in range(tensor_count)))
+        self.spec = RunSpec("run", "0" * 32, (layout,), {t.name: "float32" for t in layout.tensors}, 0.0)
+        self.state = RunState(self.spec)
+        self.delta_count = 0
+        self.append(PolicyItem("f" * 32, policy or Policy()))
+        for creator in learners[:1]:
+            self.accept(creator, base=INITIAL_BASE)
+        self.append(SnapshotItem("a", 0, "digest-0", (), ()), StatusItem(RunStatus.OPEN))
+        for learner in learners:
+            self.append(SessionItem(learner, f"session-{learner}", "here"))
+
+    def append(self, *items: Item) -> tuple[Outcome, ...]:
+        """Appends one entry and returns what the fold made of it."""
+        entry = Entry(
+            self.state.position + 1,
+            self.spec.uid,
+            self.state.head_digest,
+            "test",
+            "0" * 32,
+            0.0,
+            items,
+            self.state.level,
+        )
+        return apply_entry(self.state, entry, entry.to_bytes())
+
+    def accept(
+        self,
+        learner: str,
+        *,
+        steps: int = 24,
+        tokens: int | None = None,
+        base: int | None = None,
+        norm: float = 1.0,
+        last_step: int = 24,
+        session: str | None = None,
+    ) -> str:
+        """Has a delta of `learner` accepted and returns its id."""
+        self.delta_count += 1
+        delta = f"{self.delta_count:032x}"
+        version = self.state.fragments["a"].version if base is None else base
+        item = AcceptedItem(
+            delta=delta,
+            fragment="a",
+            learner=learner,
+            session=session or f"session-{learner}",
+            base_version=version,
+            base_digest=f"digest-{version}",
+            digest="0" * 64,
+            parts=(ObjectRef(f"deltas/a/{delta}/0", 0, 4, 16, "0" * 64),),
+            step_count=steps,
+            token_count=steps * 100 if tokens is None else tokens,
+            last_step=last_step,
+            squared_norms=(norm * norm, *self._zeros()),
+        )
+        (outcome,) = self.append(item)
+        assert outcome.rejection is None, outcome.rejection
+        return delta
+
+    def _zeros(self) -> tuple[float, ...]:
+        return (0.0,) * (len(self.spec.fragments[0].tensors) - 1)
+
+    def commit(self, update: tuple[ObjectRef, ...] = ()) -> CommittedItem:
+        """Commits the frozen set as a merge would, and returns the item."""
+        close = self.state.fragments["a"].closing
+        assert close is not None
+        row = ("00000000",) * len(self.spec.fragments[0].tensors)
+        scalars = MergeScalars("00000000", "00000000", row, (row,) * len(close.members))
+        encoding = self.state.policy.update_encoding
+        digest = f"digest-{close.version}"
+        item = CommittedItem("a", close.version, close.attempt, update, encoding, digest, scalars)
+        (outcome,) = self.append(item)
+        assert outcome.rejection is None, outcome.rejection
+        return item
+
+    def close_and_commit(self, item: Item) -> ClosedItem:
+        """Appends the engine's close and its commit."""
+        assert isinstance(item, ClosedItem)
+        (outcome,) = self.append(item)
+        assert outcome.rejection is None, outcome.rejection
+        self.commit()
+        return item
+
+
+def view(*learners: str, step_time_s: float = 0.1, step_count: int = 24, age_s: float = SETTLED_S) -> MembershipView:
+    """Returns a view in which these learners are live."""
+    return MembershipView({name: LearnerView(True, step_count, step_time_s) for name in learners}, age_s)

@@ -1,0 +1,191 @@
+"""What a replica's requests of the object store cost in a month, counted in hours of virtual time."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Coroutine
+
+import pytest
+
+from skerry.runtime.workers import InlineWorkers
+from skerry.wire.policy import Policy
+from skerry_syncer.run.host import HostSettings, RunHost
+from skerry_syncer.settings import ReplicaSettings
+from skerry_syncer.store.log.entries import (
+    ENTRY_FORMAT,
+    AcceptedItem,
+    Item,
+    LevelItem,
+    ObjectRef,
+    PolicyItem,
+    RunStatus,
+    SessionItem,
+    SnapshotItem,
+    StatusItem,
+)
+from skerry_syncer.store.store import Store
+from skerry_syncer.store.versions.scratch import Scratch
+from tests.simulation.virtual_time import run_virtual
+from tests.unit.syncer.store.test_run_log import SPEC, UID, Bench
+
+COUNTED_S = 7200.0
+MONTH_S = 30 * 86_400.0
+# S3's list prices in its cheapest regions; deleting is free.
+PRICES = {"create": 5e-6, "write": 5e-6, "list": 5e-6, "folders": 5e-6, "get": 0.4e-6, "stream": 0.4e-6}
+
+
+class HostBench(Bench):
+    """A replica's host over a store that counts requests, and a second writer of the same run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.host = RunHost(
+            self.store(),
+            clock=self.clock,
+            entropy=self.entropy,
+            workers=InlineWorkers(),
+            scratch=Scratch(None),
+            settings=HostSettings(),
+        )
+
+    async def create(self, *, has_open_round: bool) -> Store:
+        """Makes an open run, in which a delta may wait for a second learner's; returns the writer's store."""
+        writer = self.store()
+        log = await writer.create_draft(SPEC)
+        weights = (ObjectRef("snapshots/body/0-weights", 0, 4, 10, "0" * 64),)
+        items: list[Item] = [
+            LevelItem(ENTRY_FORMAT),
+            PolicyItem(self.entropy.hex_id(), Policy(quorum_count=2)),
+            SnapshotItem("body", 0, "d", weights, ()),
+            StatusItem(RunStatus.OPEN),
+            SessionItem("east", "s" * 32, ""),
+        ]
+        if has_open_round:
+            items.append(AcceptedItem("a" * 32, "body", "east", "s" * 32, 0, "d", "0" * 64, (), 24, 100, 24, (1.0,)))
+        for outcome in await log.append(items):
+            assert outcome.rejection is None, outcome
+        await writer.publish("run", UID)
+        return writer
+
+    async def month_dollars(self) -> float:
+        """Lets an hour pass, counts the requests of the time after it, and returns what a month of them costs."""
+        await asyncio.sleep(3600)
+        before = Counter(self.operations)
+        await asyncio.sleep(COUNTED_S)
+        dollars = sum(PRICES.get(name, 0) * count for name, count in (self.operations - before).items())
+        return dollars * MONTH_S / COUNTED_S
+
+
+def on_host(test: Callable[[HostBench], Coroutine[None, None, None]]) -> None:
+    """Runs a test beside a serving host."""
+
+    async def main() -> None:
+        bench = HostBench()
+        async with bench.host.serving():
+            await test(bench)
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize(("has_open_round", "limit"), [(False, 0.5), (True, 2.0)], ids=["idle", "waiting"])
+def test_a_run_in_which_nothing_happens_costs_cents(has_open_round: bool, limit: float) -> None:
+    async def test(bench: HostBench) -> None:
+        await bench.create(has_open_round=has_open_round)
+        replica = await bench.host.open("run")
+        with replica.followers.following():
+            assert 0 < await bench.month_dollars() < limit
+
+    on_host(test)
+
+
+def test_a_run_that_nobody_follows_or_that_was_deleted_costs_nothing() -> None:
+    async def test(bench: HostBench) -> None:
+        writer = await bench.create(has_open_round=True)
+        await bench.host.open("run")
+        await writer.unpublish("run", UID)
+        assert await bench.month_dollars() == 0
+        assert not bench.host.store._logs, "its log is let go"
+
+    on_host(test)
+
+
+def test_a_start_looks_at_every_run_and_wakes_none() -> None:
+    """A host of 500 quiet runs spent 13 s of processor time after its start on looking for what nobody had written."""
+
+    async def main() -> None:
+        bench = HostBench()
+        await bench.create(has_open_round=False)
+        async with bench.host.serving():
+            await asyncio.sleep(1.0)
+            assert bench.host.opened(UID) is not None
+            before = Counter(bench.operations)
+            await asyncio.sleep(20.0)
+            assert (bench.operations - before).total() < 5
+
+    run_virtual(main)
+
+
+def test_news_of_a_quiet_run_have_its_leases_shared_within_a_term() -> None:
+    """After a start within a run that others serve, their entries come before a learner's call does."""
+
+    async def main() -> None:
+        bench = HostBench()
+        writer = await bench.create(has_open_round=False)
+        async with bench.host.serving():
+            await asyncio.sleep(1.0)
+            log = await writer.open_log("run", UID)
+            await log.append([bench.policy()])
+            await asyncio.sleep(30.0)
+            replica = await bench.host.open("run")
+            await replica.attach(SessionItem("west", "w" * 32, ""))
+            before = bench.operations["write"]
+            await asyncio.sleep(log.state.policy.lease_term_s)
+            assert bench.operations["write"] > before
+
+    run_virtual(main)
+
+
+def test_a_call_wakes_a_run_that_was_quiet() -> None:
+    async def test(bench: HostBench) -> None:
+        writer = await bench.create(has_open_round=False)
+        replica = await bench.host.open("run")
+        with replica.followers.following():
+            await asyncio.sleep(3600)
+            log = await writer.open_log("run", UID)
+            await log.append([bench.policy()])
+            await asyncio.sleep(1.0)
+            assert replica.state.position < log.state.position, "nobody looked yet"
+            await bench.host.open("run")
+            await asyncio.sleep(0.1)
+            assert replica.state.position == log.state.position
+
+    on_host(test)
+
+
+def test_a_replica_looks_for_others_entries_no_oftener_while_it_appends_its_own() -> None:
+    async def test(bench: HostBench) -> None:
+        await bench.create(has_open_round=False)
+        replica = await bench.host.open("run")
+        await asyncio.sleep(1.0)
+        before = Counter(bench.operations)
+        for _ in range(100):
+            await replica.log.append([bench.policy()])
+            await asyncio.sleep(0.01)
+        done = bench.operations - before
+        assert done["create"] == 100
+        assert 0 < done["get"] <= 1.1 / ReplicaSettings().busy_poll_s
+
+    on_host(test)
+
+
+def test_a_run_that_was_let_go_is_opened_again_with_all_that_was_seen_of_it() -> None:
+    async def test(bench: HostBench) -> None:
+        await bench.create(has_open_round=False)
+        first = await bench.host.open("run")
+        position = first.state.position
+        await asyncio.sleep(600)
+        again = await bench.host.open("run")
+        assert again is not first
+        assert again.state.position == position
+        assert again.log.known == first.log.known
+
+    on_host(test)

@@ -1,0 +1,174 @@
+"""Makes the golden stores: a small run with every kind of item, from seeded identifiers and a clock that counts.
+
+`python -m tests.unit.syncer.store.make_golden` writes the newest folders of golden anew. Do so only for a new format:
+stores that older versions wrote have to stay readable, so a change that alters these files needs a new folder.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import random
+import shutil
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from skerry.algorithm.step import OuterState
+from skerry.runtime.workers import InlineWorkers
+from skerry.wire.digests import LeafHash, tree_digest
+from skerry.wire.layout import FragmentLayout, TensorSpec
+from skerry.wire.policy import MergeRule, OuterName, OuterOptimizer, OuterSchedule, Policy
+from skerry_syncer.store.log.checkpoints import write_checkpoint
+from skerry_syncer.store.log.entries import (
+    ENTRY_FORMAT,
+    AcceptedItem,
+    CollectedItem,
+    Decided,
+    Fate,
+    FateItem,
+    Item,
+    LeftItem,
+    LevelItem,
+    PolicyItem,
+    RollbackFragment,
+    RollbackItem,
+    RunSpec,
+    RunStatus,
+    SessionItem,
+    SnapshotItem,
+    StatusItem,
+)
+from skerry_syncer.store.objects.local import MARKER
+from skerry_syncer.store.store import Store
+from skerry_syncer.store.versions.replay import Replayer, snapshot_tensors
+from skerry_syncer.store.versions.scratch import Scratch
+from tests.support.dict_objects import DictObjects
+from tests.support.seeded_entropy import SeededEntropy
+from tests.unit.algorithm.merge_driver import FLOAT32, FRAGMENT, INT4, Driver
+
+ALL_GOLDEN = tuple(sorted((Path(__file__).parent / "golden").iterdir()))
+GOLDEN = Path(__file__).parent / "golden" / f"v{ENTRY_FORMAT}"
+NEWEST_GOLDEN = {LeafHash.SHA256: GOLDEN, LeafHash.BLAKE3: GOLDEN.with_name(f"{GOLDEN.name}-blake3")}
+LAYOUT = FragmentLayout(
+    FRAGMENT,
+    (
+        TensorSpec("wte.weight", (6, 8)),
+        TensorSpec("__metadata__", (5,)),
+        TensorSpec("scale", ()),
+        TensorSpec("block/0: läuft", (3, 2, 4)),
+    ),
+)
+DTYPES = {
+    "wte.weight": "bfloat16",
+    "__metadata__": "float32",
+    "scale": "float32",
+    "block/0: läuft": "float16",
+}
+# Stated in full, and rounds of at most H steps: so that a better default, or rule for long rounds, makes no other log.
+_OUTER = OuterOptimizer(OuterName.NESTEROV, learning_rate=0.8, momentum=0.5, schedule=OuterSchedule.CONSTANT)
+
+
+class CountingClock:
+    """A clock on which every look at the time of day takes a second."""
+
+    def __init__(self) -> None:
+        self._now = 0.0
+
+    def monotonic_s(self) -> float:
+        """Returns the seconds since it was made."""
+        return self._now
+
+    def unix_s(self) -> float:
+        """Returns the next second."""
+        self._now += 1.0
+        return 1_700_000_000.0 + self._now
+
+    async def sleep(self, duration_s: float) -> None:
+        """Returns at once."""
+
+
+class GoldenDriver(Driver):
+    """A driver whose sessions have ids as the format wants them."""
+
+    async def append(self, *items: Item) -> None:
+        """Appends items that must all be admitted."""
+        await super().append(*(with_session_id(item) for item in items))
+
+
+def with_session_id(item: Item) -> Item:
+    """Returns the item with `session1` as 32 digits."""
+    if isinstance(item, AcceptedItem | LeftItem | SessionItem):
+        return msgspec.structs.replace(item, session=f"{int(item.session.removeprefix('session')):032x}")
+    return item
+
+
+async def make(objects: DictObjects, leaf_hash: LeafHash) -> dict[str, object]:
+    """Writes the run into `objects` and returns what a reader must find."""
+    entropy = SeededEntropy(random.Random(1))
+    values = np.random.Generator(np.random.PCG64(1))
+    workers = InlineWorkers()
+    store = Store(objects, clock=CountingClock(), entropy=entropy, workers=workers, writer="golden")
+    layout = dataclasses.replace(LAYOUT, leaf_hash=leaf_hash)
+    spec = RunSpec("golden", entropy.hex_id(), (layout,), DTYPES, 1_700_000_000.0)
+    log = await store.create_draft(spec)
+    weights = values.standard_normal(LAYOUT.numel).astype(np.float32)
+    driver = GoldenDriver(log, layout, objects, workers, Scratch(None), OuterState(weights, weights, weights, 0))
+    snapshot = await log.blobs.write_snapshot(FRAGMENT, 0, "weights", snapshot_tensors(LAYOUT, weights))
+    await driver.append(PolicyItem(entropy.hex_id(), Policy(merge=MergeRule.MEAN, outer=_OUTER, update_encoding=INT4)))
+    await driver.append(SnapshotItem(FRAGMENT, 0, tree_digest(weights, leaf_hash).hex(), (snapshot,), ()))
+    await driver.append(StatusItem(RunStatus.OPEN))
+    await store.publish("golden", spec.uid)
+    await driver.append(*(SessionItem(f"m{number}", f"session{number}", "north") for number in range(3)))
+    driver.state = await Replayer(log, FRAGMENT, workers).rebuild(0, driver.scratch)
+
+    def delta() -> np.ndarray[tuple[int], np.dtype[np.float32]]:
+        return (0.01 * values.standard_normal(LAYOUT.numel)).astype(np.float32)
+
+    early = await driver.push(0, delta(), encoding=INT4, cuts=(48,))
+    await driver.round([early, await driver.push(1, delta())], weights=[3.0, 1.0], participation=0.75)
+    await driver.round([await driver.push(2, delta(), encoding=FLOAT32)])
+    await driver.snapshot()
+    await driver.append(LeftItem("m2", "session2"))
+    await driver.append(LevelItem(ENTRY_FORMAT))
+    await driver.append(FateItem((Decided((await driver.push(1, delta())).delta, Fate.QUARANTINED, "outlier"),)))
+    await driver.round([await driver.push(0, delta(), encoding=INT4)])
+    old = await Replayer(log, FRAGMENT, workers).rebuild(1, driver.scratch)
+    driver.state = OuterState(old.weights, old.momentum, old.residual, 4)
+    refs = await driver.write_snapshot(4)
+    digest = log.state.fragments[FRAGMENT].versions[1].digest
+    rolled_back = RollbackFragment(FRAGMENT, 4, 1, digest, refs[:1], refs[1:])
+    await driver.append(RollbackItem(entropy.hex_id(), 8, (rolled_back,)))
+    await driver.append(CollectedItem(tuple(part.name for part in early.parts)))
+    await objects.delete([f"{log.prefix}/{part.name}" for part in early.parts])
+    await write_checkpoint(log)
+    await driver.round([await driver.push(1, delta())])
+    await driver.append(StatusItem(RunStatus.CLOSING), StatusItem(RunStatus.CLOSED))
+    fragment = log.state.fragments[FRAGMENT]
+    return {
+        "uid": spec.uid,
+        "position": log.state.position,
+        "head_digest": log.state.head_digest,
+        "version_digests": {str(version): state.digest for version, state in fragment.versions.items()},
+        "fates": {delta: state.fate for delta, state in log.state.deltas.items()},
+    }
+
+
+def main() -> None:
+    """Writes the golden stores."""
+    for leaf_hash, folder in NEWEST_GOLDEN.items():
+        objects = DictObjects()
+        expected = asyncio.run(make(objects, leaf_hash))
+        shutil.rmtree(folder, ignore_errors=True)
+        objects.objects[MARKER] = (b'{"format":1}', 0.0)
+        for name, (data, _) in objects.objects.items():
+            path = folder / "store" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+        (folder / "expected.json").write_text(json.dumps(expected, indent=2, sort_keys=True) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,513 @@
+"""The fold of small histories by hand: every kind of item, what it does, and what makes it have no effect."""
+
+import msgspec
+import numpy as np
+import pytest
+
+from skerry.wire.codecs import Codec, Encoding
+from skerry.wire.layout import FragmentLayout, TensorSpec
+from skerry.wire.policy import Policy
+from skerry_syncer.store.errors import LogCorruptError
+from skerry_syncer.store.log.checks import check_item
+from skerry_syncer.store.log.entries import (
+    OLDEST_LEVEL,
+    AcceptedItem,
+    ClosedItem,
+    CollectedItem,
+    CommittedItem,
+    Decided,
+    Entry,
+    Fate,
+    FateItem,
+    Item,
+    LeftItem,
+    Member,
+    MergeScalars,
+    ObjectRef,
+    PolicyItem,
+    RollbackFragment,
+    RollbackItem,
+    RunSpec,
+    RunStatus,
+    SessionItem,
+    SnapshotItem,
+    StatusItem,
+    entry_format,
+    item_to_json,
+)
+from skerry_syncer.store.log.fold import apply_entry
+from skerry_syncer.store.log.state import Outcome, RunState
+
+EMBED, BODY = "embed", "body"
+SPEC = RunSpec(
+    "run",
+    "a" * 32,
+    (FragmentLayout(EMBED, (TensorSpec("e", (2,)),)), FragmentLayout(BODY, (TensorSpec("b", (3,)),))),
+    {"e": "float32", "b": "float32"},
+    0.0,
+)
+SCALARS = MergeScalars("3f800000", "00000000", ("3f800000",), (("3f800000",),))
+
+
+class History:
+    """A log that is written by hand, one entry an item."""
+
+    def __init__(self) -> None:
+        self.state = RunState(SPEC)
+
+    def add(self, *items: Item, written_in: int = 0) -> tuple[Outcome, ...]:
+        """Adds an entry, in the format that is written now or the one of an older version."""
+        state = self.state
+        entry = Entry(
+            state.position + 1,
+            SPEC.uid,
+            state.head_digest,
+            "hand",
+            f"{state.position:032x}",
+            0.0,
+            items,
+            written_in or entry_format(state.level, items),
+        )
+        return apply_entry(state, Entry.from_bytes(entry.to_bytes()), entry.to_bytes())
+
+    def admit(self, item: Item) -> tuple[str, ...]:
+        """Adds an item that must take effect; returns the deltas that it decided."""
+        assert check_item(self.state, item) is None
+        (outcome,) = self.add(item)
+        assert outcome.rejection is None, outcome
+        return tuple(delta.item.delta for delta in outcome.decided)
+
+    def reject(self, item: Item) -> str:
+        """Adds an item that must have no effect; returns why."""
+        before = fingerprint(self.state)
+        dry = check_item(self.state, item)
+        (outcome,) = self.add(item)
+        assert outcome.rejection is not None
+        assert outcome.rejection == dry
+        assert fingerprint(self.state) == before
+        return outcome.rejection.reason
+
+    def fate(self, delta: str) -> tuple[Fate, str]:
+        return self.state.deltas[delta].fate, self.state.deltas[delta].reason
+
+
+def fingerprint(state: RunState) -> str:
+    """Returns all that a run's state says, but for where its log ends."""
+    values = {name: value for name, value in vars(state).items() if name not in ("position", "head_digest")}
+    return repr(values)
+
+
+def ref(name: str) -> ObjectRef:
+    return ObjectRef(name, 0, 3, 10, "0" * 64)
+
+
+def accepted(
+    delta: str, learner: str = "m0", *, base: int = 0, fragment: str = BODY, session: str = ""
+) -> AcceptedItem:
+    return AcceptedItem(
+        delta=delta,
+        fragment=fragment,
+        learner=learner,
+        session=session or f"{learner}-s1",
+        base_version=base,
+        base_digest=f"{fragment}-{base}" if base >= 0 else "",
+        digest=f"digest of {delta}",
+        parts=(ref(f"deltas/{fragment}/{delta}/part"),),
+        step_count=24,
+        token_count=1000,
+        last_step=24,
+        squared_norms=(4.0,),
+    )
+
+
+def closed(*deltas: str, version: int = 1, attempt: int = 0, decided: tuple[Decided, ...] = ()) -> ClosedItem:
+    return ClosedItem(BODY, version, attempt, tuple(Member(delta, 2.0, 0) for delta in deltas), 1.0, decided)
+
+
+def committed(version: int = 1, attempt: int = 0) -> CommittedItem:
+    update = (ref(f"updates/{BODY}/{version}-{attempt}"),)
+    return CommittedItem(BODY, version, attempt, update, Encoding(Codec.FLOAT32), f"{BODY}-{version}", SCALARS)
+
+
+def snapshot(version: int, fragment: str = BODY) -> SnapshotItem:
+    weights = (ref(f"snapshots/{fragment}/{version}"),)
+    return SnapshotItem(fragment, version, f"{fragment}-{version}", weights, ())
+
+
+def rolled_back(request: str, source: int, version: int, fragment: str = BODY) -> RollbackItem:
+    weights = (ref(f"snapshots/{fragment}/{version}-back"),)
+    one = RollbackFragment(fragment, version, source, f"{fragment}-{source}", weights, ())
+    return RollbackItem(request, 1, (one,))
+
+
+@pytest.fixture
+def draft() -> History:
+    return History()
+
+
+@pytest.fixture
+def history() -> History:
+    """An open run with version 0 of both fragments and learners m0 and m1."""
+    made = History()
+    made.admit(snapshot(0, EMBED))
+    made.admit(snapshot(0))
+    made.admit(StatusItem(RunStatus.OPEN))
+    made.admit(SessionItem("m0", "m0-s1", "here"))
+    made.admit(SessionItem("m1", "m1-s1", "there"))
+    return made
+
+
+def committed_round(history: History, *deltas: str, version: int = 1) -> None:
+    history.admit(closed(*deltas, version=version))
+    history.admit(committed(version))
+
+
+def test_initial_weights_come_by_push_and_become_version_0_by_their_snapshot(draft: History) -> None:
+    draft.admit(accepted("a", base=-1))
+    draft.admit(accepted("b", "m1", base=-1))
+    assert draft.admit(snapshot(0)) == ("a", "b")
+    assert draft.fate("a") == (Fate.MERGED, "")
+    assert draft.fate("b") == (Fate.EXPIRED, "another push brought the initial weights")
+    assert draft.state.fragments[BODY].version == 0
+    assert draft.reject(snapshot(0)) == "VERSION_NOT_FOUND"
+
+
+def test_a_draft_opens_when_every_fragment_has_its_weights(draft: History) -> None:
+    draft.admit(snapshot(0))
+    assert draft.reject(StatusItem(RunStatus.OPEN)) == "RUN_DRAFT"
+    draft.admit(snapshot(0, EMBED))
+    draft.admit(StatusItem(RunStatus.OPEN))
+    assert draft.reject(StatusItem(RunStatus.OPEN)) == "RUN_CLOSED"
+    assert draft.reject(accepted("a", base=-1)) == "RUN_EXISTS"
+
+
+def test_a_draft_takes_neither_learners_nor_deltas(draft: History) -> None:
+    assert draft.reject(SessionItem("m0", "m0-s1", "")) == "RUN_DRAFT"
+    assert draft.reject(accepted("a")) == "RUN_DRAFT"
+
+
+def test_a_weight_that_numpy_computed_is_written_as_any_number() -> None:
+    item = ClosedItem(BODY, 1, 0, (Member("a", np.float64(0.1), 0),), np.float64(1), ())
+    assert item_to_json(item)["members"] == ({"delta": "a", "weight": 0.1, "staleness": 0},)
+    with pytest.raises(TypeError, match="wrong type"):
+        item_to_json(ClosedItem(BODY, 1, 0, (Member("a", np.float32(0.1), 0),), 1.0, ()))  # type: ignore[arg-type]
+
+
+def test_a_round_goes_from_accepted_to_closed_to_committed(history: History) -> None:
+    assert history.admit(accepted("a")) == ()
+    history.admit(accepted("b", "m1"))
+    assert history.admit(closed("a", "b")) == ()
+    assert list(history.state.fragments[BODY].pending) == []
+    assert history.fate("a") == (Fate.PENDING, "")
+    assert history.admit(committed()) == ("a", "b")
+    fragment, delta = history.state.fragments[BODY], history.state.deltas["a"]
+    assert (fragment.version, fragment.closing) == (1, None)
+    assert (delta.fate, delta.version, delta.weight_share) == (Fate.MERGED, 1, 0.5)
+    assert history.state.fragments[EMBED].version == 0
+
+
+def test_a_short_delta_has_a_short_delta_s_share_of_its_round(history: History) -> None:
+    """Of two equal weights, the delta of a third of the round's steps counts a third, as in the merge."""
+    history.admit(accepted("a"))
+    history.admit(msgspec.structs.replace(accepted("b", "m1"), step_count=8, last_step=8))
+    history.admit(msgspec.structs.replace(closed("a", "b"), length=24.0))
+    history.admit(committed())
+    assert [history.state.deltas[name].weight_share for name in "ab"] == [0.75, 0.25]
+
+
+def test_a_repeated_delta_counts_once_and_other_bytes_under_its_id_are_refused(history: History) -> None:
+    history.admit(accepted("a"))
+    assert history.reject(accepted("a")) == "REPEATED"
+    assert history.reject(msgspec.structs.replace(accepted("a"), digest="other")) == "ID_REUSED"
+    committed_round(history, "a")
+    assert history.reject(accepted("a")) == "REPEATED"
+
+
+def test_a_session_has_one_delta_from_a_base(history: History) -> None:
+    history.admit(accepted("a"))
+    assert history.reject(accepted("b")) == "BASE_REPEATED"
+    history.admit(accepted("c", fragment=EMBED))
+
+
+def test_a_delta_that_was_given_up_frees_its_base_and_a_merged_one_never_does(history: History) -> None:
+    history.admit(accepted("a"))
+    history.admit(FateItem((Decided("a", Fate.QUARANTINED, "outlier"),)))
+    history.admit(accepted("b"))
+    assert history.reject(accepted("c")) == "BASE_REPEATED"
+    committed_round(history, "b")
+    assert history.reject(accepted("c", base=0)) == "BASE_REPEATED"
+
+
+@pytest.mark.parametrize(
+    ("item", "reason"),
+    [
+        (accepted("x", base=1), "BASE_FUTURE"),
+        (msgspec.structs.replace(accepted("x"), base_digest="elsewhere"), "BASE_FOREIGN"),
+        (accepted("x", base=-2), "BASE_FOREIGN"),
+        (accepted("x", "m9"), "SESSION_UNKNOWN"),
+        (accepted("x", session="never seen"), "SESSION_UNKNOWN"),
+        (accepted("x", fragment="other"), "FRAGMENT_NOT_FOUND"),
+    ],
+)
+def test_a_delta_from_nowhere_has_no_effect(history: History, item: AcceptedItem, reason: str) -> None:
+    assert history.reject(item) == reason
+
+
+def test_a_base_may_be_as_old_as_the_policy_says_and_no_older(history: History) -> None:
+    history.admit(PolicyItem("request", Policy(max_staleness=1)))
+    history.admit(accepted("a"))
+    committed_round(history, "a")
+    history.admit(accepted("b", "m1"))
+    committed_round(history, "b", version=2)
+    history.admit(SessionItem("m2", "m2-s1", ""))
+    assert history.reject(accepted("c", "m2")) == "BASE_STALE"
+    history.admit(accepted("d", "m2", base=1))
+
+
+@pytest.mark.parametrize(("written_in", "oldest_base"), [(1, 3), (2, 3), (OLDEST_LEVEL, 0)])
+def test_the_oldest_base_is_counted_in_versions_where_an_older_format_wrote_the_delta(
+    history: History, written_in: int, oldest_base: int
+) -> None:
+    history.admit(PolicyItem("request", Policy(inner_step_count=96, max_staleness=1)))
+    for version in range(1, 5):
+        history.admit(accepted(f"d{version}", base=version - 1))
+        committed_round(history, f"d{version}", version=version)
+    assert history.state.fragments[BODY].newest.step_count == 96, "four versions are one round"
+    for base in range(4):
+        (outcome,) = history.add(accepted(f"late {base}", "m1", base=base), written_in=written_in)
+        reason = None if outcome.rejection is None else outcome.rejection.reason
+        assert reason == (None if base >= oldest_base else "BASE_STALE"), base
+
+
+def test_a_new_session_fences_the_older_for_ever(history: History) -> None:
+    history.admit(SessionItem("m0", "m0-s2", "here"))
+    assert history.reject(accepted("a")) == "SESSION_FENCED"
+    assert history.reject(SessionItem("m0", "m0-s1", "here")) == "SESSION_FENCED"
+    assert history.reject(LeftItem("m0", "m0-s1")) == "SESSION_FENCED"
+    history.admit(accepted("b", session="m0-s2"))
+
+
+def test_an_attachment_that_was_held_up_does_not_fence_the_one_that_came_meanwhile(history: History) -> None:
+    asked_at = history.state.position
+    history.admit(SessionItem("m0", "m0-s2", "here", asked_at))
+    assert history.reject(SessionItem("m0", "m0-s3", "here", asked_at)) == "SESSION_FENCED"
+    history.admit(SessionItem("m0", "m0-s4", "here", history.state.position))
+    history.admit(SessionItem("m0", "m0-s5", "here"))
+
+
+def test_a_session_may_attach_again_and_leave_once(history: History) -> None:
+    history.admit(LeftItem("m0", "m0-s1"))
+    assert history.reject(LeftItem("m0", "m0-s1")) == "SESSION_FENCED"
+    history.admit(SessionItem("m0", "m0-s1", "here"))
+    assert history.reject(SessionItem("m0", "m0-s1", "here")) == "REPEATED"
+    history.admit(LeftItem("m0", "m0-s1"))
+    assert history.reject(LeftItem("nobody", "s")) == "SESSION_FENCED"
+
+
+def test_a_new_sessions_delta_supersedes_what_the_old_one_left_pending(history: History) -> None:
+    history.admit(accepted("a"))
+    history.admit(SessionItem("m0", "m0-s2", "here"))
+    assert history.admit(accepted("b", session="m0-s2")) == ("a",)
+    assert history.fate("a")[0] is Fate.SUPERSEDED
+
+
+def test_a_frozen_delta_is_not_superseded(history: History) -> None:
+    history.admit(accepted("a"))
+    history.admit(closed("a"))
+    history.admit(SessionItem("m0", "m0-s2", "here"))
+    assert history.admit(accepted("b", session="m0-s2")) == ()
+    assert history.admit(committed()) == ("a",)
+
+
+def test_the_second_close_and_the_second_commit_of_a_round_have_no_effect(history: History) -> None:
+    history.admit(accepted("a"))
+    history.admit(accepted("b", "m1"))
+    history.admit(closed("a"))
+    assert history.reject(closed("b")) == "VERSION_NOT_FOUND"
+    history.admit(committed())
+    assert history.reject(committed()) == "VERSION_NOT_FOUND"
+    history.admit(closed("b", version=2))
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        closed(),
+        closed("a", "a"),
+        closed("a", "missing"),
+        closed("a", decided=(Decided("a", Fate.EXPIRED, ""),)),
+        closed("a", decided=(Decided("missing", Fate.EXPIRED, ""),)),
+        closed("a", decided=(Decided("b", Fate.EXPIRED, ""), Decided("b", Fate.QUARANTINED, ""))),
+        closed("a", decided=(Decided("b", Fate.MERGED, ""),)),
+        closed("a", decided=(Decided("b", Fate.PENDING, ""),)),
+        FateItem((Decided("missing", Fate.EXPIRED, ""),)),
+        FateItem((Decided("a", Fate.EXPIRED, ""), Decided("a", Fate.EXPIRED, ""))),
+        FateItem((Decided("a", Fate.MERGED, ""),)),
+    ],
+)
+def test_a_malformed_decision_has_no_effect(history: History, item: Item) -> None:
+    history.admit(accepted("a"))
+    history.admit(accepted("b", "m1"))
+    assert history.reject(item) == "BAD_REQUEST"
+
+
+def test_a_close_decides_whom_it_leaves_out(history: History) -> None:
+    history.admit(accepted("a"))
+    history.admit(accepted("b", "m1"))
+    assert history.admit(closed("a", decided=(Decided("b", Fate.EXPIRED, "too stale"),))) == ("b",)
+    assert history.fate("b") == (Fate.EXPIRED, "too stale")
+    assert history.state.learners["m1"].fates == {Fate.EXPIRED: {"too stale": 1}}
+    assert history.reject(FateItem((Decided("b", Fate.EXPIRED, "again"),))) == "BAD_REQUEST"
+    assert history.reject(FateItem((Decided("a", Fate.EXPIRED, "frozen"),))) == "BAD_REQUEST"
+
+
+def test_a_set_that_cannot_be_read_is_closed_again_without_the_bad_delta(history: History) -> None:
+    history.admit(accepted("a"))
+    history.admit(accepted("b", "m1"))
+    history.admit(closed("a", "b"))
+    assert history.reject(closed("a", attempt=1)) == "BAD_REQUEST"  # b would be forgotten
+    bad = (Decided("b", Fate.QUARANTINED, "can't be read"),)
+    assert history.admit(closed("a", attempt=1, decided=bad)) == ("b",)
+    assert history.reject(committed(attempt=0)) == "VERSION_NOT_FOUND"
+    assert history.admit(committed(attempt=1)) == ("a",)
+
+
+def test_a_round_whose_every_delta_is_bad_is_void_and_the_next_takes_the_next_attempt(history: History) -> None:
+    history.admit(accepted("a"))
+    history.admit(accepted("b", "m1"))
+    history.admit(closed("a"))
+    history.admit(closed(attempt=1, decided=(Decided("a", Fate.QUARANTINED, "can't be read"),)))
+    assert history.reject(committed(attempt=0)) == history.reject(committed(attempt=1)) == "VERSION_NOT_FOUND"
+    assert history.reject(closed("b")) == "VERSION_NOT_FOUND"
+    history.admit(closed("b", attempt=2))
+    assert history.admit(committed(attempt=2)) == ("b",)
+
+
+def test_a_fate_outside_of_a_close_is_final(history: History) -> None:
+    history.admit(accepted("a"))
+    assert history.admit(FateItem((Decided("a", Fate.QUARANTINED, "outlier"),))) == ("a",)
+    assert history.reject(closed("a")) == "BAD_REQUEST"
+
+
+def test_a_policy_request_takes_effect_once(history: History) -> None:
+    history.admit(PolicyItem("one", Policy(quorum_count=2)))
+    assert history.reject(PolicyItem("one", Policy(quorum_count=3))) == "ID_REUSED"
+    assert history.state.policy.quorum_count == 2
+
+
+def test_a_version_has_one_snapshot_of_its_own_content(history: History) -> None:
+    assert history.reject(snapshot(1)) == "VERSION_NOT_FOUND"
+    history.admit(accepted("a"))
+    committed_round(history, "a")
+    assert history.reject(msgspec.structs.replace(snapshot(1), digest="other")) == "VERSION_NOT_FOUND"
+    history.admit(snapshot(1))
+    assert history.reject(snapshot(1)) == "VERSION_NOT_FOUND"
+
+
+def test_a_roll_back_gives_the_next_version_older_content_and_expires_what_waits(history: History) -> None:
+    history.admit(accepted("a"))
+    committed_round(history, "a")
+    history.admit(accepted("b", base=1))
+    history.admit(closed("b", version=2))
+    history.admit(accepted("c", "m1", base=1))
+    assert sorted(history.admit(rolled_back("request", 0, 2))) == ["b", "c"]
+    fragment = history.state.fragments[BODY]
+    assert (fragment.version, fragment.newest.source_version, fragment.newest.digest) == (2, 0, f"{BODY}-0")
+    assert [fragment.versions[version].is_abandoned for version in (0, 1, 2)] == [False, True, False]
+    assert (fragment.momentum_from, fragment.closing) == (fragment.newest.step_count, None)
+    assert history.reject(committed(2)) == "VERSION_NOT_FOUND"
+    history.admit(SessionItem("m2", "m2-s1", ""))
+    assert history.reject(accepted("d", "m2", base=1)) == "BASE_STALE"
+    history.admit(accepted("e", "m2", base=0))
+    assert history.state.fragments[EMBED].version == 0
+
+
+@pytest.mark.parametrize(
+    ("item", "reason"),
+    [
+        (rolled_back("used", 0, 2), "ID_REUSED"),
+        (rolled_back("new", 0, 1), "VERSION_NOT_FOUND"),
+        (rolled_back("new", 0, 3), "VERSION_NOT_FOUND"),
+        (rolled_back("new", 7, 2), "VERSION_NOT_FOUND"),
+        (rolled_back("new", 0, 2, "other"), "FRAGMENT_NOT_FOUND"),
+        (RollbackItem("new", 1, rolled_back("new", 0, 2).fragments * 2), "BAD_REQUEST"),
+    ],
+)
+def test_a_roll_back_that_does_not_fit_has_no_effect(history: History, item: RollbackItem, reason: str) -> None:
+    history.admit(rolled_back("used", 0, 1))
+    assert history.reject(item) == reason
+
+
+def test_nothing_that_the_newest_versions_need_is_condemned(history: History) -> None:
+    history.admit(accepted("a"))
+    committed_round(history, "a")
+    history.admit(accepted("b", base=1))
+    needed = (f"snapshots/{BODY}/0", f"updates/{BODY}/1-0", f"deltas/{BODY}/a/part", f"deltas/{BODY}/b/part")
+    assert history.state.referenced_names() == {*needed, f"snapshots/{EMBED}/0"}
+    for name in needed:
+        assert history.reject(CollectedItem((name, "litter"))) == "BAD_REQUEST"
+    history.admit(snapshot(1))
+    history.admit(CollectedItem(needed[:3]))
+    assert history.reject(CollectedItem(needed[3:])) == "BAD_REQUEST"
+
+
+def test_what_was_condemned_cannot_be_named_any_more(history: History) -> None:
+    part, update, weights = f"deltas/{BODY}/b/part", f"updates/{BODY}/1-0", f"snapshots/{BODY}/0-late"
+    history.admit(accepted("a"))
+    history.admit(closed("a"))
+    history.admit(CollectedItem((part, update, weights, f"snapshots/{BODY}/1", f"snapshots/{BODY}/2-back")))
+    assert history.reject(accepted("b", "m1")) == "INCOMPLETE"
+    assert history.reject(committed()) == "INCOMPLETE"
+    anew = msgspec.structs.replace(committed(), update=(ref("updates/body/1-anew"),))
+    history.admit(anew)
+    assert history.reject(snapshot(1)) == "INCOMPLETE"
+    assert history.reject(rolled_back("request", 0, 2)) == "INCOMPLETE"
+
+
+def test_a_closing_run_merges_what_it_has_and_a_closed_one_has_decided_everything(history: History) -> None:
+    history.admit(accepted("a"))
+    history.admit(accepted("b", "m1"))
+    assert history.reject(StatusItem(RunStatus.CLOSED)) == "RUN_CLOSED"
+    history.admit(StatusItem(RunStatus.CLOSING))
+    for item in (accepted("c", fragment=EMBED), SessionItem("m2", "s", ""), PolicyItem("late", Policy())):
+        assert history.reject(item) == "RUN_CLOSED"
+    assert history.reject(rolled_back("late", 0, 1)) == "RUN_CLOSED"
+    history.admit(closed("a"))
+    assert history.reject(StatusItem(RunStatus.CLOSED)) == "RUN_CLOSED"
+    history.admit(committed())
+    assert history.admit(StatusItem(RunStatus.CLOSED)) == ("b",)
+    assert history.fate("b") == (Fate.EXPIRED, "the run was closed")
+    assert history.reject(closed("b", version=2)) == "VERSION_NOT_FOUND"
+
+
+def test_an_entry_of_another_run_position_or_chain_is_no_next_entry(history: History) -> None:
+    state = history.state
+    good = Entry(state.position + 1, SPEC.uid, state.head_digest, "w", "0" * 32, 0.0, (), OLDEST_LEVEL)
+    for bad in (
+        msgspec.structs.replace(good, run_uid="b" * 32),
+        msgspec.structs.replace(good, position=state.position),
+        msgspec.structs.replace(good, position=state.position + 2),
+        msgspec.structs.replace(good, previous="0" * 64),
+    ):
+        with pytest.raises(LogCorruptError):
+            apply_entry(state, bad, bad.to_bytes())
+    assert apply_entry(state, good, good.to_bytes()) == ()
+
+
+@pytest.mark.parametrize(("planned", "written"), [(0, False), (5000, True)])
+def test_a_planned_length_is_in_the_log_only_where_there_is_one(planned: int, written: bool) -> None:
+    """Readers that don't know the field refuse it."""
+    entry = Entry(
+        1, SPEC.uid, "", "w", "0" * 32, 0.0, (PolicyItem("p", Policy(planned_step_count=planned)),), OLDEST_LEVEL
+    )
+    assert (b"planned_step_count" in entry.to_bytes()) == written
+    assert Entry.from_bytes(entry.to_bytes()) == entry
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"[]", b"{}", b'{"format":2}', b'{"format":1,"position":"1"}', b"\xff"],
+)
+def test_bytes_that_are_no_entry_are_a_value_error(data: bytes) -> None:
+    with pytest.raises(ValueError):
+        Entry.from_bytes(data)

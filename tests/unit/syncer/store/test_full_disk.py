@@ -1,0 +1,128 @@
+"""A store on a disk that is really full still collects, and training goes on."""
+
+import asyncio
+import errno
+import os
+from collections.abc import Awaitable, Iterator
+from pathlib import Path
+
+import click
+import numpy as np
+import pytest
+
+from skerry.runtime.clock import SystemClock
+from skerry.runtime.identifiers import SystemEntropy
+from skerry.runtime.workers import InlineWorkers
+from skerry.wire.policy import Policy
+from skerry_syncer.run.upkeep import keep_small
+from skerry_syncer.settings import ReplicaSettings
+from skerry_syncer.store.errors import StoreFullError
+from skerry_syncer.store.log.entries import ENTRY_FORMAT, AcceptedItem, LevelItem, PolicyItem
+from skerry_syncer.store.maintenance.command import export
+from skerry_syncer.store.objects.local import RESERVE, FileSystem, LocalObjects
+from skerry_syncer.store.objects.opening import open_objects
+from tests.support.small_disk import fill, small_disk
+from tests.unit.algorithm.merge_driver import Driver, layout_of
+from tests.unit.syncer.store.make_golden import GOLDEN
+
+NUMEL = 2**17  # half a mebibyte of float32
+BOUNDED = Policy(kept_version_count=1, kept_hours=0, kept_day_count=0)
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    with small_disk(tmp_path / "disk") as folder:
+        yield folder
+
+
+async def filled(disk: Path) -> Driver:
+    """Returns a run that trained until its store had no space for a delta."""
+    objects = open_objects(f"file://{disk}/store", reserve=True)
+    driver = await Driver.start(layout_of((NUMEL,)), Policy(), objects=objects)
+    await driver.append(LevelItem(ENTRY_FORMAT), PolicyItem("bounded", BOUNDED))
+    try:
+        while True:
+            await driver.round([await pushed(driver)])
+            await driver.snapshot()
+    except StoreFullError:
+        pass
+    with pytest.raises(StoreFullError):
+        await pushed(driver)
+    return driver
+
+
+async def pushed(driver: Driver) -> AcceptedItem:
+    return await driver.push(0, np.full(NUMEL, 0.01, np.float32))
+
+
+async def test_a_collection_on_a_full_disk_begins_in_the_reserve_and_training_goes_on(disk: Path) -> None:
+    driver = await filled(disk)
+    fill(disk)
+    version, went_wrong = driver.state.version, []
+    is_full = driver.log.blobs.is_full
+
+    async def attempt(work: Awaitable[object], failure: str) -> bool:
+        try:
+            await work
+        except StoreFullError as error:
+            went_wrong.append(f"{failure}: {error}")
+        return not went_wrong
+
+    assert is_full
+    upkeep = asyncio.create_task(keep_small(driver.log, SystemClock(), ReplicaSettings(), attempt))
+    while driver.log.blobs.is_full:
+        await asyncio.sleep(0.01)
+    upkeep.cancel()
+    assert went_wrong == []
+    assert driver.log.state.condemned
+    assert len(list((disk / "store" / RESERVE).iterdir())) == 64, "for the next time"
+    for _ in range(3):
+        await driver.round([await pushed(driver)])
+    assert driver.state.version >= version + 3
+
+
+class FullFileSystem(FileSystem):
+    """Has no space but for what a file has already."""
+
+    def write(self, descriptor: int, data: bytes | memoryview) -> None:
+        if os.fstat(descriptor).st_size < len(data):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        super().write(descriptor, data)
+
+
+async def test_only_log_entries_are_written_into_the_reserve(tmp_path: Path) -> None:
+    (tmp_path / RESERVE).mkdir()
+    full = FullFileSystem()
+    objects = LocalObjects(tmp_path, workers=InlineWorkers(), entropy=SystemEntropy(), file_system=full)
+    with pytest.raises(StoreFullError):
+        await objects.create("runs/run/log/1", b"an entry")
+    objects.fill_reserve()
+    with pytest.raises(StoreFullError):
+        await objects.write("runs/run/deltas/1", b"a part")
+    await objects.create("runs/run/log/1", b"an entry")
+    assert await objects.get("runs/run/log/1") == b"an entry"
+    assert len(list((tmp_path / RESERVE).iterdir())) == 63
+    await objects.delete(["runs/run/deltas/0"])
+    assert len(list((tmp_path / RESERVE).iterdir())) == 64
+
+
+async def test_a_file_of_the_reserve_that_is_an_object_already_is_not_written_again(tmp_path: Path) -> None:
+    """A power cut may bring the old name of a file back that became an object."""
+    objects = open_objects(f"file://{tmp_path}/store", reserve=True)
+    folder = tmp_path / "store" / RESERVE
+    await objects.create("runs/run/log/1", b"an entry")
+    (folder / "00").unlink()
+    (folder / "00").hardlink_to(tmp_path / "store/runs/run/log/1")
+    draft = objects._from_reserve("runs/run/log/2")  # type: ignore[attr-defined]  # of a folder store
+    assert draft is not None
+    assert not (folder / "00").exists()
+    assert not (folder / "01").exists(), "which was taken in its place"
+    assert await objects.get("runs/run/log/1") == b"an entry"
+
+
+def test_an_export_to_a_full_disk_says_so_and_leaves_nothing(disk: Path) -> None:
+    fill(disk)
+    out = disk / "out.safetensors"
+    with pytest.raises(click.BadParameter, match=r"No space left on device\. path=.*/out\.safetensors"):
+        export.main(["--store", f"file://{GOLDEN}/store", "golden", "--out", str(out)], standalone_mode=False)
+    assert [path.name for path in disk.iterdir()] == ["of others"]

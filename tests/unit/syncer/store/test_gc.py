@@ -1,0 +1,284 @@
+"""A collection deletes what no kept version takes, says so in the log first, and touches nothing else."""
+
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from skerry.runtime.clock import SystemClock
+from skerry.runtime.workers import InlineWorkers
+from skerry.wire.policy import Policy
+from skerry_syncer.merge.outer_states import OuterStates
+from skerry_syncer.merge.restart import stored_again
+from skerry_syncer.store.errors import ObjectMissingError, StoreUnavailableError, UnreadableObjectError
+from skerry_syncer.store.log.retention import Retention
+from skerry_syncer.store.log.run_log import RunLog
+from skerry_syncer.store.maintenance.collect import (
+    CollectionPlan,
+    Why,
+    collect,
+    plan_collection,
+    position_at,
+    versions_since,
+)
+from skerry_syncer.store.maintenance.export import export_checkpoint
+from skerry_syncer.store.maintenance.repair import Repair
+from skerry_syncer.store.maintenance.verify import verify_run
+from skerry_syncer.store.objects.opening import open_objects
+from skerry_syncer.store.versions.replay import Replayer, UnreadableDeltaError
+from skerry_syncer.store.versions.scratch import Scratch
+from tests.support.dict_objects import DictObjects
+from tests.support.seeded_entropy import SeededEntropy
+from tests.unit.algorithm.merge_driver import FRAGMENT, INT4, Driver, layout_of
+
+DAY_S = 86_400.0
+NOW_S = 100 * DAY_S  # objects of DictObjects are of day 0
+
+
+async def trained(round_count: int, *, snapshot_every: int = 3, objects: DictObjects | None = None) -> Driver:
+    """Returns a run of so many rounds of two learners."""
+    values = np.random.Generator(np.random.PCG64(0))
+    driver = await Driver.start(layout_of((4, 4), (3,)), Policy(update_encoding=INT4), objects=objects)
+    for number in range(1, round_count + 1):
+        deltas = [await driver.push(who, 0.01 * values.standard_normal(19)) for who in (0, 1)]
+        await driver.round(deltas)
+        if number % snapshot_every == 0:
+            await driver.snapshot()
+    return driver
+
+
+async def stored_names(driver: Driver) -> set[str]:
+    return {info.name.removeprefix(f"{driver.log.prefix}/") async for info in driver.objects.list(driver.log.prefix)}
+
+
+def reasons(plan: CollectionPlan) -> set[Why]:
+    return {victim.why for victim in plan.victims}
+
+
+async def test_a_plan_changes_nothing(tmp_path: Path) -> None:
+    driver = await trained(4)
+    before, position = await stored_names(driver), driver.log.state.position
+    plan = await plan_collection(driver.log, Retention(version_count=1), now_unix_s=NOW_S)
+    assert plan.victims
+    assert (await stored_names(driver), driver.log.state.position) == (before, position)
+
+
+async def test_the_kept_versions_stay_whole_and_older_ones_go() -> None:
+    driver = await trained(9)
+    went = await collect(driver.log, Retention(version_count=2), now_unix_s=NOW_S)
+    assert reasons(went) == {Why.UNNEEDED}
+    for version in (8, 9):
+        await Replayer(driver.log, FRAGMENT, InlineWorkers()).rebuild(version, Scratch(None))
+    with pytest.raises(ObjectMissingError):
+        await Replayer(driver.log, FRAGMENT, InlineWorkers()).weights_at(4)
+    report = await verify_run(driver.log, workers=InlineWorkers(), scratch=Scratch(None))
+    assert report.problems == ()
+    again = await collect(driver.log, Retention(version_count=2), now_unix_s=NOW_S)
+    assert again.victims == ()
+
+
+async def test_the_names_are_condemned_in_the_log_before_any_is_deleted() -> None:
+    driver = await trained(4)
+    deleted_before_condemned: list[str] = []
+
+    class Watching(DictObjects):
+        async def delete(self, names: Sequence[str]) -> None:
+            condemned = {f"{driver.log.prefix}/{name}" for name in driver.log.state.condemned}
+            deleted_before_condemned.extend(set(names) - condemned)
+            await super().delete(names)
+
+    assert isinstance(driver.objects, DictObjects)
+    watching = Watching()
+    watching.objects = driver.objects.objects
+    driver.log.objects = watching
+    went = await collect(driver.log, Retention(version_count=1), now_unix_s=NOW_S)
+    assert went.victims
+    assert deleted_before_condemned == []
+
+
+async def test_a_collection_that_died_after_condemning_is_finished_by_the_next() -> None:
+    driver = await trained(4)
+
+    class Dying(DictObjects):
+        async def delete(self, names: Sequence[str]) -> None:
+            raise StoreUnavailableError("gone")
+
+    assert isinstance(driver.objects, DictObjects)
+    dying, alive = Dying(), driver.objects
+    dying.objects = alive.objects
+    driver.log.objects = dying
+    with pytest.raises(StoreUnavailableError):
+        await collect(driver.log, Retention(version_count=1), now_unix_s=NOW_S)
+    driver.log.objects = alive
+    went = await collect(driver.log, Retention(version_count=1), now_unix_s=NOW_S)
+    assert reasons(went) == {Why.CONDEMNED}
+
+
+async def test_pending_deltas_and_frozen_sets_stay() -> None:
+    driver = await trained(2)
+    frozen = await driver.push(0, np.ones(19, np.float32))
+    await driver.close([frozen])
+    pending = await driver.push(1, np.ones(19, np.float32))
+    await collect(driver.log, Retention(version_count=1, litter_age_s=0), now_unix_s=NOW_S)
+    assert {part.name for delta in (frozen, pending) for part in delta.parts} <= await stored_names(driver)
+
+
+async def test_litter_goes_only_when_it_is_old() -> None:
+    objects = DictObjects(unix=lambda: NOW_S)
+    driver = await trained(1, objects=objects)
+    stray = await driver.log.blobs.write_part(FRAGMENT, "e" * 32, 0, 19, "0" * 64, [0.0, 0.0], [b"never accepted"])
+    young = await plan_collection(driver.log, Retention(), now_unix_s=NOW_S + DAY_S / 2)
+    assert young.victims == ()
+    went = await collect(driver.log, Retention(), now_unix_s=NOW_S + 2 * DAY_S)
+    assert [(victim.name, victim.why) for victim in went.victims] == [(stray.ref.name, Why.LITTER)]
+    assert stray.ref.name in driver.log.state.condemned
+
+
+async def test_the_versions_since_a_position_are_those_that_were_the_newest_then() -> None:
+    fragment = (await trained(9)).log.state.fragments[FRAGMENT]
+    assert versions_since(fragment, fragment.versions[5].position + 1) == {5, 6, 7, 8, 9}
+
+
+async def test_a_time_is_found_in_the_log() -> None:
+    driver = await trained(3)
+    times = [entry.age_s async for entry, _ in driver.log.entries()]
+    for time in times:
+        assert await position_at(driver.log, time) == times.index(time) + 1
+    assert await position_at(driver.log, times[-1] + 1) == len(times) + 1
+    assert await position_at(driver.log, -1.0) == 1
+
+
+async def test_files_that_a_crash_left_in_a_folder_are_swept(tmp_path: Path) -> None:
+    driver = await Driver.start(layout_of((4,)), Policy(), objects=open_objects(f"file://{tmp_path}/store"))
+    left = tmp_path / "store" / "temporary" / ("f" * 32)
+    left.write_bytes(b"half")
+    went = await collect(driver.log, Retention(), now_unix_s=left.stat().st_mtime + 2 * DAY_S)
+    assert [victim.why for victim in went.victims] == [Why.TEMPORARY]
+    assert not left.exists()
+
+
+class Interrupted(DictObjects):
+    """What a reader sees of another's objects; once, before it reads a blob, something happens to them."""
+
+    def __init__(self, shared: DictObjects, happen: Callable[[], Awaitable[object]]) -> None:
+        super().__init__()
+        self.objects = shared.objects
+        self._happen: Callable[[], Awaitable[object]] | None = happen
+
+    async def _interrupt(self, name: str) -> None:
+        happen, is_blob = self._happen, any(f"/{kind}/" in name for kind in ("deltas", "snapshots", "updates"))
+        if happen is not None and is_blob:
+            self._happen = None
+            await happen()
+
+    async def get(self, name: str, *, offset: int = 0, length: int | None = None) -> bytes:
+        await self._interrupt(name)
+        return await super().get(name, offset=offset, length=length)
+
+    async def stream(self, name: str, *, offset: int = 0) -> AsyncIterator[bytes]:
+        await self._interrupt(name)
+        async for piece in super().stream(name, offset=offset):
+            yield piece
+
+
+async def reader_of(driver: Driver, happen: Callable[[], Awaitable[object]]) -> RunLog:
+    """Returns the run's log as another process has read it, in whose next read of a blob something happens."""
+    assert isinstance(driver.objects, DictObjects)
+    objects = Interrupted(driver.objects, happen)
+    entropy = SeededEntropy(random.Random(1))
+    log = RunLog(
+        objects, driver.log.spec, clock=SystemClock(), entropy=entropy, workers=InlineWorkers(), writer="reader"
+    )
+    await log.tail()
+    return log
+
+
+async def _verify(log: RunLog, _: Path) -> None:
+    report = await verify_run(log, workers=InlineWorkers(), scratch=Scratch(None))
+    assert report.problems == ()
+    assert report.versions_checked > 0
+
+
+async def _repair(log: RunLog, _: Path) -> None:
+    entropy = SeededEntropy(random.Random(2))
+    repair = Repair(log, workers=InlineWorkers(), scratch=Scratch(None), entropy=entropy, may_append=True)
+    assert await repair.run() == []
+
+
+async def _export(log: RunLog, folder: Path) -> None:
+    path = folder / "model.safetensors"
+    await export_checkpoint(log, path, position=log.state.position, dtype="float32", workers=InlineWorkers())
+
+
+async def _weights(log: RunLog, _: Path) -> None:
+    fragment = log.state.fragments[FRAGMENT]
+    await Replayer(log, FRAGMENT, InlineWorkers()).weights_at(fragment.version)
+
+
+async def _cold_replica(log: RunLog, _: Path) -> None:
+    fragment = log.state.fragments[FRAGMENT]
+    await OuterStates(log, InlineWorkers(), Scratch(None)).at(fragment, fragment.version)
+
+
+async def _roll_back(log: RunLog, _: Path) -> None:
+    fragment = log.state.fragments[FRAGMENT]
+    await stored_again(log, fragment, fragment.newest, InlineWorkers())
+
+
+READERS = [_verify, _repair, _export, _weights, _cold_replica, _roll_back]
+
+
+@pytest.mark.parametrize("read", READERS)
+async def test_a_collection_takes_the_way_that_a_reader_goes_and_it_takes_another(
+    read: Callable[[RunLog, Path], Awaitable[None]], tmp_path: Path
+) -> None:
+    driver = await trained(8)
+
+    async def happen() -> None:
+        await driver.snapshot()
+        went = await collect(driver.log, Retention(version_count=1), now_unix_s=NOW_S)
+        assert any("snapshots/" in victim.name for victim in went.victims)
+
+    log = await reader_of(driver, happen)
+    await read(log, tmp_path)
+    assert not log.blobs.unreadable
+
+
+@pytest.mark.parametrize("read", READERS)
+async def test_what_a_collection_takes_from_a_reader_was_collected_and_is_not_damaged(
+    read: Callable[[RunLog, Path], Awaitable[None]], tmp_path: Path
+) -> None:
+    driver = await trained(8)
+
+    async def happen() -> None:
+        for number in range(4):
+            await driver.round([await driver.push(0, np.full(19, 0.01 * number, np.float32))])
+        await driver.snapshot()
+        await collect(driver.log, Retention(version_count=1), now_unix_s=NOW_S)
+
+    log = await reader_of(driver, happen)
+    if read in {_verify, _repair}:
+        await read(log, tmp_path)
+    else:
+        with pytest.raises(ObjectMissingError, match="collected"):
+            await read(log, tmp_path)
+    assert not log.blobs.unreadable
+
+
+@pytest.mark.parametrize("read", READERS)
+async def test_an_object_that_nobody_condemned_is_missing_though_a_collection_runs(
+    read: Callable[[RunLog, Path], Awaitable[None]], tmp_path: Path
+) -> None:
+    driver = await trained(8)
+
+    async def happen() -> None:
+        await collect(driver.log, Retention(version_count=8), now_unix_s=NOW_S)
+        assert isinstance(driver.objects, DictObjects)
+        for name in [name for name in driver.objects.objects if "/updates/" in name or "/deltas/" in name]:
+            del driver.objects.objects[name]
+
+    log = await reader_of(driver, happen)
+    with pytest.raises((AssertionError, UnreadableObjectError, UnreadableDeltaError)):
+        await read(log, tmp_path)

@@ -1,0 +1,292 @@
+"""Any version is rebuilt bit for bit: from its deltas, along the updates, across snapshots and roll-backs."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from skerry.algorithm.step import TORN, OuterState
+from skerry.runtime.workers import ThreadWorkers
+from skerry.wire.codecs import Codec, Encoding
+from skerry.wire.digests import LeafHash, tree_digest
+from skerry.wire.frames import FrameBatch, encode_frames
+from skerry.wire.policy import MergeRule, OuterOptimizer, Policy
+from skerry_syncer.run.parts import PartChecker
+from skerry_syncer.store.errors import ObjectMissingError, UnreadableObjectError
+from skerry_syncer.store.log.entries import CollectedItem, RollbackFragment, RollbackItem
+from skerry_syncer.store.versions.kept import SMALLEST_BYTES, Kept
+from skerry_syncer.store.versions.replay import Replayer, UnreadableDeltaError, float32_from_hex
+from skerry_syncer.store.versions.scratch import Scratch
+from tests.unit.algorithm.merge_driver import FLOAT32, FRAGMENT, INT4, Driver, layout_of
+
+NO_FILES = Scratch(None)
+LAYOUT = layout_of((5, 7), (3,), (4, 4))
+
+
+def assert_same_bits(one: OuterState, other: OuterState) -> None:
+    assert one.version == other.version
+    for name in ("weights", "momentum", "residual"):
+        assert getattr(one, name).tobytes() == getattr(other, name).tobytes(), name
+
+
+async def trained(round_count: int, *, seed: int = 0, policy: Policy | None = None, snapshot_at: int = -1) -> Driver:
+    """Returns a run after some rounds of one to three random deltas each."""
+    rng = np.random.default_rng(seed)
+    policy = policy or Policy(update_encoding=INT4)
+    driver = await Driver.start(LAYOUT, policy, weights=rng.normal(size=LAYOUT.numel).astype(np.float32))
+    for _ in range(round_count):
+        count = rng.integers(1, 4)
+        deltas = [await driver.push(learner, rng.normal(size=LAYOUT.numel), encoding=INT4) for learner in range(count)]
+        await driver.round(deltas, weights=rng.uniform(0.1, 5, count).tolist(), participation=rng.uniform(0.2, 1))
+        if driver.state.version == snapshot_at:
+            await driver.snapshot()
+    return driver
+
+
+@settings(max_examples=25)
+@given(
+    seed=st.integers(0, 1000),
+    rule=st.sampled_from(MergeRule),
+    codec=st.sampled_from(Codec),
+    block=st.integers(1, 9),
+    momentum=st.sampled_from([0.0, 0.5, 0.9]),
+)
+async def test_replay_gives_weights_momentum_and_residual_bit_for_bit(
+    seed: int, rule: MergeRule, codec: Codec, block: int, momentum: float
+) -> None:
+    policy = Policy(merge=rule, outer=OuterOptimizer(momentum=momentum), update_encoding=Encoding(codec, block=block))
+    driver = await trained(4, seed=seed, policy=policy)
+    again = await Replayer(driver.log, FRAGMENT, driver.workers).rebuild(4, NO_FILES)
+    assert_same_bits(again, driver.state)
+
+
+@settings(max_examples=15)
+@given(seed=st.integers(0, 1000), rule=st.sampled_from(MergeRule), codec=st.sampled_from(Codec))
+async def test_the_arithmetic_is_the_formulas_of_the_specification_bit_for_bit(
+    seed: int, rule: MergeRule, codec: Codec
+) -> None:
+    encoding = Encoding(codec, block=4)
+    driver = await trained(2, seed=seed, policy=Policy(merge=rule, update_encoding=encoding))
+    theta, buf, residual = (
+        values.copy() for values in (driver.state.weights, driver.state.momentum, driver.state.residual)
+    )
+    rng = np.random.default_rng(seed)
+    deltas = rng.normal(size=(3, LAYOUT.numel)).astype(np.float32)
+    pushed = [await driver.push(nth, delta, encoding=FLOAT32) for nth, delta in enumerate(deltas)]
+    item = await driver.round(pushed, weights=[1, 2, 3], participation=0.75)
+
+    def per_element(values: tuple[str, ...]) -> NDArray[np.float32]:
+        numbers = np.array([float32_from_hex(value) for value in values], np.float32)
+        return np.repeat(numbers, [tensor.numel for tensor in LAYOUT.tensors])
+
+    scalars = item.scalars
+    rate, mu, decay, gain = (
+        np.float32(float32_from_hex(value)) for value in (scalars.rate, scalars.momentum, scalars.decay, scalars.gain)
+    )
+    acc = per_element(item.scalars.coefficients[0]) * deltas[0]
+    for c, v in zip(item.scalars.coefficients[1:], deltas[1:], strict=True):
+        acc = acc + per_element(c) * v
+    d = per_element(item.scalars.tensor_scales) * acc
+    buf = decay * buf + gain * d
+    target = residual + rate * (d + mu * buf)
+    q = np.empty_like(target)
+    list(encode_frames(target, LAYOUT, encoding, decoded=q))
+    assert driver.state.weights.tobytes() == (theta - q).tobytes()
+    assert driver.state.residual.tobytes() == (target - q).tobytes()
+    assert driver.state.momentum.tobytes() == buf.tobytes()
+
+
+@settings(max_examples=15)
+@given(seed=st.integers(0, 1000), codec=st.sampled_from(Codec))
+async def test_following_the_updates_gives_the_syncers_weights_bit_for_bit(seed: int, codec: Codec) -> None:
+    driver = await trained(5, seed=seed, policy=Policy(update_encoding=Encoding(codec, block=8)))
+    weights = await Replayer(driver.log, FRAGMENT, driver.workers).weights_at(5)
+    assert weights.tobytes() == driver.state.weights.tobytes()
+    assert tree_digest(weights, LeafHash.SHA256).hex() == driver.log.state.fragments[FRAGMENT].newest.digest
+
+
+async def test_a_snapshot_is_where_a_rebuild_begins() -> None:
+    driver = await trained(5, snapshot_at=3)
+    fragment = driver.log.state.fragments[FRAGMENT]
+    before = [
+        part.name
+        for version in (1, 2, 3)
+        for member in fragment.versions[version].commit.close.members  # type: ignore[union-attr]
+        for part in driver.log.state.deltas[member.delta].item.parts
+    ]
+    await driver.append(CollectedItem(tuple(before)))
+    await driver.objects.delete([f"{driver.log.prefix}/{name}" for name in before])
+    again = await Replayer(driver.log, FRAGMENT, driver.workers).rebuild(5, NO_FILES)
+    assert_same_bits(again, driver.state)
+    # Without their deltas, the versions before the snapshot are only known by the updates.
+    with pytest.raises(ObjectMissingError):
+        await Replayer(driver.log, FRAGMENT, driver.workers).rebuild(2, NO_FILES)
+    await Replayer(driver.log, FRAGMENT, driver.workers).weights_at(2)
+
+
+async def test_a_state_that_lags_is_brought_up_by_the_rounds_it_missed() -> None:
+    driver = await trained(4)
+    lagging = await Replayer(driver.log, FRAGMENT, driver.workers).rebuild(1, NO_FILES)
+    await Replayer(driver.log, FRAGMENT, driver.workers).advance(lagging, 4, NO_FILES)
+    assert_same_bits(lagging, driver.state)
+
+
+async def test_versions_on_both_sides_of_a_roll_back_can_be_rebuilt() -> None:
+    driver = await trained(3)
+    newest = [values.copy() for values in (driver.state.weights, driver.state.momentum)]
+    source = await Replayer(driver.log, FRAGMENT, driver.workers).rebuild(1, NO_FILES)
+    driver.state = source
+    refs = await driver.write_snapshot(4)
+    digest = driver.log.state.fragments[FRAGMENT].versions[1].digest
+    await driver.append(RollbackItem("back", 1, (RollbackFragment(FRAGMENT, 4, 1, digest, refs[:1], refs[1:]),)))
+    source.version = 4
+    await driver.round([await driver.push(0, np.ones(LAYOUT.numel))])
+    again = await Replayer(driver.log, FRAGMENT, driver.workers).rebuild(5, NO_FILES)
+    assert_same_bits(again, driver.state)
+    abandoned = await Replayer(driver.log, FRAGMENT, driver.workers).rebuild(3, NO_FILES)
+    assert abandoned.weights.tobytes() == newest[0].tobytes()
+    assert abandoned.momentum.tobytes() == newest[1].tobytes()
+    along = await Replayer(driver.log, FRAGMENT, driver.workers).weights_at(3)
+    assert along.tobytes() == newest[0].tobytes()
+    # A state from before the roll-back is carried over it as well.
+    old = await Replayer(driver.log, FRAGMENT, driver.workers).rebuild(2, NO_FILES)
+    await Replayer(driver.log, FRAGMENT, driver.workers).advance(old, 5, NO_FILES)
+    assert_same_bits(old, driver.state)
+
+
+async def test_a_roll_back_takes_a_planned_run_back_to_before_it_settled() -> None:
+    driver = await Driver.start(LAYOUT, Policy(planned_step_count=24 * 8))
+
+    async def momentum_of_a_round() -> float:
+        return float32_from_hex((await driver.round([await driver.push(0, np.ones(LAYOUT.numel))])).scalars.momentum)
+
+    assert [await momentum_of_a_round() > 0 for _ in range(9)] == [True] * 8 + [False]
+    driver.state = await Replayer(driver.log, FRAGMENT, driver.workers).rebuild(1, NO_FILES)
+    refs = await driver.write_snapshot(10)
+    digest = driver.log.state.fragments[FRAGMENT].versions[1].digest
+    await driver.append(RollbackItem("back", 1, (RollbackFragment(FRAGMENT, 10, 1, digest, refs[:1], refs[1:]),)))
+    driver.state.version = 10
+    assert [await momentum_of_a_round() > 0 for _ in range(8)] == [True] * 7 + [False]
+
+
+async def test_threads_scratch_files_and_cuts_into_parts_change_no_bit(tmp_path: Path) -> None:
+    # Larger than a batch of frames, and than a leaf of the digest; blocks of 128 straddle the leaves.
+    layout = layout_of((1000, 999), (77,), (513, 1024))
+    policy = Policy(update_encoding=Encoding(Codec.INT4))
+    rng = np.random.default_rng(3)
+    deltas = [rng.normal(size=layout.numel).astype(np.float32) for _ in range(2)]
+    cuts = [layout.boundary_at_or_before(at, 4) for at in (10, 400_000, 999_003, 1_300_000)]
+    workers = ThreadWorkers(2)
+    plain = await Driver.start(layout, policy)
+    threaded = await Driver.start(layout, policy, workers=workers)
+    threaded.scratch = Scratch(tmp_path)
+    await plain.round([await plain.push(nth, values, encoding=INT4) for nth, values in enumerate(deltas)])
+    await threaded.round(
+        [await threaded.push(nth, values, encoding=INT4, cuts=cuts) for nth, values in enumerate(deltas)]
+    )
+    assert_same_bits(plain.state, threaded.state)
+    again = await Replayer(threaded.log, FRAGMENT, workers).rebuild(1, threaded.scratch)
+    assert_same_bits(again, plain.state)
+    assert tree_digest(again.weights, LeafHash.SHA256).hex() == plain.log.state.fragments[FRAGMENT].newest.digest
+    workers.close()
+
+
+@pytest.mark.parametrize("codec", Codec)
+async def test_parts_in_memory_are_merged_like_stored_ones_and_only_once(codec: Codec) -> None:
+    layout = layout_of((1000, 999), (77,), (513, 1024))
+    rng = np.random.default_rng(3)
+    deltas = [rng.normal(size=layout.numel).astype(np.float32) for _ in range(2)]
+    stored, kept = [await Driver.start(layout, Policy(update_encoding=INT4)) for _ in range(2)]
+    for driver in (stored, kept):
+        items = [
+            await driver.push(nth, values, encoding=Encoding(codec), cuts=[999_000], is_kept=driver is kept)
+            for nth, values in enumerate(deltas)
+        ]
+        closing = await driver.close(items)
+        await driver.damage(items[0].parts[0].name)
+        if driver is stored:
+            with pytest.raises(UnreadableDeltaError):
+                await driver.merge(closing)
+            await driver.damage(items[0].parts[0].name)  # the same bit, so that it is as it was
+        before = copy.deepcopy(driver.state)
+        result = await driver.merge(closing)
+        if driver is kept:
+            driver.state, merged = before, driver.state
+            with pytest.raises(UnreadableDeltaError):
+                await driver.merge(closing)
+            driver.state = merged
+        await driver.commit(result)
+    assert_same_bits(stored.state, kept.state)
+    assert kept.log.state.fragments[FRAGMENT].newest.digest == stored.log.state.fragments[FRAGMENT].newest.digest
+
+
+def test_a_part_that_decompresses_to_more_than_it_may_is_not_kept() -> None:
+    layout = layout_of((1024, 1024))
+    encoding = Encoding(Codec.INT4)
+    data = b"".join(encode_frames(np.ones(layout.numel, np.float32), layout, encoding))
+    raw_bytes = encoding.codec.raw_size(layout.numel, layout.numel // encoding.block)
+    for most_kept_bytes, frame_count in ((raw_bytes, 4), (raw_bytes - 1, 0), (0, 0)):
+        checker = PartChecker(layout, layout.numel, codecs=frozenset(Codec), most_kept_bytes=most_kept_bytes)
+        checker.check([FrameBatch(0, layout.numel, data)])
+        assert len(checker.summary().kept) == frame_count
+
+
+async def test_what_does_not_fit_is_not_kept_and_the_oldest_goes_first() -> None:
+    kept: Kept[str] = Kept(3 * SMALLEST_BYTES)
+    kept.put("small", ["small"], SMALLEST_BYTES - 1)
+    kept.put("large", ["large"], 3 * SMALLEST_BYTES + 1)
+    for name in ("a", "b", "c"):
+        kept.put(name, [name], SMALLEST_BYTES)
+    kept.put("b", ["b again"], SMALLEST_BYTES)
+    kept.put("d", ["d"], SMALLEST_BYTES)
+    assert [list(kept.get(name)) for name in ("small", "large", "a", "c", "b", "d")] == [
+        [],
+        [],
+        [],
+        ["c"],
+        ["b again"],
+        ["d"],
+    ]
+    assert (list(kept.take("c")), list(kept.take("c"))) == (["c"], [])
+    kept.put("e", ["e"], SMALLEST_BYTES)
+    assert (list(kept.get("b")), list(kept.get("e"))) == (["b again"], ["e"])
+
+
+async def test_an_update_in_several_objects_is_followed_like_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("skerry_syncer.merge.merger.UPDATE_OBJECT_SPANS", 1)
+    driver = await Driver.start(layout_of((1500, 999), (1000, 1000)), Policy(update_encoding=Encoding(Codec.INT4)))
+    item = await driver.round([await driver.push(0, np.random.default_rng(0).normal(size=driver.layout.numel))])
+    assert len(item.update) == 3
+    weights = await Replayer(driver.log, FRAGMENT, driver.workers).weights_at(1)
+    assert weights.tobytes() == driver.state.weights.tobytes()
+
+
+async def test_a_damaged_update_or_snapshot_is_told_apart_from_a_missing_version() -> None:
+    driver = await trained(2)
+    fragment = driver.log.state.fragments[FRAGMENT]
+    with pytest.raises(ObjectMissingError):
+        await Replayer(driver.log, FRAGMENT, driver.workers).weights_at(3)
+    commit = fragment.versions[1].commit
+    assert commit is not None
+    await driver.damage(commit.commit.update[0].name)
+    with pytest.raises(UnreadableObjectError):
+        await Replayer(driver.log, FRAGMENT, driver.workers).weights_at(2)
+    await driver.damage(fragment.versions[0].weights[0].name)
+    weights, momentum, residual = NO_FILES.zeros(3, LAYOUT.numel)
+    state = OuterState(weights, momentum, residual, 0)
+    with pytest.raises(UnreadableObjectError):
+        await Replayer(driver.log, FRAGMENT, driver.workers).load_snapshot(fragment.versions[0], state)
+    assert state.version == TORN
+
+
+async def test_a_torn_state_is_refused() -> None:
+    driver = await trained(1)
+    driver.state.version = TORN
+    with pytest.raises(ValueError, match="advance"):
+        await Replayer(driver.log, FRAGMENT, driver.workers).advance(driver.state, 1, NO_FILES)

@@ -1,0 +1,243 @@
+"""What a run's policy keeps: versions whole, hours and days by their weights, pins for ever, and the rest goes."""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+
+from skerry.runtime.workers import InlineWorkers
+from skerry.wire.policy import Policy
+from skerry_syncer.store.errors import ObjectMissingError
+from skerry_syncer.store.log import retention
+from skerry_syncer.store.log.checkpoints import checkpoint_of
+from skerry_syncer.store.log.entries import ENTRY_FORMAT, CollectedItem, Item, LevelItem, PolicyItem
+from skerry_syncer.store.log.fold import apply_entry
+from skerry_syncer.store.log.retention import Retention, has_weights_at
+from skerry_syncer.store.log.run_log import RunLog
+from skerry_syncer.store.log.saved import state_from_bytes, state_to_bytes
+from skerry_syncer.store.log.state import RunState
+from skerry_syncer.store.maintenance.collect import collect
+from skerry_syncer.store.maintenance.verify import verify_run
+from skerry_syncer.store.versions.replay import Replayer
+from skerry_syncer.store.versions.scratch import Scratch
+from tests.support.seeded_entropy import SeededEntropy
+from tests.unit.algorithm.merge_driver import FRAGMENT, INT4, Driver, layout_of
+
+HOUR_S = 3600.0
+BEGIN_S = 1_700_000_000.0 // 86_400 * 86_400  # a midnight
+
+
+@dataclass
+class Calendar:
+    """A clock that a test sets; what it takes for the time of day may be wrong."""
+
+    now_s: float = BEGIN_S
+    error_s: float = 0.0
+
+    def unix_s(self) -> float:
+        return self.now_s + self.error_s
+
+    def monotonic_s(self) -> float:
+        return self.now_s
+
+    async def sleep(self, duration_s: float) -> None:
+        self.now_s += duration_s
+
+
+class Trained:
+    """A run that has a version every three hours and a snapshot after every third, followed by one that forgets."""
+
+    def __init__(self, driver: Driver, calendar: Calendar) -> None:
+        self.driver = driver
+        self.log = driver.log
+        self.calendar = calendar
+        self.positions: list[int] = []  # at which each version was the newest
+        self.forgetful = RunState(driver.log.spec, forgets=True)
+
+    @classmethod
+    async def start(cls, policy: Policy) -> "Trained":
+        calendar = Calendar()
+        driver = await Driver.start(layout_of((4, 4), (3,)), Policy(update_encoding=INT4), clock=calendar)
+        made = cls(driver, calendar)
+        await driver.append(LevelItem(ENTRY_FORMAT))
+        await made.append(PolicyItem("retention", policy))
+        return made
+
+    def restart(self) -> None:
+        """Goes on as a process that has just opened the log."""
+        self.driver.log = self.log = RunLog(
+            self.log.objects,
+            self.log.spec,
+            clock=self.calendar,
+            entropy=self.log.entropy,
+            workers=InlineWorkers(),
+            writer="again",
+            state=self.log.state,
+        )
+
+    async def append(self, *items: Item) -> None:
+        await self.driver.append(*items)
+        await self.follow()
+
+    async def follow(self) -> None:
+        async for entry, data in self.log.entries(self.forgetful.position + 1):
+            outcomes = apply_entry(self.forgetful, entry, data)
+            assert all(one.rejection is None for one in outcomes)
+
+    async def train(self, round_count: int, *, is_checkpointed: bool = True) -> None:
+        values = np.random.Generator(np.random.PCG64(0))
+        for _ in range(round_count):
+            self.calendar.now_s += 3 * HOUR_S
+            await self.driver.round([await self.driver.push(0, 0.01 * values.standard_normal(19))])
+            self.positions.append(self.log.state.position)
+            if len(self.positions) % 3 == 0:
+                await self.driver.snapshot()
+            if is_checkpointed:
+                await self.checkpoint()
+
+    async def checkpoint(self) -> None:
+        await self.follow()
+        item, _ = checkpoint_of(self.forgetful, SeededEntropy(random.Random(self.log.state.position)))
+        await self.append(item)
+
+    async def collect(self) -> set[str]:
+        went = await collect(self.log, Retention.of(self.log.state.policy), now_unix_s=0.0)
+        await self.follow()
+        return {victim.name for victim in went.victims}
+
+    async def readable(self) -> set[int]:
+        """Returns the versions whose weights can be made."""
+        replayer = Replayer(self.log, FRAGMENT, InlineWorkers())
+        found = set()
+        for version in self.log.state.fragments[FRAGMENT].versions:
+            try:
+                await replayer.weights_at(version)
+            except ObjectMissingError:
+                continue
+            found.add(version)
+        return found
+
+
+async def test_the_newest_stay_whole_and_hours_and_days_by_their_weights() -> None:
+    run = await Trained.start(Policy(update_encoding=INT4, kept_version_count=2, kept_hours=10, kept_day_count=2))
+    await run.train(34)  # version 8 is the first of day 2: versions 8n - 1 are the last of a day
+    await run.collect()
+    readable = await run.readable()
+    assert {31, 32, 33, 34} <= readable, "the newest of the last ten hours"
+    assert {30, 23, 15} <= readable, "what leads to them, and the last of two days before"
+    assert not readable & {1, 2, 7, 8, 16, 20, 24, 25, 26}
+    assert readable == {number for number in readable if has_weights_at(run.forgetful, run.positions[number - 1])}
+    for version in (33, 34):
+        await Replayer(run.log, FRAGMENT, InlineWorkers()).rebuild(version, Scratch(None))
+    report = await verify_run(run.log, workers=InlineWorkers(), scratch=Scratch(None))
+    assert report.problems == ()
+
+
+async def _readable_after(errors_s: Sequence[float], *, is_restarted: bool) -> set[int]:
+    """Returns the versions that are left of a run in which the calendar was so wrong when each was made."""
+    run = await Trained.start(Policy(update_encoding=INT4, kept_version_count=1, kept_hours=6, kept_day_count=2))
+    for number, error_s in enumerate(errors_s):
+        run.calendar.error_s = error_s
+        if is_restarted:
+            run.restart()
+        await run.train(1, is_checkpointed=number % 2 == 0)
+    await run.collect()
+    return await run.readable()
+
+
+@pytest.mark.parametrize("hours", [2, -2, 50, -50])
+@pytest.mark.parametrize("is_restarted", [False, True], ids=["one process", "restarted each time"])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        pytest.param(lambda number: number % 2, id="one replica of two"),
+        pytest.param(lambda number: number == 25, id="the newest entry"),
+        pytest.param(lambda number: number < 25, id="all but the newest entry"),
+        pytest.param(lambda number: number > 20, id="the clock is set"),
+        pytest.param(lambda number: number, id="another clock each time"),
+    ],
+)
+async def test_what_stays_does_not_depend_on_calendar_clocks(
+    hours: int, wrong: Callable[[int], int], *, is_restarted: bool
+) -> None:
+    errors_s = [hours * HOUR_S * wrong(number) for number in range(26)]
+    readable = await _readable_after(errors_s, is_restarted=is_restarted)
+    assert {24, 25, 26} <= readable, "what was the newest within six hours"
+    assert readable == await _readable_after([0.0] * 26, is_restarted=False)
+
+
+async def test_a_pin_outlives_every_collection_and_any_number_of_checkpoints() -> None:
+    run = await Trained.start(Policy(update_encoding=INT4, kept_version_count=1, kept_hours=0, kept_day_count=0))
+    await run.train(5, is_checkpointed=False)
+    pinned = replace(run.log.state.policy, pinned_positions=(run.positions[4],))
+    await run.append(PolicyItem("pin", pinned))
+    for _ in range(4):
+        await run.train(8)
+        await run.collect()
+    assert {3, 4, 5} <= await run.readable(), "version 5 comes of the snapshot of version 3"
+    assert 2 not in await run.readable()
+    assert run.forgetful.fragments[FRAGMENT].at(run.positions[4]) is not None
+    assert run.forgetful.fragments[FRAGMENT].at(run.positions[5]) is None, "which followed it"
+    names = sorted(retention.pinned_names(run.forgetful))
+    assert names == sorted(retention.pinned_names(run.log.state))
+    (outcome,) = await run.log.append([CollectedItem((names[0],))])
+    assert outcome.rejection is not None
+    assert outcome.rejection.reason == "BAD_REQUEST"
+
+
+async def test_what_is_gone_cannot_be_pinned() -> None:
+    run = await Trained.start(Policy(update_encoding=INT4, kept_version_count=1, kept_hours=0, kept_day_count=0))
+    await run.train(9, is_checkpointed=False)
+    await run.collect()
+    for position in (run.positions[3], run.log.state.position + 5, 0):
+        (outcome,) = await run.log.append([PolicyItem(f"pin {position}", Policy(pinned_positions=(position,)))])
+        assert outcome.rejection is not None
+        assert outcome.rejection.reason == "VERSION_NOT_FOUND"
+    await run.append(PolicyItem("pin", Policy(pinned_positions=(run.positions[8],))))
+
+
+async def test_retention_waits_for_the_format_level() -> None:
+    driver = await Driver.start(layout_of((4, 4), (3,)), Policy())
+    (outcome,) = await driver.log.append([PolicyItem("r", Policy(kept_hours=3))])
+    assert outcome.rejection is not None
+    assert outcome.rejection.reason == "BAD_REQUEST"
+    await driver.append(PolicyItem("s", Policy(kept_hours=1.0)))
+
+
+async def test_forgetting_and_remembering_states_keep_the_same() -> None:
+    run = await Trained.start(Policy(update_encoding=INT4, kept_version_count=2, kept_hours=7, kept_day_count=3))
+    for _ in range(8):
+        await run.train(7)
+        await run.collect()
+        ours, theirs = run.forgetful.fragments[FRAGMENT], run.log.state.fragments[FRAGMENT]
+        assert ours.known().keys() == theirs.known().keys()
+        kept = Retention.of(run.log.state.policy)
+        assert retention.kept_positions(run.forgetful, kept) == retention.kept_positions(run.log.state, kept)
+        live = set(run.driver.objects.objects)  # type: ignore[attr-defined]  # objects in a dict
+        names = retention.kept_names(run.forgetful, kept)
+        assert {f"{run.log.prefix}/{name}" for name in names} <= live
+        again = state_from_bytes(state_to_bytes(run.forgetful), run.log.spec)
+        assert again.fragments[FRAGMENT].known() == ours.known()
+
+
+async def test_a_collection_is_due_when_it_frees_a_quarter_of_what_stays() -> None:
+    run = await Trained.start(Policy(update_encoding=INT4, kept_version_count=2, kept_hours=0, kept_day_count=0))
+    await run.train(3)
+    assert not retention.is_due(run.log.state)
+    await run.train(9)
+    assert retention.is_due(run.log.state)
+    assert await run.collect()
+    assert not retention.is_due(run.log.state)
+    assert not await run.collect()
+
+
+@pytest.mark.parametrize("field", ["kept_version_count", "kept_hours", "kept_day_count", "pinned_positions"])
+def test_programs_that_do_not_know_a_field_read_runs_that_do_not_use_it(field: str) -> None:
+    assert field not in Policy().to_json()
+    changed = Policy.from_json({field: [4] if field == "pinned_positions" else 2})
+    assert changed.to_json()[field] in {2, (4,)}
+    assert Policy.from_json(changed.to_json()) == changed
+    assert changed.states_retention
+    assert not Policy(planned_step_count=5).states_retention

@@ -1,0 +1,468 @@
+"""Appending and following: what a caller of the log may rely on, one promise a test."""
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from typing import Any, NoReturn
+
+import pytest
+
+from skerry.runtime.workers import InlineWorkers
+from skerry.wire.layout import FragmentLayout, TensorSpec
+from skerry.wire.policy import Policy
+from skerry_syncer.store.errors import (
+    DraftConflictError,
+    LogCorruptError,
+    ObjectExistsError,
+    ObjectMissingError,
+    OutcomeUnknownError,
+    RunNotFoundError,
+    StoreFullError,
+    StoreUnavailableError,
+)
+from skerry_syncer.store.log.entries import CollectedItem, PolicyItem, RunSpec, entry_name
+from skerry_syncer.store.log.run_log import GROUP_BYTES, RunLog
+from skerry_syncer.store.store import Store
+from tests.simulation.virtual_time import VirtualClock, run_virtual
+from tests.support.dict_objects import DictObjects
+from tests.support.faulty_objects import NO_FAULT, Effect, Fault, FaultyObjects, LateWrites
+from tests.support.seeded_entropy import SeededEntropy
+
+UID, OTHER_UID = "a" * 32, "b" * 32
+LAYOUT = FragmentLayout("body", (TensorSpec("w", (4,)),))
+SPEC = RunSpec("run", UID, (LAYOUT,), {"w": "float32"}, 0.0)
+
+
+class Bench:
+    """One shared store and any number of replicas on it, each with its own faults; operations are counted."""
+
+    def __init__(self) -> None:
+        self.shared = DictObjects()
+        self.late = LateWrites()
+        self.clock = VirtualClock()
+        self.entropy = SeededEntropy(random.Random(0))
+        self.operations: Counter[str] = Counter()
+
+    def store(self, faults: Callable[[str, str], Fault] = lambda _operation, _name: NO_FAULT) -> Store:
+        def schedule(operation: str, name: str) -> Fault:
+            self.operations[operation] += 1
+            return faults(operation, name)
+
+        objects = FaultyObjects(self.shared, schedule, clock=self.clock, late=self.late)
+        return Store(objects, clock=self.clock, entropy=self.entropy, workers=InlineWorkers(), writer="test")
+
+    def policy(self) -> PolicyItem:
+        return PolicyItem(self.entropy.hex_id(), Policy())
+
+
+def on_virtual_time(test: Callable[[Bench], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+    """Runs a test with a bench on a fresh virtual-time loop."""
+
+    def run() -> None:
+        async def main() -> None:
+            await test(Bench())
+
+        run_virtual(main)
+
+    run.__name__ = test.__name__
+    return run
+
+
+def first(operation: str, *faults: Fault) -> Callable[[str, str], Fault]:
+    """Gives the first calls of an operation on log entries these faults."""
+    left = list(faults)
+
+    def schedule(called: str, name: str) -> Fault:
+        return left.pop(0) if left and called == operation and "/log/" in name else NO_FAULT
+
+    return schedule
+
+
+def entry_count(bench: Bench) -> int:
+    return sum("/log/" in name for name in bench.shared.objects)
+
+
+@on_virtual_time
+async def test_appends_that_wait_together_share_one_entry(bench: Bench) -> None:
+    log = await bench.store().create_draft(SPEC)
+    answers = await asyncio.gather(*(log.append([bench.policy()]) for _ in range(50)))
+    assert all(outcome.rejection is None for answer in answers for outcome in answer)
+    assert entry_count(bench) == 1
+
+
+@on_virtual_time
+async def test_what_waits_while_an_entry_is_written_goes_into_the_next(bench: Bench) -> None:
+    log = await bench.store(lambda operation, _: Fault(latency_s=1.0)).create_draft(SPEC)
+    early = asyncio.ensure_future(log.append([bench.policy()]))
+    await asyncio.sleep(0.5)
+    later = [asyncio.ensure_future(log.append([bench.policy()])) for _ in range(9)]
+    await asyncio.gather(early, *later)
+    assert entry_count(bench) == 2
+
+
+@on_virtual_time
+async def test_groups_are_split_where_an_entry_would_grow_too_large(bench: Bench) -> None:
+    log = await bench.store().create_draft(SPEC)
+    names = tuple(f"deltas/body/{number:032}" for number in range(10_000))  # about 450 kB
+    await asyncio.gather(*(log.append([CollectedItem(names)]) for _ in range(5)))
+    sizes = [len(data) for name, (data, _) in bench.shared.objects.items() if "/log/" in name]
+    assert len(sizes) == 3
+    assert max(sizes) < GROUP_BYTES + 1000
+
+
+@on_virtual_time
+async def test_a_cancelled_caller_takes_only_its_own_items_back(bench: Bench) -> None:
+    log = await bench.store(lambda operation, _: Fault(latency_s=1.0)).create_draft(SPEC)
+    callers = [asyncio.ensure_future(log.append([bench.policy()])) for _ in range(2)]
+    await asyncio.sleep(0.5)  # both are under way
+    waiting = [asyncio.ensure_future(log.append([bench.policy()])) for _ in range(3)]
+    await asyncio.sleep(0)
+    callers[0].cancel()
+    waiting[1].cancel()
+    await asyncio.gather(callers[1], waiting[0], waiting[2])
+    assert len(log.state.requests) == 4, "what was sent took effect, what had not been sent did not"
+
+
+@on_virtual_time
+async def test_the_loser_of_a_number_folds_the_winner_and_takes_the_next(bench: Bench) -> None:
+    one, other = [await bench.store().create_draft(SPEC) for _ in range(2)]
+    seen: list[int] = []
+    other.subscribe(lambda entry, _: seen.append(entry.position))
+    await one.append([bench.policy()])
+    await other.append([bench.policy()])
+    assert (entry_count(bench), other.state.position, seen) == (2, 2, [1, 2])
+
+
+@on_virtual_time
+async def test_items_without_effect_are_answered_from_the_logs_end_and_not_written(bench: Bench) -> None:
+    one, other = [await bench.store().create_draft(SPEC) for _ in range(2)]
+    item = bench.policy()
+    await one.append([item])
+    (outcome,) = await other.append([item])
+    assert outcome.rejection is not None
+    assert outcome.rejection.reason == "ID_REUSED"
+    assert entry_count(bench) == 1
+    assert other.state.position == 1
+
+
+@pytest.mark.parametrize("effect", [Effect.ERROR_BEFORE, Effect.ERROR_AFTER, Effect.LATE])
+@pytest.mark.parametrize("error", [StoreUnavailableError, ObjectExistsError])
+def test_a_create_that_failed_is_read_back_and_has_one_effect(effect: Effect, error: type[Exception]) -> None:
+    @on_virtual_time
+    async def test(bench: Bench) -> None:
+        fault = Fault(effect=effect, error=error, landing_s=0.02)  # type: ignore[arg-type]
+        log = await bench.store(first("create", fault)).create_draft(SPEC)
+        (outcome,) = await log.append([bench.policy()])
+        await bench.late.land()
+        assert outcome.rejection is None
+        assert (entry_count(bench), log.state.position) == (1, 1)
+
+    test()
+
+
+@on_virtual_time
+async def test_nothing_is_answered_while_the_store_cannot_say_what_happened(bench: Bench) -> None:
+    faults: list[Fault] = []
+    log = await bench.store(lambda *_: faults.pop() if faults else NO_FAULT).create_draft(SPEC)
+    faults += [Fault(effect=Effect.ERROR_BEFORE)] * 6 + [Fault(effect=Effect.ERROR_AFTER)]  # the create lands, unheard
+    (outcome,) = await log.append([bench.policy()])
+    assert outcome.rejection is None
+    assert entry_count(bench) == 1
+
+
+@on_virtual_time
+async def test_a_caller_hears_unknown_only_after_patience_and_repeating_is_safe(bench: Bench) -> None:
+    is_down = True
+    down = Fault(effect=Effect.ERROR_BEFORE)
+    store = bench.store(lambda _, name: down if is_down and "/log/" in name else NO_FAULT)
+    is_down = False
+    log = await store.create_draft(SPEC)
+    is_down = True
+    item = bench.policy()
+    started = bench.clock.monotonic_s()
+    with pytest.raises(OutcomeUnknownError):
+        await log.append([item])
+    assert bench.clock.monotonic_s() - started >= 20
+    is_down = False
+    await log.append([item])
+    assert [outcome.rejection for outcome in await log.append([bench.policy()])] == [None]
+    assert item.request_id in log.state.requests
+    entries = [entry async for entry, _ in log.entries()]
+    assert sum(found == item for entry in entries for found in entry.items) == 1
+
+
+@on_virtual_time
+async def test_a_full_store_is_said_at_once_and_a_repetition_goes_through_when_there_is_room(bench: Bench) -> None:
+    full = Fault(effect=Effect.ERROR_BEFORE, error=StoreFullError)
+    log = await bench.store(first("create", full)).create_draft(SPEC)
+    item = bench.policy()
+    with pytest.raises(StoreFullError):
+        await log.append([item])
+    assert bench.clock.monotonic_s() < 1
+    await log.append([item])
+    assert list(log.state.requests) == [item.request_id]
+
+
+@on_virtual_time
+async def test_a_writer_that_slept_while_others_wrote_changes_nothing_that_they_decided(bench: Bench) -> None:
+    sleeper = await bench.store(first("create", Fault(latency_s=3600.0))).create_draft(SPEC)
+    other = await bench.store().create_draft(SPEC)
+    asleep = asyncio.ensure_future(sleeper.append([bench.policy()]))
+    await asyncio.sleep(1)
+    for _ in range(5):
+        await other.append([bench.policy()])
+    (outcome,) = await asleep
+    assert outcome.rejection is None
+    await other.tail()
+    assert sleeper.state.head_digest == other.state.head_digest
+    assert other.state.position == 6
+
+
+@on_virtual_time
+async def test_many_callers_that_want_the_end_cost_two_reads(bench: Bench) -> None:
+    log = await bench.store(lambda *_: Fault(latency_s=0.1)).create_draft(SPEC)
+    before = bench.operations["get"]
+    await asyncio.gather(*(log.tail() for _ in range(100)))
+    assert bench.operations["get"] - before == 2
+
+
+@on_virtual_time
+async def test_a_cold_replica_reads_ahead_and_never_lists_the_log(bench: Bench) -> None:
+    log = await bench.store().create_draft(SPEC)
+    for _ in range(100):
+        await log.append([bench.policy()])
+    started = bench.clock.monotonic_s()
+    cold = await bench.store(lambda operation, _: Fault(latency_s=1.0) if operation == "get" else NO_FAULT).open_log(
+        "run", UID
+    )
+    assert cold.state.head_digest == log.state.head_digest
+    assert bench.clock.monotonic_s() - started < 15
+    assert bench.operations["list"] == 2, "each looked for checkpoints once"
+
+
+@on_virtual_time
+async def test_waiting_for_a_position_that_the_log_does_not_have_says_that_it_shrank(bench: Bench) -> None:
+    one, other = [await bench.store().create_draft(SPEC) for _ in range(2)]
+    await one.append([bench.policy()])
+    await other.wait_for(1)
+    with pytest.raises(LogCorruptError) as caught:
+        await other.wait_for(2)
+    assert caught.value.reason == "STORE_ROLLED_BACK"
+    await other.append([bench.policy()])  # what a caller claims does not stop the log
+
+
+@pytest.mark.parametrize("damage", ["removed", "changed"])
+@pytest.mark.parametrize("is_writing", [False, True])
+def test_a_store_that_lost_what_it_had_is_detected_and_nothing_more_is_acknowledged(
+    damage: str, is_writing: bool
+) -> None:
+    @on_virtual_time
+    async def test(bench: Bench) -> None:
+        log = await bench.store().create_draft(SPEC)
+        for _ in range(3):
+            await log.append([bench.policy()])
+        await asyncio.sleep(6)
+        await log.tail()
+        name = f"{log.prefix}/log/{3:020}"
+        if damage == "removed":
+            del bench.shared.objects[name]
+        else:
+            bench.shared.objects[name] = (b"{}", 0.0)
+
+        async def go_on() -> None:
+            for _ in range(3):
+                if is_writing:
+                    await log.append([bench.policy()])
+                await asyncio.sleep(4)
+                await log.tail()
+
+        with pytest.raises(LogCorruptError):
+            await go_on()
+        for attempt in (log.tail(), log.append([bench.policy()]), log.wait_for(1)):
+            with pytest.raises(LogCorruptError):
+                await attempt
+
+    test()
+
+
+@pytest.mark.parametrize("lost", ["all", "newest", "oldest", "middle", "spec"])
+def test_a_store_that_comes_back_whole_is_served_again_and_no_other(lost: str) -> None:
+    @on_virtual_time
+    async def test(bench: Bench) -> None:
+        store = bench.store()
+        log = await store.create_draft(SPEC)
+        for _ in range(3):
+            await log.append([bench.policy()])
+        await asyncio.sleep(6)
+        await log.tail()
+        digest = log.state.head_digest
+        whole = dict(bench.shared.objects)
+        entries = [entry_name(log.prefix, position) for position in range(4)]
+        gone = {"all": entries, "newest": entries[3:], "oldest": entries[1:2], "middle": entries[2:3]}
+        for name in gone.get(lost, entries[:1]):
+            del bench.shared.objects[name]
+        await asyncio.sleep(6)
+        if lost in ("all", "newest"):  # what is looked for while the process goes on
+            with pytest.raises(LogCorruptError):
+                await log.tail()
+        else:  # what only a fold from the start meets
+            bench.shared.objects[entry_name(log.prefix, 4)] = (b"", 0.0)
+            with pytest.raises(LogCorruptError):
+                await log.tail()
+        for _ in range(3):
+            with pytest.raises(LogCorruptError):
+                await store.open_log("run", UID)
+            await asyncio.sleep(6)
+        bench.shared.objects = whole
+        again = await store.open_log("run", UID)
+        assert again.state.head_digest == digest
+        await again.append([bench.policy()])
+        assert (await store.open_log("run", UID)) is again
+
+    test()
+
+
+@on_virtual_time
+async def test_a_log_that_lost_its_end_is_not_served_again_after_others_wrote_on(bench: Bench) -> None:
+    store = bench.store()
+    log = await store.create_draft(SPEC)
+    for _ in range(3):
+        await log.append([bench.policy()])
+    await asyncio.sleep(6)
+    await log.tail()
+    del bench.shared.objects[entry_name(log.prefix, 3)]
+    await asyncio.sleep(6)
+    with pytest.raises(LogCorruptError):
+        await log.tail()
+    stranger = await bench.store().open_log("run", UID)
+    for _ in range(2):
+        await stranger.append([bench.policy()])
+    with pytest.raises(LogCorruptError, match="position=3"):
+        await store.open_log("run", UID)
+
+
+@pytest.mark.parametrize("data", [b"", b"{}", b"[]", b"not json", b'{"format": 2}'])
+def test_an_entry_that_is_not_one_stops_the_reader_with_its_position(data: bytes) -> None:
+    @on_virtual_time
+    async def test(bench: Bench) -> None:
+        log = await bench.store().create_draft(SPEC)
+        bench.shared.objects[f"{log.prefix}/log/{1:020}"] = (data, 0.0)
+        with pytest.raises(LogCorruptError, match="position=1"):
+            await log.tail()
+
+    test()
+
+
+@on_virtual_time
+async def test_an_entry_of_another_chain_is_refused(bench: Bench) -> None:
+    log = await bench.store().create_draft(SPEC)
+    await log.append([bench.policy()])
+    name = f"{log.prefix}/log/{2:020}"
+    bench.shared.objects[name] = bench.shared.objects[f"{log.prefix}/log/{1:020}"]
+    with pytest.raises(LogCorruptError, match="does not follow"):
+        await log.tail()
+
+
+@on_virtual_time
+async def test_entries_are_read_back_between_any_two_positions(bench: Bench) -> None:
+    log = await bench.store().create_draft(SPEC)
+    for _ in range(40):
+        await log.append([bench.policy()])
+
+    async def positions(start: int, stop: int | None = None) -> list[int]:
+        return [entry.position async for entry, _ in log.entries(start, stop)]
+
+    assert await positions(1) == list(range(1, 41))
+    assert await positions(38, 40) == [38, 39]
+    assert await positions(41) == await positions(5, 5) == []
+
+
+@on_virtual_time
+async def test_a_closed_log_answers_who_waits(bench: Bench) -> None:
+    log = await bench.store(first("create", Fault(latency_s=3600.0))).create_draft(SPEC)
+    caller = asyncio.ensure_future(log.append([bench.policy()]))
+    await asyncio.sleep(1)
+    await log.close()
+    with pytest.raises(StoreUnavailableError):
+        await caller
+
+
+@on_virtual_time
+async def test_a_draft_is_created_once_whoever_repeats_it(bench: Bench) -> None:
+    log = await bench.store().create_draft(SPEC)
+    again = await bench.store().create_draft(RunSpec("run", UID, (LAYOUT,), {"w": "float32"}, 99.0))
+    assert again.spec == log.spec
+    assert again.spec.created_at_unix_s == 0.0
+    other = FragmentLayout("body", (TensorSpec("w", (5,)),))
+    with pytest.raises(DraftConflictError):
+        await bench.store().create_draft(RunSpec("run", UID, (other,), {"w": "float32"}, 0.0))
+
+
+@on_virtual_time
+async def test_a_name_belongs_to_the_run_that_had_it_first_until_it_is_taken_away(bench: Bench) -> None:
+    store = bench.store()
+    with pytest.raises(RunNotFoundError):
+        await store.resolve("run")
+    answers = await asyncio.gather(
+        *(bench.store().publish("run", uid) for uid in (UID, OTHER_UID, UID, OTHER_UID)), return_exceptions=True
+    )
+    winner = await store.resolve("run")
+    loser = OTHER_UID if winner == UID else UID
+    refusals = [answer for answer in answers if answer is not None]
+    assert [getattr(refusal, "uid", refusal) for refusal in refusals] == [winner] * 2
+    with pytest.raises(RunNotFoundError):
+        await store.unpublish("run", loser)
+    for _ in range(2):
+        await store.unpublish("run", winner)
+    assert await store.list_runs() == []
+    await store.publish("run", loser)
+    assert await store.list_runs() == [("run", loser)]
+    await store.unpublish("run", loser)
+    with pytest.raises(RunNotFoundError):
+        await store.publish("run", winner)  # a late repetition does not undo a deletion
+
+
+@on_virtual_time
+async def test_runs_that_are_not_there_are_not_found(bench: Bench) -> None:
+    with pytest.raises(RunNotFoundError):
+        await bench.store().open_log("run", UID)
+
+
+@on_virtual_time
+async def test_a_part_is_read_by_one_request_or_more_and_goes_on_where_one_breaks(bench: Bench) -> None:
+    log: RunLog = await bench.store().create_draft(SPEC)
+    frames = bytes(range(256)) * 3 + b"\n" + bytes(100)
+    part = await log.blobs.write_part("body", "c" * 32, 0, 2, "0" * 64, [1.5], [frames])
+    size_bytes = part.ref.size_bytes
+
+    async def read(at_once_bytes: int) -> bytes:
+        pieces = [piece async for piece in log.blobs.part_frames(part.ref, at_once_bytes=at_once_bytes)]
+        return b"".join(pieces)
+
+    for at_once_bytes in (0, 1, 7, size_bytes - 1, size_bytes, size_bytes + 1):
+        assert await read(at_once_bytes) == frames
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(type(log.objects), "get", _unavailable)
+        assert await read(size_bytes + 1) == frames
+
+
+async def _unavailable(*_: object, **__: object) -> NoReturn:
+    raise StoreUnavailableError("the connection broke")
+
+
+@on_virtual_time
+async def test_parts_are_listed_once_each_and_without_condemned_ones(bench: Bench) -> None:
+    log: RunLog = await bench.store().create_draft(SPEC)
+    delta, digest = "c" * 32, "0" * 64
+    first_part = await log.blobs.write_part("body", delta, 0, 2, digest, [1.5], [b"one"])
+    await log.blobs.write_part("body", delta, 0, 2, digest, [1.5], [b"one"])
+    second = await log.blobs.write_part("body", delta, 2, 2, digest, [0.1], [b"\ntwo\n", b"three"])
+    listed = await log.blobs.list_parts("body", delta)
+    assert [(part.ref.first, part.squared_norms) for part in listed] == [(0, (1.5,)), (2, (0.1,))]
+    assert b"".join([piece async for piece in log.blobs.part_frames(second.ref)]) == b"\ntwo\nthree"
+    await log.append([CollectedItem((second.ref.name,))])
+    assert [part.ref.first for part in await log.blobs.list_parts("body", delta)] == [0]
+    await bench.shared.delete([f"{log.prefix}/{first_part.ref.name}"])
+    with pytest.raises(ObjectMissingError):
+        _ = [piece async for piece in log.blobs.part_frames(first_part.ref)]

@@ -1,0 +1,146 @@
+"""Verification finds what was changed behind the log's back, and takes no offence at what was collected."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from skerry.wire.policy import Policy
+from skerry_syncer.store.log.entries import CollectedItem, Decided, Fate, FateItem, RunStatus, StatusItem
+from skerry_syncer.store.maintenance.verify import Problem, VerifyReport, verify_run
+from skerry_syncer.store.versions.scratch import Scratch
+from tests.unit.algorithm.merge_driver import FRAGMENT, INT4, Driver, layout_of
+
+LAYOUT = layout_of((6, 6), (4,))
+
+
+async def trained(round_count: int = 4, *, snapshot_at: int = 2) -> Driver:
+    """Returns an open run with some versions, and one more delta that is pending."""
+    rng = np.random.default_rng(5)
+    driver = await Driver.start(LAYOUT, Policy(update_encoding=INT4))
+    for _ in range(round_count):
+        deltas = [await driver.push(nth, rng.normal(size=LAYOUT.numel), encoding=INT4) for nth in range(2)]
+        await driver.round(deltas, participation=0.5)
+        if driver.state.version == snapshot_at:
+            await driver.snapshot()
+    await driver.push(3, rng.normal(size=LAYOUT.numel))
+    return driver
+
+
+async def verify(driver: Driver) -> VerifyReport:
+    return await verify_run(driver.log, workers=driver.workers, scratch=Scratch(None))
+
+
+def part_names(driver: Driver, version: int) -> list[str]:
+    record = driver.log.state.fragments[FRAGMENT].versions[version].commit
+    assert record is not None
+    deltas = [driver.log.state.deltas[member.delta].item for member in record.close.members]
+    return [part.name for delta in deltas for part in delta.parts]
+
+
+def update_name(driver: Driver, version: int) -> str:
+    record = driver.log.state.fragments[FRAGMENT].versions[version].commit
+    assert record is not None
+    return record.commit.update[0].name
+
+
+def only(report: VerifyReport) -> Problem:
+    (problem,) = report.problems
+    return problem
+
+
+async def test_a_sound_run_is_checked_and_replayed_whole() -> None:
+    driver = await trained()
+    heard: list[tuple[int, int]] = []
+    report = await verify_run(
+        driver.log,
+        workers=driver.workers,
+        scratch=Scratch(None),
+        progress=lambda done, total: heard.append((done, total)),
+    )
+    assert report == VerifyReport(versions_checked=5, versions_replayed=4, problems=())
+    assert report.ok
+    assert heard == [(done, 5) for done in range(1, 6)]
+
+
+async def test_a_closed_run_has_a_fate_for_each_delta() -> None:
+    driver = await trained()
+    await driver.append(StatusItem(RunStatus.CLOSING))
+    await driver.append(StatusItem(RunStatus.CLOSED))
+    assert (await verify(driver)).ok
+    assert {delta.fate for delta in driver.log.state.deltas.values()} == {Fate.MERGED, Fate.EXPIRED}
+
+
+async def test_a_damaged_delta_is_named_and_the_chain_still_holds() -> None:
+    driver = await trained()
+    await driver.damage(part_names(driver, 3)[1])
+    report = await verify(driver)
+    problem = only(report)
+    assert problem.version == 3
+    assert "delta can't be read" in problem.what
+    assert part_names(driver, 3)[1].split("/")[2] in problem.what
+    # Version 4 has the state of version 3 no more, but its update still leads to its weights.
+    assert (report.versions_checked, report.versions_replayed) == (5, 2)
+
+
+async def test_a_damaged_update_is_found_and_later_versions_wait_for_a_snapshot() -> None:
+    driver = await trained(snapshot_at=3)
+    await driver.damage(update_name(driver, 2))
+    report = await verify(driver)
+    assert only(report).version == 2
+    assert "differs" in only(report).what
+
+
+async def test_an_update_that_deltas_do_not_make_is_found_though_its_frames_are_sound() -> None:
+    driver = await trained(2)
+    path = f"{driver.log.prefix}/"
+    other = await driver.objects.get(path + update_name(driver, 2))
+    await driver.objects.delete([path + update_name(driver, 1)])
+    await driver.objects.write(path + update_name(driver, 1), other)
+    problem = only(await verify(driver))
+    assert problem.version == 1
+    assert problem.expected != problem.actual
+
+
+async def test_a_lost_object_is_a_problem_and_a_collected_one_is_not() -> None:
+    driver = await trained()
+    names = [*part_names(driver, 1), update_name(driver, 1)]
+    await driver.objects.delete([f"{driver.log.prefix}/{name}" for name in names])
+    assert {problem.version for problem in (await verify(driver)).problems} == {1}
+    await driver.append(CollectedItem(tuple(names)))
+    report = await verify(driver)
+    assert report.ok
+    # Version 1 can't be checked any more, 2 only by its snapshot, and from there all is replayed.
+    assert (report.versions_checked, report.versions_replayed) == (4, 2)
+
+
+async def test_a_damaged_snapshot_of_the_outer_state_is_found() -> None:
+    driver = await trained()
+    outer = driver.log.state.fragments[FRAGMENT].versions[2].outer
+    await driver.damage(outer[0].name)
+    problem = only(await verify(driver))
+    assert problem.version == 2
+    assert outer[0].name in problem.what
+
+
+async def test_an_entry_that_was_changed_breaks_the_log() -> None:
+    driver = await trained()
+    path = f"{driver.log.prefix}/log/{3:020}"
+    data = await driver.objects.get(path)
+    await driver.objects.delete([path])
+    await driver.objects.write(path, data.replace(b'"writer":"test"', b'"writer":"evil"'))
+    problem = (await verify(driver)).problems[0]
+    assert (problem.fragment, problem.version) == (None, None)
+    assert "log" in str(problem)
+
+
+async def test_a_log_that_lost_its_end_is_found() -> None:
+    driver = await trained()
+    await driver.objects.delete([f"{driver.log.prefix}/log/{driver.log.state.position:020}"])
+    assert not (await verify(driver)).ok
+
+
+async def test_a_delta_that_expired_by_name_is_accounted_for() -> None:
+    driver = await trained()
+    (pending,) = driver.log.state.fragments[FRAGMENT].pending
+    await driver.append(FateItem((Decided(pending, Fate.EXPIRED, "too old"),)))
+    assert (await verify(driver)).ok

@@ -1,0 +1,275 @@
+"""What is encoded comes back: within the format's error, and bit for bit as the sender was told."""
+
+from __future__ import annotations
+
+import hashlib
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from skerry.wire import Codec, Compressor, Encoding, FragmentLayout, NonFiniteError, TensorSpec
+from skerry.wire.codecs import MAX_FRAME_NUMEL, cut_parts
+from skerry.wire.digests import part_digest
+from skerry.wire.frames import decode_frame, decode_frames, encode_frames, parse_frames, parse_header, raw_bytes
+from tests.unit.wire import slow_codec
+from tests.unit.wire.wire_strategies import LARGEST, bits, block_encodings, encodings, fragments
+
+Fragment = tuple[FragmentLayout, NDArray[np.float32]]
+SMALLEST_SCALE = {Codec.INT8: 2.0**-125, Codec.INT4: 2.0**-125, Codec.E3M0: 2.0**-119}
+TOP_CODE = {Codec.INT8: 127, Codec.INT4: 7, Codec.E3M0: 1}
+
+
+def error_bound(values: NDArray[np.float64], codec: Codec) -> NDArray[np.float64]:
+    """Return the largest error that FORMAT.md allows each of one block's values."""
+    magnitudes = np.abs(values)
+    if codec is Codec.FLOAT32:
+        return np.zeros_like(values)
+    if codec is Codec.BFLOAT16:
+        return np.maximum(magnitudes * 2.0**-8, 2.0**-134)
+    largest = float(magnitudes.max())
+    if largest / TOP_CODE[codec] < SMALLEST_SCALE[codec] * (1 + 2**-22):
+        return np.full_like(values, largest)
+    half_step = largest / TOP_CODE[codec] / 2
+    if codec is Codec.E3M0:
+        return np.maximum(magnitudes / 3, largest * 2.0**-7) * (1 + 2**-20)
+    return np.full_like(values, half_step * (1 + 2**-15))
+
+
+@given(fragments(), encodings)
+def test_every_shape_comes_back_within_the_formats_error(fragment: Fragment, encoding: Encoding) -> None:
+    layout, values = fragment
+    out = np.empty_like(values)
+    decode_frames(b"".join(encode_frames(values, layout, encoding)), layout, out)
+    for index, start, stop in layout.ranges(0, layout.numel):
+        codec = encoding.codec_for(layout.tensors[index])
+        step = encoding.block if codec.has_blocks else stop - start
+        for low in range(start, stop, step):
+            block = slice(low, min(low + step, stop))
+            error = np.abs(out[block].astype(np.float64) - values[block])
+            assert (error <= error_bound(values[block].astype(np.float64), codec)).all()
+
+
+@given(fragments(), encodings)
+def test_the_sender_is_told_bit_for_bit_what_the_receiver_decodes(fragment: Fragment, encoding: Encoding) -> None:
+    layout, values = fragment
+    told, received = np.full_like(values, np.nan), np.full_like(values, np.nan)
+    sent_digest, received_digest = part_digest(), part_digest()
+    buffer = b"".join(encode_frames(values, layout, encoding, decoded=told, digest=sent_digest))
+    decode_frames(buffer, layout, received, digest=received_digest)
+    assert (bits(told) == bits(received)).all()
+    assert sent_digest.digest() == received_digest.digest()
+    frames = list(parse_frames(buffer))
+    assert sent_digest.digest() == hashlib.sha256(b"".join(raw_bytes(frame) for frame in frames)).digest()
+    assert (bits(np.concatenate([decode_frame(frame, layout) for frame in frames])) == bits(told)).all()
+
+
+@given(fragments(), encodings)
+def test_a_difference_is_encoded_as_if_it_had_been_taken_before(fragment: Fragment, encoding: Encoding) -> None:
+    layout, base = fragment
+    values = base * np.float32(0.5)
+    told, again = np.empty_like(values), values.copy()
+    expected = list(encode_frames(base - values, layout, encoding, decoded=told))
+    assert list(encode_frames(values, layout, encoding, base=base)) == expected
+    assert list(encode_frames(again, layout, encoding, base=base, decoded=again)) == expected
+    assert (bits(again) == bits(told)).all()
+    if len(values):
+        with pytest.raises(ValueError, match="base"):
+            encode_frames(values, layout, encoding, base=base[:-1])
+
+
+@given(fragments(), encodings)
+def test_what_was_decoded_encodes_to_itself_where_the_format_is_exact(fragment: Fragment, encoding: Encoding) -> None:
+    layout, values = fragment
+    exact = Encoding(Codec.BFLOAT16 if encoding.codec.has_blocks else encoding.codec, compressor=encoding.compressor)
+    once, twice = np.empty_like(values), np.empty_like(values)
+    list(encode_frames(values, layout, exact, decoded=once))
+    list(encode_frames(once, layout, exact, decoded=twice))
+    assert (bits(once) == bits(twice)).all()
+
+
+@given(fragments(), block_encodings)
+def test_the_bytes_are_those_of_the_specification(fragment: Fragment, encoding: Encoding) -> None:
+    layout, values = fragment
+    tensors = [(offset, tensor.numel) for offset, tensor in zip(layout.offsets, layout.tensors, strict=True)]
+    told = np.empty_like(values)
+    buffer = b"".join(encode_frames(values, layout, encoding, decoded=told))
+    for frame in slow_codec.frames(buffer):
+        inside = slice(frame.first, frame.first + frame.numel)
+        lengths = list(slow_codec.block_lengths(tensors, frame.first, frame.numel, frame.block))
+        exact = [slow_codec.from_bits(int(pattern)) for pattern in bits(values[inside])]
+        assert frame.raw == slow_codec.quantise(exact, frame.codec, lengths)
+        assert slow_codec.dequantise(frame, lengths) == bits(told[inside]).tolist()
+
+
+@given(fragments(), encodings, st.integers(1, 600))
+def test_parts_encoded_apart_decode_to_the_same_values(fragment: Fragment, encoding: Encoding, size: int) -> None:
+    layout, values = fragment
+    whole, parts = np.empty_like(values), np.empty_like(values)
+    decode_frames(b"".join(encode_frames(values, layout, encoding)), layout, whole)
+    end = 0
+    for first, numel in cut_parts(layout, encoding, size):
+        assert first == end
+        end = first + numel
+        part = values[first:end]
+        frames = b"".join(encode_frames(part, layout, encoding, first=first))
+        decode_frames(frames, layout, parts[first:end], first=first)
+        assert len(frames) <= size or numel <= encoding.block
+    assert end == layout.numel
+    assert (bits(whole) == bits(parts)).all()
+
+
+@pytest.mark.parametrize("codec", Codec)
+@pytest.mark.parametrize("block", [7, 128])
+def test_large_tensors_are_cut_into_frames_at_block_boundaries(codec: Codec, block: int) -> None:
+    shapes = ((3, MAX_FRAME_NUMEL // 2 + 5), (11,), (1, MAX_FRAME_NUMEL), (MAX_FRAME_NUMEL - 1, 1), (1, 1))
+    layout = FragmentLayout("f", tuple(TensorSpec(f"t{i}", shape) for i, shape in enumerate(shapes)))
+    values = np.random.default_rng(5).standard_normal(layout.numel).astype(np.float32)
+    told, received = np.empty_like(values), np.empty_like(values)
+    encoded = list(encode_frames(values, layout, Encoding(codec, block=block), decoded=told))
+    decode_frames(b"".join(encoded), layout, received)
+    assert (bits(told) == bits(received)).all()
+    for data in encoded:
+        (frame,) = parse_frames(data)
+        assert parse_header(data[:32]).frame_size == len(data)
+        assert frame.numel <= MAX_FRAME_NUMEL
+        assert not codec.has_blocks or frame.codec is Codec.BFLOAT16 or layout.is_boundary(frame.first, block)
+
+
+def test_a_frame_is_as_full_as_blocks_allow_and_never_mixes_codecs() -> None:
+    layout = FragmentLayout("f", (TensorSpec("a", (2, 200_000)), TensorSpec("b", (9,)), TensorSpec("c", (4, 4))))
+    frames = list(
+        parse_frames(b"".join(encode_frames(np.zeros(layout.numel, np.float32), layout, Encoding(Codec.INT4))))
+    )
+    assert [(frame.codec, frame.first, frame.numel) for frame in frames] == [
+        (Codec.INT4, 0, 2**18),
+        (Codec.INT4, 2**18, 400_000 - 2**18),
+        (Codec.BFLOAT16, 400_000, 9),
+        (Codec.INT4, 400_009, 16),
+    ]
+
+
+def test_bytes_that_do_not_shrink_are_stored_as_they_are() -> None:
+    layout = FragmentLayout("f", (TensorSpec("a", (64, 64)),))
+    noise = np.random.default_rng(0).integers(-(2**31), 2**31, 4096).astype(np.int32).view(np.float32)
+    noise[~(np.abs(noise) < 2.0**126)] = 1
+    zeros = np.zeros(4096, np.float32)
+
+    def compressors(values: NDArray[np.float32], codec: Codec) -> list[Compressor]:
+        encoded = b"".join(encode_frames(values, layout, Encoding(codec)))
+        return [frame.compressor for frame in parse_frames(encoded)]
+
+    assert compressors(noise, Codec.BFLOAT16) == [Compressor.NONE]
+    assert compressors(zeros, Codec.BFLOAT16) == [Compressor.ZSTD]
+
+
+def test_float32_is_not_compressed() -> None:
+    layout = FragmentLayout("f", (TensorSpec("a", (64, 64)),))
+    encoded = b"".join(encode_frames(np.zeros(4096, np.float32), layout, Encoding(Codec.FLOAT32)))
+    assert [frame.compressor for frame in parse_frames(encoded)] == [Compressor.NONE]
+
+
+def test_an_empty_range_is_no_frames() -> None:
+    layout = FragmentLayout("f", (TensorSpec("a", (0, 3)), TensorSpec("b", (0,))))
+    empty = np.empty(0, np.float32)
+    assert list(encode_frames(empty, layout, Encoding(Codec.INT4))) == []
+    decode_frames(b"", layout, empty)
+
+
+def test_values_may_be_overwritten_with_what_is_decoded() -> None:
+    layout = FragmentLayout("f", (TensorSpec("a", (5, 300)), TensorSpec("b", (300,))))
+    values = np.random.default_rng(1).standard_normal(layout.numel).astype(np.float32)
+    for codec in Codec:
+        apart, inside = np.empty_like(values), values.copy()
+        expected = list(encode_frames(values, layout, Encoding(codec), decoded=apart))
+        assert list(encode_frames(inside, layout, Encoding(codec), decoded=inside)) == expected
+        assert (bits(apart) == bits(inside)).all()
+
+
+def test_a_strided_view_encodes_like_its_copy() -> None:
+    layout = FragmentLayout("f", (TensorSpec("a", (4, 65)),))
+    wide = np.random.default_rng(2).standard_normal(520).astype(np.float32)
+    for codec in Codec:
+        encoding = Encoding(codec)
+        assert list(encode_frames(wide[::2], layout, encoding)) == list(
+            encode_frames(wide[::2].copy(), layout, encoding)
+        )
+
+
+@pytest.mark.parametrize("codec", Codec)
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, -np.nan])
+@pytest.mark.parametrize("shapes", [((9, 40), (3, 50), (60,)), ((1, 1), (3, 50), (5,))])
+def test_a_value_that_is_not_finite_is_refused_by_its_tensors_name(
+    codec: Codec, bad: float, shapes: tuple[tuple[int, ...], ...]
+) -> None:
+    layout = FragmentLayout("f", tuple(TensorSpec(f"t{i}", shape) for i, shape in enumerate(shapes)))
+    for index, element in ((0, 0), (1, 149), (2, 3)):
+        values = np.ones(layout.numel, np.float32)
+        values[layout.offsets[index] + element] = bad
+        with pytest.raises(NonFiniteError, match=f"tensor=t{index}, element={element}") as caught:
+            list(encode_frames(values, layout, Encoding(codec, block=16)))
+        assert (caught.value.tensor, caught.value.element) == (f"t{index}", element)
+
+
+@pytest.mark.parametrize("codec", [Codec.BFLOAT16, Codec.INT8, Codec.INT4, Codec.E3M0])
+def test_a_magnitude_that_would_overflow_is_refused(codec: Codec) -> None:
+    layout = FragmentLayout("f", (TensorSpec("a", (1, 3)),))
+    values = np.array([1, -LARGEST, 1], np.float32)
+    list(encode_frames(values, layout, Encoding(codec)))
+    with pytest.raises(NonFiniteError, match="tensor=a, element=1"):
+        list(encode_frames(np.nextafter(values, np.float32(-np.inf)), layout, Encoding(codec)))
+
+
+def test_arguments_that_do_not_fit_are_refused_at_once() -> None:
+    layout = FragmentLayout("f", (TensorSpec("a", (2, 50)), TensorSpec("b", (10,))))
+    values = np.zeros(110, np.float32)
+    encoding = Encoding(Codec.INT4, block=16)
+    with pytest.raises(ValueError, match="float32"):
+        encode_frames(values.astype(np.float64), layout, encoding)
+    with pytest.raises(ValueError, match="float32"):
+        encode_frames(values.reshape(11, 10), layout, encoding)
+    with pytest.raises(ValueError, match="outside"):
+        encode_frames(values, layout, encoding, first=1)
+    with pytest.raises(ValueError, match="element=1, tensor=a"):
+        encode_frames(values[1:], layout, encoding, first=1)
+    with pytest.raises(ValueError, match="element=17"):
+        encode_frames(values[:17], layout, encoding)
+    with pytest.raises(ValueError, match="decoded"):
+        encode_frames(values, layout, encoding, decoded=values[:5])
+    with pytest.raises(ValueError, match="block"):
+        Encoding(Codec.INT4, block=0)
+    with pytest.raises(ValueError, match="level"):
+        Encoding(Codec.INT4, level=20)
+
+
+@pytest.mark.parametrize("codec", Codec)
+def test_parts_have_the_size_that_was_asked_for(codec: Codec) -> None:
+    encoding = Encoding(codec, compressor=Compressor.NONE)
+    tensors = [TensorSpec(f"t{index}", shape) for index, shape in enumerate(((3, 300_000), (700,), (999, 1000), (5,)))]
+    layout = FragmentLayout("f", tuple(tensors))
+    values = np.random.default_rng(4).standard_normal(layout.numel).astype(np.float32)
+    asked = 200_000
+    sizes = [
+        sum(map(len, encode_frames(values[first : first + numel], layout, encoding, first=first)))
+        for first, numel in cut_parts(layout, encoding, asked)
+    ]
+    assert max(sizes) <= asked
+    assert min(sizes[:-1]) > 0.97 * asked
+
+
+def test_threads_encode_and_decode_beside_one_another() -> None:
+    layout = FragmentLayout("f", (TensorSpec("a", (512, 600)),))
+    values = np.random.default_rng(3).standard_normal(layout.numel).astype(np.float32)
+
+    def round_trip(codec: Codec) -> tuple[bytes, bytes]:
+        out = np.empty_like(values)
+        encoded = b"".join(encode_frames(values, layout, Encoding(codec)))
+        decode_frames(encoded, layout, out)
+        return encoded, out.tobytes()
+
+    jobs = list(Codec) * 4
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(round_trip, jobs)) == [round_trip(codec) for codec in jobs]

@@ -1,0 +1,113 @@
+"""The committed test vectors: what another language is told is what this code does, and both match a slow codec."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from skerry.wire import Codec, Compressor, Encoding, FragmentLayout, TensorSpec
+from skerry.wire.digests import LeafHash, delta_digest, part_digest, tree_digest
+from skerry.wire.errors import FrameError
+from skerry.wire.frames import decode_frame, decode_frames, encode_frames, parse_frames, raw_bytes
+from tests.unit.wire import make_vectors, slow_codec
+
+
+def load(name: str) -> dict[str, Any]:
+    vectors: dict[str, Any] = json.loads((make_vectors.DIRECTORY / name).read_text())
+    return vectors
+
+
+def layout_of(vectors: dict[str, Any]) -> FragmentLayout:
+    return FragmentLayout(
+        "f", tuple(TensorSpec(tensor["name"], tuple(tensor["shape"])) for tensor in vectors["tensors"])
+    )
+
+
+def floats(patterns: str) -> NDArray[np.float32]:
+    return np.array([int(pattern, 16) for pattern in patterns.split()], np.uint32).view(np.float32)
+
+
+CASES = [
+    pytest.param(vectors, case, id=f"{name}: {case['name']}")
+    for name in (*(f"{codec}.json" for codec in Codec), "compressed.json")
+    for vectors in [load(name)]
+    for case in vectors["cases"]
+]
+
+
+@pytest.mark.parametrize(("vectors", "case"), CASES)
+def test_a_vectors_frames_decode_to_its_values(vectors: dict[str, Any], case: dict[str, Any]) -> None:
+    layout = layout_of(vectors)
+    buffer = bytes.fromhex("".join(case["frames"]))
+    out, digest = np.empty_like(floats(case["values"])), part_digest()
+    decode_frames(buffer, layout, out, first=case["first"], digest=digest)
+    assert make_vectors.patterns(out) == case["decoded"]
+    assert [raw_bytes(frame).hex() for frame in parse_frames(buffer)] == case["raw"]
+    assert digest.digest().hex() == case["part_digest"]
+    assert tree_digest(out, LeafHash.SHA256).hex() == case["tree_digest"]
+
+
+@pytest.mark.parametrize(("vectors", "case"), CASES)
+def test_a_vectors_values_encode_to_its_bytes(vectors: dict[str, Any], case: dict[str, Any]) -> None:
+    encoding = Encoding(
+        Codec(case["codec"]), case["block"], Codec(case["vector_codec"]), Compressor(case["compressor"])
+    )
+    frames = list(encode_frames(floats(case["values"]), layout_of(vectors), encoding, first=case["first"]))
+    assert [raw_bytes(frame).hex() for frame in parse_frames(b"".join(frames))] == case["raw"]
+    if encoding.compressor is Compressor.NONE:
+        assert [frame.hex() for frame in frames] == case["frames"]
+
+
+@pytest.mark.parametrize(("vectors", "case"), CASES)
+def test_a_codec_of_another_hand_agrees(vectors: dict[str, Any], case: dict[str, Any]) -> None:
+    layout = layout_of(vectors)
+    tensors = [(offset, tensor.numel) for offset, tensor in zip(layout.offsets, layout.tensors, strict=True)]
+    decoded: list[int] = []
+    for frame in slow_codec.frames(bytes.fromhex("".join(case["frames"]))):
+        lengths = list(slow_codec.block_lengths(tensors, frame.first, frame.numel, frame.block)) if frame.block else []
+        decoded += slow_codec.dequantise(frame, lengths)
+    assert " ".join(f"{pattern:08x}" for pattern in decoded) == case["decoded"]
+
+
+REFUSED = load("refused.json")
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, id=case["name"]) for case in REFUSED["cases"]])
+def test_a_bad_frame_is_refused_for_its_reason(case: dict[str, Any]) -> None:
+    layout = layout_of(REFUSED)
+    with pytest.raises(FrameError) as caught:
+        [decode_frame(frame, layout) for frame in parse_frames(bytes.fromhex(case["frame"]))]
+    assert caught.value.reason == case["reason"]
+
+
+def test_digests_are_those_of_the_vectors() -> None:
+    vectors = load("digests.json")
+    for delta in vectors["deltas"]:
+        parts = [(part["first"], part["numel"], bytes.fromhex(part["digest"])) for part in delta["parts"]]
+        assert delta_digest(parts).hex() == delta["delta_digest"]
+    for tree in vectors["trees"]:
+        values = np.arange(tree["numel"], dtype=np.float32)
+        assert tree_digest(values, LeafHash.SHA256).hex() == tree["tree_digest"]
+        assert tree_digest(values, LeafHash.BLAKE3).hex() == tree["tree_digest_blake3"]
+
+
+def test_the_committed_vectors_are_what_the_script_writes() -> None:
+    assert make_vectors.differences() == []
+
+
+def test_the_worked_example_of_the_specification_is_what_the_code_does() -> None:
+    text = (Path(__file__).parents[3] / "protos" / "FORMAT.md").read_text()
+    blocks = [bytes.fromhex(block) for block in re.findall(r"```hex\n(.*?)```", text, re.DOTALL)]
+    layout = FragmentLayout("example", (TensorSpec("w", (1, 5)), TensorSpec("b", (2,))))
+    values = np.array([3.5, -1, 0.75, 0.2, -0.3, 1, -2.5], np.float32)
+    encoding = Encoding(Codec.INT4, block=4, compressor=Compressor.NONE)
+    decoded, digest = np.empty_like(values), part_digest()
+    frames = list(encode_frames(values, layout, encoding, decoded=decoded, digest=digest))
+    assert [*frames, digest.digest()] == blocks
+    assert decoded.tolist() == np.array([3.5, -1, 1, 0, -0.3, 1, -2.5], np.float32).tolist()

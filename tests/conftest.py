@@ -24,3 +24,12 @@ def own_log_settings() -> Iterator[None]:
     logger = logging.getLogger("skerry")
     logger.handlers = []
     logger.setLevel(logging.NOTSET)
+
+
+@pytest.fixture
+def target() -> Iterator[str]:
+    """Where a fresh syncer with an empty store listens, on a real socket."""
+    from tests.support.syncer_thread import syncer
+
+    with syncer() as address:
+        yield address

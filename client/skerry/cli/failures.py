@@ -108,7 +108,7 @@ def missing_extra(error: ImportError) -> str | None:
 def _reason(error: Exception) -> str | None:
     """Returns the stable reason of an error of Skerry; None for any other exception."""
     reason = getattr(error, "reason", None)
-    return str(reason) if isinstance(reason, str) and type(error).__module__.startswith("skerry.") else None
+    return str(reason) if isinstance(reason, str) and type(error).__module__.startswith("skerry") else None
 
 
 def _show_usage(error: click.ClickException) -> int:
@@ -122,7 +122,7 @@ def _show_usage(error: click.ClickException) -> int:
 
 def _show_missing(error: ImportError) -> ExitStatus:
     extra = missing_extra(error)
-    if extra is None and (error.name or "").startswith("skerry."):
+    if extra is None and (error.name or "").startswith("skerry"):
         _say(f"error: this installation lacks a part of skerry. module={error.name}")
         _say("next: pip install skerry; the container image of a service has only that service")
         return ExitStatus.NOT_INSTALLED

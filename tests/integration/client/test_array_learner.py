@@ -27,8 +27,8 @@ from skerry import (
     Tls,
     TryAgainError,
     attach,
-    exchange,
 )
+from skerry.exchange import loop
 from skerry.net.loop_thread import LoopThread
 from skerry.wire.policy import OuterOptimizer, OuterSchedule
 from tests.support.heard_logs import heard_logs, logs_told_to
@@ -467,7 +467,7 @@ def test_learners_without_a_name_have_one_each_and_keep_it(
 
 
 def test_a_learner_that_was_stopped_says_so_again_and_again(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exchange, "_REMINDER_S", 0.0)
+    monkeypatch.setattr(loop, "_REMINDER_S", 0.0)
     problem = Quadratic()
     options: dict[str, Any] = {"target": target, "run": "fit", "learner_id": "us", "create": True}
     with ArrayLearner(problem.arrays, **options) as first, ArrayLearner(Quadratic().arrays, **options):
@@ -482,11 +482,11 @@ def test_what_is_no_policy_and_no_array_is_refused_with_what_to_give(target: str
     given: Any = {"inner_step_count": 5}
     with pytest.raises(TypeError, match=r"by Policy.from_json\(values\)"):
         ArrayLearner(Quadratic().arrays, target=target, run="fit", learner_id="us", policy=given)
-    with pytest.raises(TypeError, match=r"skerry\.client\.Policy; of a dict"):
+    with pytest.raises(TypeError, match=r"skerry\.Policy; of a dict"):
         ArrayLearner(Quadratic().arrays, target=target, run="fit", learner_id="us", policy=given, planned_step_count=5)
-    with RunsClient(target) as client, pytest.raises(TypeError, match=r"skerry\.client\.Policy; of a dict"):
+    with RunsClient(target) as client, pytest.raises(TypeError, match=r"skerry\.Policy; of a dict"):
         client.create_run("fit", Quadratic().arrays, policy=given)
-    with RunsClient(target) as client, pytest.raises(TypeError, match=r"skerry\.client\.Policy; of a dict"):
+    with RunsClient(target) as client, pytest.raises(TypeError, match=r"skerry\.Policy; of a dict"):
         client.set_policy("fit", given)
     foreign: Any = {"w": [1.0]}
     with pytest.raises(ValueError, match=r"copies made by np.array\(\)"):

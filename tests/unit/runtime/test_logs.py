@@ -19,7 +19,7 @@ _LOG = get_logger("skerry.exchange.session")
 
 
 def test_records_have_message_parts_and_the_place_of_the_call(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "skerry")
+    caplog.set_level(logging.INFO, "skerry.exchange")
     _LOG.info("joined the run", run="gpt 2", learners=3)
     get_logger("skerry.store").info("not asked for")
     (record,) = caplog.records

@@ -47,7 +47,6 @@ from skerry.wire.policy import MergeRule, Policy
 from skerry.wire.quantise import per_tensor_squared_norms
 from skerry_syncer.merge.inner_products import inner_products
 from skerry_syncer.merge.outer_states import DamagedStateError, OuterStates
-from skerry_syncer.merge.restart import restart
 from skerry_syncer.merge.seeding import seed
 from skerry_syncer.rounds.closing import references
 from skerry_syncer.rounds.engine import MergeKey, most_members
@@ -328,15 +327,6 @@ class Merger:
                 _LOG.warning("version is not known to be durable yet", fragment=key.fragment, cause=str(error))
                 await self._clock.sleep(pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_RETRY_S)
-
-    async def restart(self, name: str) -> None:
-        """Lets a fragment continue without momentum if its state can't be rebuilt (`skerry_syncer.merge.restart`).
-
-        Raises:
-            StoreError: the store failed, or the weights are lost too.
-        """
-        async with self._locks[name]:
-            await restart(self._log, name, self._workers, self._scratch)
 
     def wants_snapshot(self, name: str) -> bool:
         """Whether the updates since the fragment's last snapshot weigh more than one, by the ratio, or are many."""

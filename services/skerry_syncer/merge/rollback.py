@@ -23,12 +23,12 @@ from skerry.runtime.workers import Workers
 from skerry.wire.layout import check_id
 from skerry_syncer.access.caller import author
 from skerry_syncer.errors import DrainingError, SyncerError, from_rejection
-from skerry_syncer.merge.restart import stored_again
 from skerry_syncer.store.errors import ObjectExistsError, ObjectMissingError, StoreError
 from skerry_syncer.store.log.entries import RollbackFragment, RollbackItem, RunStatus
 from skerry_syncer.store.log.run_log import RunLog
 from skerry_syncer.store.log.state import FragmentState, VersionState
 from skerry_syncer.store.objects.interface import read_json
+from skerry_syncer.store.versions.replay import Replayer, snapshot_tensors
 
 _LOG: Final = get_logger(__name__)
 # A roll-back that loses the race against a commit is appended again. Commits are seconds apart.
@@ -111,9 +111,9 @@ class RollBacks:
 
     def _check(self, target_position: int) -> None:
         status, newest = self._log.state.status, self._log.state.position
-        if status is not RunStatus.OPEN:
+        if status not in (RunStatus.OPEN, RunStatus.CLOSING):
             reason = "RUN_DRAFT" if status is RunStatus.DRAFT else "RUN_CLOSED"
-            raise SyncerError(reason, f"only an open run can be rolled back. status={status.value}")
+            raise SyncerError(reason, f"only a live run can be rolled back. status={status.value}")
         if not 1 <= target_position <= newest:
             raise SyncerError("VERSION_NOT_FOUND", f"no such position. target={target_position}, newest={newest}")
 
@@ -162,6 +162,22 @@ class RollBacks:
         raise SyncerError(
             "STORE_UNAVAILABLE", "a version was committed before each attempt to roll back; retry", retry_after_s=1.0
         )
+
+
+async def stored_again(
+    log: RunLog, fragment: FragmentState, source: VersionState, workers: Workers
+) -> RollbackFragment:
+    """Stores the weights of `source` under the fragment's next version number; holds one fragment in memory.
+
+    Raises:
+        ObjectMissingError: the weights were collected.
+        UnreadableObjectError: they are lost or damaged.
+    """
+    name = fragment.layout.name
+    version = fragment.version + 1
+    weights = await Replayer(log, name, workers).weights_at(source.version)
+    ref = await log.blobs.write_snapshot(name, version, "weights", snapshot_tensors(fragment.layout, weights))
+    return RollbackFragment(name, version, source.version, source.digest, (ref,), ())
 
 
 def _version_at(fragment: FragmentState, position: int) -> VersionState:

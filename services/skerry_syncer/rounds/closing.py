@@ -268,3 +268,13 @@ def _weight(item: AcceptedItem, policy: Policy) -> float:
     return delta_weight(
         item.token_count, item.step_count, inner_step_count=policy.inner_step_count, weight_cap=policy.weight_cap
     )
+
+
+def closed_without(state: RunState, view: MembershipView, closing: ClosedItem, delta: str) -> ClosedItem | None:
+    """Returns the item that freezes a set again without an unreadable delta; None if that is not one of the set."""
+    members = tuple(member for member in closing.members if member.delta != delta)
+    if len(members) == len(closing.members):
+        return None
+    decided = (Decided(delta, Fate.QUARANTINED, "its stored parts can't be read"),)
+    fragment = state.fragments[closing.fragment]
+    return closed_round(state, fragment, view, members, attempt=closing.attempt + 1, decided=decided)

@@ -21,9 +21,8 @@ from skerry.v1.types_pb2 import Draining, Event, RoundOpened
 from skerry_syncer.access.limits import Rate, orphans, unsent_bytes
 from skerry_syncer.errors import DrainingError, SyncerError, fenced, from_rejection
 from skerry_syncer.merge.merger import Merger
-from skerry_syncer.merge.outer_states import DamagedStateError
-from skerry_syncer.merge.restart import closed_without
 from skerry_syncer.merge.rollback import RollBacks
+from skerry_syncer.rounds.closing import closed_without
 from skerry_syncer.rounds.engine import MergeKey, RoundEngine
 from skerry_syncer.rounds.membership import LearnerRecord, LearnerReport, Membership
 from skerry_syncer.rounds.pace import Pace, wait
@@ -50,7 +49,6 @@ from skerry_syncer.store.versions.blobs import StoredParts
 from skerry_syncer.store.versions.replay import DAMAGE, UnreadableDeltaError
 
 _LOG: Final = get_logger(__name__)
-_PATIENCE_TERMS: Final = 2  # lease terms for which a failing merge is tried again; other replicas try after one
 
 
 class RunReplica:
@@ -346,10 +344,10 @@ class RunReplica:
 
     async def _merge(self, key: MergeKey) -> None:
         """Merges until the set is committed, by any replica, or closed again; while draining, stops at a failure."""
-        pause_s, begun_s = self._settings.retry_s, self._clock.monotonic_s()
+        pause_s = self._settings.retry_s
         try:
             while self.merger.frozen_set(key) is not None:
-                work = self._merge_once(key, begun_s)
+                work = self._merge_once(key)
                 if not await self._done(work, "merge failed", fragment=key.fragment, version=key.version):
                     if self._is_draining:
                         return
@@ -358,17 +356,17 @@ class RunReplica:
         finally:
             self.engine.merge_ended(key, self._clock.monotonic_s())
 
-    async def _merge_once(self, key: MergeKey, begun_s: float) -> None:
+    async def _merge_once(self, key: MergeKey) -> None:
         try:
             await self.merger.merge(key)
-        except DamagedStateError:  # of this machine's memory or disk: no reason to give up the fragment's momentum
-            raise
         except DAMAGE as error:
             closing = self.merger.frozen_set(key)
             if closing is None:  # another replica committed it, and what it was made of may be collected
                 return
             if not isinstance(error, UnreadableDeltaError) or not await self._close_again(closing, error):
-                await self._begin_anew(key, error, begun_s)
+                hint = "restore it from a backup, or keep the weights and lose momentum by `skerry rollback`"
+                at = f"position={self.state.position}"
+                raise UnreadableObjectError(f"state of fragment {key.fragment}", f"{error}. {hint}. {at}") from error
         else:
             if self.merger.wants_snapshot(key.fragment):
                 await self.merger.snapshot(key.fragment)
@@ -386,16 +384,6 @@ class RunReplica:
         if not await self._propose((item,)):
             await self._clock.sleep(self._settings.retry_s)
         return True
-
-    async def _begin_anew(self, key: MergeKey, error: Exception, begun_s: float) -> None:
-        """Goes on without the fragment's momentum if for some terms no replica could commit the set.
-
-        Raises:
-            UnreadableObjectError: it is too early for that, or the weights are lost too.
-        """
-        if self._clock.monotonic_s() - begun_s < _PATIENCE_TERMS * self.state.policy.lease_term_s:
-            raise UnreadableObjectError(f"state of fragment {key.fragment}", error) from error
-        await self.merger.restart(key.fragment)
 
     def _start_seeds(self) -> None:
         """Starts to store the initial weights that were pushed to a draft, before its commit asks for them.

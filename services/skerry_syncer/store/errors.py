@@ -12,7 +12,7 @@ StoreError
 |-- DraftConflictError       the run uid is taken by another spec                                     ID_REUSED
 |-- RunNotFoundError         no run of that name                                                      RUN_NOT_FOUND
 |-- RunExistsError           the name is taken                                                        RUN_EXISTS
-|-- UnreadableObjectError    a blob is lost or damaged: go around it, or wait for a repair            OBJECT_UNREADABLE
+|-- UnreadableObjectError    a blob is lost or damaged: go around it, or roll back                   OBJECT_UNREADABLE
 |-- NewerFormatError         a newer version wrote it: another replica can read it                   NEWER_FORMAT
 `-- LogCorruptError          the store lost or changed what was durable: stop and tell a person       STORE_ROLLED_BACK
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import random
 from collections.abc import AsyncIterator
@@ -128,7 +129,17 @@ async def _served(store_url: str, loss: Loss) -> AsyncIterator[Stubs]:
         yield stubs
 
 
-async def test_a_cold_replica_goes_on_without_a_delta_of_the_past(store_url: str, loss: Loss) -> None:
+async def _keep_the_weights(stubs: Stubs) -> None:
+    """Rolls the run back to the weights that it has."""
+    run = (await stubs.runs.GetRun(runs.GetRunRequest(name="demo"))).run
+    await stubs.runs.RollBack(runs.RollBackRequest(name="demo", request_id="b" * 32, target_position=run.position))
+
+
+async def _close(stubs: Stubs) -> None:
+    await stubs.runs.CloseRun(runs.CloseRunRequest(name="demo"))
+
+
+async def test_a_cold_replica_goes_on_without_a_delta_of_the_past_by_a_roll_back(store_url: str, loss: Loss) -> None:
     lost = waiting = ""
     async with _served(store_url, loss) as stubs:
         run, _ = await create_run(stubs, policy=_alone())
@@ -145,7 +156,10 @@ async def test_a_cold_replica_goes_on_without_a_delta_of_the_past(store_url: str
         base = await pull(stubs, run, "body")
         header = learner.header(base, "body")
         waiting = header.delta_id
+        observer = await observed(stubs, run)
         await learner.push(header, _values(2))
+        await events_until(observer, "round_closed")
+        await _keep_the_weights(stubs)
         await learner.event("rolled_back")
         again = await pull(stubs, run, "body")
         assert (base.version, again.version) == (1, 2)
@@ -160,7 +174,7 @@ async def test_a_cold_replica_goes_on_without_a_delta_of_the_past(store_url: str
     assert counts[Fate.EXPIRED] == 1, "what waited for the lost state expired by name"
 
 
-async def test_a_closing_run_whose_state_is_lost_ends_with_a_fate_for_each_delta(store_url: str, loss: Loss) -> None:
+async def test_a_closing_run_whose_state_is_lost_ends_by_a_roll_back(store_url: str, loss: Loss) -> None:
     slow = types.Policy()
     slow.CopyFrom(QUICK)
     slow.quorum_count = 2  # one delta waits until the run is closed
@@ -180,7 +194,11 @@ async def test_a_closing_run_whose_state_is_lost_ends_with_a_fate_for_each_delta
         await learner.attach()
         header = learner.header(await pull(stubs, run, "body"), "body")
         await learner.push(header, _values(9))
-        await stubs.runs.CloseRun(runs.CloseRunRequest(name="demo"))
+        observer = await observed(stubs, run)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(_close(stubs))
+            await events_until(observer, "round_closed")
+            await _keep_the_weights(stubs)
     deltas = {one.delta_id for one in (*headers, header)}
     counts = check_fates(await final_state(store_url, "demo", run.uid), deltas)
     assert counts[Fate.EXPIRED] == 1

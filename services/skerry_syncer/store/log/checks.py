@@ -297,7 +297,7 @@ def check_rollback(state: RunState, item: RollbackItem) -> Rejection | None:
     """A roll-back takes effect once, and only if no fragment has a newer version than when it was prepared."""
     if item.request_id in state.requests:
         return Rejection("ID_REUSED", "request was applied before")
-    if state.status is not RunStatus.OPEN:
+    if state.status not in (RunStatus.OPEN, RunStatus.CLOSING):
         return Rejection("RUN_CLOSED", f"run is not open. status={state.status}")
     if len(set(named_fragments(item))) != len(item.fragments):
         return Rejection("BAD_REQUEST", "a fragment is rolled back twice")

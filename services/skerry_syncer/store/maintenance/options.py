@@ -160,7 +160,7 @@ def warn_of_damage(log: RunLog) -> bool:
     """Says on standard error where reading stopped because the log is damaged; returns whether it is."""
     if log.failure is not None:
         click.echo(f"damaged: {log.failure}", err=True)
-        click.echo(f"this goes up to position {log.state.position}; `skerry repair` says what can be done", err=True)
+        click.echo(f"this goes up to position {log.state.position}; restore the entry after it from a backup", err=True)
     return log.failure is not None
 
 

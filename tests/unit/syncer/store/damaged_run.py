@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import json
 import random
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import numpy as np
-import pytest
 
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.workers import InlineWorkers
@@ -72,15 +69,6 @@ class DamagedRun:
         refs = (*self.version(version).weights, *self.version(version).outer)
         (name,) = (ref.name for ref in refs if f"-{kind}-" in ref.name)
         return self.folder / name
-
-    def files(self) -> dict[str, bytes]:
-        """Returns every file of the run outside of `damaged/`, by name."""
-        found = (path for path in self.folder.rglob("*") if path.is_file() and "damaged" not in path.parts)
-        return {str(path.relative_to(self.folder)): path.read_bytes() for path in found}
-
-    def set_aside(self) -> list[bytes]:
-        """Returns what was moved below `damaged/`."""
-        return [path.read_bytes() for path in sorted((self.folder / "damaged").rglob("*")) if path.is_file()]
 
 
 async def _train(folder: Path, finish: str) -> tuple[str, RunState]:
@@ -140,13 +128,6 @@ def called(run: DamagedRun, name: str, *arguments: str) -> int:
     except SystemExit as stop:
         return int(stop.code or 0)
     return 0
-
-
-def repaired(run: DamagedRun, capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, list[dict[str, Any]]]:
-    """Runs `skerry repair --json`, and returns its exit status and what it lists."""
-    capsys.readouterr()
-    status = called(run, "repair", "--json", *arguments)
-    return status, json.loads(capsys.readouterr().out)["damages"]
 
 
 def lose(path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A damaged log is read up to its last good entry, no writer goes on with it, and what is certain is mended."""
+"""A damaged run is read as far as it is good; no writer goes on with a damaged log."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from safetensors.numpy import load_file
 
-from skerry_syncer.store.errors import LogCorruptError
-from skerry_syncer.store.log.entries import bytes_digest
+from skerry_syncer.store.errors import LogCorruptError, ObjectMissingError
 from tests.unit.syncer.store.damaged_run import (
     DamagedRun,
     build,
@@ -18,7 +18,7 @@ from tests.unit.syncer.store.damaged_run import (
     flip,
     lose,
     reopened,
-    repaired,
+    spoil,
     tear,
 )
 
@@ -42,7 +42,7 @@ def test_the_tools_read_to_the_last_good_entry_and_say_so(
     heard = capsys.readouterr()
     assert [json.loads(line)["position"] for line in heard.out.splitlines()] == list(range(1, at))
     assert f"up to position {at - 1}" in heard.err
-    assert "skerry repair" in heard.err
+    assert "backup" in heard.err
     assert called(run, "export", "--out", str(out), "--json") == 1
     heard = capsys.readouterr()
     assert json.loads(heard.out)["versions"] == {"body": 4}
@@ -88,60 +88,41 @@ def test_a_missing_entry_is_found_wherever_the_reads_are_cut(run: DamagedRun) ->
     assert reopened(run).position == run.position
 
 
-@pytest.mark.parametrize("damage", [empty, tear])
-def test_a_last_entry_without_an_end_is_set_aside(
-    run: DamagedRun, damage: Callable[[Path], None], capsys: pytest.CaptureFixture[str]
+def test_verify_since_begins_at_the_snapshot_before(run: DamagedRun, capsys: pytest.CaptureFixture[str]) -> None:
+    spoil(run.update(1))
+    since = str(run.version(5).position)
+    assert called(run, "verify") == 1
+    capsys.readouterr()
+    assert called(run, "verify", "--since", since, "--json") == 0
+    said = json.loads(capsys.readouterr().out)
+    assert (said["versions_checked"], said["versions_replayed"]) == (3, 2), "4 to 6; 4 by its snapshot"
+    assert called(run, "verify", "--since", "7d", "--json") == 1, "all of it is of today"
+    spoil(run.update(5))
+    assert called(run, "verify", "--since", since) == 1
+
+
+def test_an_export_after_a_collection_names_it_and_what_is_left(
+    run: DamagedRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    damage(run.entry(run.position))
-    left, before = run.entry(run.position).read_bytes(), run.files()
-    status, damages = repaired(run, capsys)
-    assert (status, [one["remedy"] for one in damages]) == (1, ["set aside"])
-    assert run.files() == before, "a dry run changes nothing"
-    status, damages = repaired(run, capsys, "--yes")
-    assert (status, [one["is_mended"] for one in damages]) == (0, [True])
-    assert run.set_aside() == [left]
-    assert reopened(run).position == run.position - 1
-    assert repaired(run, capsys) == (0, [])
+    assert called(run, "gc", "--keep-versions", "2", "--keep-since", "0s", "--yes", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["objects"]
+    out, left = tmp_path / "out.safetensors", run.version(4).position
+    with pytest.raises(ObjectMissingError) as refused:
+        called(run, "export", "--out", str(out), "--position", str(run.version(3).position))
+    assert f"the entry at position {run.position + 1}" in str(refused.value)
+    assert f"positions_left={left} to {run.position + 1}" in str(refused.value)
+    assert not out.exists()
+    assert called(run, "export", "--out", str(out), "--position", str(left)) == 0
+    assert len(load_file(out)) == 2
 
 
-def test_a_whole_last_entry_is_set_aside_only_if_told(run: DamagedRun, capsys: pytest.CaptureFixture[str]) -> None:
-    flip(run.entry(run.position))
-    before = run.files()
-    status, damages = repaired(run, capsys, "--yes")
-    assert (status, [one["remedy"] for one in damages]) == (1, ["none"])
-    assert "--give-up" in damages[0]["detail"]
-    assert run.files() == before
-    assert repaired(run, capsys, "--yes", "--give-up")[0] == 0
-    assert reopened(run).position == run.position - 1
-
-
-@pytest.mark.parametrize("fraction", [0.1, 0.35, 0.5, 0.85])
-def test_one_wrong_bit_of_an_entry_is_put_right(
-    run: DamagedRun, fraction: float, capsys: pytest.CaptureFixture[str]
+def test_an_export_goes_around_a_damaged_snapshot(
+    run: DamagedRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = run.entry(run.version(3).position)
-    good = path.read_bytes()
-    data = bytearray(good)
-    data[int(fraction * len(good))] ^= 1  # in places this leaves JSON of other values
-    path.write_bytes(bytes(data))
-    status, damages = repaired(run, capsys, "--yes")
-    assert (status, [(one["remedy"], one["is_mended"]) for one in damages]) == (0, [("restore", True)])
-    assert path.read_bytes() == good
-    assert run.set_aside() == [bytes(data)]
-    assert called(run, "verify") == 0
-
-
-@pytest.mark.parametrize("damage", [lose, empty, tear])
-def test_an_older_entry_is_asked_for_by_its_digest_and_nothing_is_written(
-    run: DamagedRun, damage: Callable[[Path], None], capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = run.entry(run.version(3).position)
-    good = path.read_bytes()
-    damage(path)
-    lose(run.part(next(iter(run.state.fragments["body"].pending))))
-    before = run.files()
-    status, damages = repaired(run, capsys, "--yes", "--give-up")
-    assert status == 1
-    assert "backup" in damages[0]["detail"]
-    assert bytes_digest(good) in damages[0]["detail"]
-    assert run.files() == before, "nothing is appended to a log that is not whole"
+    whole, around = tmp_path / "whole.safetensors", tmp_path / "around.safetensors"
+    assert called(run, "export", "--out", str(whole)) == 0
+    spoil(run.snapshot(4, "weights"))
+    capsys.readouterr()
+    assert called(run, "export", "--out", str(around), "--json") == 0
+    assert json.loads(capsys.readouterr().out)["versions"] == {"body": 6}, "what is logged goes elsewhere"
+    assert around.read_bytes() == whole.read_bytes()

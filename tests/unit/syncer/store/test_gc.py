@@ -11,7 +11,7 @@ from skerry.runtime.clock import SystemClock
 from skerry.runtime.workers import InlineWorkers
 from skerry.wire.policy import Policy
 from skerry_syncer.merge.outer_states import OuterStates
-from skerry_syncer.merge.restart import stored_again
+from skerry_syncer.merge.rollback import stored_again
 from skerry_syncer.store.errors import ObjectMissingError, StoreUnavailableError, UnreadableObjectError
 from skerry_syncer.store.log.retention import Retention
 from skerry_syncer.store.log.run_log import RunLog
@@ -24,7 +24,6 @@ from skerry_syncer.store.maintenance.collect import (
     versions_since,
 )
 from skerry_syncer.store.maintenance.export import export_checkpoint
-from skerry_syncer.store.maintenance.repair import Repair
 from skerry_syncer.store.maintenance.verify import verify_run
 from skerry_syncer.store.objects.opening import open_objects
 from skerry_syncer.store.versions.replay import Replayer, UnreadableDeltaError
@@ -201,12 +200,6 @@ async def _verify(log: RunLog, _: Path) -> None:
     assert report.versions_checked > 0
 
 
-async def _repair(log: RunLog, _: Path) -> None:
-    entropy = SeededEntropy(random.Random(2))
-    repair = Repair(log, workers=InlineWorkers(), scratch=Scratch(None), entropy=entropy, may_append=True)
-    assert await repair.run() == []
-
-
 async def _export(log: RunLog, folder: Path) -> None:
     path = folder / "model.safetensors"
     await export_checkpoint(log, path, position=log.state.position, dtype="float32", workers=InlineWorkers())
@@ -227,7 +220,7 @@ async def _roll_back(log: RunLog, _: Path) -> None:
     await stored_again(log, fragment, fragment.newest, InlineWorkers())
 
 
-READERS = [_verify, _repair, _export, _weights, _cold_replica, _roll_back]
+READERS = [_verify, _export, _weights, _cold_replica, _roll_back]
 
 
 @pytest.mark.parametrize("read", READERS)
@@ -259,7 +252,7 @@ async def test_what_a_collection_takes_from_a_reader_was_collected_and_is_not_da
         await collect(driver.log, Retention(version_count=1), now_unix_s=NOW_S)
 
     log = await reader_of(driver, happen)
-    if read in {_verify, _repair}:
+    if read is _verify:
         await read(log, tmp_path)
     else:
         with pytest.raises(ObjectMissingError, match="collected"):

@@ -45,7 +45,7 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="compare only, write nothing")
     is_check = parser.parse_args().check
     if not is_check:
-        for path in generate_stubs(ROOT):
+        for path in generate_stubs(PACKAGE):
             print(f"wrote {path.relative_to(ROOT)}")
         return 0
     with tempfile.TemporaryDirectory() as folder:

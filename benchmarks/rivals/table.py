@@ -1,4 +1,4 @@
-"""Prints the tables of docs/rivals.md from the committed results: `python -m benchmarks.rivals.table`."""
+"""Prints the tables of benchmarks/README.md from the committed results: `python -m benchmarks.rivals.table`."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from benchmarks.report import DIRECTORY, write_rows
 from benchmarks.speed.measuring import Size
-from benchmarks.speed.table import COMMITTED, COMPUTED, PAGE, TABLES, computed, fill, measure, read, to_markdown, write
+from benchmarks.speed.table import COMMITTED, COMPUTED, PICTURE, TABLES, computed, measure, read, to_markdown, write
 
 _ROWS: Final = DIRECTORY / "speed.json"
 _NAMES: Final = click.Choice([*TABLES, *COMPUTED])
@@ -29,15 +29,15 @@ Examples:
   python -m benchmarks.speed                          all tables, 12 minutes on 2 cores
   python -m benchmarks.speed --quick                  small sizes, few samples: does it run?
   python -m benchmarks.speed codec transfer           two tables
-  python -m benchmarks.speed synchronisation --keep   one table, and what docs/performance.md has of it
-  python -m benchmarks.speed --committed --markdown   the committed rows, as docs/performance.md has them
+  python -m benchmarks.speed synchronisation --keep   one table, and the committed rows of it
+  python -m benchmarks.speed --committed --markdown   the committed rows as tables for documents
 """
 )
 @click.argument("tables", nargs=-1, type=_NAMES)
 @click.option("--quick", is_flag=True, help="Small sizes and few samples; the figures mean little.")
 @click.option("--samples", type=click.IntRange(min=1), help="Measurements of each figure.  [default: 5; quick: 2]")
 @click.option("--committed", is_flag=True, help="Show the committed rows; measure nothing.")
-@click.option("--keep", is_flag=True, help="Put rows into the committed file, tables and picture into docs.")
+@click.option("--keep", is_flag=True, help="Put rows into the committed file, and the picture into docs.")
 @click.option("--markdown", is_flag=True, help="Print tables for documents.")
 def main(
     *, tables: tuple[str, ...], quick: bool, samples: int | None, committed: bool, keep: bool, markdown: bool
@@ -66,14 +66,12 @@ def main(
         found = {**read(COMMITTED), **{table: found[table] for table in chosen if table in found}}
         write(COMMITTED, found)
     found |= computed(found)
-    if keep:
-        PAGE.write_text(fill(PAGE.read_text(encoding="utf-8"), found), encoding="utf-8")
     if markdown:
         for table in chosen:
             click.echo("\n".join((f"## {table}", "", *to_markdown(table, found.get(table, ())), "")))
     from benchmarks.speed.picture import draw  # here: matplotlib is slow to load
 
-    click.echo(f"picture: {draw(found, (PAGE.parent if keep else DIRECTORY) / 'speed.png')}", err=True)
+    click.echo(f"picture: {draw(found, PICTURE if keep else DIRECTORY / 'speed.png')}", err=True)
     click.echo(f"rows: {path}", err=True)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from importlib import import_module
@@ -31,8 +30,7 @@ COMPUTED: Final = {
 }
 """What is computed from that."""
 COMMITTED: Final = Path(__file__).parent / "results" / "rows.json"
-PAGE: Final = Path(__file__).parents[2] / "docs" / "performance.md"
-_MARK: Final = re.compile(r"<!-- table ([a-z]+) -->")
+PICTURE: Final = Path(__file__).parents[2] / "docs" / "speed.png"
 HEADING: Final = ("| case | measured | value | limit | ratio | aim | met |", "|---|---|---|---|---|---|---|")
 
 
@@ -114,27 +112,6 @@ def to_markdown(table: str, rows: Iterable[Row]) -> Iterator[str]:
         )
         yield f"| {' | '.join(cells)} |"
         before = row.case
-
-
-def fill(page: str, tables: Mapping[str, list[Row]]) -> str:
-    """Returns a document with its tables made anew: each follows a line `<!-- table NAME -->` and ends at a blank one.
-
-    Raises:
-        LookupError: it has a table that was not measured.
-    """
-    lines: list[str] = []
-    is_old = False
-    for line in page.splitlines():
-        is_old = is_old and bool(line)
-        if not is_old:
-            lines.append(line)
-        if found := _MARK.fullmatch(line):
-            table = found[1]
-            if not tables.get(table):
-                raise LookupError(f"the page has a table that was not measured. table={table}")
-            lines.extend(to_markdown(table, tables[table]))
-            is_old = True
-    return "\n".join(lines) + "\n"
 
 
 def number(value: float) -> str:

@@ -17,7 +17,15 @@ ROOT = Path(__file__).parents[2]
 SITE = ROOT / "build" / "site"
 SOURCE = SITE / "source"
 SETTINGS = Path(__file__).with_name("mkdocs.yml")
-_PATTERNS = ("*.md", "docs/**/*.md", "protos/*.md", "services/**/*.md", "docker/*.md", "tests/simulation/*.md")
+_PATTERNS = (
+    "*.md",
+    "docs/**/*.md",
+    "protos/*.md",
+    "services/**/*.md",
+    "docker/*.md",
+    "tests/simulation/*.md",
+    "benchmarks/**/*.md",
+)
 _LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)#:]+)(#[^)]*)?\)|!\[[^\]]*\]\(([^):]+)\)")
 # What a page fetches from elsewhere when it is read; links to follow are no such thing.
 _FETCHED = re.compile(r"""<(?:script|img|iframe)[^>]+src="https?:|<link[^>]+rel="(?:stylesheet|icon|preconnect)"[^>]+"""

@@ -1,4 +1,4 @@
-"""The metrics that a learner serves to Prometheus, read at each scrape; docs/metrics.md explains every name."""
+"""The metrics that a learner serves to Prometheus, read at each scrape; docs/operating.md has the main ones."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The campaign with real processes: `python -m tests.chaos --short`, `python -m tests.chaos --minutes 60 --store s3`.
 
 Three syncers and six learners run as processes while a seeded storm kills, stops and drains them, cuts and slows their
-links and fails their store. The learners' own accounts are held against the log all the time. See docs/reliability.md.
+links and fails their store. The learners' own accounts are held against the log all the time.
 """
 
 from __future__ import annotations

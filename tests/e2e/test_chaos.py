@@ -1,4 +1,4 @@
-"""The campaign with real processes, three minutes of it on each kind of store; see docs/reliability.md."""
+"""The campaign with real processes, three minutes of it on each kind of store."""
 
 from __future__ import annotations
 

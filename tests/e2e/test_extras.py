@@ -31,7 +31,7 @@ EXTRAS: Final = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["pro
 _EXAMPLE_S: Final = 120
 _STEPS: Final = "48"  # two deltas of each fragment
 
-# By extra: the examples that docs/integrations.md installs it for, with the run that each makes.
+# By extra: the examples that docs/training-loops.md installs it for, with the run that each makes.
 EXAMPLES: Final = {
     "torch": {"plain": "plain"},
     "transformers": {"huggingface": "huggingface", "accelerate_loop": "accelerate"},

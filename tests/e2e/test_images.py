@@ -74,7 +74,7 @@ def test_the_syncer_is_half_a_gigabyte(composition: Composition, capsys: pytest.
     size = {name: composition.engine.inspect(name)["Size"] / 1e6 for name in (*_IMAGES, "python:3.11-slim")}
     with capsys.disabled():
         print("\nimages, in MB:", ", ".join(f"{name} {size_mb:.0f}" for name, size_mb in size.items()))
-    # numba's compiler is 210 MB of it (docs/design/0009).
+    # numba's compiler is 210 MB of it (docs/decisions/0007-kernels.md).
     assert size[_SYNCER] - size["python:3.11-slim"] < 380
     assert size[_LEARNER] > 2 * size[_SYNCER]
 

@@ -1,4 +1,4 @@
-"""What the documents say to type can be typed, and what they point to is there."""
+"""What the documents say to type can be typed, and the loop of the README trains."""
 
 from __future__ import annotations
 
@@ -11,37 +11,29 @@ from pathlib import Path
 
 import click
 import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
+from skerry import RunsClient
 from skerry.cli.main import cli
+from tests.support.syncer_thread import syncer
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "SECURITY.md"]
-DOCUMENTS += sorted((ROOT / "docs" / "guides").glob("*.md"))
-
-FOLDERS = ("benchmarks", "client", "core", "docs", "examples", "protos", "services", "tests")
-PAGES = [*ROOT.glob("*.md"), *(page for folder in FOLDERS for page in sorted((ROOT / folder).rglob("*.md")))]
-# Tables, pictures with their descriptions, and links can't be wrapped.
-UNWRAPPED = re.compile(r"\||\s*!?\[|\s*<|\S+$")
+DOCUMENTS = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), ROOT / "docker" / "README.md"]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_no_line_of_a_page_is_longer_than_120_columns(page: Path) -> None:
-    text = re.sub(r"^( *)```.*?^\1```", "", page.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
-    assert [line for line in text.splitlines() if len(line) > 120 and not UNWRAPPED.match(line)] == []
+def command_lines(word: str) -> list[str]:
+    """Returns the command lines of all documents that begin with a word, without their comments."""
+    return [line for document in DOCUMENTS for line in _code_lines(document) if line.startswith(f"{word} ")]
 
 
-def code_lines(document: Path) -> Iterator[str]:
-    """Yields every line of the shell code blocks of a document, without its comment."""
+def _code_lines(document: Path) -> Iterator[str]:
     for block in re.findall(r"^```sh\n(.*?)^```", document.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE):
-        yield from (line.partition(" #")[0].strip() for line in block.splitlines())
+        yield from (line.partition(" #")[0].strip() for line in block.replace("\\\n", "").splitlines())
 
 
-def skerry_lines() -> list[str]:
-    lines = [line for document in DOCUMENTS for line in code_lines(document)]
-    return [line for line in lines if line.startswith("skerry ")]
-
-
-@pytest.mark.parametrize("line", skerry_lines())
+@pytest.mark.parametrize("line", command_lines("skerry"))
 def test_every_command_line_of_the_documents_is_understood(line: str) -> None:
     words = shlex.split(line)[1:]
     command: click.Command = cli
@@ -53,19 +45,28 @@ def test_every_command_line_of_the_documents_is_understood(line: str) -> None:
     command.make_context(context.info_name, list(words), parent=context.parent)
 
 
-@pytest.mark.parametrize("document", [*DOCUMENTS, ROOT / "docs" / "integrations.md"], ids=lambda path: path.name)
-def test_every_link_into_the_tree_leads_somewhere(document: Path) -> None:
-    targets = re.findall(r"\]\(([^)#]+)\)", document.read_text(encoding="utf-8"))
-    local = [target for target in targets if "://" not in target]
-    assert [target for target in local if not (document.parent / target).exists()] == []
+def test_every_make_target_of_the_documents_exists() -> None:
+    targets = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    assert {shlex.split(line)[1] for line in command_lines("make")} <= targets
 
 
-def test_every_make_target_that_the_documents_name_exists() -> None:
-    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    targets = set(re.findall(r"^([a-z0-9-]+):", makefile, re.MULTILINE))
-    named = {name for document in DOCUMENTS for name in re.findall(r"`make ([a-z0-9-]+)", document.read_text("utf-8"))}
-    assert named
-    assert named <= targets
+def test_the_loop_of_the_readme_trains_and_its_steps_are_merged() -> None:
+    torch.manual_seed(0)
+    inputs = torch.randn(2000, 4)
+    model = nn.Linear(4, 1)
+    names = {
+        "model": model,
+        "loader": DataLoader(TensorDataset(inputs, inputs.sum(1, keepdim=True)), batch_size=20),
+        "loss_function": nn.functional.mse_loss,
+        "optimizer": torch.optim.SGD(model.parameters(), lr=0.1),
+    }
+    loop = re.findall(
+        r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
+    )[0]
+    with syncer() as target:
+        exec(loop.replace("127.0.0.1:50051", target), names)
+        with RunsClient(target) as client:
+            assert {version.version for version in client.get_run("gpt").run.versions} != {0}
 
 
 @pytest.mark.parametrize(
@@ -84,14 +85,3 @@ def test_the_site_is_built_without_the_environment_of_the_tests() -> None:
     done = subprocess.run(["make", "-n", "-W", "pyproject.toml", "docs"], cwd=ROOT, capture_output=True, text=True)  # noqa: PLW1510
     assert done.returncode == 0
     assert ".venv" not in done.stdout
-
-
-def test_how_to_schedule_the_inner_rate_is_said_once_and_in_the_same_words() -> None:
-    said = [
-        re.findall(
-            r"^> \*\*The inner learning rate\.\*\*.*\n(?:> .*\n)*", page.read_text(encoding="utf-8"), re.MULTILINE
-        )
-        for page in (ROOT / "README.md", ROOT / "docs/learning.md", ROOT / "docs/integrations.md")
-    ]
-    assert [len(boxes) for boxes in said] == [1, 1, 1]
-    assert said[0] == said[1] == said[2]

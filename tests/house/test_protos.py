@@ -1,4 +1,4 @@
-"""The contract reads and compiles as its README says, and its comments say what the code does."""
+"""The contract reads and compiles as the guide says, and its comments say what the code does."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from skerry_syncer.errors import SyncerError
 from skerry_syncer.rpc.interceptor import status_of
 
 ROOT = Path(__file__).parents[2]
-README = ROOT / "protos" / "README.md"
+GUIDE = ROOT / "docs" / "client-guide.md"
 PROTOS = sorted((ROOT / "protos").rglob("*.proto"))
 OPTIONS = ('go_package = "skerry/v1;skerryv1"', "java_multiple_files = true", 'java_package = "skerry.v1"')
 REASONS = {name.removeprefix("ERROR_REASON_") for name in types_pb2.ErrorReason.DESCRIPTOR.values_by_name} - {
@@ -72,7 +72,7 @@ def test_every_reason_has_the_status_code_that_its_comment_says() -> None:
 
 
 def _recipe() -> list[list[str]]:
-    (block,) = re.findall(r"^```sh\n(.*?)^```", README.read_text("utf-8"), re.DOTALL | re.MULTILINE)
+    (block,) = re.findall(r"^```sh\n(.*?)^```", GUIDE.read_text("utf-8"), re.DOTALL | re.MULTILINE)
     return [shlex.split(line) for line in block.splitlines()]
 
 

@@ -1,4 +1,4 @@
-"""The lines of docs/integrations.md name what there is, with options that exist."""
+"""The lines of docs/training-loops.md name what there is, with options that exist."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from skerry import Learner, attach
 from skerry.integrations import jax, lightning, transformers
 
-PAGE = Path(__file__).parents[2] / "docs" / "integrations.md"
+PAGE = Path(__file__).parents[2] / "docs" / "training-loops.md"
 BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE.read_text("utf-8"), re.DOTALL | re.MULTILINE)
 CALLED: dict[str, list[Any]] = {
     "attach": [attach],

@@ -1,4 +1,4 @@
-"""torchtitan, by the recipe of docs/integrations.md: ranks with shards, and ranks that are tensor parallel."""
+"""torchtitan, by the recipe of examples/torchtitan_recipe.py: ranks with shards, and ranks that are tensor parallel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""torchtitan trains its smallest Llama on CPUs by the recipe of docs/integrations.md; torchrun starts the ranks.
+"""torchtitan trains its smallest Llama on CPUs by the recipe in examples; torchrun starts the ranks.
 
 `torchrun titan_on_cpu.py LEARNER STEPS FOLDER`: the first rank writes the model's weights to FOLDER at the end. The
 ranks of the learner "killed" have shards of the model, those of others are tensor parallel. torchtitan is made for GPUs
@@ -8,7 +8,7 @@ and nightly builds of PyTorch; what it needs of them and a released build does n
 from __future__ import annotations
 
 import os
-import re
+import runpy
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,8 +23,6 @@ from tokenizers.trainers import BpeTrainer
 from torch import distributed
 from torch.distributed.fsdp import FSDPModule
 from torchtitan.tools import utils
-
-PAGE = Path(__file__).parents[2] / "docs" / "integrations.md"
 
 # Before anything else of torchtitan is imported, which takes over these names.
 utils.device_type = "cpu"
@@ -61,7 +59,7 @@ def replace_what_needs_gpus() -> None:
 
 
 def configured(folder: Path, steps: int, tensor_parallel: int) -> Any:
-    text = PAGE.read_text("utf-8")
+    text = Path(__file__).parents[2].joinpath("protos", "skerry", "v1", "types.proto").read_text("utf-8")
     tokenizer = Tokenizer(BPE())
     tokenizer.pre_tokenizer = ByteLevel()
     tokenizer.train_from_iterator([text], BpeTrainer(vocab_size=500, special_tokens=["<s>", "</s>"]))
@@ -86,16 +84,12 @@ def main() -> None:
     learner_id, steps, folder = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
     tensor_parallel = 1 if learner_id == "killed" else int(os.environ["WORLD_SIZE"])
     replace_what_needs_gpus()
-    recipe = re.search(
-        r"```python\n(import torch\n[^`]*?def train_with_skerry.*?)```", PAGE.read_text("utf-8"), re.DOTALL
-    )
-    assert recipe is not None
-    names: dict[str, Any] = {}
-    exec(compile(recipe[1], str(PAGE), "exec"), names)
     trainer = configured(folder / os.environ["RANK"], steps, tensor_parallel).build()
     options = {"target": os.environ["SKERRY_TARGET"], "run": "titan", "learner_id": learner_id, "create": True}
     batch_count = int(os.environ["WORLD_SIZE"]) // tensor_parallel
-    names["train_with_skerry"](trainer, tokens_per_step=2 * 32 * batch_count, **options)
+    recipe = Path(__file__).parents[2].joinpath("examples", "torchtitan_recipe").with_suffix(".py")
+    train_with_skerry = runpy.run_path(str(recipe))["train_with_skerry"]
+    train_with_skerry(trainer, tokens_per_step=2 * 32 * batch_count, **options)
     (model,) = trainer.model_parts
     whole = {name: one.full_tensor() if hasattr(one, "full_tensor") else one for name, one in model.named_parameters()}
     if os.environ["RANK"] == "0":

@@ -1,4 +1,4 @@
-"""Results that docs/rivals.md is made from."""
+"""Results that benchmarks/README.md is made from."""
 
 from pathlib import Path
 from typing import Final

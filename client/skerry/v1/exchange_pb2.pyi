@@ -6,7 +6,7 @@ What learners and observers do with a run: attach, push deltas, pull fragments, 
 A minimal learner: Attach; PullFragment every fragment from version -1; train H steps; PushDelta the weights that
 were loaded minus the weights now, with the base version that was loaded; on Event.version_committed PullFragment
 from the version it has, apply, and go on. It MAY use CODEC_FLOAT32 without compression throughout.
-docs/learner-guide.md has the whole state machine.
+docs/client-guide.md has the whole state machine.
 
 Neither side compresses messages with gRPC's own compression, here and in the other services: the server answers a
 message with a grpc-encoding other than identity with UNIMPLEMENTED and no ErrorInfo. Frames have a compressor.
@@ -276,7 +276,7 @@ class Attached(_message.Message):
     def last_deltas(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Of every fragment of the run, by its name: the id of the learner's last accepted delta, by whatever session; empty
         where none was accepted. Older sessions are fenced, so it stays the last until this session has sent one. A learner
-        that goes on from a checkpoint learns from it whether the run has taken later work (docs/learner-guide.md).
+        that goes on from a checkpoint learns from it whether the run has taken later work (docs/client-guide.md).
         """
 
     def __init__(

@@ -6,7 +6,7 @@ What learners and observers do with a run: attach, push deltas, pull fragments, 
 A minimal learner: Attach; PullFragment every fragment from version -1; train H steps; PushDelta the weights that
 were loaded minus the weights now, with the base version that was loaded; on Event.version_committed PullFragment
 from the version it has, apply, and go on. It MAY use CODEC_FLOAT32 without compression throughout.
-docs/learner-guide.md has the whole state machine.
+docs/client-guide.md has the whole state machine.
 
 Neither side compresses messages with gRPC's own compression, here and in the other services: the server answers a
 message with a grpc-encoding other than identity with UNIMPLEMENTED and no ErrorInfo. Frames have a compressor.

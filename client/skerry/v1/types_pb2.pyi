@@ -390,10 +390,10 @@ class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     prefix ERROR_REASON_. The gRPC status code comes first in each comment. Metadata keys of the ErrorInfo are named
     where there are any. Where waiting helps, a google.rpc.RetryInfo says how long; a client MUST wait at least that
     long. google/rpc/status.proto and google/rpc/error_details.proto define these messages. No file here imports them;
-    protos/README.md says where they are.
+    docs/client-guide.md says where they are.
 
     A status without an ErrorInfo of domain "skerry" comes from the transport or a proxy, and tells nothing about what a
-    syncer did with the call. docs/learner-guide.md says what a learner does for each reason.
+    syncer did with the call. docs/client-guide.md says what a learner does for each reason.
     """
 
 ERROR_REASON_UNSPECIFIED: ErrorReason.ValueType  # 0

@@ -6,7 +6,7 @@
 One learner, one fragment: it pulls a snapshot and updates, pushes four deltas that meet each fate that a learner acts
 on, and adopts what comes. The updates are made here, of no merge rule, so that the session outlives changes of those.
 There is one session for each hash of a run's leaves; nothing but digests of whole weights differs.
-protos/FORMAT.md, section 11, specifies the files; docs/learner-guide.md the arithmetic.
+protos/FORMAT.md, section 11, specifies the files; docs/client-guide.md the arithmetic.
 """
 
 from __future__ import annotations

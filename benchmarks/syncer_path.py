@@ -90,7 +90,7 @@ def stage_syncer() -> None:
         ("zstd compress, frame", step, "pack_frame"),
         ("checksum", frames, "crc32"),
         ("frame cutting", frames.FrameReader, "feed"),
-        ("check: decode", parts.PartChecker, "check"),
+        ("check: decode", parts.ArrivingPart, "feed"),
         ("check: norms", parts, "quantised_squared_norms"),
         ("accumulate", replay, "accumulate"),
         ("merge: norms", merger, "per_tensor_squared_norms"),

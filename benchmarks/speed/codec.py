@@ -21,9 +21,9 @@ from benchmarks.speed.models import layout_of
 from skerry.algorithm.step import accumulate
 from skerry.wire.codecs import Codec, Compressor, Encoding, cut_frames
 from skerry.wire.digests import part_digest, tree_digest
-from skerry.wire.frames import FrameReader, encode_frames, parse_frames, quantise_cut, raw_bytes
+from skerry.wire.frames import encode_frames, parse_frames, quantise_cut, raw_bytes
 from skerry.wire.layout import FragmentLayout
-from skerry_syncer.run.parts import PartChecker
+from skerry_syncer.run.parts import ArrivingPart
 
 Float32s = NDArray[np.float32]
 
@@ -52,9 +52,9 @@ def _codec_rows(codec: Codec, values: Float32s, layout: FragmentLayout, samples:
             quantise_cut(values[inside], layout, cut, decoded=out[inside])
 
     def check() -> None:
-        checker = PartChecker(layout, layout.numel, codecs=frozenset(Codec), most_kept_bytes=2 * len(buffer))
-        checker.check(FrameReader(0, layout.numel).feed(buffer))
-        checker.summary()
+        part = ArrivingPart(layout, 0, layout.numel, codecs=frozenset(Codec), limit_bytes=len(buffer))
+        part.feed(buffer)
+        part.finish()
 
     actions: dict[str, Callable[[], Any]] = {
         "memcpy": lambda: np.copyto(out, values),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import os
 import signal
 import sys
@@ -22,7 +21,6 @@ from skerry.runtime.options import ADDRESS, OUTPUT_FILE, OUTPUT_FOLDER, Count, N
 from skerry.runtime.redaction import redacted
 from skerry_syncer.run.host import HostSettings
 from skerry_syncer.server import ListenError, ServerSettings, SyncerServer, serving
-from skerry_syncer.settings import RUN_TIMES, ReplicaSettings
 from skerry_syncer.store.errors import StoreRefusedError, StoreURLError
 from skerry_syncer.store.log.entries import ENTRY_FORMAT, OLDEST_LEVEL
 from skerry_syncer.store.maintenance.options import STORE
@@ -89,23 +87,6 @@ The files in keys/ are made by `skerry keys keys --server a.example`.
     help="Folder for caches of model fragments beyond a quarter of the memory, best on a local disk.  "
     "[default: the system's temporary folder]",
 )
-@click.option(
-    "--client-rate",
-    type=Number(0.1),
-    help="Most MiB a second of one client's pushes and downloads together.  [default: no bound]",
-)
-@click.option(
-    "--draft-limit",
-    type=Number(0.001),
-    default=256,
-    show_default=True,
-    help="Most GiB that one client may have in the store for runs that it did not commit, within a day.",
-)
-@click.option(
-    "--run-limit",
-    type=Number(),
-    help=f"Most GiB that one run may have in the store.  [default: 1024, and {RUN_TIMES} times its weights]",
-)
 @click.option("--workers", type=Count(1, 256), help="Worker threads.  [default: one a core, at least 2]")
 @click.option("--drain-grace", type=Number(0, 3600), default=20.0, help="Seconds that a shutdown may take.")
 @click.option(
@@ -138,9 +119,6 @@ def serve(
     metrics: str | None,
     port_file: Path | None,
     scratch: Path | None,
-    client_rate: float | None,
-    draft_limit: float,
-    run_limit: float | None,
     workers: int | None,
     drain_grace: float,
     new_run_level: int,
@@ -192,9 +170,6 @@ def serve(
         scratch_directory=_scratch_directory(scratch),
         host=HostSettings(
             new_run_level=new_run_level,
-            client_bytes_a_second=math.inf if client_rate is None else 2**20 * client_rate,
-            draft_bytes=int(2**30 * draft_limit),
-            replica=ReplicaSettings(run_bytes=None if run_limit is None else int(2**30 * run_limit)),
         ),
     )
     sys.setswitchinterval(_SWITCH_INTERVAL_S)

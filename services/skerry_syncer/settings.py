@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
 
 from skerry_syncer.store.log.checkpoints import CHECKPOINT_EVERY
-
-# Far above what policies keep: some 100 times the weights by default, and 800 times with every version of a day.
-RUN_BYTES: Final = 2**40
-RUN_TIMES: Final = 1024
 
 
 @dataclass(frozen=True)
@@ -24,5 +19,4 @@ class ReplicaSettings:
     longest_retry_s: float = 4.0  # after a merge failed again and again
     checkpoint_every: int = CHECKPOINT_EVERY  # entries of the log
     collection_look_s: float = 60.0  # between looks whether a collection is due, which cost no request
-    run_bytes: int | None = None  # that one run may have in the store; None: `RUN_BYTES` and `RUN_TIMES` its weights
     stream_limit_bytes: int = 2**20  # of events that a follower has not taken

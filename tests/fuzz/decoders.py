@@ -32,7 +32,7 @@ from skerry.v1 import capabilities_pb2, runs_pb2
 from skerry.v1 import exchange_pb2 as exchange
 from skerry.v1 import types_pb2 as types
 from skerry.wire import Codec, Compressor, Encoding, FragmentLayout, TensorSpec, WireError
-from skerry.wire.frames import FrameReader, decode_frames, encode_frames
+from skerry.wire.frames import decode_frames, encode_frames
 from skerry.wire.identity import Identity
 from skerry.wire.messages import layouts_from_messages, layouts_to_messages, policy_from_message, policy_to_message
 from skerry.wire.policy import Policy
@@ -41,7 +41,7 @@ from skerry_syncer.errors import SyncerError
 from skerry_syncer.rounds.membership import LearnerReport, Membership
 from skerry_syncer.rpc.translate import report_from_message
 from skerry_syncer.run.events import learner_message
-from skerry_syncer.run.parts import PartChecker
+from skerry_syncer.run.parts import ArrivingPart
 from skerry_syncer.store import store
 from skerry_syncer.store.errors import LogCorruptError, NewerFormatError
 from skerry_syncer.store.log.entries import Entry, RunSpec
@@ -114,15 +114,10 @@ def _pieces(data: bytes) -> Iterable[bytes]:
 
 
 def _decode_part(data: bytes) -> object:
-    reader = FrameReader(0, _LAYOUT.numel)
-    checker = PartChecker(_LAYOUT, _LAYOUT.numel, codecs=frozenset(Codec), most_kept_bytes=2 * len(data))
-    try:
-        for piece in _pieces(data):
-            checker.check(reader.feed(piece))
-        reader.finish()
-    except WireError as error:
-        raise SyncerError("BAD_FRAME", str(error)) from error
-    return checker.summary()
+    part = ArrivingPart(_LAYOUT, 0, _LAYOUT.numel, codecs=frozenset(Codec), limit_bytes=len(data))
+    for piece in _pieces(data):
+        part.feed(piece)
+    return part.finish()
 
 
 @cache

@@ -26,7 +26,7 @@ from tests.support.seeded_entropy import SeededEntropy
 _DRAIN_GRACE_S: Final = 20.0
 # Slower than in production, as the simulation's steps are slower than real ones.
 _SETTINGS: Final = HostSettings(
-    part_budget_bytes=512,
+    in_flight_bytes=512,
     replica=ReplicaSettings(busy_poll_s=0.25, idle_poll_s=1.0, retry_s=0.5, checkpoint_every=48),
 )
 

@@ -6,7 +6,6 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextvars import ContextVar
 from typing import Final, Protocol, TypeVar, TypeVarTuple
 
 Result = TypeVar("Result")
@@ -14,8 +13,6 @@ Arguments = TypeVarTuple("Arguments")
 
 # Jobs that are waiting or at work for one caller: enough that no thread waits for the loop, and what bounds memory.
 IN_FLIGHT: Final = 6
-# For whom a task asks for threads: a client, a run, or the learners of a merge. Tasks that it starts inherit it.
-BEHALF: Final[ContextVar[str]] = ContextVar("BEHALF", default="")
 
 
 class Workers(Protocol):
@@ -29,49 +26,15 @@ class Workers(Protocol):
 
 
 class ThreadWorkers:
-    """A pool of threads; work that is to run in parallel has to release the GIL.
-
-    While all threads are busy, jobs wait in a line for each `BEHALF`, and the lines take turns, however long they are.
-    """
+    """A pool of threads; work that is to run in parallel has to release the GIL."""
 
     def __init__(self, count: int, *, name: str = "skerry", initializer: Callable[[], object] | None = None) -> None:
         """`initializer` is called in each thread before its first job."""
         self._pool = ThreadPoolExecutor(max_workers=count, thread_name_prefix=name, initializer=initializer)
-        self._free = count
-        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}  # by behalf; the first is next
 
     async def run(self, function: Callable[[*Arguments], Result], *args: *Arguments) -> Result:
         """Runs `function` in the next free thread."""
-        loop = asyncio.get_running_loop()
-        if self._free:
-            self._free -= 1
-        else:
-            await self._turn(loop.create_future())
-        try:
-            return await loop.run_in_executor(self._pool, function, *args)
-        finally:
-            self._pass_on()
-
-    async def _turn(self, turn: asyncio.Future[None]) -> None:
-        self._waiting.setdefault(BEHALF.get(), deque()).append(turn)
-        try:
-            await turn
-        except asyncio.CancelledError:
-            if not turn.cancelled():  # it came meanwhile
-                self._pass_on()
-            raise
-
-    def _pass_on(self) -> None:
-        while self._waiting:
-            behalf = next(iter(self._waiting))
-            waiting = self._waiting.pop(behalf)
-            turn = waiting.popleft()
-            if waiting:
-                self._waiting[behalf] = waiting  # behind all others
-            if not turn.done():
-                turn.set_result(None)
-                return
-        self._free += 1
+        return await asyncio.get_running_loop().run_in_executor(self._pool, function, *args)
 
     def close(self) -> None:
         """Waits for what is running and ends the threads; what had not begun is dropped."""

@@ -381,9 +381,9 @@ class PushHeader(_message.Message):
     base_digest: _builtins.bytes
     """Tree digest of the base version as the learner knows it; empty for initial weights."""
     step_count: _builtins.int
-    """Inner steps whose work the delta holds; 1 to 2^32, at most `last_step` (not read for initial weights)."""
+    """Inner steps whose work the delta holds; 1 to 2^53, at most `last_step` (not read for initial weights)."""
     token_count: _builtins.int
-    """Tokens of those steps; at least 1, at most 2^32 a step and 2^53 in all (not read for initial weights)."""
+    """Tokens of those steps; 1 to 2^53 (not read for initial weights)."""
     last_step: _builtins.int
     """The learner's own step count when the delta was taken, as LearnerReport.step_count counts it. The delta's steps are
     those after last_step - step_count, up to last_step. Not read for initial weights.
@@ -424,11 +424,11 @@ class PartBegin(_message.Message):
     first: _builtins.int
     """First element."""
     numel: _builtins.int
-    """Number of elements, 1 to 2^26. A part starts and ends where frames may (protos/FORMAT.md, section 2)."""
+    """Number of elements, at least 1. A part starts and ends where frames may (protos/FORMAT.md, section 2)."""
     size_bytes: _builtins.int
     """Bytes of its frames: those of its `data` messages, summed; more are refused with TOO_LARGE. The replica does not
-    read on until it has memory for so many. 0: not stated; it then reserves for the most that `numel` elements take,
-    which makes pushes wait for longer where many share a replica.
+    read on until it has memory for so many. 0: not stated; it then reserves
+    max_part_size_bytes, which makes pushes wait for longer where many share a replica.
     """
     def __init__(
         self,

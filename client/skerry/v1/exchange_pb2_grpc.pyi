@@ -123,7 +123,7 @@ class ExchangeStub:
     - OUT_OF_RANGE: a part is outside the fragment; a frame is outside its part or out of order, or is not cut at its
       tensors' blocks; or parts overlap. Other cuts of the same delta_id stay durable, so that a client that cuts
       differently MUST take a new delta_id, or send all parts in the call that completes.
-    - INCOMPLETE: parts are missing or were collected meanwhile, or nothing came for 60 s. Ask QueryPush.
+    - INCOMPLETE: parts are missing or were collected meanwhile. Ask QueryPush.
     - BASE_FUTURE: base_version does not exist yet.
     - BASE_STALE: base_version is more than the allowed rounds old, a roll-back abandoned it, or it is so old that the
       run has forgotten it.
@@ -131,11 +131,10 @@ class ExchangeStub:
     - BASE_REPEATED: the session has a delta of the fragment from that base that is pending or merged; or the fragment
       has its initial weights.
     - ID_REUSED: the delta_id was used for other bytes or another fragment.
-    - TOO_LARGE: a part has more bytes than it stated or than max_part_size_bytes, more than 2^26 elements, or frames
-      of fewer than 64 elements on average, one a tensor and 16 apart; or the delta has more parts than a log entry
-      holds.
-    - TOO_SLOW: the client took more than 20 s, and the time at 64 kbit/s, to send a part; or, while others waited for
-      memory, more than 12 s for the first MiB of it or 8 s for another. Ask QueryPush.
+    - TOO_LARGE: a part has more bytes than it stated or than max_part_size_bytes, or the delta has more parts than a
+      log entry holds.
+    - TOO_SLOW: the client took more than 20 s, and the time at 64 kbit/s, to send a part, or 60 s to begin the next.
+      Ask QueryPush.
     """
     QueryPush: _grpc.UnaryUnaryMultiCallable[_exchange_pb2.QueryPushRequest, _exchange_pb2.QueryPushResponse]
     """Says which parts of a push are durable and what its fate is. A run always remembers the last accepted delta of each
@@ -148,8 +147,7 @@ class ExchangeStub:
     """Brings the caller from the version it has to a target. The server sends one `plan`, then the bytes of its objects
     in order, and ends the stream with OK after the last, or after `limit_bytes`. Objects are immutable. A download
     that was cut off goes on with `resume`, on any replica: the same target, the plan's objects, and the offset at
-    which to go on. A client's unread downloads share 8 MiB of the server's memory, so one that begins many SHOULD read
-    all of them.
+    which to go on.
 
     Errors:
     - FRAGMENT_NOT_FOUND: the run has no such fragment.
@@ -167,7 +165,6 @@ class ExchangeStub:
     Errors:
     - RUN_DRAFT: the run is a draft.
     - VERSION_NOT_FOUND: after_position is beyond the log.
-    - QUOTA_EXCEEDED: the client watches the run 64 times, or all clients together 256 times.
     - TOO_SLOW: the client left more than 1 MiB of events unread, or a message for more than 20 s.
     """
 
@@ -254,7 +251,7 @@ class ExchangeAsyncStub(ExchangeStub):
     - OUT_OF_RANGE: a part is outside the fragment; a frame is outside its part or out of order, or is not cut at its
       tensors' blocks; or parts overlap. Other cuts of the same delta_id stay durable, so that a client that cuts
       differently MUST take a new delta_id, or send all parts in the call that completes.
-    - INCOMPLETE: parts are missing or were collected meanwhile, or nothing came for 60 s. Ask QueryPush.
+    - INCOMPLETE: parts are missing or were collected meanwhile. Ask QueryPush.
     - BASE_FUTURE: base_version does not exist yet.
     - BASE_STALE: base_version is more than the allowed rounds old, a roll-back abandoned it, or it is so old that the
       run has forgotten it.
@@ -262,11 +259,10 @@ class ExchangeAsyncStub(ExchangeStub):
     - BASE_REPEATED: the session has a delta of the fragment from that base that is pending or merged; or the fragment
       has its initial weights.
     - ID_REUSED: the delta_id was used for other bytes or another fragment.
-    - TOO_LARGE: a part has more bytes than it stated or than max_part_size_bytes, more than 2^26 elements, or frames
-      of fewer than 64 elements on average, one a tensor and 16 apart; or the delta has more parts than a log entry
-      holds.
-    - TOO_SLOW: the client took more than 20 s, and the time at 64 kbit/s, to send a part; or, while others waited for
-      memory, more than 12 s for the first MiB of it or 8 s for another. Ask QueryPush.
+    - TOO_LARGE: a part has more bytes than it stated or than max_part_size_bytes, or the delta has more parts than a
+      log entry holds.
+    - TOO_SLOW: the client took more than 20 s, and the time at 64 kbit/s, to send a part, or 60 s to begin the next.
+      Ask QueryPush.
     """
     QueryPush: _aio.UnaryUnaryMultiCallable[_exchange_pb2.QueryPushRequest, _exchange_pb2.QueryPushResponse]  # type: ignore[assignment]
     """Says which parts of a push are durable and what its fate is. A run always remembers the last accepted delta of each
@@ -279,8 +275,7 @@ class ExchangeAsyncStub(ExchangeStub):
     """Brings the caller from the version it has to a target. The server sends one `plan`, then the bytes of its objects
     in order, and ends the stream with OK after the last, or after `limit_bytes`. Objects are immutable. A download
     that was cut off goes on with `resume`, on any replica: the same target, the plan's objects, and the offset at
-    which to go on. A client's unread downloads share 8 MiB of the server's memory, so one that begins many SHOULD read
-    all of them.
+    which to go on.
 
     Errors:
     - FRAGMENT_NOT_FOUND: the run has no such fragment.
@@ -298,7 +293,6 @@ class ExchangeAsyncStub(ExchangeStub):
     Errors:
     - RUN_DRAFT: the run is a draft.
     - VERSION_NOT_FOUND: after_position is beyond the log.
-    - QUOTA_EXCEEDED: the client watches the run 64 times, or all clients together 256 times.
     - TOO_SLOW: the client left more than 1 MiB of events unread, or a message for more than 20 s.
     """
 
@@ -394,7 +388,7 @@ class ExchangeServicer(metaclass=_abc_1.ABCMeta):
         - OUT_OF_RANGE: a part is outside the fragment; a frame is outside its part or out of order, or is not cut at its
           tensors' blocks; or parts overlap. Other cuts of the same delta_id stay durable, so that a client that cuts
           differently MUST take a new delta_id, or send all parts in the call that completes.
-        - INCOMPLETE: parts are missing or were collected meanwhile, or nothing came for 60 s. Ask QueryPush.
+        - INCOMPLETE: parts are missing or were collected meanwhile. Ask QueryPush.
         - BASE_FUTURE: base_version does not exist yet.
         - BASE_STALE: base_version is more than the allowed rounds old, a roll-back abandoned it, or it is so old that the
           run has forgotten it.
@@ -402,11 +396,10 @@ class ExchangeServicer(metaclass=_abc_1.ABCMeta):
         - BASE_REPEATED: the session has a delta of the fragment from that base that is pending or merged; or the fragment
           has its initial weights.
         - ID_REUSED: the delta_id was used for other bytes or another fragment.
-        - TOO_LARGE: a part has more bytes than it stated or than max_part_size_bytes, more than 2^26 elements, or frames
-          of fewer than 64 elements on average, one a tensor and 16 apart; or the delta has more parts than a log entry
-          holds.
-        - TOO_SLOW: the client took more than 20 s, and the time at 64 kbit/s, to send a part; or, while others waited for
-          memory, more than 12 s for the first MiB of it or 8 s for another. Ask QueryPush.
+        - TOO_LARGE: a part has more bytes than it stated or than max_part_size_bytes, or the delta has more parts than a
+          log entry holds.
+        - TOO_SLOW: the client took more than 20 s, and the time at 64 kbit/s, to send a part, or 60 s to begin the next.
+          Ask QueryPush.
         """
 
     @_abc_1.abstractmethod
@@ -431,8 +424,7 @@ class ExchangeServicer(metaclass=_abc_1.ABCMeta):
         """Brings the caller from the version it has to a target. The server sends one `plan`, then the bytes of its objects
         in order, and ends the stream with OK after the last, or after `limit_bytes`. Objects are immutable. A download
         that was cut off goes on with `resume`, on any replica: the same target, the plan's objects, and the offset at
-        which to go on. A client's unread downloads share 8 MiB of the server's memory, so one that begins many SHOULD read
-        all of them.
+        which to go on.
 
         Errors:
         - FRAGMENT_NOT_FOUND: the run has no such fragment.
@@ -456,7 +448,6 @@ class ExchangeServicer(metaclass=_abc_1.ABCMeta):
         Errors:
         - RUN_DRAFT: the run is a draft.
         - VERSION_NOT_FOUND: after_position is beyond the log.
-        - QUOTA_EXCEEDED: the client watches the run 64 times, or all clients together 256 times.
         - TOO_SLOW: the client left more than 1 MiB of events unread, or a message for more than 20 s.
         """
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -17,19 +17,12 @@ from weakref import WeakValueDictionary
 from google.protobuf.message import DecodeError, Message
 
 from skerry.runtime.clock import Clock
-from skerry_syncer.errors import RETRY_FULL_S, RETRY_STORE_S, SyncerError, bad_request
-from skerry_syncer.store.log.entries import INITIAL_BASE
-from skerry_syncer.store.log.state import FragmentState
-from skerry_syncer.store.versions.blobs import Blobs
+from skerry_syncer.errors import RETRY_STORE_S, SyncerError, bad_request
 
 # What a client may take beyond the time at the least rate, 64 kbit/s, to send or to read what is held in memory for it:
 # four transfers at once on a slow line take longer than one.
 GRACE_S: Final = 20.0
 LEAST_BYTES_A_SECOND: Final = 8 * 2**10
-# While others wait for that memory, a sender has the first of these and, of the second, the share of its part that has
-# come. Of a part below 4 MiB the share is that of 4 MiB.
-SCARCE_GRACE_S: Final = 5.0
-SCARCE_PART_S: Final = 30.0
 # Time for a call's first or only message to arrive. Clients of this project wait for 20 s for a whole call.
 FIRST_MESSAGE_S: Final = 30.0
 # Calls of one client that may wait for it at the same time, since gRPC holds an incomplete message in memory.
@@ -39,9 +32,6 @@ MOST_FOREIGN_CALLS: Final = 1024
 # Calls of one identity that are under way: a learner of a hundred processes has some hundreds.
 MOST_CALLS: Final = 1024
 _CALLS_RETRY_S: Final = RETRY_STORE_S
-# Calls that watch one run, of all clients and of one: each event is sent to each of them.
-MOST_RUN_WATCHES: Final = 256
-MOST_CLIENT_WATCHES: Final = 64
 # Unary calls that one client may make in a second; it may make those of the second number of seconds at once. A message
 # of `LEAST_MESSAGE_BYTES` or more, unless it has weights, counts as one more call for each `MESSAGE_BYTES`: an answer
 # with 60,000 tensors is 3 MB and takes 20 ms to make, and 4 MiB of empty entries take 100 ms to parse.
@@ -49,38 +39,9 @@ SHORT_CALLS_A_SECOND: Final = 100.0
 SHORT_CALLS_BURST_S: Final = 3.0
 MESSAGE_BYTES: Final = 2**13
 LEAST_MESSAGE_BYTES: Final = 2**10
-# Tensors of accepted deltas, of one client, which may have those of the second number of seconds at once: each has a
-# norm in the log, and a merge takes some microseconds of the event loop for it.
-TENSORS_A_SECOND: Final = 50_000.0
-TENSORS_BURST_S: Final = 2.0
 # Messages to health and reflection from one address at once, and the pause between further ones.
 FOREIGN_BURST: Final = 1024
 FOREIGN_PAUSE_S: Final = 0.02
-# Runs that an identity creates at once, and the pause between further ones.
-RUN_BURST: Final = 1000
-RUN_PAUSE_S: Final = 60.0
-# Learner ids that are new to a run, in the same way: each is remembered for as long as the run lives.
-ID_BURST: Final = 256
-ID_PAUSE_S: Final = 1.0
-# New sessions of a learner that the run knows, likewise: each is an entry of the log, and one that restarts has one.
-SESSION_BURST: Final = 64
-SESSION_PAUSE_S: Final = 1.0
-# Questions of one client for deltas that were not accepted, likewise: each reads the store.
-QUERY_BURST: Final = 256
-QUERY_PAUSE_S: Final = 0.1
-# Bytes of initial weights that an identity has stored without sending them, since zeros compress to nothing: likewise.
-UNSENT_BYTES: Final = 2**34
-UNSENT_PAUSE_S: Final = 86_400.0 / UNSENT_BYTES
-# Most bytes of parts in no accepted delta that one identity may store in one run within a day: a fixed size plus a
-# multiple of the run's own.
-ORPHAN_BYTES: Final = 2**30
-ORPHAN_TIMES: Final = 16
-# Calls of pushes to one run that are under way, of all clients and of one: a learner has 4 pushes of up to 8 calls at
-# the same time, an island of ranks up to 4 of 16.
-MOST_RUN_PUSHES: Final = 1024
-MOST_CLIENT_PUSHES: Final = 128
-_DAY_S: Final = 86_400.0
-_BLOCK_BYTES: Final = 4096
 # An unused rate is credited for up to the first of these; pauses shorter than the second are not worth a timer.
 _RATE_BURST_S: Final = 0.02
 _RATE_PAUSE_S: Final = 0.005
@@ -278,108 +239,6 @@ class Turns:
         """Returns when a message that came may have passed; at once where nothing is bounded."""
         if self._rate < math.inf:
             await self.take(client, message.ByteSize())
-
-
-class CallsToRuns:
-    """Counts the calls of one kind to each run that are under way."""
-
-    def __init__(self, what: str, *, of_run: int, of_client: int) -> None:
-        """Admits so many to each run, and of one client to each run; `what` is in the refusals."""
-        self._of_runs = Calls(of_run, f"{what} of the run")
-        self._of_clients = Calls(of_client, f"{what} of the run by the client")
-
-    @contextmanager
-    def under_way(self, run_uid: str, client: str) -> Iterator[None]:
-        """Counts a call as long as the context lasts.
-
-        Raises:
-            SyncerError: QUOTA_EXCEEDED.
-        """
-        with self._of_clients.under_way(f"{run_uid}/{client}"), self._of_runs.under_way(run_uid):
-            yield
-
-
-class Unfinished:
-    """Bytes that each client has in the store for what it did not finish. A day after the last of them they expire."""
-
-    def __init__(self, clock: Clock, most_bytes: int, message: str) -> None:
-        """`message` is what a client is told that has `most_bytes`."""
-        self._clock = clock
-        self._most_bytes = most_bytes
-        self._message = message
-        # By what it is for: whose, bytes, last stored at. What was stored last is at the end.
-        self._known: dict[str, tuple[str, int, float]] = {}
-        self._size_bytes: Counter[str] = Counter()  # by client
-
-    def check(self, client: str, size_bytes: int) -> None:
-        """Returns if the client may store so many bytes more.
-
-        Raises:
-            SyncerError: QUOTA_EXCEEDED.
-        """
-        self._expire()
-        if self._size_bytes[client] + size_bytes > self._most_bytes:
-            raise exceeded(f"{self._message}. limit_bytes={self._most_bytes}", retry_after_s=_DAY_S / 24)
-
-    def stored(self, client: str, name: str, size_bytes: int) -> None:
-        """Counts an object for `name`, which is the id of a delta or the uid of a draft."""
-        self._expire()
-        client, before, _ = self._known.pop(name, (client, 0, 0.0))
-        self._known[name] = client, before + _counted(size_bytes), self._clock.monotonic_s()
-        self._size_bytes[client] += _counted(size_bytes)
-
-    def finished(self, name: str, sizes_bytes: Iterable[int] | None = None) -> None:
-        """Forgets objects of these sizes for `name`; without sizes all."""
-        client, known_bytes, stored_s = self._known.pop(name, ("", 0, 0.0))
-        left_bytes = 0 if sizes_bytes is None else max(0, known_bytes - sum(map(_counted, sizes_bytes)))
-        self._size_bytes[client] -= known_bytes - left_bytes
-        if left_bytes:
-            self._known[name] = client, left_bytes, stored_s
-        elif not self._size_bytes[client]:
-            del self._size_bytes[client]
-
-    def _expire(self) -> None:
-        expired_s = self._clock.monotonic_s() - _DAY_S
-        while self._known and self._known[name := next(iter(self._known))][2] < expired_s:
-            self.finished(name)
-
-
-def _counted(size_bytes: int) -> int:
-    """Returns what an object counts: however small, it takes a block of a disk, and its name memory here."""
-    return max(size_bytes, _BLOCK_BYTES)
-
-
-def orphans(clock: Clock, run_bytes: int) -> Unfinished:
-    """Returns the count of a run's parts in no accepted delta; takes the size of its weights without compression."""
-    message = "too many parts belong to no accepted delta; complete them"
-    return Unfinished(clock, ORPHAN_BYTES + ORPHAN_TIMES * run_bytes, message)
-
-
-def drafts(clock: Clock, most_bytes: int) -> Unfinished:
-    """Returns the count of all drafts' initial weights."""
-    return Unfinished(clock, most_bytes, "too many weights are stored for runs that are not committed; commit them")
-
-
-def unsent_bytes(fragment: FragmentState) -> int:
-    """Returns by how many bytes a draft's version 0 would be larger than the push that it is made of; 0: there is none.
-
-    What was sent costs the sender as much as the store, and expires with the draft.
-    """
-    if fragment.version != INITIAL_BASE or not fragment.pending:
-        return 0
-    parts = next(iter(fragment.pending.values())).item.parts
-    return max(0, 4 * fragment.layout.numel - sum(part.size_bytes for part in parts))
-
-
-def check_size(blobs: Blobs) -> None:
-    """Returns if the run may store more.
-
-    Raises:
-        SyncerError: QUOTA_EXCEEDED.
-    """
-    if blobs.is_too_large:
-        message = "the run has more in the store than it may have: have its policy keep less, or raise --run-limit"
-        raise exceeded(message, retry_after_s=RETRY_FULL_S)
 
 
 def exceeded(message: str, *, retry_after_s: float) -> SyncerError:

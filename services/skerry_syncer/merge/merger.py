@@ -41,7 +41,7 @@ from skerry.algorithm.step import (
 )
 from skerry.runtime.clock import Clock
 from skerry.runtime.logs import get_logger
-from skerry.runtime.workers import BEHALF, IN_FLIGHT, Workers, in_order, run_jobs
+from skerry.runtime.workers import IN_FLIGHT, Workers, in_order, run_jobs
 from skerry.wire.errors import NonFiniteError
 from skerry.wire.policy import MergeRule, Policy
 from skerry.wire.quantise import per_tensor_squared_norms
@@ -265,8 +265,6 @@ class Merger:
             closing = self.frozen_set(key)
             if closing is None:
                 return
-            # A learner's merges in runs of its own take turns with those of a run that it shares with others.
-            BEHALF.set(" ".join(sorted(state.deltas[member.delta].item.learner for member in closing.members)))
             began_s = self._clock.monotonic_s()
             with self._scratch.lent(state.fragments[key.fragment].layout.numel) as acc:
                 outer, result = await self._merged(acc, key, closing)

@@ -5,24 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, suppress
-from typing import Any, Final
-from weakref import WeakValueDictionary
+from typing import Any
 
-from skerry.runtime.workers import BEHALF
 from skerry.v1 import exchange_pb2 as v1
 from skerry.v1 import exchange_pb2_grpc
 from skerry.v1.types_pb2 import Event
 from skerry.wire.bulk import data_response
 from skerry.wire.layout import check_id, check_name
-from skerry_syncer.access.caller import CALLER, enrolled_weight
-from skerry_syncer.access.limits import (
-    MOST_CLIENT_WATCHES,
-    MOST_RUN_WATCHES,
-    TENSORS_A_SECOND,
-    TENSORS_BURST_S,
-    CallsToRuns,
-    Turns,
-)
+from skerry_syncer.access.caller import enrolled_weight
 from skerry_syncer.errors import RETRY_STORE_S, SyncerError, bad_request
 from skerry_syncer.rpc.translate import (
     check_tensors,
@@ -45,15 +35,6 @@ from skerry_syncer.store.log.fold import apply_entry
 from skerry_syncer.store.log.state import FragmentState
 from skerry_syncer.store.objects.interface import STREAM_CHUNK_BYTES
 
-# A push whose client sends nothing for this long is ended, which releases its memory; its whole parts are durable.
-SILENCE_S: Final = 60.0
-# Least time between two reports of one learner; the client holds faster ones.
-_REPORT_PAUSE_S: Final = 0.05
-# Stored parts whose headers take as long to read as a question without any.
-_PARTS_A_QUERY: Final = 16
-# Objects that a resumed download may name: more than any plan has.
-_MOST_RESUMED: Final = 20_000
-
 
 class ExchangeServicer(exchange_pb2_grpc.ExchangeServicer):
     """Serves learners and observers. Holds no state, and does not use the calls' contexts."""
@@ -61,12 +42,6 @@ class ExchangeServicer(exchange_pb2_grpc.ExchangeServicer):
     def __init__(self, host: RunHost) -> None:
         """Serves the runs of `host`."""
         self._host = host
-        self._replaying = asyncio.Lock()
-        self._checking = asyncio.Lock()
-        self._watches = CallsToRuns("watches", of_run=MOST_RUN_WATCHES, of_client=MOST_CLIENT_WATCHES)
-        self._turns = Turns(host.settings.client_bytes_a_second)
-        self._norms = Turns(TENSORS_A_SECOND, burst_s=TENSORS_BURST_S)
-        self._reporting = WeakValueDictionary[tuple[str, str], asyncio.Lock]()
 
     async def Attach(
         self, request_iterator: AsyncIterator[v1.AttachRequest], context: Any
@@ -82,14 +57,7 @@ class ExchangeServicer(exchange_pb2_grpc.ExchangeServicer):
         check_id(hello.session_id, "session id")
         replica = await self._host.open(hello.run, hello.run_uid, seen_position=hello.seen_position)
         if hello.tensors:  # there may be many
-            async with self._checking:  # one at a time, so that merges always have a worker
-                BEHALF.set("checks")  # others wait for it, and not for all that its client has begun
-                await self._host.workers.run(check_tensors, replica.log.spec, hello.tensors)
-        known = replica.state.learners.get(hello.learner_id)
-        if known is None:
-            self._host.new_ids.take(replica.log.spec.uid)
-        elif hello.session_id not in known.sessions or known.has_left:
-            self._host.new_sessions.take(f"{replica.log.spec.uid}/{hello.learner_id}")
+            await self._host.workers.run(check_tensors, replica.log.spec, hello.tensors)
         weight = enrolled_weight(replica.state)
         await replica.attach(SessionItem(hello.learner_id, hello.session_id, hello.region, weight=weight))
         with replica.attached(hello.learner_id, hello.session_id) as stream:
@@ -104,16 +72,13 @@ class ExchangeServicer(exchange_pb2_grpc.ExchangeServicer):
     async def _take_reports(
         self, replica: RunReplica, hello: v1.Hello, requests: AsyncIterator[v1.AttachRequest], stream: EventStream
     ) -> None:
-        """Takes reports until the learner leaves, in turns with its other streams; an error ends the events."""
-        turn = self._reporting.setdefault((replica.log.spec.uid, hello.learner_id), asyncio.Lock())
+        """Takes reports until the learner leaves; an error ends the events."""
         try:
             async for request in requests:
                 match request.WhichOneof("kind"):
                     case "report":
                         report = report_from_message(request.report, replica.state.fragments)
-                        async with turn:
-                            replica.report(hello.learner_id, hello.session_id, report)
-                            await self._host.clock.sleep(_REPORT_PAUSE_S)
+                        replica.report(hello.learner_id, hello.session_id, report)
                     case "leave":
                         await replica.leave(hello.learner_id, hello.session_id)
                         break
@@ -127,50 +92,51 @@ class ExchangeServicer(exchange_pb2_grpc.ExchangeServicer):
         self, request_iterator: AsyncIterator[v1.PushDeltaRequest], context: Any
     ) -> v1.PushDeltaResponse:
         """Receives a delta, or some of its parts."""
-        first = await _next(request_iterator)
+        first = await anext(request_iterator, None)
         if first is None or first.WhichOneof("kind") != "header":
             raise bad_request("the first message must be header")
         header = first.header
         check_id(header.run_uid, "run uid")
         replica = await self._host.open(header.run, header.run_uid, seen_position=header.seen_position)
         enrolled_weight(replica.state)  # it may have attached before the run said whom it takes
-        push = await begin_push(replica, header_from_message(header), self._host.budget, self._host.drafts)
-        with self._host.pushes.under_way(header.run_uid, push.sender):
-            try:
-                while (request := await self._next_of(push, request_iterator)) is not None:
-                    if request.WhichOneof("kind") == "complete":
-                        await self._norms.take(CALLER.get().sender, len(push.layout.tensors))
+        push = await begin_push(replica, header_from_message(header), self._host.budget)
+        try:
+            while (request := await self._next(push, request_iterator)) is not None:
+                match request.WhichOneof("kind"):
+                    case "part":
+                        await push.begin_part(request.part.first, request.part.numel, request.part.size_bytes)
+                    case "data":
+                        await push.feed(request.data)
+                    case "part_end":
+                        await push.end_part(request.part_end.digest)
+                    case "complete":
                         await push.complete(request.complete.digest)
                         break
-                    await self._turns.pay(CALLER.get().sender, request)
-                    if request.HasField("part_end"):  # it costs the same for few elements, and more for many tensors
-                        await self._turns.take(CALLER.get().sender)
-                    await _take(push, request)
-                await push.all_stored()
-            finally:
-                await push.abandon()
-        return _push_answer(replica, push)
+                    case kind:
+                        raise bad_request(f"only part, data, part_end and complete may follow header. kind={kind}")
+            await push.all_stored()
+        finally:
+            await push.abandon()
+        if push.known is None:
+            return v1.PushDeltaResponse(state=v1.PUSH_STATE_PARTS_STORED, position=replica.state.position)
+        return v1.PushDeltaResponse(
+            state=v1.PUSH_STATE_ACCEPTED, fate=fate_message(push.known), position=replica.state.position
+        )
 
-    async def _next_of(self, push: Push, requests: AsyncIterator[v1.PushDeltaRequest]) -> v1.PushDeltaRequest | None:
+    async def _next(self, push: Push, requests: AsyncIterator[v1.PushDeltaRequest]) -> v1.PushDeltaRequest | None:
         """Returns the next message, or None at the end.
 
         Raises:
-            SyncerError: TOO_SLOW: the part comes too slowly; INCOMPLETE, as `_next`.
+            SyncerError: TOO_SLOW.
         """
-        began_s, loop_began_s = self._host.clock.monotonic_s(), asyncio.get_running_loop().time()
-
-        def hurry() -> None:
-            if (patience_s := push.patience_s) is not None and not deadline.expired():
-                deadline.reschedule(loop_began_s + patience_s)
-
+        began_s = self._host.clock.monotonic_s()
         try:
-            async with asyncio.timeout(push.patience_s) as deadline:
-                with self._host.budget.telling(scarce=hurry):
-                    return await _next(requests)
+            async with asyncio.timeout(push.patience_s):
+                return await anext(requests, None)
         except TimeoutError:
             raise SyncerError(
                 "TOO_SLOW",
-                "the part came too slowly; ask QueryPush which parts are durable, and send the rest in smaller ones",
+                "the push came too slowly; ask QueryPush which parts are durable, and send the rest in smaller ones",
                 retry_after_s=RETRY_STORE_S,
             ) from None
         finally:
@@ -183,7 +149,6 @@ class ExchangeServicer(exchange_pb2_grpc.ExchangeServicer):
         replica = await self._host.open(request.run, request.run_uid, seen_position=request.seen_position)
         fragment_of(replica.state, request.fragment)  # refused if the run has none of that name
         if request.delta_id not in replica.state.deltas:
-            self._host.queries.take(CALLER.get().sender)
             await replica.log.tail()
         delta = replica.state.deltas.get(request.delta_id)
         if delta is not None:
@@ -191,7 +156,6 @@ class ExchangeServicer(exchange_pb2_grpc.ExchangeServicer):
                 state=v1.PUSH_STATE_ACCEPTED, fate=fate_message(delta), position=replica.state.position
             )
         parts = await replica.log.blobs.list_parts(request.fragment, request.delta_id)
-        self._host.queries.charge(CALLER.get().sender, len(parts) // _PARTS_A_QUERY)
         return v1.QueryPushResponse(
             state=v1.PUSH_STATE_PARTS_STORED if parts else v1.PUSH_STATE_UNSPECIFIED,
             parts=[
@@ -231,17 +195,16 @@ class ExchangeServicer(exchange_pb2_grpc.ExchangeServicer):
                 raise SyncerError("PLAN_EXPIRED", f"an object of the plan can't be read; ask anew. {error}") from error
 
     async def _held(self, pieces: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
-        """Yields the pieces. A piece is read once the one before was sent and the caller may hold another."""
+        """Yields the pieces. A piece is read once the one before was sent and the budget has room for another."""
         while True:
-            room = await self._host.downloads.reserve(CALLER.get().sender, STREAM_CHUNK_BYTES)
+            await self._host.budget.reserve(STREAM_CHUNK_BYTES)
             try:
                 piece = await anext(pieces, None)
                 if piece is None:
                     return
-                await self._turns.take(CALLER.get().sender, len(piece))
                 yield piece
             finally:
-                room.release()
+                self._host.budget.release(STREAM_CHUNK_BYTES)
 
     async def Watch(self, request: v1.WatchRequest, context: Any) -> AsyncIterator[v1.WatchResponse]:
         """Follows a run as an observer."""
@@ -257,8 +220,7 @@ class ExchangeServicer(exchange_pb2_grpc.ExchangeServicer):
                 "VERSION_NOT_FOUND",
                 f"after_position is beyond the log. after={request.after_position}, newest={replica.state.position}",
             )
-        watching = self._watches.under_way(replica.log.spec.uid, CALLER.get().sender)
-        with watching, replica.followers.following() as stream:
+        with replica.followers.following() as stream:
             until = replica.state.position
             yield v1.WatchResponse(
                 start=v1.WatchStart(
@@ -272,21 +234,13 @@ class ExchangeServicer(exchange_pb2_grpc.ExchangeServicer):
                 yield v1.WatchResponse(event=news)
 
     async def _past(self, replica: RunReplica, after: int, until: int) -> AsyncIterator[Event]:
-        """Yields the events of entries `after + 1` to `until`, by folding the log again from the checkpoint before.
-
-        Observers take turns, so that many of them delay the learners no more than one does.
-        """
-        async with self._replaying:
-            state = await newest_state(replica.log.objects, replica.log.spec, at_most=after)
-        entries = replica.log.entries(state.position + 1, until + 1)
-        while state.position < until:
-            async with self._replaying:
-                entry, data = await anext(entries)
-                outcomes = apply_entry(state, entry, data)
-                events = events_of(state, entry, outcomes) if entry.position > after else []
-            await self._turns.take(CALLER.get().sender)
-            for event in events:
-                yield event
+        """Yields the events of entries `after + 1` to `until`, by folding the log again from the checkpoint before."""
+        state = await newest_state(replica.log.objects, replica.log.spec, at_most=after)
+        async for entry, data in replica.log.entries(state.position + 1, until + 1):
+            outcomes = apply_entry(state, entry, data)
+            if entry.position > after:
+                for event in events_of(state, entry, outcomes):
+                    yield event
 
 
 def _attached(replica: RunReplica, learner: str) -> v1.Attached:
@@ -307,41 +261,6 @@ def _attached(replica: RunReplica, learner: str) -> v1.Attached:
         run_step_count=state.step_count,
         last_deltas={name: state.learners[learner].last_deltas.get(name, "") for name in state.fragments},
     )
-
-
-async def _next(requests: AsyncIterator[v1.PushDeltaRequest]) -> v1.PushDeltaRequest | None:
-    """Returns the next message, or None at the end.
-
-    Raises:
-        SyncerError: INCOMPLETE: the client sent nothing for `SILENCE_S`.
-    """
-    try:
-        async with asyncio.timeout(SILENCE_S):
-            return await anext(requests, None)
-    except TimeoutError:
-        raise SyncerError(
-            "INCOMPLETE",
-            f"the client sent nothing for {SILENCE_S:.0f} s; ask QueryPush which parts are durable, and send the rest",
-        ) from None
-
-
-async def _take(push: Push, request: v1.PushDeltaRequest) -> None:
-    match request.WhichOneof("kind"):
-        case "data":
-            await push.feed(request.data)
-        case "part":
-            await push.begin_part(request.part.first, request.part.numel, request.part.size_bytes)
-        case "part_end":
-            await push.end_part(request.part_end.digest)
-        case kind:
-            raise bad_request(f"only part, data, part_end and complete may follow header. kind={kind}")
-
-
-def _push_answer(replica: RunReplica, push: Push) -> v1.PushDeltaResponse:
-    known = push.known
-    if known is None:
-        return v1.PushDeltaResponse(state=v1.PUSH_STATE_PARTS_STORED, position=replica.state.position)
-    return v1.PushDeltaResponse(state=v1.PUSH_STATE_ACCEPTED, fate=fate_message(known), position=replica.state.position)
 
 
 async def _plan(
@@ -367,8 +286,6 @@ async def _plan(
         )
     if not request.HasField("resume"):
         return _new_plan(replica, fragment, request.from_version, target), Resume((), 0, 0)
-    if len(request.resume.objects) > _MOST_RESUMED:
-        raise bad_request(f"too many objects are named. limit={_MOST_RESUMED}")
     resume = Resume(tuple(request.resume.objects), request.resume.object_index, request.resume.offset)
     gone = replica.state.condemned | replica.log.blobs.unreadable
     return resume_plan(fragment, gone, resume, from_version=request.from_version, target_version=target), resume

@@ -20,7 +20,6 @@ from grpc_status import rpc_status
 
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.logs import get_logger
-from skerry.runtime.workers import BEHALF
 from skerry.wire.bulk import DataRequest, serialized
 from skerry.wire.layout import BadNameError
 from skerry_syncer.access.caller import CALLER, Caller
@@ -183,7 +182,6 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
             return self._authentication.admitted(name, context)
 
         async def given(requests: AsyncIterator[Any], check: Check) -> Any:
-            BEHALF.set(CALLER.get().sender)
             turn = partial(self._turns.take, CALLER.get().sender)
             await turn(_STARTS.get(name, 0 if handler.unary_unary is None else 1))
             each = anything if is_own else partial(self._rated, method)

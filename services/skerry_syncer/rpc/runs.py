@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from difflib import get_close_matches
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from skerry.runtime.logs import get_logger
-from skerry.runtime.workers import BEHALF
 from skerry.v1 import runs_pb2, runs_pb2_grpc, types_pb2
 from skerry.wire.layout import BadNameError, check_name
 from skerry.wire.messages import layouts_from_messages, policy_from_message, unpack_layout, untrained_from_messages
 from skerry.wire.policy import Policy
 from skerry_syncer.access.caller import CALLER
-from skerry_syncer.access.limits import Turns
 from skerry_syncer.errors import SyncerError, bad_request
 from skerry_syncer.rpc.translate import (
     fragment_of,
@@ -44,33 +42,18 @@ _MAX_LAYOUT_BYTES: Final = 3 * 2**20
 # A page ends before it grows past this, so that it fits into one message.
 _PAGE_BYTES: Final = 2 * 2**20
 
-# A larger run is opened for each listing. Smaller ones are not, as long as their logs have not grown.
-_MOST_KEPT_BYTES: Final = 2**14
-# Runs of all listings whose logs are looked at, or that are opened, at the same time.
-_LOOKS_AT_ONCE: Final = 4
+# Runs of a listing that are opened at the same time.
+_OPENED_AT_ONCE: Final = 4
 # By difflib's ratio: two letters that were swapped in a name of three give 0.67.
 _SIMILAR: Final = 0.65
-# Of a page in each pass of the event loop: a page of 1000 takes as long as many merges.
-_RUNS_A_TURN: Final = 50
-
-
-class _Listed(NamedTuple):
-    """A run as it was listed last."""
-
-    run: types_pb2.Run
-    looked_at_s: float  # when its log was looked at
 
 
 class RunsServicer(runs_pb2_grpc.RunsServicer):
-    """Administers runs. Holds no state but a cache, and does not use the calls' contexts."""
+    """Administers runs. Holds no state, and does not use the calls' contexts."""
 
     def __init__(self, host: RunHost) -> None:
         """Serves the runs of `host`."""
         self._host = host
-        self._creating = asyncio.Lock()
-        self._listed_runs: dict[str, _Listed] = {}  # by uid, the one that was listed last at the end
-        self._looking = asyncio.Semaphore(_LOOKS_AT_ONCE)
-        self._turns = Turns()
 
     async def CreateRun(self, request: runs_pb2.CreateRunRequest, context: Any) -> runs_pb2.CreateRunResponse:
         """Creates a draft."""
@@ -81,10 +64,8 @@ class RunsServicer(runs_pb2_grpc.RunsServicer):
                 "tensors and fragments have too many bytes: pack them, or keep a layer's experts in one tensor. "
                 f"limit={_MAX_LAYOUT_BYTES}",
             )
-        async with self._creating:  # one at a time, so that merges always have a worker: 60,000 tensors take a second
-            BEHALF.set("creations")  # others wait for it, and not for all that its client has begun
-            replica = await self._create(request)
-            return runs_pb2.CreateRunResponse(run=await self._host.workers.run(run_message, replica.state))
+        replica = await self._create(request)
+        return runs_pb2.CreateRunResponse(run=await self._host.workers.run(run_message, replica.state))
 
     async def _create(self, request: runs_pb2.CreateRunRequest) -> RunReplica:
         try:
@@ -120,7 +101,7 @@ class RunsServicer(runs_pb2_grpc.RunsServicer):
         except SyncerError as error:
             if error.reason != "RUN_NOT_FOUND" or CALLER.get().run:  # one run's learners don't hear of others
                 raise
-            names = [name for name, _ in await self._host.named_runs()]
+            names = [name for name, _ in await self._host.store.list_runs()]
             near = get_close_matches(request.name, names, cutoff=_SIMILAR)
             if not near:
                 raise
@@ -138,64 +119,41 @@ class RunsServicer(runs_pb2_grpc.RunsServicer):
                 check_name(request.page_token, "run")
             except BadNameError as error:
                 raise bad_request("page_token is not from an earlier answer") from error
-        found = [(name, uid) for name, uid in await self._host.named_runs() if name > request.page_token]
-        listed = {(name, uid): self._kept(uid) for name, uid in found[:count]}
-        # All at once, since each may have to be opened first.
-        stale = [one for one, run in listed.items() if run is None]
-        listed |= zip(stale, await asyncio.gather(*(self._listed(*one) for one in stale)), strict=True)
+        found = [(name, uid) for name, uid in await self._host.store.list_runs() if name > request.page_token]
+        opening = asyncio.Semaphore(_OPENED_AT_ONCE)
+
+        async def listed(name: str, uid: str) -> types_pb2.Run | None:
+            async with opening:
+                return await self._listed(name, uid)
+
         runs: list[types_pb2.Run] = []
         size_bytes = 0
         token = ""
-        for number, ((name, _), run) in enumerate(listed.items()):
-            if number % _RUNS_A_TURN == 0:
-                await self._turns.take(CALLER.get().sender)
+        for run in await asyncio.gather(*(listed(name, uid) for name, uid in found[:count])):
             if run is None:
                 continue
             size_bytes += run.ByteSize()
             if runs and size_bytes > _PAGE_BYTES:
                 return runs_pb2.ListRunsResponse(runs=runs, next_page_token=token)
             runs.append(run)
-            token = name
+            token = run.name
         return runs_pb2.ListRunsResponse(runs=runs, next_page_token=found[count - 1][0] if len(found) > count else "")
 
-    def _kept(self, uid: str) -> types_pb2.Run | None:
-        """Returns the run as it was listed last, if that was a moment ago and nothing is known to have changed."""
-        kept, replica = self._listed_runs.get(uid), self._host.opened(uid)
-        if kept is None or self._host.clock.monotonic_s() >= kept.looked_at_s + self._host.settings.name_lifetime_s:
-            return None
-        return kept.run if replica is None or replica.state.position == kept.run.position else None
-
     async def _listed(self, name: str, uid: str) -> types_pb2.Run | None:
-        """Returns the run as it is now, or None where it is to be left out of a listing."""
+        """Returns the run as it is now, or None where it is to be left out of a listing.
+
+        No replica is woken by that: after a listing of many runs all of them would read the store.
+        """
         try:
-            async with self._looking:
-                run = self._kept(uid) or await self._looked(name, uid)
+            replica = await self._host.open(name, uid, wakes=False)
+            await replica.log.tail()
         except (SyncerError, LogCorruptError, NewerFormatError) as error:
             if error.reason == "DRAINING":
                 raise
             if error.reason not in {"RUN_NOT_FOUND", "RUN_REPLACED"}:  # deleted since it was listed
                 _LOG.warning("run is left out of a listing", run=name, uid=uid, cause=str(error))
             return None
-        self._listed_runs.pop(uid, None)
-        if run.ByteSize() <= _MOST_KEPT_BYTES:
-            self._listed_runs[uid] = _Listed(run, self._host.clock.monotonic_s())
-            if len(self._listed_runs) > _MAX_PAGE_SIZE:
-                del self._listed_runs[next(iter(self._listed_runs))]
-        return run
-
-    async def _looked(self, name: str, uid: str) -> types_pb2.Run:
-        """Returns the run with what its log has.
-
-        No replica is woken by that: after a listing of many runs all of them would read the store.
-        """
-        kept, replica = self._listed_runs.get(uid), self._host.opened(uid)
-        run = kept.run if kept is not None else None
-        if replica is not None and (run is None or run.position != replica.state.position):
-            run = run_message(replica.state)
-        if run is not None and await self._host.store.is_end(name, uid, run.position):
-            return run
-        seen_position = 0 if run is None else run.position + 1
-        return run_message((await self._host.open(name, uid, seen_position=seen_position, wakes=False)).state)
+        return run_message(replica.state)
 
     async def SetPolicy(self, request: runs_pb2.SetPolicyRequest, context: Any) -> runs_pb2.SetPolicyResponse:
         """Changes the policy."""

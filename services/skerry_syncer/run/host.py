@@ -7,7 +7,6 @@ next call; the others are not affected.
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -16,33 +15,16 @@ from typing import Final
 from skerry.runtime.clock import Clock
 from skerry.runtime.identifiers import Entropy
 from skerry.runtime.logs import get_logger
-from skerry.runtime.workers import BEHALF, Workers
+from skerry.runtime.workers import Workers
 from skerry.wire import kernels
 from skerry.wire.layout import check_id, check_name
-from skerry_syncer.access.limits import (
-    ID_BURST,
-    ID_PAUSE_S,
-    MOST_CLIENT_PUSHES,
-    MOST_RUN_PUSHES,
-    QUERY_BURST,
-    QUERY_PAUSE_S,
-    RUN_BURST,
-    RUN_PAUSE_S,
-    SESSION_BURST,
-    SESSION_PAUSE_S,
-    UNSENT_BYTES,
-    UNSENT_PAUSE_S,
-    CallsToRuns,
-    Rate,
-    drafts,
-)
 from skerry_syncer.errors import RETRY_STORE_S, DrainingError, SyncerError, bad_request
 from skerry_syncer.merge.merger import Merger
 from skerry_syncer.run.advice import AdviceBoard
 from skerry_syncer.run.metrics import SyncerMetrics
 from skerry_syncer.run.parts import ByteBudget
 from skerry_syncer.run.replica import RunReplica
-from skerry_syncer.run.tidying import tidy
+from skerry_syncer.run.upkeep import tidy
 from skerry_syncer.settings import ReplicaSettings
 from skerry_syncer.store.errors import RunNotFoundError, StoreError
 from skerry_syncer.store.log.entries import ENTRY_FORMAT, RunStatus
@@ -54,8 +36,6 @@ _LOG: Final = get_logger(__name__)
 # A log with a thousand entries a second reaches this position in 9,000 years, so a larger one is a malformed request.
 # A smaller one that is beyond the log's end may mean that the store lost entries.
 MAX_POSITION: Final = 2**48
-# Names of runs are listed again after so many times of what that takes, at least.
-_LISTED_TIMES: Final = 10
 # Time from the start to the first tidying, short enough for a syncer that is restarted every day.
 _FIRST_TIDY_S: Final = 600.0
 
@@ -64,10 +44,7 @@ _FIRST_TIDY_S: Final = 600.0
 class HostSettings:
     """How one process spends its time and memory on all its runs."""
 
-    part_budget_bytes: int = 2**30  # of pushed parts in memory: 256 of the suggested size at the same time
-    download_budget_bytes: int = 2**27  # of pieces of downloads that clients have not taken yet
-    client_bytes_a_second: float = math.inf  # of a client's pushes and downloads together
-    draft_bytes: int = 2**38  # of a client's runs that are not committed, in the store: weights of 34 billion elements
+    in_flight_bytes: int = 2**29  # of pushed parts and pieces of downloads in memory: 128 parts of the suggested size
     name_lifetime_s: float = 1.0  # for which the uid of a name is cached
     sweep_s: float = 5.0  # between checks for runs that were deleted, replaced or are idle
     idle_sweep_s: float = 60.0  # at most, between two of a run in which nothing happens
@@ -107,23 +84,13 @@ class RunHost:
         self.clock = clock
         self.workers = workers
         self.settings = settings
-        self.budget = ByteBudget(settings.part_budget_bytes, clock)
-        self.downloads = ByteBudget(settings.download_budget_bytes, clock)
-        self.new_runs = Rate("new runs", clock, burst=RUN_BURST, pause_s=RUN_PAUSE_S)
-        self.unsent = Rate("bytes of weights that were not sent", clock, burst=UNSENT_BYTES, pause_s=UNSENT_PAUSE_S)
-        self.drafts = drafts(clock, settings.draft_bytes)
-        self.pushes = CallsToRuns("pushes", of_run=MOST_RUN_PUSHES, of_client=MOST_CLIENT_PUSHES)
-        self.new_sessions = Rate("new sessions", clock, burst=SESSION_BURST, pause_s=SESSION_PAUSE_S)
-        self.queries = Rate("questions for unknown deltas", clock, burst=QUERY_BURST, pause_s=QUERY_PAUSE_S)
-        self.new_ids = Rate("new learners", clock, burst=ID_BURST, pause_s=ID_PAUSE_S)
+        self.budget = ByteBudget(settings.in_flight_bytes)
         self._entropy = entropy
         self._metrics = metrics or SyncerMetrics(clock)
         self._scratch = scratch
         self._open: dict[str, _Open] = {}  # by uid
         self._opening: dict[str, asyncio.Task[_Open | Exception]] = {}  # by uid
         self._names: dict[str, tuple[str, float]] = {}  # by name: uid, and when it was read
-        self._listed: tuple[list[tuple[str, str]], float] = [], -math.inf  # the named runs, and until when they hold
-        self._changed_count = 0  # of names, by this process
         self._tasks: asyncio.TaskGroup | None = None
         self._is_draining = False
 
@@ -139,7 +106,7 @@ class RunHost:
             except BaseException as error:  # noqa: BLE001 - raised below, outside the group, which would wrap it
                 failure = error
             self._is_draining = True
-            for task in (*helpers, *self._opening.values(), *(one.task for one in self._open.values())):
+            for task in (*helpers, *self._opening.values(), *(opened.task for opened in self._open.values())):
                 task.cancel()
         if failure is not None:
             raise failure
@@ -177,40 +144,17 @@ class RunHost:
             await replica.log.tail()  # it got its name after its commit, which this process has not read yet
         return replica
 
-    def opened(self, uid: str) -> RunReplica | None:
-        """Returns the run's replica if this process serves it now. It does not become busy by that, or stay open."""
-        found = self._open.get(uid)
-        return None if found is None else found.replica
-
-    async def named_runs(self) -> list[tuple[str, str]]:
-        """Returns (name, uid) of every run that has a name, in order of names.
-
-        What other processes changed is seen after `name_lifetime_s`. Where there are many runs it takes longer, so that
-        no more than a part of the time is spent on listing them, however often that is asked for.
-        """
-        runs, until_s = self._listed
-        begun_s, changed_count = self.clock.monotonic_s(), self._changed_count
-        if begun_s < until_s:
-            return runs
-        runs = await self.store.list_runs()
-        if changed_count == self._changed_count:
-            now_s = self.clock.monotonic_s()
-            self._listed = runs, now_s + max(self.settings.name_lifetime_s, _LISTED_TIMES * (now_s - begun_s))
-        return runs
-
     def forget_name(self, name: str) -> None:
         """Drops the cached uid of a name that was just published or removed."""
         self._names.pop(name, None)
-        self._listed = [], -math.inf
-        self._changed_count += 1
 
     async def drain(self, grace_s: float) -> None:
         """Refuses new work and drains every replica; returns when all merges have ended, or after `grace_s`."""
         self._is_draining = True
         try:
             async with asyncio.timeout(grace_s), asyncio.TaskGroup() as tasks:
-                for one in list(self._open.values()):
-                    tasks.create_task(one.replica.drain(grace_s))
+                for opened in list(self._open.values()):
+                    tasks.create_task(opened.replica.drain(grace_s))
         except TimeoutError:
             _LOG.warning("merges did not end in time; another replica will take over", grace_s=grace_s)
 
@@ -241,8 +185,6 @@ class RunHost:
         if found.replica.log.spec.name != name:
             raise _not_found(name) if named is None else replaced(name, uid, named)
         found.used_at_s = self.clock.monotonic_s()
-        if found.replica.state.status is not RunStatus.DRAFT:  # another syncer may have committed it
-            self.drafts.finished(uid)
         if wakes:
             found.replica.wake()
         return found.replica
@@ -306,7 +248,6 @@ class RunHost:
 
     async def _keep(self, replica: RunReplica, uid: str) -> None:
         """Runs the replica. A failure ends this run only, and the next call opens it again."""
-        BEHALF.set(uid)
         try:
             await replica.run()
         except asyncio.CancelledError:

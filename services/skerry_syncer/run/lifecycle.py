@@ -13,8 +13,7 @@ from skerry.wire.digests import LeafHash
 from skerry.wire.layout import FragmentLayout, check_id, check_name
 from skerry.wire.policy import Policy
 from skerry.wire.untrained import UntrainedTensor
-from skerry_syncer.access.caller import CALLER, author
-from skerry_syncer.access.limits import unsent_bytes
+from skerry_syncer.access.caller import author
 from skerry_syncer.errors import SyncerError, bad_request, from_rejection
 from skerry_syncer.run.host import RunHost, replaced
 from skerry_syncer.run.replica import RunReplica
@@ -61,15 +60,13 @@ async def create_run(host: RunHost, new: NewRun) -> RunReplica:
     """Returns the run that the request created, now or at an earlier call; it may be past its draft.
 
     Raises:
-        SyncerError: RUN_EXISTS: another run has the name; TOO_LARGE; QUOTA_EXCEEDED; BAD_REQUEST: the level of new runs
-            has no such policy.
+        SyncerError: RUN_EXISTS: another run has the name; TOO_LARGE; BAD_REQUEST: the level of new runs has no such
+            policy.
     """
     check_name(new.name, "run")
     check_id(new.request_id, "request id")
     await host.workers.run(_check_size, new)
     _check_merge_rules(new.policy, {layout.name for layout in new.fragments})
-    if CALLER.get().learner:
-        _check_kept(new.policy)
     await host.workers.run(_check_untrained, new)
     uid = uid_of_draft(new.name, new.request_id)
     try:
@@ -79,7 +76,6 @@ async def create_run(host: RunHost, new: NewRun) -> RunReplica:
             raise SyncerError("RUN_EXISTS", "the name is taken", metadata=error.metadata) from error
         if error.reason != "RUN_NOT_FOUND":
             raise
-        host.new_runs.take(author())
         is_old = host.settings.new_run_level < _LEAF_HASH_LEVEL
         leaf_hash = LeafHash.SHA256 if is_old else LeafHash.BLAKE3
         fragments = tuple(replace(layout, leaf_hash=leaf_hash) for layout in new.fragments)
@@ -126,18 +122,6 @@ def _check_untrained(new: NewRun) -> None:
         raise SyncerError("SHAPE_MISMATCH", "a tensor is named twice among trained and untrained ones")
 
 
-def _check_kept(policy: Policy) -> None:
-    """Bounds what a run keeps that a learner creates; an admin can change that later."""
-    for name, value, limit in (
-        ("kept_version_count", policy.kept_version_count, 64),
-        ("kept_hours", policy.kept_hours, 24),
-        ("kept_day_count", policy.kept_day_count, 30),
-    ):
-        if value > limit:
-            message = f"only an admin may have a run keep so much. {name}={value:g}, limit={limit}"
-            raise SyncerError("PERMISSION_DENIED", message)
-
-
 def _check_merge_rules(policy: Policy, fragments: AbstractSet[str]) -> None:
     unknown = sorted(policy.merge_by_fragment.keys() - fragments)
     if unknown:
@@ -148,7 +132,7 @@ async def commit_run(host: RunHost, name: str, uid: str, seen_position: int) -> 
     """Opens the draft and gives it its name.
 
     Raises:
-        SyncerError: RUN_DRAFT: initial weights are missing; RUN_EXISTS: another run has the name; QUOTA_EXCEEDED.
+        SyncerError: RUN_DRAFT: initial weights are missing; RUN_EXISTS: another run has the name.
     """
     replica = await host.open(name, check_id(uid, "run uid"), seen_position=seen_position, is_creator=True)
     if replica.state.status is RunStatus.DRAFT:
@@ -159,11 +143,8 @@ async def commit_run(host: RunHost, name: str, uid: str, seen_position: int) -> 
         if missing:
             raise SyncerError("RUN_DRAFT", f"initial weights are missing. fragments={missing[:20]}")
         for fragment, _ in fragments:
-            if unsent := unsent_bytes(replica.state.fragments[fragment]):
-                host.unsent.take(author(), unsent)
             await replica.merger.seed(fragment)
         await replica.log.append([StatusItem(RunStatus.OPEN, author())])
-    host.drafts.finished(uid)
     try:
         await host.store.publish(name, uid)
     except RunExistsError as error:

@@ -18,7 +18,6 @@ from skerry.runtime.clock import Clock
 from skerry.runtime.logs import get_logger
 from skerry.runtime.workers import Workers
 from skerry.v1.types_pb2 import Draining, Event, RoundOpened
-from skerry_syncer.access.limits import Rate, orphans, unsent_bytes
 from skerry_syncer.errors import DrainingError, SyncerError, fenced, from_rejection
 from skerry_syncer.merge.merger import Merger
 from skerry_syncer.merge.rollback import RollBacks
@@ -34,7 +33,6 @@ from skerry_syncer.store.errors import LogCorruptError, NewerFormatError, StoreE
 from skerry_syncer.store.log.checks import check_item
 from skerry_syncer.store.log.entries import (
     INITIAL_BASE,
-    AcceptedItem,
     ClosedItem,
     Entry,
     Fate,
@@ -71,7 +69,6 @@ class RunReplica:
         self.stored_parts: WeakValueDictionary[tuple[str, str], StoredParts] = WeakValueDictionary()
         self.membership = Membership(clock.monotonic_s())
         self.followers = Followers(settings.stream_limit_bytes)
-        self.orphans = orphans(clock, 4 * sum(layout.numel for layout in log.spec.fragments))
         self._clock = clock
         self._advice = advice
         self._settings = settings
@@ -82,7 +79,6 @@ class RunReplica:
         self._tail_now = asyncio.Event()
         self._advise_now = asyncio.Event()
         self.pace = Pace(clock)
-        self._told = Rate("reports", clock, burst=5, pause_s=0.5)
         self._waiting: dict[asyncio.Event, None] = {}  # set at every entry, one for each `wait_until`
         self._has_open_round = False
         self._is_draining = False
@@ -167,10 +163,9 @@ class RunReplica:
             yield stream
 
     def report(self, learner: str, session: str, report: LearnerReport) -> None:
-        """Renews the learner's lease and passes its report on to observers, if it does not come too soon."""
+        """Renews the learner's lease and passes its report on to observers."""
         self.membership.renew(learner, session, self._clock.monotonic_s(), report)
-        if self._told.is_due(learner):
-            self._send_learner(learner)
+        self._send_learner(learner)
         self._decide_now.set()
 
     async def leave(self, learner: str, session: str) -> None:
@@ -226,8 +221,6 @@ class RunReplica:
                 item = outcome.item
                 self.followers.end(fenced(item.learner), learner=item.learner, but_session=item.session)
                 self.membership.forget_other(self.state, item.learner)
-            if outcome.rejection is None and isinstance(outcome.item, AcceptedItem):
-                self.orphans.finished(outcome.item.delta, [part.size_bytes for part in outcome.item.parts])
             for delta in outcome.decided:
                 if delta.fate is not Fate.MERGED:  # its round may be void; the next one is announced again
                     self._announced.pop(delta.item.fragment, None)
@@ -386,15 +379,10 @@ class RunReplica:
         return True
 
     def _start_seeds(self) -> None:
-        """Starts to store the initial weights that were pushed to a draft, before its commit asks for them.
-
-        The commit alone stores those that take far more than was sent, since most drafts of a client may have none.
-        """
+        """Starts to store the initial weights that were pushed to a draft, before its commit asks for them."""
         if self.state.status is not RunStatus.DRAFT or self._is_draining:
             return
         for name, fragment in sorted(self.state.fragments.items()):
             if fragment.version == INITIAL_BASE and fragment.pending and name not in self._seeded:
                 self._seeded.add(name)
-                if unsent_bytes(fragment) > 2 * fragment.layout.numel:
-                    continue
                 self._start(self._done(self.merger.seed(name), "initial weights could not be stored", fragment=name))

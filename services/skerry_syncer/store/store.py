@@ -110,18 +110,6 @@ class Store:
         await self.objects.sync_parent(spec_name)
         return await self._open(await self._workers.run(_parse_spec, spec_name, data))
 
-    async def is_end(self, name: str, uid: str, position: int) -> bool:
-        """Whether the run's log ends at `position`, where it had an entry before.
-
-        Raises:
-            StoreUnavailableError: the store can't be read.
-        """
-        try:
-            await self.objects.get(entry_name(run_prefix(name, uid), position + 1), length=1)
-        except ObjectMissingError:
-            return True
-        return False
-
     def read_position(self, name: str, uid: str) -> int:
         """Returns up to where the run's log was read; 0 if it is not open."""
         log = self._logs.get((name, uid))

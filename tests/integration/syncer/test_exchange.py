@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import TypeVar, cast
 
 import grpc
@@ -17,8 +18,13 @@ from skerry.v1 import capabilities_pb2
 from skerry.v1 import exchange_pb2 as exchange
 from skerry.v1 import runs_pb2 as runs
 from skerry.v1 import types_pb2 as types
-from skerry_syncer.server import SyncerServer
+from skerry_syncer.run.host import HostSettings
+from skerry_syncer.run.push import MAX_PART_BYTES
+from skerry_syncer.server import SyncerServer, serving
+from skerry_syncer.store.objects.opening import open_objects
+from tests.integration.syncer.conftest import LOCAL
 from tests.support.raw_learner import (
+    FLOAT32,
     INT4,
     Float32s,
     RawLearner,
@@ -398,3 +404,23 @@ async def test_a_drained_server_refuses_and_says_where_to_go(server: SyncerServe
         with refused("DRAINING", grpc.StatusCode.UNAVAILABLE) as caught:
             await learner.attach()
         assert caught.refusal.retry_after_s is not None
+
+
+async def test_pushes_that_share_a_small_budget_are_all_accepted(store_url: str) -> None:
+    settings = replace(LOCAL, host=HostSettings(in_flight_bytes=2_000))
+    async with serving(open_objects(store_url), settings) as server, connected(server.port) as stubs:
+        run, _ = await create_run(stubs)
+        base = await pull(stubs, run, "body")
+        values = np.random.default_rng(1).standard_normal(base.values.size).astype(np.float32)
+
+        async def push(name: str) -> exchange.PushDeltaResponse:
+            learner = RawLearner(stubs, run, name, random.Random(name))
+            await learner.attach()
+            answer = await learner.push(learner.header(base, "body"), values, FLOAT32)
+            learner.detach()
+            return answer
+
+        answers = await asyncio.gather(*(push(f"learner-{number}") for number in range(12)))
+        assert {answer.state for answer in answers} == {exchange.PUSH_STATE_ACCEPTED}
+        assert server.host.budget.peak_bytes == MAX_PART_BYTES, "one part of a size that was not stated"
+        assert server.host.budget.used_bytes == 0

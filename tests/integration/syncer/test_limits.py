@@ -9,8 +9,7 @@ import random
 import resource
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator
 from typing import Any
 
 import grpc
@@ -21,28 +20,24 @@ import zstandard
 from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2
 
-from skerry.runtime.clock import SystemClock
 from skerry.v1 import exchange_pb2 as exchange
 from skerry.v1 import runs_pb2 as runs
 from skerry.v1 import types_pb2 as types
 from skerry.wire.codecs import Compressor
 from skerry.wire.digests import delta_digest
-from skerry.wire.frames import FrameBatch
 from skerry_syncer.access import limits as quotas
-from skerry_syncer.access.limits import CallsToRuns, Rate, orphans
+from skerry_syncer.access.limits import Rate
 from skerry_syncer.errors import SyncerError
 from skerry_syncer.rounds import membership
-from skerry_syncer.rpc import exchange as exchange_service
-from skerry_syncer.run import host
 from skerry_syncer.run.descriptors import most_connections
-from skerry_syncer.run.host import HostSettings
-from skerry_syncer.run.parts import ByteBudget, PartChecker
-from skerry_syncer.server import ServerSettings, SyncerServer, serving
+from skerry_syncer.run.parts import ArrivingPart, ByteBudget
+from skerry_syncer.run.push import MAX_PART_BYTES
+from skerry_syncer.server import SyncerServer, serving
 from skerry_syncer.store.log.entries import SessionItem
+from skerry_syncer.store.objects.interface import STREAM_CHUNK_BYTES
 from skerry_syncer.store.objects.opening import open_objects
 from tests.integration.syncer.conftest import LOCAL
 from tests.support import forgery
-from tests.support.dict_objects import DictObjects
 from tests.support.raw_learner import (
     FLOAT32,
     RawLearner,
@@ -68,31 +63,6 @@ async def attached(stubs: Stubs, name: str = "greedy") -> tuple[RawLearner, exch
     learner = RawLearner(stubs, run, name, random.Random(7))
     await learner.attach()
     return learner, learner.header(await pull(stubs, run, "body"), "body")
-
-
-async def test_a_sender_that_holds_its_share_waits_and_the_others_do_not() -> None:
-    budget = ByteBudget(1600, SystemClock())
-    other = await budget.reserve("other", 10)
-    held = [await budget.reserve("greedy", 50) for _ in range(2)]
-    waiting = asyncio.create_task(budget.reserve("greedy", 50))
-    await asyncio.wait([waiting], timeout=0.01)
-    assert not waiting.done()
-    passing = await asyncio.wait_for(budget.reserve("honest", 100), 1)
-    held[0].release()
-    last = await asyncio.wait_for(waiting, 1)
-    for one in (other, held[1], passing, last):
-        one.release()
-    assert budget.used_bytes == 0
-
-
-async def test_a_sender_that_is_alone_leaves_room_for_the_next() -> None:
-    budget = ByteBudget(1600, SystemClock())
-    waiting = [asyncio.create_task(budget.reserve("greedy", 50)) for _ in range(40)]
-    await asyncio.wait(waiting, timeout=0.01)
-    assert sum(one.done() for one in waiting) == 2
-    await asyncio.wait_for(budget.reserve("honest", 1000), 1)
-    for one in waiting:
-        one.cancel()
 
 
 async def test_a_part_that_comes_too_slowly_is_ended(stubs: Stubs, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,32 +132,19 @@ def _zeros(count: int) -> Iterator[bytes]:
 async def test_zeros_that_decode_to_hundreds_of_megabytes_are_not_decoded_on_the_loop(
     stubs: Stubs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    threads, check = set[str](), PartChecker.check
+    threads, feed = set[str](), ArrivingPart.feed
 
-    def spied(self: PartChecker, batches: Sequence[FrameBatch]) -> None:
+    def spied(self: ArrivingPart, data: bytes | memoryview) -> None:
         threads.add(threading.current_thread().name)
-        check(self, batches)
+        feed(self, data)
 
-    monkeypatch.setattr(PartChecker, "check", spied)
+    monkeypatch.setattr(ArrivingPart, "feed", spied)
     data = b"".join(_zeros(100))
     assert len(data) < 31 * 2**10
     header = await _create_large(stubs, 100 * ZEROS)
     with refused("DIGEST_MISMATCH", grpc.StatusCode.INVALID_ARGUMENT):
         await stubs.exchange.PushDelta(iter(forgery.messages(header, data, numel=100 * ZEROS)))
     assert "MainThread" not in threads
-
-
-async def test_a_part_that_would_decode_to_more_than_any_is_refused(stubs: Stubs) -> None:
-    header = await _create_large(stubs, 2**27)
-    with refused("TOO_LARGE", EXHAUSTED):
-        await stubs.exchange.PushDelta(iter(forgery.messages(header, b"", numel=2**27)))
-
-
-async def test_frames_of_one_element_are_refused(stubs: Stubs) -> None:
-    header = await _create_large(stubs, 1000)
-    data = b"".join(forgery.float32_frame(np.zeros(1, np.float32), first=at) for at in range(1000))
-    with refused("TOO_LARGE", EXHAUSTED):
-        await stubs.exchange.PushDelta(iter(forgery.messages(header, data, numel=1000)))
 
 
 async def test_what_was_refused_is_freed(stubs: Stubs) -> None:
@@ -209,26 +166,6 @@ async def test_what_was_refused_is_freed(stubs: Stubs) -> None:
     finally:
         gc.enable()
     assert grown[1] < 20 * 2**20, grown
-
-
-async def test_reports_are_read_slowly_and_the_last_one_counts(stubs: Stubs) -> None:
-    learner, _ = await attached(stubs)
-    seen = list[types.Event]()
-    watch = stubs.exchange.Watch(exchange.WatchRequest(run="demo"))
-    await watch.read()
-
-    async def watching() -> None:
-        while isinstance(response := await watch.read(), exchange.WatchResponse):
-            seen.append(response.event)
-
-    task = asyncio.create_task(watching())
-    for learner.step in range(200):
-        await learner.report()
-    await asyncio.sleep(1)
-    watch.cancel()
-    await asyncio.wait([task])
-    assert 5 < len(seen) < 60
-    learner.detach()
 
 
 def test_connections_leave_files_for_the_store() -> None:
@@ -270,15 +207,15 @@ async def test_downloads_that_nobody_reads_hold_few_pieces_and_are_ended(
         calls = [stubs.exchange.PullFragment(request) for _ in range(40)]
         for call in calls:
             await call.read()
-        budget = server.host.downloads
+        budget = server.host.budget
         async with asyncio.timeout(20):
-            while budget.used_bytes < budget.limit_bytes // 16:
+            while budget.used_bytes < 40 * STREAM_CHUNK_BYTES:
                 await asyncio.sleep(0.05)
         begun_s, read_bytes = time.monotonic(), 0
         async for response in honest.exchange.PullFragment(request):
             read_bytes += len(response.data.data)
         assert (read_bytes > 2**24, time.monotonic() - begun_s < 10) == (True, True)
-        assert budget.peak_bytes <= budget.limit_bytes // 8  # two clients' shares
+        assert budget.peak_bytes <= max(MAX_PART_BYTES, 41 * STREAM_CHUNK_BYTES)  # a piece of each
         for call in calls:
             call.cancel()
         await _released(budget)
@@ -295,41 +232,6 @@ async def test_downloads_that_nobody_reads_hold_few_pieces_and_are_ended(
                 pass
         for call in calls:
             call.cancel()
-
-
-async def test_a_clients_pushes_and_downloads_together_have_a_rate() -> None:
-    rate, numel = 2**23, 2**20
-    settings = replace(LOCAL, host=HostSettings(client_bytes_a_second=rate))
-    async with serving(open_objects("memory://"), settings) as bounded, connected(bounded.port) as stubs:
-        begun_s = time.monotonic()
-        request = await _created_large(stubs, numel)
-        pushed_s = time.monotonic() - begun_s
-
-        async def pulled() -> int:
-            return sum([len(one.data.data) async for one in stubs.exchange.PullFragment(request)])
-
-        begun_s = time.monotonic()
-        assert min(await asyncio.gather(pulled(), pulled())) >= 4 * numel
-        pulled_s = time.monotonic() - begun_s
-    early_s = quotas._RATE_BURST_S + quotas._RATE_PAUSE_S
-    assert (pushed_s > 4 * numel / rate - early_s, pulled_s > 2 * 4 * numel / rate - early_s) == (True, True)
-
-
-async def test_new_learner_ids_come_at_a_rate_and_known_ones_at_any(
-    server: SyncerServer, stubs: Stubs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(server.host, "new_ids", Rate("new learners", SystemClock(), burst=5, pause_s=600.0))
-    run, _ = await create_run(stubs)
-    learners = [RawLearner(stubs, run, f"n{number}", random.Random(number)) for number in range(6)]
-    for learner in learners[:5]:
-        await learner.attach()
-        learner.detach()
-    with refused("QUOTA_EXCEEDED", EXHAUSTED) as caught:
-        await learners[5].attach()
-    assert 0 < (caught.refusal.retry_after_s or 0) <= 600
-    await learners[0].attach()
-    for learner in learners:
-        learner.detach()
 
 
 async def test_of_many_learners_an_answer_has_the_live_ones(
@@ -359,26 +261,6 @@ def test_a_rate_lets_a_burst_through_and_then_one_after_each_pause() -> None:
     rate.take("a")
     with pytest.raises(SyncerError):
         rate.take("a")
-
-
-def test_parts_of_deltas_that_are_never_completed_are_bounded_and_completed_ones_are_not() -> None:
-    clock, gib = StillClock(), 2**30
-    parts = orphans(clock, gib // 16)
-    for number in range(100):
-        parts.check("a", gib)
-        parts.stored("a", str(number), gib)
-        parts.finished(str(number))
-    parts.stored("a", "lost", gib)
-    clock.now_s += 80_000
-    parts.stored("a", "lost", gib)
-    for later_s in (0, 80_000):  # the last part is younger than a day
-        clock.now_s += later_s
-        with pytest.raises(SyncerError) as caught:
-            parts.check("a", 1)
-        assert caught.value.reason == "QUOTA_EXCEEDED"
-        parts.check("b", gib)
-    clock.now_s += 6401
-    parts.check("a", gib)
 
 
 @pytest.fixture
@@ -444,48 +326,6 @@ async def test_a_connection_takes_calls_however_many_were_given_up(stubs: Stubs)
     learner.detach()
 
 
-async def test_pushes_to_a_run_that_are_under_way_are_bounded(
-    server: SyncerServer, stubs: Stubs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(server.host, "pushes", CallsToRuns("pushes", of_run=5, of_client=3))
-    greedy, first = await attached(stubs)
-    honest = RawLearner(stubs, greedy.run, "honest", random.Random(8))
-    await honest.attach()
-    base = await pull(stubs, greedy.run, "body")
-    held = [await _begun(server, stubs, first)]
-    held += [await _begun(server, stubs, greedy.header(base, "body")) for _ in range(2)]
-    with refused("QUOTA_EXCEEDED", EXHAUSTED) as caught:
-        await greedy.push(greedy.header(base, "body"), np.ones(layout("body").numel, np.float32))
-    assert caught.refusal.retry_after_s
-    held += [await _begun(server, stubs, honest.header(base, "body")) for _ in range(2)]
-    mine = honest.header(base, "head")
-    mine.base_digest = (await pull(stubs, greedy.run, "head")).plan.target.digest
-    values = np.ones(layout("head").numel, np.float32)
-    with refused("QUOTA_EXCEEDED", EXHAUSTED):
-        await honest.push(mine, values)
-    await create_run(stubs, "other")  # whose pushes count for themselves
-    for call in held:
-        call.cancel()
-    await _released(server.host.budget)
-    await honest.push(mine, values)
-    greedy.detach()
-    honest.detach()
-
-
-async def _begun(server: SyncerServer, stubs: Stubs, header: exchange.PushHeader) -> Any:
-    """Returns a push that goes on until it is cancelled, once the syncer has taken its part's beginning."""
-    budget = server.host.budget
-    call: Any = stubs.exchange.PushDelta(None)
-    before = budget.used_bytes
-    await call.write(exchange.PushDeltaRequest(header=header))
-    part = exchange.PartBegin(numel=layout(header.fragment).numel, size_bytes=2**20)
-    await call.write(exchange.PushDeltaRequest(part=part))
-    async with asyncio.timeout(20):
-        while budget.used_bytes == before:
-            await asyncio.sleep(0.01)
-    return call
-
-
 async def _released(budget: ByteBudget) -> None:
     """Returns when nothing is held and no call that had not begun yet takes anything."""
     free_s = 0.0
@@ -495,8 +335,7 @@ async def _released(budget: ByteBudget) -> None:
             free_s = 0.0 if budget.used_bytes else free_s + 0.05
 
 
-async def test_one_connection_has_a_bounded_number_of_streams(store_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exchange_service, "MOST_CLIENT_WATCHES", 200)
+async def test_one_connection_has_a_bounded_number_of_streams(store_url: str) -> None:
     async with serving(open_objects(store_url), LOCAL) as server, connected(server.port) as stubs:
         await create_run(stubs)
         watches = [stubs.exchange.Watch(exchange.WatchRequest(run="demo")) for _ in range(200)]
@@ -507,84 +346,6 @@ async def test_one_connection_has_a_bounded_number_of_streams(store_url: str, mo
             watch.cancel()
         await asyncio.gather(*firsts, return_exceptions=True)
         assert 100 < len(served) <= 128
-
-
-async def test_a_listing_opens_no_run_that_did_not_change_since_the_last(store_url: str) -> None:
-    settings = replace(LOCAL, host=HostSettings(idle_s=0.1, sweep_s=0.05, name_lifetime_s=0.1))
-    async with serving(open_objects(store_url), settings) as server, connected(server.port) as stubs:
-        run, _ = await create_run(stubs)
-
-        async def listed() -> types.Run:
-            async with asyncio.timeout(20):
-                while server.host.opened(run.uid):
-                    await asyncio.sleep(0.02)
-            (found,) = (await stubs.runs.ListRuns(runs.ListRunsRequest())).runs
-            return found
-
-        first = await listed()
-        assert server.host.opened(run.uid)
-        assert await listed() == first
-        assert not server.host.opened(run.uid)
-        policy = types.Policy(quorum_count=3)
-        await stubs.runs.SetPolicy(runs.SetPolicyRequest(request_id="a" * 32, name="demo", policy=policy))
-        assert (await listed()).policy.quorum_count == 3
-
-
-async def test_new_sessions_of_a_learner_are_bounded_and_its_own_is_not(
-    store_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(host, "SESSION_BURST", 3)
-    monkeypatch.setattr(host, "SESSION_PAUSE_S", 1000.0)
-    async with serving(open_objects(store_url), LOCAL) as server, connected(server.port) as stubs:
-        run, _ = await create_run(stubs)
-        sessions = [RawLearner(stubs, run, "us", random.Random(number)) for number in range(5)]
-        for learner in sessions[:4]:  # the first is of a new learner
-            await learner.attach()
-        with refused("QUOTA_EXCEEDED", EXHAUSTED) as caught:
-            await sessions[4].attach()
-        assert caught.refusal.retry_after_s
-        await sessions[3].attach()
-        await RawLearner(stubs, run, "eu", random.Random(9)).attach()
-
-
-async def test_questions_for_unknown_deltas_are_bounded(store_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "QUERY_BURST", 3)
-    monkeypatch.setattr(host, "QUERY_PAUSE_S", 1000.0)
-    async with serving(open_objects(store_url), LOCAL) as server, connected(server.port) as stubs:
-        learner, header = await attached(stubs)
-        for _ in range(3):
-            await learner.query(header)
-        with refused("QUOTA_EXCEEDED", EXHAUSTED):
-            await learner.query(header)
-        await learner.push(header, np.ones(layout("body").numel, np.float32))
-        for _ in range(5):
-            assert (await learner.query(header)).state == exchange.PUSH_STATE_ACCEPTED
-        learner.detach()
-
-
-class CountingObjects(DictObjects):
-    """Counts what is read."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.reads = 0
-
-    async def get(self, name: str, *, offset: int = 0, length: int | None = None) -> bytes:
-        self.reads += 1
-        return await super().get(name, offset=offset, length=length)
-
-
-async def test_who_lists_runs_again_and_again_does_not_have_them_read_again_and_again() -> None:
-    objects, count = CountingObjects(), 40
-    async with serving(objects, ServerSettings(listen="127.0.0.1:0")) as server, connected(server.port) as stubs:
-        for number in range(count):
-            await create_run(stubs, f"run{number}", seed=number)
-        for _ in range(2):
-            assert len((await stubs.runs.ListRuns(runs.ListRunsRequest())).runs) == count
-        before = objects.reads
-        for _ in range(10):
-            await stubs.runs.ListRuns(runs.ListRunsRequest())
-        assert objects.reads - before < 5 * count  # two of each name, one of each log, and what replicas do themselves
 
 
 async def test_a_listing_has_what_was_changed_before_it(stubs: Stubs) -> None:

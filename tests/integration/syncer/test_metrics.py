@@ -77,7 +77,7 @@ class Resting:
 
 def test_the_document_names_every_metric_and_no_other() -> None:
     metrics = SyncerMetrics(SystemClock())
-    metrics.begin("1", ByteBudget(1, SystemClock()))
+    metrics.begin("1", ByteBudget(1))
     found = registered(metrics.registry) | registered(LearnerMetrics(Resting(), run="fit", learner_id="us"))
     assert found == {name: kind for name, (kind, _) in documented().items()}
 
@@ -135,7 +135,7 @@ async def watched(store_url: str) -> AsyncIterator[SyncerServer]:
 async def test_a_scrape_of_a_server_tells_what_its_runs_do(watched: SyncerServer) -> None:
     before = await scraped(watched.metrics_url)
     assert before("skerry_runs") == 0
-    assert before("skerry_part_budget_bytes") == LOCAL.host.part_budget_bytes
+    assert before("skerry_part_budget_bytes") == LOCAL.host.in_flight_bytes
     async with connected(watched.port) as stubs:
         policy = types.Policy(inner_step_count=4, grace_factor=0.0, quorum_count=1)
         policy.lease_term.FromSeconds(600)

@@ -15,7 +15,7 @@ from typing import Final, NoReturn
 
 from skerry.runtime.clock import Clock
 from skerry.runtime.identifiers import Entropy
-from skerry.runtime.workers import BEHALF, Workers
+from skerry.runtime.workers import Workers
 from skerry_syncer.store.errors import (
     LogCorruptError,
     ObjectMissingError,
@@ -227,7 +227,6 @@ class RunLog:
 
     async def _write_waiting(self) -> None:
         """Writes groups until nothing waits, in a task of its own, so that cancelling a caller stops no other."""
-        BEHALF.set(self.spec.uid)  # the group is of many callers
         group: list[Waiter] = []
         try:
             while self._waiting:

@@ -112,7 +112,6 @@ class Blobs:
         self._parts: Kept[Frame] = Kept(LIMIT_BYTES)  # until they are merged
         self._updates: Kept[bytes] = Kept(LIMIT_BYTES // 2)  # for learners, all of which pull the newest
         self.is_full = False  # whether the store had no space for the newest blob
-        self.is_too_large = False  # whether the run had more than it may have when last looked at
 
     async def write_part(  # noqa: PLR0917 - the order is that of the part's name, then what it holds
         self,

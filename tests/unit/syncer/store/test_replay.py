@@ -15,9 +15,8 @@ from skerry.algorithm.step import TORN, OuterState
 from skerry.runtime.workers import ThreadWorkers
 from skerry.wire.codecs import Codec, Encoding
 from skerry.wire.digests import LeafHash, tree_digest
-from skerry.wire.frames import FrameBatch, encode_frames
+from skerry.wire.frames import encode_frames
 from skerry.wire.policy import MergeRule, OuterOptimizer, Policy
-from skerry_syncer.run.parts import PartChecker
 from skerry_syncer.store.errors import ObjectMissingError, UnreadableObjectError
 from skerry_syncer.store.log.entries import CollectedItem, RollbackFragment, RollbackItem
 from skerry_syncer.store.versions.kept import SMALLEST_BYTES, Kept
@@ -224,17 +223,6 @@ async def test_parts_in_memory_are_merged_like_stored_ones_and_only_once(codec: 
         await driver.commit(result)
     assert_same_bits(stored.state, kept.state)
     assert kept.log.state.fragments[FRAGMENT].newest.digest == stored.log.state.fragments[FRAGMENT].newest.digest
-
-
-def test_a_part_that_decompresses_to_more_than_it_may_is_not_kept() -> None:
-    layout = layout_of((1024, 1024))
-    encoding = Encoding(Codec.INT4)
-    data = b"".join(encode_frames(np.ones(layout.numel, np.float32), layout, encoding))
-    raw_bytes = encoding.codec.raw_size(layout.numel, layout.numel // encoding.block)
-    for most_kept_bytes, frame_count in ((raw_bytes, 4), (raw_bytes - 1, 0), (0, 0)):
-        checker = PartChecker(layout, layout.numel, codecs=frozenset(Codec), most_kept_bytes=most_kept_bytes)
-        checker.check([FrameBatch(0, layout.numel, data)])
-        assert len(checker.summary().kept) == frame_count
 
 
 async def test_what_does_not_fit_is_not_kept_and_the_oldest_goes_first() -> None:

@@ -1,0 +1,97 @@
+"""The byte budget admits in order, and a part is kept, counted and refused by its bytes."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from skerry.wire.codecs import Codec, Compressor, Encoding
+from skerry.wire.frames import encode_frames
+from skerry.wire.layout import FragmentLayout, TensorSpec
+from skerry_syncer.errors import SyncerError
+from skerry_syncer.run.parts import ArrivingPart, ByteBudget
+
+LAYOUT = FragmentLayout("body", (TensorSpec("a", (1024,)), TensorSpec("b", (1024,))))
+
+
+async def test_parts_within_the_budget_do_not_wait() -> None:
+    budget = ByteBudget(100)
+    await budget.reserve(60)
+    await budget.reserve(40)
+    assert budget.used_bytes == 100
+    budget.release(60)
+    budget.release(40)
+    assert (budget.used_bytes, budget.peak_bytes) == (0, 100)
+
+
+async def test_a_part_that_does_not_fit_waits_until_it_does() -> None:
+    budget = ByteBudget(100)
+    await budget.reserve(80)
+    waiting = asyncio.create_task(budget.reserve(40))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    budget.release(80)
+    await waiting
+    assert budget.used_bytes == 40
+
+
+async def test_a_part_that_is_larger_than_the_budget_is_let_in_alone_and_is_not_overtaken() -> None:
+    budget = ByteBudget(100)
+    await budget.reserve(10)
+    waiting, behind = asyncio.create_task(budget.reserve(300)), asyncio.create_task(budget.reserve(10))
+    await asyncio.sleep(0)
+    assert (waiting.done(), behind.done()) == (False, False)
+    budget.release(10)
+    await waiting
+    assert not behind.done()
+    budget.release(300)
+    await behind
+
+
+async def test_who_gives_up_waiting_holds_nothing_and_holds_up_nobody() -> None:
+    budget = ByteBudget(100)
+    await budget.reserve(50)
+    hasty, patient = asyncio.create_task(budget.reserve(60)), asyncio.create_task(budget.reserve(50))
+    await asyncio.sleep(0)
+    hasty.cancel()
+    await patient
+    assert budget.used_bytes == 100
+    granted = asyncio.create_task(budget.reserve(50))
+    await asyncio.sleep(0)
+    budget.release(50)  # grants it, in the moment in which it is cancelled
+    granted.cancel()
+    await asyncio.wait([granted])
+    assert budget.used_bytes == 50
+
+
+def _arrived(data: bytes, limit_bytes: int) -> ArrivingPart:
+    part = ArrivingPart(LAYOUT, 0, LAYOUT.numel, codecs=frozenset(Codec), limit_bytes=limit_bytes)
+    for start in range(0, len(data), 100):
+        part.feed(data[start : start + 100])
+    return part
+
+
+def test_a_part_has_the_squared_norm_of_each_of_its_tensors() -> None:
+    values = np.repeat(np.array([1, 2], np.float32), 1024)
+    part = _arrived(b"".join(encode_frames(values, LAYOUT, Encoding(Codec.FLOAT32))), 2**20)
+    part.finish()
+    assert list(part.squared_norms) == [1024.0, 4096.0]
+
+
+def test_a_part_that_decompresses_to_more_than_twice_its_size_is_not_kept() -> None:
+    data = b"".join(encode_frames(np.ones(LAYOUT.numel, np.float32), LAYOUT, Encoding(Codec.INT4)))
+    raw = b"".join(
+        encode_frames(np.ones(LAYOUT.numel, np.float32), LAYOUT, Encoding(Codec.INT4, compressor=Compressor.NONE))
+    )
+    assert len(data) < len(raw) // 4
+    assert not _arrived(data, len(data)).kept
+    assert _arrived(data, len(raw)).kept
+
+
+def test_a_part_with_more_bytes_than_it_may_have_is_refused() -> None:
+    data = b"".join(encode_frames(np.ones(LAYOUT.numel, np.float32), LAYOUT, Encoding(Codec.FLOAT32)))
+    with pytest.raises(SyncerError, match="too many bytes") as caught:
+        _arrived(data, len(data) - 1)
+    assert caught.value.reason == "TOO_LARGE"

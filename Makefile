@@ -23,8 +23,8 @@ help: ## say what there is
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  \1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name text; do printf '%-17s %s\n' "$$name" "$$text"; done
 
 demo: $(READY) ## train one model on three learners while one of them and the syncer are killed (4 minutes)
-	@echo "demo: three learners and a syncer, two of which are killed; the page and the figures go to build/demo"
-	@$(BIN)/skerry demo
+	@echo "demo: three learners and a syncer, two of which are killed; the picture and the figures go to build/demo"
+	@$(BIN)/python -m examples.demo
 
 test: $(READY) ## run the default suite (under 10 minutes on 2 cores)
 	@echo "test: the suite without its long and its end-to-end part"
@@ -94,7 +94,7 @@ $(READY): pyproject.toml constraints.txt
 	@echo "setup: installing into $(VENV) (minutes the first time, torch is large)"
 	@test -x $(BIN)/python || { $(PYTHON) -m venv $(VENV) && touch $(VENV)/.skerry-begun; } || { echo "setup: python can't make virtual environments; on Debian and Ubuntu: apt install python3-venv"; exit 1; }
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --upgrade 'pip>=25.1'
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt --editable '.[demo]' --group dev
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt --editable '.[torch]' --group dev
 	@mkdir -p build
 	@touch $@
 

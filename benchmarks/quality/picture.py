@@ -18,7 +18,6 @@ from benchmarks.quality.jobs import Outcomes
 from benchmarks.quality.statistics import percent_over
 from benchmarks.quality.table import lines_of
 from benchmarks.quality.task import PYTHON
-from skerry_demo.picture import STYLE
 
 _INK: Final = "#1d2733"
 _FAINT: Final = "#8a96a3"
@@ -34,7 +33,9 @@ def draw(cases: Sequence[Case], outcomes: Outcomes, directory: Path) -> list[Pat
     """Draws what there is to draw of `cases` as PNGs in `directory` and returns their paths."""
     directory.mkdir(parents=True, exist_ok=True)
     paths = []
-    with mpl.rc_context(STYLE):
+    with mpl.rc_context(
+        {"axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "axes.axisbelow": True}
+    ):
         gaps = [case for case in cases if isinstance(case, Gap)]
         comparisons = [case for case in cases if isinstance(case, Comparison)]
         cells = [case for case in cases if isinstance(case, Cell)]

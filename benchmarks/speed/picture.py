@@ -14,7 +14,6 @@ import matplotlib.pyplot as plt
 
 from benchmarks.report import Row
 from benchmarks.speed.table import AIMS, number
-from skerry_demo.picture import STYLE
 
 _MET: Final = "#0ca678"
 _SHORT: Final = "#e03131"
@@ -32,7 +31,9 @@ def draw(tables: Mapping[str, list[Row]], path: Path) -> Path:
                     share = aim.bound / found if aim.is_at_most else found / aim.bound
                     bars.append((f"{row.metric.partition(' / ')[0]}\n{row.case}", share, number(found), str(aim)))
     path.parent.mkdir(parents=True, exist_ok=True)
-    with mpl.rc_context(STYLE):
+    with mpl.rc_context(
+        {"axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "axes.axisbelow": True}
+    ):
         figure, axes = plt.subplots(figsize=(11, 1.2 + 0.5 * len(bars)), layout="constrained")
         for place, (_, share, found_text, aim_text) in enumerate(bars):
             axes.barh(place, share - 1, left=1, color=_MET if share >= 1 else _SHORT, height=0.6)

@@ -38,18 +38,12 @@ EXAMPLES: Final = {
     "lightning": {"lightning_trainer": "lightning"},
     "peft": {"lora": "lora"},
     "jax": {"jax_optax": "jax"},
-    "demo": {},  # it has a command, whose modules are imported
 }
 # What the page says to install beside the extra.
 BESIDE: Final = {"jax": ["optax"]}
 # What another extra brings, and this one must not need.
 ABSENT: Final = {"torch": "transformers", "transformers": "lightning", "lightning": "transformers", "peft": "lightning",
-                 "jax": "torch", "demo": "transformers"}  # fmt: skip
-_IMPORT_DEMO: Final = """
-import importlib, pkgutil, skerry_demo
-for module in pkgutil.iter_modules(skerry_demo.__path__):
-    importlib.import_module("skerry_demo." + module.name)
-"""
+                 "jax": "torch"}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -76,8 +70,6 @@ def test_an_extra_brings_all_that_its_programs_import(extra: str, everything: En
         words = ["us"] if example == "plain" else ["us", _STEPS, str(tmp_path / example)]
         run(python, str(everything.folder / "examples" / f"{example}.py"), *words, everything=everything)
         assert newest(everything, name) > 0
-    if extra == "demo":
-        run(python, "-c", _IMPORT_DEMO, everything=everything)
 
 
 def only_with(extra: str, everything: Environment, folder: Path) -> Path:

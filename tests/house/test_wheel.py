@@ -54,7 +54,7 @@ def test_the_wheel_has_what_a_stranger_needs(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     wanted = ["skerry/v1/exchange_pb2.pyi", "skerry/py.typed", "skerry/cli/main.py", "skerry_syncer/command.py"]
     assert [name for name in wanted if name not in names] == []
-    packages = {"skerry", "skerry_syncer", "skerry_learner", "skerry_demo"}
+    packages = {"skerry", "skerry_syncer", "skerry_learner"}
     assert {name.partition("/")[0].partition("-")[0] for name in names} == packages
 
 
@@ -67,7 +67,6 @@ def test_the_installed_wheel_imports_without_torch_and_from_itself(python: Path,
 
 def test_the_installed_command_shows_its_help(python: Path, tmp_path: Path) -> None:
     shown = run(python.with_name("skerry"), "--help", folder=tmp_path)
-    assert "skerry demo" in shown
     for command in ("serve", "learn", "runs", "watch", "verify"):
         assert f"  {command} " in shown
     assert run(python, "-m", "skerry.cli", "--version", folder=tmp_path).startswith("skerry ")

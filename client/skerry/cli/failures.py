@@ -1,7 +1,7 @@
 """The message and the exit status of a command that fails.
 
     0    success
-    1    a check failed (verify, demo), or any other failure
+    1    a check failed (verify), or any other failure
     2    wrong usage: flags, environment or settings file
     3    refused: the same request will be refused again
     4    unreachable, busy or draining: the same command may succeed later
@@ -38,8 +38,6 @@ class ExitStatus(IntEnum):
 # What to install for a module that is missing. All others are dependencies of skerry.
 _EXTRAS: Final[Mapping[str, str]] = {
     "torch": "skerry[torch]",
-    "matplotlib": "skerry[demo]",
-    "jinja2": "skerry[demo]",
     "transformers": "transformers",
     "lightning": "lightning",
 }

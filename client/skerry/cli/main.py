@@ -18,7 +18,6 @@ ENTRY_POINT_GROUP = "skerry.commands"
 
 _EPILOG = """\b
 Examples:
-  skerry demo                          three learners train one model while two processes are killed
   skerry serve --new-store             a syncer on this machine
   skerry learn demo                    a learner that trains with it
   skerry watch demo                    the run's progress, live

@@ -17,7 +17,6 @@ from skerry.cli import failures, settings
 from skerry.cli.main import cli
 
 COMMANDS = (
-    "demo",
     "export",
     "gc",
     "keys",
@@ -172,7 +171,7 @@ def test_a_learner_without_torch_is_told_what_to_install(tmp_path: Path) -> None
 
 
 def test_help_works_without_torch(tmp_path: Path) -> None:
-    for words in (["--help"], ["learn", "--help"], ["serve", "--help"], ["demo", "--help"]):
+    for words in (["--help"], ["learn", "--help"], ["serve", "--help"]):
         command = [sys.executable, "-c", _WITHOUT_TORCH, *words]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr

@@ -39,7 +39,6 @@ from skerry_learner.model import MODEL_CONFIGS, Gpt
 mpl.use("Agg")
 
 import matplotlib.pyplot as plt
-from matplotlib.axes import Axes
 
 RUN: Final = "demo"
 INNER_STEP_COUNT: Final = 16
@@ -378,22 +377,12 @@ def draw(demo: Demo, evidence: Evidence, summary: dict[str, Any], path: Path) ->
     for axes in (losses, exchange):
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(color="#e6eaee")
-        _shade_outages(axes, demo, start_s)
-    figure.savefig(path, facecolor="white")
-
-
-def _shade_outages(axes: Axes, demo: Demo, start_s: float) -> None:
     for name in (KILLED, "syncer"):
         first_s, last_s = (demo.moments_unix_s[f"{name} {moment}"] - start_s for moment in ("killed", "back"))
-        axes.axvspan(first_s, last_s, color=COLOURS[name], alpha=0.15, lw=0)
-        axes.annotate(
-            f"{name}\nkilled",
-            (first_s, 1),
-            xycoords=("data", "axes fraction"),
-            color=COLOURS[name],
-            fontsize=9,
-            va="top",
-        )
+        for axes in (losses, exchange):
+            axes.axvspan(first_s, last_s, color=COLOURS[name], alpha=0.15, lw=0)
+        losses.text(first_s, losses.get_ylim()[1], f" {name}\n killed", color=COLOURS[name], va="top")
+    figure.savefig(path, facecolor="white")
 
 
 def main() -> int:

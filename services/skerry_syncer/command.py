@@ -40,8 +40,6 @@ Examples:
   skerry serve --listen 127.0.0.1:0 --port-file p    listen on a free port and write its number to the file p
   skerry serve --listen 0.0.0.0:50051 --tls-cert keys/a.example.pem --tls-key keys/a.example.key \\
       --tls-client-ca keys/ca.pem                    for other machines, with mutual TLS
-  skerry serve --listen 0.0.0.0:50051 --tls-cert keys/a.example.pem --tls-key keys/a.example.key --tokens
-                                                     for other machines, with tokens; see `skerry tokens --help`
 
 The files in keys/ are made by `skerry keys keys --server a.example`.
 """
@@ -103,10 +101,7 @@ The files in keys/ are made by `skerry keys keys --server a.example`.
     type=PEM_FILE,
     help="Mutual TLS: accept only clients with a certificate of this authority, which says their role.",
 )
-@click.option("--tokens", "has_tokens", is_flag=True, help="Accept clients by tokens that `skerry tokens` made.")
-@click.option(
-    "--enrol-by-run", is_flag=True, help="Accept a learner only in the run that its certificate or token names."
-)
+@click.option("--enrol-by-run", is_flag=True, help="Accept a learner only in the run that its certificate names.")
 @click.option("--no-open-health", is_flag=True, help="Answer health checks only to clients with an identity.")
 @click.option("--no-reflection", is_flag=True, help="Do not describe the services to tools such as grpcurl.")
 @click.option("--insecure", is_flag=True, help="Allow plaintext on non-loopback addresses.")
@@ -125,7 +120,6 @@ def serve(
     tls_cert: Path | None,
     tls_key: Path | None,
     tls_client_ca: Path | None,
-    has_tokens: bool,
     enrol_by_run: bool,
     no_open_health: bool,
     no_reflection: bool,
@@ -138,10 +132,8 @@ def serve(
     moment. SIGTERM or SIGINT shuts it down after the calls in flight have ended; a second signal stops it at once.
     """
     tls = _tls(Tls(tls_client_ca, tls_cert, tls_key))
-    if has_tokens and tls is None:
-        raise click.UsageError("tokens must not travel in plaintext: --tokens needs --tls-cert and --tls-key")
-    if (enrol_by_run or no_open_health) and not has_tokens and tls_client_ca is None:
-        raise click.UsageError("without --tls-client-ca or --tokens no client has an identity")
+    if (enrol_by_run or no_open_health) and tls_client_ca is None:
+        raise click.UsageError("without --tls-client-ca no client has an identity")
     host = server_address(listen).host
     if tls is None and not insecure and not is_loopback(host):
         raise click.UsageError(
@@ -160,7 +152,6 @@ def serve(
     settings = ServerSettings(
         listen=listen,
         tls=tls,
-        has_tokens=has_tokens,
         enrols_by_run=enrol_by_run,
         has_open_health=not no_open_health,
         has_reflection=not no_reflection,

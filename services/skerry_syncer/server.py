@@ -7,7 +7,7 @@ import importlib.metadata
 import itertools
 import random
 from collections.abc import AsyncIterator, Sequence
-from contextlib import ExitStack, asynccontextmanager, nullcontext
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -24,7 +24,6 @@ from skerry.runtime.logs import get_logger
 from skerry.runtime.workers import ThreadWorkers
 from skerry.v1 import capabilities_pb2, capabilities_pb2_grpc, exchange_pb2, exchange_pb2_grpc, runs_pb2, runs_pb2_grpc
 from skerry_syncer.access.certificates import ServerCertificates
-from skerry_syncer.access.token_book import TokenBook
 from skerry_syncer.rpc.authentication import Authentication
 from skerry_syncer.rpc.capabilities import MAX_MESSAGE_BYTES, CapabilitiesServicer
 from skerry_syncer.rpc.exchange import ExchangeServicer
@@ -92,7 +91,6 @@ class ServerSettings:
     tls: Tls | None = None  # with `ca`: clients need a certificate of that authority, and have roles; None: plain text
     # How long a TLS connection lives. A client whose certificate is no longer valid is disconnected by then.
     tls_connection_age_s: float = 3600.0
-    has_tokens: bool = False  # clients may say who they are by a token of the store, and have roles; only with `tls`
     enrols_by_run: bool = False  # learners need an identity that names the run; only with roles
     has_open_health: bool = True  # clients without an identity get answers of health; else only with roles
     has_reflection: bool = True
@@ -151,7 +149,7 @@ class SyncerServer:
 async def serving(objects: Objects, settings: ServerSettings) -> AsyncIterator[SyncerServer]:
     """Yields a syncer that listens on `settings.listen`, and stops it at the end of the context.
 
-    It begins to listen once the store has answered and its tokens are known.
+    It begins to listen once the store has answered.
 
     Raises:
         ListenError: it can't listen on that address.
@@ -174,9 +172,8 @@ async def serving(objects: Objects, settings: ServerSettings) -> AsyncIterator[S
         metrics=metrics,
     )
     metrics.begin(importlib.metadata.version("skerry"), host.budget)
-    tokens = await TokenBook(objects, clock).begin() if settings.has_tokens else None
-    has_roles = tokens is not None or (settings.tls is not None and settings.tls.ca is not None)
-    authentication = Authentication(tokens, wants_run=settings.enrols_by_run) if has_roles else None
+    has_roles = settings.tls is not None and settings.tls.ca is not None
+    authentication = Authentication(wants_run=settings.enrols_by_run) if has_roles else None
     interceptor = ErrorInterceptor(MAX_MESSAGE_BYTES, metrics, authentication)
     server = grpc.aio.server(interceptors=[interceptor], options=_options(settings))
     servicer = HealthServicer(None if authentication is None or settings.has_open_health else authentication.knows)
@@ -191,9 +188,7 @@ async def serving(objects: Objects, settings: ServerSettings) -> AsyncIterator[S
     except RuntimeError as error:
         raise ListenError("--listen", settings.listen) from error
     try:
-        following = nullcontext() if tokens is None else running(tokens.follow())
         async with (
-            following,
             running(metrics.watch_lag()),
             _exposed(metrics, settings.metrics) as metrics_url,
             host.serving(),

@@ -25,7 +25,6 @@ from skerry.errors import CorruptDownloadError, RefusedError
 from skerry.exchange.adopt import PlanApplier
 from skerry.net.grpc_transport import error_from_rpc
 from skerry.net.records import Capabilities, Event, Run, RunView, VersionRecord, record_of
-from skerry.net.tls import Tls
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.workers import InlineWorkers
 from skerry.v1 import capabilities_pb2, runs_pb2
@@ -50,7 +49,6 @@ from skerry_syncer.store.log.horizon import oldest_versions
 from skerry_syncer.store.log.retention import Retention, kept_names
 from skerry_syncer.store.log.saved import state_from_bytes, state_to_bytes
 from skerry_syncer.store.log.state import RunState
-from skerry_syncer.store.tokens import FOLDER, read_token
 from skerry_syncer.store.versions.blobs import Blobs
 from tests.fuzz.mutations import mutated_bytes, mutated_frames, mutated_json, mutated_message, pick
 from tests.support.dict_objects import DictObjects
@@ -261,21 +259,6 @@ def _apply_step(data: bytes) -> object:
     return state_to_bytes(state)
 
 
-_TOKEN: Final = {
-    "format": 1,
-    "identity": "skerry://learner/us?weight=8",
-    "created_at_unix_s": 1.0,
-    "expires_at_unix_s": 2e9,
-    "revoked_at_unix_s": 3.0,
-}
-
-
-def _decode_token(data: bytes) -> object:
-    objects = DictObjects()
-    objects.objects[f"{FOLDER}/x"] = (data, 0.0)
-    return _run(read_token(objects, "x"))
-
-
 _ADVICE: Final = {
     "format": 1,
     "learner": "us",
@@ -378,10 +361,6 @@ def _commands() -> click.Group:
     context = click.Context(cli)
     found = {name: cli.get_command(context, name) for name in cli.list_commands(context)}
     return click.Group("skerry", {name: command for name, command in found.items() if command is not None})
-
-
-def _decode_token_file(data: bytes) -> object:
-    return Tls(token_file=_file_of(data)).bearer()
 
 
 @cache
@@ -601,8 +580,6 @@ def _decoders() -> Iterable[Decoder]:
     yield Decoder(
         "name", partial(_of_json, {"format": 1, "uid": "0" * 32}), partial(store._parse_name, "demo"), corrupt
     )
-    yield Decoder("token", partial(_of_json, _TOKEN), _decode_token, (ValueError, NewerFormatError))
-    yield Decoder("token-file", partial(mutated_bytes, data=b"skerry_" + b"0f" * 32), _decode_token_file, (ValueError,))
     yield Decoder("advice", partial(_of_json, _ADVICE), _decode_advice, (ValueError,))
     yield Decoder("identity", _make_uri, _decode_uri, (ValueError,))
     yield Decoder("policy-json", _make_policy_json, _decode_policy_json, (ValueError, RecursionError))

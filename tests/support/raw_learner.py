@@ -73,9 +73,6 @@ async def connected(port: int, tls: Tls | None = None, *, has_fixed_windows: boo
     else:
         files = tls.read()
         credentials = grpc.ssl_channel_credentials(files.ca, files.key, files.cert)
-        if tls.token:
-            sent = grpc.access_token_call_credentials(tls.token)
-            credentials = grpc.composite_channel_credentials(credentials, sent)
         opened = grpc.aio.secure_channel(f"127.0.0.1:{port}", credentials, options=options)
     async with opened as channel:
         yield Stubs(channel)

@@ -13,16 +13,14 @@ from skerry_syncer.store.objects.opening import open_objects
 
 
 @contextmanager
-def syncer(
-    tls: Tls | None = None, host: str = "127.0.0.1", store_url: str = "memory://", *, has_tokens: bool = False
-) -> Iterator[str]:
+def syncer(tls: Tls | None = None, host: str = "127.0.0.1", store_url: str = "memory://") -> Iterator[str]:
     """Yields where a fresh syncer listens, an address of `host`; its store is empty unless `store_url` has one."""
     thread = LoopThread("syncer")
     stop = asyncio.Event()
     port: asyncio.Future[int] = asyncio.run_coroutine_threadsafe(_future(), thread.loop).result()
 
     async def serve() -> None:
-        settings = ServerSettings(listen=f"{host}:0", tls=tls, has_tokens=has_tokens)
+        settings = ServerSettings(listen=f"{host}:0", tls=tls)
         async with serving(open_objects(store_url), settings) as server:
             port.set_result(server.port)
             await stop.wait()

@@ -157,8 +157,9 @@ def _params() -> list[click.Parameter]:
     params=[param for param in _params() if param.name != "run"],
     epilog="""\b
 Examples:
-  # ca.pem was made by `skerry keys`, reader.token by `skerry tokens create`
-  skerry export demo --target syncer.example:443 --tls-ca ca.pem --token-file reader.token --out model.safetensors
+  # keys/ was made by `skerry keys`
+  skerry export demo --target a.example:443 --tls-ca keys/ca.pem --tls-cert keys/rita.pem --tls-key keys/rita.key \\
+      --out model.safetensors
   skerry export demo --store s3://bucket/skerry --position 4711 --dtype float32 --out then.safetensors
   skerry export demo --format hf --like ./gemma-3-1b --out ./gemma-3-1b-merged
   skerry export tuned --format hf --like ./gemma --base ./gemma/model.safetensors --out ./gemma-tuned
@@ -182,7 +183,7 @@ Examples:
 def export(run: str, *, file_format: str, like: Path | None, out_path: Path, **values: Any) -> None:
     """Write a run's weights as a safetensors file, a Hugging Face folder or a PEFT adapter, at any time.
 
-    With --target they are downloaded from the syncer, which takes a reader's certificate or token where the syncer has
+    With --target they are downloaded from the syncer, which takes a reader's certificate where the syncer has
     roles, and no access to its store. With --store they are read from the store, without a syncer. If neither is given,
     it is the store in ./skerry-data. If both are given in different ways, a flag counts before an environment variable,
     and that before the settings file.

@@ -64,7 +64,7 @@ _NEXT: Final[Mapping[str, str]] = {
     "INTERNAL": "the syncer's log says why",
     "UNREACHABLE": "check that `skerry serve` is running there, and that --target is right",
     "TLS_FAILED": "`skerry keys --help` has examples of the files that both sides need",
-    "UNAUTHENTICATED": "give --tls-cert and --tls-key, or --token-file, that the server's operator made for you",
+    "UNAUTHENTICATED": "give --tls-cert and --tls-key that the server's operator made for you",
     "PERMISSION_DENIED": "docs/security.md says what each role may do; ask the server's operator for another role",
     "TIMEOUT": "the syncer took longer than --timeout; try again, or raise --timeout",
 }

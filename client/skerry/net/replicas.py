@@ -205,18 +205,7 @@ class Replica:
         if self.files is None:
             return grpc.aio.insecure_channel(self.name, options=self._options)
         credentials = grpc.ssl_channel_credentials(self.files.ca, self.files.key, self.files.cert)
-        if self._tls is not None and (self._tls.token_file or self._tls.token):
-            plugin = grpc.metadata_call_credentials(self._authorize)  # type: ignore[arg-type]  # any callable
-            credentials = grpc.composite_channel_credentials(credentials, plugin)
         return grpc.aio.secure_channel(self.name, credentials, options=self._options)
-
-    def _authorize(self, _: grpc.AuthMetadataContext, callback: grpc.AuthMetadataPluginCallback) -> None:
-        """Gives a call the token as it is now; called by threads of gRPC, and only for calls over TLS."""
-        assert self._tls is not None, "there is a token"
-        try:
-            callback((("authorization", f"Bearer {self._tls.bearer()}"),), None)
-        except ValueError as error:
-            callback((), error)
 
 
 class Replicas:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
-import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -33,15 +32,11 @@ class Tls:
             the public authorities that gRPC brings along, and a server asks for no client certificate.
         cert: this end's own certificate, followed by intermediate ones if there are any.
         key: the private key of `cert`, not encrypted.
-        token_file: a client's token, from `skerry tokens create`; read at each call, so it can be replaced at any time.
-        token: the token itself, instead of its file.
     """
 
     ca: Path | str | None = None
     cert: Path | str | None = None
     key: Path | str | None = None
-    token_file: Path | str | None = None
-    token: str | None = field(default=None, repr=False)
 
     def read(self, known: TlsFiles | None = None) -> TlsFiles:
         """Returns what the files hold now, after checking it; `known` itself if they still hold that.
@@ -55,20 +50,7 @@ class Tls:
         if found == known:
             return known
         self._check(found)
-        self.bearer()
         return found
-
-    def bearer(self) -> str | None:
-        """Returns the token as it is now; None if there is none.
-
-        Raises:
-            ValueError: its file can't be read, or it is no token.
-        """
-        content = None if self.token_file is None else _content(self.token_file)
-        token = self.token if content is None else content.decode("ascii", "replace").strip()
-        if token is not None and re.fullmatch(r"[\x21-\x7e]+", token) is None:
-            raise ValueError(f"a token is one line that `skerry tokens create` printed. file={self.token_file}")
-        return token
 
     def names(self) -> tuple[str, ...]:
         """Returns the URIs that the certificate names; none without one.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -45,12 +44,6 @@ def with_tls(function: Callable[..., R]) -> Callable[..., R]:
         help="Use TLS and present this client certificate, such as one made by `skerry keys`.",
     )
     @click.option("--tls-key", type=PEM_FILE, help="The private key of --tls-cert.")
-    @click.option(
-        "--token-file",
-        type=PEM_FILE,
-        help="Use TLS and send the token in this file, made by `skerry tokens create`; or set SKERRY_TOKEN to the "
-        "token itself.",
-    )
     @functools.wraps(function)
     def command(
         *args: Any,
@@ -59,12 +52,9 @@ def with_tls(function: Callable[..., R]) -> Callable[..., R]:
         tls_ca: Path | None,
         tls_cert: Path | None,
         tls_key: Path | None,
-        token_file: Path | None,
         **kwargs: Any,
     ) -> R:
-        # No option: every process of the machine can read a command line.
-        token = os.environ.get("SKERRY_TOKEN")  # noqa: TID251 - a secret is no option
-        tls = Tls(tls_ca, tls_cert, tls_key, token_file, None if token_file else token or None)
+        tls = Tls(tls_ca, tls_cert, tls_key)
         is_wanted = is_tls or tls != Tls()
         chosen: Tls | Insecure | None = checked(tls) if is_wanted else "insecure" if insecure else None
         return function(*args, tls=chosen, **kwargs)

@@ -42,7 +42,7 @@ from skerry_syncer.access.limits import (
     patience_s,
 )
 from skerry_syncer.errors import RETRY_ELSEWHERE_S, RETRY_FULL_S, RETRY_STORE_S, SyncerError, bad_request
-from skerry_syncer.rpc.authentication import Authentication
+from skerry_syncer.rpc.authentication import Authentication, named_by_certificate
 from skerry_syncer.rpc.refusals import Refusals
 from skerry_syncer.run.metrics import SyncerMetrics
 from skerry_syncer.store.errors import (
@@ -202,7 +202,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
     @asynccontextmanager
     async def _foreign(self, method: str, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Check]:
         if self._authentication is not None and not method.startswith(_HEALTH):
-            self._authentication.check_known(context)
+            named_by_certificate(context)
         with self._foreign_calls.under_way(CALLER.get().address):
             yield anything
 

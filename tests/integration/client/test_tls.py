@@ -19,10 +19,8 @@ from skerry import ArrayLearner, RunsClient, SkerryError, Tls, TryAgainError
 from skerry.net.grpc_transport import GrpcTransport
 from skerry.net.tls import tls_for
 from skerry.v1 import capabilities_pb2
-from skerry_syncer.store.objects.opening import open_objects
 from tests.support.heard_logs import heard_logs
 from tests.support.made_keys import make_keys, replace_pair, tls_of
-from tests.support.made_tokens import skerry_tokens
 from tests.support.quadratic import QUICK, Quadratic, train_until
 from tests.support.syncer_thread import syncer
 
@@ -114,36 +112,6 @@ def test_neither_a_program_nor_a_command_shows_what_grpc_logs(secured: str, tmp_
     error, advice = done.stderr.splitlines()
     assert error.startswith("error: the server's certificate does not come from an authority")
     assert advice.startswith("next: ")
-
-
-_REFUSED = """
-import sys, time
-import numpy as np
-from skerry import ArrayLearner, RefusedError, Tls
-target, ca, token_file = sys.argv[1:]
-begun_s = time.monotonic()
-try:
-    ArrayLearner({"a": np.ones((4, 4), np.float32)}, target=target, run="fit", learner_id="us", create=True,
-                 tls=Tls(ca, token_file=token_file))
-except RefusedError as error:
-    print(error.reason, time.monotonic() - begun_s)
-"""
-
-
-def test_a_learner_whose_attaching_is_refused_hears_it_at_once_and_nothing_else_is_printed(
-    keys: Path, tmp_path: Path
-) -> None:
-    store_url = f"file://{tmp_path}/store"
-    open_objects(store_url)
-    token_file = tmp_path / "token"
-    token_file.write_text(skerry_tokens("create", "--store", store_url, "--role", "learner", "--name", "eu"))
-    with syncer(tls_of(keys, "a.example", ca=False), store_url=store_url, has_tokens=True) as target:
-        words = [sys.executable, "-c", _REFUSED, target, str(keys / "ca.pem"), str(token_file)]
-        done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=True)
-    reason, duration_s = done.stdout.split()
-    assert reason == "PERMISSION_DENIED"
-    assert float(duration_s) < 10
-    assert not done.stderr
 
 
 def test_several_replicas_are_reached_with_tls(keys: Path, secured: str) -> None:
@@ -253,8 +221,6 @@ def test_a_target_elsewhere_is_called_with_tls_unless_plaintext_is_asked_for_by_
         ({"ca": "us.key"}, "must hold a certificate in PEM form.*us.key"),
         ({"cert": "us.pem", "key": "us.pem"}, "must hold a private key without a password in PEM form.*us.pem"),
         ({"cert": "us.pem", "key": "eu.key"}, "the private key is not that of the certificate.*us.pem.*eu.key"),
-        ({"token_file": "nowhere.token"}, "can't be read.*nowhere.token"),
-        ({"token_file": "us.key"}, "a token is one line that `skerry tokens create` printed.*us.key"),
         ({"cert": "us.pem"}, "a certificate and its key must be given together.*key=None"),
     ],
 )

@@ -1,4 +1,4 @@
-"""How much a learner may weigh where its enrolment says it: in a close, and from a certificate or token to the log."""
+"""How much a learner may weigh where its enrolment says it: in a close, and from a certificate to the log."""
 
 from __future__ import annotations
 
@@ -14,12 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skerry import Tls
 from skerry.algorithm.rounds import Brought, most_weights
-from skerry.runtime.clock import SystemClock
-from skerry.runtime.identifiers import SystemEntropy
 from skerry.v1 import runs_pb2 as runs
-from skerry.wire.identity import Identity, Role
 from skerry.wire.policy import Policy
 from skerry_syncer.rounds.engine import RoundEngine
 from skerry_syncer.server import SyncerServer, serving
@@ -27,10 +23,8 @@ from skerry_syncer.store.log.entries import GRANTS_FORMAT, LevelItem, PolicyItem
 from skerry_syncer.store.log.state import Outcome
 from skerry_syncer.store.maintenance.log_lines import entry_lines
 from skerry_syncer.store.objects.opening import open_objects
-from skerry_syncer.store.tokens import create_token
 from tests.integration.syncer.conftest import LOCAL
 from tests.integration.syncer.test_liars import MOST, round_of
-from tests.integration.syncer.test_tokens import heard
 from tests.support.made_keys import make_keys, tls_of
 from tests.support.raw_learner import RawLearner, connected, create_run
 from tests.unit.syncer.rounds.round_world import RoundWorld, view
@@ -213,30 +207,6 @@ async def test_a_run_of_an_older_level_grants_nothing_until_it_is_upgraded(keys:
         await admin.runs.UpgradeRun(runs.UpgradeRunRequest(name="demo"))
         await big.attach()
         assert await sessions(server) == [("big", None, ""), ("big", 8.0, ", weight 8")]
-
-
-async def test_what_a_token_grants_is_in_the_log(keys: Path) -> None:
-    objects, entropy, now = open_objects("memory://"), SystemEntropy(), SystemClock().unix_s()
-    made = {
-        identity: await create_token(objects, identity, entropy, now_unix_s=now, lifetime_s=3600.0)
-        for identity in (Identity(Role.LEARNER, "us"), Identity(Role.LEARNER, "big", "demo", 8.0))
-    }
-    tls: list[Tls] = [replace(tls_of(keys), token=token) for token in made.values()]
-    settings = replace(LOCAL, tls=tls_of(keys, "a.example", ca=False), has_tokens=True)
-    async with (
-        serving(objects, settings) as server,
-        connected(server.port, tls[0]) as plain,
-        connected(server.port, tls[1]) as large,
-    ):
-        for one in tls:
-            await heard(server.port, one)
-        run, _ = await create_run(large)
-        await RawLearner(plain, run, "us", random.Random(1)).attach()
-        await RawLearner(large, run, "big", random.Random(2)).attach()
-        assert await sessions(server) == [("us", None, ""), ("big", 8.0, ", weight 8")]
-        entries = [entry async for entry, _ in (await server.host.open("demo")).log.entries()]
-        authors = {item.author for entry in entries for item in entry.items if isinstance(item, PolicyItem)}
-        assert authors == {"skerry://learner/demo/big"}, "who it is has no weight"
 
 
 def test_a_run_says_whom_it_enrols_from_its_format_level_on() -> None:

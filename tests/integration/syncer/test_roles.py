@@ -20,8 +20,6 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from skerry import Tls
 from skerry.cli.authority import Wanted
-from skerry.runtime.clock import SystemClock
-from skerry.runtime.identifiers import SystemEntropy
 from skerry.v1 import capabilities_pb2 as capabilities
 from skerry.v1 import exchange_pb2 as exchange
 from skerry.v1 import runs_pb2 as runs
@@ -35,7 +33,6 @@ from skerry_syncer.store.log.entries import INITIAL_BASE
 from skerry_syncer.store.log.state import Outcome
 from skerry_syncer.store.maintenance.log_lines import entry_lines
 from skerry_syncer.store.objects.opening import open_objects
-from skerry_syncer.store.tokens import create_token
 from tests.integration.syncer.conftest import LOCAL
 from tests.support.heard_logs import heard_logs
 from tests.support.made_keys import make_keys, make_pair, tls_of
@@ -115,28 +112,6 @@ async def by_certificate(
         yield server, tls
 
 
-@asynccontextmanager
-async def by_token(keys: Path) -> AsyncIterator[tuple[SyncerServer, Callable[[Identity | None], Tls]]]:
-    """Yields a server that asks for no certificates, and what a caller connects with; nobody has no token."""
-    objects = open_objects("memory://")
-    made = {
-        caller: await create_token(
-            objects, caller, SystemEntropy(), now_unix_s=SystemClock().unix_s(), lifetime_s=3600.0
-        )
-        for caller in CALLERS.values()
-        if caller is not None
-    }
-    settings = replace(LOCAL, tls=tls_of(keys, "a.example", ca=False), has_tokens=True)
-    async with serving(objects, settings) as server:
-        async with asyncio.timeout(20), connected(server.port, replace(tls_of(keys), token=made[ADMIN])) as stubs:
-            while await asked(stubs, "Runs/ListRuns", runs.ListRunsRequest()):
-                await asyncio.sleep(0.05)  # until the server has read the tokens
-        yield server, lambda caller: replace(tls_of(keys), token=None if caller is None else made[caller])
-
-
-WAYS = {"certificate": by_certificate, "token": by_token}
-
-
 async def asked(stubs: Stubs, method: str, request: Any) -> str:
     """Returns the reason with which a call is refused; empty if it is answered."""
     service, _, name = method.partition("/")
@@ -177,11 +152,10 @@ def test_the_table_says_what_is_expected(who: str) -> None:
     assert found == ALLOWED[who]
 
 
-@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("who", CALLERS)
-async def test_every_method_is_allowed_to_whom_the_table_says(who: str, way: str, keys: Path) -> None:
+async def test_every_method_is_allowed_to_whom_the_table_says(who: str, keys: Path) -> None:
     caller = CALLERS[who]
-    async with WAYS[way](keys) as (server, tls), connected(server.port, tls(caller)) as stubs:
+    async with by_certificate(keys) as (server, tls), connected(server.port, tls(caller)) as stubs:
         for method, request in REQUESTS.items():
             reason = await asked(stubs, method, request)
             expected = by_table(method, caller)
@@ -428,15 +402,13 @@ async def test_a_certificate_that_names_no_client_or_two_has_no_role(names: list
 
 async def test_the_log_says_whose_calls_were_refused_and_not_each_of_them(keys: Path) -> None:
     with heard_logs() as lines:
-        async with by_token(keys) as (server, tls), connected(server.port, tls(CALLERS["reader"])) as stubs:
+        async with by_certificate(keys) as (server, tls), connected(server.port, tls(CALLERS["reader"])) as stubs:
             for _ in range(100):
                 assert await asked(stubs, "Runs/CreateRun", REQUESTS["Runs/CreateRun"]) == "PERMISSION_DENIED"
     refusals = [one for one in lines if one["event"] == "call refused" and one["reason"] == "PERMISSION_DENIED"]
     assert {one["identity"] for one in refusals} == {"skerry://reader/prom"}
     assert all(one["peer"].startswith("ipv4:127.0.0.1:") for one in refusals)
     assert 10 < len(refusals) < 60
-    known = [one["identity"] for one in lines if one["event"] == "token is known"]
-    assert "skerry://reader/prom" in known
 
 
 async def test_an_illegal_session_id_is_neither_answered_nor_logged(stubs: Stubs) -> None:

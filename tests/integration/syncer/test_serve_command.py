@@ -58,7 +58,6 @@ def test_plaintext_on_an_address_that_others_reach_wants_to_be_asked_for(listen:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (["--tokens"], "tokens must not travel in plaintext"),
         (["--tls-cert", "a.example.pem"], "must be given together"),
         (["--tls-key", "a.example.key"], "must be given together"),
         (["--tls-client-ca", "ca.pem"], "needs the server's own certificate"),

@@ -25,7 +25,6 @@ COMMANDS = (
     "rollback",
     "runs",
     "serve",
-    "tokens",
     "verify",
     "watch",
 )
@@ -133,9 +132,7 @@ def test_a_run_is_the_first_argument_of_every_command_and_an_option_of_none() ->
     for words, command in every_command():
         arguments = [one.name for one in command.params if isinstance(one, click.Argument)]
         assert "run" not in arguments[1:], words
-        # `tokens create --run` says for which run a token is.
-        is_an_option = any("--run" in one.opts for one in command.params)
-        assert is_an_option == (words == ("tokens", "create")), words
+        assert not any("--run" in one.opts for one in command.params), words
 
 
 @pytest.mark.parametrize("words", _NEEDED)

@@ -63,8 +63,6 @@ def _store_url(text: str) -> str:
 # Types of options.
 DURATION: Final = Parsed("duration", seconds)
 POSITION_OR_DURATION: Final = Parsed("position", position_or_seconds)
-NAME: Final = Parsed("name", partial(check_name, what="client"))
-RUN: Final = Parsed("run", partial(check_name, what="run"))
 STORE: Final = Parsed("url", _store_url)
 UID: Final = Parsed("uid", partial(check_id, what="uid"))
 _STORE_HELP: Final = "Where the run is stored: file://folder, as in file:///var/lib/skerry, or s3://bucket/prefix."

@@ -1,18 +1,19 @@
 // A learner in another language: follows a run, pulls a fragment, pushes a delta, sees it merged, and pulls the update.
 // It knows the .proto files and FORMAT.md, speaks float32 without compression, and checks every digest.
 //
-//   node client.cjs <folder of the .proto files> <host:port> <run> <fragment> [<ca.pem> <own .pem> <own .key>]
+//   node client.cjs <folder of the .proto files> <folder of the test vectors> <host:port> <run> <fragment> <ca.pem> <own .pem> <own .key>
 //
-// With a token in SKERRY_TOKEN, every call carries it. Prints one line of JSON a step, and exits with 0 when all of it came true.
+// Prints one line of JSON a step, and exits with 0 when all of it came true.
 'use strict';
 
 const crypto = require('node:crypto');
 const fs = require('node:fs');
+const path = require('node:path');
 const grpc = require('@grpc/grpc-js');
 const protoLoader = require('@grpc/proto-loader');
 const { blake3 } = require('@noble/hashes/blake3');
 
-const [protoFolder, target, runName, fragmentName, ...pemFiles] = process.argv.slice(2);
+const [protoFolder, vectorFolder, target, runName, fragmentName, ...pemFiles] = process.argv.slice(2);
 const HEADER_SIZE = 32;
 const LEAF_NUMEL = 2 ** 20;
 const FRAME_NUMEL = 2 ** 16;
@@ -28,13 +29,7 @@ const definition = protoLoader.loadSync(['skerry/v1/exchange.proto', 'skerry/v1/
 });
 const { skerry } = grpc.loadPackageDefinition(definition);
 const [ca, cert, key] = pemFiles.map((file) => fs.readFileSync(file));
-const channel = ca ? grpc.credentials.createSsl(ca, key, cert) : grpc.credentials.createInsecure();
-const bearer = grpc.credentials.createFromMetadataGenerator((_, callback) => {
-  const metadata = new grpc.Metadata();
-  metadata.set('authorization', `Bearer ${process.env.SKERRY_TOKEN}`);
-  callback(null, metadata);
-});
-const credentials = process.env.SKERRY_TOKEN ? grpc.credentials.combineChannelCredentials(channel, bearer) : channel;
+const credentials = grpc.credentials.createSsl(ca, key, cert);
 const exchange = new skerry.v1.Exchange(target, credentials);
 const runs = new skerry.v1.Runs(target, credentials);
 const capabilities = new skerry.v1.Capabilities(target, credentials);
@@ -83,6 +78,10 @@ function treeDigest(values, run) {
   return sha256(Buffer.from('skerry.tree.v1\0'), u64(values.length), ...leaves);
 }
 
+function deltaDigest(parts) {
+  return sha256(Buffer.from('skerry.delta.v1\0'), ...parts.flatMap(({ first, numel, digest }) => [u64(first), u64(numel), digest]));
+}
+
 // One float32 frame without compression.
 function encodeFrame(values, first) {
   const payload = bytesOf(values);
@@ -97,18 +96,18 @@ function encodeFrame(values, first) {
   return Buffer.concat([header, payload]);
 }
 
-// Subtracts an update's frames from the weights, element by element, in float32.
-function subtractUpdate(weights, data) {
+// Calls `take` with the index and the value of each element of float32 frames.
+function readFrames(data, take) {
   for (let at = 0; at < data.length; ) {
     expect(data.toString('latin1', at, at + 4) === 'SKF1', 'a frame begins with its magic');
-    expect(data.readUInt8(at + 4) === 1 && data.readUInt8(at + 5) === 0, 'the update is float32 without compression');
+    expect(data.readUInt8(at + 4) === 1 && data.readUInt8(at + 5) === 0, 'the frame is float32 without compression');
     const first = Number(data.readBigUInt64LE(at + 8));
     const numel = data.readUInt32LE(at + 16);
     const end = at + HEADER_SIZE + data.readUInt32LE(at + 20);
     const payload = data.subarray(at + HEADER_SIZE, end);
     expect(crc32(data.subarray(at, at + 28), payload) === data.readUInt32LE(at + 28), 'the checksum holds');
     for (let index = 0; index < numel; index += 1) {
-      weights[first + index] = Math.fround(weights[first + index] - payload.readFloatLE(4 * index));
+      take(first + index, payload.readFloatLE(4 * index));
     }
     at = end;
   }
@@ -155,7 +154,7 @@ async function pull(run, fragment, numel, base) {
     const data = Buffer.concat(objects[index]);
     expect(data.length === object.size_bytes && sha256(data).equals(object.digest), 'an object is what the plan says');
     if (object.kind === 'OBJECT_KIND_SNAPSHOT') readSnapshot(weights, data, fragment.tensors);
-    else subtractUpdate(weights, data);
+    else readFrames(data, (at, step) => { weights[at] = Math.fround(weights[at] - step); });
   });
   expect(treeDigest(weights, run).equals(plan.target.digest), 'the weights have the digest of their version');
   return { version: plan.target.version, digest: plan.target.digest, weights, kinds: plan.objects.map((one) => one.kind) };
@@ -172,7 +171,7 @@ function push(header, delta) {
       stream.write({ data: encodeFrame(delta.subarray(first, first + FRAME_NUMEL), first) });
     }
     stream.write({ part_end: { digest } });
-    stream.write({ complete: { digest: sha256(Buffer.from('skerry.delta.v1\0'), u64(0), u64(delta.length), digest) } });
+    stream.write({ complete: { digest: deltaDigest([{ first: 0, numel: delta.length, digest }]) } });
     stream.end();
   });
 }
@@ -199,7 +198,29 @@ function attach(run, learnerId, sessionId) {
   return { stream, next };
 }
 
+// The vectors with which clients in every language check themselves.
+function checkVectors() {
+  const read = (name) => JSON.parse(fs.readFileSync(path.join(vectorFolder, name)));
+  for (const { name, first, values, frames, part_digest } of read('float32.json').cases) {
+    const words = values.split(' ').map((word) => Buffer.from(word, 'hex').reverse());
+    const decoded = new Float32Array(words.length);
+    frames.forEach((frame) => readFrames(Buffer.from(frame, 'hex'), (at, value) => { decoded[at - first] = value; }));
+    expect(bytesOf(decoded).equals(Buffer.concat(words)), `frames decode to the vector's values: ${name}`);
+    expect(sha256(bytesOf(decoded)).toString('hex') === part_digest, `a part has the vector's digest: ${name}`);
+  }
+  const refused = read('refused.json').cases.find((one) => one.reason === 'CHECKSUM').frame;
+  let isRefused = false;
+  try { readFrames(Buffer.from(refused, 'hex'), () => {}); } catch { isRefused = true; }
+  expect(isRefused, 'a frame with a flipped bit is refused');
+  for (const { parts, delta_digest } of read('digests.json').deltas) {
+    const digest = deltaDigest(parts.map((part) => ({ ...part, digest: Buffer.from(part.digest, 'hex') })));
+    expect(digest.toString('hex') === delta_digest, "a delta has the vector's digest");
+  }
+  say('vectors', {});
+}
+
 async function main() {
+  checkVectors();
   const offered = await call(capabilities, 'GetCapabilities', {});
   expect(offered.codecs.includes('CODEC_FLOAT32') && offered.compressors.includes('COMPRESSOR_NONE'), 'plain float32 is legal');
   const { run } = await call(runs, 'GetRun', { name: runName });

@@ -251,20 +251,6 @@ async def test_a_learner_and_an_admin_create_runs_but_a_learner_of_one_run_only_
                 await create_run(stubs, "three")
 
 
-async def test_only_an_admin_has_a_run_keep_much(keys: Path) -> None:
-    policies = [types.Policy(kept_version_count=65), types.Policy(kept_hours=24.5), types.Policy(kept_day_count=31)]
-    async with by_certificate(keys) as (server, tls):
-        async with connected(server.port, tls(CALLERS["learner"])) as stubs:
-            for policy in policies:
-                with refused("PERMISSION_DENIED", grpc.StatusCode.PERMISSION_DENIED):
-                    await create_run(stubs, policy=policy)
-            await create_run(stubs, policy=types.Policy(kept_version_count=64, kept_hours=24, kept_day_count=30))
-        async with connected(server.port, tls(ADMIN)) as stubs:
-            for number, policy in enumerate(policies):
-                request = runs.SetPolicyRequest(request_id=f"{number}" * 32, name="demo", policy=policy)
-                await stubs.runs.SetPolicy(request)
-
-
 async def test_the_log_says_who_changed_a_run(keys: Path) -> None:
     async with by_certificate(keys) as (server, tls), connected(server.port, tls(ADMIN)) as stubs:
         run, _ = await create_run(stubs)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
 import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -164,6 +166,9 @@ def serve(
         ),
     )
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    with suppress(OSError, ValueError):  # a learner has several connections, and many shells allow 1024 files
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     try:
         asyncio.run(_serve(objects, settings, store_url, port_file))
     except (StoreRefusedError, StoreURLError) as error:

@@ -31,11 +31,9 @@ from skerry_syncer.rpc.health import HealthServicer
 from skerry_syncer.rpc.interceptor import ErrorInterceptor
 from skerry_syncer.rpc.reflection import enable_reflection
 from skerry_syncer.rpc.runs import RunsServicer
-from skerry_syncer.run.descriptors import most_connections
 from skerry_syncer.run.events import running
 from skerry_syncer.run.host import HostSettings, RunHost
-from skerry_syncer.run.measured_objects import MeasuredObjects
-from skerry_syncer.run.metrics import OnLoop, SyncerMetrics
+from skerry_syncer.run.metrics import MeasuredObjects, OnLoop, SyncerMetrics
 from skerry_syncer.store.errors import StoreRefusedError, StoreUnavailableError
 from skerry_syncer.store.objects.interface import Objects
 from skerry_syncer.store.objects.put_if_absent import check_put_if_absent
@@ -233,7 +231,7 @@ async def _exposed(metrics: SyncerMetrics, address: str | None) -> AsyncIterator
 
 
 def _options(settings: ServerSettings) -> list[tuple[str, int]]:
-    options = [*_OPTIONS, ("grpc.max_allowed_incoming_connections", most_connections())]
+    options = [*_OPTIONS]
     if settings.tls is not None:
         options.append(("grpc.max_connection_age_ms", int(1e3 * settings.tls_connection_age_s)))
         options.append(("grpc.max_connection_age_grace_ms", _CONNECTION_GRACE_MS))

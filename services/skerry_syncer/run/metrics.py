@@ -1,4 +1,4 @@
-"""The metrics that a syncer serves to Prometheus; docs/operating.md has the main ones.
+"""The metrics that a syncer serves to Prometheus; docs/metrics.md explains every name.
 
 Counters and histograms are updated where events happen. Values that the process holds anyway are read at each scrape. A
 counter of a run counts entries of its log that this replica folded, so every replica of a run counts the same.
@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import statistics
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Final
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, Info, ProcessCollector
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -21,16 +22,10 @@ from skerry.runtime.clock import Clock
 from skerry_syncer.rounds.membership import participants
 from skerry_syncer.run.parts import ByteBudget
 from skerry_syncer.run.replica import RunReplica
-from skerry_syncer.store.log.entries import (
-    AcceptedItem,
-    ClosedItem,
-    CollectedItem,
-    CommittedItem,
-    Entry,
-    Fate,
-    RunStatus,
-)
-from skerry_syncer.store.log.state import DeltaState, FragmentState, Outcome, RunState
+from skerry_syncer.store.errors import StoreFullError, StoreUnavailableError
+from skerry_syncer.store.log.entries import AcceptedItem, ClosedItem, CommittedItem, Entry, Fate, RunStatus
+from skerry_syncer.store.log.state import Outcome
+from skerry_syncer.store.objects.interface import Objects
 
 # If the event loop has not answered by then, the scrape fails, which is an alert of its own.
 _SCRAPE_TIMEOUT_S: Final = 8.0
@@ -41,39 +36,61 @@ _STORE_BUCKETS: Final = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 60)
 _MERGE_BUCKETS: Final = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
 _LAG_BUCKETS: Final = (0.001, 0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
 _STALENESS_BUCKETS: Final = (0, 1, 2, 4, 8, 16)
+_GAUGES: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
+    "skerry_runs": ("Runs that this process has open.", ()),
+    "skerry_part_budget_bytes": ("Memory for parts and pieces in flight.", ()),
+    "skerry_part_budget_used_bytes": ("Memory that they hold now.", ()),
+    "skerry_log_position": ("Position of the newest folded entry.", ("run",)),
+    "skerry_version": ("The newest version of a fragment.", ("run", "fragment")),
+    "skerry_version_age_seconds": ("Time since any fragment had a new version.", ("run",)),
+    "skerry_round_length_seconds": ("Time that H inner steps take.", ("run",)),
+    "skerry_rounds_open": ("Rounds that gather deltas.", ("run",)),
+    "skerry_round_age_seconds": ("Age of the oldest open round.", ("run",)),
+    "skerry_learners": ("Learners with a lease, and those of them that contribute.", ("run", "state")),
+}
+_Samples = Iterator[tuple[str, tuple[str, ...], float]]  # name, labels, value
 
 
 class SyncerMetrics:
-    """The metrics of one process. Everything but `collect` belongs to the event loop."""
+    """The metrics of one process. Everything belongs to the event loop."""
 
     def __init__(self, clock: Clock) -> None:
         """Measures ages by `clock`. Nothing is served yet."""
-        self.registry = registry = CollectorRegistry()
-        self.build = Info("skerry_build", "The version of Skerry.", registry=registry)
-        self.received_bytes = Counter("skerry_rpc_received_bytes", "Bytes of requests.", ["method"], registry=registry)
-        self.sent_bytes = Counter("skerry_rpc_sent_bytes", "Bytes of responses.", ["method"], registry=registry)
-        self.refusals = Counter(
-            "skerry_rpc_refusals", "Calls that ended with an error.", ["method", "reason"], registry=registry
+        self.registry = CollectorRegistry()
+        self.build = Info("skerry_build", "The version of Skerry.", registry=self.registry)
+        self.received_bytes = self._counter("skerry_rpc_received_bytes", "Bytes of requests.", "method")
+        self.sent_bytes = self._counter("skerry_rpc_sent_bytes", "Bytes of responses.", "method")
+        self.refusals = self._counter("skerry_rpc_refusals", "Calls that ended with an error.", "method", "reason")
+        self.store_calls = self._histogram(
+            "skerry_store_call_duration_seconds", "Time of calls to the object store.", _STORE_BUCKETS, "operation"
         )
-        self.store_calls = Histogram(
-            "skerry_store_call_duration_seconds",
-            "Time of calls to the object store.",
-            ["operation"],
-            buckets=_STORE_BUCKETS,
-            registry=registry,
+        self.store_errors = self._counter(
+            "skerry_store_errors", "Calls that the store did not carry out.", "operation", "reason"
         )
-        self.store_errors = Counter(
-            "skerry_store_errors", "Calls that the store did not carry out.", ["operation", "reason"], registry=registry
+        self.loop_lag = self._histogram("skerry_event_loop_lag_seconds", "Delay of a timer.", _LAG_BUCKETS)
+        self.versions = self._counter("skerry_versions", "Versions committed.", "run")
+        self.accepted = self._counter("skerry_deltas_accepted", "Deltas accepted.", "run")
+        self.decided = self._counter("skerry_deltas_decided", "Deltas with a final fate.", "run", "fate", "reason")
+        self.staleness = self._histogram(
+            "skerry_delta_staleness_versions",
+            "Versions between a merged delta's base and its merge.",
+            _STALENESS_BUCKETS,
+            "run",
         )
-        self.loop_lag = Histogram(
-            "skerry_event_loop_lag_seconds", "Delay of a timer.", buckets=_LAG_BUCKETS, registry=registry
+        self.merges = self._histogram(
+            "skerry_merge_duration_seconds", "Time from a round's close to its version.", _MERGE_BUCKETS, "run"
         )
-        self._runs = _RunMetrics(registry)
         self._budget: ByteBudget | None = None
         self._clock = clock
         self._followed: dict[RunReplica, _Followed] = {}
-        ProcessCollector(registry=registry)
-        registry.register(self)
+        ProcessCollector(registry=self.registry)
+        self.registry.register(self)
+
+    def _counter(self, name: str, documentation: str, *labels: str) -> Counter:
+        return Counter(name, documentation, labels, registry=self.registry)
+
+    def _histogram(self, name: str, documentation: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
+        return Histogram(name, documentation, labels, buckets=buckets, registry=self.registry)
 
     def begin(self, version: str, budget: ByteBudget) -> None:
         """Says what this process is."""
@@ -82,7 +99,7 @@ class SyncerMetrics:
 
     def opened(self, replica: RunReplica) -> None:
         """Follows a run that this process serves from now on."""
-        self._followed[replica] = _Followed(replica, self._runs, self._clock)
+        self._followed[replica] = _Followed(replica, self, self._clock)
 
     def closed(self, replica: RunReplica) -> None:
         """Drops all that is known of a run that this process no longer serves."""
@@ -90,7 +107,8 @@ class SyncerMetrics:
         if followed is not None:
             followed.unsubscribe()
             if all(other.run != followed.run for other in self._followed.values()):
-                self._runs.forget(followed.run)
+                for metric in (self.versions, self.accepted, self.decided, self.staleness, self.merges):
+                    metric.remove_by_labels({"run": followed.run})
 
     async def watch_lag(self) -> None:
         """Measures for ever how late the event loop is."""
@@ -100,81 +118,30 @@ class SyncerMetrics:
             self.loop_lag.observe(max(0.0, self._clock.monotonic_s() - began_s - _LAG_EVERY_S))
 
     def collect(self) -> Iterator[Metric]:
-        """Yields what is read when it is asked for; the registry calls it, on the event loop."""
-        yield _gauge("skerry_runs", "Runs that this process has open.", [((), len(self._followed))])
+        """Yields what is read when it is asked for; the registry calls it."""
+        families = {
+            name: GaugeMetricFamily(name, documentation, labels=labels)
+            for name, (documentation, labels) in _GAUGES.items()
+        }
+        for name, labels, value in self._samples():
+            families[name].add_metric(labels, value)
+        yield from families.values()
+
+    def _samples(self) -> _Samples:
+        yield "skerry_runs", (), len(self._followed)
         if self._budget is not None:
-            limit, used = self._budget.limit_bytes, self._budget.used_bytes
-            yield _gauge("skerry_part_budget_bytes", "Memory for parts that arrive.", [((), limit)])
-            yield _gauge("skerry_part_budget_used_bytes", "Memory that parts hold now.", [((), used)])
+            yield "skerry_part_budget_bytes", (), self._budget.limit_bytes
+            yield "skerry_part_budget_used_bytes", (), self._budget.used_bytes
         # Several open runs may have one name; a committed run is shown instead of a draft.
         followed = sorted(self._followed.items(), key=lambda item: item[0].state.status is not RunStatus.DRAFT)
-        runs = {one.run: one.gauges() for _, one in followed}
-        for name, (documentation, labels) in _GAUGES.items():
-            samples = [((run, *more), value) for run, gauges in sorted(runs.items()) for more, value in gauges[name]]
-            yield _gauge(name, documentation, samples, labels=("run", *labels))
-
-
-_GAUGES: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
-    "skerry_log_position": ("Position of the newest folded entry.", ()),
-    "skerry_version": ("The newest version of a fragment.", ("fragment",)),
-    "skerry_version_age_seconds": ("Time since any fragment had a new version.", ()),
-    "skerry_round_length_seconds": ("Time that H inner steps take.", ()),
-    "skerry_rounds_open": ("Rounds that gather deltas.", ()),
-    "skerry_rounds_held": ("Open rounds that wait because the run would go faster than its learners.", ()),
-    "skerry_round_age_seconds": ("Age of the oldest open round.", ()),
-    "skerry_learners": ("Learners with a lease, and those of them that contribute.", ("state",)),
-    "skerry_fold_items": ("What the fold of the log holds in memory.", ("kind",)),
-    "skerry_versions_since_snapshot": ("Versions that a cold replica replays.", ()),
-}
-_Samples = list[tuple[tuple[str, ...], float]]
-
-
-def _gauge(
-    name: str, documentation: str, samples: Iterable[tuple[tuple[str, ...], float]], *, labels: tuple[str, ...] = ()
-) -> Metric:
-    family = GaugeMetricFamily(name, documentation, labels=labels)
-    for values, value in samples:
-        family.add_metric(values, value)
-    return family
-
-
-class _RunMetrics:
-    """The counters and histograms that have a run for a label."""
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self.versions = Counter("skerry_versions", "Versions committed.", ["run"], registry=registry)
-        self.accepted = Counter("skerry_deltas_accepted", "Deltas accepted.", ["run"], registry=registry)
-        self.decided = Counter(
-            "skerry_deltas_decided", "Deltas with a final fate.", ["run", "fate", "reason"], registry=registry
-        )
-        self.staleness = Histogram(
-            "skerry_delta_staleness_versions",
-            "Versions between a merged delta's base and its merge.",
-            ["run"],
-            buckets=_STALENESS_BUCKETS,
-            registry=registry,
-        )
-        self.collected = Counter(
-            "skerry_collected_objects", "Objects that collections condemned.", ["run"], registry=registry
-        )
-        self.merges = Histogram(
-            "skerry_merge_duration_seconds",
-            "Time from a round's close to its version.",
-            ["run"],
-            buckets=_MERGE_BUCKETS,
-            registry=registry,
-        )
-
-    def forget(self, run: str) -> None:
-        """Removes a run's labels."""
-        for metric in vars(self).values():
-            metric.remove_by_labels({"run": run})
+        for _, run in sorted({run.run: run for _, run in followed}.items()):
+            yield from run.samples()
 
 
 class _Followed:
     """One open run: counts what its log decides, and reads its gauges."""
 
-    def __init__(self, replica: RunReplica, metrics: _RunMetrics, clock: Clock) -> None:
+    def __init__(self, replica: RunReplica, metrics: SyncerMetrics, clock: Clock) -> None:
         self.run = replica.log.spec.name
         self._replica = replica
         self._metrics = metrics
@@ -199,62 +166,31 @@ class _Followed:
                     self._version_at_s = now_s
                     if (closed_at_s := self._closed_at_s.pop(fragment, None)) is not None:
                         self._metrics.merges.labels(self.run).observe(now_s - closed_at_s)
-                case CollectedItem(names=names):
-                    self._metrics.collected.labels(self.run).inc(len(names))
                 case _:
                     pass
             for delta in outcome.decided:
-                self._decided(delta)
+                self._metrics.decided.labels(self.run, delta.fate.value, delta.short_reason).inc()
+                if delta.fate is Fate.MERGED:
+                    self._metrics.staleness.labels(self.run).observe(delta.staleness)
 
-    def _decided(self, delta: DeltaState) -> None:
-        self._metrics.decided.labels(self.run, delta.fate.value, delta.short_reason).inc()
-        if delta.fate is Fate.MERGED:
-            self._metrics.staleness.labels(self.run).observe(delta.staleness)
-
-    def gauges(self) -> dict[str, _Samples]:
-        """Returns the samples of every gauge, without the label of the run."""
-        state, now_s = self._replica.state, self._clock.monotonic_s()
+    def samples(self) -> _Samples:
+        """Yields the samples of the run's gauges."""
+        run, state, now_s = self.run, self._replica.state, self._clock.monotonic_s()
+        yield "skerry_log_position", (run,), state.position
+        for name, fragment in sorted(state.fragments.items()):
+            yield "skerry_version", (run, name), fragment.version
+        if state.status is RunStatus.OPEN:
+            yield "skerry_version_age_seconds", (run,), now_s - self._version_at_s
         view = self._replica.membership.view(state, now_s)
         live = {name: learner for name, learner in view.learners.items() if learner.is_live}
         steps_s = [learner.step_time_s for learner in live.values() if learner.step_time_s is not None]
+        if steps_s:
+            yield "skerry_round_length_seconds", (run,), state.policy.inner_step_count * statistics.median(steps_s)
         ages_s = [now_s - opened_at_s for opened_at_s in self._replica.engine.open_since_s()]
-        is_open = state.status is RunStatus.OPEN
-        return {
-            "skerry_log_position": [((), state.position)],
-            "skerry_version": [((name,), fragment.version) for name, fragment in sorted(state.fragments.items())],
-            "skerry_version_age_seconds": [((), now_s - self._version_at_s)] if is_open else [],
-            "skerry_round_length_seconds": [
-                ((), state.policy.inner_step_count * statistics.median(steps_s)) for _ in steps_s[:1]
-            ],
-            "skerry_rounds_open": [((), len(ages_s))],
-            "skerry_rounds_held": [((), self._replica.engine.held_count(now_s))],
-            "skerry_round_age_seconds": [((), max(ages_s, default=0.0))],
-            "skerry_learners": [
-                (("live",), len(live)),
-                (("participating",), len(participants(state) & live.keys())),
-            ],
-            "skerry_fold_items": [((kind,), count) for kind, count in _fold_counts(state).items()],
-            "skerry_versions_since_snapshot": [((), max(map(_since_snapshot, state.fragments.values()), default=0))],
-        }
-
-
-def _fold_counts(state: RunState) -> dict[str, int]:
-    return {
-        "bases": len(state.bases),
-        "condemned": len(state.condemned),
-        "deltas": len(state.deltas),
-        "learners": len(state.learners),
-        "sessions": sum(len(learner.sessions) for learner in state.learners.values()),
-        "versions": sum(len(fragment.versions) for fragment in state.fragments.values()),
-    }
-
-
-def _since_snapshot(fragment: FragmentState) -> int:
-    """Returns how many versions the fragment's newest snapshot is behind its newest version."""
-    count, version = 0, fragment.versions.get(fragment.version)
-    while version is not None and not version.weights:
-        count, version = count + 1, fragment.versions.get(version.version - 1)
-    return count
+        yield "skerry_rounds_open", (run,), len(ages_s)
+        yield "skerry_round_age_seconds", (run,), max(ages_s, default=0.0)
+        yield "skerry_learners", (run, "live"), len(live)
+        yield "skerry_learners", (run, "participating"), len(participants(state) & live.keys())
 
 
 class OnLoop:
@@ -271,7 +207,72 @@ class OnLoop:
         Raises:
             TimeoutError: the loop is stuck.
         """
-        return asyncio.run_coroutine_threadsafe(self._collected(), self._loop).result(_SCRAPE_TIMEOUT_S)
 
-    async def _collected(self) -> list[Metric]:
-        return list(self._registry.collect())
+        async def collected() -> list[Metric]:
+            return list(self._registry.collect())
+
+        return asyncio.run_coroutine_threadsafe(collected(), self._loop).result(_SCRAPE_TIMEOUT_S)
+
+
+_END: Final = object()
+_CALLS: Final = ("create", "get", "write", "folders", "delete", "sync_parent")
+_STREAMS: Final = ("stream", "list")
+_FAILURES: Final = (StoreUnavailableError, StoreFullError)
+
+
+def _call(operation: str) -> Any:
+    async def call(self: MeasuredObjects, *args: Any, **options: Any) -> Any:
+        with self._timed(operation):
+            return await getattr(self._objects, operation)(*args, **options)
+
+    return call
+
+
+def _stream(operation: str) -> Any:
+    async def stream(self: MeasuredObjects, *args: Any, **options: Any) -> AsyncIterator[Any]:
+        items = getattr(self._objects, operation)(*args, **options)
+        with self._timed(operation):
+            item = await anext(items, _END)
+        while item is not _END:
+            yield item
+            with self._counted(operation):
+                item = await anext(items, _END)
+
+    return stream
+
+
+class MeasuredObjects:
+    """Passes every call on to `objects`, times it and counts failures of the store.
+
+    A missing object and a name that is taken are answers, not failures: tailing the log and losing a number are made of
+    them. A stream or a listing takes as long as its first item; later ones also wait for their reader.
+    """
+
+    create, get, write, folders, delete, sync_parent = map(_call, _CALLS)
+    stream, list = map(_stream, _STREAMS)
+
+    def __init__(self, objects: Objects, metrics: SyncerMetrics, clock: Clock) -> None:
+        """Measures by `clock`. Every counter of failures begins at 0, so that the first failure is an increase."""
+        for operation in (*_CALLS, *_STREAMS):
+            for failure in _FAILURES:
+                metrics.store_errors.labels(operation, failure.reason)
+        self._objects = objects
+        self._metrics = metrics
+        self._clock = clock
+
+    @contextmanager
+    def _timed(self, operation: str) -> Iterator[None]:
+        began_s = self._clock.monotonic_s()
+        try:
+            with self._counted(operation):
+                yield
+        finally:
+            self._metrics.store_calls.labels(operation).observe(self._clock.monotonic_s() - began_s)
+
+    @contextmanager
+    def _counted(self, operation: str) -> Iterator[None]:
+        try:
+            yield
+        except _FAILURES as error:
+            self._metrics.store_errors.labels(operation, error.reason).inc()
+            raise

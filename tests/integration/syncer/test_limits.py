@@ -6,7 +6,6 @@ import asyncio
 import gc
 import hashlib
 import random
-import resource
 import threading
 import time
 from collections.abc import Iterator
@@ -29,7 +28,6 @@ from skerry_syncer.access import limits as quotas
 from skerry_syncer.access.limits import Rate
 from skerry_syncer.errors import SyncerError
 from skerry_syncer.rounds import membership
-from skerry_syncer.run.descriptors import most_connections
 from skerry_syncer.run.parts import ArrivingPart, ByteBudget
 from skerry_syncer.run.push import MAX_PART_BYTES
 from skerry_syncer.server import SyncerServer, serving
@@ -166,19 +164,6 @@ async def test_what_was_refused_is_freed(stubs: Stubs) -> None:
     finally:
         gc.enable()
     assert grown[1] < 20 * 2**20, grown
-
-
-def test_connections_leave_files_for_the_store() -> None:
-    old = resource.getrlimit(resource.RLIMIT_NOFILE)
-    try:
-        for soft in (256, 1024):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, old[1]))
-            count = most_connections()
-            raised = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-            assert raised >= min(4352, old[1])
-            assert 0 < count < raised
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, old)
 
 
 async def _created_large(stubs: Stubs, numel: int) -> exchange.PullFragmentRequest:

@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-import hashlib
 import json
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
-from benchmarks.quality.task import BASE_RATE, BASE_STEPS, BATCH_SIZE, HELD_OUT_WINDOWS, MODEL, PYTHON, WARMUP_STEPS
-from skerry.wire.policy import Policy
-
-# Raised when training changes so that no earlier result holds; and when the islands' world, or what the product does
-# under one policy, changes so that theirs don't.
-_EPOCH: Final = 2
-_ISLANDS_EPOCH: Final = 5
+from benchmarks.quality.task import BATCH_SIZE, PYTHON
 
 
 @dataclass(frozen=True)
@@ -110,27 +102,6 @@ class Job:
 
     arm: Arm
     seed: int
-
-    @property
-    def key(self) -> str:
-        """A name that changes with anything that the result depends on."""
-        content: list[Any] = [_EPOCH, dataclasses.asdict(MODEL), BATCH_SIZE, HELD_OUT_WINDOWS, WARMUP_STEPS]
-        arm = dataclasses.asdict(self.arm)
-        if isinstance(self.arm, DataParallel) and self.arm.batch_size == BATCH_SIZE:
-            del arm["batch_size"]  # earlier names did not have it
-        if arm.get("shard_count", 0) is None:
-            del arm["shard_count"]  # nor this
-        if isinstance(self.arm, DataParallel) and self.arm.data == PYTHON:
-            del arm["data"]  # nor this
-        if arm.get("rank", 0):
-            content += [BASE_STEPS, BASE_RATE]
-        else:
-            arm.pop("rank", None)  # nor this
-        content += [type(self.arm).__name__, arm, self.seed]
-        if isinstance(self.arm, Islands):
-            content.append(_ISLANDS_EPOCH)
-            content.append(Policy.from_json(self.arm.policy_values).to_json())  # defaults that changed change the name
-        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:20]
 
 
 @dataclass(frozen=True)

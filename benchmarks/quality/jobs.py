@@ -16,35 +16,34 @@ from typing import Any
 
 from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from benchmarks.quality.arms import DataParallel, Islands, Job, Outcome, Synchronous
+from benchmarks.quality.arms import DataParallel, Island, Islands, Job, Outcome, Synchronous
 
 
 class Outcomes:
-    """Outcomes by job, in a file of one line each; several processes may add to it one after another."""
+    """Outcomes by job, in a file of one line each. Start a new file when the product or the task changes."""
 
     def __init__(self, path: Path) -> None:
         """Reads what is there."""
         self._path = path
-        self._known: dict[str, Outcome] = {}
+        self._known: dict[Job, Outcome] = {}
         if path.exists():
             for line in path.read_text().splitlines():
                 record = json.loads(line)
-                self._known[record["key"]] = _outcome(record["outcome"])
+                self._known[_job(record)] = _outcome(record["outcome"])
 
     def __getitem__(self, job: Job) -> Outcome:
         """Returns the outcome of a job that was run."""
-        return self._known[job.key]
+        return self._known[job]
 
     def __contains__(self, job: Job) -> bool:
         """Whether the job was run."""
-        return job.key in self._known
+        return job in self._known
 
     def add(self, job: Job, outcome: Outcome) -> None:
         """Keeps an outcome, durably as far as this process's death goes."""
-        self._known[job.key] = outcome
+        self._known[job] = outcome
         self._path.parent.mkdir(parents=True, exist_ok=True)
         record = {
-            "key": job.key,
             "kind": type(job.arm).__name__,
             "arm": dataclasses.asdict(job.arm),
             "seed": job.seed,
@@ -56,10 +55,10 @@ class Outcomes:
 
 def run_jobs(jobs: Iterable[Job], outcomes: Outcomes, *, process_count: int | None = None) -> None:
     """Runs every job whose outcome is not known yet, the longest first, with a bar that says how far it is."""
-    missing = {job.key: job for job in jobs if job not in outcomes}
+    missing = {job for job in jobs if job not in outcomes}
     if not missing:
         return
-    waiting = sorted(missing.values(), key=_cost, reverse=True)
+    waiting = sorted(missing, key=_cost, reverse=True)
     columns = (
         TextColumn("training"),
         MofNCompleteColumn(),
@@ -124,6 +123,17 @@ def _prepare_process() -> None:
     torch.set_num_threads(1)
     gc.collect()
     gc.freeze()
+
+
+def _job(record: Mapping[str, Any]) -> Job:
+    arm = dict(record["arm"])
+    if record["kind"] != Islands.__name__:
+        kinds: tuple[type[DataParallel | Synchronous], ...] = (DataParallel, Synchronous)
+        return Job(next(kind for kind in kinds if kind.__name__ == record["kind"])(**arm), record["seed"])
+    islands = tuple(
+        Island(**{**island, "absent": tuple(tuple(span) for span in island["absent"])}) for island in arm["islands"]
+    )
+    return Job(Islands(**{**arm, "islands": islands, "judged_on": tuple(arm["judged_on"])}), record["seed"])
 
 
 def _outcome(values: Mapping[str, Any]) -> Outcome:

@@ -10,8 +10,9 @@ import asyncio
 import logging
 import random
 import statistics
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Final
 
 import torch
@@ -19,7 +20,6 @@ import torch
 from benchmarks.quality import task
 from benchmarks.quality.arms import Island, Islands, Outcome
 from benchmarks.quality.bulk_transport import BulkTransport
-from benchmarks.quality.lies import Lie, LyingTransport, haunt
 from skerry.algorithm.rebase import FlatArray
 from skerry.errors import SkerryError
 from skerry.exchange.loop import ExchangeLoop
@@ -66,15 +66,23 @@ _LATE_PUSHES: Final = 3  # an earlier delta's, the flush's own, and one to spare
 _LEAST_MERGED: Final = 0.97
 
 
-def train_islands(arm: Islands, seed: int, lie: Lie | None = None) -> Outcome:
-    """Lives through the arm and judges the weights that the run ends with; with a lie, the last learner is a liar."""
+@dataclass(frozen=True)
+class Fault:
+    """What is wrong with a broken learner."""
+
+    before_step: Callable[[task.InnerTraining, int], None] | None = None  # given its training and the step's number
+    token_factor: int = 1  # it reports so many times its tokens
+
+
+def train_islands(arm: Islands, seed: int, fault: Fault | None = None) -> Outcome:
+    """Lives through the arm and judges the weights that the run ends with; the last learner has the fault."""
     logging.getLogger("skerry").setLevel(logging.CRITICAL)
     with asyncio.Runner(loop_factory=ProcessLoop) as runner:
-        return runner.run(_live(arm, seed, lie))
+        return runner.run(_live(arm, seed, fault))
 
 
-async def _live(arm: Islands, seed: int, lie: Lie | None) -> Outcome:
-    world = _World(arm, seed, lie)
+async def _live(arm: Islands, seed: int, fault: Fault | None) -> Outcome:
+    world = _World(arm, seed, fault)
     try:
         return await world.live()
     finally:
@@ -83,10 +91,9 @@ async def _live(arm: Islands, seed: int, lie: Lie | None) -> Outcome:
 
 
 class _World:
-    def __init__(self, arm: Islands, seed: int, lie: Lie | None) -> None:
+    def __init__(self, arm: Islands, seed: int, fault: Fault | None) -> None:
         self.arm = arm
-        self._lie = lie
-        self._liar: LyingTransport | None = None
+        self._fault = fault
         self.seed = seed
         self._event_count = 0
         self.processes: list[Process] = []
@@ -117,10 +124,7 @@ class _World:
         self.begin_s = asyncio.get_running_loop().time() + _JOINING_S
         async with asyncio.TaskGroup() as tasks:
             lives = [tasks.create_task(learner.live()) for learner in learners]
-            besides = [tasks.create_task(one) for one in self._besides(log)]
             await asyncio.wait(lives)
-            for one in besides:
-                one.cancel()
         request = runs_pb2.CloseRunRequest(name=_RUN, run_uid=log.spec.uid)
         await self.transport("admin").close_run(request, timeout_s=60.0)
         while log.state.status is not RunStatus.CLOSED:
@@ -133,7 +137,7 @@ class _World:
         figures = _figures(log.state, learners)
         owed_count = len(learners) * self.arm.step_count
         must_merge = (
-            self._lie is None and not self.arm.is_wall_clock and self.arm.adoption == Adoption.REBASE
+            self._fault is None and not self.arm.is_wall_clock and self.arm.adoption == Adoption.REBASE
         )  # the others drop work
         if must_merge and figures["merged_steps"] < _LEAST_MERGED * owed_count:
             raise RuntimeError(f"work was not merged. owed={owed_count}, merged={figures['merged_steps']}")
@@ -158,31 +162,13 @@ class _World:
             self._is_ready.set()
         await self._is_ready.wait()
 
-    def transport(self, name: str, *, extra_delay: float = 0.0, lie: Lie | None = None) -> BulkTransport:
-        record = LearnerRecord(name, 0)
-        if lie is None:
-            return BulkTransport(self.network, record, self._count, self.bulk_s, extra_delay)
-        arguments = (self.network, record, self._count, self.bulk_s, extra_delay)
-        self._liar = LyingTransport(*arguments, lie=lie, state=lambda: None if self.log is None else self.log.state)
-        return self._liar
+    def transport(self, name: str, *, extra_delay: float = 0.0) -> BulkTransport:
+        return BulkTransport(self.network, LearnerRecord(name, 0), self._count, self.bulk_s, extra_delay)
 
-    def lie_of(self, index: int) -> Lie | None:
-        """Returns the lie of a learner; None: it is honest."""
-        return self._lie if index == len(self.arm.islands) - 1 else None
-
-    def _besides(self, log: RunLog) -> Iterator[Coroutine[None, None, None]]:
-        """Yields what a liar does beside its training."""
-        if self._lie and self._lie.is_flood:
-            yield self._flood()
-        for index in range(self._lie.ghost_count if self._lie else 0):
-            name = f"ghost-{index}"
-            source = random.Random(f"{self.seed}/{name}")
-            yield haunt(self.transport(name), name, run=_RUN, run_uid=log.spec.uid, source=source)
-
-    async def _flood(self) -> None:
-        while self._liar is None:  # noqa: ASYNC110 - time is virtual
-            await asyncio.sleep(1.0)
-        await self._liar.flood()
+    def fault_of(self, index: int) -> Fault:
+        """Returns the fault of a learner; a sound one has none."""
+        is_last = index == len(self.arm.islands) - 1
+        return self._fault if self._fault is not None and is_last else Fault()
 
     def _count(self) -> int:
         self._event_count += 1
@@ -225,7 +211,7 @@ class _Learner:
         self.step_count = 0
         self._world = world
         self._island = island
-        self._lie = world.lie_of(index)
+        self._fault = world.fault_of(index)
         self._name = f"learner-{index}"
         arm = world.arm
         inner = task.Inner(arm.peak_rate, arm.step_count, InnerOptimizerName(arm.optimizer), arm.rank)
@@ -287,7 +273,7 @@ class _Learner:
         seed = f"{self._world.seed}/{self._name}/{self._sessions}"
         self._sessions += 1
         return ExchangeLoop(
-            self._world.transport(self._name, extra_delay=self._island.extra_delay, lie=self._lie),
+            self._world.transport(self._name, extra_delay=self._island.extra_delay),
             _WatchedParameters(self.training.model, lambda: self.step_count, self.answers),
             ExchangeSettings(
                 run=_RUN,
@@ -307,17 +293,16 @@ class _Learner:
 
     async def _train(self, exchange: ExchangeLoop) -> None:
         island = self._island
-        fault = self._lie.fault(self.training) if self._lie and self._lie.fault else None
         next_s = max(self._time(), self._start_s)
         while not self._is_done(next_s):
             next_s += self._jitter.uniform(1 - island.jitter, 1 + island.jitter) / island.speed
             await asyncio.sleep(max(0.0, next_s - self._time()))
             batch = self._sampler.batch(self.step_count)
-            if fault:
-                fault(self.step_count)
+            if self._fault.before_step is not None:
+                self._fault.before_step(self.training, self.step_count)
             loss = self.training.step(batch, self._schedule_position(exchange))
             self.step_count += 1
-            exchange.step(batch.token_count, loss)
+            exchange.step(self._fault.token_factor * batch.token_count, loss)
 
     def _schedule_position(self, exchange: ExchangeLoop) -> float:
         """Returns the position in the schedule; by a clock each learner plans the steps that it takes in that time."""
@@ -373,13 +358,9 @@ def _figures(state: RunState, learners: list[_Learner]) -> dict[str, float]:
         if version.commit is not None
     ]
     quarantined = [delta for delta in state.deltas.values() if delta.fate is Fate.QUARANTINED]
-    liar = f"learner-{len(learners) - 1}"
+    last = f"learner-{len(learners) - 1}"
     return {
-        "quarantined_honest": float(sum(delta.item.learner != liar for delta in quarantined)),
-        "quarantined_liar": float(sum(delta.item.learner == liar for delta in quarantined)),
-        "first_quarantine": min(
-            (float(d.item.base_version + 1) for d in quarantined if d.item.learner == liar), default=0
-        ),
+        "quarantined_sound": float(sum(delta.item.learner != last for delta in quarantined)),
         "versions": float(len(closes)),
         "participation": statistics.fmean(close.participation for close in closes),
         "members": statistics.fmean(len(close.members) for close in closes),

@@ -379,7 +379,7 @@ def _file_of(data: bytes) -> Path:
 _URIS: Final = (
     b"skerry://learner/us-east",
     b"skerry://learner/run/us",
-    b"skerry://learner/run/us?weight=2.5",
+    b"skerry://learner/run/us",
     b"skerry://admin/anna",
     b"skerry://reader/x",
 )

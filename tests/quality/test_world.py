@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.quality.arms import DataParallel, Island, Islands, Job, islands
+from benchmarks.quality.arms import DataParallel, Island, Islands, islands
 from benchmarks.quality.cases import one_contributor
 from benchmarks.quality.rivals import train_data_parallel
 from benchmarks.quality.world import train_islands
@@ -103,17 +103,3 @@ def test_islands_that_are_stopped_by_the_clock_have_taken_steps_by_their_speed()
     fast, slow = train_islands(arm, 0).step_counts
     assert 30 <= fast <= 40  # joining takes some time units
     assert 7 <= slow <= 10
-
-
-def test_a_job_is_named_by_all_that_its_outcome_depends_on() -> None:
-    arm = islands(2, 40, RATE)
-    keys = {
-        Job(arm, 0).key,
-        Job(arm, 1).key,
-        Job(islands(2, 41, RATE), 0).key,
-        Job(islands(2, 40, RATE, policy=H8), 0).key,
-        Job(islands(2, 40, RATE, islands=(Island(), Island(speed=0.5))), 0).key,
-        Job(DataParallel(2, 40, RATE), 0).key,
-    }
-    assert len(keys) == 6
-    assert Job(islands(2, 40, RATE), 0).key == Job(arm, 0).key

@@ -98,12 +98,10 @@ class Round:
     length: float  # L
     inner_step_count: int  # H
     references: NDArray[np.float64]  # (members, tensors) R; infinite: nothing to compare with
-    # (members, tensors) q of `median`, which then stand for p in (4) and (7)
-    median_shares: NDArray[np.float64] | None = None
 
     def coefficients(self) -> NDArray[np.float32]:
         """Returns c of equation (3) or (4), (members, tensors). Members whose weights are all zero count alike."""
-        shares = self.shares()[:, None] if self.median_shares is None else self.median_shares
+        shares = self.shares()[:, None]
         if self.rule is MergeRule.MEAN:
             return _float32(shares * self._ratios())
         is_zero = self.norms < _SMALLEST_NORM
@@ -114,8 +112,7 @@ class Round:
         if self.rule is MergeRule.MEAN:
             return np.ones(self.norms.shape[1], np.float32)
         is_zero = sum_norms < _CANCELLED
-        each = self.norms * self._ratios()
-        lengths = self.shares() @ each if self.median_shares is None else np.sum(self.median_shares * each, axis=0)
+        lengths = self.shares() @ (self.norms * self._ratios())
         return _float32(np.where(is_zero, 0.0, lengths / np.where(is_zero, 1.0, sum_norms)))
 
     def shares(self) -> NDArray[np.float64]:

@@ -15,12 +15,10 @@ direction that they took, shorter ones are taken as they are, with as much less 
 
     v_m min(1, L / s_m),    w'_m = w_m min(1, s_m / L)                          (4)
 
-No learner's deltas of a round, together, count for more than c times what the others bring, by the median of the larger
-of what each brings now and brought last, so that a learner that lies about its tokens cannot dominate the round. A
-learner that is larger than the others may have been granted a factor g when it was enrolled, in place of c. In the
-bounds of the others its weight is divided by g / c, so that large learners do not raise them:
+A learner's weight in a round is capped at c times the median weight of the other learners, so that wrong token counts
+cannot dominate the round. W_j is the larger of what learner j brings now and what it brought last:
 
-    sum(w_m, m of l) <= g_l median(W_j min(1, c / g_j), j != l),    if there are two others                    (4a)
+    sum(w_m, m of l) <= c median(W_j, j != l),    if there are two others                                      (5)
 
 So a learner that takes many small steps moves the run, and its clock, no faster than those who do most of the work,
 and a slow learner does not hold the run back. (`merge` writes (4) for a round of H steps, times H / L, and `outer`
@@ -54,13 +52,6 @@ _NEARLY_EVERYBODY: Final = 0.75
 _MOST_MISSED: Final = 0.5
 
 
-class Brought(NamedTuple):
-    """What a learner brings, or brought last."""
-
-    weight: float  # W
-    grant: float  # g; c where it was granted nothing
-
-
 class Contribution(NamedTuple):
     """One delta of a round."""
 
@@ -75,18 +66,17 @@ def delta_weight(token_count: int, step_count: int, *, inner_step_count: int, we
     return token_count * min(1.0, weight_cap * inner_step_count / step_count)
 
 
-def most_weights(brought: Mapping[str, Brought], *, weight_cap: float) -> dict[str, float]:
-    """Returns by learner what it counts for at most, equation (4a); infinite with fewer than two others."""
-    usual = {name: one.weight * min(1.0, weight_cap / one.grant) for name, one in brought.items()}
-    order, others = sorted(usual.values()), len(usual) - 1
-    if others < 2:
+def weight_bounds(brought: Mapping[str, float], *, weight_cap: float) -> dict[str, float]:
+    """Returns the right side of equation (5) by learner, from W by learner; infinite with fewer than two others."""
+    order, other_count = sorted(brought.values()), len(brought) - 1
+    if other_count < 2:
         return dict.fromkeys(brought, math.inf)
-    found = {}
-    for name, own in usual.items():
-        at = bisect_left(order, own)  # left out of the median
-        low, high = (order[index + (index >= at)] for index in ((others - 1) // 2, others // 2))
-        found[name] = brought[name].grant * ((low + high) / 2)
-    return found
+    bounds = {}
+    for name, own in brought.items():
+        skipped = bisect_left(order, own)  # left out of the median
+        low, high = (order[index + (index >= skipped)] for index in ((other_count - 1) // 2, other_count // 2))
+        bounds[name] = weight_cap * ((low + high) / 2)
+    return bounds
 
 
 def rounds_behind(steps_since_base: float, *, inner_step_count: int) -> int:

@@ -50,13 +50,13 @@ def server(hosts: str) -> Wanted:
     return Wanted(found[0], names, usage, "server")
 
 
-def client(role: Role, name: str, weight: float | None = None) -> Wanted:
+def client(role: Role, name: str) -> Wanted:
     """Returns the certificate of a client, which can't stand for a server; a learner is ID or RUN/ID.
 
     Raises:
-        ValueError: the name or the weight is not legal.
+        ValueError: the name is not legal.
     """
-    found = Identity.parse(str(Identity(role, name, weight=weight)))
+    found = Identity.parse(str(Identity(role, name)))
     names = x509.SubjectAlternativeName([x509.UniformResourceIdentifier(str(found))])
     usage = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH])
     return Wanted(f"{found.run}{'.' if found.run else ''}{found.name}", names, usage, role, str(found))

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from skerry.runtime.options import OUTPUT_FOLDER, Count, Number
-from skerry.wire.identity import LEAST_WEIGHT, MOST_WEIGHT, Identity, Role
+from skerry.runtime.options import OUTPUT_FOLDER, Count
+from skerry.wire.identity import Identity, Role
 
 if TYPE_CHECKING:
     from skerry.cli.authority import Wanted
@@ -20,15 +20,12 @@ _SERVER_HELP: Final = (
 )
 _LEARNER_HELP: Final = "Make a client certificate for a learner, of one run or of any. May be repeated."
 
-_WEIGHT_HELP: Final = "How many usual learners each learner of this call may count for.  [default: by policy, 2]"
-
 
 @click.command(
     epilog="""\b
 Examples:
   skerry keys keys --server a.example,10.0.0.1 --learner us-east --learner eu-west --admin anna
   skerry keys keys --learner gpt/asia-1       one learner more, of the run gpt only, from the same authority
-  skerry keys keys --learner big --weight 8   one that is as large as eight of the others
   skerry keys keys --server a.example,10.0.0.1 --renew       a new key and certificate in place of the old
 """
 )
@@ -39,7 +36,6 @@ Examples:
 @click.option(
     "--admin", "admins", multiple=True, metavar="NAME", help="Make a client certificate for an administrator."
 )
-@click.option("--weight", type=Number(LEAST_WEIGHT, MOST_WEIGHT), help=_WEIGHT_HELP)
 @click.option("--days", type=Count(1, 3650), default=365, help="How long the certificates are valid.")
 @click.option("--renew", is_flag=True, help="Replace certificates, and their keys, that are there already.")
 def keys(
@@ -49,7 +45,6 @@ def keys(
     learners: tuple[str, ...],
     readers: tuple[str, ...],
     admins: tuple[str, ...],
-    weight: float | None,
     days: int,
     renew: bool,
 ) -> None:
@@ -63,11 +58,9 @@ def keys(
     """
     from skerry.cli.authority import Authority, client, server
 
-    if weight is not None and not learners:
-        raise click.UsageError("--weight is for learners; give --learner ID too.")
     try:
         wanted = [server(hosts) for hosts in servers]
-        wanted += [client(Role.LEARNER, name, weight) for name in learners]
+        wanted += [client(Role.LEARNER, name) for name in learners]
         wanted += [client(Role.READER, name) for name in readers] + [client(Role.ADMIN, name) for name in admins]
     except ValueError as error:
         raise click.UsageError(str(error)) from error

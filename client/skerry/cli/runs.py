@@ -302,15 +302,14 @@ def _run_parts(run: Run) -> Iterator[RenderableType]:
 
 
 def _learners(learners: Iterable[LearnerStatus]) -> RenderableType:
-    columns = ("learner", "region", "state", "weight", "step", "tokens", "loss", "unsent", "dropped", "")
-    rows = table(*columns, right=("weight", "step", "tokens", "loss", "unsent", "dropped"))
+    columns = ("learner", "region", "state", "step", "tokens", "loss", "unsent", "dropped", "")
+    rows = table(*columns, right=("step", "tokens", "loss", "unsent", "dropped"))
     for learner in learners:
         report = learner.report or LearnerReport()
         rows.add_row(
             learner.learner_id,
             learner.region or "-",
             learner_state(learner),
-            "-" if learner.weight is None else f"{learner.weight:g}",
             str(report.step_count),
             count_text(report.token_count),
             "-" if report.loss is None else f"{report.loss:.4f}",

@@ -34,8 +34,6 @@ class FragmentPlan:
 
     def policy(self, policy: Policy) -> Policy:
         """Returns the policy with the plan's merge rules, where it has none of its own for the fragment."""
-        if policy.merge is MergeRule.MEDIAN:  # in every fragment, or a liar could control those with another rule
-            return policy
         return replace(policy, merge_by_fragment={**self.merge_by_fragment, **policy.merge_by_fragment})
 
 

@@ -112,11 +112,6 @@ class _MergeRuleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_MergeRule.V
     """Radial-directional averaging, per tensor: (sum(w |v|) / sum(w)) * u / |u|, u = sum(w phi(v)) / sum(w),
     phi(x) = x / |x|; 0 where |u| is below 2^-20. Its norm does not shrink where deltas disagree.
     """
-    MERGE_RULE_GEOMETRIC_MEDIAN: _MergeRule.ValueType  # 3
-    """As MERGE_RULE_RDA, but u is the geometric median of the phi(v), no learner weighs more than the median one, and one
-    whose delta undoes what the others do has no share: for runs whose learners do not all trust each other. From
-    format level 5 on.
-    """
 
 class MergeRule(_MergeRule, metaclass=_MergeRuleEnumTypeWrapper):
     """How the deltas of a round become one outer gradient. L is the round's length (VersionCommitted.run_step_count). For a
@@ -131,11 +126,6 @@ MERGE_RULE_MEAN: MergeRule.ValueType  # 1
 MERGE_RULE_RDA: MergeRule.ValueType  # 2
 """Radial-directional averaging, per tensor: (sum(w |v|) / sum(w)) * u / |u|, u = sum(w phi(v)) / sum(w),
 phi(x) = x / |x|; 0 where |u| is below 2^-20. Its norm does not shrink where deltas disagree.
-"""
-MERGE_RULE_GEOMETRIC_MEDIAN: MergeRule.ValueType  # 3
-"""As MERGE_RULE_RDA, but u is the geometric median of the phi(v), no learner weighs more than the median one, and one
-whose delta undoes what the others do has no share: for runs whose learners do not all trust each other. From
-format level 5 on.
 """
 Global___MergeRule: _TypeAlias = MergeRule  # noqa: Y015
 
@@ -750,8 +740,7 @@ class Policy(_message.Message):
     weight_cap: _builtins.float
     """A delta weighs as much as the tokens that it holds; tokens of more than this many times H steps do not count. With
     two others or more, a learner counts in a round for at most this many times the median of what the others bring, or
-    brought last. Where its certificate or token grants a learner a weight, because it is larger than the others, that
-    takes the place of this number for it, from format level 5 on. Default 2.
+    brought last. Default 2.
     """
     quarantine_ratio: _builtins.float
     """A delta whose norm a step, over at least H steps, is more than this many times what its peers' deltas lead to
@@ -1232,7 +1221,6 @@ class LearnerStatus(_message.Message):
     IS_LIVE_FIELD_NUMBER: _builtins.int
     IS_PARTICIPATING_FIELD_NUMBER: _builtins.int
     REPORT_FIELD_NUMBER: _builtins.int
-    WEIGHT_FIELD_NUMBER: _builtins.int
     HAS_LEFT_FIELD_NUMBER: _builtins.int
     FATES_FIELD_NUMBER: _builtins.int
     learner_id: _builtins.str
@@ -1243,10 +1231,6 @@ class LearnerStatus(_message.Message):
     """True while its lease lives in the answering replica's view."""
     is_participating: _builtins.bool
     """True where it contributed to one of the last closes of any fragment: a live learner need not be participating."""
-    weight: _builtins.float
-    """The most that it may count for in a round, in multiples of the others' median, as its certificate or token grants;
-    absent: the policy's weight_cap.
-    """
     has_left: _builtins.bool
     """True where it has left for good, as its own last message said; false again once it attaches anew. A learner that is
     neither live nor has left was lost: its lease ran out.
@@ -1267,17 +1251,14 @@ class LearnerStatus(_message.Message):
         is_live: _builtins.bool = ...,
         is_participating: _builtins.bool = ...,
         report: Global___LearnerReport | None = ...,
-        weight: _builtins.float | None = ...,
         has_left: _builtins.bool = ...,
         fates: _abc.Iterable[Global___FateCount] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_weight", b"_weight", "report", b"report", "weight", b"weight"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["report", b"report"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_weight", b"_weight", "fates", b"fates", "has_left", b"has_left", "is_live", b"is_live", "is_participating", b"is_participating", "learner_id", b"learner_id", "region", b"region", "report", b"report", "weight", b"weight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fates", b"fates", "has_left", b"has_left", "is_live", b"is_live", "is_participating", b"is_participating", "learner_id", b"learner_id", "region", b"region", "report", b"report"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__weight: _TypeAlias = _typing.Literal["weight"]  # noqa: Y015
-    _WhichOneofArgType__weight: _TypeAlias = _typing.Literal["_weight", b"_weight"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__weight) -> _WhichOneofReturnType__weight | None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LearnerStatus: _TypeAlias = LearnerStatus  # noqa: Y015
 

@@ -56,7 +56,6 @@ COMPRESSOR_MESSAGES: Final = {Compressor.NONE: v1.COMPRESSOR_NONE, Compressor.ZS
 _MERGE_RULES: Final[Mapping[v1.MergeRule.ValueType, MergeRule]] = {
     v1.MERGE_RULE_MEAN: MergeRule.MEAN,
     v1.MERGE_RULE_RDA: MergeRule.RDA,
-    v1.MERGE_RULE_GEOMETRIC_MEDIAN: MergeRule.MEDIAN,
 }
 _MERGE_RULE_MESSAGES: Final = {rule: number for number, rule in _MERGE_RULES.items()}
 _SCHEDULES: Final[Mapping[v1.OuterSchedule.ValueType, OuterSchedule]] = {

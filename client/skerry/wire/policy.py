@@ -17,7 +17,6 @@ class MergeRule(StrEnum):
 
     MEAN = "mean"
     RDA = "rda"
-    MEDIAN = "geometric-median"
 
 
 class OuterSchedule(StrEnum):
@@ -149,11 +148,6 @@ class Policy:
     def states_retention(self) -> bool:
         """Whether a field says what collections keep, which programs of older formats don't know."""
         return not _RETENTION.isdisjoint(self.to_json())
-
-    @property
-    def has_median(self) -> bool:
-        """Whether a fragment is merged by the geometric median, which programs of older formats don't know."""
-        return MergeRule.MEDIAN in (self.merge, *self.merge_by_fragment.values())
 
     @property
     def has_waiting_rounds(self) -> bool:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from skerry_syncer.errors import SyncerError
-from skerry_syncer.store.log.entries import GRANTS_FORMAT
 from skerry_syncer.store.log.state import RunState
 
 
@@ -18,7 +17,6 @@ class Caller:
     identity: str = ""  # as in its certificate or token; empty where the server has no roles
     learner: str = ""  # the id that it is bound to, of a learner
     peer: str = ""  # its connection
-    weight: float | None = None  # that it is granted as a learner
     run: str = ""  # the only one that it may use; empty: any
 
     @property
@@ -42,8 +40,8 @@ def author() -> str:
     return CALLER.get().identity
 
 
-def enrolled_weight(state: RunState) -> float | None:
-    """Returns the weight that the run grants the caller, if that is a learner.
+def check_enrolled(state: RunState) -> None:
+    """Refuses a learner that the run does not take.
 
     Raises:
         SyncerError: PERMISSION_DENIED: the run wants learners whose identity names it.
@@ -52,4 +50,3 @@ def enrolled_weight(state: RunState) -> float | None:
     if state.policy.enrols_by_run and caller.learner and not caller.run:
         message = f"the run takes only learners that were enrolled in it. caller={caller.identity}, run=any"
         raise SyncerError("PERMISSION_DENIED", message)
-    return caller.weight if state.level >= GRANTS_FORMAT else None

@@ -16,7 +16,7 @@ import asyncio
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial, reduce
 from operator import xor
 from typing import Final
@@ -24,7 +24,6 @@ from typing import Final
 import numpy as np
 from msgspec import structs
 
-from skerry.algorithm.median import median_shares
 from skerry.algorithm.merge import Round
 from skerry.algorithm.outer import OuterStep, learning_rate_at, momentum_at, outer_step
 from skerry.algorithm.step import (
@@ -45,7 +44,6 @@ from skerry.runtime.workers import IN_FLIGHT, Workers, in_order, run_jobs
 from skerry.wire.errors import NonFiniteError
 from skerry.wire.policy import MergeRule, Policy
 from skerry.wire.quantise import per_tensor_squared_norms
-from skerry_syncer.merge.inner_products import inner_products
 from skerry_syncer.merge.outer_states import DamagedStateError, OuterStates
 from skerry_syncer.merge.seeding import seed
 from skerry_syncer.rounds.closing import references
@@ -146,11 +144,6 @@ async def merge_round(
     # Before anything is awaited: another replica's commit of this version would change what is known of the fragment.
     merged = _round(log.state, closing, policy)
     outer = _outer_step(log.state, closing, policy, merged)
-
-    if merged.rule is MergeRule.MEDIAN:
-        products = await inner_products(log, fragment, deltas, workers=workers)
-        sizes = np.array(layout.sizes, np.float64)
-        merged = replace(merged, median_shares=median_shares(merged.shares(), products, sizes))
     coefficients = merged.coefficients()
     await accumulate_deltas(log, fragment, deltas, coefficients, acc, workers=workers)
     sum_norms = np.empty(0)

@@ -25,10 +25,11 @@ from skerry.algorithm.rounds import (
     round_length,
     share_of_length,
     staleness_damping,
+    weight_bounds,
 )
 from skerry.wire.policy import Policy
-from skerry_syncer.rounds.membership import MembershipView, most_by_learner, present_learners
-from skerry_syncer.store.log.entries import INITIAL_BASE, AcceptedItem, ClosedItem, Decided, Fate, Member
+from skerry_syncer.rounds.membership import MembershipView, present_learners
+from skerry_syncer.store.log.entries import AcceptedItem, ClosedItem, Decided, Fate, Member
 from skerry_syncer.store.log.state import DeltaState, FragmentState, RunState
 
 # Rounds that a run goes on before a learner that brings nothing no longer counts as working.
@@ -37,8 +38,6 @@ _ABSENT_AFTER_ROUNDS: Final = 1.5
 _RECENT_VERSIONS: Final = 8
 # Below it a delta has no direction.
 _SMALLEST_NORM: Final = 2.0**-100
-# This does not slow down learners that are three times as fast as most (docs/learning.md).
-_PACE_FACTOR: Final = 2.0
 
 
 def newest_deltas(state: RunState, fragment: FragmentState) -> dict[str, AcceptedItem]:
@@ -116,23 +115,6 @@ def _own_norms(state: RunState, fragment: FragmentState, learner: str) -> Iterat
             yield delta.item.norm_a_step
 
 
-def is_unexplained(state: RunState, fragment: FragmentState, view: MembershipView) -> bool:
-    """Whether the pending deltas are of one learner, with nothing that they could be compared with.
-
-    What comes first into a fragment is merged as it is, so it is its creator's, or that of a learner that is alone.
-    Otherwise it waits for a second.
-    """
-    learners = {delta.item.learner for delta in fragment.pending.values()}
-    if state.policy.quarantine_ratio == 0 or len(learners) > 1 or fragment.paces:
-        return False
-    creators = {
-        delta.item.learner
-        for delta in state.deltas.values()
-        if delta.item.base_version == INITIAL_BASE and delta.item.fragment == fragment.layout.name
-    }
-    return not learners & creators and not present_learners(state, fragment, view) <= learners
-
-
 def weigh(delta: DeltaState, fragment: FragmentState, policy: Policy) -> Member:
     """Returns the delta's place in a set that closes now: its damped weight, and its staleness in versions.
 
@@ -148,7 +130,7 @@ def bounded(
 ) -> tuple[Member, ...]:
     """Returns the members with no learner counting for more than what it may beside what the others bring."""
     items = [state.deltas[member.delta].item for member in members]
-    bounds = most_by_learner(state, _brought(state, fragment, view, items))
+    bounds = _bounds(state, fragment, view, items)
     found = []
     for member, item in zip(members, items, strict=True):
         own = math.fsum(_weight(one, state.policy) for one in items if one.learner == item.learner)
@@ -187,18 +169,6 @@ def closed_round(
     )
 
 
-def most_pace(state: RunState, item: ClosedItem) -> float:
-    """Returns how many times faster than its median learner the run may go on by this round.
-
-    With the geometric median no learner counts for more than the median one, so the pace is the median one too.
-    Otherwise a fast minority may take the run on at twice the weight cap.
-    """
-    if state.policy.has_median:
-        return 1.0
-    granted = (state.grants.get(state.deltas[member.delta].item.learner, 0.0) for member in item.members)
-    return _PACE_FACTOR * max(state.policy.weight_cap, *granted)
-
-
 def _participation(
     state: RunState, fragment: FragmentState, view: MembershipView, members: Sequence[Member], length: float
 ) -> float:
@@ -215,7 +185,7 @@ def _participation(
             weight = member.weight / damping
         damping = member.weight / weight if weight else 0.0
         contributed.append(Contribution(share_of_length(weight, item.step_count, length), damping))
-    bounds = most_by_learner(state, _brought(state, fragment, view, items))
+    bounds = _bounds(state, fragment, view, items)
     brought_by = {item.learner for item in items}
     mean = sum(delta.weight for delta in contributed) / len(brought_by)
     absent = []
@@ -248,15 +218,19 @@ def _working_learners(state: RunState, fragment: FragmentState, view: Membership
     return found
 
 
-def _brought(
+def _bounds(
     state: RunState, fragment: FragmentState, view: MembershipView, items: Sequence[AcceptedItem]
 ) -> dict[str, float]:
-    """Returns for each working learner what it brings to a round of these deltas, or brought last if that is more."""
+    """Returns what each working learner counts for at most in a round of these deltas.
+
+    Its peers count with what they bring to the round, or brought last if that is more.
+    """
     known = fragment.weights
-    found = {name: known[name] for name in _working_learners(state, fragment, view) if name in known}
+    brought = {name: known[name] for name in _working_learners(state, fragment, view) if name in known}
     for item in items:
-        found[item.learner] = max(found.get(item.learner, known.get(item.learner, 0.0)), _weight(item, state.policy))
-    return found
+        last = brought.get(item.learner, known.get(item.learner, 0.0))
+        brought[item.learner] = max(last, _weight(item, state.policy))
+    return weight_bounds(brought, weight_cap=state.policy.weight_cap)
 
 
 def _damping(item: AcceptedItem, fragment: FragmentState, policy: Policy) -> float:

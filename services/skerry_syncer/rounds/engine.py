@@ -13,9 +13,6 @@ left, or is back with another session (its later steps can't be sent before). An
                    is waited for plus twice the mean lateness), slack = tau * xi_step - (xi_quorum + xi_sync);
                    negative: at once.
 
-but not before the run's pace allows it (`_pace_s`), so that a learner that sends H claimed steps for each new version
-does not make the run come to its end early.
-
 The replica that closed a round merges it. Another one merges it too if no commit comes within 3 s and four times what
 the fragment's last merge took, at most a term; which of both commits is for the log to decide.
 
@@ -36,7 +33,7 @@ from typing import Final
 
 from skerry.wire.layout import FragmentLayout
 from skerry.wire.policy import Policy
-from skerry_syncer.rounds.closing import bounded, closed_round, is_unexplained, most_pace, outliers, weigh
+from skerry_syncer.rounds.closing import bounded, closed_round, outliers, weigh
 from skerry_syncer.rounds.membership import LearnerView, MembershipView, expected_learners
 from skerry_syncer.store.log.entries import (
     AcceptedItem,
@@ -61,14 +58,9 @@ _SCALARS_BYTES: Final = MAX_APPEND_BYTES * 3 // 4
 _SCALAR_BYTES: Final = 11
 # The grace window covers the step that a learner is in when it hears of the round, and half of one for its encoding.
 GRACE_STEPS: Final = 1.5
-# How long a fragment's first delta waits for one to be compared with, where other learners are attached that may never
-# send one.
-FIRST_WAIT_S: Final = 600.0
 # A merge that another replica has closed is taken over after so many seconds, and so many times what the last one took.
 TAKE_OVER_S: Final = 3.0
 TAKE_OVER_FACTOR: Final = 4.0
-# With two learners it is impossible to tell which one is too fast.
-_LEAST_LEARNERS: Final = 3
 
 
 @dataclass(frozen=True)
@@ -99,8 +91,6 @@ class _RoundTiming:
     closing_key: MergeKey | None = None
     merge_ended_at_s: float | None = None  # here, without a commit
     close_position: int = -1  # of the last close seen: a round may open, close and commit between two looks
-    free_s: float = -math.inf  # when the steps of the closes so far were earned: the next one earns its own after it
-    held: tuple[frozenset[str], float] | None = None  # a round that is too early: its deltas, and when it is due
     last_quorum_at_s: float | None = None  # of the round before: late deltas tell how long the grace should have been
     seen: set[str] = field(default_factory=set)  # pending deltas already accounted in the averages
     merge_s: float = math.inf  # from the last close to its commit
@@ -186,10 +176,6 @@ class RoundEngine:
         """Returns when each round that is open was first seen open here, on the clock of `now_s`."""
         return [timing.opened_at_s for timing in self._timings.values() if timing.opened_at_s is not None]
 
-    def held_count(self, now_s: float) -> int:
-        """Returns how many rounds wait for nothing but the run's pace."""
-        return sum(timing.held is not None and now_s < timing.held[1] for timing in self._timings.values())
-
     def open_rounds(self, state: RunState, view: MembershipView) -> tuple[tuple[str, int], ...]:
         """Returns (fragment, version to be made) of every open round."""
         return tuple(
@@ -211,7 +197,6 @@ class RoundEngine:
                 self._xi_sync.observe(timing.merge_s)
             timing.closing_key, timing.closing_seen_at_s, timing.merge_ended_at_s = key, now_s, None
         if fragment.last_close_position != timing.close_position:
-            self._earn(state, fragment, view, timing, now_s)
             timing.close_position = fragment.last_close_position
             timing.last_quorum_at_s = timing.quorum_at_s
             timing.opened_at_s = timing.quorum_at_s = None
@@ -274,14 +259,10 @@ class RoundEngine:
         """Returns the item that closes the fragment's round, or when to ask again."""
         is_ending = state.status is RunStatus.CLOSING
         if not is_ending:
-            if timing.held is not None and timing.held[0] == fragment.pending.keys() and now_s < timing.held[1]:
-                return None, timing.held[1]
             if timing.opened_at_s is None or timing.quorum_at_s is None:
                 return None, None
             contributors = {delta.item.learner for delta in fragment.pending.values()}
             expected = expected_learners(state, fragment, view)
-            if is_unexplained(state, fragment, view) and now_s < timing.opened_at_s + FIRST_WAIT_S:
-                return None, timing.opened_at_s + FIRST_WAIT_S
             is_complete = view.is_mature(state.policy) and expected <= contributors
             deadline_s = timing.quorum_at_s + self.grace_s(state.policy, view, expected)
             if not is_complete and now_s < deadline_s:
@@ -297,44 +278,7 @@ class RoundEngine:
         if not members or (not is_ending and not _has_quorum(fragment, state.policy, without=late)):
             return (FateItem(decided), None) if decided else (None, None)
         members = list(bounded(state, fragment, view, members))
-        item = closed_round(state, fragment, view, members, attempt=fragment.next_attempt, decided=decided)
-        due_s = timing.free_s + self._pace_s(item.participation * item.length, item, state, view)
-        if is_ending or due_s <= now_s:
-            return item, None
-        timing.held = frozenset(fragment.pending), due_s
-        return None, due_s
-
-    def _earn(
-        self, state: RunState, fragment: FragmentState, view: MembershipView, timing: _RoundTiming, now_s: float
-    ) -> None:
-        """Takes note of a close: sets the time from which the next one may take the run on.
-
-        The credit of one round is kept, so that one late close does not make the next ones late.
-        """
-        timing.held = None
-        newest = fragment.versions.get(fragment.version)  # a draft has none
-        close = fragment.closing or (None if newest is None or newest.commit is None else newest.commit.close)
-        if close is not None:
-            spare_s = self._pace_s(state.policy.inner_step_count, close, state, view)
-            earned_s = self._pace_s(close.participation * close.length, close, state, view)
-            timing.free_s = max(timing.free_s + earned_s, now_s - spare_s)
-
-    def _pace_s(self, step_count: float, item: ClosedItem, state: RunState, view: MembershipView) -> float:
-        """Returns the seconds in which the run may go on by so many steps through this round.
-
-        That is how long the median learner takes for them, divided by how many times faster the run may be. A learner's
-        step takes what it reports or what its deltas say, whichever is less: it may have paused, and its report may be
-        wrong. Learners that brought nothing do not count.
-        """
-        times_s = [
-            min(self._steps_s.get(name, math.inf), learner.step_time_s or math.inf)
-            for name, learner in view.learners.items()
-            if learner.is_live and name in state.fragments[item.fragment].weights
-        ]
-        known_s = [one for one in times_s if one < math.inf]
-        if len(known_s) < _LEAST_LEARNERS:
-            return 0.0
-        return step_count * statistics.median_low(known_s) / most_pace(state, item)
+        return closed_round(state, fragment, view, members, attempt=fragment.next_attempt, decided=decided), None
 
     def grace_s(self, policy: Policy, view: MembershipView, expected: Collection[str]) -> float:
         """Returns the seconds that a round waits for the deltas of `expected` once its quorum is in."""

@@ -20,7 +20,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from skerry.algorithm.rounds import Brought, most_weights
+from skerry.algorithm.rounds import weight_bounds
 from skerry.wire.policy import Policy
 from skerry_syncer.store.log.entries import FORMAT, Fate, canonical_json
 from skerry_syncer.store.log.state import FragmentState, LearnerState, RunState
@@ -75,18 +75,9 @@ def expected_learners(state: RunState, fragment: FragmentState, view: Membership
     else:
         expected, brought = present, {name: view.learners[name].token_rate for name in present}
     known = {name: weight for name, weight in brought.items() if name in present and weight}
-    cap, bounds = state.policy.weight_cap, most_by_learner(state, known)
-    # A learner with a large granted weight is scaled down here, so that rounds still wait for learners of usual size.
-    usual = (min(weight, bounds[name]) * min(1, cap / state.grants.get(name, cap)) for name, weight in known.items())
-    largest = max(usual, default=0.0)
+    bounds = weight_bounds(known, weight_cap=state.policy.weight_cap)
+    largest = max((min(weight, bounds[name]) for name, weight in known.items()), default=0.0)
     return {name for name in expected if brought.get(name, largest) >= _SMALL_SHARE * largest}
-
-
-def most_by_learner(state: RunState, brought: Mapping[str, float]) -> dict[str, float]:
-    """Returns what each learner counts for at most where they bring these weights."""
-    cap, grants = state.policy.weight_cap, state.grants
-    known = {name: Brought(weight, grants.get(name, cap)) for name, weight in brought.items()}
-    return most_weights(known, weight_cap=cap)
 
 
 def present_learners(state: RunState, fragment: FragmentState, view: MembershipView) -> set[str]:
@@ -137,7 +128,6 @@ class LearnerRecord:
     is_live: bool
     is_participating: bool
     report: LearnerReport | None
-    weight: float | None  # that it is granted
     has_left: bool
     fates: tuple[tuple[Fate, str, int], ...]  # (fate, reason, deltas)
 
@@ -272,7 +262,6 @@ class Membership:
             is_live=self._is_live(known, state.policy.lease_term_s, now_s),
             is_participating=learner in participating,
             report=self._report_of(known),
-            weight=state.grants.get(learner),
             has_left=known.has_left,
             fates=tuple((fate, why, count) for fate, reasons in known.fates.items() for why, count in reasons.items()),
         )

@@ -35,9 +35,9 @@ class Authentication:
         """
         caller = named_by_certificate(context)
         learner = caller.name if caller.role is Role.LEARNER else ""
-        CALLER.set(Caller(caller.client, learner, context.peer() or "", caller.weight, caller.run))
+        CALLER.set(Caller(str(caller), learner, context.peer() or "", caller.run))
         check_role(method, caller)
-        with self._calls.under_way(caller.client):
+        with self._calls.under_way(str(caller)):
             yield partial(check_message, method, caller, wants_run=self._wants_run)
 
     def knows(self, context: grpc.aio.ServicerContext[Any, Any]) -> bool:

@@ -12,7 +12,7 @@ from skerry.v1 import exchange_pb2_grpc
 from skerry.v1.types_pb2 import Event
 from skerry.wire.bulk import data_response
 from skerry.wire.layout import check_id, check_name
-from skerry_syncer.access.caller import enrolled_weight
+from skerry_syncer.access.caller import check_enrolled
 from skerry_syncer.errors import RETRY_STORE_S, SyncerError, bad_request
 from skerry_syncer.rpc.translate import (
     check_tensors,
@@ -58,8 +58,8 @@ class ExchangeServicer(exchange_pb2_grpc.ExchangeServicer):
         replica = await self._host.open(hello.run, hello.run_uid, seen_position=hello.seen_position)
         if hello.tensors:  # there may be many
             await self._host.workers.run(check_tensors, replica.log.spec, hello.tensors)
-        weight = enrolled_weight(replica.state)
-        await replica.attach(SessionItem(hello.learner_id, hello.session_id, hello.region, weight=weight))
+        check_enrolled(replica.state)
+        await replica.attach(SessionItem(hello.learner_id, hello.session_id, hello.region))
         with replica.attached(hello.learner_id, hello.session_id) as stream:
             open_rounds = replica.open_rounds()
             yield v1.AttachResponse(attached=_attached(replica, hello.learner_id))
@@ -98,7 +98,7 @@ class ExchangeServicer(exchange_pb2_grpc.ExchangeServicer):
         header = first.header
         check_id(header.run_uid, "run uid")
         replica = await self._host.open(header.run, header.run_uid, seen_position=header.seen_position)
-        enrolled_weight(replica.state)  # it may have attached before the run said whom it takes
+        check_enrolled(replica.state)  # it may have attached before the run said whom it takes
         push = await begin_push(replica, header_from_message(header), self._host.budget)
         try:
             while (request := await self._next(push, request_iterator)) is not None:

@@ -144,7 +144,6 @@ def learner_message(record: LearnerRecord) -> v1.LearnerStatus:
         region=record.region,
         is_live=record.is_live,
         is_participating=record.is_participating,
-        weight=record.weight,
         has_left=record.has_left,
         fates=[v1.FateCount(fate=_FATES[fate], reason=why, delta_count=count) for fate, why, count in record.fates],
     )

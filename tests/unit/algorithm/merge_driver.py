@@ -23,12 +23,10 @@ from skerry.wire.policy import Policy
 from skerry.wire.quantise import per_tensor_squared_norms
 from skerry_syncer.merge.merger import MergeResult, merge_round
 from skerry_syncer.store.log.entries import (
-    ENTRY_FORMAT,
     AcceptedItem,
     ClosedItem,
     CommittedItem,
     Item,
-    LevelItem,
     Member,
     ObjectRef,
     PolicyItem,
@@ -91,7 +89,6 @@ class Driver:
         ref = await log.blobs.write_snapshot(FRAGMENT, 0, "weights", snapshot_tensors(layout, zeros))
         self = cls(log, layout, objects, workers, Scratch(None), OuterState(zeros, zeros, zeros, 0))
         items: list[Item] = [
-            *([LevelItem(ENTRY_FORMAT)] if policy.has_median else []),
             PolicyItem("create", policy),
             SnapshotItem(FRAGMENT, 0, tree_digest(zeros, LeafHash.SHA256).hex(), (ref,), ()),
             StatusItem(RunStatus.OPEN),

@@ -51,23 +51,6 @@ def test_one_command_makes_an_authority_and_certificates_for_servers_and_clients
     assert "skerry serve" in said
 
 
-def test_the_learners_of_a_call_have_its_weight_and_the_other_clients_none(tmp_path: Path) -> None:
-    words = ("--learner", "us", "--learner", "gpt/eu", "--reader", "prom", "--weight", "8")
-    said = make_keys(tmp_path, "--server", "a.example", *words)
-    uris = {
-        name: names(certificate(tmp_path, name)).get_values_for_type(x509.UniformResourceIdentifier)
-        for name in ("us", "gpt.eu", "prom")
-    }
-    assert uris == {
-        "us": ["skerry://learner/us?weight=8"],
-        "gpt.eu": ["skerry://learner/gpt/eu?weight=8"],
-        "prom": ["skerry://reader/prom"],
-    }
-    assert "skerry learn gpt --learner-id eu --target" in said
-    assert "--renew replaces it" in make_keys(tmp_path, "--learner", "us", status=1), "it would lose its weight"
-    make_keys(tmp_path, "--learner", "us", "--weight", "8")
-
-
 def test_keys_are_readable_by_their_owner_alone(tmp_path: Path) -> None:
     make_keys(tmp_path / "keys", "--server", "a.example")
     assert (tmp_path / "keys").stat().st_mode & 0o777 == 0o700
@@ -152,27 +135,11 @@ def test_a_certificate_of_another_authority_is_not_kept(tmp_path: Path) -> None:
         (("--reader", "gpt/us"), "not legal"),
         (("--admin", "ca"), "the same file name"),
         (("--learner", "us", "--reader", "us"), "the same file name"),
-        (("--learner", "us?weight=5000"), "only a learner has a weight, which is a number from 1 to 1000"),
-        (("--learner", "us?weight=9", "--weight", "8"), "only a learner has a weight"),
-        (("--learner", "us", "--weight", "nan"), "nan is not a number"),
     ],
 )
 def test_a_name_that_can_not_be_certified_is_refused_before_anything_is_made(
     words: tuple[str, ...], says: str, tmp_path: Path
 ) -> None:
-    assert says in make_keys(tmp_path / "keys", *words, status=2)
-    assert not (tmp_path / "keys").exists()
-
-
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (("--learner", "us", "--weight", "0.5"), "0.5 is not in the range 1<=x<=1000"),
-        (("--learner", "us", "--weight", "large"), "not a valid float"),
-        (("--reader", "prom", "--weight", "8"), "--weight is for learners; give --learner ID too"),
-    ],
-)
-def test_a_weight_that_no_learner_can_have_is_refused(words: tuple[str, ...], says: str, tmp_path: Path) -> None:
     assert says in make_keys(tmp_path / "keys", *words, status=2)
     assert not (tmp_path / "keys").exists()
 

@@ -7,18 +7,11 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from skerry import ArrayLearner
-from skerry.cli import failures
-from skerry.cli.main import cli
-from tests.support.made_keys import make_keys, tls_of
-from tests.support.quadratic import Quadratic
-from tests.support.syncer_thread import syncer
 from tests.unit.cli.serving import serving
 
 
@@ -62,25 +55,3 @@ def test_a_run_is_created_steered_rolled_back_closed_and_deleted(target: str, tm
 
     skerry("runs", "delete", "demo", "--yes")
     assert json.loads(skerry("runs", "list", "--json")) == []
-
-
-def test_show_has_the_weight_that_a_learner_is_granted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    keys = tmp_path / "keys"
-    make_keys(keys, "--server", "a.example", "--learner", "us", "--reader", "rita")
-    make_keys(keys, "--learner", "fit/big", "--weight", "8")
-    shown = ["runs", "show", "fit", "--tls-ca", f"{keys}/ca.pem"]
-    shown += ["--tls-cert", f"{keys}/rita.pem", "--tls-key", f"{keys}/rita.key"]
-    with syncer(tls_of(keys, "a.example")) as target:
-        place: dict[str, Any] = {"target": target, "run": "fit", "create": True}
-        with (
-            ArrayLearner(Quadratic().arrays, learner_id="big", tls=tls_of(keys, "fit.big"), **place),
-            ArrayLearner(Quadratic().arrays, learner_id="us", tls=tls_of(keys, "us"), **place),
-        ):
-            capsys.readouterr()
-            assert failures.run(cli, [*shown, "--target", target]) == 0
-            table = capsys.readouterr().out
-            assert failures.run(cli, [*shown, "--target", target, "--json"]) == 0
-            values = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert {one["learner_id"]: one.get("weight") for one in values["learners"]} == {"big": 8.0, "us": None}
-    rows = [line.split() for line in table.splitlines()]
-    assert [row[3] for row in rows if row[:1] in (["learner"], ["big"], ["us"])] == ["weight", "8", "-"]

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import assert_never
 
-from skerry.wire.identity import LEAST_WEIGHT, MOST_WEIGHT
 from skerry_syncer.store.log.entries import (
     CHECKPOINTS_FORMAT,
-    GRANTS_FORMAT,
+    ENTRY_FORMAT,
     INITIAL_BASE,
-    MEDIAN_FORMAT,
     AcceptedItem,
     CheckpointItem,
     ClosedItem,
@@ -112,9 +110,7 @@ def check_policy(state: RunState, item: PolicyItem) -> Rejection | None:
         return Rejection("RUN_CLOSED", f"run takes no policy any more. status={state.status}")
     if state.entry_format < CHECKPOINTS_FORMAT and item.policy.states_retention:
         return Rejection("BAD_REQUEST", f"the run's format level has no retention. level={state.level}")
-    if state.entry_format < MEDIAN_FORMAT and item.policy.has_median:
-        return Rejection("BAD_REQUEST", f"the run's format level has no geometric median. level={state.level}")
-    if state.entry_format < GRANTS_FORMAT and item.policy.enrols_by_run:
+    if state.entry_format < ENTRY_FORMAT and item.policy.enrols_by_run:
         return Rejection("BAD_REQUEST", f"the run's format level has no enrolment by run. level={state.level}")
     pins = set(item.policy.pinned_positions).difference(state.policy.pinned_positions)
     if gone := sorted(position for position in pins if not has_weights_at(state, position)):
@@ -216,17 +212,14 @@ def check_push(state: RunState, item: AcceptedItem) -> Rejection | None:
 
 
 def check_session(state: RunState, item: SessionItem) -> Rejection | None:
-    """A session that was fenced never comes back; an attached one attaches again only with another grant."""
+    """A session that was fenced never comes back."""
     if state.status is not RunStatus.OPEN:
         reason = "RUN_DRAFT" if state.status is RunStatus.DRAFT else "RUN_CLOSED"
         return Rejection(reason, f"run takes no learners. status={state.status}")
-    granted, learner = state.granted(item), state.learners.get(item.learner)
-    if granted is not None and not LEAST_WEIGHT <= granted <= MOST_WEIGHT:
-        return Rejection("BAD_REQUEST", f"no learner can be granted such a weight. weight={granted}")
+    learner = state.learners.get(item.learner)
     if learner is not None and item.session in learner.sessions and learner.session != item.session:
         return Rejection("SESSION_FENCED", f"a newer session of this learner attached. learner={item.learner}")
-    is_attached = learner is not None and learner.session == item.session and not learner.has_left
-    if is_attached and granted == state.grants.get(item.learner):
+    if learner is not None and learner.session == item.session and not learner.has_left:
         return Rejection("REPEATED", f"session is attached. learner={item.learner}")
     if learner is not None and item.session not in learner.sessions and 0 < item.seen_position < learner.attached_at:
         # Only entries of earlier versions state a position. By their rule such a session asked too late.

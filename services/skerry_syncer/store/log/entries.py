@@ -32,8 +32,6 @@ RUN_FORMAT: Final = 2  # of run.json; 1 where it has SHA-256 leaves, which it th
 ENTRY_FORMAT: Final = 5  # of log entries, the newest that this version writes: FORMAT.md, section 10
 OLDEST_LEVEL: Final = 3  # the oldest, and the format level of a run whose log has no level item
 CHECKPOINTS_FORMAT: Final = 4  # the first with checkpoints and retention
-MEDIAN_FORMAT: Final = 5  # the first with the geometric median
-GRANTS_FORMAT: Final = 5  # the first with a learner's weight in its session item
 INITIAL_BASE: Final = -1  # base version of the deltas that bring a draft's initial weights
 
 
@@ -86,7 +84,6 @@ class SessionItem(_Item, frozen=True, tag="session"):
     session: str
     region: str
     seen_position: int = 0  # what the learner had seen, in entries of earlier versions; 0: not stated, as it is now
-    weight: float | None = None  # that the learner's certificate or token grants it; None in formats below 5
 
 
 class LeftItem(_Item, frozen=True, tag="left"):

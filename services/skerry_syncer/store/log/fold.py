@@ -21,7 +21,7 @@ from skerry.algorithm.rounds import delta_weight, share_of_length
 from skerry_syncer.store.errors import LogCorruptError
 from skerry_syncer.store.log.checks import check_item
 from skerry_syncer.store.log.entries import (
-    GRANTS_FORMAT,
+    ENTRY_FORMAT,
     INITIAL_BASE,
     AcceptedItem,
     CheckpointItem,
@@ -124,14 +124,11 @@ def _admit(state: RunState, item: Item) -> list[DeltaState]:  # noqa: C901, PLR0
 
 
 def _admit_session(state: RunState, item: SessionItem) -> None:
-    state.grants.pop(item.learner, None)
-    if (granted := state.granted(item)) is not None:
-        state.grants[item.learner] = granted
     learner = state.learners.setdefault(item.learner, LearnerState(item.learner, item.region, item.session))
     learner.region, learner.session, learner.has_left = item.region, item.session, False
     if is_new := item.session not in learner.sessions:
         learner.sessions.append(item.session)
-    if is_new or state.entry_format < GRANTS_FORMAT:  # a known session attaching again is no new work
+    if is_new or state.entry_format < ENTRY_FORMAT:  # a known session attaching again is no new work
         learner.attached_at, learner.attached_at_step = state.position, state.step_count
 
 

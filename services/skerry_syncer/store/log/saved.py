@@ -41,7 +41,6 @@ class _SavedState(msgspec.Struct, omit_defaults=True):
     condemned_at: dict[str, int]
     requests: dict[str, int]
     age_s: float = 0.0
-    grants: dict[str, float] = msgspec.field(default_factory=dict)
 
 
 def state_to_bytes(state: RunState) -> bytes:
@@ -61,7 +60,6 @@ def state_to_bytes(state: RunState) -> bytes:
         state.condemned_at,
         state.requests,
         state.age_s,
-        state.grants,
     )
     return msgspec.json.encode(saved, order="deterministic")
 
@@ -88,7 +86,6 @@ def state_from_bytes(data: bytes, spec: RunSpec) -> RunState:
     state.level = state.entry_format = saved.level
     state.checkpoint_at, state.learners = saved.checkpoint_at, saved.learners
     state.requests, state.age_s = saved.requests, saved.age_s
-    state.grants = saved.grants
     state.condemned_at.update(saved.condemned_at)
     for name, fragment in saved.fragments.items():
         values = msgspec.structs.asdict(fragment)

@@ -11,7 +11,6 @@ from skerry.algorithm.rounds import rounds_behind
 from skerry.wire.layout import FragmentLayout
 from skerry.wire.policy import Policy
 from skerry_syncer.store.log.entries import (
-    GRANTS_FORMAT,
     INITIAL_BASE,
     OLDEST_LEVEL,
     AcceptedItem,
@@ -22,7 +21,6 @@ from skerry_syncer.store.log.entries import (
     ObjectRef,
     RunSpec,
     RunStatus,
-    SessionItem,
 )
 from skerry_syncer.store.log.legacy import STALENESS_IN_ROUNDS_FORMAT, round_length
 
@@ -191,7 +189,6 @@ class RunState:
         self.fragments = {layout.name: FragmentState(layout) for layout in spec.fragments}
         self.deltas: dict[str, DeltaState] = {}
         self.learners: dict[str, LearnerState] = {}
-        self.grants: dict[str, float] = {}  # by learner: its weight bound, if it was granted one
         self.condemned_at: dict[str, int] = {}  # names of objects, with the positions at which they were condemned
         self.requests: dict[str, int] = {}  # request ids of policy changes and roll-backs, with their positions
         self.bases: dict[tuple[str, str, int], str] = {}  # (session, fragment, base version) -> delta
@@ -219,10 +216,6 @@ class RunState:
         """
         fragment = self.fragments.get(name.split("/", 2)[1]) if name.count("/") > 1 else None
         return 0 if fragment is None or fragment.oldest == 0 else fragment.versions[fragment.oldest].position
-
-    def granted(self, item: SessionItem) -> float | None:
-        """Returns what an item grants its learner; None: nothing, as in older formats."""
-        return item.weight if self.entry_format >= GRANTS_FORMAT else None
 
     def delta(self, name: str) -> DeltaState | None:
         """Returns an accepted delta that is not forgotten, or None."""

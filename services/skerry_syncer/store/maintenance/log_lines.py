@@ -119,8 +119,7 @@ def item_text(item: Item) -> str:  # noqa: C901, PLR0911, PLR0912 - one branch a
     match item:
         case SessionItem():
             region = f" in {item.region}" if item.region else ""
-            weight = f", weight {item.weight:g}" if item.weight else ""
-            return f"{item.learner}{region} attached, session {item.session[:_SHORT]}{weight}"
+            return f"{item.learner}{region} attached, session {item.session[:_SHORT]}"
         case LeftItem():
             return f"{item.learner} left, session {item.session[:_SHORT]}"
         case AcceptedItem():

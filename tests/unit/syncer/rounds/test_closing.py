@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from skerry.wire.policy import MergeRule, Policy
-from skerry_syncer.rounds import engine as rounds
-from skerry_syncer.rounds.engine import FIRST_WAIT_S, Decisions, RoundEngine
+from skerry.wire.policy import Policy
+from skerry_syncer.rounds.engine import RoundEngine
 from skerry_syncer.rounds.membership import LearnerView, MembershipView
 from skerry_syncer.store.log.entries import (
     ENTRY_FORMAT,
@@ -15,7 +14,6 @@ from skerry_syncer.store.log.entries import (
     FateItem,
     LeftItem,
     LevelItem,
-    PolicyItem,
     SessionItem,
 )
 from tests.unit.syncer.rounds.round_world import SETTLED_S, RoundWorld, view
@@ -101,27 +99,6 @@ def test_a_norm_is_judged_by_the_step_that_would_be_taken() -> None:
     world.accept("ap", last_step=504)
     huge = world.accept("us", steps=2, norm=5e5)
     assert [one.delta for one in round_of(world, *THREE).decided] == [huge]
-
-
-def test_the_first_deltas_of_a_run_are_held_against_each_other() -> None:
-    world = RoundWorld(*THREE)
-    huge = world.accept("ap", norm=1e12)
-    engine = RoundEngine()
-    for now_s in (0.0, FIRST_WAIT_S - 1):
-        decided = engine.decide(world.state, view(*THREE), now_s)
-        assert (decided.items, decided.wake_at_s) == ((), FIRST_WAIT_S)
-    assert len(engine.decide(world.state, view(*THREE), FIRST_WAIT_S).items) == 1
-    world.accept("us")
-    assert [(one.delta, one.fate) for one in round_of(world, *THREE).decided] == [(huge, Fate.QUARANTINED)]
-
-
-def test_the_first_delta_of_a_creator_or_of_who_is_alone_waits_for_nobody() -> None:
-    world = RoundWorld(*THREE)
-    world.accept("eu")
-    assert len(round_of(world, *THREE).members) == 1
-    world = RoundWorld(*THREE)
-    world.accept("us")
-    assert len(round_of(world, "us").members) == 1
 
 
 def test_who_sends_next_to_nothing_has_nobody_refused() -> None:
@@ -210,118 +187,3 @@ def test_pace_comes_from_accepted_deltas_and_not_from_reports() -> None:
         world.close_and_commit(item)
         engine.decide(world.state, reported, 24.0 * turn)
     assert engine.grace_s(world.state.policy, reported, ["ap"]) == pytest.approx(1.5)
-
-
-def test_a_policy_names_the_median_from_its_format_level_on() -> None:
-    world = RoundWorld("eu")
-    (outcome,) = world.append(PolicyItem("e" * 32, Policy(merge_by_fragment={"a": MergeRule.MEDIAN})))
-    assert outcome.rejection is not None
-    assert outcome.rejection.reason == "BAD_REQUEST"
-
-
-def patient(*learners: str, merge: MergeRule = MergeRule.RDA) -> RoundWorld:
-    """Returns a world of the newest format whose rounds wait for nobody."""
-    world = RoundWorld(*learners)
-    world.append(LevelItem(ENTRY_FORMAT))
-    (outcome,) = world.append(PolicyItem("e" * 32, Policy(merge=merge, grace_factor=0.0)))
-    assert outcome.rejection is None
-    return world
-
-
-def flooded(world: RoundWorld, *live: str, last_step: int = 48) -> tuple[RoundEngine, Decisions]:
-    """Returns an engine and what it decides at 1.1 s on a lone delta, after a joint round at 1 s and three alone."""
-    engine, learners = RoundEngine(), view(*live, step_time_s=1.0)
-    engine.decide(world.state, learners, 0.0)  # looks at the run before its first delta
-    for name in THREE:
-        world.accept(name)
-    (item,) = engine.decide(world.state, learners, 1.0).items
-    assert isinstance(item, ClosedItem)
-    world.close_and_commit(item)
-    engine.decide(world.state, learners, 1.0)
-    for _ in range(3):  # what was earned for a round beyond
-        world.accept("ap", last_step=last_step)
-        (item,) = engine.decide(world.state, learners, 1.1).items
-        assert isinstance(item, ClosedItem)
-        world.close_and_commit(item)
-        engine.decide(world.state, learners, 1.1)
-    world.accept("ap", last_step=last_step)
-    return engine, engine.decide(world.state, learners, 1.1)
-
-
-@pytest.mark.parametrize(("merge", "pace"), [(MergeRule.MEDIAN, 1), (MergeRule.RDA, 4)])
-def test_a_delta_for_every_version_takes_the_run_on_no_faster_than_the_median_learner_allows(
-    merge: MergeRule, pace: int
-) -> None:
-    world = patient(*THREE, merge=merge)
-    engine, decisions = flooded(world, *THREE)
-    due_s = 1.0 + 24 / 3 / pace  # one of three takes part
-    assert decisions.items == ()
-    assert decisions.wake_at_s == pytest.approx(due_s)
-    assert engine.held_count(1.1) == 1
-    assert engine.held_count(due_s) == 0
-    assert engine.decide(world.state, view(*THREE, step_time_s=1.0), due_s - 0.01).items == ()
-    (item,) = engine.decide(world.state, view(*THREE, step_time_s=1.0), due_s + 0.01).items
-    assert isinstance(item, ClosedItem)
-
-
-def test_who_never_brought_anything_says_nothing_of_the_pace() -> None:
-    world, ghosts = patient(*THREE, merge=MergeRule.MEDIAN), tuple(f"ghost-{at}" for at in range(12))
-    for name in ghosts:
-        world.append(SessionItem(name, "s", "here"))
-    engine, _ = flooded(world, *THREE)
-    slow = view(*ghosts, step_time_s=3600.0).learners
-    assert engine.decide(
-        world.state, MembershipView({**slow, **view(*THREE, step_time_s=1.0).learners}, 1e3), 9.1
-    ).items
-
-
-def test_two_learners_are_not_held_to_a_pace() -> None:
-    _, decisions = flooded(patient(*THREE), "us", "ap", last_step=24)
-    assert decisions.items
-
-
-def test_who_was_granted_more_may_be_faster() -> None:
-    world = patient(*THREE)
-    world.append(SessionItem("ap", "session-ap", "here", weight=1000.0))
-    _, decisions = flooded(world, *THREE)
-    assert decisions.items
-
-
-def test_a_pause_of_everybody_holds_no_round_back() -> None:
-    world, engine = patient(*THREE, merge=MergeRule.MEDIAN), RoundEngine()
-    learners = view(*THREE, step_time_s=100.0)  # what they report has the pause in it
-    engine.decide(world.state, learners, 0.0)
-    for turn, at_s in enumerate((24.0, 48.0, 2448.0, 2472.0), 1):
-        for name in THREE:
-            world.accept(name, last_step=24 * turn)
-        (item,) = engine.decide(world.state, learners, at_s).items
-        assert isinstance(item, ClosedItem)
-        world.close_and_commit(item)
-        engine.decide(world.state, learners, at_s)
-
-
-def test_one_late_close_does_not_make_the_next_ones_late() -> None:
-    world, engine, learners = patient(*THREE, merge=MergeRule.MEDIAN), RoundEngine(), view(*THREE, step_time_s=1.0)
-    for turn, at_s in enumerate((24.0, 48.0, 72.0 + 15, 96.0, 120.0), 1):
-        for name in THREE:
-            world.accept(name, last_step=24 * turn)
-        (item,) = engine.decide(world.state, learners, at_s).items
-        assert isinstance(item, ClosedItem)
-        world.close_and_commit(item)
-        engine.decide(world.state, learners, at_s)
-
-
-def test_a_round_that_is_held_is_judged_anew_for_a_new_delta_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = patient(*THREE, merge=MergeRule.MEDIAN)
-    engine, decisions = flooded(world, *THREE)
-    monkeypatch.setattr(rounds, "outliers", lambda *_: pytest.fail("was judged again"))
-    assert engine.decide(world.state, view(*THREE, step_time_s=1.0), 1.2) == decisions
-    monkeypatch.undo()
-    world.accept("eu", steps=1, last_step=25)
-    assert engine.decide(world.state, view(*THREE, step_time_s=1.0), 1.2) != decisions
-
-
-def test_a_replica_that_begins_holds_no_round_back() -> None:
-    world = patient(*THREE, merge=MergeRule.MEDIAN)
-    flooded(world, *THREE)
-    assert RoundEngine().decide(world.state, view(*THREE, step_time_s=1.0), 1.1).items

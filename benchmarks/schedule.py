@@ -1,7 +1,6 @@
 """Prints the outer schedule that the defaults give at real lengths: `python -m benchmarks.schedule`.
 
 Arithmetic alone, nothing is trained: what a run of so many inner steps and rounds of H steps does with outer momentum.
-docs/learning.md holds its output.
 """
 
 from __future__ import annotations

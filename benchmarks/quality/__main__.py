@@ -27,7 +27,7 @@ Examples:
   python -m benchmarks.quality --more         choices that were measured besides
   python -m benchmarks.quality --tune         the grid that chose every rival's learning rate
   python -m benchmarks.quality --committed    the table of the committed results, without training
-  python -m benchmarks.quality --committed --markdown    its rows with a bound, as docs/learning.md has them
+  python -m benchmarks.quality --committed --markdown    its rows with a bound, as a table for documents
 """
 )
 @click.option("--short", is_flag=True, help="A few cases, one seed.")

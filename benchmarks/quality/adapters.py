@@ -109,7 +109,7 @@ def rows(outcomes: Outcomes) -> list[Row]:
 
 
 def markdown(outcomes: Outcomes) -> list[str]:
-    """Returns the table as docs/learning.md has it."""
+    """Returns the table in Markdown."""
     lines = [f"| | {' | '.join(cell.name for cell in TABLE)} |", "|---|" + "---|" * len(TABLE)]
     for name in TABLE[0].arms():
         cells = []

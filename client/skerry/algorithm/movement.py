@@ -49,7 +49,7 @@ MOVES_AFTER: Final = 4
 _PIECES: Final = 64
 # In smaller models some kinds of training find the solution in one step.
 _LEAST_NUMEL: Final = 1024
-# What training reaches, and what other weights in their place do: docs/learning.md has the table.
+# What training reaches, and what other weights in their place do.
 _LEAST_SINE: Final = 0.3
 _LEAST_RATIO: Final = 16.0
 

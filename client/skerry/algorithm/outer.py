@@ -27,7 +27,7 @@ for that. A single delta is its own direction. A constant schedule has g = 1.
 and these four scalars are all that the log keeps of the outer optimizer.
 
 Source: Decoupled DiLoCo (arXiv 2604.21428), outer SGD with Nesterov momentum. Warm-up, settling, the lead and momentum
-in fractions of rounds are this project's; docs/learning.md has what each is worth.
+in fractions of rounds are this project's; docs/decisions/0006-outer-step.md has what they are worth.
 """
 
 from __future__ import annotations

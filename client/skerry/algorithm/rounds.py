@@ -35,8 +35,7 @@ is also scaled by rho. A learner that works and is not in the round counts in (5
 that comes back alone with the work of hours moves the run by a round at most.
 
 Source: Decoupled DiLoCo (arXiv 2604.21428), section 3, and weights by tokens as in normalised averaging (FedNova, arXiv
-2007.07481). The cap c, rho and the median are this project's; docs/learning.md has what they are worth, the median
-against the mean and the maximum.
+2007.07481). The cap c, rho and the median are this project's; docs/decisions/0006-outer-step.md says why.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The metrics that a syncer serves to Prometheus; docs/metrics.md explains every name.
+"""The metrics that a syncer serves to Prometheus; docs/operating.md has the main ones.
 
 Counters and histograms are updated where events happen. Values that the process holds anyway are read at each scrape. A
 counter of a run counts entries of its log that this replica folded, so every replica of a run counts the same.

@@ -22,14 +22,10 @@ from skerry_syncer.access.caller import CALLER
 from skerry_syncer.errors import SyncerError, bad_request
 from skerry_syncer.rounds.membership import LONGEST_S, REASON_PATTERN, LearnerRecord, LearnerReport
 from skerry_syncer.run.events import STATUSES, fate_message, learner_message, version_message
-from skerry_syncer.run.pull import ObjectKind, PullPlan
+from skerry_syncer.run.pull import PullPlan
 from skerry_syncer.store.log.entries import INITIAL_BASE, AcceptedItem, RunSpec
 from skerry_syncer.store.log.state import FragmentState, RunState, VersionState
 
-_KINDS: Final = {
-    ObjectKind.SNAPSHOT: exchange_pb2.OBJECT_KIND_SNAPSHOT,
-    ObjectKind.UPDATE: exchange_pb2.OBJECT_KIND_UPDATE,
-}
 _LEAF_HASHES: Final = {hash_: number for number, hash_ in LEAF_HASHES.items()}
 # Tensors up to which it is said which ones differ where a learner has another number of them than the run.
 _MOST_COMPARED: Final = 10_000
@@ -173,7 +169,7 @@ def plan_message(fragment: FragmentState, plan: PullPlan, position: int) -> exch
         objects=[
             exchange_pb2.PlanObject(
                 name=one.ref.name,
-                kind=_KINDS[one.kind],
+                kind=exchange_pb2.OBJECT_KIND_SNAPSHOT if one.is_snapshot else exchange_pb2.OBJECT_KIND_UPDATE,
                 version=one.version,
                 first=one.ref.first,
                 numel=one.ref.numel,

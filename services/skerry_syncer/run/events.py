@@ -10,10 +10,8 @@ Each follower has a bounded stream of them, so a slow one costs the syncer neith
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
 
@@ -182,38 +180,33 @@ _OVERHEAD_BYTES: Final = 512
 class EventStream:
     """A queue of events for one follower, bounded in bytes; `put` never blocks, and an ended stream has a reason."""
 
-    def __init__(self, limit_bytes: int) -> None:
-        """Holds up to `limit_bytes` of events that were not taken yet."""
+    def __init__(self, limit_bytes: int, *, learner: str = "", session: str = "") -> None:
+        """Holds up to `limit_bytes` of events that were not taken yet; of an observer, who has no learner's session."""
+        self.learner = learner
+        self.session = session
         self._limit_bytes = limit_bytes
         self._size_bytes = 0
-        self._events: deque[Event] = deque()
-        self._end: Exception | None = None
+        self._queue: asyncio.Queue[Event | Exception | None] = asyncio.Queue()  # None: the stream ends normally
         self._has_ended = False
-        self._has_news = asyncio.Event()
 
     def put(self, event: Event) -> None:
         """Adds an event; if the queue grows past its bound, the stream ends with TOO_SLOW."""
         if self._has_ended:
             return
-        self._size_bytes += _size_bytes(event)
-        self._events.append(event)
-        self._has_news.set()
-        if self._size_bytes > self._limit_bytes:
-            self._events.clear()
-            self.end(
-                SyncerError(
-                    "TOO_SLOW",
-                    "events were not read as fast as they happen; follow again from the last position seen. "
-                    f"limit_bytes={self._limit_bytes}",
-                    retry_after_s=1.0,
-                )
-            )
+        self._size_bytes += _OVERHEAD_BYTES + event.ByteSize()
+        if self._size_bytes <= self._limit_bytes:
+            self._queue.put_nowait(event)
+            return
+        while not self._queue.empty():
+            self._queue.get_nowait()
+        message = "events were not read as fast as they happen; follow again from the last position seen"
+        self.end(SyncerError("TOO_SLOW", f"{message}. limit_bytes={self._limit_bytes}", retry_after_s=1.0))
 
     def end(self, error: Exception | None = None) -> None:
         """Ends the stream after the queued events, with `error` or normally; only the first call has an effect."""
         if not self._has_ended:
-            self._has_ended, self._end = True, error
-            self._has_news.set()
+            self._has_ended = True
+            self._queue.put_nowait(error)
 
     async def get(self) -> Event | None:
         """Returns the next event, or None when the stream has ended normally.
@@ -221,78 +214,56 @@ class EventStream:
         Raises:
             SyncerError: the stream ended with this error; likewise any other error that ended it.
         """
-        while not self._events:
-            if self._end is not None:
-                raise self._end
-            if self._has_ended:
-                return None
-            self._has_news.clear()
-            await self._has_news.wait()
-        event = self._events.popleft()
-        self._size_bytes -= _size_bytes(event)
-        return event
-
-
-def _size_bytes(event: Event) -> int:
-    return _OVERHEAD_BYTES + event.ByteSize()
-
-
-@dataclass(eq=False)
-class _Follower:
-    """One stream and the learner and session that it belongs to; both are empty for an observer."""
-
-    stream: EventStream
-    learner: str
-    session: str
+        item = await self._queue.get()
+        if isinstance(item, Event):
+            self._size_bytes -= _OVERHEAD_BYTES + item.ByteSize()
+            return item
+        self._queue.put_nowait(item)  # the end stays
+        if item is not None:
+            raise item
+        return None
 
 
 class Followers:
-    """All followers of one run on one replica: attached learners and observers."""
+    """The streams of one run on one replica: of attached learners and of observers."""
 
     def __init__(self, limit_bytes: int) -> None:
         """Gives each follower a stream of at most `limit_bytes`."""
         self._limit_bytes = limit_bytes
-        self._followers: dict[_Follower, None] = {}
+        self._streams: dict[EventStream, None] = {}
         self._closed: Exception | None = None
 
     def __len__(self) -> int:
-        return len(self._followers)
+        return len(self._streams)
 
     @contextmanager
     def following(self, learner: str = "", session: str = "") -> Iterator[EventStream]:
         """Yields a stream of the events that are sent inside the context, to a learner's session or to an observer."""
-        follower = _Follower(EventStream(self._limit_bytes), learner, session)
-        self._followers[follower] = None
+        stream = EventStream(self._limit_bytes, learner=learner, session=session)
+        self._streams[stream] = None
         if self._closed is not None:
-            follower.stream.end(self._closed)
+            stream.end(self._closed)
         try:
-            yield follower.stream
+            yield stream
         finally:
-            del self._followers[follower]
+            del self._streams[stream]
 
     def send(self, event: Event) -> None:
         """Queues the event for every observer, and for the learners that it concerns."""
         learners = _addressees(event)
-        for follower in self._followers:
-            if not follower.learner or learners is None or follower.learner in learners:
-                follower.stream.put(event)
+        for stream in self._streams:
+            if not stream.learner or learners is None or stream.learner in learners:
+                stream.put(event)
 
     def send_learner(self, position: int, record: Callable[[], LearnerRecord]) -> None:
         """Tells observers of a learner, if there are any: where it has many fragments, that takes long to make."""
-        if any(not follower.learner for follower in self._followers):
+        if any(not stream.learner for stream in self._streams):
             self.send(Event(position=position, learner=learner_message(record())))
 
-    def end(self, error: Exception, *, learner: str = "", but_session: str = "") -> None:
-        """Ends all streams, or those of a learner's sessions other than `but_session`."""
-        for follower in self._followers:
-            if not learner or (follower.learner == learner and follower.session != but_session):
-                follower.stream.end(error)
-
-    def end_learners(self, error: Exception) -> None:
-        """Ends the streams of attached learners; observers go on."""
-        for follower in self._followers:
-            if follower.learner:
-                follower.stream.end(error)
+    def end(self, error: Exception, ends: Callable[[EventStream], object] = lambda _: True) -> None:
+        """Ends the streams for which `ends` holds."""
+        for stream in filter(ends, self._streams):
+            stream.end(error)
 
     def close(self, error: Exception) -> None:
         """Ends all streams, and every stream that is opened later."""

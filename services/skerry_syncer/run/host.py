@@ -19,8 +19,6 @@ from skerry.runtime.workers import Workers
 from skerry.wire import kernels
 from skerry.wire.layout import check_id, check_name
 from skerry_syncer.errors import RETRY_STORE_S, DrainingError, SyncerError, bad_request
-from skerry_syncer.merge.merger import Merger
-from skerry_syncer.run.advice import AdviceBoard
 from skerry_syncer.run.metrics import SyncerMetrics
 from skerry_syncer.run.parts import ByteBudget
 from skerry_syncer.run.replica import RunReplica
@@ -233,8 +231,7 @@ class RunHost:
             log,
             clock=self.clock,
             workers=self.workers,
-            merger=Merger(log, clock=self.clock, workers=self.workers, scratch=self._scratch),
-            advice=AdviceBoard(log.objects, log.prefix, self._entropy),
+            scratch=self._scratch,
             settings=self.settings.replica,
         )
         task = self._tasks.create_task(self._keep(replica, uid), name=f"run {name}")

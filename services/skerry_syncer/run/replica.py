@@ -25,7 +25,7 @@ from skerry_syncer.rounds.closing import closed_without
 from skerry_syncer.rounds.engine import MergeKey, RoundEngine
 from skerry_syncer.rounds.membership import LearnerRecord, LearnerReport, Membership
 from skerry_syncer.rounds.pace import Pace, wait
-from skerry_syncer.run.advice import AdviceBoard, share_leases
+from skerry_syncer.run.advice import AdviceBoard
 from skerry_syncer.run.events import EventStream, Followers, duration_message, events_of
 from skerry_syncer.run.upkeep import keep_small
 from skerry_syncer.settings import ReplicaSettings
@@ -45,6 +45,7 @@ from skerry_syncer.store.log.run_log import RunLog
 from skerry_syncer.store.log.state import Outcome, RunState
 from skerry_syncer.store.versions.blobs import StoredParts
 from skerry_syncer.store.versions.replay import DAMAGE, UnreadableDeltaError
+from skerry_syncer.store.versions.scratch import Scratch
 
 _LOG: Final = get_logger(__name__)
 
@@ -58,19 +59,18 @@ class RunReplica:
         *,
         clock: Clock,
         workers: Workers,
-        merger: Merger,
-        advice: AdviceBoard,
+        scratch: Scratch,
         settings: ReplicaSettings,
     ) -> None:
         """Takes a log that is folded to its end."""
         self.log = log
         self.workers = workers
-        self.merger = merger
+        self.merger = Merger(log, clock=clock, workers=workers, scratch=scratch)
         self.stored_parts: WeakValueDictionary[tuple[str, str], StoredParts] = WeakValueDictionary()
         self.membership = Membership(clock.monotonic_s())
         self.followers = Followers(settings.stream_limit_bytes)
         self._clock = clock
-        self._advice = advice
+        self._advice = AdviceBoard(log)
         self._settings = settings
         self.engine = RoundEngine()
         self._announced: dict[str, int] = {}  # by fragment: the version of the last round that followers were told of
@@ -218,9 +218,7 @@ class RunReplica:
             self.followers.send(event)
         for outcome in outcomes:
             if outcome.rejection is None and isinstance(outcome.item, SessionItem):
-                item = outcome.item
-                self.followers.end(fenced(item.learner), learner=item.learner, but_session=item.session)
-                self.membership.forget_other(self.state, item.learner)
+                self._fence(outcome.item)
             for delta in outcome.decided:
                 if delta.fate is not Fate.MERGED:  # its round may be void; the next one is announced again
                     self._announced.pop(delta.item.fragment, None)
@@ -230,9 +228,16 @@ class RunReplica:
         self._tail_now.set()
         self._wake_waiting()
 
+    def _fence(self, new: SessionItem) -> None:
+        """Ends the streams of the learner's older sessions, and forgets their lease."""
+        error = fenced(new.learner)
+        self.followers.end(error, lambda stream: stream.learner == new.learner and stream.session != new.session)
+        self.membership.forget_other(self.state, new.learner)
+
     def _end_if_closed(self) -> None:
         if self.state.status is RunStatus.CLOSED:  # after the events that tell learners the last fates
-            self.followers.end_learners(SyncerError("RUN_CLOSED", "the run is closed; every delta has its fate"))
+            error = SyncerError("RUN_CLOSED", "the run is closed; every delta has its fate")
+            self.followers.end(error, lambda stream: stream.learner)
 
     def _wake_waiting(self) -> None:
         for news in self._waiting:
@@ -322,7 +327,7 @@ class RunReplica:
             await wait(self._advise_now, pause_s)
 
     async def _share_leases(self) -> None:
-        if await share_leases(self._advice, self.membership, self.state, self._clock.monotonic_s()):
+        if await self._advice.share(self.membership, self._clock.monotonic_s()):
             self._decide_now.set()
 
     def _start(self, work: Coroutine[Any, Any, object]) -> None:

@@ -15,16 +15,18 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from skerry import RunsClient
+from skerry.runtime.clock import SystemClock
+from skerry.runtime.workers import InlineWorkers
 from skerry.v1 import exchange_pb2 as exchange
 from skerry.v1 import runs_pb2 as runs
 from skerry.v1 import types_pb2 as types
 from skerry.wire.digests import delta_digest
 from skerry.wire.layout import FragmentLayout, TensorSpec
 from skerry_syncer.rounds.membership import LearnerReport, Membership
-from skerry_syncer.run.advice import AdviceBoard, share_leases
+from skerry_syncer.run.advice import AdviceBoard
 from skerry_syncer.server import serving
 from skerry_syncer.store.log.entries import RunSpec
-from skerry_syncer.store.log.state import RunState
+from skerry_syncer.store.log.run_log import RunLog
 from skerry_syncer.store.objects.opening import open_objects
 from tests.integration.syncer.conftest import LOCAL
 from tests.support.dict_objects import DictObjects
@@ -97,14 +99,24 @@ async def _say(learner: RawLearner, report: types.LearnerReport) -> None:
 @pytest.mark.parametrize("loss", [math.nan, math.inf])
 async def test_replicas_tell_one_another_of_a_learner_whose_loss_is_not_finite(loss: float) -> None:
     objects = DictObjects()
-    here, there = (AdviceBoard(objects, "runs/demo/0", SeededEntropy(random.Random(seed))) for seed in (1, 2))
+    spec = RunSpec("demo", "0" * 32, LAYOUTS, {t.name: "float32" for one in LAYOUTS for t in one.tensors}, 0.0)
+    here, there = (
+        AdviceBoard(
+            RunLog(
+                objects,
+                spec,
+                clock=SystemClock(),
+                entropy=SeededEntropy(random.Random(seed)),
+                workers=InlineWorkers(),
+                writer="",
+            )
+        )
+        for seed in (1, 2)
+    )
     membership, other = Membership(0.0), Membership(0.0)
     membership.renew("eu", "5" * 32, 1.0, LearnerReport(step_count=7, loss=loss))
-    state = RunState(
-        RunSpec("demo", "0" * 32, LAYOUTS, {t.name: "float32" for one in LAYOUTS for t in one.tensors}, 0.0)
-    )
-    await share_leases(here, membership, state, 1.0)
-    assert await share_leases(there, other, state, 1.0)
+    await here.share(membership, 1.0)
+    assert await there.share(other, 1.0)
 
 
 @pytest.mark.parametrize(

@@ -17,10 +17,12 @@ import click
 from skerry.net.tls import Tls, is_loopback
 from skerry.net.tls_options import PEM_FILE, checked
 from skerry.runtime.addresses import check_free, server_address
+from skerry.runtime.clock import SystemClock
 from skerry.runtime.files import replacing
 from skerry.runtime.logs import get_logger, log_to_stderr
 from skerry.runtime.options import ADDRESS, OUTPUT_FILE, OUTPUT_FOLDER, Count, Number
 from skerry.runtime.redaction import redacted
+from skerry_syncer.access.deny_list import DenyList
 from skerry_syncer.run.host import HostSettings
 from skerry_syncer.server import ListenError, ServerSettings, SyncerServer, serving
 from skerry_syncer.store.errors import StoreRefusedError, StoreURLError
@@ -103,7 +105,11 @@ The files in keys/ are made by `skerry keys keys --server a.example`.
     type=PEM_FILE,
     help="Mutual TLS: accept only clients with a certificate of this authority, which says their role.",
 )
-@click.option("--enrol-by-run", is_flag=True, help="Accept a learner only in the run that its certificate names.")
+@click.option(
+    "--deny",
+    type=PEM_FILE,
+    help="Refuse clients though their certificates are valid: a file of skerry:// URIs, which is read as it changes.",
+)
 @click.option("--no-open-health", is_flag=True, help="Answer health checks only to clients with an identity.")
 @click.option("--no-reflection", is_flag=True, help="Do not describe the services to tools such as grpcurl.")
 @click.option("--insecure", is_flag=True, help="Allow plaintext on non-loopback addresses.")
@@ -122,7 +128,7 @@ def serve(
     tls_cert: Path | None,
     tls_key: Path | None,
     tls_client_ca: Path | None,
-    enrol_by_run: bool,
+    deny: Path | None,
     no_open_health: bool,
     no_reflection: bool,
     insecure: bool,
@@ -134,7 +140,7 @@ def serve(
     moment. SIGTERM or SIGINT shuts it down after the calls in flight have ended; a second signal stops it at once.
     """
     tls = _tls(Tls(tls_client_ca, tls_cert, tls_key))
-    if (enrol_by_run or no_open_health) and tls_client_ca is None:
+    if (deny or no_open_health) and tls_client_ca is None:
         raise click.UsageError("without --tls-client-ca no client has an identity")
     host = server_address(listen).host
     if tls is None and not insecure and not is_loopback(host):
@@ -154,7 +160,7 @@ def serve(
     settings = ServerSettings(
         listen=listen,
         tls=tls,
-        enrols_by_run=enrol_by_run,
+        deny_list=_deny_list(deny),
         has_open_health=not no_open_health,
         has_reflection=not no_reflection,
         metrics=metrics,
@@ -188,6 +194,13 @@ def _tls(given: Tls) -> Tls | None:
             f"as `skerry keys DIR --server HOST` makes it. cert={given.cert}"
         )
     return given
+
+
+def _deny_list(path: Path | None) -> DenyList | None:
+    try:
+        return None if path is None else DenyList(path, SystemClock())
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--deny") from error
 
 
 def _check_free(option: str, address: str) -> None:

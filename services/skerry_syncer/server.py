@@ -24,11 +24,12 @@ from skerry.runtime.logs import get_logger
 from skerry.runtime.workers import ThreadWorkers
 from skerry.v1 import capabilities_pb2, capabilities_pb2_grpc, exchange_pb2, exchange_pb2_grpc, runs_pb2, runs_pb2_grpc
 from skerry_syncer.access.certificates import ServerCertificates
-from skerry_syncer.rpc.authentication import Authentication
-from skerry_syncer.rpc.capabilities import MAX_MESSAGE_BYTES, CapabilitiesServicer
+from skerry_syncer.access.deny_list import DenyList
+from skerry_syncer.access.limits import MAX_MESSAGE_BYTES, MAX_STREAMS
+from skerry_syncer.rpc.capabilities import CapabilitiesServicer
 from skerry_syncer.rpc.exchange import ExchangeServicer
 from skerry_syncer.rpc.health import HealthServicer
-from skerry_syncer.rpc.interceptor import ErrorInterceptor
+from skerry_syncer.rpc.interceptor import Interceptor
 from skerry_syncer.rpc.reflection import enable_reflection
 from skerry_syncer.rpc.runs import RunsServicer
 from skerry_syncer.run.events import running
@@ -59,9 +60,8 @@ _OPTIONS: Final[Sequence[tuple[str, int]]] = (
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
     ("grpc.http2.max_ping_strikes", 0),
-    # Streams of one connection: learners have a handful. Without a bound, streams that are reset faster than they are
-    # refused take memory without end.
-    ("grpc.max_concurrent_streams", 128),
+    # Without a bound, streams that are reset faster than they are refused take memory without end.
+    ("grpc.max_concurrent_streams", MAX_STREAMS),
     # How much of a call gRPC receives before the syncer reads it. By default a fast client can send 128 MiB in each.
     # 2 MiB beside the message that is being read is what a TCP connection carries in a round trip.
     ("grpc.http2.bdp_probe", 0),
@@ -89,7 +89,7 @@ class ServerSettings:
     tls: Tls | None = None  # with `ca`: clients need a certificate of that authority, and have roles; None: plain text
     # How long a TLS connection lives. A client whose certificate is no longer valid is disconnected by then.
     tls_connection_age_s: float = 3600.0
-    enrols_by_run: bool = False  # learners need an identity that names the run; only with roles
+    deny_list: DenyList | None = None  # of clients that are refused; only with roles
     has_open_health: bool = True  # clients without an identity get answers of health; else only with roles
     has_reflection: bool = True
     metrics: str | None = None  # where Prometheus asks, likewise; None: nowhere
@@ -171,10 +171,11 @@ async def serving(objects: Objects, settings: ServerSettings) -> AsyncIterator[S
     )
     metrics.begin(importlib.metadata.version("skerry"), host.budget)
     has_roles = settings.tls is not None and settings.tls.ca is not None
-    authentication = Authentication(wants_run=settings.enrols_by_run) if has_roles else None
-    interceptor = ErrorInterceptor(MAX_MESSAGE_BYTES, metrics, authentication)
+    interceptor = Interceptor(
+        metrics, has_roles=has_roles, has_open_health=settings.has_open_health, deny_list=settings.deny_list
+    )
     server = grpc.aio.server(interceptors=[interceptor], options=_options(settings))
-    servicer = HealthServicer(None if authentication is None or settings.has_open_health else authentication.knows)
+    servicer = HealthServicer()
     _add_services(server, host, servicer)
     if settings.has_reflection:
         enable_reflection((*_SERVICES, health.SERVICE_NAME), server)

@@ -15,7 +15,7 @@ from google.rpc import code_pb2
 
 from skerry.v1 import capabilities_pb2, exchange_pb2, runs_pb2, types_pb2
 from skerry_syncer.errors import SyncerError
-from skerry_syncer.rpc.interceptor import status_of
+from skerry_syncer.rpc.status import status_of
 
 ROOT = Path(__file__).parents[2]
 GUIDE = ROOT / "docs" / "client-guide.md"

@@ -22,7 +22,7 @@ from grpc_status import rpc_status
 
 from skerry.errors import RefusedError, SkerryError, error_of
 from skerry.net.grpc_transport import error_from_rpc
-from skerry_syncer.rpc.interceptor import status_of
+from skerry_syncer.rpc.status import status_of
 from tests.simulation.processes import OUTSIDE, Process
 from tests.simulation.proxies import foreign_status
 

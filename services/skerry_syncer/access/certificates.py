@@ -1,13 +1,15 @@
-"""The syncer's side of TLS: credentials that follow the files on disk, so that certificates are renewed in service."""
+"""The syncer's side of TLS: credentials that follow the files on disk, and who a client is by its certificate."""
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import grpc
 
 from skerry.net.tls import Tls, TlsFiles
 from skerry.runtime.logs import get_logger
+from skerry.wire.identity import SCHEME, Identity
+from skerry_syncer.errors import SyncerError
 
 _LOG: Final = get_logger(__name__)
 
@@ -61,3 +63,28 @@ def _configuration(files: TlsFiles) -> grpc.ServerCertificateConfiguration:
     assert files.cert is not None, "a server has a certificate"
     assert files.key is not None, "it was read with its key"
     return grpc.ssl_server_certificate_configuration([(files.key, files.cert)], root_certificates=files.ca)
+
+
+def client_uri(context: grpc.aio.ServicerContext[Any, Any]) -> str:
+    """Returns the URI by which a client's certificate says who it is; all of them if there are several; "" if none.
+
+    Names of other kinds don't count: only a URI that the authority signed as one is an identity.
+    """
+    uris = (uri.decode(errors="replace") for uri in context.auth_context().get("peer_uri", ()))
+    return " ".join(uri for uri in uris if uri.startswith(SCHEME))
+
+
+def identity_of(context: grpc.aio.ServicerContext[Any, Any]) -> Identity:
+    """Returns who calls.
+
+    Raises:
+        SyncerError: UNAUTHENTICATED: the client's certificate does not say.
+    """
+    try:
+        return Identity.parse(client_uri(context))
+    except ValueError as error:
+        message = (
+            "the client's certificate does not say who it is: give one with exactly one skerry:// URI, as "
+            f"`skerry keys` makes it. cause={error}"
+        )
+        raise SyncerError("UNAUTHENTICATED", message) from error

@@ -67,16 +67,13 @@ def check_role(method: str, caller: Identity) -> None:
         raise SyncerError("PERMISSION_DENIED", f"the role may not do this. caller={caller}, needed={needed}")
 
 
-def check_message(method: str, caller: Identity, message: Any, *, wants_run: bool = False) -> None:
+def check_message(method: str, caller: Identity, message: Any) -> None:
     """Returns if the caller may send the message, which is the first of a stream.
 
     Raises:
-        SyncerError: PERMISSION_DENIED: it is about another run than the caller's, or speaks for another learner; with
-            `wants_run`, the caller is a learner of no run in particular.
+        SyncerError: PERMISSION_DENIED: it is about another run than the caller's, or speaks for another learner.
     """
     rule = RULES[method]
-    if wants_run and caller.role is Role.LEARNER and not caller.run and rule.run is not None:
-        raise SyncerError("PERMISSION_DENIED", f"learners are enrolled run by run here. caller={caller}, run=any")
     if caller.run and rule.run is not None and rule.run(message) != caller.run:
         raise SyncerError("PERMISSION_DENIED", f"this is another run than the caller's. caller={caller}")
     spoken_for = None if rule.learner is None else rule.learner(message)

@@ -7,12 +7,11 @@ from typing import Any, Final
 from skerry.v1 import capabilities_pb2, capabilities_pb2_grpc
 from skerry.wire.codecs import MAX_FRAME_NUMEL
 from skerry.wire.messages import CODEC_MESSAGES, COMPRESSOR_MESSAGES
+from skerry_syncer.access.limits import MAX_MESSAGE_BYTES
 from skerry_syncer.run.lifecycle import MAX_FRAGMENT_NUMEL
 from skerry_syncer.run.push import MAX_PART_BYTES, SUGGESTED_PART_BYTES
 
 API_VERSION: Final = "1.0"
-# The default limit of every gRPC implementation.
-MAX_MESSAGE_BYTES: Final = 4 * 2**20
 
 
 class CapabilitiesServicer(capabilities_pb2_grpc.CapabilitiesServicer):

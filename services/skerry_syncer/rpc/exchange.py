@@ -58,7 +58,7 @@ class ExchangeServicer(exchange_pb2_grpc.ExchangeServicer):
         replica = await self._host.open(hello.run, hello.run_uid, seen_position=hello.seen_position)
         if hello.tensors:  # there may be many
             await self._host.workers.run(check_tensors, replica.log.spec, hello.tensors)
-        check_enrolled(replica.state)
+        check_enrolled(replica.state.policy)
         await replica.attach(SessionItem(hello.learner_id, hello.session_id, hello.region))
         with replica.attached(hello.learner_id, hello.session_id) as stream:
             open_rounds = replica.open_rounds()
@@ -98,7 +98,7 @@ class ExchangeServicer(exchange_pb2_grpc.ExchangeServicer):
         header = first.header
         check_id(header.run_uid, "run uid")
         replica = await self._host.open(header.run, header.run_uid, seen_position=header.seen_position)
-        check_enrolled(replica.state)  # it may have attached before the run said whom it takes
+        check_enrolled(replica.state.policy)  # it may have attached before the run said whom it takes
         push = await begin_push(replica, header_from_message(header), self._host.budget)
         try:
             while (request := await self._next(push, request_iterator)) is not None:

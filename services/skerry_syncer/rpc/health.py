@@ -7,7 +7,7 @@ hold a server open until the end of its grace.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
@@ -18,9 +18,8 @@ from grpc_health.v1.health_pb2 import HealthCheckResponse
 class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # its package has no types
     """Says of each service whether it serves; clients that watch hear of each change."""
 
-    def __init__(self, knows: Callable[[Any], bool] | None = None) -> None:
-        """Knows no service yet; answers only callers whose context `knows` says it knows, if that is given."""
-        self._knows = knows
+    def __init__(self) -> None:
+        """Knows no service yet."""
         self._statuses: dict[str, HealthCheckResponse.ServingStatus.ValueType] = {}
         self._watches: dict[asyncio.Event, None] = {}
         self._is_draining = False
@@ -45,7 +44,6 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # i
 
     async def Check(self, request: health_pb2.HealthCheckRequest, context: Any) -> HealthCheckResponse:
         """Answers with the status now."""
-        await self._admit(context)
         status = self._statuses.get(request.service)
         if status is None:
             await context.abort(grpc.StatusCode.NOT_FOUND, "no such service")
@@ -53,7 +51,6 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # i
 
     async def Watch(self, request: health_pb2.HealthCheckRequest, context: Any) -> AsyncIterator[HealthCheckResponse]:
         """Answers with the status now, and then with each change."""
-        await self._admit(context)
         changed = asyncio.Event()
         self._watches[changed] = None
         last = None
@@ -70,10 +67,6 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # i
                     await changed.wait()
         finally:
             del self._watches[changed]
-
-    async def _admit(self, context: Any) -> None:
-        if self._knows is not None and not self._knows(context):
-            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "health is only for clients with an identity here")
 
     def _wake(self) -> None:
         for changed in self._watches:

@@ -11,7 +11,7 @@ from skerry.v1 import runs_pb2, runs_pb2_grpc, types_pb2
 from skerry.wire.layout import BadNameError, check_name
 from skerry.wire.messages import layouts_from_messages, policy_from_message, unpack_layout, untrained_from_messages
 from skerry.wire.policy import Policy
-from skerry_syncer.access.caller import CALLER
+from skerry_syncer.access.caller import only_run
 from skerry_syncer.errors import SyncerError, bad_request
 from skerry_syncer.rpc.translate import (
     fragment_of,
@@ -99,7 +99,7 @@ class RunsServicer(runs_pb2_grpc.RunsServicer):
         try:
             replica = await self._replica(request)
         except SyncerError as error:
-            if error.reason != "RUN_NOT_FOUND" or CALLER.get().run:  # one run's learners don't hear of others
+            if error.reason != "RUN_NOT_FOUND" or only_run():  # one run's learners don't hear of others
                 raise
             names = [name for name, _ in await self._host.store.list_runs()]
             near = get_close_matches(request.name, names, cutoff=_SIMILAR)

@@ -18,7 +18,7 @@ from skerry.wire.messages import (
     tensor_from_message,
     untrained_to_messages,
 )
-from skerry_syncer.access.caller import CALLER
+from skerry_syncer.access.caller import calling_learner
 from skerry_syncer.errors import SyncerError, bad_request
 from skerry_syncer.rounds.membership import LONGEST_S, REASON_PATTERN, LearnerRecord, LearnerReport
 from skerry_syncer.run.events import STATUSES, fate_message, learner_message, version_message
@@ -108,7 +108,7 @@ def header_from_message(message: exchange_pb2.PushHeader) -> AcceptedItem:
     """Returns the item that the push is to append, without what its parts bring."""
     return AcceptedItem(
         # Weights that a run begins with are of whom the caller is.
-        learner=(message.base_version == INITIAL_BASE and CALLER.get().learner) or message.learner_id,
+        learner=(message.base_version == INITIAL_BASE and calling_learner()) or message.learner_id,
         session=message.session_id,
         delta=message.delta_id,
         fragment=message.fragment,

@@ -18,6 +18,7 @@ from skerry.runtime.logs import get_logger
 from skerry.runtime.workers import Workers
 from skerry.wire import kernels
 from skerry.wire.layout import check_id, check_name
+from skerry_syncer.access.limits import IN_FLIGHT_BYTES
 from skerry_syncer.errors import RETRY_STORE_S, DrainingError, SyncerError, bad_request
 from skerry_syncer.run.metrics import SyncerMetrics
 from skerry_syncer.run.parts import ByteBudget
@@ -42,7 +43,7 @@ _FIRST_TIDY_S: Final = 600.0
 class HostSettings:
     """How one process spends its time and memory on all its runs."""
 
-    in_flight_bytes: int = 2**29  # of pushed parts and pieces of downloads in memory: 128 parts of the suggested size
+    in_flight_bytes: int = IN_FLIGHT_BYTES
     name_lifetime_s: float = 1.0  # for which the uid of a name is cached
     sweep_s: float = 5.0  # between checks for runs that were deleted, replaced or are idle
     idle_sweep_s: float = 60.0  # at most, between two of a run in which nothing happens

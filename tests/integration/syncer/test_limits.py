@@ -25,8 +25,6 @@ from skerry.v1 import types_pb2 as types
 from skerry.wire.codecs import Compressor
 from skerry.wire.digests import delta_digest
 from skerry_syncer.access import limits as quotas
-from skerry_syncer.access.limits import Rate
-from skerry_syncer.errors import SyncerError
 from skerry_syncer.rounds import membership
 from skerry_syncer.run.parts import ArrivingPart, ByteBudget
 from skerry_syncer.run.push import MAX_PART_BYTES
@@ -50,7 +48,6 @@ from tests.support.raw_learner import (
     refused,
     send,
 )
-from tests.support.still_clock import StillClock
 
 EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
 ZEROS = 2**18  # elements of the largest frame
@@ -231,21 +228,6 @@ async def test_of_many_learners_an_answer_has_the_live_ones(
     seen = (await stubs.runs.GetRun(runs.GetRunRequest(name="demo"))).learners
     assert (len(seen), [one.learner_id for one in seen if one.is_live]) == (50, ["us"])
     learner.detach()
-
-
-def test_a_rate_lets_a_burst_through_and_then_one_after_each_pause() -> None:
-    clock = StillClock()
-    rate = Rate("things", clock, burst=3, pause_s=10.0)
-    for _ in range(3):
-        rate.take("a")
-    with pytest.raises(SyncerError, match="too many things") as caught:
-        rate.take("a")
-    assert (caught.value.reason, caught.value.retry_after_s) == ("QUOTA_EXCEEDED", 10.0)
-    rate.take("b")
-    clock.now_s += 10
-    rate.take("a")
-    with pytest.raises(SyncerError):
-        rate.take("a")
 
 
 @pytest.fixture

@@ -5,23 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from skerry.v1 import capabilities_pb2
-from skerry_syncer.access import limits as quotas
 from skerry_syncer.rpc import interceptor
-from skerry_syncer.server import serving
-from skerry_syncer.store.objects.opening import open_objects
 from tests.attacks.target import Target
 from tests.attacks.wire import Unfinished
-from tests.integration.syncer.conftest import LOCAL
-from tests.support.raw_learner import Stubs, connected, create_run, refused
+from tests.support.raw_learner import Stubs, connected, refused
 from tests.support.serve_process import ServeProcess, serve_process
 
 
@@ -54,7 +48,7 @@ def _silent(stubs: Stubs, method: str) -> Any:
 async def test_a_call_whose_first_message_does_not_come_is_ended(
     method: str, stubs: Stubs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(quotas, "FIRST_MESSAGE_S", 0.3)
+    monkeypatch.setattr(interceptor, "FIRST_MESSAGE_S", 0.3)
     async with asyncio.timeout(10):
         with refused("TOO_SLOW", grpc.StatusCode.RESOURCE_EXHAUSTED) as caught:
             await _silent(stubs, f"/skerry.v1.{method}")
@@ -94,22 +88,3 @@ async def test_health_and_reflection_refuse_garbage_and_large_messages(method: s
         await call(iter([GARBAGE]), timeout=10)
     with refused("TOO_LARGE", grpc.StatusCode.RESOURCE_EXHAUSTED):
         await call(iter([bytes(5 * 2**20)]), timeout=10)
-
-
-async def test_health_watches_of_one_address_are_bounded(store_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(interceptor, "MOST_FOREIGN_CALLS", 3)
-    async with serving(open_objects(store_url), LOCAL) as server, AsyncExitStack() as stack:
-        watches = []
-        for _ in range(3):
-            stubs = await stack.enter_async_context(connected(server.port))
-            watch: Any = health_pb2_grpc.HealthStub(stubs.channel).Watch(health_pb2.HealthCheckRequest())
-            assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
-            watches.append(watch)
-        one_more = health_pb2_grpc.HealthStub(stubs.channel)
-        with refused("QUOTA_EXCEEDED", grpc.StatusCode.RESOURCE_EXHAUSTED):
-            await one_more.Check(health_pb2.HealthCheckRequest(), timeout=10)
-        await create_run(stubs)
-        watches[0].cancel()
-        async with asyncio.timeout(10):
-            while await one_more.Check(health_pb2.HealthCheckRequest(), timeout=10).code() != grpc.StatusCode.OK:
-                await asyncio.sleep(0.02)

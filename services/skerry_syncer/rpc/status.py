@@ -1,0 +1,85 @@
+"""Translates errors to `google.rpc.Status`, with ErrorInfo and, where the same call may succeed later, RetryInfo."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from google.protobuf import any_pb2
+from google.protobuf.duration_pb2 import Duration
+from google.rpc import code_pb2, error_details_pb2, status_pb2
+
+from skerry.wire.layout import BadNameError
+from skerry_syncer.errors import RETRY_ELSEWHERE_S, RETRY_FULL_S, RETRY_STORE_S, SyncerError
+from skerry_syncer.store.errors import (
+    NewerFormatError,
+    StoreError,
+    StoreFullError,
+    StoreUnavailableError,
+    UnreadableObjectError,
+)
+
+DOMAIN: Final = "skerry"
+# A status and its details have to fit the 8 KiB of metadata that clients take.
+_MAX_MESSAGE: Final = 1000
+# The reasons of each code, as the comments of `skerry.v1.ErrorReason` have them.
+_REASONS: Final[Mapping[int, str]] = {
+    code_pb2.INVALID_ARGUMENT: "BAD_REQUEST BAD_NAME SHAPE_MISMATCH NON_FINITE BAD_FRAME DIGEST_MISMATCH OUT_OF_RANGE "
+    "ENCODING_UNSUPPORTED",
+    code_pb2.NOT_FOUND: "RUN_NOT_FOUND FRAGMENT_NOT_FOUND VERSION_NOT_FOUND",
+    code_pb2.FAILED_PRECONDITION: "RUN_REPLACED RUN_CLOSED RUN_DRAFT SESSION_FENCED SESSION_UNKNOWN INCOMPLETE "
+    "BASE_FUTURE BASE_STALE BASE_FOREIGN PLAN_EXPIRED",
+    code_pb2.ALREADY_EXISTS: "RUN_EXISTS BASE_REPEATED ID_REUSED",
+    code_pb2.UNAVAILABLE: "STORE_UNAVAILABLE DRAINING NEWER_FORMAT OBJECT_UNREADABLE RUN_OPENING",
+    code_pb2.RESOURCE_EXHAUSTED: "STORE_FULL TOO_LARGE TOO_SLOW QUOTA_EXCEEDED",
+    code_pb2.DATA_LOSS: "STORE_ROLLED_BACK",
+    code_pb2.UNAUTHENTICATED: "UNAUTHENTICATED",
+    code_pb2.PERMISSION_DENIED: "PERMISSION_DENIED",
+}
+_CODES: Final = {reason: code for code, reasons in _REASONS.items() for reason in reasons.split()}
+
+
+def status_of(error: Exception) -> status_pb2.Status:
+    """Returns the status for `error`. An error that is not this project's own becomes INTERNAL, without its message."""
+    known = _as_syncer_error(error)
+    info = error_details_pb2.ErrorInfo(reason=known.reason, domain=DOMAIN, metadata=known.metadata)
+    details = [_packed(info)]
+    if known.retry_after_s is not None:
+        delay = Duration()
+        delay.FromMilliseconds(round(known.retry_after_s * 1000))
+        details.append(_packed(error_details_pb2.RetryInfo(retry_delay=delay)))
+    return status_pb2.Status(
+        code=_CODES.get(known.reason, code_pb2.INTERNAL), message=str(known)[:_MAX_MESSAGE], details=details
+    )
+
+
+def reason_of(error: Exception) -> str:
+    """Returns the reason of `skerry.v1.ErrorReason` for `error`, without its prefix."""
+    return _as_syncer_error(error).reason
+
+
+def _as_syncer_error(error: Exception) -> SyncerError:
+    match error:
+        case SyncerError():
+            return error
+        case StoreUnavailableError():
+            return SyncerError(error.reason, "the store can't be reached; retry", retry_after_s=RETRY_STORE_S)
+        case StoreFullError():
+            message = "the store is full; an operator must free space"
+            return SyncerError(error.reason, message, retry_after_s=RETRY_FULL_S)
+        case NewerFormatError():
+            return SyncerError(error.reason, str(error), retry_after_s=RETRY_ELSEWHERE_S)
+        case UnreadableObjectError():
+            return SyncerError(error.reason, str(error), retry_after_s=RETRY_FULL_S, metadata={"object": error.name})
+        case StoreError():
+            return SyncerError(error.reason, str(error), metadata=getattr(error, "metadata", None))
+        case BadNameError():
+            return SyncerError("BAD_NAME", str(error))
+        case _:
+            return SyncerError("INTERNAL", "the server failed; its log has the error")
+
+
+def _packed(message: Any) -> any_pb2.Any:
+    packed = any_pb2.Any()
+    packed.Pack(message)
+    return packed

@@ -2,7 +2,7 @@
 
 Four networks with batch normalisation learn what a random network says of inputs, which may be shifted and scaled for
 each learner in its own way. Their weights are averaged every 24 steps. In the end the averaged weights are judged on
-inputs of all four, in evaluation mode, with running statistics of several origins. docs/decisions/0010-buffers.md says
+inputs of all four, in evaluation mode, with running statistics of several origins. docs/decisions/0009-buffers.md says
 what follows from that. Nothing of the product runs here: it does not synchronise buffers.
 """
 

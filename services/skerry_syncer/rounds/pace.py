@@ -2,7 +2,7 @@
 
 A replica looks again after a sixteenth of the quiet time, so it sees a change late by that at most. A run in which
 nothing happens for a day is looked at some hundred times in its first hour, and then as rarely as the settings allow.
-`docs/decisions/0008-request-costs.md` has the arithmetic.
+In a bucket each look is paid for.
 """
 
 from __future__ import annotations

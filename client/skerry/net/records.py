@@ -148,7 +148,6 @@ class LearnerStatus:
     is_live: bool = False
     is_participating: bool = False
     report: LearnerReport | None = None
-    weight: float | None = None
     has_left: bool = False
     fates: tuple[FateCount, ...] = ()
 

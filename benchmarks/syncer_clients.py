@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import grpc
 import numpy as np
+from blake3 import blake3
 from numpy.typing import NDArray
 
 from skerry.v1 import exchange_pb2 as exchange
@@ -18,7 +19,7 @@ from skerry.v1 import exchange_pb2_grpc, runs_pb2_grpc
 from skerry.v1 import runs_pb2 as runs
 from skerry.v1 import types_pb2 as types
 from skerry.wire.codecs import Codec, Compressor, Encoding, cut_parts
-from skerry.wire.digests import delta_digest, part_digest
+from skerry.wire.digests import delta_digest
 from skerry.wire.frames import encode_frames
 from skerry.wire.layout import FragmentLayout, TensorSpec
 
@@ -115,7 +116,7 @@ def encoded(values: NDArray[np.float32], layout: FragmentLayout, encoding: Encod
     """Returns a delta's parts."""
     parts = []
     for first, numel in cut_parts(layout, encoding, PART_BYTES):
-        hasher = part_digest()
+        hasher = blake3()
         data = b"".join(encode_frames(values[first : first + numel], layout, encoding, first=first, digest=hasher))
         parts.append((first, numel, data, hasher.digest()))
     return parts

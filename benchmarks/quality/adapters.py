@@ -35,7 +35,7 @@ _OUTER: Final[Mapping[str, Mapping[str, Any]]] = {
     "mean, Nesterov 0.8/0.5": SETTINGS["mean, constant 0.8/0.5"],
     "mean, Nesterov 0.7/0.9 (DiLoCo)": outer_policy("nesterov", 0.7, 0.9, "constant"),
 }
-_ENCODING: Final = {"codec": "int4", "block": 256, "vector_codec": "bfloat16", "compressor": "zstd"}
+_ENCODING: Final = {"codec": "int4", "block": 256, "vector_codec": "float32", "compressor": "zstd"}
 
 
 @dataclass(frozen=True)

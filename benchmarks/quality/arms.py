@@ -82,7 +82,7 @@ class Islands:
 
 
 # Most of the table is from before the default's blocks had 256 elements, which have a row of their own.
-MEASURED_ENCODING: Final = {"codec": "int4", "block": 128, "vector_codec": "bfloat16", "compressor": "zstd"}
+MEASURED_ENCODING: Final = {"codec": "int4", "block": 128, "vector_codec": "float32", "compressor": "zstd"}
 # Of the table, in which nothing is quarantined by this ratio or by the default's.
 MEASURED_QUARANTINE_RATIO: Final = 30.0
 

@@ -409,7 +409,7 @@ _CODEC: Final = Plain(
     {"int4 (default)": default(4)}
     | {
         codec: default(4, policy={"delta_encoding": _encoding(codec), "update_encoding": _encoding(codec)})
-        for codec in ("e3m0", "int8", "float32")
+        for codec in ("int8", "float32")
     },
 )
 

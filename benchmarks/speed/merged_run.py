@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
+from blake3 import blake3
 from numpy.typing import NDArray
 
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.workers import Workers
 from skerry.wire.codecs import Codec, Encoding, cut_parts
-from skerry.wire.digests import delta_digest, part_digest
+from skerry.wire.digests import delta_digest
 from skerry.wire.frames import encode_frames
 from skerry.wire.layout import FragmentLayout, TensorSpec
 from skerry.wire.policy import Policy
@@ -70,7 +71,7 @@ async def prepare(directory: Path, numel: int, learner_count: int, workers: Work
     generator = np.random.default_rng(SEED)
     weights = generator.standard_normal(layout.numel, np.float32)
     ref = await log.blobs.write_snapshot(FRAGMENT, 0, "weights", snapshot_tensors(layout, weights))
-    digest = await weights_digest(weights, layout.leaf_hash, workers=workers)
+    digest = await weights_digest(weights, workers=workers)
     learners = [f"learner-{index}" for index in range(learner_count)]
     items: list[Item] = [
         PolicyItem("create", Policy(delta_encoding=DELTA_ENCODING)),
@@ -96,7 +97,7 @@ async def _push(
     refs: list[ObjectRef] = []
     norms = np.zeros(len(layout.tensors))
     for first, numel in cut_parts(layout, DELTA_ENCODING, PART_SIZE_BYTES):
-        piece, hasher = values[first : first + numel], part_digest()
+        piece, hasher = values[first : first + numel], blake3()
         frames = list(encode_frames(piece, layout, DELTA_ENCODING, first=first, decoded=piece, digest=hasher))
         part_norms = per_tensor_squared_norms(piece, layout, first)
         norms += part_norms

@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.speed.measuring import SEED
-from skerry.wire.digests import LeafHash
 from skerry.wire.layout import FragmentLayout, TensorSpec
 
 _BLOCKS: Final = 12
@@ -40,4 +39,4 @@ def arrays_of(numel: int) -> dict[str, NDArray[np.float32]]:
 def layout_of(numel: int) -> FragmentLayout:
     """Returns the same tensors as one fragment."""
     tensors = tuple(TensorSpec(name, shape) for name, shape in shapes_of(numel).items())
-    return FragmentLayout("fragment", tensors, LeafHash.BLAKE3)
+    return FragmentLayout("fragment", tensors)

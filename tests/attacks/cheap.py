@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import itertools
 import random
 from collections import Counter
@@ -12,6 +11,7 @@ from typing import Any, Final
 
 import grpc
 import numpy as np
+from blake3 import blake3
 
 from skerry.v1 import exchange_pb2 as exchange
 from skerry.v1 import runs_pb2 as runs
@@ -52,7 +52,7 @@ async def wide_parts(target: Target, told: Counter[str]) -> None:
     """Pushes parts of one element to a draft of 60,000 tensors, without end."""
     request_id = hex_id(random.Random(1))
     data = np.ones(1, np.float32).tobytes()
-    digest = hashlib.sha256(data).digest()
+    digest = blake3(data).digest()
     async with target.connected() as stubs:
         uid = (await stubs.runs.CreateRun(_wide(request_id, _TENSORS))).run.uid
         header = exchange.PushHeader(

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import random
 from collections import Counter
 from typing import Any, Final
 
 import zstandard
+from blake3 import blake3
 
 from skerry.v1 import exchange_pb2 as exchange
 from skerry.v1 import runs_pb2 as runs
@@ -42,7 +42,7 @@ async def _push(stubs: Stubs, frames: int, source: random.Random, **facts: Any) 
     """Pushes zeros."""
     numel = frames * FRAME_NUMEL
     header = exchange.PushHeader(run=_NAME, learner_id=ATTACKER, delta_id=hex_id(source), **facts)
-    digest = hashlib.sha256(bytes(4 * numel)).digest()
+    digest = blake3(bytes(4 * numel)).digest()
     await stubs.exchange.PushDelta(iter(forgery.messages(header, zeros_data(frames), numel=numel, digest=digest)))
 
 

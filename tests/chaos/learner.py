@@ -26,7 +26,7 @@ from skerry.errors import RunClosedError
 from skerry.net.grpc_transport import GrpcTransport
 from skerry.runtime.clock import SystemClock
 from skerry.v1 import exchange_pb2
-from skerry.wire.digests import LeafHash, tree_digest
+from skerry.wire.digests import tree_digest
 from tests.chaos import problem
 from tests.chaos.control import break_as_told, obey
 from tests.chaos.journal import Journal
@@ -107,7 +107,7 @@ def main(settings: str) -> None:
         )
         for name, fragment in learner._exchange._fragments.items():
             ledger = fragment.ledger
-            journal.note("adopted", [name, ledger.version, tree_digest(ledger.anchor, LeafHash.BLAKE3).hex()])
+            journal.note("adopted", [name, ledger.version, tree_digest(ledger.anchor).hex()])
     if learner.failure is not None:
         journal.note("failure", [learner.failure.reason, str(learner.failure)])
     learner.close()

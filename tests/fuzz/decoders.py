@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 import os
 from collections.abc import Callable, Coroutine, Iterable, Sequence
@@ -17,6 +16,7 @@ import click
 import grpc
 import msgspec
 import numpy as np
+from blake3 import blake3
 from google.protobuf.message import DecodeError, Message
 
 from skerry.cli import policy_text, settings
@@ -93,7 +93,7 @@ def _frames() -> tuple[tuple[bytes, ...], ...]:
     return tuple(
         tuple(encode_frames(values, _LAYOUT, Encoding(codec, block=block, vector_codec=vector, compressor=compressor)))
         for codec in Codec
-        for block, vector in ((16, Codec.BFLOAT16), (128, codec))
+        for block, vector in ((16, Codec.FLOAT32), (128, codec))
         for compressor in Compressor
     )
 
@@ -432,7 +432,6 @@ def _run_messages() -> tuple[types.Run, ...]:
         policy=_policy_messages()[0],
         status=types.RUN_STATUS_OPEN,
         format_level=4,
-        leaf_hash=types.LEAF_HASH_BLAKE3,
         versions=[types.FragmentVersion(fragment="body", version=3, digest=bytes(32))],
     )
     message.created_at.FromSeconds(1_700_000_000)
@@ -441,7 +440,7 @@ def _run_messages() -> tuple[types.Run, ...]:
 
 def _decode_layouts(data: bytes) -> object:
     message: Any = _message(_run_messages, data)
-    layouts, dtypes = layouts_from_messages(message.tensors, message.fragments, message.leaf_hash)
+    layouts, dtypes = layouts_from_messages(message.tensors, message.fragments)
     return [(layout.bounds, layout.numel) for layout in layouts if layout.numel < 2**40], dtypes
 
 
@@ -526,7 +525,7 @@ def _plans() -> tuple[tuple[exchange.PullPlan, ...], tuple[bytes, ...], Any]:
         version=3,
         numel=COURSE_LAYOUT.numel,
         size_bytes=len(snapshot),
-        digest=hashlib.sha256(snapshot).digest(),
+        digest=blake3(snapshot).digest(),
     )
     updates = course.applier(4, course.weights).plan
     full = exchange.PullPlan(from_version=-1, target=updates.target, objects=[described, *updates.objects])

@@ -57,8 +57,8 @@ _LONGEST_ROUND_STEPS: Final = 12
 _ROUNDING: Final = 1e-3
 # A step, with who trained it.
 _Step: TypeAlias = tuple[str, int]
-# Half a quantisation step, as a share of the largest value; bfloat16 is for vectors, and float32 is exact.
-_HALF_STEP: Final = {Codec.FLOAT32: 0.0, Codec.BFLOAT16: 2.0**-8, Codec.INT8: 0.5 / 127, Codec.INT4: 0.5 / 7}
+# Half a quantisation step, as a share of the largest value; float32, which vectors take, is exact.
+_HALF_STEP: Final = {Codec.FLOAT32: 0.0, Codec.INT8: 0.5 / 127, Codec.INT4: 0.5 / 7}
 
 
 @dataclass(frozen=True)
@@ -412,9 +412,7 @@ class _Audit:
                         record, fragment, delta.item.last_step - delta.item.step_count, delta.item.last_step
                     )
                 largest = float(np.abs(values).max())
-                half_step = max(_HALF_STEP[self.log.state.policy.delta_encoding.codec], 0.0)
-                if self.log.state.policy.delta_encoding.codec is not Codec.FLOAT32:
-                    half_step = max(half_step, _HALF_STEP[Codec.BFLOAT16])
+                half_step = _HALF_STEP[self.log.state.policy.delta_encoding.codec]
                 off = float(np.abs(values - expected).max())
                 if off > _ROUNDING + 1.02 * half_step * largest:
                     yield Finding(

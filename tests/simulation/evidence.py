@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from skerry.v1 import types_pb2
-from skerry.wire.digests import LeafHash, tree_digest
+from skerry.wire.digests import tree_digest
 from skerry_syncer.errors import SyncerError
 from skerry_syncer.store.errors import StoreError
 from skerry_syncer.store.log.entries import entry_name
@@ -121,7 +121,7 @@ def _adopted(world: World) -> Iterator[Adopted]:
             continue
         for name, fragment in learner.exchange._fragments.items():
             ledger = fragment.ledger
-            yield Adopted(learner.name, name, ledger.version, tree_digest(ledger.anchor, LeafHash.BLAKE3).hex())
+            yield Adopted(learner.name, name, ledger.version, tree_digest(ledger.anchor).hex())
 
 
 def state_digest(state: RunState) -> str:

@@ -60,7 +60,7 @@ class Plan:
 def plan(seed: int, mix: Mix) -> Plan:
     """Returns the plan of one run."""
     source = random.Random(f"{seed}/{mix.name}/plan")
-    encoding = Encoding(codec=mix.delta_codec, block=16, vector_codec=Codec.BFLOAT16, compressor=Compressor.ZSTD)
+    encoding = Encoding(codec=mix.delta_codec, block=16, compressor=Compressor.ZSTD)
     policy = Policy(
         inner_step_count=source.choice((6, 8, 12)),
         quorum_count=mix.quorum_count,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import random
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from typing import Any, NoReturn, Self, cast
 
 import grpc
 import numpy as np
+from blake3 import blake3
 from google.rpc import error_details_pb2, status_pb2
 from numpy.typing import NDArray
 
@@ -22,7 +22,7 @@ from skerry.v1 import exchange_pb2 as exchange
 from skerry.v1 import runs_pb2 as runs
 from skerry.v1 import types_pb2 as types
 from skerry.wire.codecs import Codec, Compressor, Encoding
-from skerry.wire.digests import LeafHash, delta_digest, part_digest, tree_digest
+from skerry.wire.digests import delta_digest, tree_digest
 from skerry.wire.frames import decode_frames, encode_frames
 from skerry.wire.layout import FragmentLayout, TensorSpec
 
@@ -196,7 +196,7 @@ def part_messages(
     values: Float32s, fragment: FragmentLayout, encoding: Encoding, first: int, numel: int, *, cut: int = 700
 ) -> tuple[list[exchange.PushDeltaRequest], bytes]:
     """Returns the messages of one part, with `cut` bytes of data each, and the part's digest."""
-    digest = part_digest()
+    digest = blake3()
     data = b"".join(encode_frames(values[first : first + numel], fragment, encoding, first=first, digest=digest))
     messages = [exchange.PushDeltaRequest(part=exchange.PartBegin(first=first, numel=numel))]
     messages += [exchange.PushDeltaRequest(data=data[at : at + cut]) for at in range(0, len(data), cut)]
@@ -262,7 +262,7 @@ def apply_plan(
 ) -> Float32s:
     values = np.zeros(fragment.numel, np.float32) if base is None else base.copy()
     for one, data in zip(plan.objects, received, strict=True):
-        assert hashlib.sha256(data).digest() == one.digest
+        assert blake3(data).digest() == one.digest
         assert len(data) == one.size_bytes
         if one.kind == exchange.OBJECT_KIND_SNAPSHOT:
             values[one.first : one.first + one.numel] = _snapshot_values(bytes(data), fragment)
@@ -270,7 +270,7 @@ def apply_plan(
             step = np.empty(one.numel, np.float32)
             decode_frames(bytes(data), fragment, step, first=one.first)
             values[one.first : one.first + one.numel] -= step
-    assert tree_digest(values, LeafHash.BLAKE3) == plan.target.digest
+    assert tree_digest(values) == plan.target.digest
     return values
 
 

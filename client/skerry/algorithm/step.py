@@ -29,14 +29,15 @@ from operator import xor
 from typing import Final, NamedTuple
 
 import numpy as np
+from blake3 import blake3
 from numpy.typing import NDArray
 
 from skerry.wire.codecs import MAX_FRAME_NUMEL, Cut, Encoding, PerThread, cut_frames
-from skerry.wire.digests import LEAF_NUMEL, Hasher, LeafHash, leaf_hasher, tree_root
-from skerry.wire.frames import QUANTISER, Frame, decode_frame, open_frame, pack_frame, parse_frames, quantise_cut
+from skerry.wire.digests import LEAF_NUMEL, tree_root
+from skerry.wire.frames import Frame, decode_frame, open_frame, pack_frame, parse_frames, quantise_cut
 from skerry.wire.kernels import kernels_for
 from skerry.wire.layout import FragmentLayout, blocks_of
-from skerry.wire.quantise import decode_in_kernels, kernel_limits, non_finite_error
+from skerry.wire.quantise import decode_in_kernels, empty_frame, kernel_limits, non_finite_error
 
 Float32s = NDArray[np.float32]
 
@@ -93,7 +94,7 @@ class LeafPieces(NamedTuple):
     """What one span brings to the tree digest of the new weights."""
 
     head: bytes  # the elements before the span's leaf begins: the end of the leaf before
-    leaf: Hasher  # has taken the span's other elements
+    leaf: blake3  # has taken the span's other elements
 
 
 class AdvancedSpan(NamedTuple):
@@ -143,7 +144,7 @@ def advance_span(
     Raises:
         NonFiniteError: the step left the range of the codec; the state is then of no use.
     """
-    frames, leaf, before, after, difference = list[bytes](), _Leaf(span, step.layout.leaf_hash), 0, 0, None
+    frames, leaf, before, after, difference = list[bytes](), _Leaf(span), 0, 0, None
     for cut in cut_frames(step.layout, step.encoding, span.first, span.stop - span.first):
         raw, q, read, written = _advance(step, cut)
         if packs:
@@ -228,9 +229,9 @@ def digest_of_spans(numel: int, pieces: Sequence[LeafPieces]) -> bytes:
 class _Leaf:
     """Hashes a span's new weights. Those before the first leaf boundary belong to the leaf of the span before."""
 
-    def __init__(self, span: Span, leaf_hash: LeafHash) -> None:
+    def __init__(self, span: Span) -> None:
         self._head_numel = -span.first % LEAF_NUMEL
-        self._head, self._hasher = bytearray(), leaf_hasher(leaf_hash)
+        self._head, self._hasher = bytearray(), blake3()
 
     def take(self, theta: Float32s) -> None:
         """Takes the weights that follow."""
@@ -274,7 +275,7 @@ def _advance(step: Step, cut: Cut) -> tuple[NDArray[np.uint8], Float32s, int, in
     factors = (scalars.decay, scalars.gain, scalars.momentum, scalars.rate)
     if cut.block:
         blocks = blocks_of(layout, cut.first, cut.numel, cut.block)
-        raw, scales, codes = QUANTISER.value.empty(cut.codec, blocks)
+        raw, scales, codes = empty_frame(cut.codec, blocks)
         of_codec, written_arrays = (*kernel_limits(cut.codec), blocks.edges, scales, codes), (weights, target, q)
         is_within, read, written = kernels.take_step(*of_codec, *sums, *factors, *written_arrays)
         if not is_within:

@@ -6,10 +6,10 @@ weights, and the training thread makes it at a step boundary.
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass, replace
 
 import numpy as np
+from blake3 import blake3
 from numpy.typing import NDArray
 
 from skerry.algorithm.rebase import FlatArray, Ledger
@@ -102,12 +102,12 @@ class PlanApplier:
             CorruptDownloadError: the weights are not the target's.
         """
         if not self.is_part:
-            check_digest(self.plan, tree_digest(self._weights, self._layout.leaf_hash))
+            check_digest(self.plan, tree_digest(self._weights))
         return self._weights[slice(*self._span)]
 
     def _begin_object(self) -> None:
         self.offset = 0
-        self._hasher = hashlib.sha256()
+        self._hasher = blake3()
         if self.is_complete:
             return
         described = self.plan.objects[self.object_index]

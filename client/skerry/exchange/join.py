@@ -5,12 +5,12 @@ A run is created from initial weights: a draft, the weights of every fragment, a
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 import numpy as np
+from blake3 import blake3
 from numpy.typing import NDArray
 
 from skerry.errors import PoisonedError, RunExistsError, RunNotFoundError, SkerryError, error_of, is_transient
@@ -106,7 +106,7 @@ def _encode_initial(
 
 def _initial_delta_id(request_id: str, fragment: str) -> str:
     """Returns the same id when the creation is repeated with the same request id."""
-    return hashlib.sha256(f"skerry.initial.v1\0{request_id}\0{fragment}".encode()).hexdigest()[:32]
+    return blake3(f"skerry.initial.v1\0{request_id}\0{fragment}".encode()).hexdigest()[:32]
 
 
 async def _push_initial(calls: Calls, delta: Delta, position: int) -> int:

@@ -290,7 +290,7 @@ class ExchangeLoop:
         session.saw(run.position)
         session.policy = policy_of(run.policy, Policy())
         warn_of_missing_plan(session)
-        self._layouts, _ = layouts_from_messages(run.tensors, run.fragments, run.leaf_hash)
+        self._layouts, _ = layouts_from_messages(run.tensors, run.fragments)
         check_same_tensors(session.parameters.tensors, self._layouts)
         await check_untrained(session, run)
         largest_numel = max(layout.numel for layout in self._layouts)

@@ -94,7 +94,7 @@ async def pull_span(
     request = _newest(session, layout, plan.from_version)
     request.limit_bytes = session.calls.lane_bytes
     _, weights = await _Download(session, layout, request, None, await session.workers.run(applier)).result()
-    return weights, await session.workers.run(lambda: list(tree_leaves(weights, layout.leaf_hash)))
+    return weights, await session.workers.run(lambda: list(tree_leaves(weights)))
 
 
 def _newest(session: Reader, layout: FragmentLayout, version: int) -> v1.PullFragmentRequest:

@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, Protocol
 
+from blake3 import blake3
+
 from skerry.algorithm.rebase import FlatArray, Ledger, Trained
 from skerry.errors import error_of
 from skerry.exchange.session import Calls, Session
@@ -17,7 +19,7 @@ from skerry.v1 import exchange_pb2 as v1
 from skerry.wire import Encoding, FragmentLayout
 from skerry.wire.bulk import data_request
 from skerry.wire.codecs import cut_parts
-from skerry.wire.digests import delta_digest, part_digest
+from skerry.wire.digests import delta_digest
 
 # Bytes of frames in one message: what gRPC moves fastest, and well below its default limit.
 MESSAGE_SIZE_BYTES: Final = 2**20
@@ -142,7 +144,7 @@ def encode_parts(
     for first, numel in cut_parts(layout, encoding, part_size_bytes):
         if not start <= first < stop:
             continue
-        digest = part_digest()
+        digest = blake3()
         inside = slice(first - start, first - start + numel)
         piece, under = values[inside], None if base is None else base[inside]
         frames = tuple(encode(piece, layout, encoding, first=first, base=under, decoded=piece, digest=digest))

@@ -50,14 +50,6 @@ class Fate(StrEnum):
     QUARANTINED = "quarantined"
 
 
-class LeafHash(StrEnum):
-    """The hash of a tree digest's leaves."""
-
-    UNSPECIFIED = "unspecified"
-    SHA256 = "sha256"
-    BLAKE3 = "blake3"
-
-
 @dataclass(frozen=True)
 class Tensor:
     """One tensor of a run's model."""
@@ -108,7 +100,6 @@ class Run:
     position: int = 0
     created_at: datetime | None = None
     format_level: int = 0
-    leaf_hash: LeafHash = LeafHash.UNSPECIFIED
     untrained: tuple[UntrainedTensor, ...] = ()
 
 

@@ -28,7 +28,7 @@ from skerry.runtime.logs import get_logger
 from skerry.runtime.workers import ThreadWorkers
 from skerry.v1 import exchange_pb2
 from skerry.wire import FragmentLayout, TensorSpec
-from skerry.wire.digests import LEAF_NUMEL, LeafHash, tree_root
+from skerry.wire.digests import LEAF_NUMEL, tree_root
 
 _log = get_logger(__name__)
 _WORKER_COUNT: Final = 2
@@ -83,7 +83,7 @@ class IslandDownloads:
             key=spread.key,
             base=self.shelf.described(start),
             bounds=bounds,
-            fragment=[layout.name, layout.leaf_hash, *(tensor.name for tensor in layout.tensors)],
+            fragment=[layout.name, *(tensor.name for tensor in layout.tensors)],
             run=[session.run, session.run_uid, session.position],
             plan=plan.SerializeToString().hex(),
         )
@@ -118,8 +118,8 @@ class IslandDownloads:
         """Begins to download this rank's range; at the leader, makes ready to."""
         rank = self.shelf.island.rank
         start = self.shelf.ranged(**base, bounds=bounds)
-        name, leaf_hash, *tensors = fragment
-        layout = FragmentLayout(name, tuple(self._specs[one] for one in tensors), leaf_hash=LeafHash(leaf_hash))
+        name, *tensors = fragment
+        layout = FragmentLayout(name, tuple(self._specs[one] for one in tensors))
         parsed = exchange_pb2.PullPlan.FromString(bytes.fromhex(plan))
 
         async def fetch(reader: Reader) -> list[str]:

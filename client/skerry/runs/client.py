@@ -25,7 +25,6 @@ from skerry.runtime.identifiers import SystemEntropy, system_random
 from skerry.runtime.workers import InlineWorkers, ThreadWorkers
 from skerry.v1 import capabilities_pb2, exchange_pb2, runs_pb2, types_pb2
 from skerry.wire import messages
-from skerry.wire.digests import LeafHash
 from skerry.wire.layout import FragmentLayout, TensorSpec
 from skerry.wire.policy import Policy
 
@@ -288,10 +287,8 @@ class RunsClient:
 
 def _layouts(run: Run) -> list[FragmentLayout]:
     shapes = {tensor.name: tensor.shape for tensor in run.tensors}
-    leaf_hash = LeafHash.BLAKE3 if run.leaf_hash.value == LeafHash.BLAKE3 else LeafHash.SHA256
     return [
-        FragmentLayout(one.name, tuple(TensorSpec(name, shapes[name]) for name in one.tensors), leaf_hash)
-        for one in run.fragments
+        FragmentLayout(one.name, tuple(TensorSpec(name, shapes[name]) for name in one.tensors)) for one in run.fragments
     ]
 
 

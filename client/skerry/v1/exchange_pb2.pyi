@@ -453,7 +453,7 @@ class PartEnd(_message.Message):
 
     DIGEST_FIELD_NUMBER: _builtins.int
     digest: _builtins.bytes
-    """SHA-256 of the uncompressed bytes of the part's frames, in order."""
+    """BLAKE3 of the uncompressed bytes of the part's frames, in order."""
     def __init__(
         self,
         *,
@@ -573,7 +573,7 @@ class StoredPart(_message.Message):
     numel: _builtins.int
     """Number of elements."""
     digest: _builtins.bytes
-    """SHA-256 of its uncompressed bytes."""
+    """BLAKE3 of its uncompressed bytes."""
     def __init__(
         self,
         *,
@@ -750,7 +750,7 @@ class PlanObject(_message.Message):
     size_bytes: _builtins.int
     """Its size."""
     digest: _builtins.bytes
-    """SHA-256 of its bytes as they travel."""
+    """BLAKE3 of its bytes as they travel."""
     def __init__(
         self,
         *,

@@ -48,14 +48,10 @@ class _CodecEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Codec.ValueType
     """Not stated. A server MUST refuse it where a codec is required."""
     CODEC_FLOAT32: _Codec.ValueType  # 1
     """IEEE 754 binary32, little-endian. Always legal, in both directions."""
-    CODEC_BFLOAT16: _Codec.ValueType  # 2
-    """The upper half of a binary32, rounded to nearest, ties to even."""
     CODEC_INT8: _Codec.ValueType  # 3
     """Signed 8-bit codes with one float32 scale a block."""
     CODEC_INT4: _Codec.ValueType  # 4
     """Signed 4-bit codes, -7 to 7, with one float32 scale a block."""
-    CODEC_E3M0: _Codec.ValueType  # 5
-    """Sign and three exponent bits, with one float32 scale a block."""
 
 class Codec(_Codec, metaclass=_CodecEnumTypeWrapper):
     """How a fragment's elements are encoded inside a frame. The values are the codec byte of the frame header."""
@@ -64,14 +60,10 @@ CODEC_UNSPECIFIED: Codec.ValueType  # 0
 """Not stated. A server MUST refuse it where a codec is required."""
 CODEC_FLOAT32: Codec.ValueType  # 1
 """IEEE 754 binary32, little-endian. Always legal, in both directions."""
-CODEC_BFLOAT16: Codec.ValueType  # 2
-"""The upper half of a binary32, rounded to nearest, ties to even."""
 CODEC_INT8: Codec.ValueType  # 3
 """Signed 8-bit codes with one float32 scale a block."""
 CODEC_INT4: Codec.ValueType  # 4
 """Signed 4-bit codes, -7 to 7, with one float32 scale a block."""
-CODEC_E3M0: Codec.ValueType  # 5
-"""Sign and three exponent bits, with one float32 scale a block."""
 Global___Codec: _TypeAlias = Codec  # noqa: Y015
 
 class _Compressor:
@@ -192,30 +184,6 @@ RUN_STATUS_CLOSING: RunStatus.ValueType  # 3
 RUN_STATUS_CLOSED: RunStatus.ValueType  # 4
 """Every accepted delta has its fate; the run is read-only."""
 Global___RunStatus: _TypeAlias = RunStatus  # noqa: Y015
-
-class _LeafHash:
-    ValueType = _typing.NewType("ValueType", _builtins.int)
-    V: _TypeAlias = ValueType  # noqa: Y015
-
-class _LeafHashEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_LeafHash.ValueType], _builtins.type):
-    DESCRIPTOR: _descriptor.EnumDescriptor
-    LEAF_HASH_UNSPECIFIED: _LeafHash.ValueType  # 0
-    """Not stated, as by syncers that know no other hash: SHA-256."""
-    LEAF_HASH_SHA256: _LeafHash.ValueType  # 1
-    """SHA-256."""
-    LEAF_HASH_BLAKE3: _LeafHash.ValueType  # 2
-    """BLAKE3, of 32 bytes, without a key."""
-
-class LeafHash(_LeafHash, metaclass=_LeafHashEnumTypeWrapper):
-    """The hash of a tree digest's leaves (protos/FORMAT.md, section 7)."""
-
-LEAF_HASH_UNSPECIFIED: LeafHash.ValueType  # 0
-"""Not stated, as by syncers that know no other hash: SHA-256."""
-LEAF_HASH_SHA256: LeafHash.ValueType  # 1
-"""SHA-256."""
-LEAF_HASH_BLAKE3: LeafHash.ValueType  # 2
-"""BLAKE3, of 32 bytes, without a key."""
-Global___LeafHash: _TypeAlias = LeafHash  # noqa: Y015
 
 class _Fate:
     ValueType = _typing.NewType("ValueType", _builtins.int)
@@ -506,14 +474,14 @@ class Encoding(_message.Message):
     VECTOR_CODEC_FIELD_NUMBER: _builtins.int
     COMPRESSOR_FIELD_NUMBER: _builtins.int
     codec: Global___Codec.ValueType
-    """Codec of tensors with two or more dimensions; of every tensor where it is CODEC_FLOAT32 or CODEC_BFLOAT16."""
+    """Codec of tensors with two or more dimensions; of every tensor where it is CODEC_FLOAT32."""
     block: _builtins.int
-    """Elements that share one scale, 16 to 4096. Not read where `codec` has no scales (CODEC_FLOAT32, CODEC_BFLOAT16);
-    a server answers 0 there.
+    """Elements that share one scale, 16 to 4096. Not read where `codec` is CODEC_FLOAT32; a server answers
+    0 there.
     """
     vector_codec: Global___Codec.ValueType
     """Codec of tensors with at most one dimension where `codec` has scales; CODEC_UNSPECIFIED: the same as `codec`.
-    Where `codec` is CODEC_FLOAT32 or CODEC_BFLOAT16 it has no effect, and a server answers `codec` in its place.
+    Where `codec` is CODEC_FLOAT32 it has no effect, and a server answers CODEC_FLOAT32.
     """
     compressor: Global___Compressor.ValueType
     """Compressor of frames. A frame that does not shrink is sent as it is."""
@@ -783,7 +751,7 @@ class Policy(_message.Message):
 
     @_builtins.property
     def delta_encoding(self) -> Global___Encoding:
-        """How learners encode deltas. Default int4, blocks of 256, bfloat16 vectors, zstd."""
+        """How learners encode deltas. Default int4, blocks of 256, float32 vectors, zstd."""
 
     @_builtins.property
     def update_encoding(self) -> Global___Encoding:
@@ -934,7 +902,6 @@ class Run(_message.Message):
     POSITION_FIELD_NUMBER: _builtins.int
     CREATED_AT_FIELD_NUMBER: _builtins.int
     FORMAT_LEVEL_FIELD_NUMBER: _builtins.int
-    LEAF_HASH_FIELD_NUMBER: _builtins.int
     UNTRAINED_FIELD_NUMBER: _builtins.int
     PACKED_LAYOUT_FIELD_NUMBER: _builtins.int
     name: _builtins.str
@@ -947,10 +914,6 @@ class Run(_message.Message):
     """Log position that this answer reflects."""
     format_level: _builtins.int
     """The format level of its log: replicas of versions that know only lower ones can't serve it. See Runs.UpgradeRun."""
-    leaf_hash: Global___LeafHash.ValueType
-    """How the leaves of its tree digests are hashed, for its whole life. A client that does not know the value can't
-    check weights, and MUST NOT join.
-    """
     packed_layout: _builtins.bytes
     """In place of `tensors`, `fragments` and `untrained`, which are then empty: the three of a model whose Layout has
     more than 1 MiB, such as one of many experts. zlib's format (RFC 1950) of a serialized Layout of at most 64 MiB.
@@ -997,13 +960,12 @@ class Run(_message.Message):
         position: _builtins.int = ...,
         created_at: _timestamp_pb2.Timestamp | None = ...,
         format_level: _builtins.int = ...,
-        leaf_hash: Global___LeafHash.ValueType = ...,
         untrained: _abc.Iterable[Global___UntrainedTensor] | None = ...,
         packed_layout: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["created_at", b"created_at", "policy", b"policy"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["created_at", b"created_at", "format_level", b"format_level", "fragments", b"fragments", "leaf_hash", b"leaf_hash", "name", b"name", "packed_layout", b"packed_layout", "policy", b"policy", "position", b"position", "status", b"status", "tensors", b"tensors", "uid", b"uid", "untrained", b"untrained", "versions", b"versions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["created_at", b"created_at", "format_level", b"format_level", "fragments", b"fragments", "name", b"name", "packed_layout", b"packed_layout", "policy", b"policy", "position", b"position", "status", b"status", "tensors", b"tensors", "uid", b"uid", "untrained", b"untrained", "versions", b"versions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -23,18 +23,14 @@ MAX_FRAME_NUMEL: Final = 2**18
 """A frame's float32 input is at most 1 MiB: it stays in a core's cache, and a receiver can allocate it unchecked."""
 MAX_BLOCK: Final = 2**16 - 1
 """The block's length is a u16 in the frame header."""
-MAX_LEVEL: Final = 19
-"""Higher zstd levels need larger windows than a peer has to accept."""
 
 
 class Codec(StrEnum):
-    """How one element is written. `number` is what the frame header holds."""
+    """How one element is written: as it is, or as a signed integer of `bits` bits times its block's scale."""
 
     FLOAT32 = "float32"
-    BFLOAT16 = "bfloat16"
     INT8 = "int8"
     INT4 = "int4"
-    E3M0 = "e3m0"
 
     @property
     def number(self) -> int:
@@ -49,12 +45,12 @@ class Codec(StrEnum):
     @property
     def has_blocks(self) -> bool:
         """Whether elements are written as codes relative to their block's scale."""
-        return self in _TOP_CODES
+        return self is not Codec.FLOAT32
 
     @property
     def top_code(self) -> int:
         """The scale is a block's largest magnitude divided by this; block codecs only."""
-        return _TOP_CODES[self]
+        return (1 << self.bits - 1) - 1
 
     def code_size(self, numel: int) -> int:
         """Bytes of `numel` codes or elements, scales apart."""
@@ -65,9 +61,8 @@ class Codec(StrEnum):
         return self.code_size(numel) + (4 * block_count if self.has_blocks else 0)
 
 
-_CODEC_NUMBERS: Final = {Codec.FLOAT32: 1, Codec.BFLOAT16: 2, Codec.INT8: 3, Codec.INT4: 4, Codec.E3M0: 5}
-_CODEC_BITS: Final = {Codec.FLOAT32: 32, Codec.BFLOAT16: 16, Codec.INT8: 8, Codec.INT4: 4, Codec.E3M0: 4}
-_TOP_CODES: Final = {Codec.INT8: 127, Codec.INT4: 7, Codec.E3M0: 1}
+_CODEC_NUMBERS: Final = {Codec.FLOAT32: 1, Codec.INT8: 3, Codec.INT4: 4}
+_CODEC_BITS: Final = {Codec.FLOAT32: 32, Codec.INT8: 8, Codec.INT4: 4}
 CODEC_OF_NUMBER: Final = {number: codec for codec, number in _CODEC_NUMBERS.items()}
 
 
@@ -95,15 +90,13 @@ class PerThread(threading.local, Generic[T]):
 
 
 _decompressor: Final = PerThread(zstandard.ZstdDecompressor)
-_compressors: Final = PerThread[dict[int, zstandard.ZstdCompressor]](dict)  # one, for high levels take 16 MiB each
+# Level 1: higher ones are only slower on codes.
+_compressor: Final = PerThread(lambda: zstandard.ZstdCompressor(level=1, write_checksum=False, write_content_size=True))
 
 
-def compress(raw: memoryview, level: int) -> bytes:
+def compress(raw: memoryview) -> bytes:
     """Return `raw` as one zstd frame that says its size."""
-    if level not in _compressors.value:
-        made = zstandard.ZstdCompressor(level=level, write_checksum=False, write_content_size=True)
-        _compressors.value = {level: made}
-    return _compressors.value[level].compress(raw)
+    return _compressor.value.compress(raw)
 
 
 def decompress_exactly(payload: bytes | memoryview, size: int) -> bytes:
@@ -139,11 +132,9 @@ class Encoding:
     codec: Codec
     block: int = 256
     """Elements that share a scale, 1 to 65535. 256 costs an eighth of a bit an element."""
-    vector_codec: Codec = Codec.BFLOAT16
+    vector_codec: Codec = Codec.FLOAT32
     """For tensors of at most one dimension, whose few elements matter most. Ignored where `codec` has no blocks."""
     compressor: Compressor = Compressor.ZSTD
-    level: int = 1
-    """zstd level, 1 to 19. Above 1 it only gets slower on codes, not smaller."""
 
     def __post_init__(self) -> None:
         """Refuse what no frame header can hold."""
@@ -153,8 +144,6 @@ class Encoding:
                 raise ValueError(f"{name} must be a {kind.__name__}. {name}={value!r}")  # noqa: TRY004 - of a field, as any other
         if not 1 <= self.block <= MAX_BLOCK:
             raise ValueError(f"block must be 1 to {MAX_BLOCK}. block={self.block}")
-        if not 1 <= self.level <= MAX_LEVEL:
-            raise ValueError(f"level must be 1 to {MAX_LEVEL}. level={self.level}")
 
     def codec_for(self, tensor: TensorSpec) -> Codec:
         """Return the codec that this tensor's elements take."""

@@ -1,19 +1,17 @@
-"""Digests that sender and receiver both compute: of a part, of a whole delta, and of a fragment's values."""
+"""BLAKE3 digests that sender and receiver both compute: of a whole delta, and of a fragment's values.
+
+The digest of a part is the BLAKE3 of the raw (uncompressed) bytes of its frames, in order.
+"""
 
 from __future__ import annotations
 
-import hashlib
 import struct
-from enum import StrEnum
-from typing import TYPE_CHECKING, Final, Protocol
+from collections.abc import Iterator, Sequence
+from typing import Final
 
 import numpy as np
 from blake3 import blake3
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from numpy.typing import NDArray
+from numpy.typing import NDArray
 
 DIGEST_SIZE: Final = 32
 LEAF_NUMEL: Final = 2**20
@@ -24,35 +22,13 @@ _RANGE: Final = struct.Struct("<QQ")
 _COUNT: Final = struct.Struct("<Q")
 
 
-class LeafHash(StrEnum):
-    """How the leaves of a run's tree digests are hashed: they are as many bytes as the model has in float32."""
-
-    SHA256 = "sha256"
-    BLAKE3 = "blake3"  # takes a third of the time
-
-
-class Hasher(Protocol):
-    """What `hashlib` returns, as far as it is used here."""
-
-    def update(self, raw: bytes | memoryview, /) -> object:
-        """Take in more bytes."""
-
-    def digest(self) -> bytes:
-        """Return the digest of all bytes so far."""
-
-
-def part_digest() -> Hasher:
-    """Return a hasher for a part: feed it the raw (uncompressed) bytes of its frames, in order."""
-    return hashlib.sha256()
-
-
 def delta_digest(parts: Sequence[tuple[int, int, bytes]]) -> bytes:
     """Return the digest of a delta from its parts' `(first, numel, digest)`, which may come in any order.
 
     Raises:
         ValueError: a digest is not 32 bytes, or parts overlap.
     """
-    hasher = hashlib.sha256(_DELTA_DOMAIN)
+    hasher = blake3(_DELTA_DOMAIN)
     end = 0
     for first, numel, digest in sorted(parts):
         if len(digest) != DIGEST_SIZE or first < end:
@@ -65,12 +41,7 @@ def delta_digest(parts: Sequence[tuple[int, int, bytes]]) -> bytes:
     return hasher.digest()
 
 
-def leaf_hasher(leaf_hash: LeafHash) -> Hasher:
-    """Return a hasher for a leaf of a tree digest; feed it bytes, and nothing that has other elements."""
-    return blake3() if leaf_hash is LeafHash.BLAKE3 else hashlib.sha256()
-
-
-def tree_leaves(values: NDArray[np.float32], leaf_hash: LeafHash) -> Iterator[bytes]:
+def tree_leaves(values: NDArray[np.float32]) -> Iterator[bytes]:
     """Yield the digest of each 2^20 elements (the last may have fewer), from little-endian float32 bytes.
 
     Raises:
@@ -80,9 +51,7 @@ def tree_leaves(values: NDArray[np.float32], leaf_hash: LeafHash) -> Iterator[by
         msg = f"values must be contiguous, one-dimensional float32. dtype={values.dtype}, shape={values.shape}"
         raise ValueError(msg)
     for first in range(0, len(values), LEAF_NUMEL):
-        hasher = leaf_hasher(leaf_hash)
-        hasher.update(values[first : first + LEAF_NUMEL].view(np.uint8).data)
-        yield hasher.digest()
+        yield blake3(values[first : first + LEAF_NUMEL].view(np.uint8).data).digest()
 
 
 def tree_root(numel: int, leaves: Sequence[bytes]) -> bytes:
@@ -93,9 +62,9 @@ def tree_root(numel: int, leaves: Sequence[bytes]) -> bytes:
     """
     if len(leaves) != -(-numel // LEAF_NUMEL):
         raise ValueError(f"wrong count of leaves. numel={numel}, leaves={len(leaves)}")
-    return hashlib.sha256(_TREE_DOMAIN + _COUNT.pack(numel) + b"".join(leaves)).digest()
+    return blake3(_TREE_DOMAIN + _COUNT.pack(numel) + b"".join(leaves)).digest()
 
 
-def tree_digest(values: NDArray[np.float32], leaf_hash: LeafHash) -> bytes:
+def tree_digest(values: NDArray[np.float32]) -> bytes:
     """Return the digest of a fragment's values: of their exact bits, so -0.0 and 0.0 differ."""
-    return tree_root(len(values), list(tree_leaves(values, leaf_hash)))
+    return tree_root(len(values), list(tree_leaves(values)))

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import numpy as np
+from blake3 import blake3
 from numpy.typing import NDArray
 from zlib_ng.zlib_ng import crc32  # 15 times as fast as zlib's
 
@@ -25,15 +26,13 @@ from skerry.wire.codecs import (
     Compressor,
     Cut,
     Encoding,
-    PerThread,
     compress,
     cut_frames,
     decompress_exactly,
 )
-from skerry.wire.digests import Hasher
 from skerry.wire.errors import FrameError, WireReason
 from skerry.wire.layout import Blocks, FragmentLayout, blocks_of
-from skerry.wire.quantise import Quantiser, check_range_array, dequantise, non_finite_error
+from skerry.wire.quantise import check_range_array, dequantise, non_finite_error, quantise
 
 MAGIC: Final = b"SKF1"
 _HEADER: Final = struct.Struct("<4sBBHQIII")  # the CRC-32 follows
@@ -64,7 +63,7 @@ def encode_frames(
     first: int = 0,
     base: NDArray[np.float32] | None = None,
     decoded: NDArray[np.float32] | None = None,
-    digest: Hasher | None = None,
+    digest: blake3 | None = None,
 ) -> Iterator[bytes]:
     """Yield whole frames that cover elements `[first, first + len(values))` of the fragment.
 
@@ -97,10 +96,6 @@ def encode_frames(
     return map(frame, cut_frames(layout, encoding, first, len(values)))
 
 
-QUANTISER: Final = PerThread(Quantiser)
-"""The calling thread's own; whoever takes its memory has it until the thread's next frame."""
-
-
 def quantise_cut(
     values: NDArray[np.float32],  # (cut.numel,) contiguous
     layout: FragmentLayout,
@@ -114,7 +109,7 @@ def quantise_cut(
         NonFiniteError: a value that the codec cannot carry.
     """
     blocks = blocks_of(layout, cut.first, cut.numel, cut.block) if cut.block else None
-    raw = QUANTISER.value.quantise(cut.codec, values, blocks, decoded)
+    raw = quantise(cut.codec, values, blocks, decoded)
     if raw is None:
         raise non_finite_error(values, layout, cut)
     return raw
@@ -126,7 +121,7 @@ def pack_frame(cut: Cut, raw: NDArray[np.uint8], encoding: Encoding) -> bytes:
     compressor = Compressor.NONE
     # zstd saves 2 of 32 bits of float32 and takes 10 ns an element, which is not worth it.
     if encoding.compressor is Compressor.ZSTD and cut.codec is not Codec.FLOAT32:
-        compressed = compress(raw.data, encoding.level)
+        compressed = compress(raw.data)
         if len(compressed) < raw.nbytes:
             payload, compressor = compressed, Compressor.ZSTD
     header = _HEADER.pack(
@@ -225,7 +220,7 @@ def decode_frame(
     layout: FragmentLayout,
     out: NDArray[np.float32] | None = None,
     *,
-    digest: Hasher | None = None,
+    digest: blake3 | None = None,
 ) -> NDArray[np.float32]:
     """Return the frame's elements, `(frame.numel,)` float32; in `out`, when it is given.
 
@@ -271,7 +266,7 @@ def decode_frames(
     out: NDArray[np.float32],  # (numel of the range,) written
     *,
     first: int = 0,
-    digest: Hasher | None = None,
+    digest: blake3 | None = None,
 ) -> None:
     """Decode frames that must cover `[first, first + len(out))` in order, without gap or overlap.
 

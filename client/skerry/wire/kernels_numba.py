@@ -30,9 +30,9 @@ _CHUNK: Final = 512  # elements in the buffer, 2 KiB; even
 _PIECE: Final = np.uint64(2**14)
 _LARGEST_BITS: Final = np.uint32(0x7F000000)  # of quantise.LARGEST_SCALED; NaN and infinity are above it
 _MAGNITUDE: Final = np.uint32(0x7FFFFFFF)
-_MAGIC: Final = np.float32(1.5 * 2**23)  # quantise.ROUND_TO_INTEGER
+# Added to x, |x| < 2^22, leaves rint(x) in the low bits of the sum: two's complement in its lowest byte.
+_MAGIC: Final = np.float32(1.5 * 2**23)
 _INFINITY: Final = np.float32(np.inf)
-_SMALLEST_POWER: Final = np.float32(2.0**-6)  # the smallest value of e3m0
 _ZERO: Final = np.float32(0)
 _ONE: Final = np.uint64(1)
 _LOW_NIBBLE: Final = np.uint64(15)
@@ -67,36 +67,9 @@ def _inlined(function: Function) -> Function:
     return cast("Function", compiled)
 
 
-@_inlined
-def _power_of_two(code: int) -> np.float32:
-    """The value of an e3m0 code: `NIBBLE_VALUES`, as bits."""
-    power = np.uint32(code & 7)
-    sign = np.uint32((code & 8) << 28)
-    return np.uint32(((power + np.uint32(120)) << np.uint32(23)) | sign if power else 0).view(np.float32)
-
-
-@_inlined
-def _integer_power(code: int) -> np.int8:
-    """The value of an e3m0 code in units of the smallest."""
-    power = np.int8((1 << (code & 7)) >> 1)
-    return np.int8(-power if code & 8 else power)
-
-
-@_inlined
-def _e3m0_codes(values: Any, at: np.uint64, n: np.uint64, divisor: np.float32, buffer: Any, words: Any) -> None:
-    """Write n codes to `words`, by the rule of `quantise._e3m0_codes`."""
-    for i in range(n):
-        buffer[i] = values[at + i] / divisor
-    for i in range(n):
-        top = np.int32(words[i] >> np.uint32(22))
-        size = top & 511
-        power: Any = 1 if size == 240 else min(max((size - 239) >> 1, 0), 7)
-        words[i] = np.uint32(power | ((top >> 9) << 3 if power > 0 else 0))
-
-
 @_compiled(types.boolean(types.int64, _float, _float, _read_floats, _edges, _floats, _bytes, _floats, types.boolean))
 def quantise(  # noqa: C901, PLR0912 - loops in functions of their own are not vectorised, and take twice the time
-    bits: int,  # 8; 4; 3 for e3m0
+    bits: int,  # 8 or 4
     top_code: np.float32,
     smallest_scale: np.float32,
     values: Float32s,  # (numel,)
@@ -106,7 +79,7 @@ def quantise(  # noqa: C901, PLR0912 - loops in functions of their own are not v
     decoded: Float32s,  # (numel,) written where `is_decoded`; may be `values`
     is_decoded: bool,
 ) -> bool:
-    """`Quantiser.quantise`, and `dequantise` of the same; False at the first block that holds a value beyond the codec.
+    """`quantise.quantise`, and `dequantise` of the same; False at the first block that holds a value beyond the codec.
 
     Blocks before that one are decoded, to values within the codec.
     """
@@ -128,15 +101,9 @@ def quantise(  # noqa: C901, PLR0912 - loops in functions of their own are not v
         while at < stop:
             # One element where a block begins in the middle of a byte.
             n = _ONE if bits < 8 and at & _ONE else min(np.uint64(_CHUNK), stop - at)
-            if bits == 3:
-                _e3m0_codes(values, at, n, divisor, buffer, words)
-            else:
-                for i in range(n):
-                    buffer[i] = values[at + i] / divisor + _MAGIC
-            if is_decoded and bits == 3:
-                for i in range(n):
-                    decoded[at + i] = _power_of_two(words[i]) * scale
-            elif is_decoded:
+            for i in range(n):
+                buffer[i] = values[at + i] / divisor + _MAGIC
+            if is_decoded:
                 for i in range(n):
                     decoded[at + i] = (buffer[i] - _MAGIC) * scale
             if bits == 8:
@@ -170,8 +137,6 @@ def decode(  # noqa: C901, PLR0912 - as `quantise`
     pairs = levels.view(np.uint16)
     for block in range(np.uint64(len(scales))):
         at, stop, scale, coefficient = edges[block], edges[block + _ONE], scales[block], coefficients[block]
-        if bits == 3:
-            scale *= _SMALLEST_POWER
         while at < stop:
             n = _ONE if bits < 8 and at & _ONE else min(np.uint64(_CHUNK), stop - at)
             byte = at >> _ONE
@@ -182,12 +147,8 @@ def decode(  # noqa: C901, PLR0912 - as `quantise`
                 for j in range((n + _ONE) >> _ONE):
                     pair = np.uint16(codes[byte + j] >> 4 if at & _ONE else codes[byte + j])
                     pair = (pair | (pair << np.uint16(4))) & np.uint16(0x0F0F)
-                    if bits == 4:  # to signed bytes: of each, (nibble ^ 8) - 8, with a bit that keeps borrows apart
-                        pair = ((pair ^ np.uint16(0x8888)) - np.uint16(0x0808)) ^ np.uint16(0x8080)
-                    pairs[j] = pair
-            if bits == 3:
-                for i in range(n):
-                    levels[i] = _integer_power(levels[i])
+                    # To signed bytes: of each, (nibble ^ 8) - 8, with a bit that keeps borrows apart.
+                    pairs[j] = ((pair ^ np.uint16(0x8888)) - np.uint16(0x0808)) ^ np.uint16(0x8080)
             if use == STORE:
                 for i in range(n):
                     out[at + i] = np.float32(levels[i]) * scale
@@ -206,22 +167,9 @@ def decode(  # noqa: C901, PLR0912 - as `quantise`
             at += n
 
 
-@_compiled(types.boolean(_read_floats, _float, _float), nogil=False)  # to get the GIL back would take longer
-def are_scales(scales: Float32s, smallest: np.float32, largest: np.float32) -> bool:
-    """`quantise._check_scales`: whether each is 0 or from `smallest` to `largest`."""
-    bits, is_right = scales.view(np.uint32), True
-    low, high = np.float32(smallest).view(np.uint32), np.float32(largest).view(np.uint32)
-    for i in range(np.uint64(len(scales))):
-        is_right &= (bits[i] == np.uint32(0)) | ((bits[i] >= low) & (bits[i] <= high))
-    return is_right
-
-
 @_inlined
-def _square(bits: int, code: int) -> np.uint32:
-    """The square of a code's level: of e3m0's, times 2^14."""
-    if bits == 3:
-        power = np.uint32(code & 7)
-        return np.uint32(1) << (power + power) if power else np.uint32(0)
+def _square(code: int) -> np.uint32:
+    """The square of a 4-bit code's level."""
     level = np.int32(code ^ 8) - np.int32(8)
     return np.uint32(level * level)
 
@@ -244,25 +192,21 @@ def squared_norm(
                 total += np.uint32(level * level)
         else:
             if first & _ONE:
-                total += _square(bits, codes[first >> _ONE] >> 4)
+                total += _square(codes[first >> _ONE] >> 4)
                 first += _ONE
             byte, end = first >> _ONE, stop >> _ONE
-            if bits == 3:
-                for j in range(end - byte):
-                    total += _square(bits, codes[byte + j] & 15) + _square(bits, codes[byte + j] >> 4)
-            else:
-                while byte < end:
-                    n = min(np.uint64(_CHUNK), end - byte)
-                    for j in range(n):  # at most 2 * 64, in bytes, of which a vector holds four times as many
-                        squares[j] = np.uint8(_square(bits, codes[byte + j] & 15) + _square(bits, codes[byte + j] >> 4))
-                    for j in range(n):
-                        total += np.uint32(squares[j])
-                    byte += n
+            while byte < end:
+                n = min(np.uint64(_CHUNK), end - byte)
+                for j in range(n):  # at most 2 * 64, in bytes, of which a vector holds four times as many
+                    squares[j] = np.uint8(_square(codes[byte + j] & 15) + _square(codes[byte + j] >> 4))
+                for j in range(n):
+                    total += np.uint32(squares[j])
+                byte += n
             if stop > first and stop & _ONE:
-                total += _square(bits, codes[stop >> _ONE] & 15)
+                total += _square(codes[stop >> _ONE] & 15)
         scale = np.float64(scales[block])
         norm += np.float64(total) * (scale * scale)
-    return norm * 2.0**-14 if bits == 3 else norm
+    return norm
 
 
 @_compiled(types.float64(_read_floats), fastmath={"reassoc"})

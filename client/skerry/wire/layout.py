@@ -9,15 +9,13 @@ import math
 import re
 from bisect import bisect_right
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import accumulate
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
-
-from skerry.wire.digests import LeafHash
 
 _NAME: Final = re.compile(r"[a-z0-9](?:[a-z0-9._-]{0,62}[a-z0-9])?")
 _ID: Final = re.compile(r"[0-9a-f]{32}")
@@ -90,8 +88,6 @@ class FragmentLayout:
 
     name: str
     tensors: tuple[TensorSpec, ...]
-    leaf_hash: LeafHash = field(default=LeafHash.SHA256, compare=False)
-    """The run's, decided when it is created: a layout in a request has none of its own."""
 
     def __post_init__(self) -> None:
         """Refuse a name that is used twice."""
@@ -162,33 +158,27 @@ class Blocks:
     """The blocks of a range, in order: the elements that share a scale.
 
     Blocks restart at each tensor, and a tensor's last one may be short.
-
-    A range is *even* when all blocks but the last are full, so that it can be seen as a matrix of blocks
-    and one short tail. Only uneven ranges need `starts`.
     """
 
-    numel: int
     size: int
-    count: int
-    starts: NDArray[np.int64] | None  # (count,) first element of each block, from the range's first; None: even
+    edges: NDArray[np.uint64]  # (count + 1,) first element of each block, from the range's first; then numel
+    is_even: bool  # whether all blocks but the last are full, so that the range is a matrix of blocks and a short tail
 
     @property
-    def full_count(self) -> int:
-        """Full blocks at the front of an even range."""
-        return self.numel // self.size
+    def numel(self) -> int:
+        """Elements of the range."""
+        return int(self.edges[-1])
+
+    @property
+    def count(self) -> int:
+        """Blocks of the range."""
+        return len(self.edges) - 1
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """`(count,)` elements of each block of an uneven range."""
-        assert self.starts is not None
-        return np.diff(self.starts, append=self.numel)
-
-    @property
-    def edges(self) -> NDArray[np.uint64]:
-        """`(count + 1,)` the first element of each block, then `numel`: what kernels take."""
-        if self.starts is None:
-            return _even_edges(self.numel, self.size)
-        return np.append(self.starts, self.numel).astype(np.uint64)
+        """`(count,)` elements of each block."""
+        edges = self.edges.astype(np.int64)
+        return edges[1:] - edges[:-1]
 
 
 @lru_cache(64)
@@ -209,14 +199,12 @@ def blocks_of(layout: FragmentLayout, first: int, numel: int, size: int) -> Bloc
         raise ValueError(f"range outside the fragment. first={first}, numel={numel}, fragment_numel={layout.numel}")
     if not (layout.is_boundary(first, size) and layout.is_boundary(stop, size)):
         raise ValueError(f"range not cut at block boundaries. first={first}, numel={numel}, block={size}")
-    if layout.tensor_at(first) == layout.tensor_at(stop - 1):
-        return Blocks(numel, size, -(-numel // size), None)
     # Vectorised over tensors, because a Python loop over many tiny tensors would be slow.
     bounds = layout.bounds_within(first, stop) - first  # (tensors + 1,)
     lengths = np.diff(bounds)
-    counts = -(-lengths // size)
-    total = int(counts.sum())
     if not (lengths[:-1] % size).any():
-        return Blocks(numel, size, total, None)
-    nth_in_tensor = np.arange(total) - np.repeat(np.cumsum(counts) - counts, counts)
-    return Blocks(numel, size, total, np.repeat(bounds[:-1], counts) + nth_in_tensor * size)
+        return Blocks(size, _even_edges(numel, size), is_even=True)
+    counts = -(-lengths // size)
+    nth_in_tensor = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    starts = np.repeat(bounds[:-1], counts) + nth_in_tensor * size
+    return Blocks(size, np.append(starts, numel).astype(np.uint64), is_even=False)

@@ -17,18 +17,11 @@ from google.protobuf.message import DecodeError
 from skerry.v1 import runs_pb2
 from skerry.v1 import types_pb2 as v1
 from skerry.wire.codecs import Codec, Compressor, Encoding
-from skerry.wire.digests import LeafHash
 from skerry.wire.layout import MAX_DIMS, MAX_TENSOR_NAME_BYTES, FragmentLayout, TensorSpec, check_name
 from skerry.wire.policy import MergeRule, OuterName, OuterOptimizer, OuterSchedule, Policy, outer_name
 from skerry.wire.untrained import UntrainedTensor
 
 V = TypeVar("V")
-
-LEAF_HASHES: Final = {
-    v1.LEAF_HASH_UNSPECIFIED: LeafHash.SHA256,
-    v1.LEAF_HASH_SHA256: LeafHash.SHA256,
-    v1.LEAF_HASH_BLAKE3: LeafHash.BLAKE3,
-}
 
 # Pins, and merge rules of fragments, of one message.
 _MOST_ENTRIES: Final = 1000
@@ -41,10 +34,8 @@ MAX_BLOCK: Final = 4096
 
 _CODECS: Final[Mapping[v1.Codec.ValueType, Codec]] = {
     v1.CODEC_FLOAT32: Codec.FLOAT32,
-    v1.CODEC_BFLOAT16: Codec.BFLOAT16,
     v1.CODEC_INT8: Codec.INT8,
     v1.CODEC_INT4: Codec.INT4,
-    v1.CODEC_E3M0: Codec.E3M0,
 }
 CODEC_MESSAGES: Final = {codec: number for number, codec in _CODECS.items()}
 _COMPRESSORS: Final[Mapping[v1.Compressor.ValueType, Compressor]] = {
@@ -75,7 +66,7 @@ _PLAIN_FIELDS: Final = tuple(
 
 
 def encoding_to_message(encoding: Encoding) -> v1.Encoding:
-    """Returns the encoding as a message; the compressor's level is left out, because only the sender needs it."""
+    """Returns the encoding as a message."""
     has_blocks = encoding.codec.has_blocks
     return v1.Encoding(
         codec=CODEC_MESSAGES[encoding.codec],
@@ -202,15 +193,12 @@ def layouts_to_messages(
 def layouts_from_messages(
     tensors: Sequence[v1.Tensor],
     fragments: Sequence[v1.Fragment],
-    leaf_hash: v1.LeafHash.ValueType = v1.LEAF_HASH_UNSPECIFIED,
 ) -> tuple[tuple[FragmentLayout, ...], dict[str, str]]:
     """Returns the layouts in plan order, and each tensor's element type by name.
 
     Raises:
-        ValueError: names or shapes are not legal, the plan is not a partition of the tensors, or the leaf hash is not
-            known here.
+        ValueError: names or shapes are not legal, or the plan is not a partition of the tensors.
     """
-    hashed_with = _known(LEAF_HASHES, leaf_hash, "leaf hash")
     specs = {tensor.name: tensor_from_message(tensor) for tensor in tensors}
     if not specs or len(specs) != len(tensors):
         raise ValueError(f"tensor names are not unique, or there are none. tensors={len(tensors)}, names={len(specs)}")
@@ -219,9 +207,7 @@ def layouts_from_messages(
         odd = sorted(set(placed) ^ specs.keys()) or sorted(name for name, count in Counter(placed).items() if count > 1)
         raise ValueError(f"plan is not a partition of the tensors. missing, unknown or repeated={odd[:5]}")
     layouts = tuple(
-        FragmentLayout(
-            check_name(fragment.name, "fragment"), tuple(specs[name] for name in fragment.tensors), hashed_with
-        )
+        FragmentLayout(check_name(fragment.name, "fragment"), tuple(specs[name] for name in fragment.tensors))
         for fragment in fragments
     )
     empty = [layout.name for layout in layouts if not layout.tensors]

@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 
 from skerry.wire.errors import TensorFileError, WireReason
 from skerry.wire.layout import FragmentLayout
-from skerry.wire.quantise import to_bfloat16
 
 _METADATA: Final = "__metadata__"
 _SIZE: Final = struct.Struct("<Q")
@@ -125,11 +124,17 @@ def tensor_bytes(values: NDArray[np.float32], dtype: str = "float32") -> Iterato
     for start in range(0, len(flat), _PIECE_NUMEL):
         piece = flat[start : start + _PIECE_NUMEL]
         if dtype == "bfloat16":
-            yield to_bfloat16(piece).tobytes()
+            yield _to_bfloat16(piece).tobytes()
         else:
             with np.errstate(over="ignore"):  # what float16 can't hold becomes infinite
                 data = piece.astype(np.dtype(dtype).newbyteorder("<"), copy=False).tobytes()
             yield data  # outside of the context, which a generator may leave on another thread than it entered
+
+
+def _to_bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
+    """Returns the values' bits as bfloat16, rounded to nearest, ties to even."""
+    bits = values.view(np.uint32)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
 
 
 def read_file_header(path: Path) -> dict[str, FileTensor]:

@@ -1,8 +1,7 @@
 """Makes frames from torch tensors, quantised on their own device, so that only codes and scales are copied to the host.
 
 Each operation here is that of `skerry.wire.quantise`, on a float32 or integer tensor, so the frames are equal in every
-byte. Torch needs care in two places: on a GPU, dividing by a Python number multiplies by its reciprocal, so divisors
-are tensors; and right shifts of negative int32 keep the sign, so their results are masked.
+byte. On a GPU, dividing by a Python number multiplies by its reciprocal, so divisors are tensors.
 """
 
 from __future__ import annotations
@@ -12,25 +11,18 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
+from blake3 import blake3
 
 from skerry.wire.codecs import Codec, Cut, Encoding, cut_frames
 from skerry.wire.frames import pack_frame
 from skerry.wire.layout import blocks_of
-from skerry.wire.quantise import (
-    E3M0_CODE_OF_TOP_BITS,
-    LARGEST_FLOAT32,
-    LARGEST_SCALED,
-    NIBBLE_VALUES,
-    SMALLEST_SCALE,
-    non_finite_error,
-)
+from skerry.wire.quantise import LARGEST_FLOAT32, LARGEST_SCALED, SMALLEST_SCALE, non_finite_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from numpy.typing import NDArray
 
-    from skerry.wire.digests import Hasher
     from skerry.wire.layout import Blocks, FragmentLayout
 
 BATCH_NUMEL: Final = 2**24
@@ -45,7 +37,7 @@ def encode_frames_torch(
     first: int = 0,
     base: torch.Tensor | None = None,
     decoded: torch.Tensor | None = None,
-    digest: Hasher | None = None,
+    digest: blake3 | None = None,
 ) -> Iterator[bytes]:
     """Yield the frames that `encode_frames` would make of the same values, or of base - values where `base` is given.
 
@@ -104,14 +96,10 @@ class _Quantised:
 
 def _quantise(cut: Cut, values: torch.Tensor, layout: FragmentLayout) -> _Quantised | None:
     """Return codes and scales; None when a value is beyond the codec."""
-    no_scales = np.empty(0, np.float32)
     if not cut.codec.has_blocks:
-        limit = LARGEST_FLOAT32 if cut.codec is Codec.FLOAT32 else LARGEST_SCALED
-        if not bool((values.abs() <= float(limit)).all()):
+        if not bool((values.abs() <= float(LARGEST_FLOAT32)).all()):
             return None
-        elements = values if cut.codec is Codec.FLOAT32 else values.to(torch.bfloat16)
-        as_integers = elements.contiguous().view(torch.int32 if cut.codec is Codec.FLOAT32 else torch.int16)
-        return _Quantised(no_scales, _host_array(as_integers).view(np.uint8), elements.float())
+        return _Quantised(np.empty(0, np.float32), _host_array(values.contiguous()).view(np.uint8), values)
     blocks = blocks_of(layout, cut.first, cut.numel, cut.block)
     places = _places(blocks, values.device)
     rows = _rows(values, blocks, places)  # (blocks, block)
@@ -119,16 +107,11 @@ def _quantise(cut: Cut, values: torch.Tensor, layout: FragmentLayout) -> _Quanti
     if not bool((largest <= float(LARGEST_SCALED)).all()):
         return None
     scales = largest / torch.full_like(largest, cut.codec.top_code)
-    is_zero = scales < float(SMALLEST_SCALE[cut.codec])
+    is_zero = scales < float(SMALLEST_SCALE)
     scales.masked_fill_(is_zero, 0.0)
     quotients = rows / scales.masked_fill(is_zero, torch.inf).unsqueeze(1)
-    if cut.codec is Codec.E3M0:
-        top_bits = (quotients.view(torch.int32) >> 22) & 1023
-        codes = torch.from_numpy(E3M0_CODE_OF_TOP_BITS).to(values.device)[top_bits.long()]
-        levels = torch.from_numpy(NIBBLE_VALUES[Codec.E3M0]).to(values.device)[codes.long()]
-    else:
-        rounded = quotients.round_().to(torch.int8)
-        codes, levels = rounded.view(torch.uint8), rounded.float()
+    rounded = quotients.round_().to(torch.int8)
+    codes, levels = rounded.view(torch.uint8), rounded.float()
     codes, decoded = (_flat(each, blocks, places) for each in (codes, levels.mul_(scales.unsqueeze(1))))
     packed = codes if cut.codec is Codec.INT8 else _pack_nibbles(codes)
     return _Quantised(_host_array(scales), _host_array(packed), decoded)
@@ -146,10 +129,10 @@ def _host_array(tensor: torch.Tensor) -> NDArray[Any]:
 
 def _places(blocks: Blocks, device: torch.device) -> torch.Tensor | None:
     """Return `(numel,)`: where each element of an uneven range is among rows of whole blocks; None: in its order."""
-    if blocks.starts is None:
+    if blocks.is_even:
         return None
     lengths = torch.from_numpy(blocks.lengths).to(device)
-    padding = torch.from_numpy(np.arange(blocks.count) * blocks.size - blocks.starts).to(device)
+    padding = torch.from_numpy(np.arange(blocks.count) * blocks.size - blocks.edges[:-1].astype(np.int64)).to(device)
     return torch.arange(blocks.numel, device=device) + padding.repeat_interleave(lengths, output_size=blocks.numel)
 
 

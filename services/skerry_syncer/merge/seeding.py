@@ -42,7 +42,7 @@ async def seed(log: RunLog, name: str, workers: Workers, scratch: Scratch) -> No
                 await workers.run(partial(decode_frames, batch.data, layout, out, first=batch.first))
     except FrameError as error:
         raise UnreadableObjectError(source.parts[0].name, f"initial weights. fragment={name}, {error}") from error
-    digest = await weights_digest(weights, layout.leaf_hash, workers=workers)
+    digest = await weights_digest(weights, workers=workers)
     ref = await log.blobs.write_snapshot(name, 0, "weights", snapshot_tensors(layout, weights))
     await log.append([SnapshotItem(name, 0, digest, (ref,), ())])
     _LOG.info("initial weights stored", run=log.spec.name, fragment=name, numel=layout.numel)

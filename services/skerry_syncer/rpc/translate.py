@@ -11,7 +11,6 @@ from google.protobuf.duration_pb2 import Duration
 
 from skerry.v1 import exchange_pb2, runs_pb2, types_pb2
 from skerry.wire.messages import (
-    LEAF_HASHES,
     layouts_to_messages,
     pack_layout,
     policy_to_message,
@@ -26,7 +25,6 @@ from skerry_syncer.run.pull import PullPlan
 from skerry_syncer.store.log.entries import INITIAL_BASE, AcceptedItem, RunSpec
 from skerry_syncer.store.log.state import FragmentState, RunState, VersionState
 
-_LEAF_HASHES: Final = {hash_: number for number, hash_ in LEAF_HASHES.items()}
 # Tensors up to which it is said which ones differ where a learner has another number of them than the run.
 _MOST_COMPARED: Final = 10_000
 # Of the learners in an answer, beside the run's tensors.
@@ -57,8 +55,7 @@ def run_message(state: RunState) -> types_pb2.Run:
 def _created(spec: RunSpec) -> types_pb2.Run:
     """Returns what never changes of a run."""
     tensors, fragments = layouts_to_messages(spec.fragments, spec.dtypes)
-    leaf_hash = _LEAF_HASHES[spec.fragments[0].leaf_hash]
-    message = types_pb2.Run(name=spec.name, uid=spec.uid, tensors=tensors, fragments=fragments, leaf_hash=leaf_hash)
+    message = types_pb2.Run(name=spec.name, uid=spec.uid, tensors=tensors, fragments=fragments)
     message.untrained.extend(untrained_to_messages(spec.untrained))
     message.created_at.FromMilliseconds(round(spec.created_at_unix_s * 1000))
     pack_layout(message)

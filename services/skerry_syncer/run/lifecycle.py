@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
+from blake3 import blake3
+
 from skerry.runtime.logs import get_logger
-from skerry.wire.digests import LeafHash
 from skerry.wire.layout import FragmentLayout, check_id, check_name
 from skerry.wire.policy import Policy
 from skerry.wire.untrained import UntrainedTensor
@@ -33,7 +33,6 @@ _LOG: Final = get_logger(__name__)
 # Limits of one run: far above what is trained today, far below what the process that folds it could not hold.
 MAX_TENSOR_COUNT: Final = 100_000
 MAX_FRAGMENT_COUNT: Final = 512
-_LEAF_HASH_LEVEL: Final = 4  # the first format level at which a run may hash leaves with BLAKE3
 _UNTRAINED_LEVEL: Final = 5  # and at which run.json may have untrained tensors
 # In parts of the suggested size a delta of so many elements still fits one log entry.
 MAX_FRAGMENT_NUMEL: Final = 2**35
@@ -53,7 +52,7 @@ class NewRun:
 
 def uid_of_draft(name: str, request_id: str) -> str:
     """Returns the uid of the draft that a CreateRun request makes, the same on every replica and at every retry."""
-    return hashlib.sha256(f"skerry.run.v1\0{name}\0{request_id}".encode()).hexdigest()[:32]
+    return blake3(f"skerry.run.v1\0{name}\0{request_id}".encode()).hexdigest()[:32]
 
 
 async def create_run(host: RunHost, new: NewRun) -> RunReplica:
@@ -76,11 +75,8 @@ async def create_run(host: RunHost, new: NewRun) -> RunReplica:
             raise SyncerError("RUN_EXISTS", "the name is taken", metadata=error.metadata) from error
         if error.reason != "RUN_NOT_FOUND":
             raise
-        is_old = host.settings.new_run_level < _LEAF_HASH_LEVEL
-        leaf_hash = LeafHash.SHA256 if is_old else LeafHash.BLAKE3
-        fragments = tuple(replace(layout, leaf_hash=leaf_hash) for layout in new.fragments)
         untrained = new.untrained if host.settings.new_run_level >= _UNTRAINED_LEVEL else ()
-        spec = RunSpec(new.name, uid, fragments, new.dtypes, host.clock.unix_s(), untrained)
+        spec = RunSpec(new.name, uid, new.fragments, new.dtypes, host.clock.unix_s(), untrained)
         await host.store.create_draft(spec)
         replica = await host.open(new.name, uid, is_creator=True)
     spec = replica.log.spec
@@ -89,8 +85,7 @@ async def create_run(host: RunHost, new: NewRun) -> RunReplica:
     if replica.state.status is RunStatus.DRAFT and new.request_id not in replica.state.requests:
         first: list[Item] = [PolicyItem(new.request_id, new.policy, author())]
         # The replica that began the draft may have had another level for new runs.
-        is_old = spec.fragments[0].leaf_hash is LeafHash.SHA256
-        least = _UNTRAINED_LEVEL if spec.untrained else 0 if is_old else _LEAF_HASH_LEVEL
+        least = _UNTRAINED_LEVEL if spec.untrained else 0
         level = max(host.settings.new_run_level, least)
         if level > replica.state.level:
             first.insert(0, LevelItem(level, author()))

@@ -12,10 +12,10 @@ from collections import deque
 from typing import Final
 
 import numpy as np
+from blake3 import blake3
 from numpy.typing import NDArray
 
 from skerry.wire.codecs import MAX_FRAME_NUMEL, Codec, Compressor
-from skerry.wire.digests import part_digest
 from skerry.wire.errors import FrameError
 from skerry.wire.frames import Frame, FrameReader, open_frame, parse_frames, raw_bytes
 from skerry.wire.layout import FragmentLayout
@@ -85,7 +85,7 @@ class ArrivingPart:
         self._codecs = codecs
         self._room_bytes = _MOST_KEPT_TIMES * limit_bytes  # below 0: nothing is kept
         self._reader = FrameReader(first, numel)
-        self._hasher = part_digest()
+        self._hasher = blake3()
         self._values: NDArray[np.float32] = np.empty(min(numel, MAX_FRAME_NUMEL), np.float32)
 
     def feed(self, data: bytes | memoryview) -> None:

@@ -96,9 +96,7 @@ async def test_parts_that_leave_a_gap_are_incomplete(learner: RawLearner, base: 
 
 
 async def test_an_answer_says_what_becomes_of_a_vector_codec_that_has_no_effect(stubs: Stubs) -> None:
-    plain = types.Encoding(
-        codec=types.CODEC_FLOAT32, vector_codec=types.CODEC_BFLOAT16, compressor=types.COMPRESSOR_NONE
-    )
+    plain = types.Encoding(codec=types.CODEC_FLOAT32, vector_codec=types.CODEC_INT8, compressor=types.COMPRESSOR_NONE)
     policy = types.Policy(inner_step_count=4, grace_factor=0.0, delta_encoding=plain, update_encoding=plain)
     run, _ = await create_run(stubs, policy=policy)
     for answered in (run.policy.delta_encoding, run.policy.update_encoding):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import random
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -11,6 +10,7 @@ from dataclasses import replace
 import grpc
 import numpy as np
 import zstandard
+from blake3 import blake3
 
 from skerry import ArrayLearner
 from skerry.v1 import exchange_pb2 as exchange
@@ -49,7 +49,7 @@ async def _pushed(stubs: Stubs, name: str = "draft") -> types.Run:
             run=name, run_uid=run.uid, learner_id="creator", session_id=request_id, fragment=fragment, base_version=-1
         )
         header.delta_id = f"{number:032x}"
-        digest = hashlib.sha256(raw).digest()
+        digest = blake3(raw).digest()
         await stubs.exchange.PushDelta(iter(forgery.messages(header, data, numel=NUMEL, digest=digest)))
     return run
 

@@ -12,9 +12,8 @@ import grpc
 import pytest
 
 from skerry.v1 import runs_pb2 as runs
-from skerry.v1 import types_pb2 as types
 from skerry_syncer.server import serving
-from skerry_syncer.store.log.entries import CHECKPOINTS_FORMAT, ENTRY_FORMAT, OLDEST_LEVEL, Entry, bytes_digest
+from skerry_syncer.store.log.entries import ENTRY_FORMAT, OLDEST_LEVEL, Entry, bytes_digest
 from skerry_syncer.store.objects.opening import open_objects
 from tests.integration.syncer.conftest import LOCAL
 from tests.support.raw_learner import RawLearner, Stubs, connected, create_run, plan_messages, refused
@@ -42,21 +41,6 @@ async def test_a_run_created_at_the_level_of_the_version_before_is_raised_once(s
         for level in (OLDEST_LEVEL, ENTRY_FORMAT + 1):
             with refused("BAD_REQUEST", grpc.StatusCode.INVALID_ARGUMENT):
                 await stubs.runs.UpgradeRun(_upgrade(level))
-
-
-async def test_a_draft_keeps_its_leaf_hash_and_gets_the_level_for_it_wherever_it_is_completed(store_url: str) -> None:
-    old = dataclasses.replace(LOCAL, host=dataclasses.replace(LOCAL.host, new_run_level=OLDEST_LEVEL))
-    tensors, fragments = plan_messages()
-    request = runs.CreateRunRequest(request_id="1" * 32, name="demo", tensors=tensors, fragments=fragments)
-    async with serving(open_objects(store_url), LOCAL) as server, connected(server.port) as stubs:
-        begun = (await stubs.runs.CreateRun(request)).run
-    log = Path(urlsplit(store_url).path) / "runs" / "demo" / begun.uid / "log"
-    for entry in log.iterdir():
-        entry.unlink()  # as if the replica had died after it had written run.json
-    async with serving(open_objects(store_url), old) as server, connected(server.port) as stubs:
-        again = (await stubs.runs.CreateRun(request)).run
-    assert (again.uid, again.leaf_hash) == (begun.uid, types.LEAF_HASH_BLAKE3)
-    assert again.format_level == CHECKPOINTS_FORMAT  # the first that has it
 
 
 async def test_a_replica_that_is_too_old_for_a_run_sends_its_learners_elsewhere(store_url: str) -> None:

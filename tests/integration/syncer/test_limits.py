@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import hashlib
 import random
 import threading
 import time
@@ -16,6 +15,7 @@ import numpy as np
 import psutil
 import pytest
 import zstandard
+from blake3 import blake3
 from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2
 
@@ -169,7 +169,7 @@ async def _created_large(stubs: Stubs, numel: int) -> exchange.PullFragmentReque
     frames = [
         forgery.float32_frame(np.zeros(min(ZEROS, numel - at), np.float32), first=at) for at in range(0, numel, ZEROS)
     ]
-    digest = hashlib.sha256(bytes(4 * numel)).digest()
+    digest = blake3(bytes(4 * numel)).digest()
     messages = [exchange.PushDeltaRequest(header=header)]
     messages.append(exchange.PushDeltaRequest(part=exchange.PartBegin(numel=numel)))
     messages += [exchange.PushDeltaRequest(data=frame) for frame in frames]

@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+from blake3 import blake3
 from numpy.typing import NDArray
 
 from skerry.algorithm.rounds import outage_length, round_length
@@ -16,7 +17,7 @@ from skerry.algorithm.step import OuterState
 from skerry.runtime.clock import Clock, SystemClock
 from skerry.runtime.workers import InlineWorkers, Workers
 from skerry.wire.codecs import Codec, Compressor, Encoding
-from skerry.wire.digests import LeafHash, delta_digest, part_digest, tree_digest
+from skerry.wire.digests import delta_digest, tree_digest
 from skerry.wire.frames import encode_frames, parse_frames, raw_bytes
 from skerry.wire.layout import FragmentLayout, TensorSpec
 from skerry.wire.policy import Policy
@@ -46,7 +47,7 @@ from tests.support.seeded_entropy import SeededEntropy
 
 Float32s = NDArray[np.float32]
 FLOAT32 = Encoding(Codec.FLOAT32, compressor=Compressor.NONE)
-INT4 = Encoding(Codec.INT4, block=4, vector_codec=Codec.BFLOAT16)
+INT4 = Encoding(Codec.INT4, block=4)
 FRAGMENT = "body"
 
 
@@ -90,7 +91,7 @@ class Driver:
         self = cls(log, layout, objects, workers, Scratch(None), OuterState(zeros, zeros, zeros, 0))
         items: list[Item] = [
             PolicyItem("create", policy),
-            SnapshotItem(FRAGMENT, 0, tree_digest(zeros, LeafHash.SHA256).hex(), (ref,), ()),
+            SnapshotItem(FRAGMENT, 0, tree_digest(zeros).hex(), (ref,), ()),
             StatusItem(RunStatus.OPEN),
             *(SessionItem(f"m{index}", f"session{index}", "here") for index in range(10)),
         ]
@@ -122,7 +123,7 @@ class Driver:
         norms = np.zeros(len(self.layout.tensors))
         for first, stop in pairwise(edges):
             piece = array[first:stop].copy()
-            hasher = part_digest()
+            hasher = blake3()
             frames = list(encode_frames(piece, self.layout, encoding, first=first, decoded=piece, digest=hasher))
             part_norms = per_tensor_squared_norms(piece, self.layout, first)
             norms += part_norms

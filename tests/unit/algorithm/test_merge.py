@@ -11,7 +11,7 @@ import pytest
 from msgspec import structs
 
 from skerry.algorithm.merge import Pace, largest_after, with_step
-from skerry.wire.digests import LeafHash, tree_digest
+from skerry.wire.digests import tree_digest
 from skerry.wire.policy import OFFERED_OUTER_NAMES, MergeRule, OuterName, OuterOptimizer, OuterSchedule, Policy
 from skerry_syncer.rounds import engine as rounds
 from skerry_syncer.store.log.entries import PolicyItem
@@ -317,7 +317,7 @@ async def test_a_merge_takes_the_state_to_the_version_that_its_commit_names() ->
     result = await driver.merge(await driver.close([await driver.push(1, rng.normal(size=15))]))
     assert driver.log.state.fragments[FRAGMENT].version == 1
     assert (driver.state.version, driver.state.checksum) == (2, driver.state.actual_checksum())
-    assert tree_digest(driver.state.weights, LeafHash.SHA256).hex() == result.commit.digest
+    assert tree_digest(driver.state.weights).hex() == result.commit.digest
     item = await driver.commit(result)
     assert item == structs.replace(result.commit, update=item.update)
 

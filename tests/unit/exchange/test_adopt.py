@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 from itertools import pairwise
 
 import numpy as np
 import pytest
+from blake3 import blake3
 from numpy.typing import NDArray
 
 from skerry.errors import CorruptDownloadError
@@ -45,14 +45,14 @@ class Course:
                         first=first,
                         numel=stop - first,
                         size_bytes=len(self.data[-1]),
-                        digest=hashlib.sha256(self.data[-1]).digest(),
+                        digest=blake3(self.data[-1]).digest(),
                     )
                 )
             self.weights -= decoded
 
     def applier(self, object_count: int, weights: NDArray[np.float32]) -> PlanApplier:
         """Returns an applier of the first objects, which lead from version 3 to these weights."""
-        digest = tree_digest(weights, LAYOUT.leaf_hash)
+        digest = tree_digest(weights)
         plan = v1.PullPlan(
             from_version=3,
             target=types.FragmentVersion(fragment="f", version=5, digest=digest),

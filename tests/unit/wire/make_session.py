@@ -1,30 +1,29 @@
-"""Writes the recorded sessions in `tests/unit/wire/vectors`, with which a client is tested without a server.
+"""Writes the recorded session in `tests/unit/wire/vectors/session`, with which a client is tested without a server.
 
     python -m tests.unit.wire.make_session            write the files
     python -m tests.unit.wire.make_session --check    exit with 1 where a file differs from what would be written
 
 One learner, one fragment: it pulls a snapshot and updates, pushes four deltas that meet each fate that a learner acts
 on, and adopts what comes. The updates are made here, of no merge rule, so that the session outlives changes of those.
-There is one session for each hash of a run's leaves; nothing but digests of whole weights differs.
 protos/FORMAT.md, section 11, specifies the files; docs/client-guide.md the arithmetic.
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from blake3 import blake3
 from google.protobuf import json_format
 from google.protobuf.message import Message
 
 from skerry.v1 import exchange_pb2 as exchange
 from skerry.v1 import types_pb2 as types
-from skerry.wire.digests import LeafHash, delta_digest, tree_digest
+from skerry.wire.digests import delta_digest, tree_digest
 from tests.unit.wire.make_vectors import patterns, tensors_json
 from tests.unit.wire.session_objects import (
     LAYOUT,
@@ -37,13 +36,9 @@ from tests.unit.wire.session_objects import (
     values,
 )
 
-DIRECTORIES = {
-    LeafHash.SHA256: Path(__file__).parent / "vectors" / "session",
-    LeafHash.BLAKE3: Path(__file__).parent / "vectors" / "session-blake3",
-}
-_LEAF_HASHES = {LeafHash.SHA256: types.LEAF_HASH_SHA256, LeafHash.BLAKE3: types.LEAF_HASH_BLAKE3}
+DIRECTORY = Path(__file__).parent / "vectors" / "session"
 WIRE_ENCODING = types.Encoding(
-    codec=types.CODEC_INT4, block=16, vector_codec=types.CODEC_BFLOAT16, compressor=types.COMPRESSOR_ZSTD
+    codec=types.CODEC_INT4, block=16, vector_codec=types.CODEC_FLOAT32, compressor=types.COMPRESSOR_ZSTD
 )
 
 ANOTHERS = types.DeltaFate(
@@ -65,8 +60,7 @@ def message_json(message: Message) -> Json:
 class Session:
     """The history, written down while it is made up."""
 
-    def __init__(self, leaf_hash: LeafHash) -> None:
-        self.leaf_hash = leaf_hash
+    def __init__(self) -> None:
         self.files: dict[str, bytes] = {}
         self.steps: list[Json] = []
         self._versions: dict[int, Float32s] = {1: values("initial", 1.0)}
@@ -94,7 +88,7 @@ class Session:
             first=place[0],
             numel=place[1],
             size_bytes=len(data),
-            digest=hashlib.sha256(data).digest(),
+            digest=blake3(data).digest(),
         )
 
     def _snapshot(self, version: int) -> list[exchange.PlanObject]:
@@ -136,9 +130,7 @@ class Session:
         self.event(rolled_back=rolled_back)
 
     def version(self, number: int) -> types.FragmentVersion:
-        return types.FragmentVersion(
-            fragment=LAYOUT.name, version=number, digest=tree_digest(self._versions[number], self.leaf_hash)
-        )
+        return types.FragmentVersion(fragment=LAYOUT.name, version=number, digest=tree_digest(self._versions[number]))
 
     def fate(self, fate: types.Fate.ValueType, **fields: Any) -> types.DeltaFate:
         return types.DeltaFate(delta_id=self._delta, fragment=LAYOUT.name, learner_id="us-east", fate=fate, **fields)
@@ -153,7 +145,6 @@ class Session:
             status=types.RUN_STATUS_OPEN,
             versions=[self.version(max(self._versions))],
             position=self._position,
-            leaf_hash=_LEAF_HASHES[self.leaf_hash],
         )
 
     # What is written down.
@@ -245,7 +236,7 @@ class Session:
             delta_id=self._delta,
             fragment=LAYOUT.name,
             base_version=self._base_version,
-            base_digest=tree_digest(self._versions[self._base_version], self.leaf_hash),
+            base_digest=tree_digest(self._versions[self._base_version]),
             step_count=self._trained - self._sent_until,
             token_count=100 * (self._trained - self._sent_until),
             last_step=self._trained,
@@ -291,9 +282,9 @@ class Session:
         self._decoded, self._sent_until = None, self._sent_before
 
 
-def recorded(leaf_hash: LeafHash) -> Session:
+def recorded() -> Session:
     """Returns the whole history."""
-    session = Session(leaf_hash)
+    session = Session()
     session.update(2, ((0, 80),))
     session.attach()
     session.pull((1, 2))
@@ -341,20 +332,15 @@ def recorded(leaf_hash: LeafHash) -> Session:
 
 def all_files() -> dict[Path, bytes]:
     """Returns the content of each file."""
-    files: dict[Path, bytes] = {}
-    for leaf_hash, directory in DIRECTORIES.items():
-        session = recorded(leaf_hash)
-        described = {"leaf_hash": leaf_hash, "tensors": tensors_json(LAYOUT), "steps": session.steps}
-        text = json.dumps(described, indent=1, ensure_ascii=False) + "\n"
-        files |= {directory / name: data for name, data in session.files.items()}
-        files[directory / "session.json"] = text.encode()
-    return files
+    session = recorded()
+    text = json.dumps({"tensors": tensors_json(LAYOUT), "steps": session.steps}, indent=1, ensure_ascii=False) + "\n"
+    return {DIRECTORY / name: data for name, data in {**session.files, "session.json": text.encode()}.items()}
 
 
 def differences() -> list[str]:
     """Returns the paths of files that are not what this script would write, or that it would not write."""
     expected = all_files()
-    actual = {path: path.read_bytes() for directory in DIRECTORIES.values() for path in directory.glob("*")}
+    actual = {path: path.read_bytes() for path in DIRECTORY.glob("*")}
     return sorted(str(path) for path in expected.keys() | actual.keys() if expected.get(path) != actual.get(path))
 
 

@@ -13,7 +13,7 @@ from fractions import Fraction
 
 import zstandard
 
-BLOCK_CODECS = {3: (127, 8, -125), 4: (7, 4, -125), 5: (1, 4, -119)}  # top code, bits, exponent of the smallest scale
+BLOCK_CODECS = {3: (127, 8), 4: (7, 4)}  # top code, bits
 
 
 @dataclass(frozen=True)
@@ -56,14 +56,14 @@ def block_lengths(shapes: list[tuple[int, int]], first: int, numel: int, block: 
 
 def quantise(values: list[Fraction], codec: int, lengths: list[int]) -> bytes:
     """Return a frame's raw bytes for a block codec."""
-    top_code, bits, smallest = BLOCK_CODECS[codec]
+    top_code, bits = BLOCK_CODECS[codec]
     scales, codes = b"", []
     at = 0
     for length in lengths:
         members = values[at : at + length]
         at += length
         scale = float32(max(abs(member) for member in members) / top_code)
-        if scale < Fraction(2) ** smallest:
+        if scale < Fraction(2) ** -125:
             scale = Fraction(0)
         scales += struct.pack("<I", to_bits(scale))
         codes += [_code(member, scale, codec) for member in members]
@@ -77,26 +77,13 @@ def quantise(values: list[Fraction], codec: int, lengths: list[int]) -> bytes:
 def _code(value: Fraction, scale: Fraction, codec: int) -> int:
     if scale == 0:
         return 0
-    quotient = float32(value / scale)
-    if codec != 5:
-        return round(quotient) & (0xFF if codec == 3 else 0xF)
-    exponent = 0
-    for candidate in range(1, 8):  # the larger magnitude wins a tie
-        if abs(abs(quotient) - _level(candidate)) <= abs(abs(quotient) - _level(exponent)):
-            exponent = candidate
-    return exponent | (8 if quotient < 0 and exponent else 0)
-
-
-def _level(exponent: int) -> Fraction:
-    return Fraction(2) ** (exponent - 7) if exponent else Fraction(0)
+    return round(float32(value / scale)) & (0xFF if codec == 3 else 0xF)
 
 
 def dequantise(frame: SlowFrame, lengths: list[int]) -> list[int]:
     """Return the bit patterns of the frame's elements."""
     if frame.codec == 1:
         return list(struct.unpack(f"<{frame.numel}I", frame.raw))
-    if frame.codec == 2:
-        return [pattern << 16 for pattern in struct.unpack(f"<{frame.numel}H", frame.raw)]
     scales = [from_bits(pattern) for pattern in struct.unpack_from(f"<{len(lengths)}I", frame.raw)]
     codes: list[int] = list(frame.raw[4 * len(lengths) :])
     if frame.codec != 3:
@@ -109,8 +96,6 @@ def dequantise(frame: SlowFrame, lengths: list[int]) -> list[int]:
 
 
 def _meaning(code: int, codec: int) -> Fraction:
-    if codec == 5:
-        return -_level(code & 7) if code & 8 else _level(code & 7)
     half = 128 if codec == 3 else 8
     return Fraction(code - 2 * half if code >= half else code)
 

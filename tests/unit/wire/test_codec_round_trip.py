@@ -2,41 +2,33 @@
 
 from __future__ import annotations
 
-import hashlib
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from blake3 import blake3
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from skerry.wire import Codec, Compressor, Encoding, FragmentLayout, NonFiniteError, TensorSpec
 from skerry.wire.codecs import MAX_FRAME_NUMEL, cut_parts
-from skerry.wire.digests import part_digest
 from skerry.wire.frames import decode_frame, decode_frames, encode_frames, parse_frames, parse_header, raw_bytes
 from tests.unit.wire import slow_codec
 from tests.unit.wire.wire_strategies import LARGEST, bits, block_encodings, encodings, fragments
 
 Fragment = tuple[FragmentLayout, NDArray[np.float32]]
-SMALLEST_SCALE = {Codec.INT8: 2.0**-125, Codec.INT4: 2.0**-125, Codec.E3M0: 2.0**-119}
-TOP_CODE = {Codec.INT8: 127, Codec.INT4: 7, Codec.E3M0: 1}
+TOP_CODE = {Codec.INT8: 127, Codec.INT4: 7}
 
 
 def error_bound(values: NDArray[np.float64], codec: Codec) -> NDArray[np.float64]:
     """Return the largest error that FORMAT.md allows each of one block's values."""
-    magnitudes = np.abs(values)
     if codec is Codec.FLOAT32:
         return np.zeros_like(values)
-    if codec is Codec.BFLOAT16:
-        return np.maximum(magnitudes * 2.0**-8, 2.0**-134)
-    largest = float(magnitudes.max())
-    if largest / TOP_CODE[codec] < SMALLEST_SCALE[codec] * (1 + 2**-22):
+    largest = float(np.abs(values).max())
+    if largest / TOP_CODE[codec] < 2.0**-125 * (1 + 2**-22):
         return np.full_like(values, largest)
-    half_step = largest / TOP_CODE[codec] / 2
-    if codec is Codec.E3M0:
-        return np.maximum(magnitudes / 3, largest * 2.0**-7) * (1 + 2**-20)
-    return np.full_like(values, half_step * (1 + 2**-15))
+    return np.full_like(values, largest / TOP_CODE[codec] / 2 * (1 + 2**-15))
 
 
 @given(fragments(), encodings)
@@ -57,13 +49,13 @@ def test_every_shape_comes_back_within_the_formats_error(fragment: Fragment, enc
 def test_the_sender_is_told_bit_for_bit_what_the_receiver_decodes(fragment: Fragment, encoding: Encoding) -> None:
     layout, values = fragment
     told, received = np.full_like(values, np.nan), np.full_like(values, np.nan)
-    sent_digest, received_digest = part_digest(), part_digest()
+    sent_digest, received_digest = blake3(), blake3()
     buffer = b"".join(encode_frames(values, layout, encoding, decoded=told, digest=sent_digest))
     decode_frames(buffer, layout, received, digest=received_digest)
     assert (bits(told) == bits(received)).all()
     assert sent_digest.digest() == received_digest.digest()
     frames = list(parse_frames(buffer))
-    assert sent_digest.digest() == hashlib.sha256(b"".join(raw_bytes(frame) for frame in frames)).digest()
+    assert sent_digest.digest() == blake3(b"".join(raw_bytes(frame) for frame in frames)).digest()
     assert (bits(np.concatenate([decode_frame(frame, layout) for frame in frames])) == bits(told)).all()
 
 
@@ -79,16 +71,6 @@ def test_a_difference_is_encoded_as_if_it_had_been_taken_before(fragment: Fragme
     if len(values):
         with pytest.raises(ValueError, match="base"):
             encode_frames(values, layout, encoding, base=base[:-1])
-
-
-@given(fragments(), encodings)
-def test_what_was_decoded_encodes_to_itself_where_the_format_is_exact(fragment: Fragment, encoding: Encoding) -> None:
-    layout, values = fragment
-    exact = Encoding(Codec.BFLOAT16 if encoding.codec.has_blocks else encoding.codec, compressor=encoding.compressor)
-    once, twice = np.empty_like(values), np.empty_like(values)
-    list(encode_frames(values, layout, exact, decoded=once))
-    list(encode_frames(once, layout, exact, decoded=twice))
-    assert (bits(once) == bits(twice)).all()
 
 
 @given(fragments(), block_encodings)
@@ -136,7 +118,7 @@ def test_large_tensors_are_cut_into_frames_at_block_boundaries(codec: Codec, blo
         (frame,) = parse_frames(data)
         assert parse_header(data[:32]).frame_size == len(data)
         assert frame.numel <= MAX_FRAME_NUMEL
-        assert not codec.has_blocks or frame.codec is Codec.BFLOAT16 or layout.is_boundary(frame.first, block)
+        assert not codec.has_blocks or frame.codec is Codec.FLOAT32 or layout.is_boundary(frame.first, block)
 
 
 def test_a_frame_is_as_full_as_blocks_allow_and_never_mixes_codecs() -> None:
@@ -147,23 +129,21 @@ def test_a_frame_is_as_full_as_blocks_allow_and_never_mixes_codecs() -> None:
     assert [(frame.codec, frame.first, frame.numel) for frame in frames] == [
         (Codec.INT4, 0, 2**18),
         (Codec.INT4, 2**18, 400_000 - 2**18),
-        (Codec.BFLOAT16, 400_000, 9),
+        (Codec.FLOAT32, 400_000, 9),
         (Codec.INT4, 400_009, 16),
     ]
 
 
 def test_bytes_that_do_not_shrink_are_stored_as_they_are() -> None:
     layout = FragmentLayout("f", (TensorSpec("a", (64, 64)),))
-    noise = np.random.default_rng(0).integers(-(2**31), 2**31, 4096).astype(np.int32).view(np.float32)
-    noise[~(np.abs(noise) < 2.0**126)] = 1
-    zeros = np.zeros(4096, np.float32)
+    noise = np.random.default_rng(0).uniform(-1, 1, 4096).astype(np.float32)
 
-    def compressors(values: NDArray[np.float32], codec: Codec) -> list[Compressor]:
-        encoded = b"".join(encode_frames(values, layout, Encoding(codec)))
+    def compressors(values: NDArray[np.float32]) -> list[Compressor]:
+        encoded = b"".join(encode_frames(values, layout, Encoding(Codec.INT8)))
         return [frame.compressor for frame in parse_frames(encoded)]
 
-    assert compressors(noise, Codec.BFLOAT16) == [Compressor.NONE]
-    assert compressors(zeros, Codec.BFLOAT16) == [Compressor.ZSTD]
+    assert compressors(noise) == [Compressor.NONE]
+    assert compressors(np.zeros(4096, np.float32)) == [Compressor.ZSTD]
 
 
 def test_float32_is_not_compressed() -> None:
@@ -214,7 +194,7 @@ def test_a_value_that_is_not_finite_is_refused_by_its_tensors_name(
         assert (caught.value.tensor, caught.value.element) == (f"t{index}", element)
 
 
-@pytest.mark.parametrize("codec", [Codec.BFLOAT16, Codec.INT8, Codec.INT4, Codec.E3M0])
+@pytest.mark.parametrize("codec", [Codec.INT8, Codec.INT4])
 def test_a_magnitude_that_would_overflow_is_refused(codec: Codec) -> None:
     layout = FragmentLayout("f", (TensorSpec("a", (1, 3)),))
     values = np.array([1, -LARGEST, 1], np.float32)
@@ -241,8 +221,6 @@ def test_arguments_that_do_not_fit_are_refused_at_once() -> None:
         encode_frames(values, layout, encoding, decoded=values[:5])
     with pytest.raises(ValueError, match="block"):
         Encoding(Codec.INT4, block=0)
-    with pytest.raises(ValueError, match="level"):
-        Encoding(Codec.INT4, level=20)
 
 
 @pytest.mark.parametrize("codec", Codec)

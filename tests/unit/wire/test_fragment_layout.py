@@ -42,11 +42,8 @@ def test_blocks_restart_at_each_tensor(layout: FragmentLayout, size: int) -> Non
     blocks = blocks_of(layout, 0, layout.numel, size)
     expected = [low for _, start, stop in layout.ranges(0, layout.numel) for low in range(start, stop, size)]
     assert blocks.count == len(expected)
-    if blocks.starts is not None:
-        assert blocks.starts.tolist() == expected
-        assert blocks.lengths.sum() == layout.numel
-    else:
-        assert [*range(0, layout.numel, size)] == expected
+    assert blocks.edges.tolist() == [*expected, layout.numel]
+    assert blocks.is_even is (expected == [*range(0, layout.numel, size)])
 
 
 @given(layouts, st.integers(1, 20), st.data())
@@ -75,6 +72,5 @@ def test_a_range_that_cuts_a_block_has_no_blocks() -> None:
 def test_a_fragment_of_very_many_tensors_has_its_blocks_at_once() -> None:
     layout = FragmentLayout("f", tuple(TensorSpec(str(i), (1, 3)) for i in range(20_000)))
     blocks = blocks_of(layout, 0, layout.numel, 2)
-    assert blocks.starts is not None
-    assert blocks.starts[:5].tolist() == [0, 2, 3, 5, 6]
-    assert np.unique(blocks.lengths).tolist() == [1, 2]
+    assert blocks.edges[:5].tolist() == [0, 2, 3, 5, 6]
+    assert np.unique(np.diff(blocks.edges)).tolist() == [1, 2]

@@ -76,7 +76,8 @@ def test_noise_is_refused_or_ignored_but_never_crashes(noise: bytes) -> None:
     [
         ({"magic": b"SKF2"}, WireReason.BAD_HEADER),
         ({"codec": 0}, WireReason.BAD_HEADER),
-        ({"codec": 6}, WireReason.BAD_HEADER),
+        ({"codec": 2}, WireReason.BAD_HEADER),
+        ({"codec": 5}, WireReason.BAD_HEADER),
         ({"compressor": 2}, WireReason.BAD_HEADER),
         ({"compressor": 1}, WireReason.BAD_HEADER),
         ({"block": 0}, WireReason.BAD_HEADER),
@@ -161,18 +162,16 @@ def test_a_scale_that_no_encoder_writes_is_refused(scale: float, reason: WireRea
     assert reason_of(make_frame(raw)) is reason
 
 
-@pytest.mark.parametrize("codec", [Codec.FLOAT32, Codec.BFLOAT16])
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_an_element_that_is_not_finite_is_refused(codec: Codec, bad: float) -> None:
+def test_an_element_that_is_not_finite_is_refused(bad: float) -> None:
     values = np.ones(40, np.float32)
     values[17] = bad
-    raw = values.tobytes() if codec is Codec.FLOAT32 else (values.view(np.uint32) >> 16).astype(np.uint16).tobytes()
-    frame = make_frame(raw, codec=codec.number, block=0, raw_size=len(raw))
+    frame = make_frame(values.tobytes(), codec=1, block=0, raw_size=160)
     assert reason_of(frame) is WireReason.NON_FINITE
 
 
 def test_the_largest_scales_decode_to_finite_values_whatever_the_code() -> None:
-    for codec, top_code in ((Codec.INT8, 127), (Codec.INT4, 7), (Codec.E3M0, 1)):
+    for codec, top_code in ((Codec.INT8, 127), (Codec.INT4, 7)):
         scale = np.float32(2.0**127) / np.float32(top_code)
         codes = bytes(range(256))
         numel = len(codes) * 8 // codec.bits

@@ -106,7 +106,7 @@ def test_a_shift_is_that_of_numpy(fragment: Fragment, seed: int) -> None:
         assert with_kernels(KERNELS, work) == with_kernels(None, work) == (anchor - base + in_flight).tobytes()
 
 
-@given(st.sampled_from([Codec.INT8, Codec.INT4, Codec.E3M0]), st.integers(0, 2**32 - 1), st.integers(1, 1500))
+@given(st.sampled_from([Codec.INT8, Codec.INT4]), st.integers(0, 2**32 - 1), st.integers(1, 1500))
 def test_any_bits_are_encoded_or_refused_alike(codec: Codec, seed: int, block: int) -> None:
     generator = np.random.default_rng(seed)
     shapes = ((3, 333), (2, 1), (1, 700))
@@ -128,9 +128,9 @@ def test_any_bits_are_encoded_or_refused_alike(codec: Codec, seed: int, block: i
         assert with_kernels(KERNELS, work) == with_kernels(None, work)
 
 
-@pytest.mark.parametrize("codec", [Codec.INT8, Codec.INT4, Codec.E3M0])
+@pytest.mark.parametrize("codec", [Codec.INT8, Codec.INT4])
 def test_every_code_and_tie_is_numpys(codec: Codec) -> None:
-    top = {Codec.INT8: 127, Codec.INT4: 7, Codec.E3M0: 1}[codec]
+    top = {Codec.INT8: 127, Codec.INT4: 7}[codec]
     ties = np.arange(-2 * top * 64, 2 * top * 64 + 1, dtype=np.float32) / 128
     around = np.concatenate([np.nextafter(ties, np.float32(side)) for side in (-np.inf, np.inf)])
     powers = np.ldexp(np.float32(1.5), np.arange(-160, 1)).astype(np.float32)
@@ -190,7 +190,7 @@ def test_the_outer_step_is_that_of_numpy(fragment: Fragment, encoding: Encoding,
         assert with_kernels(KERNELS, work) == with_kernels(None, work)
 
 
-@pytest.mark.parametrize("codec", [Codec.INT8, Codec.INT4, Codec.E3M0])
+@pytest.mark.parametrize("codec", [Codec.INT8, Codec.INT4])
 @pytest.mark.parametrize("block", [64, 255, 20_000])
 @pytest.mark.parametrize("odd", [None, 3, 60_000], ids=["within", "beyond-early", "beyond-late"])
 def test_a_step_in_several_pieces_is_that_of_numpy(codec: Codec, block: int, odd: int | None) -> None:
@@ -228,7 +228,7 @@ def test_norms_of_codes_are_those_of_the_values(fragment: Fragment, encoding: En
     assert raw == same
 
 
-@pytest.mark.parametrize("codec", [Codec.INT8, Codec.INT4, Codec.E3M0])
+@pytest.mark.parametrize("codec", [Codec.INT8, Codec.INT4])
 def test_the_largest_block_has_a_norm(codec: Codec) -> None:
     layout = FragmentLayout("f", (TensorSpec("t", (2, 65535)),))
     values = np.full(layout.numel, 3, np.float32)

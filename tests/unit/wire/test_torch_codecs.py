@@ -7,12 +7,12 @@ import sys
 
 import numpy as np
 import pytest
+from blake3 import blake3
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from skerry.wire import Codec, Encoding, FragmentLayout, NonFiniteError, TensorSpec
-from skerry.wire.digests import part_digest
 from skerry.wire.frames import encode_frames
 from tests.unit.wire.wire_strategies import bits, encodings, fragments
 
@@ -26,7 +26,7 @@ Fragment = tuple[FragmentLayout, NDArray[np.float32]]
 
 def assert_same(values: NDArray[np.float32], layout: FragmentLayout, encoding: Encoding, device: str) -> None:
     told, device_told = np.empty_like(values), torch.empty(len(values), device=device)
-    digest, device_digest = part_digest(), part_digest()
+    digest, device_digest = blake3(), blake3()
     expected = list(encode_frames(values, layout, encoding, decoded=told, digest=digest))
     tensor = torch.from_numpy(values).to(device)
     actual = list(torch_codecs.encode_frames_torch(tensor, layout, encoding, decoded=device_told, digest=device_digest))
@@ -58,7 +58,7 @@ def test_frames_of_large_tensors_are_those_of_numpy(device: str, codec: Codec, b
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("codec", [Codec.INT8, Codec.INT4, Codec.E3M0])
+@pytest.mark.parametrize("codec", [Codec.INT8, Codec.INT4])
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
 @given(largest=st.integers(0x00800000, 0x7F000000))
 def test_every_scale_divides_as_numpy_divides(device: str, codec: Codec, largest: int) -> None:

@@ -8,7 +8,6 @@ refused. Scalars of replayed arithmetic are the 8 hexadecimal digits of their fl
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from collections.abc import Iterable, Mapping
@@ -18,9 +17,9 @@ from functools import cached_property
 from typing import Any, ClassVar, Final
 
 import msgspec
+from blake3 import blake3
 
 from skerry.wire.codecs import Encoding
-from skerry.wire.digests import LeafHash
 from skerry.wire.layout import FragmentLayout, TensorSpec
 from skerry.wire.policy import Policy
 from skerry.wire.untrained import UntrainedTensor
@@ -28,7 +27,7 @@ from skerry_syncer.store.errors import NewerFormatError
 from skerry_syncer.store.objects.interface import read_json
 
 FORMAT: Final = 1  # of everything but log entries and run.json; raised when an old reader could misread them
-RUN_FORMAT: Final = 2  # of run.json; 1 where it has SHA-256 leaves, which it then does not name
+RUN_FORMAT: Final = 2  # of run.json; 1 where it has BLAKE3 leaves, which it then does not name
 ENTRY_FORMAT: Final = 5  # of log entries, the newest that this version writes: FORMAT.md, section 10
 OLDEST_LEVEL: Final = 3  # the oldest, and the format level of a run whose log has no level item
 CHECKPOINTS_FORMAT: Final = 4  # the first with checkpoints and retention
@@ -61,7 +60,7 @@ class ObjectRef(msgspec.Struct, frozen=True):
     first: int
     numel: int
     size_bytes: int
-    digest: str  # SHA-256 in hex: for parts of the uncompressed frames, for updates and snapshots of the object
+    digest: str  # BLAKE3 in hex: for parts of the uncompressed frames, for updates and snapshots of the object
 
 
 class _Kind:
@@ -234,7 +233,7 @@ class CheckpointItem(_Item, frozen=True, tag="checkpoint"):
     at: int
     name: str
     size_bytes: int
-    digest: str  # SHA-256 of the object, hex
+    digest: str  # BLAKE3 of the object, hex
     oldest: dict[str, int]  # by fragment
     kept_since: int | None = None  # weights of older ones stay that were the newest at or after it
     kept: tuple[int, ...] = ()  # or at one of these positions
@@ -269,7 +268,7 @@ class Entry(msgspec.Struct, frozen=True):
 
     position: int  # its number in the log, from 1
     run_uid: str
-    previous: str  # SHA-256 of the predecessor's bytes, hex; of `run.json` for the first
+    previous: str  # BLAKE3 of the predecessor's bytes, hex; of `run.json` for the first
     writer: str  # the replica that wrote it; for people
     write_id: str  # random; tells one's own entry from another's when a create is read back
     written_at_unix_s: float  # the writer's clock; for people, never for decisions
@@ -309,8 +308,8 @@ def canonical_json(value: Any) -> bytes:
 
 
 def bytes_digest(data: bytes) -> str:
-    """Returns the SHA-256 of `data` in hex."""
-    return hashlib.sha256(data).hexdigest()
+    """Returns the BLAKE3 of `data` in hex."""
+    return blake3(data).hexdigest()
 
 
 def check_format(found: int, known: int) -> None:
@@ -364,7 +363,7 @@ class RunSpec:
 
     @cached_property
     def digest(self) -> str:
-        """The SHA-256 of `run.json` in hex."""
+        """The BLAKE3 of `run.json` in hex."""
         return bytes_digest(self.to_bytes())
 
     def to_bytes(self) -> bytes:
@@ -376,8 +375,6 @@ class RunSpec:
         values: dict[str, Any] = {"format": FORMAT, "name": self.name, "uid": self.uid}
         values["created_at_unix_s"] = self.created_at_unix_s
         values["fragments"] = [{"name": one.name, "tensors": tensors(one)} for one in self.fragments]
-        if (leaf_hash := self.fragments[0].leaf_hash) is not LeafHash.SHA256:
-            values |= {"format": RUN_FORMAT, "leaf_hash": leaf_hash}
         if self.untrained:
             values["untrained"] = [one.to_json() for one in self.untrained]
         return canonical_json(values)
@@ -392,11 +389,10 @@ class RunSpec:
         """
         values = read_json(data, dict[str, Any])
         check_format(values["format"], RUN_FORMAT)
-        leaf_hash = LeafHash(values.get("leaf_hash", LeafHash.SHA256))
         if not values["fragments"]:
             raise ValueError("a run has at least one fragment")
         fragments = tuple(
-            FragmentLayout(f["name"], tuple(TensorSpec(t["name"], tuple(t["shape"])) for t in f["tensors"]), leaf_hash)
+            FragmentLayout(f["name"], tuple(TensorSpec(t["name"], tuple(t["shape"])) for t in f["tensors"]))
             for f in values["fragments"]
         )
         dtypes = {t["name"]: t["dtype"] for f in values["fragments"] for t in f["tensors"]}

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
+from blake3 import blake3
 
 from skerry.runtime.workers import Workers
-from skerry.wire.digests import Hasher, part_digest
 from skerry.wire.frames import parse_frames, raw_bytes
 from skerry_syncer.store.errors import LogCorruptError
 from skerry_syncer.store.log.entries import ObjectRef
@@ -21,17 +20,17 @@ async def object_digest(log: RunLog, ref: ObjectRef, workers: Workers) -> str:
         FrameError, UnreadableObjectError: it is no part, so it has no such digest.
     """
     if ref.name.startswith("deltas/"):
-        hasher = part_digest()
+        hasher = blake3()
         async for batch in frame_batches(log.blobs.part_frames(ref), ref.first, ref.numel):
             await workers.run(_hash_raw, hasher, batch.data)
         return hasher.digest().hex()
-    whole = hashlib.sha256()
+    whole = blake3()
     async for piece in log.blobs.read(ref):
         await workers.run(whole.update, piece)
     return whole.hexdigest()
 
 
-def _hash_raw(hasher: Hasher, data: bytes | memoryview) -> None:
+def _hash_raw(hasher: blake3, data: bytes | memoryview) -> None:
     for frame in parse_frames(data):
         hasher.update(raw_bytes(frame))
 

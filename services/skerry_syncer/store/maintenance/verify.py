@@ -279,7 +279,7 @@ class _FragmentCheck:
         self._state.version = at.version
 
     async def _expect_digest(self, what: str, at: VersionState, weights: Float32s) -> None:
-        actual = await weights_digest(weights, self._layout.leaf_hash, workers=self._workers)
+        actual = await weights_digest(weights, workers=self._workers)
         if actual != at.digest:
             raise _Mismatch(what, at.digest, actual)
 

@@ -8,7 +8,6 @@ Frames are read back in batches of whole ones, however the store cuts their byte
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import random
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Container, Iterable, Mapping, Sequence
@@ -19,13 +18,13 @@ from typing import Final, Literal
 
 import msgspec
 import numpy as np
+from blake3 import blake3
 from numpy.typing import NDArray
 
 from skerry.net.retry import RetrySettings
 from skerry.runtime.clock import Clock
 from skerry.runtime.identifiers import Entropy
 from skerry.runtime.workers import Workers
-from skerry.wire.digests import Hasher
 from skerry.wire.frames import Frame, FrameBatch, FrameReader
 from skerry.wire.safetensors import header_bytes, tensor_bytes
 from skerry_syncer.store.errors import (
@@ -126,7 +125,7 @@ class Blobs:
     ) -> StoredPart:
         """Stores the frames that cover `numel` elements from `first`, cut anywhere. The returned part is durable.
 
-        `digest` is the SHA-256 of the frames' uncompressed bytes, hex, which the caller has checked. `kept` are the
+        `digest` is the BLAKE3 of the frames' uncompressed bytes, hex, which the caller has checked. `kept` are the
         same frames, checked and decompressed, where a merge is to find them in memory.
         """
         header = {
@@ -294,7 +293,7 @@ class Blobs:
             yield piece
         if kept:
             return
-        hasher, size = hashlib.sha256(), 0
+        hasher, size = blake3(), 0
         try:
             async for piece in self.read(ref):
                 await self._hash(hasher, piece)
@@ -313,7 +312,7 @@ class Blobs:
         self.unreadable.discard(ref.name)
 
     async def _write_hashed(self, name: str, pieces: AsyncIterator[bytes], first: int, numel: int) -> ObjectRef:
-        hasher = hashlib.sha256()
+        hasher = blake3()
 
         async def hashed() -> AsyncIterator[bytes]:
             async for piece in pieces:
@@ -332,8 +331,8 @@ class Blobs:
         self.is_full = False
         return size
 
-    async def _hash(self, hasher: Hasher, piece: bytes) -> None:
-        # SHA-256 releases the GIL. A small piece takes less time than handing it to a thread.
+    async def _hash(self, hasher: blake3, piece: bytes) -> None:
+        # BLAKE3 releases the GIL. A small piece takes less time than handing it to a thread.
         if len(piece) < STREAM_CHUNK_BYTES // 16:
             hasher.update(piece)
         else:
@@ -371,10 +370,10 @@ class _PartHeader(msgspec.Struct):
 
 
 def _cut_and_hashed(frames: Sequence[bytes]) -> tuple[Sequence[bytes], str]:
-    """Returns the frames' bytes in pieces of `STREAM_CHUNK_BYTES`, and their SHA-256, hex."""
+    """Returns the frames' bytes in pieces of `STREAM_CHUNK_BYTES`, and their BLAKE3, hex."""
     data = memoryview(b"".join(frames))
     starts = range(0, len(data), STREAM_CHUNK_BYTES)
-    return [bytes(data[at : at + STREAM_CHUNK_BYTES]) for at in starts], hashlib.sha256(data).hexdigest()
+    return [bytes(data[at : at + STREAM_CHUNK_BYTES]) for at in starts], blake3(data).hexdigest()
 
 
 async def snapshot_pieces(

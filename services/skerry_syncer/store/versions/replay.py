@@ -32,7 +32,7 @@ from skerry.algorithm.step import (
 )
 from skerry.runtime.logs import get_logger
 from skerry.runtime.workers import Workers, run_jobs
-from skerry.wire.digests import LEAF_NUMEL, LeafHash, tree_leaves, tree_root
+from skerry.wire.digests import LEAF_NUMEL, tree_leaves, tree_root
 from skerry.wire.errors import FrameError, NonFiniteError, TensorFileError
 from skerry.wire.frames import Frame, FrameBatch, decode_frames, parse_frames
 from skerry.wire.layout import FragmentLayout
@@ -194,7 +194,7 @@ class Replayer:
             if not self.has_all(record.commit.update):
                 raise ObjectMissingError(f"update was collected. {self._where(following)}")
             await self.apply_update(record.commit.update, weights)
-        digest = await weights_digest(weights, self._layout.leaf_hash, workers=self._workers)
+        digest = await weights_digest(weights, workers=self._workers)
         if digest != self._version(version).digest:
             raise self._differs(f"weights after snapshot {base.version} differ", self._version(version), digest)
 
@@ -240,7 +240,7 @@ class Replayer:
         if not at.weights:
             raise ObjectMissingError(f"version has no snapshot. {self._where(at.version)}")
         await self.read_vector(at.weights, state.weights)
-        digest = await weights_digest(state.weights, self._layout.leaf_hash, workers=self._workers)
+        digest = await weights_digest(state.weights, workers=self._workers)
         if digest != at.digest:
             raise self._differs("snapshot differs", at, digest)
         momentum, residual = outer_refs(at)
@@ -352,18 +352,18 @@ def outer_refs(version: VersionState) -> tuple[list[ObjectRef], list[ObjectRef]]
     return momentum, residual
 
 
-async def weights_digest(weights: Float32s, leaf_hash: LeafHash, *, workers: Workers) -> str:
+async def weights_digest(weights: Float32s, *, workers: Workers) -> str:
     """Returns the tree digest in hex, its leaves hashed on worker threads."""
 
     async def jobs() -> AsyncIterator[Callable[[], bytes]]:
         for first in range(0, len(weights), LEAF_NUMEL):
-            yield partial(_leaf, weights[first : first + LEAF_NUMEL], leaf_hash)
+            yield partial(_leaf, weights[first : first + LEAF_NUMEL])
 
     return tree_root(len(weights), await run_jobs(workers, jobs())).hex()
 
 
-def _leaf(values: Float32s, leaf_hash: LeafHash) -> bytes:
-    (leaf,) = tree_leaves(values, leaf_hash)
+def _leaf(values: Float32s) -> bytes:
+    (leaf,) = tree_leaves(values)
     return leaf
 
 

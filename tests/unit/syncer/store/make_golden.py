@@ -7,7 +7,6 @@ stores that older versions wrote have to stay readable, so a change that alters 
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import json
 import random
 import shutil
@@ -18,7 +17,7 @@ import numpy as np
 
 from skerry.algorithm.step import OuterState
 from skerry.runtime.workers import InlineWorkers
-from skerry.wire.digests import LeafHash, tree_digest
+from skerry.wire.digests import tree_digest
 from skerry.wire.layout import FragmentLayout, TensorSpec
 from skerry.wire.policy import MergeRule, OuterName, OuterOptimizer, OuterSchedule, Policy
 from skerry_syncer.store.log.checkpoints import write_checkpoint
@@ -51,7 +50,6 @@ from tests.unit.algorithm.merge_driver import FLOAT32, FRAGMENT, INT4, Driver
 
 ALL_GOLDEN = tuple(sorted((Path(__file__).parent / "golden").iterdir()))
 GOLDEN = Path(__file__).parent / "golden" / f"v{ENTRY_FORMAT}"
-NEWEST_GOLDEN = {LeafHash.SHA256: GOLDEN, LeafHash.BLAKE3: GOLDEN.with_name(f"{GOLDEN.name}-blake3")}
 LAYOUT = FragmentLayout(
     FRAGMENT,
     (
@@ -105,20 +103,19 @@ def with_session_id(item: Item) -> Item:
     return item
 
 
-async def make(objects: DictObjects, leaf_hash: LeafHash) -> dict[str, object]:
+async def make(objects: DictObjects) -> dict[str, object]:
     """Writes the run into `objects` and returns what a reader must find."""
     entropy = SeededEntropy(random.Random(1))
     values = np.random.Generator(np.random.PCG64(1))
     workers = InlineWorkers()
     store = Store(objects, clock=CountingClock(), entropy=entropy, workers=workers, writer="golden")
-    layout = dataclasses.replace(LAYOUT, leaf_hash=leaf_hash)
-    spec = RunSpec("golden", entropy.hex_id(), (layout,), DTYPES, 1_700_000_000.0)
+    spec = RunSpec("golden", entropy.hex_id(), (LAYOUT,), DTYPES, 1_700_000_000.0)
     log = await store.create_draft(spec)
     weights = values.standard_normal(LAYOUT.numel).astype(np.float32)
-    driver = GoldenDriver(log, layout, objects, workers, Scratch(None), OuterState(weights, weights, weights, 0))
+    driver = GoldenDriver(log, LAYOUT, objects, workers, Scratch(None), OuterState(weights, weights, weights, 0))
     snapshot = await log.blobs.write_snapshot(FRAGMENT, 0, "weights", snapshot_tensors(LAYOUT, weights))
     await driver.append(PolicyItem(entropy.hex_id(), Policy(merge=MergeRule.MEAN, outer=_OUTER, update_encoding=INT4)))
-    await driver.append(SnapshotItem(FRAGMENT, 0, tree_digest(weights, leaf_hash).hex(), (snapshot,), ()))
+    await driver.append(SnapshotItem(FRAGMENT, 0, tree_digest(weights).hex(), (snapshot,), ()))
     await driver.append(StatusItem(RunStatus.OPEN))
     await store.publish("golden", spec.uid)
     await driver.append(*(SessionItem(f"m{number}", f"session{number}", "north") for number in range(3)))
@@ -158,16 +155,15 @@ async def make(objects: DictObjects, leaf_hash: LeafHash) -> dict[str, object]:
 
 def main() -> None:
     """Writes the golden stores."""
-    for leaf_hash, folder in NEWEST_GOLDEN.items():
-        objects = DictObjects()
-        expected = asyncio.run(make(objects, leaf_hash))
-        shutil.rmtree(folder, ignore_errors=True)
-        objects.objects[MARKER] = (b'{"format":1}', 0.0)
-        for name, (data, _) in objects.objects.items():
-            path = folder / "store" / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(data)
-        (folder / "expected.json").write_text(json.dumps(expected, indent=2, sort_keys=True) + "\n")
+    objects = DictObjects()
+    expected = asyncio.run(make(objects))
+    shutil.rmtree(GOLDEN, ignore_errors=True)
+    objects.objects[MARKER] = (b'{"format":1}', 0.0)
+    for name, (data, _) in objects.objects.items():
+        path = GOLDEN / "store" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    (GOLDEN / "expected.json").write_text(json.dumps(expected, indent=2, sort_keys=True) + "\n")
 
 
 if __name__ == "__main__":

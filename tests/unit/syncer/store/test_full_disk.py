@@ -38,7 +38,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 async def filled(disk: Path) -> Driver:
     """Returns a run that trained until its store had no space for a delta."""
     objects = open_objects(f"file://{disk}/store", reserve=True)
-    driver = await Driver.start(layout_of((NUMEL,)), Policy(), objects=objects)
+    driver = await Driver.start(layout_of((1, NUMEL)), Policy(), objects=objects)
     await driver.append(LevelItem(ENTRY_FORMAT), PolicyItem("bounded", BOUNDED))
     try:
         while True:

@@ -12,7 +12,7 @@ from skerry.runtime.clock import SystemClock
 from skerry.runtime.identifiers import SystemEntropy
 from skerry.runtime.workers import InlineWorkers
 from skerry.v1 import types_pb2 as v1
-from skerry.wire.digests import LeafHash, tree_digest
+from skerry.wire.digests import tree_digest
 from skerry.wire.messages import policy_from_message, policy_to_message
 from skerry.wire.policy import OuterName, OuterOptimizer, OuterSchedule, Policy
 from skerry_syncer.store.log.checkpoints import write_checkpoint
@@ -26,7 +26,7 @@ from skerry_syncer.store.versions.replay import Replayer
 from skerry_syncer.store.versions.scratch import Scratch
 from tests.support.dict_objects import DictObjects
 from tests.unit.algorithm.merge_driver import Driver, layout_of
-from tests.unit.syncer.store.make_golden import ALL_GOLDEN, LAYOUT, NEWEST_GOLDEN, make
+from tests.unit.syncer.store.make_golden import ALL_GOLDEN, GOLDEN, LAYOUT, make
 
 # By the level of the golden run: kinds of items that came later.
 NEWER_KINDS = {3: {"level", "checkpoint"}, 4: set[str](), 5: set[str]()}
@@ -81,7 +81,7 @@ async def test_the_golden_run_verifies_and_its_weights_have_their_digests(log: R
     for version, state in log.state.fragments["body"].versions.items():
         weights = await Replayer(log, "body", InlineWorkers()).weights_at(version)
         assert weights.shape == (LAYOUT.numel,)
-        assert tree_digest(np.ascontiguousarray(weights), log.spec.fragments[0].leaf_hash).hex() == state.digest
+        assert tree_digest(np.ascontiguousarray(weights)).hex() == state.digest
 
 
 async def test_every_kind_of_item_is_in_the_golden_log_and_is_written_as_it_was_read(log: RunLog) -> None:
@@ -105,11 +105,10 @@ async def test_a_golden_run_is_upgraded_and_reads_as_before(
     assert (await verify_run(again, workers=InlineWorkers(), scratch=Scratch(None))).problems == ()
 
 
-@pytest.mark.parametrize("leaf_hash", LeafHash)
-async def test_the_recipe_still_makes_the_same_log(leaf_hash: LeafHash) -> None:
+async def test_the_recipe_still_makes_the_same_log() -> None:
     objects = DictObjects()
-    made = json.loads(json.dumps(await make(objects, leaf_hash)))
-    expected = json.loads((NEWEST_GOLDEN[leaf_hash] / "expected.json").read_bytes())
+    made = json.loads(json.dumps(await make(objects)))
+    expected = json.loads((GOLDEN / "expected.json").read_bytes())
     assert made["version_digests"] == expected["version_digests"]
 
 

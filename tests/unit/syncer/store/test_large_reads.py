@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import os
 import random
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import AsyncExitStack, aclosing
 
 import pytest
+from blake3 import blake3
 
 from skerry.runtime.clock import Clock, SystemClock
 from skerry.runtime.identifiers import SystemEntropy
@@ -44,7 +44,7 @@ async def written(objects: Objects, data: bytes, clock: Clock | None = None) -> 
     clock = clock or SystemClock()
     blobs = Blobs(objects, "run", clock, SystemEntropy(), workers=InlineWorkers(), condemned=set())
     await objects.write("run/updates/a", data)
-    return blobs, ObjectRef("updates/a", 0, 1, len(data), hashlib.sha256(data).hexdigest())
+    return blobs, ObjectRef("updates/a", 0, 1, len(data), blake3(data).hexdigest())
 
 
 def bucket(relay: S3Relay, s3_options: dict[str, str], range_bytes: int = RANGE) -> Objects:

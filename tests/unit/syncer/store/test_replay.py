@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from skerry.algorithm.step import TORN, OuterState
 from skerry.runtime.workers import ThreadWorkers
 from skerry.wire.codecs import Codec, Encoding
-from skerry.wire.digests import LeafHash, tree_digest
+from skerry.wire.digests import tree_digest
 from skerry.wire.frames import encode_frames
 from skerry.wire.policy import MergeRule, OuterOptimizer, Policy
 from skerry_syncer.store.errors import ObjectMissingError, UnreadableObjectError
@@ -107,7 +107,7 @@ async def test_following_the_updates_gives_the_syncers_weights_bit_for_bit(seed:
     driver = await trained(5, seed=seed, policy=Policy(update_encoding=Encoding(codec, block=8)))
     weights = await Replayer(driver.log, FRAGMENT, driver.workers).weights_at(5)
     assert weights.tobytes() == driver.state.weights.tobytes()
-    assert tree_digest(weights, LeafHash.SHA256).hex() == driver.log.state.fragments[FRAGMENT].newest.digest
+    assert tree_digest(weights).hex() == driver.log.state.fragments[FRAGMENT].newest.digest
 
 
 async def test_a_snapshot_is_where_a_rebuild_begins() -> None:
@@ -192,7 +192,7 @@ async def test_threads_scratch_files_and_cuts_into_parts_change_no_bit(tmp_path:
     assert_same_bits(plain.state, threaded.state)
     again = await Replayer(threaded.log, FRAGMENT, workers).rebuild(1, threaded.scratch)
     assert_same_bits(again, plain.state)
-    assert tree_digest(again.weights, LeafHash.SHA256).hex() == plain.log.state.fragments[FRAGMENT].newest.digest
+    assert tree_digest(again.weights).hex() == plain.log.state.fragments[FRAGMENT].newest.digest
     workers.close()
 
 

@@ -65,10 +65,6 @@ _ANSWERED_WITHIN_S: Final = 10.0
 _A_RUN: Final = 200
 # Learners that are misled at the same time: each waits more than it works.
 _AT_ONCE: Final = 10
-# Of the corpus: what makes the ids of its conversations, how many are drawn for it, and for how long answers are.
-_SCENE: Final = "corpus"
-_DRAWS: Final = 600
-_MADE_S: Final = 8.0
 _MISLED_S: Final = 1.5  # for which each learner is misled
 # gRPC's own, where it ends a call by itself.
 _OF_GRPC: Final = frozenset({"Internal error from Core", "Exception iterating requests!"})
@@ -192,13 +188,8 @@ async def _say(stubs: Stubs, method: str, data: list[bytes]) -> tuple[str, str]:
 
 
 def _written(lines: Iterable[tuple[str, bytes]]) -> bytes:
-    """Returns a conversation as a file of the corpus: on each line a message after its method or type."""
+    """Returns a conversation as a finding: on each line a message after its method or type."""
     return b"".join(f"{name} {data.hex()}\n".encode() for name, data in lines)
-
-
-def _read(data: bytes) -> list[tuple[str, bytes]]:
-    lines = [line.split(" ") for line in data.decode().splitlines()]
-    return [(name, bytes.fromhex(text)) for name, text in lines]
 
 
 class _Complaints:
@@ -273,43 +264,6 @@ def against_syncer(seed: str, seconds: float) -> Result:
         return asyncio.run(_against_syncer(seed, seconds, complaints))
 
 
-async def _repeated_calls(corpus: Iterable[bytes], complaints: _Complaints) -> tuple[list[str], list[str]]:
-    reasons, found, source = [], [], random.Random(_SCENE)
-    async with _scene(source) as (stubs, *_):
-        for data in corpus:
-            lines = _read(data)
-            reason, wrong = await _say(stubs, lines[0][0], [message for _, message in lines])
-            reasons.append(reason)
-            found.append(wrong)
-        await _still_merges(stubs, source, 0)
-    return reasons, [one for one in [*found, *complaints.found] if one]
-
-
-def repeated_calls(corpus: Iterable[bytes]) -> tuple[list[str], list[str]]:
-    """Has conversations again; returns why each was refused, where it was, and everything that is wrong."""
-    with _listening() as complaints:
-        return asyncio.run(_repeated_calls(corpus, complaints))
-
-
-async def _made_calls() -> dict[str, bytes]:
-    source, smallest = random.Random("calls"), dict[str, bytes]()
-    async with _scene(random.Random(_SCENE)) as (stubs, run, learner, base):
-        for _ in range(_DRAWS):
-            method, messages = pick(source, _right_conversations(source, run, learner, base))
-            data = _wrong(source, messages)
-            reason, _ = await _say(stubs, method, data)
-            written = _written((method, one) for one in data)
-            if reason not in smallest or len(written) < len(smallest[reason]):
-                smallest[reason] = written
-    return {reason.lower().replace("_", "-") or "accepted": data for reason, data in smallest.items()}
-
-
-def made_calls() -> dict[str, bytes]:
-    """Returns a conversation for each reason of a refusal, and one that is not refused."""
-    with _listening():
-        return asyncio.run(_made_calls())
-
-
 class _Liar(GrpcTransport):
     """Changes some of a syncer's answers on their way to the learner."""
 
@@ -319,17 +273,11 @@ class _Liar(GrpcTransport):
         self.share = 0.0  # of the answers
         self.lies = 0
         self.told: list[Message] = []
-        self.script: list[tuple[str, bytes]] | None = None  # what the next answers of these types become; None: any
 
     def _changed(self, answer: R) -> R:
-        if self.script is None:
-            if self.source.random() >= self.share:
-                return answer
-            lie = mutated_message(self.source, answer)
-        elif self.share and self.script and self.script[0][0] == type(answer).__name__:
-            lie = type(answer).FromString(self.script.pop(0)[1])
-        else:
+        if self.source.random() >= self.share:
             return answer
+        lie = mutated_message(self.source, answer)
         self.lies += 1
         self.told = [*self.told[-20:], lie]
         return lie
@@ -401,7 +349,7 @@ async def _misled(liar: _Liar, number: int, until_s: float) -> tuple[bool, str]:
     """Trains against a liar; returns whether the learner went on, and what is wrong; empty: nothing."""
     try:
         async with _learner(liar, number, share=0.2) as (loop, descend):
-            while time.monotonic() < until_s and liar.script != []:
+            while time.monotonic() < until_s:
                 loop.step(8, await asyncio.to_thread(descend))
     except SkerryError:
         return False, ""
@@ -412,8 +360,8 @@ async def _misled(liar: _Liar, number: int, until_s: float) -> tuple[bool, str]:
     return True, ""
 
 
-async def _against_learner(seed: str, seconds: float) -> tuple[Result, list[Message]]:
-    result, told = Result(), list[Message]()
+async def _against_learner(seed: str, seconds: float) -> Result:
+    result = Result()
     numbers = itertools.count()
     end_s, size_bytes = time.monotonic() + seconds, psutil.Process().memory_info().rss
 
@@ -424,7 +372,6 @@ async def _against_learner(seed: str, seconds: float) -> tuple[Result, list[Mess
             went_on, wrong = await _misled(liar, number, min(time.monotonic() + _MISLED_S, end_s))
             if wrong:
                 result.findings.append(Finding(wrong, _lies(liar.told)))
-            told.extend(liar.told)
             result.accepted += liar.lies if went_on else 1
             result.inputs += liar.lies
 
@@ -432,46 +379,11 @@ async def _against_learner(seed: str, seconds: float) -> tuple[Result, list[Mess
         for _ in range(_AT_ONCE):
             tasks.create_task(mislead(server.port))
     result.grown_bytes = psutil.Process().memory_info().rss - size_bytes
-    return result, told
+    return result
 
 
 def _lies(told: Iterable[Message]) -> bytes:
     return _written((type(one).__name__, one.SerializeToString()) for one in told)
-
-
-async def _repeated_answers(corpus: Iterable[bytes]) -> tuple[list[str], list[str]]:
-    outcomes, found = [], []
-    async with serving(open_objects("memory://"), LOCAL) as server:
-        for number, data in enumerate(corpus):
-            liar = _Liar(f"127.0.0.1:{server.port}", random.Random(0))
-            liar.script = _read(data)
-            went_on, wrong = await _misled(liar, number, time.monotonic() + 10 * _MISLED_S)
-            outcomes.append("" if went_on else "ENDED")
-            found += [wrong] if wrong else []
-            if liar.script and went_on:
-                found.append(f"was not told {liar.script[0][0]}")
-    return outcomes, found
-
-
-def repeated_answers(corpus: Iterable[bytes]) -> tuple[list[str], list[str]]:
-    """Gives learners answers again; returns for each whether it ended, and everything that is wrong."""
-    quiet_logs()
-    return asyncio.run(_repeated_answers(corpus))
-
-
-def made_answers() -> dict[str, bytes]:
-    """Returns a wrong answer of each kind that a learner gets while it trains."""
-    quiet_logs()
-    smallest = dict[str, Message]()
-    for lie in asyncio.run(_against_learner("answers", _MADE_S))[1]:
-        name = type(lie).__name__.removesuffix("Response").lower()
-        if name not in {"attach", "pushdelta", "pullfragment"}:
-            continue
-        kind = "kind" in lie.DESCRIPTOR.oneofs_by_name and lie.WhichOneof("kind")
-        name = f"{name}-{kind}" if kind else name
-        if name not in smallest or lie.ByteSize() < smallest[name].ByteSize():
-            smallest[name] = lie
-    return {name: _lies([lie]) for name, lie in smallest.items()}
 
 
 def _innermost(error: BaseException) -> BaseException:
@@ -483,9 +395,7 @@ def _innermost(error: BaseException) -> BaseException:
 def against_learner(seed: str, seconds: float) -> Result:
     """Returns what came of changing a syncer's answers to a learner."""
     quiet_logs()
-    return asyncio.run(_against_learner(seed, seconds))[0]
+    return asyncio.run(_against_learner(seed, seconds))
 
 
 TARGETS: Final = {"calls": against_syncer, "answers": against_learner}
-REPEATED: Final = {"calls": repeated_calls, "answers": repeated_answers}
-MADE: Final = {"calls": made_calls, "answers": made_answers}

@@ -22,7 +22,7 @@ def apply(assignments: Iterable[str], policy: Policy) -> Policy:
     Raises:
         ValueError: an assignment that is not NAME=VALUE, an unknown name, or a value that is not legal.
     """
-    values = _values(policy)
+    values = dataclasses.asdict(policy)
     for assignment in assignments:
         name, sign, text = assignment.partition("=")
         if not sign:
@@ -44,14 +44,7 @@ def rows(policy: Policy) -> Iterator[tuple[str, str]]:
 
 def to_json(policy: Policy) -> dict[str, Any]:
     """Returns a policy as JSON values, every field under its name in the contract."""
-    return _values(policy) | {"delay_step_count": policy.tau}
-
-
-def _values(policy: Policy) -> dict[str, Any]:
-    """Returns the policy's fields that the contract has; the level of compression is the sender's alone."""
-    values = dataclasses.asdict(policy)
-    del values["delta_encoding"]["level"], values["update_encoding"]["level"]
-    return values
+    return dataclasses.asdict(policy) | {"delay_step_count": policy.tau}
 
 
 def _flatten(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, str]]:

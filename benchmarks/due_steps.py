@@ -10,6 +10,7 @@ from unittest.mock import patch
 
 from skerry import ArrayLearner
 from skerry.algorithm.schedule import RoundRhythm
+from skerry.array_learner import SingleProcess
 from skerry.model.movement import Movement
 
 # More than the steps that a synchronisation waits for its versions, so that none makes a second delta due.
@@ -62,7 +63,9 @@ class DueSteps:
             waits.set()
             are_over.wait()
 
-        self._learner._thread.loop.call_soon_threadsafe(wait)  # noqa: SLF001 - no public call stops a learner's thread
+        backend = self._learner._backend  # noqa: SLF001 - no public call stops a learner's thread
+        assert isinstance(backend, SingleProcess)
+        backend._thread.loop.call_soon_threadsafe(wait)  # noqa: SLF001 - no public call stops a learner's thread
         waits.wait()
         try:
             while self._count < count:

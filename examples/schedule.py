@@ -20,8 +20,16 @@ if __name__ == "__main__":  # a DataLoader's workers may import this file again
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 1))
     optimizer = torch.optim.AdamW(model.parameters())
-    run = {"target": TARGET, "run": "schedule", "create": True, "planned_step_count": 300}
-    with attach(model, optimizer, tokens_per_step=32, learner_id=learner_id, **run) as learner:
+    with attach(
+        model,
+        optimizer,
+        tokens_per_step=32,
+        target=TARGET,
+        run="schedule",
+        learner_id=learner_id,
+        create=True,
+        planned_step_count=300,
+    ) as learner:
         end = learner.planned_step_count  # the run's, which all learners have
         scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=1e-2, total_steps=end)
         draw = torch.Generator().manual_seed(sum(learner_id.encode()))

@@ -62,7 +62,6 @@ class Islands:
     delay: float = 2.0  # time units, at least 1, from a copy of the weights to the adoption of the version it is in
     is_wall_clock: bool = False  # all stop when `step_count` time units are over, however many steps each has taken
     policy: str = "{}"  # JSON
-    adoption: str = "rebase"
     fragment_count: int | None = None  # None: as many as the client plans
     optimizer: str = "adamw"
     judged_on: tuple[str, ...] = (PYTHON,)

@@ -400,10 +400,6 @@ _H: Final = Plain(
     {f"H = {count}": default(4, policy={"inner_step_count": count}) for count in (6, 12, 24, 48, 96)},
 )
 _P: Final = Plain("fragments", {f"P = {count}": default(4, fragment_count=count) for count in (1, 4, 8)})
-_ADOPTION: Final = Plain(
-    "adoption, answers H/2 steps late",
-    {adoption: default(4, delay=12.0, adoption=adoption) for adoption in ("rebase", "blend", "replace")},
-)
 _CODEC: Final = Plain(
     "codec both ways",
     {"int4 (default)": default(4)}
@@ -433,7 +429,6 @@ MORE: Final[tuple[Case, ...]] = (
     _H,
     _P,
     _CODEC,
-    _ADOPTION,
 )
 """What else was measured: choices that have to be shown, without a bound of their own."""
 

@@ -23,7 +23,7 @@ from benchmarks.quality.bulk_transport import BulkTransport
 from skerry.algorithm.rebase import FlatArray
 from skerry.errors import SkerryError
 from skerry.exchange.loop import ExchangeLoop
-from skerry.exchange.session import Adoption, ExchangeSettings
+from skerry.exchange.settings import ExchangeSettings
 from skerry.model.interface import Work
 from skerry.model.torch.parameters import TorchParameters
 from skerry.runtime.workers import InlineWorkers
@@ -136,9 +136,7 @@ class _World:
             parameters.load(fragment.layout, outer.weights)()
         figures = _figures(log.state, learners)
         owed_count = len(learners) * self.arm.step_count
-        must_merge = (
-            self._fault is None and not self.arm.is_wall_clock and self.arm.adoption == Adoption.REBASE
-        )  # the others drop work
+        must_merge = self._fault is None and not self.arm.is_wall_clock
         if must_merge and figures["merged_steps"] < _LEAST_MERGED * owed_count:
             raise RuntimeError(f"work was not merged. owed={owed_count}, merged={figures['merged_steps']}")
         return Outcome(
@@ -265,8 +263,8 @@ class _Learner:
         await self._train(exchange)
         await self._leave(exchange)
         await running
-        if exchange.failure is not None:
-            raise exchange.failure
+        if exchange.view.failure is not None:
+            raise exchange.view.failure
         done.set()
 
     def _new_exchange(self) -> ExchangeLoop:
@@ -280,7 +278,6 @@ class _Learner:
                 learner_id=self._name,
                 may_create=True,
                 policy=self._world.policy,
-                adoption=Adoption(self._world.arm.adoption),
                 fragment_count=self._world.arm.fragment_count,
                 stall_timeout_s=_STALL_S + self._island.extra_delay,
             ),
@@ -309,10 +306,10 @@ class _Learner:
         arm = self._world.arm
         own = arm.step_count * (self._island.speed if arm.is_wall_clock else 1.0)
         step = self.step_count - self._lost_count
-        progress = exchange.progress
+        progress = exchange.view.progress
         if progress is None:
             return step * arm.step_count / own
-        planned = exchange.planned_step_count or arm.step_count
+        planned = exchange.view.planned_step_count or arm.step_count
         return run_position(step, progress, horizon_steps=own, planned_step_count=planned) * arm.step_count / own
 
     def _time(self) -> float:
@@ -335,7 +332,7 @@ class _Learner:
         self.is_flushed = exchange.is_flushed
         # Who left is expected no more, and the last ones' work would count for everybody's.
         await self._world.everybody_is_ready()
-        self.waiting_s = exchange.stats.waiting_s
+        self.waiting_s = exchange.view.stats.waiting_s
         with suppress(SkerryError):
             await exchange.leave()
 

@@ -28,7 +28,8 @@ from skerry import Policy, RunsClient
 from skerry.exchange.boundary import Boundary
 from skerry.exchange.pull import pull_newest
 from skerry.exchange.push import Delta, Part, digest_of, encode_parts, push
-from skerry.exchange.session import ExchangeSettings, Session
+from skerry.exchange.session import Session
+from skerry.exchange.settings import ExchangeSettings
 from skerry.model.interface import ArrayParameters
 from skerry.net.grpc_transport import GrpcTransport
 from skerry.net.records import Run

@@ -28,17 +28,16 @@ if TYPE_CHECKING:
         TryAgainError,
         WorkRefusedError,
     )
-    from skerry.exchange.session import Adoption, LastWork, Stats
     from skerry.learner import Learner, attach
     from skerry.leaving import leave_on_signal
     from skerry.model.fragment_plan import FragmentPlan, plan_fragments
     from skerry.net.retry import RetrySettings
     from skerry.net.tls import Tls
     from skerry.runs.client import RunsClient
+    from skerry.stats import LastWork, Stats
     from skerry.wire.policy import MergeRule, OuterName, OuterOptimizer, OuterSchedule, Policy
 
 __all__ = [
-    "Adoption",
     "ArrayLearner",
     "AttachAgainError",
     "CorruptDownloadError",
@@ -71,12 +70,11 @@ __all__ = [
 ]
 
 _HOMES: Final = {
-    "Adoption": "skerry.exchange.session",
     "ArrayLearner": "skerry.array_learner",
     "AttachAgainError": "skerry.errors",
     "CorruptDownloadError": "skerry.errors",
     "FragmentPlan": "skerry.model.fragment_plan",
-    "LastWork": "skerry.exchange.session",
+    "LastWork": "skerry.stats",
     "Learner": "skerry.learner",
     "MergeRule": "skerry.wire.policy",
     "OuterName": "skerry.wire.policy",
@@ -92,7 +90,7 @@ _HOMES: Final = {
     "RunNotFoundError": "skerry.errors",
     "RunsClient": "skerry.runs.client",
     "SkerryError": "skerry.errors",
-    "Stats": "skerry.exchange.session",
+    "Stats": "skerry.stats",
     "StopExchangingError": "skerry.errors",
     "StoreLostError": "skerry.errors",
     "Tls": "skerry.net.tls",

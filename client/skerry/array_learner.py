@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import atexit
 import os
-from collections.abc import Callable, Collection, Coroutine, Mapping
-from concurrent.futures import Future, wait
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import wait
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, Protocol, Required, Self, TypedDict, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
 from skerry.algorithm.rebase import Trained
-from skerry.errors import SkerryError, error_of
+from skerry.errors import SkerryError
 from skerry.exchange.loop import ExchangeLoop
-from skerry.exchange.session import Adoption, ExchangeSettings, LastWork, Stats, check_policy
+from skerry.exchange.settings import ExchangeSettings, check_policy
 from skerry.model.interface import ArrayParameters, Parameters
 from skerry.net.forks import OwnProcess
 from skerry.net.grpc_transport import GrpcTransport
@@ -29,18 +29,178 @@ from skerry.runtime.identifiers import SystemEntropy, system_random
 from skerry.runtime.logs import get_logger
 from skerry.runtime.own_id import own_id
 from skerry.runtime.workers import ThreadWorkers
+from skerry.stats import LastWork, Stats, View
 from skerry.wire.policy import Policy
 
 _log = get_logger(__name__)
-
-R = TypeVar("R")
 
 # How long leaving the context waits for the last work to be sent.
 EXIT_FLUSH_TIMEOUT_S: Final = 10.0
 # Ending the exchange takes less time; the bound keeps a defect from holding the process alive.
 _END_TIMEOUT_S: Final = 5.0
-# The same for saving and loading a state, which wait for work of this process and for calls with deadlines only.
-_SERVE_TIMEOUT_S: Final = 600.0
+
+
+class LearnerOptions(TypedDict, total=False):
+    """The arguments of every learner, which `ArrayLearner` explains."""
+
+    target: Required[str]
+    run: Required[str]
+    learner_id: str | None
+    region: str
+    create: bool
+    policy: Policy | None
+    planned_step_count: int | None
+    fragment_count: int | None
+    allow_other_frozen: bool | Collection[str]
+    connect_timeout_s: float
+    tls: Tls | Insecure | None
+
+
+class Backend(Protocol):
+    """What exchanges for a learner: one process, or the ranks of several. The methods are those of the learner."""
+
+    @property
+    def view(self) -> View:
+        """What the training loop may ask; of several ranks, all have the same."""
+
+    def step(self, tokens: int, loss: float | None, leave_status: int | None) -> tuple[tuple[str, ...], int | None]:
+        """Counts a step; returns the fragments that it changed, and with which status to leave now, if at all.
+
+        `leave_status` is what `leave_soon` was told.
+        """
+
+    def flush(self, timeout_s: float, *, is_last: bool) -> bool:
+        """Sends all unsent work."""
+
+    def leave(self, timeout_s: float, *, load_merged: bool) -> LastWork:
+        """Sends the last work and leaves the run. Idempotent."""
+
+    def count_from(self, step_count: int, token_count: int) -> None:
+        """Has counts go on after those of an earlier process."""
+
+    def merged_weights(self) -> dict[str, NDArray[np.float32]]:
+        """Returns copies of the run's own weights."""
+
+    def may_send_after(self, kind: type[BaseException] | None, *, is_told: bool) -> bool:
+        """Whether work is whole when the context ends by an exception of this kind; `is_told`: to leave soon."""
+
+    def close(self, error: BaseException | None = None) -> None:
+        """Ends the exchange without sending anything; `error` is why, if the training loop failed. Idempotent."""
+
+
+class SingleProcess:
+    """The back end of one process: the exchange on an event loop in a thread of its own, with workers beside it."""
+
+    def __init__(self, parameters: Parameters, options: LearnerOptions) -> None:
+        """Attaches to the run and loads its newest weights."""
+        self._closing = ExitStack()
+        self._last_work = LastWork()
+        settings = settings_of(**options)
+        if options.get("learner_id") is None:
+            learner_id, lock = own_id(Path(".skerry"))
+            if lock is not None:
+                self._closing.enter_context(lock)
+            settings = replace(settings, learner_id=learner_id)
+        self._workers = ThreadWorkers(_worker_count(), initializer=parameters.enter_worker)
+        self._thread = LoopThread(f"skerry-{settings.learner_id}")
+        self._transport = self._thread.call(
+            lambda: GrpcTransport(options["target"], tls=options.get("tls"), jitter=system_random())
+        )
+        try:
+            self._exchange = self._thread.run(_joined(self._transport, parameters, settings, workers=self._workers))
+            parameters.synchronize()  # training comes after the weights that were loaded
+            self._running = self._thread.start(self._exchange.run())
+            self._thread.run(self._exchange.wait_attached())
+        except BaseException:
+            self._stop_threads()
+            raise
+        atexit.register(self._say_forgotten)
+        self._closing.callback(atexit.unregister, self._say_forgotten)
+
+    @property
+    def view(self) -> View:
+        """What the exchange says now."""
+        return self._exchange.view
+
+    def step(self, tokens: int, loss: float | None, leave_status: int | None) -> tuple[tuple[str, ...], int | None]:
+        """Counts a step."""
+        return self._exchange.step(tokens, loss), leave_status
+
+    def flush(self, timeout_s: float, *, is_last: bool) -> bool:
+        """Sends all unsent work."""
+        return self._flush(lambda: self._exchange.is_flushed, timeout_s, is_last=is_last)
+
+    def _flush(self, is_done: Callable[[], bool], timeout_s: float, *, is_last: bool) -> bool:
+        self._exchange.check_weights()
+        self._thread.loop.call_soon_threadsafe(lambda: self._exchange.flush(is_last=is_last))
+        try:
+            return self._exchange.serve(is_done, timeout_s)
+        finally:
+            self._thread.loop.call_soon_threadsafe(self._exchange.end_flush)
+
+    def leave(self, timeout_s: float, *, load_merged: bool) -> LastWork:
+        """Sends the last work and leaves the run."""
+        if self._thread.is_over:
+            return self._last_work
+        is_loaded: bool | None = None
+        try:
+            if load_merged:
+                is_loaded = False
+                is_settled = self._flush(lambda: self._exchange.is_settled, timeout_s, is_last=True)
+                is_loaded = is_settled and self._exchange.load_merged()
+            else:
+                self._flush(lambda: self._exchange.is_decided, timeout_s, is_last=True)
+        finally:
+            self.close()
+            self._last_work = replace(self._last_work, is_loaded=is_loaded)
+        return self._last_work
+
+    def count_from(self, step_count: int, token_count: int) -> None:
+        """Has counts go on after those of an earlier process."""
+        self._exchange.count_from(Trained(step_count, token_count))
+
+    def merged_weights(self) -> dict[str, NDArray[np.float32]]:
+        """Returns copies of the run's own weights."""
+        return self._exchange.merged_weights()
+
+    def may_send_after(self, kind: type[BaseException] | None, *, is_told: bool) -> bool:
+        """Whether no step failed: work that one may have damaged is not sent."""
+        return kind is None or is_told or issubclass(kind, SystemExit | KeyboardInterrupt)
+
+    def close(self, error: BaseException | None = None) -> None:
+        """Ends the exchange without sending anything, and says which steps the run does not have."""
+        if self._thread.is_over:
+            return
+        self._last_work = work = self._exchange.last_work
+        is_fine = work or (self.view.is_closed and not work.dropped_step_count)
+        counts = {
+            "merged_steps": work.merged_step_count,
+            "pending_steps": work.pending_step_count,
+            "dropped_steps": work.dropped_step_count,
+            "unsent_steps": work.unsent_step_count,
+            "because": work.because,
+        }
+        (_log.info if is_fine else _log.warning)(
+            "left the run" if is_fine else "left the run, which does not have all of the last work",
+            **{name: value for name, value in counts.items() if value},
+        )
+        try:
+            self._thread.run(self._exchange.leave())
+            wait([self._running], _END_TIMEOUT_S)
+        finally:
+            self._stop_threads()
+
+    def _say_forgotten(self) -> None:
+        # It is too late to send them: Python lets no thread begin work once the main thread has ended.
+        view = self.view
+        if (lost := view.stats.unsent_step_count) and not (view.is_closed or self._thread.is_over):
+            _log.warning("the process ends with steps that the run does not have. leave() sends them", steps=lost)
+
+    def _stop_threads(self) -> None:
+        self._thread.run(self._transport.close())
+        self._thread.close()
+        self._workers.close()
+        self._closing.close()
 
 
 class ArrayLearner:
@@ -54,8 +214,8 @@ class ArrayLearner:
     The constructor attaches to the run and loads its newest weights into `arrays`. Only the thread that changes the
     arrays may call `step` and `flush`. While the syncer can't be reached, training goes on, and the work is sent later.
 
-    `flush`, `state_dict` and `load_state_dict` may load newer versions too: a loop that trains on copies of the arrays
-    copies them anew after these calls, as after a `step` that names fragments.
+    `flush` may load newer versions too: a loop that trains on copies of the arrays copies them anew after it, as after
+    a `step` that names fragments.
 
     Args:
         arrays: the arrays to train, by tensor name; or any `Parameters`.
@@ -71,8 +231,6 @@ class ArrayLearner:
         planned_step_count: how many inner steps each learner of a run that is created should take; replaces the
             policy's value. Outer momentum falls to 0 towards the end of them, which improves the final weights. The run
             may take fewer or more.
-        adoption: what happens to local work when a new version arrives.
-        blend_alpha: the share of the local weights if adoption is "blend".
         fragment_count: the number of fragments of a run that is created; by default it follows from the model's size.
         allow_other_frozen: the frozen parameters that need not be those that the run was created with, as where they
             are quantised on some machines only: their names, or patterns such as "base.*"; True for all. A warning
@@ -82,11 +240,11 @@ class ArrayLearner:
             made, so they may be renewed while the learner runs. By default the public authorities are trusted, and a
             target on this machine is called in plaintext; "insecure" has other targets be called so, too.
 
-    A process that this one forks, such as a worker of a DataLoader, is not the learner: leaving does nothing there, and
-    all else that a learner does is refused.
+    A process that this one forks, such as a worker of a DataLoader, is not the learner: the end of `with` and `close`
+    do nothing there, and all else that a learner does is refused.
 
-    A learner that restarts begins with the run's newest weights. What its last process had not sent is lost, unless
-    `load_state_dict` brings it.
+    A learner that restarts begins with the run's newest weights. What its last process had not sent is lost: at most
+    the steps since its last delta.
 
     Raises:
         SkerryError: the syncer did not answer in time, or the run does not accept this learner; the message says why.
@@ -94,77 +252,31 @@ class ArrayLearner:
             names another client, or arrays that can't be trained. Nothing was begun or written.
     """
 
-    def __init__(
-        self,
-        arrays: Mapping[str, NDArray[Any]] | Parameters,
-        *,
-        target: str,
-        run: str,
-        learner_id: str | None = None,
-        region: str = "",
-        create: bool = False,
-        policy: Policy | None = None,
-        planned_step_count: int | None = None,
-        adoption: Adoption | str = Adoption.REBASE,
-        blend_alpha: float = 0.5,
-        fragment_count: int | None = None,
-        allow_other_frozen: bool | Collection[str] = False,
-        connect_timeout_s: float = 30.0,
-        tls: Tls | Insecure | None = None,
-    ) -> None:
+    def __init__(self, arrays: Mapping[str, NDArray[Any]] | Parameters, **options: Unpack[LearnerOptions]) -> None:
         if not isinstance(arrays, Mapping) and not hasattr(arrays, "tensors"):
             raise TypeError(f"arrays are given by name; a torch module is for Learner. type={type(arrays).__name__}")
+        self._begin(SingleProcess(ArrayParameters(arrays) if isinstance(arrays, Mapping) else arrays, options))
+
+    def _begin(self, backend: Backend) -> None:
+        self._backend = backend
         self._process = OwnProcess()
-        self._closing = ExitStack()
+        self._leaving = ExitStack()  # what is called when the learner has left
         self._leave_status: int | None = None
-        self._last_work = LastWork()
-        settings = checked_settings(
-            target=target,
-            run=run,
-            learner_id=learner_id,
-            region=region,
-            create=create,
-            policy=policy,
-            planned_step_count=planned_step_count,
-            adoption=adoption,
-            blend_alpha=blend_alpha,
-            fragment_count=fragment_count,
-            allow_other_frozen=allow_other_frozen,
-            connect_timeout_s=connect_timeout_s,
-            tls=tls,
-        )
-        parameters = ArrayParameters(arrays) if isinstance(arrays, Mapping) else arrays
-        if learner_id is None:
-            learner_id, lock = own_id(Path(".skerry"))
-            if lock is not None:
-                self._closing.enter_context(lock)
-            settings = replace(settings, learner_id=learner_id)
-        self._workers = ThreadWorkers(_worker_count(), initializer=parameters.enter_worker)
-        self._thread = LoopThread(f"skerry-{learner_id}")
-        self._running: Future[None] | None = None
-        self._transport = self._thread.call(lambda: GrpcTransport(target, tls=tls, jitter=system_random()))
-        try:
-            self._exchange = self._thread.run(_joined(self._transport, parameters, settings, workers=self._workers))
-            parameters.synchronize()  # training comes after the weights that were loaded
-            self._running = self._thread.start(self._exchange.run())
-            self._thread.run(self._exchange.wait_attached())
-        except BaseException:
-            self._stop_threads()
-            raise
-        atexit.register(self._say_forgotten)
-        self._closing.callback(atexit.unregister, self._say_forgotten)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         """Sends the last work within 10 s, also when the process was told to end, and leaves the run.
 
         Work that a failed step may have damaged is not sent.
         """
-        if kind is None or issubclass(kind, SystemExit | KeyboardInterrupt) or self._leave_status is not None:
+        if self._process.is_forked:
+            return
+        if self._backend.may_send_after(kind, is_told=self._leave_status is not None):
             self.leave()
         else:
+            self._backend.close(error)
             self.close()
 
     def leave(self, timeout_s: float = EXIT_FLUSH_TIMEOUT_S, *, load_merged: bool = False) -> LastWork:
@@ -183,27 +295,13 @@ class ArrayLearner:
             whether none is missing from the run, and with `load_merged` whether the run's weights were loaded.
 
         Raises:
-            StopExchangingError: as `step`.
+            StopExchangingError: as `step`, FORKED too.
         """
-        if self._thread.is_over:
-            return self._last_work
-        is_loaded: bool | None = None
+        self._process.check()
         try:
-            if load_merged:
-                is_loaded = False
-                is_settled = self._flush(lambda: self._exchange.is_settled, timeout_s, is_last=True)
-                is_loaded = is_settled and self._exchange.load_merged()
-            else:
-                self._flush(lambda: self._exchange.is_decided, timeout_s, is_last=True)
+            return self._backend.leave(timeout_s, load_merged=load_merged)
         finally:
             self.close()
-            self._last_work = replace(self._last_work, is_loaded=is_loaded)
-        return self._last_work
-
-    def _say_forgotten(self) -> None:
-        # It is too late to send them: Python lets no thread begin work once the main thread has ended.
-        if (lost := self.stats.unsent_step_count) and not (self.is_closed or self._thread.is_over):
-            _log.warning("the process ends with steps that the run does not have. leave() sends them", steps=lost)
 
     def step(self, tokens: int, loss: float | None = None) -> tuple[str, ...]:
         """Reports one finished inner step; may copy a fragment or load a newer version of one. Never waits.
@@ -220,10 +318,11 @@ class ArrayLearner:
                 was forked from the learner's.
         """
         self._process.check()
-        changed = self._exchange.step(tokens, loss)
-        if self._leave_status is not None:
+        changed, status = self._backend.step(tokens, loss, self._leave_status)
+        if status is not None:
+            self._leave_status = status
             _log.info("leaving as was asked", steps=self.stats.step_count)
-            raise SystemExit(self._leave_status)
+            raise SystemExit(status)
         return changed
 
     def leave_soon(self, exit_status: int = 0) -> None:
@@ -237,7 +336,7 @@ class ArrayLearner:
 
     def when_left(self, call: Callable[[], None]) -> None:
         """Has `call` called when this learner has left its run, in whatever way; the last one given is called first."""
-        self._closing.callback(call)
+        self._leaving.callback(call)
 
     def flush(self, timeout_s: float, *, is_last: bool = False) -> bool:
         """Sends all unsent work and returns whether it was acknowledged within the timeout.
@@ -251,67 +350,46 @@ class ArrayLearner:
         Raises:
             StopExchangingError: as `step`.
         """
-        return self._flush(lambda: self._exchange.is_flushed, timeout_s, is_last=is_last)
-
-    def _flush(self, is_done: Callable[[], bool], timeout_s: float, *, is_last: bool) -> bool:
         self._process.check()
-        self._exchange.check_weights()
-        self._thread.loop.call_soon_threadsafe(lambda: self._exchange.flush(is_last=is_last))
-        try:
-            return self._serve(is_done, timeout_s)
-        finally:
-            self._thread.loop.call_soon_threadsafe(self._exchange.end_flush)
+        return self._backend.flush(timeout_s, is_last=is_last)
 
     def close(self) -> None:
         """Leaves the run and ends the exchange without sending anything, and says which steps the run does not have.
 
         What was acknowledged, as by `flush`, is merged without this learner. Idempotent.
         """
-        if self._thread.is_over:
-            return
-        self._last_work = work = self._exchange.last_work
-        is_fine = work or (self.is_closed and not work.dropped_step_count)
-        counts = {
-            "merged_steps": work.merged_step_count,
-            "pending_steps": work.pending_step_count,
-            "dropped_steps": work.dropped_step_count,
-            "unsent_steps": work.unsent_step_count,
-            "because": work.because,
-        }
-        (_log.info if is_fine else _log.warning)(
-            "left the run" if is_fine else "left the run, which does not have all of the last work",
-            **{name: value for name, value in counts.items() if value},
-        )
-        try:
-            self._thread.run(self._exchange.leave())
-            if self._running is not None:
-                wait([self._running], _END_TIMEOUT_S)
-        finally:
-            self._stop_threads()
+        if not self._process.is_forked:
+            self._backend.close()
+            self._leaving.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns what this learner needs to go on from here, for a checkpoint of yours; call it between two steps.
+        """Returns the learner's id and its counts of steps and tokens, for a checkpoint of yours.
 
-        It has the work that the run does not have yet and the counts of steps and tokens, but not the weights: 4 bytes
-        a parameter, 8 while a delta is on its way. Needs no network. A learner that exchanges no more has its counts
-        alone, so that saving never fails.
+        It holds no weights and no work: a learner that is killed loses the steps since its last delta.
         """
-        if not self._process.is_forked and self._thread.is_over:
-            return self._exchange.save_counts()
-        return self._served(self._exchange.save())
+        self._process.check()
+        view = self._backend.view
+        counts = {"step_count": view.stats.step_count, "token_count": view.stats.token_count}
+        return {"learner_id": view.learner_id, **counts}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on where `state_dict` was called: the model gets the run's weights with the unsent work on top of them.
+        """Has counts go on after those of `state_dict`; the model keeps the run's weights.
 
-        Call it after attaching and before the first step. Where work can't be continued, as when the run took later
-        work of this learner, the model has the run's weights, and a warning says why and how many steps are dropped.
+        Call it after attaching and before the first step. A warning says so if the state is another learner's.
 
         Raises:
-            ValueError: it is not what `state_dict` of a learner of this model returned, or a step was counted already.
-            SkerryError: the syncer did not say what became of the work. The learner is as it was.
+            ValueError: it is not what `state_dict` returned, or a step was counted already.
         """
-        self._check_untrained()
-        self._served(self._exchange.restore(state))
+        self._process.check()
+        try:
+            learner_id, *counts = state["learner_id"], int(state["step_count"]), int(state["token_count"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"this is not what state_dict() of a learner returned. cause={error!r}") from error
+        self.count_from(*counts)
+        if learner_id != (own := self._backend.view.learner_id):
+            _log.warning(
+                "the state is of another learner: give its learner_id to be that one", own=own, other=learner_id
+            )
 
     def count_from(self, step_count: int, token_count: int) -> None:
         """Has counts of steps and tokens go on after those of an earlier process, where no `state_dict` brings them.
@@ -321,25 +399,8 @@ class ArrayLearner:
         Raises:
             ValueError: a step was counted already.
         """
-        self._check_untrained()
-        self._served(self._exchange.count_from(Trained(step_count, token_count)))
-
-    def _check_untrained(self) -> None:
         self._process.check()
-        if self.stats.step_count:
-            raise ValueError(f"a learner's state is loaded before its first step. steps={self.stats.step_count}")
-
-    def _served(self, coroutine: Coroutine[Any, Any, R]) -> R:
-        """Returns the coroutine's result, and does meanwhile what waits for a step boundary."""
-        future = self._thread.start(coroutine)
-        future.add_done_callback(lambda _: self._exchange.wake())
-        if not self._serve(future.done, _SERVE_TIMEOUT_S):
-            future.cancel()
-            raise error_of("TIMEOUT", f"the exchange did not answer. timeout_s={_SERVE_TIMEOUT_S:g}")
-        return future.result()
-
-    def _serve(self, is_over: Callable[[], bool], timeout_s: float) -> bool:
-        return self._exchange.serve(is_over, timeout_s)
+        self._backend.count_from(step_count, token_count)
 
     def merged_weights(self) -> dict[str, NDArray[np.float32]]:
         """Returns copies of the run's own weights by tensor name, of the versions that `stats.versions` names.
@@ -348,41 +409,35 @@ class ArrayLearner:
         Needs no network, and memory for the whole model as float32.
         """
         self._process.check()
-        return self._exchange.merged_weights()
+        return self._backend.merged_weights()
 
     @property
     def stats(self) -> Stats:
         """What was exchanged so far; cheap enough to read at every step."""
-        return self._exchange.stats
+        return self._backend.view.stats
 
     @property
     def progress(self) -> float | None:
         """The run's progress in inner steps, which learning rates should follow; None until the syncer reports it."""
-        return self._exchange.progress
+        return self._backend.view.progress
 
     @property
     def planned_step_count(self) -> int:
         """Inner steps that the run is planned to take, which `progress` reaches at its end; 0 if unknown."""
-        return self._exchange.planned_step_count
+        return self._backend.view.planned_step_count
 
     @property
     def is_closed(self) -> bool:
         """Whether the run was closed: further work will not be merged."""
-        return self._exchange.is_closed
+        return self._backend.view.is_closed
 
     @property
     def failure(self) -> SkerryError | None:
         """Why this learner stopped exchanging, if it did; training may go on."""
-        return self._exchange.failure
-
-    def _stop_threads(self) -> None:
-        self._thread.run(self._transport.close())
-        self._thread.close()
-        self._workers.close()
-        self._closing.close()
+        return self._backend.view.failure
 
 
-def checked_settings(
+def settings_of(
     *,
     target: str,
     run: str,
@@ -391,14 +446,12 @@ def checked_settings(
     create: bool = False,
     policy: Policy | None = None,
     planned_step_count: int | None = None,
-    adoption: Adoption | str = Adoption.REBASE,
-    blend_alpha: float = 0.5,
     fragment_count: int | None = None,
     allow_other_frozen: bool | Collection[str] = False,
     connect_timeout_s: float = 30.0,
     tls: Tls | Insecure | None = None,
 ) -> ExchangeSettings:
-    """Returns the settings of an `ArrayLearner` with these arguments, which connects to nothing and writes nothing.
+    """Returns the settings of a learner with these options; connects to nothing and writes nothing.
 
     The id of a learner that is to choose its own is a placeholder.
 
@@ -415,13 +468,11 @@ def checked_settings(
         may_create=create,
         policy=policy,
         fragment_count=fragment_count,
-        adoption=Adoption(adoption),
-        blend_alpha=blend_alpha,
         allow_other_frozen=allow_other_frozen,
         connect_timeout_s=connect_timeout_s,
     )
-    for found in check_target(target, tls):
-        check_certificate(found, run, learner_id)
+    for files in check_target(target, tls):
+        check_certificate(files, run, learner_id)
     return settings
 
 

@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import ExitStack
-from typing import Any, Final, ParamSpec, TypeVar
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Final, ParamSpec, TypeVar, Unpack
 from weakref import WeakSet
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import distributed
 
-from skerry.array_learner import EXIT_FLUSH_TIMEOUT_S, ArrayLearner, checked_settings
+from skerry.array_learner import ArrayLearner, LearnerOptions, SingleProcess, settings_of
 from skerry.errors import SkerryError
-from skerry.exchange.session import Adoption, LastWork, Stats, whole_number
-from skerry.model.interface import Parameters
+from skerry.exchange.settings import whole_number
 from skerry.model.torch.parameters import CopyOf, TorchParameters, reshard
-from skerry.net.grpc_transport import GrpcTransport
-from skerry.net.tls import Insecure, Tls
-from skerry.ranks import account as island_account
-from skerry.ranks.island import Island, process_group_of
-from skerry.ranks.member import IslandMember, View
-from skerry.runtime.identifiers import system_random
+from skerry.ranks.island import process_group_of
+from skerry.ranks.member import ManyRanks
 from skerry.runtime.logs import get_logger
-from skerry.wire.policy import Policy
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -33,6 +24,13 @@ _log = get_logger(__name__)
 
 # Those that have not left: their hooks and threads keep them alive.
 _LEARNERS: Final[WeakSet[Learner]] = WeakSet()
+
+
+class TorchOptions(LearnerOptions, total=False):
+    """The arguments of a learner of a torch module, which `Learner` explains."""
+
+    copies: CopyOf | None
+    process_group: distributed.ProcessGroup | None
 
 
 class Learner(ArrayLearner):
@@ -60,8 +58,11 @@ class Learner(ArrayLearner):
 
     The other arguments, and everything else, are as `ArrayLearner` says. With several ranks, every rank makes a Learner
     and makes the same calls in the same order. Each gives its own tokens and loss to `step`, which waits for the other
-    ranks. What it returns and all properties say the same at every rank, as of the end of the last call. If one rank
-    fails, the others raise an error at their next call; no rank can go on without the others.
+    ranks. What it returns and all properties say the same at every rank, as of the end of the last call;
+    `merged_weights` is what the first rank returns, and empty at the others. If one rank fails, the others raise an
+    error at their next call; no rank can go on without the others. Their last work is sent if all leave after the same
+    step and within 5 s, by Ctrl-C, `sys.exit` or `leave_soon`; otherwise the first rank warns of the steps that are
+    lost.
 
     Raises:
         StopExchangingError: RANK_LEFT: another rank failed or made no Learner in `connect_timeout_s`. RANKS_DIFFER: the
@@ -72,205 +73,36 @@ class Learner(ArrayLearner):
         self,
         model: torch.nn.Module | Mapping[str, torch.Tensor],
         *,
-        target: str,
-        run: str,
-        learner_id: str | None = None,
-        region: str = "",
-        create: bool = False,
-        policy: Policy | None = None,
-        planned_step_count: int | None = None,
-        adoption: Adoption | str = Adoption.REBASE,
-        blend_alpha: float = 0.5,
-        fragment_count: int | None = None,
-        allow_other_frozen: bool | Collection[str] = False,
-        connect_timeout_s: float = 30.0,
-        tls: Tls | Insecure | None = None,
         copies: CopyOf | None = None,
         process_group: distributed.ProcessGroup | None = None,
+        **options: Unpack[LearnerOptions],
     ) -> None:
-        options: dict[str, Any] = {
-            "target": target,
-            "run": run,
-            "learner_id": learner_id,
-            "region": region,
-            "create": create,
-            "policy": policy,
-            "planned_step_count": planned_step_count,
-            "adoption": adoption,
-            "blend_alpha": blend_alpha,
-            "fragment_count": fragment_count,
-            "allow_other_frozen": allow_other_frozen,
-            "connect_timeout_s": connect_timeout_s,
-            "tls": tls,
-        }
         # The weights are watched by their addresses, which only a step that torch.compile does not trace sees.
-        self._step = _untraced(self._count_step)
-        self._member: IslandMember | None = None
-        self._has_agreed = False  # all ranks leave after this step
-        self._leave_status = None
-        self._last_work = LastWork()
-        checked_settings(**options)
+        self._step = _untraced(super().step)
+        settings_of(**options)
         group = process_group_of(model, process_group)
-        self._look_again: Callable[[], None] = lambda: None
-        self.trained_ids: Final = {id(one) for one in _tensors_of(model)}
+        self.trained_ids: Final = {id(tensor) for tensor in _tensors_of(model)}
         _leave_earlier(self.trained_ids)
+        self._look_again: Callable[[], None] = lambda: None
         if group is None:
             parameters = TorchParameters(model, copies)
             try:
                 parameters.check_in_memory()
                 parameters.check_whole()
-                super().__init__(parameters, **options)
+                self._begin(SingleProcess(parameters, options))
             except BaseException:
                 parameters.release()
                 raise
-            self._closing.callback(parameters.release)
+            self.when_left(parameters.release)
             self._look_again = parameters.look_again
-            _LEARNERS.add(self)
-            return
-
-        def join(parameters: Parameters) -> ArrayLearner:
-            return ArrayLearner(parameters, **options)
-
-        def open_transport() -> GrpcTransport:
-            return GrpcTransport(target, tls=tls, jitter=system_random())
-
-        self._closing = ExitStack()
-        island = Island(group, timeout_s=connect_timeout_s)
-        self._member = IslandMember(
-            island,
-            model,
-            join,
-            _view_of,
-            open_transport,
-            name=f"{run} {learner_id}",
-            allow_other_frozen=allow_other_frozen,
-            copies=copies,
-        )
-        _LEARNERS.add(self)
-
-    def __exit__(self, kind: type[BaseException] | None, *details: object) -> None:
-        """Sends the last work within 10 s and leaves the run, also when the process was told to end.
-
-        Several ranks send their last work if all of them leave after the same step and within 5 s, by Ctrl-C,
-        `sys.exit` or `leave_soon`. Otherwise nothing is sent, and the first rank warns of the steps that are lost.
-        """
-        if self._member is None or kind is None or self._has_agreed:
-            super().__exit__(kind, *details)
-        elif issubclass(kind, SystemExit | KeyboardInterrupt) and self._member.have_all_left(kind.__name__):
-            self.leave()
         else:
-            self._member.close(*details[:1])
-            self.close()
+            self._begin(ManyRanks(group, model, options, copies=copies))
+        _LEARNERS.add(self)
+        self.when_left(lambda: _LEARNERS.discard(self))
 
     def step(self, tokens: int, loss: float | None = None) -> tuple[str, ...]:
         """As `ArrayLearner.step`. It may be inside of what torch.compile compiles, where it breaks the graph."""
         return self._step(tokens, loss)
-
-    def _count_step(self, tokens: int, loss: float | None) -> tuple[str, ...]:
-        if self._member is None:
-            return super().step(tokens, loss)
-        changed, status = self._member.step(tokens, loss, self._leave_status)
-        if status is not None:
-            self._has_agreed = True
-            raise SystemExit(status)
-        return changed
-
-    def flush(self, timeout_s: float, *, is_last: bool = False) -> bool:
-        """As `ArrayLearner.flush`."""
-        if self._member is None:
-            return super().flush(timeout_s, is_last=is_last)
-        return self._member.flush(timeout_s, is_last=is_last)
-
-    def leave(self, timeout_s: float = EXIT_FLUSH_TIMEOUT_S, *, load_merged: bool = False) -> LastWork:
-        """As `ArrayLearner.leave`. With several ranks, every rank calls it, with the same arguments."""
-        if self._member is None:
-            return super().leave(timeout_s, load_merged=load_merged)
-        try:
-            return self._member.leave(timeout_s, load_merged=load_merged)
-        finally:
-            self.close()
-
-    def state_dict(self) -> dict[str, Any]:
-        """As `ArrayLearner.state_dict`, of tensors and plain values: torch.load reads it with `weights_only=True`.
-
-        With several ranks, the first one returns it and the others an empty dictionary if each holds the whole model.
-        With `fully_shard` and tensor parallelism each returns a share of it, for a file of its own.
-        """
-        state: dict[str, Any] = _with_tensors(
-            super().state_dict() if self._member is None else self._member.state_dict()
-        )
-        return state
-
-    def load_state_dict(
-        self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]], *, drop_incomplete: bool = False
-    ) -> None:
-        """As `ArrayLearner.load_state_dict`, also of what another number of ranks has saved, in whatever layout.
-
-        Give what was saved as shares as a list. With several ranks, each gives what it has read, which may be nothing
-        or what others have too; together they need every share. Where there is none at all a warning says so.
-
-        With `drop_incomplete` a warning says so, too, if a share is missing or they were not saved together, as after a
-        kill while ranks were saving, and the model keeps the run's weights.
-
-        Raises:
-            ValueError: also if a share is missing, or they were not saved together.
-        """
-        states = [state] if isinstance(state, Mapping) else state
-        if self._member is not None:
-            self._member.load_state_dict(states, drop_incomplete=drop_incomplete)
-        elif (account := island_account.joined(states, drop_incomplete=drop_incomplete)) is not None:
-            super().load_state_dict(account)
-
-    def count_from(self, step_count: int, token_count: int) -> None:
-        """As `ArrayLearner.count_from`."""
-        if self._member is None:
-            super().count_from(step_count, token_count)
-        else:
-            self._member.count_from(step_count, token_count)
-
-    def merged_weights(self) -> dict[str, NDArray[np.float32]]:
-        """As `ArrayLearner.merged_weights`. With several ranks, the first one returns them, and the others nothing.
-
-        The others need not call it. Weights that no rank has whole are gathered, which needs the other ranks.
-
-        Raises:
-            StopExchangingError: RANK_LEFT: they are no longer there, or the learner has left.
-        """
-        return super().merged_weights() if self._member is None else self._member.merged_weights()
-
-    def close(self) -> None:
-        """As `ArrayLearner.close`."""
-        _LEARNERS.discard(self)
-        if self._member is None:
-            super().close()
-        else:
-            self._member.close()
-            self._closing.close()
-
-    @property
-    def stats(self) -> Stats:
-        """As `ArrayLearner.stats`."""
-        return super().stats if self._member is None else self._member.view.stats
-
-    @property
-    def progress(self) -> float | None:
-        """As `ArrayLearner.progress`."""
-        return super().progress if self._member is None else self._member.view.progress
-
-    @property
-    def planned_step_count(self) -> int:
-        """As `ArrayLearner.planned_step_count`."""
-        return super().planned_step_count if self._member is None else self._member.view.planned
-
-    @property
-    def is_closed(self) -> bool:
-        """As `ArrayLearner.is_closed`."""
-        return super().is_closed if self._member is None else self._member.view.is_closed
-
-    @property
-    def failure(self) -> SkerryError | None:
-        """As `ArrayLearner.failure`."""
-        return super().failure if self._member is None else self._member.view.failure
 
 
 def _tensors_of(model: torch.nn.Module | Mapping[str, torch.Tensor]) -> Iterable[torch.Tensor]:
@@ -288,21 +120,10 @@ def _leave_earlier(trained_ids: Collection[int]) -> None:
             earlier.close()
 
 
-def _with_tensors(values: Any) -> Any:
-    """Returns a state with its arrays as tensors, which share their memory."""
-    if isinstance(values, dict):
-        return {key: _with_tensors(value) for key, value in values.items()}
-    return torch.from_numpy(values) if isinstance(values, np.ndarray) else values
-
-
 def _untraced(function: Callable[P, R]) -> Callable[P, R]:
     """Returns a function that torch.compile leaves as it is, and breaks its graph for."""
     untraced: Callable[P, R] = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
     return untraced
-
-
-def _view_of(one: ArrayLearner) -> View:
-    return View(one.stats, one.progress, one.planned_step_count, one.is_closed, one.failure)
 
 
 def attach(
@@ -310,7 +131,7 @@ def attach(
     optimizer: torch.optim.Optimizer,
     *,
     tokens_per_step: int | Callable[[], int],
-    **options: Any,
+    **options: Unpack[TorchOptions],
 ) -> Learner:
     """Returns a learner that counts every step of `optimizer`, so that the training loop needs no other line.
 
@@ -369,7 +190,7 @@ class _Attached(Learner):
         model: torch.nn.Module | Mapping[str, torch.Tensor],
         optimizer: torch.optim.Optimizer,
         count_tokens: Callable[[], int],
-        **options: Any,
+        **options: Unpack[TorchOptions],
     ) -> None:
         super().__init__(model, **options)
         has_gpu = torch.cuda.is_available()
@@ -384,16 +205,11 @@ class _Attached(Learner):
             if (found_inf := getattr(stepping, "found_inf", None)) is None or not found_inf.item():
                 self.step(count_tokens())
 
-        self._hooks = (
+        for hook in (
             optimizer.register_step_pre_hook(_untraced(lambda *_: self._look_again())),
             optimizer.register_step_post_hook(_untraced(stepped)),
-        )
-
-    def close(self) -> None:
-        """As `Learner.close`; the optimizer is free for another learner."""
-        for hook in self._hooks:
-            hook.remove()
-        super().close()
+        ):
+            self.when_left(hook.remove)
 
 
 def _unwrapped(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:

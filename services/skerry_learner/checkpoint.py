@@ -1,15 +1,13 @@
 """A learner's own checkpoint, which a restarted learner resumes from.
 
-The run's weights are in the store; the checkpoint has what the store does not: the inner optimizer's moments, the step,
-the random state, and the learner's account of the work that it has not sent. A write is atomic and survives a power
-cut: the content goes to a temporary file that is synced and renamed over the old checkpoint, and the directory is
-synced.
+The run's weights are in the store; the checkpoint has what the store does not: the inner optimizer's moments, the step
+and the random state. A write is atomic and survives a power cut: the content goes to a temporary file that is synced
+and renamed over the old checkpoint, and the directory is synced.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Final
@@ -39,11 +37,8 @@ def save_checkpoint(
     model: Gpt,
     optimizer: InnerOptimizer,
     position: TrainingPosition,
-    account: Mapping[str, Any] | None = None,
 ) -> None:
     """Replace the checkpoint at `path` by the current state; it is durable when this returns.
-
-    `account` is what `state_dict` of the client's learner returned at this step, unless the learner trains alone.
 
     Raises:
         OSError: it could not be written; the old checkpoint is unchanged.
@@ -54,7 +49,6 @@ def save_checkpoint(
         "model": model.state_dict(),
         "optimizer": optimizer.state_dict(),
         "position": asdict(position),
-        "account": account,
         "random_state": torch.get_rng_state(),
         "cuda_random_state": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
     }
@@ -64,12 +58,10 @@ def save_checkpoint(
     _sync_directory(path.parent)
 
 
-def load_checkpoint(
-    path: Path, *, model: Gpt, optimizer: InnerOptimizer
-) -> tuple[TrainingPosition, Mapping[str, Any] | None] | None:
+def load_checkpoint(path: Path, *, model: Gpt, optimizer: InnerOptimizer) -> TrainingPosition | None:
     """Load the checkpoint at `path` into `model`, `optimizer` and torch's global generators.
 
-    Returns its position and the account that it was saved with, or None if there is no checkpoint.
+    Returns its position, or None if there is no checkpoint.
 
     Raises:
         CheckpointError: it cannot be read, or belongs to another model or optimizer.
@@ -95,7 +87,7 @@ def load_checkpoint(
     cuda_random_state = content["cuda_random_state"]
     if torch.cuda.is_available() and len(cuda_random_state) == torch.cuda.device_count():
         torch.cuda.set_rng_state_all(cuda_random_state)
-    return TrainingPosition(**content["position"]), content.get("account")
+    return TrainingPosition(**content["position"])
 
 
 def _write(content: dict[str, Any], file: BinaryIO) -> None:

@@ -291,10 +291,7 @@ def _train_attached(
                 tls=settings.run.tls,
             )
         )
-        if training.account is None:
-            learner.count_from(training.position.step, training.position.tokens)
-        else:
-            learner.load_state_dict(training.account)
+        learner.count_from(training.position.step, training.position.tokens)
         if metrics is not None:
             _expose(stack, LearnerMetrics(learner, run=settings.run.run, learner_id=settings.learner_id), metrics)
         stop.is_training = True

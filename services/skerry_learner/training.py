@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
@@ -40,9 +39,6 @@ class AttachedLearner(Protocol):
     def flush(self, timeout_s: float, *, is_last: bool = False) -> bool:
         """Sends what is unsent and waits at most `timeout_s` until it is acknowledged; `is_last`: it trains no more."""
 
-    def state_dict(self) -> Mapping[str, Any]:
-        """Returns the account of the work that is not sent, for the checkpoint of this step."""
-
     @property
     def stats(self) -> Stats:
         """What was exchanged so far."""
@@ -76,7 +72,6 @@ class Training:
     held_out: list[Batch]
     position: TrainingPosition
     attempt: int
-    account: Mapping[str, Any] | None  # of the client's learner, from the checkpoint
 
 
 def prepare(settings: LearnSettings, device: torch.device) -> Training:
@@ -98,7 +93,7 @@ def prepare(settings: LearnSettings, device: torch.device) -> Training:
     model = Gpt(settings.model).to(device)
     optimizer = make_optimizer(model, settings.optimizer)
     loaded = load_checkpoint(settings.checkpoint_path, model=model, optimizer=optimizer)
-    position, account = loaded or (TrainingPosition(), None)
+    position = loaded or TrainingPosition()
     attempt = 1 + max((line.attempt for line in read_metrics(settings.metrics_path)), default=-1)
     _log.info(
         "learner ready",
@@ -119,7 +114,6 @@ def prepare(settings: LearnSettings, device: torch.device) -> Training:
         held_out=[batch.to(device) for batch in held_out],
         position=position,
         attempt=attempt,
-        account=account,
     )
 
 
@@ -190,14 +184,12 @@ class _Loop:
         """Write the checkpoint and return whether that succeeded; training goes on without it."""
         training = self._training
         path = training.settings.checkpoint_path
-        account = None if self._learner is None else self._learner.state_dict()
         try:
             save_checkpoint(
                 path,
                 model=training.model,
                 optimizer=training.optimizer,
                 position=self.position,
-                account=account,
             )
         except OSError as error:
             _log.warning("checkpoint can't be written, training goes on", path=str(path), because=str(error))

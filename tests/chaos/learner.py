@@ -105,7 +105,9 @@ def main(settings: str) -> None:
         journal.note(
             "flushed", learner.flush(_FLUSH_S, is_last=True) and learner.failure is None and not learner.is_closed
         )
-        for name, fragment in learner._exchange._fragments.items():
+        backend = learner._backend
+        assert isinstance(backend, array_learner.SingleProcess)
+        for name, fragment in backend._exchange._fragments.items():
             ledger = fragment.ledger
             journal.note("adopted", [name, ledger.version, tree_digest(ledger.anchor).hex()])
     if learner.failure is not None:

@@ -23,7 +23,7 @@ from google.protobuf.message import Message
 
 from skerry.errors import SkerryError
 from skerry.exchange.loop import ExchangeLoop
-from skerry.exchange.session import ExchangeSettings
+from skerry.exchange.settings import ExchangeSettings
 from skerry.model.interface import ArrayParameters
 from skerry.net.grpc_transport import GrpcTransport
 from skerry.net.retry import RetrySettings

@@ -13,7 +13,7 @@ from random import Random
 
 import pytest
 
-from skerry.v1 import exchange_pb2 as exchange
+from skerry.v1 import types_pb2
 from skerry_syncer.rpc import runs
 from tests.fuzz.campaign import check, hunt
 from tests.fuzz.conversations import TARGETS, against_syncer
@@ -51,8 +51,9 @@ def test_inputs_are_neither_all_right_nor_all_wrong(name: str) -> None:
 
 def test_maps_of_any_kind_are_changed() -> None:
     source = Random(1)
-    last_deltas = [mutated_message(source, exchange.Attached(last_deltas={"a": "1"})).last_deltas for _ in range(500)]
-    assert len({text for one in last_deltas for text in one.values()}) > 5
+    policy = types_pb2.Policy(merge_by_fragment={"a": types_pb2.MERGE_RULE_MEAN})
+    rules = [mutated_message(source, policy).merge_by_fragment for _ in range(500)]
+    assert len({rule for by_fragment in rules for rule in by_fragment.values()}) > 1
 
 
 def _faulty(fault: str) -> Decoder:

@@ -1,9 +1,7 @@
-"""One rank of an island that dies after its third step, or at once after it has resumed, or trains to the end.
+"""One of two ranks of an island that dies after its third step, or at once after it has resumed.
 
-`python -m tests.integrations.resumed_ranks TRAINER TARGET FOLDER LIFE [RANKS]`: life 0 begins and dies after its third
-step; life 1 resumes from the checkpoint of the second step, saves that again (with Lightning) and dies; life 2 resumes
-and trains until the sixth. Each rank leaves what it saw in FOLDER/rank-N-LIFE.pt. RANKS is for Lightning, which starts
-the others.
+`python -m tests.integrations.resumed_ranks TRAINER TARGET FOLDER LIFE`: life 0 begins and dies after its third step;
+life 1 resumes from the checkpoint of the second step and dies. Each rank leaves what it saw in FOLDER/rank-N-LIFE.pt.
 """
 
 from __future__ import annotations
@@ -26,16 +24,14 @@ from skerry.integrations import transformers as for_transformers
 from tests.integrations.island_of_ranks import Sharded
 
 OPTIONS: dict[str, Any] = {"run": "ranks", "learner_id": "island", "create": True}
-LAST_STEP = 6
 
 
 class _Seen:
     """The counts and weights before each step."""
 
-    def __init__(self, folder: Path, *, life: int, rank_count: int) -> None:
+    def __init__(self, folder: Path, life: int) -> None:
         self.folder = folder
         self.life = life
-        self.rank_count = rank_count
         self.learner: Any = None
         self.counts: list[tuple[int, int]] = []
         self.weights: list[list[torch.Tensor]] = []
@@ -44,15 +40,10 @@ class _Seen:
         """Takes note of a step that is about to begin; raises where the process is to die."""
         self.learner = learner
         self._look(model)
-        if self.life == 1 or (self.life == 0 and len(self.counts) > 3):
+        if self.life == 1 or len(self.counts) > 3:
             self._keep()
             torch.distributed.barrier()
             os.kill(os.getpid(), signal.SIGKILL)
-
-    def ended(self, model: torch.nn.Module) -> None:
-        """Takes note of the end of training."""
-        self._look(model)
-        self._keep()
 
     def _look(self, model: torch.nn.Module) -> None:
         self.counts.append((self.learner.stats.step_count, self.learner.stats.unsent_step_count))
@@ -61,7 +52,7 @@ class _Seen:
 
     def _keep(self) -> None:
         rank = os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0"))
-        seen = {"counts": self.counts, "weights": self.weights, "tokens": self.learner.stats.token_count}
+        seen = {"counts": self.counts, "weights": self.weights}
         torch.save(seen, self.folder / f"rank-{rank}-{self.life}.pt")
 
 
@@ -108,28 +99,26 @@ class _ForLightning(lightning.Callback):  # type: ignore[misc]  # untyped
 def _lightning(target: str, seen: _Seen, model: type[Rotation] = Rotation, strategy: Any = "ddp") -> None:
     skerry = for_lightning.SkerryCallback(tokens_per_step=5, target=target, **OPTIONS)
     trainer = lightning.Trainer(
-        max_steps=LAST_STEP, accelerator="cpu", devices=seen.rank_count, strategy=strategy,
+        max_steps=6, accelerator="cpu", devices=2, strategy=strategy,
         callbacks=[skerry, _ForLightning(skerry, seen)], logger=False,
         enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
     )  # fmt: skip
     data: Any = torch.randn(256, 8, generator=torch.Generator().manual_seed(0))
     path = seen.folder / "last.ckpt" if seen.life > 0 else None
-    module = model()
-    trainer.fit(module, DataLoader(data, batch_size=4, num_workers=1, persistent_workers=True), ckpt_path=path)
-    seen.ended(module)
+    trainer.fit(model(), DataLoader(data, batch_size=4, num_workers=1, persistent_workers=True), ckpt_path=path)
 
 
 def _model_parallel(target: str, seen: _Seen) -> None:
-    strategy = ModelParallelStrategy(data_parallel_size=seen.rank_count, tensor_parallel_size=1)
+    strategy = ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1)
     _lightning(target, seen, Sharded, strategy)
 
 
 if __name__ == "__main__":
-    kind, where, out, life, *rank_count = sys.argv[1:]
+    kind, where, out, life = sys.argv[1:]
     programs = {
         "transformers": _transformers,
         "fsdp": _fsdp,
         "lightning": _lightning,
         "model_parallel": _model_parallel,
     }
-    programs[kind](where, _Seen(Path(out), life=int(life), rank_count=int(*rank_count or "2")))
+    programs[kind](where, _Seen(Path(out), int(life)))

@@ -213,7 +213,7 @@ def test_a_resumed_trainer_attaches_after_its_checkpoint(target: str, tmp_path: 
     assert_merged(target, "pl", dict(module.named_parameters()))
 
 
-def test_a_checkpoint_has_the_work_that_was_not_sent(target: str, tmp_path: Path) -> None:
+def test_a_trainer_that_was_killed_resumes_with_the_runs_weights(target: str, tmp_path: Path) -> None:
     class _Killed(lightning.Callback):  # type: ignore[misc]  # untyped
         def on_train_batch_start(self, trainer: Any, module: Any, *_: Any) -> None:
             assert skerry.learner is not None
@@ -231,10 +231,8 @@ def test_a_checkpoint_has_the_work_that_was_not_sent(target: str, tmp_path: Path
         skerry = _callback(target, policy=Policy(inner_step_count=1000))
         with pytest.raises(OSError, match="the machine"):
             _fit(Rotation(), skerry, _Killed(), path=path)
-    assert seen == [(0, 0), (1, 1), (2, 2), (3, 3), (2, 2)]
-    for saved, restored, first in zip(weights[2], weights[4], weights[0], strict=True):
-        torch.testing.assert_close(restored, saved)
-        assert not torch.equal(restored, first)
+    assert seen == [(0, 0), (1, 1), (2, 2), (3, 3), (2, 0)]
+    assert all(map(torch.equal, weights[4], weights[0]))  # the run has no version but the first
 
 
 class _Manual(Rotation):

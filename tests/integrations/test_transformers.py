@@ -140,13 +140,13 @@ def test_a_resumed_trainer_attaches_after_its_checkpoint_and_the_last_checkpoint
     spy = _Spy(skerry)
     trainer = _train(target, tmp_path, skerry, spy, max_steps=8, save_steps=2, resume=True)
     assert trainer.state.global_step == 8
-    assert spy.counts == [(step, step * 2 * 8) for step in range(4)]
+    assert spy.counts == [(step, step * 2 * 8) for step in range(4, 8)]
     assert_merged(target, "hf", dict(trainer.model.named_parameters()))
     saved = LlamaForCausalLM.from_pretrained(tmp_path / "checkpoint-8")
     assert_merged(target, "hf", dict(saved.named_parameters()))
 
 
-def test_a_checkpoint_has_the_work_that_was_not_sent(target: str, tmp_path: Path) -> None:
+def test_a_trainer_that_was_killed_resumes_with_the_runs_weights(target: str, tmp_path: Path) -> None:
     class _Killed(TrainerCallback):  # type: ignore[misc]  # untyped
         def on_step_begin(self, _: Any, state: Any, *__: Any, **kwargs: Any) -> None:
             assert skerry.learner is not None
@@ -164,10 +164,8 @@ def test_a_checkpoint_has_the_work_that_was_not_sent(target: str, tmp_path: Path
         with pytest.raises(OSError, match="the machine"):
             _train(target, tmp_path, skerry, _Killed(), resume=resume, **options)
         skerry.leave()
-    assert seen == [(0, 0), (1, 1), (2, 2), (3, 3), (2, 2)]
-    for saved, restored, first in zip(weights[2], weights[4], weights[0], strict=True):
-        torch.testing.assert_close(restored, saved)
-        assert not torch.equal(restored, first)
+    assert seen == [(0, 0), (1, 1), (2, 2), (3, 3), (2, 0)]
+    assert all(map(torch.equal, weights[4], weights[0]))  # the run has no version but the first
 
 
 def test_the_best_checkpoint_is_what_the_trainer_ends_with_where_it_loads_it(target: str, tmp_path: Path) -> None:

@@ -17,7 +17,6 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from skerry.exchange.session import Adoption
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.workers import InlineWorkers
 from skerry.v1 import exchange_pb2, types_pb2
@@ -221,8 +220,8 @@ class _Audit:
             for delta in history:
                 if delta.fate is not Fate.MERGED:
                     continue
-                # By the learner's own account, where there is one.
-                steps = self._trained(session, _steps(headers.get(delta.item.delta, delta.item)))
+                # By what the learner itself has sent, where that is known.
+                steps = {(session, step) for step in _steps(headers.get(delta.item.delta, delta.item))}
                 if twice := steps & merged[fragment]:
                     yield Finding(
                         "every inner step is merged at most once",
@@ -230,12 +229,6 @@ class _Audit:
                         "twice",
                     )
                 merged[fragment] |= steps
-
-    def _trained(self, session: str, steps: Iterable[int]) -> set[_Step]:
-        """Returns steps of a session with who trained each: its process, or one before that wrote its checkpoint."""
-        record = self.by_session.get(session)
-        origins = [] if record is None else [f"{record.learner}.{one}" for one in record.origins]
-        return {(origins[step - 1] if step <= len(origins) else session, step) for step in steps}
 
     def _every_delta_has_its_fate(self) -> Iterator[Finding]:
         rule = "every accepted delta has one fate, the one that its learner heard"
@@ -298,15 +291,16 @@ class _Audit:
 
     def _nothing_is_lost(self) -> Iterator[Finding]:
         """Finds work of learners that flushed and left that is not merged, and whose fate the log does not explain."""
-        if self.evidence.plan.mix.adoption is not Adoption.REBASE or self.evidence.plan.mix.closes_under_fire:
+        if self.evidence.plan.mix.closes_under_fire:
             return
         for record in self.evidence.records:
             if not record.has_flushed or record.is_dirty or record.failure is not None:
                 continue
             for fragment in self.state.fragments:
                 lost = self._unmerged(record, fragment, record.step_count)
-                named = [one for one in self._deltas_of(record, fragment) if one.fate is not Fate.MERGED]
-                if lost := lost & self._without(record, fragment, record.step_count, named):
+                history = self.histories.get((record.session, fragment), ())
+                named = [delta for delta in history if delta.fate is not Fate.MERGED]
+                if lost := lost & _without(record.step_count, named):
                     detail = f"{record.learner}.{record.incarnation} lost steps {_brief(lost)} of {fragment}"
                     yield Finding("no work of a learner that flushed and left is lost", detail)
 
@@ -324,8 +318,6 @@ class _Audit:
         for record in evidence.records:
             if record.steps_when_calm is None or not record.is_newest or record.is_dirty or record.failure is not None:
                 continue
-            if evidence.plan.mix.adoption is not Adoption.REBASE:
-                continue
             for name in self.state.fragments:
                 left = self._unmerged(record, name, record.steps_when_calm, until=evidence.calm_end_count)
                 if left:
@@ -334,8 +326,6 @@ class _Audit:
 
     def _everybody_takes_part(self) -> Iterator[Finding]:
         """Finds learners that trained during the calm and had nothing merged after it began."""
-        if self.evidence.plan.mix.adoption is not Adoption.REBASE:
-            return  # a replaced learner loses the work since its last delta, so a slow one may contribute nothing
         begin = self.evidence.calm_begin_count or 0
         for record in self.evidence.records:
             if not record.has_left or not record.is_newest or record.failure is not None:
@@ -349,37 +339,14 @@ class _Audit:
                     yield Finding("everybody takes part again once nothing fails", detail)
 
     def _unmerged(self, record: LearnerRecord, fragment: str, steps: int, *, until: int | None = None) -> set[int]:
-        """Returns the steps up to `steps` that no version has, or none that landed by `until`.
-
-        Steps up to the checkpoint that a process went on from are looked for in what its predecessors sent, too.
-        """
+        """Returns the steps up to `steps` that no version has, or none that landed by `until`."""
         versions = self.state.fragments[fragment].versions
         deltas = [
             delta
-            for delta in self._deltas_of(record, fragment)
+            for delta in self.histories.get((record.session, fragment), ())
             if delta.fate is Fate.MERGED and (until is None or self._landed(versions[delta.version].position) <= until)
         ]
-        return self._without(record, fragment, steps, deltas)
-
-    def _deltas_of(self, record: LearnerRecord, fragment: str) -> list[DeltaState]:
-        """Returns the deltas that may hold steps of a process: its own, and where it has others' steps, theirs too."""
-        sessions = [record.session]
-        if record.has_resumed:
-            sessions = [one.session for one in self.evidence.records if one.learner == record.learner]
-        return [delta for session in sessions for delta in self.histories.get((session, fragment), ())]
-
-    def _without(self, record: LearnerRecord, fragment: str, steps: int, deltas: Iterable[DeltaState]) -> set[int]:
-        """Returns the steps of a process up to `steps` that are in none of the deltas.
-
-        It may have gone on without steps of its checkpoint because the run had a later delta of the learner, and warned
-        of it: they are lost if that delta had others, or expired. None may be lost because it was superseded.
-        """
-        held = {one for delta in deltas for one in self._trained(delta.item.session, _steps(delta.item))}
-        for steps_given_up, delta in record.given_up.get(fragment, ()):
-            known = self.state.deltas.get(delta)
-            if known is not None and known.fate in {Fate.MERGED, Fate.EXPIRED}:
-                held |= {(f"{record.learner}.{origin}", step) for origin, step in steps_given_up}
-        return {step for _, step in self._trained(record.session, range(1, steps + 1)) - held}
+        return _without(steps, deltas)
 
     def _landed(self, position: int) -> int:
         return self.evidence.landed[entry_name(self.log.prefix, position)]
@@ -393,8 +360,6 @@ class _Audit:
             if record is None or record.is_dirty:
                 continue
             sent = np.zeros(self.log.spec.fragment(fragment).numel)
-            # With a checkpoint's steps before, what is sent of them is not known here, but for float32 it is exact.
-            begin = min(_steps(history[0].item)) - 1 if record.has_resumed else 0
             for delta in history:
                 try:
                     values = await self._decoded(delta)
@@ -405,12 +370,7 @@ class _Audit:
                     if delta.fate is Fate.MERGED:
                         break  # what later deltas hold depends on it
                     continue
-                if self.evidence.plan.mix.adoption is Adoption.REBASE:
-                    expected = -self._work(record, fragment, begin, delta.item.last_step) - sent
-                else:
-                    expected = -self._work(
-                        record, fragment, delta.item.last_step - delta.item.step_count, delta.item.last_step
-                    )
+                expected = -self._work(record, fragment, 0, delta.item.last_step) - sent
                 largest = float(np.abs(values).max())
                 half_step = _HALF_STEP[self.log.state.policy.delta_encoding.codec]
                 off = float(np.abs(values - expected).max())
@@ -443,6 +403,11 @@ class _Audit:
                 out = values[batch.first : batch.first + batch.numel]
                 decode_frames(batch.data, layout, out, first=batch.first)
         return values.astype(np.float64)
+
+
+def _without(step_count: int, deltas: Iterable[DeltaState]) -> set[int]:
+    """Returns the steps of a process up to `step_count` that are in none of its deltas."""
+    return set(range(1, step_count + 1)).difference(*(_steps(delta.item) for delta in deltas))
 
 
 def _steps(sent: AcceptedItem | exchange_pb2.PushHeader) -> set[int]:

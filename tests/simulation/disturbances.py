@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from skerry.exchange.session import Adoption
 from skerry.wire.codecs import Codec
 from tests.simulation.network import NetworkFaults
 from tests.simulation.shared_store import StoreFaults
@@ -137,12 +136,10 @@ class Mix:
     store: StoreFaults = field(default_factory=StoreFaults)
     network: NetworkFaults = field(default_factory=NetworkFaults)
     delta_codec: Codec = Codec.INT4
-    adoption: Adoption = Adoption.REBASE
     lane_bytes: int = 200  # less than most parts take together, so that transfers go over several connections
     quorum_count: int = 1
     snapshot_ratio: float = 1.0
     closes_under_fire: bool = False
-    keeps_checkpoints: bool = False  # learners that restart go on from one; deltas are float32 then
     step_s: tuple[float, ...] = STEP_S
     kept_version_count: int | None = None  # None: nothing is collected, unless the store says that it is full
 

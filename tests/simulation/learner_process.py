@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Coroutine
-from typing import Any, Final, TypeVar
+from collections.abc import Callable
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from skerry.errors import RunClosedError, SkerryError
 from skerry.exchange.loop import ExchangeLoop
-from skerry.exchange.session import Adoption, ExchangeSettings
+from skerry.exchange.settings import ExchangeSettings
 from skerry.model.interface import ArrayParameters
 from skerry.runtime.workers import InlineWorkers
 from skerry.wire.policy import Policy
@@ -25,8 +25,6 @@ from tests.simulation.processes import Process
 from tests.simulation.records import LearnerRecord
 from tests.simulation.sim_transport import SimTransport
 from tests.support.seeded_entropy import SeededEntropy
-
-R = TypeVar("R")
 
 RUN: Final = "sim"
 # Tiny, with everything that a layout may have: an embedding, matrices, vectors, sizes that no block divides.
@@ -40,8 +38,6 @@ SHAPES: Final[dict[str, tuple[int, ...]]] = {
 _STEP_SIZE: Final = 0.1
 _TOKENS: Final = 100
 _REJOIN_S: Final = 3.0
-# Of steps after which a learner that keeps checkpoints writes one.
-_SAVED_SHARE: Final = 0.2
 # How long leaving waits until everything is acknowledged.
 _FLUSH_S: Final = 30.0
 
@@ -58,9 +54,7 @@ class LearnerProcess:
         step_s: float,
         seed: str,
         count: Callable[[], int],
-        adoption: Adoption = Adoption.REBASE,
         lane_bytes: int = 2**22,
-        keeps_checkpoints: bool = False,
     ) -> None:
         """Takes what its processes share; `boot` starts one. A step takes about `step_s` seconds."""
         self.name = name
@@ -73,10 +67,7 @@ class LearnerProcess:
         self._policy = policy
         self._seed = seed
         self._count = count
-        self._adoption = adoption
         self._lane_bytes = lane_bytes
-        self._keeps_checkpoints = keeps_checkpoints
-        self._checkpoint: tuple[dict[str, Any], LearnerRecord] | None = None  # and who has saved it
         self._is_training = True
         self._poison: float | None = None
 
@@ -160,7 +151,6 @@ class LearnerProcess:
                 may_create=True,
                 policy=self._policy,
                 fragment_count=3,
-                adoption=self._adoption,
                 lane_bytes=self._lane_bytes,
             ),
             workers=InlineWorkers(),
@@ -175,22 +165,12 @@ class LearnerProcess:
         try:
             await exchange.wait_attached()
             self.exchanges[record.incarnation] = exchange
-            await self._resume(record, exchange)
             await self._train(record, exchange, arrays, random.Random(f"{seed}/work"))
             await self._leave(record, exchange)
         finally:
             # Not by cancelling: a task group cancels its tasks in the order of their addresses.
             await exchange.leave()
         await asyncio.wait([running])
-
-    async def _resume(self, record: LearnerRecord, exchange: ExchangeLoop) -> None:
-        """Goes on from the last checkpoint of the processes before, if there is one."""
-        if self._checkpoint is None:
-            return
-        state, saver = self._checkpoint
-        last_deltas = dict(exchange._session.last_deltas)
-        await _served(exchange, exchange.restore(state))
-        record.note_restored(saver, state, last_deltas)
 
     async def _train(
         self,
@@ -211,14 +191,9 @@ class LearnerProcess:
                 self._poison = None
                 record.is_dirty = True
             record.step_count += 1
-            record.origins.append(record.incarnation)
             exchange.step(_TOKENS, loss=1.0)
-            if self._keeps_checkpoints and record is self.record and source.random() < _SAVED_SHARE:
-                state = await _served(exchange, exchange.save())
-                if exchange.failure is None:  # else it has none of the work
-                    self._checkpoint = state, record
-            record.longest_stall_s = exchange.stats.stall_s_max
-            record.failure = exchange.failure
+            record.longest_stall_s = exchange.view.stats.stall_s_max
+            record.failure = exchange.view.failure
 
     async def _leave(self, record: LearnerRecord, exchange: ExchangeLoop) -> None:
         loop = asyncio.get_running_loop()
@@ -227,24 +202,16 @@ class LearnerProcess:
         while not (is_flushed := exchange.is_flushed) and loop.time() < deadline_s:
             exchange._boundary.work()  # what `serve` does, without a thread to wait in
             await asyncio.sleep(0.1)
-        record.has_flushed = is_flushed and not exchange.is_closed
-        record.failure = exchange.failure
+        record.has_flushed = is_flushed and not exchange.view.is_closed
+        record.failure = exchange.view.failure
         await exchange.leave()
         record.has_left = True
 
 
-async def _served(exchange: ExchangeLoop, work: Coroutine[Any, Any, R]) -> R:
-    """Returns what `work` returns, and does the training thread's part meanwhile."""
-    task = asyncio.create_task(work)
-    while not task.done():
-        exchange._boundary.work()
-        await asyncio.sleep(0.01)
-    return task.result()
-
-
 def _note_defect(exchange: ExchangeLoop, record: LearnerRecord) -> None:
-    if exchange.failure is not None and exchange.failure.reason == "DEFECT":
-        record.contradictions.append(str(exchange.failure))
+    failure = exchange.view.failure
+    if failure is not None and failure.reason == "DEFECT":
+        record.contradictions.append(str(failure))
 
 
 class _LoopClock:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from skerry.exchange.session import Adoption
 from skerry.wire.codecs import Codec
 from tests.simulation.disturbances import Mix
 from tests.simulation.network import NetworkFaults
@@ -59,12 +58,11 @@ MIXES: Final[dict[str, Mix]] = {
             quorum_count=2,
         ),
         Mix(
-            "checkpoints",
+            "restarts",
             network=_BAD_NETWORK,
             kinds=(("kill_learner", 10.0), ("replace_learner", 4.0), ("kill_replica", 1.0), ("roll_back", 0.5)),
             quorum_count=2,
             delta_codec=Codec.FLOAT32,
-            keeps_checkpoints=True,
         ),
         Mix("sleepers", kinds=(("replace_learner", 12.0), ("stop_learner", 4.0), ("stop_replica", 4.0))),
         Mix(
@@ -115,6 +113,5 @@ MIXES: Final[dict[str, Mix]] = {
             snapshot_ratio=1.0,
             kept_version_count=2,
         ),
-        Mix("replacing", kinds=_EVERYTHING, network=_BAD_NETWORK, adoption=Adoption.REPLACE),
     )
 }

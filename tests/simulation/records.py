@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,10 +22,6 @@ class LearnerRecord:
     # Sum of all steps' vectors up to step n, by tensor: [n] is (numel,) float64; [0] is zero.
     work: dict[str, list[NDArray[np.float64]]] = field(default_factory=dict)
     step_count: int = 0
-    # The process that trained step n: [n - 1] is its incarnation. Steps up to its checkpoint are those of others.
-    origins: list[int] = field(default_factory=list)
-    # By fragment: steps of its checkpoint that it went on without, as (origin, step), and the delta that may hold them.
-    given_up: dict[str, list[tuple[set[tuple[int, int]], str]]] = field(default_factory=dict)
     headers: dict[str, exchange_pb2.PushHeader] = field(default_factory=dict)  # by delta: as first pushed
     acknowledged: dict[str, int] = field(default_factory=dict)  # delta -> count of events when it was heard
     fates: dict[str, types_pb2.DeltaFate] = field(default_factory=dict)  # the last that was heard
@@ -39,24 +34,6 @@ class LearnerRecord:
     longest_stall_s: float = 0.0
     steps_when_calm: int | None = None  # trained when the faults stopped
     contradictions: list[str] = field(default_factory=list)
-
-    def note_restored(self, saver: LearnerRecord, state: Mapping[str, Any], last_deltas: Mapping[str, str]) -> None:
-        """Notes what it goes on with from a checkpoint that `saver` wrote, in a run with these last deltas."""
-        self.step_count = state["step_count"]
-        self.origins = saver.origins[: self.step_count]
-        self.work = {name: sums[: self.step_count + 1] for name, sums in saver.work.items()}
-        self.given_up = {name: list(steps) for name, steps in saver.given_up.items()}
-        for name, saved in state["fragments"].items():
-            delta = saved["delta"]
-            if last_deltas.get(name) not in {saved["last_delta"], delta and delta["delta_id"]}:
-                since = (delta["since"] if delta else saved["sent_until"])[0]
-                steps = {(self.origins[step], step + 1) for step in range(since, self.step_count)}
-                self.given_up.setdefault(name, []).append((steps, last_deltas.get(name, "")))
-
-    @property
-    def has_resumed(self) -> bool:
-        """Whether it went on from the checkpoint of a process before it."""
-        return self.origins[:1] not in ([], [self.incarnation])
 
     def note_hello(self, session: str) -> None:
         """Notes the session that an attach stream opens with."""

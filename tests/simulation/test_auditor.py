@@ -33,7 +33,7 @@ def test_what_was_collected_goes_unread() -> None:
 
 
 def test_the_auditor_finds_a_part_that_was_lost() -> None:
-    evidence = live(1, MIXES["replacing"])
+    evidence = live(1, MIXES["restarts"])
     parts = tuple(_parts(evidence))
     for path in [path for path in evidence.stored if path.endswith(parts)]:
         del evidence.stored[path]

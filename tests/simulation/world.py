@@ -105,9 +105,7 @@ class World:
                 step_s=step_s,
                 seed=f"{seed}/learner-{index}",
                 count=self.count,
-                adoption=plan.mix.adoption,
                 lane_bytes=plan.mix.lane_bytes,
-                keeps_checkpoints=plan.mix.keeps_checkpoints,
             )
             for index, step_s in enumerate(plan.mix.step_s)
         ]

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from skerry.algorithm.rebase import FlatArray, Ledger
 from skerry.algorithm.step import subtract_update
 from skerry.errors import CorruptDownloadError
-from skerry.exchange.session import Adoption, Session
+from skerry.exchange.session import Session
 from skerry.model.interface import Work
 from skerry.runtime.vectors import vector
 from skerry.v1 import exchange_pb2 as v1
@@ -163,8 +163,8 @@ async def adopt(
     """
     pulled = replace(pulled, weights=await session.workers.run(session.parameters.keep, pulled.weights))
     on_device = await session.workers.run(session.parameters.from_host, pulled.weights)
-    if must_replace or session.settings.adoption is not Adoption.REBASE:
-        return await _overwrite(session, layout, ledger, pulled, on_device=on_device, must_replace=must_replace)
+    if must_replace:
+        return await _overwrite(session, layout, ledger, pulled, on_device)
 
     def prepare() -> Work:
         out = vector(layout.numel) if isinstance(on_device, np.ndarray) else None
@@ -174,55 +174,38 @@ async def adopt(
 
     add = await session.workers.run(prepare)
     base = on_device
-    around = await _change(session, layout, add, is_rounded=not session.parameters.is_float32(layout))
+    around = await _change(session, layout, add)
     if around is not None:
         base = await session.workers.run(lambda: ledger.rounded_base(*around, is_merged=is_merged))
     return ledger.rebased(pulled.version, pulled.digest, pulled.weights, base, is_merged=is_merged)
 
 
 async def _overwrite(
-    session: Session,
-    layout: FragmentLayout,
-    ledger: Ledger,
-    pulled: Pulled,
-    *,
-    on_device: FlatArray,
-    must_replace: bool,
+    session: Session, layout: FragmentLayout, ledger: Ledger, pulled: Pulled, on_device: FlatArray
 ) -> Ledger:
-    """Replaces the weights, or blends into them; unsent work is lost."""
-    is_blend = session.settings.adoption is Adoption.BLEND and not must_replace
+    """Replaces the weights; unsent work is lost."""
     trained = session.trained
-    parameters = session.parameters
-    overwrite = await session.workers.run(
-        lambda: (
-            parameters.blend(layout, on_device, session.settings.blend_alpha)
-            if is_blend
-            else parameters.load(layout, on_device)
-        )
-    )
+    overwrite = await session.workers.run(session.parameters.load, layout, on_device)
 
     def change() -> None:
         nonlocal trained
         overwrite()
         trained = session.trained
 
-    is_rounded = is_blend or not session.parameters.is_float32(layout)
-    around = await _change(session, layout, change, is_rounded=is_rounded)
+    around = await _change(session, layout, change)
     base = on_device if around is None else around[1]
     return ledger.replaced(pulled.version, pulled.digest, pulled.weights, base, trained)
 
 
-async def _change(
-    session: Session, layout: FragmentLayout, change: Work, *, is_rounded: bool
-) -> tuple[FlatArray, FlatArray] | None:
-    """Makes the change at a step boundary; if it rounds, returns the weights before and after."""
+async def _change(session: Session, layout: FragmentLayout, change: Work) -> tuple[FlatArray, FlatArray] | None:
+    """Makes the change at a step boundary; where the model rounds, returns the weights before and after."""
     parameters = session.parameters
 
     def changed() -> None:
         change()
         session.changed.append(layout.name)
 
-    if not is_rounded:
+    if parameters.is_float32(layout):
         await session.boundary.run(changed)
         return None
     before = await session.workers.run(parameters.buffer, layout)

@@ -60,11 +60,6 @@ class Attachment:
             return None
         return self._run_step_count + self._session.trained.step_count - self._step_count_then
 
-    def counts_restored(self) -> None:
-        """Takes note that the steps before this process count from now on: `progress` has them already."""
-        self._step_count_then = self._session.trained.step_count
-        self.report_due.set()
-
     async def run(self) -> None:
         """Stays attached until `leave`, or until the run no longer takes this learner."""
         session = self._session
@@ -195,8 +190,8 @@ class Attachment:
     def _report(self) -> types_pb2.LearnerReport:
         session = self._session
         report = types_pb2.LearnerReport(
-            step_count=session.trained.step_count,
-            token_count=session.trained.token_count,
+            step_count=session.earlier.step_count + session.trained.step_count,
+            token_count=session.earlier.token_count + session.trained.token_count,
             sent_bytes=session.tally.bytes_up,
             received_bytes=session.tally.bytes_down,
             is_flushing=session.is_ending,
@@ -229,7 +224,6 @@ class Attachment:
             self._on_fate(fate)
             if is_first:  # a delta of an earlier session
                 self._wait_behind(fate)
-        session.last_deltas = {**attached.last_deltas, **session.last_deltas}
         self._failed_for.clear()
         self._detached.clear()
         session.attached.set()
@@ -240,7 +234,7 @@ class Attachment:
         fragment = self._fragments.get(fate.fragment)
         if fragment is not None and isinstance(state := fragment.state, Idle):
             step = state.contributed_step
-            delta = earlier_delta(self._session, fragment.layout, fate.delta_id, since=step, last_step=step)
+            delta = earlier_delta(self._session, fragment.layout, fate.delta_id, last_step=step)
             fragment.state = behind(state, delta, fate)
             fragment.wake()
 

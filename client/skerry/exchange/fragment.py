@@ -30,9 +30,10 @@ from skerry.exchange import states as fragment_state
 from skerry.exchange.adopt import Pulled, adopt
 from skerry.exchange.pull import pull_newest
 from skerry.exchange.push import make_delta, push, query
-from skerry.exchange.session import LastWork, Session
+from skerry.exchange.session import Session
 from skerry.exchange.states import RETURNING, Idle, InFlight, Refused, Replacing, Sending, State
 from skerry.runtime.logs import get_logger
+from skerry.stats import LastWork
 from skerry.v1 import exchange_pb2, types_pb2
 from skerry.wire import FragmentLayout, NonFiniteError
 
@@ -113,7 +114,7 @@ class FragmentExchange:
         self.state = fragment_state.acknowledged(state, fate)
         if isinstance(state, Sending):
             self._has_progressed = True
-            self._session.acknowledged(self.layout, fate.delta_id)
+            self._session.acknowledged(self.layout)
         if fate.fate == types_pb2.FATE_MERGED:
             self._session.merged(self.layout)
             if state.delta.is_own:
@@ -194,7 +195,7 @@ class FragmentExchange:
 
     async def _advance(self) -> None:
         """Does the next thing, or waits until there is one."""
-        may_send = self.may_send and not self._session.is_saving
+        may_send = self.may_send
         match self.state:
             case Sending():
                 await self._push()
@@ -280,15 +281,11 @@ class FragmentExchange:
             buffer = await session.workers.run(session.parameters.buffer, layout)
             copy = await session.workers.run(session.parameters.snapshot, layout, buffer)
 
-            def snapshot() -> Trained | None:
-                if session.trained == session.saved_at and not session.is_flushing:
-                    return None
+            def snapshot() -> Trained:
                 copy()
                 return session.trained
 
             trained = await session.boundary.run(snapshot)
-            if trained is None:
-                return
             is_clear = await session.workers.run(session.movement.is_clear)
             idle, may_send = self.state, self.may_send and (is_clear or session.is_flushing)
             if not isinstance(idle, Idle) or not may_send or trained == idle.ledger.sent_until:
@@ -400,7 +397,7 @@ class FragmentExchange:
                 return  # `_advance` changes the ledger first, and adopts then
             async with self.lock:
                 if self.state is not before:
-                    return  # an account was restored, or there is news of the delta
+                    return  # there is news of the delta
                 replaces = isinstance(self.state, Replacing)
                 ledger = await adopt(
                     self._session, self.layout, self.ledger, pulled, is_merged=is_merged, must_replace=replaces

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Any, Final
@@ -18,14 +18,14 @@ from numpy.typing import NDArray
 
 from skerry.algorithm.rebase import Ledger, Trained
 from skerry.algorithm.schedule import first_contributions
-from skerry.errors import PoisonedError, RunClosedError, SkerryError, StopExchangingError
-from skerry.exchange import account
+from skerry.errors import PoisonedError, RunClosedError, StopExchangingError
 from skerry.exchange.attachment import Attachment
 from skerry.exchange.boundary import Boundary
 from skerry.exchange.fragment import FragmentExchange
 from skerry.exchange.join import Joining, find_or_create, warn_of_missing_plan
 from skerry.exchange.pull import pull_newest
-from skerry.exchange.session import ExchangeSettings, LastWork, Session, Stats, whole_number
+from skerry.exchange.session import Session
+from skerry.exchange.settings import ExchangeSettings, whole_number
 from skerry.exchange.states import Idle
 from skerry.exchange.untrained import check_untrained
 from skerry.model.fragment_plan import check_same_tensors
@@ -36,6 +36,7 @@ from skerry.runtime.clock import StepClock
 from skerry.runtime.identifiers import Entropy
 from skerry.runtime.logs import announce, get_logger
 from skerry.runtime.workers import Workers
+from skerry.stats import LastWork, View
 from skerry.v1 import capabilities_pb2, types_pb2
 from skerry.wire import FragmentLayout, kernels
 from skerry.wire.messages import layouts_from_messages
@@ -147,7 +148,7 @@ class ExchangeLoop:
     def _remind(self) -> None:
         """Says that this learner trains alone, or that none of its work was taken since the last reminder."""
         session, acknowledged_count = self._session, self._session.tally.deltas_acknowledged
-        unsent_count = self.stats.unsent_step_count
+        unsent_count = max(fragment.unsent_step_count for fragment in self._fragments.values())
         if session.failure is not None:
             session.say_stopped(session.failure)
         elif (
@@ -180,40 +181,39 @@ class ExchangeLoop:
         self._boundary.wake()
 
     @property
-    def stats(self) -> Stats:
-        """What was exchanged so far."""
-        session = self._session
-        return session.tally.stats(
-            step_count=session.trained.step_count,
-            token_count=session.trained.token_count,
-            unsent_step_count=max((one.unsent_step_count for one in self._fragments.values()), default=0),
-            dropped_step_count=max((one.dropped_step_count for one in self._fragments.values()), default=0),
+    def view(self) -> View:
+        """What the training loop may ask; cheap enough for every step."""
+        session, fragments = self._session, self._fragments.values()
+        stats = session.tally.stats(
+            step_count=session.earlier.step_count + session.trained.step_count,
+            token_count=session.earlier.token_count + session.trained.token_count,
+            unsent_step_count=max((fragment.unsent_step_count for fragment in fragments), default=0),
+            dropped_step_count=max((fragment.dropped_step_count for fragment in fragments), default=0),
             problem=session.standing_problem,
             is_attached=session.attached.is_set() and not session.is_over,
             loss=session.loss,
             step_time_s=session.step_time_s,
             versions={name: fragment.ledger.version for name, fragment in self._fragments.items()},
         )
+        return View(
+            session.settings.learner_id,
+            stats,
+            self._attachment.progress,
+            session.policy.planned_step_count,
+            session.is_closed,
+            session.failure,
+        )
 
-    @property
-    def progress(self) -> float | None:
-        """The run's progress in inner steps: the syncer's last report plus own steps since; None before attaching."""
-        return self._attachment.progress
+    def count_from(self, earlier: Trained) -> None:
+        """Has counts go on after those of an earlier process; before the first step.
 
-    @property
-    def planned_step_count(self) -> int:
-        """Inner steps that the run is planned to take; 0 where none are planned."""
-        return self._session.policy.planned_step_count
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether the run takes no more deltas."""
-        return self._session.is_closed
-
-    @property
-    def failure(self) -> SkerryError | None:
-        """Why the exchange stopped for good, if it did."""
-        return self._session.failure
+        Raises:
+            ValueError: a step was counted already.
+        """
+        if step_count := self._session.trained.step_count:
+            raise ValueError(f"a learner's state is loaded before its first step. steps={step_count}")
+        self._session.earlier = earlier
+        self._post(self._attachment.report_due.set)
 
     @property
     def is_flushed(self) -> bool:
@@ -381,24 +381,6 @@ class ExchangeLoop:
         self._session.remind_of_causes()
         await self._attachment.leave()
         self._session.end()
-
-    async def save(self) -> dict[str, Any]:
-        """Returns the learner's account; the training thread must `serve` meanwhile."""
-        return await account.save(self._session, self._fragments)
-
-    def save_counts(self) -> dict[str, Any]:
-        """Returns the account of an exchange that has ended."""
-        return account.without_work(self._session, self._fragments)
-
-    async def restore(self, saved: Mapping[str, Any]) -> None:
-        """Goes on with an account, as `skerry.exchange.account` says; the training thread must `serve` meanwhile."""
-        await account.restore(self._session, self._fragments, saved)
-        self._attachment.counts_restored()
-
-    async def count_from(self, trained: Trained) -> None:
-        """Goes on with the counts of an earlier process; the training thread must `serve` meanwhile."""
-        await account.count_from(self._session, self._fragments, trained)
-        self._attachment.counts_restored()
 
     def flush(self, *, is_last: bool = False) -> None:
         """Has every fragment send its unsent work at once, however few steps it holds.

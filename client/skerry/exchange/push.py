@@ -55,6 +55,7 @@ class Delta:
     parts: tuple[Part, ...]  # none once the delta is acknowledged: its bytes are not sent again
     digest: bytes
     taken_at_s: float
+    last_step: int = 0  # of this process, when the weights were copied
 
     @property
     def delta_id(self) -> str:
@@ -65,11 +66,6 @@ class Delta:
     def is_own(self) -> bool:
         """Whether this process has made it, and not one before it."""
         return bool(self.header.session_id)
-
-    @property
-    def last_step(self) -> int:
-        """The learner's step count when the weights were copied."""
-        return self.header.last_step
 
     def without_parts(self) -> Delta:
         """Returns the delta without its bytes."""
@@ -98,27 +94,25 @@ def make_delta(
         base_digest=ledger.digest,
         step_count=trained.step_count - ledger.sent_until.step_count,
         token_count=trained.token_count - ledger.sent_until.token_count,
-        last_step=trained.step_count,
+        last_step=session.earlier.step_count + trained.step_count,
     )
     session.parameters.synchronize()
     assert ledger.in_flight is None  # so equation (2) is A - theta
     encode = session.parameters.encode_together or partial(encode_parts, session.parameters.encode)
     parts = encode(weights, layout, session.policy.delta_encoding, session.part_size_bytes, base=ledger.base)
-    return Delta(header, parts, digest_of(parts), taken_at_s), session.parameters.keep(weights)
+    return Delta(header, parts, digest_of(parts), taken_at_s, trained.step_count), session.parameters.keep(weights)
 
 
-def earlier_delta(session: Session, layout: FragmentLayout, delta_id: str, *, since: int, last_step: int) -> Delta:
-    """Returns an accepted delta of an earlier session, with the steps after `since`, to ask for its fate."""
+def earlier_delta(session: Session, layout: FragmentLayout, delta_id: str, *, last_step: int) -> Delta:
+    """Returns an accepted delta of an earlier session, to ask for its fate."""
     header = v1.PushHeader(
         run=session.settings.run,
         run_uid=session.run_uid,
         learner_id=session.settings.learner_id,
         delta_id=delta_id,
         fragment=layout.name,
-        step_count=last_step - since,
-        last_step=last_step,
     )
-    return Delta(header, (), b"", asyncio.get_running_loop().time())
+    return Delta(header, (), b"", asyncio.get_running_loop().time(), last_step)
 
 
 def encode_parts(

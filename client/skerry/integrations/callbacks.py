@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
-import torch
-
 from skerry import Learner, SkerryError, leave_on_signal
-from skerry.array_learner import checked_settings
+from skerry.array_learner import settings_of
 from skerry.integrations.metrics import learner_metrics
-from skerry.runtime.files import replacing
 from skerry.runtime.logs import get_logger
 
 _log = get_logger(__name__)
 
 # How long the end of training waits for the last work to be merged; other learners have to finish a step for it.
 _MERGE_TIMEOUT_S: Final = 60.0
-STATE_NAME: Final = "skerry"
-"""Of the files of states, with the number of the share, except of the first one."""
 
 
 class CallbackLearner:
@@ -39,11 +32,9 @@ class CallbackLearner:
     """
 
     def __init__(self, options: Mapping[str, Any], *, leave_on_signal: bool) -> None:
-        inspect.signature(Learner).bind(None, **options)  # now, rather than after the model was loaded
-        checked_settings(**{name: value for name, value in options.items() if name != "process_group"})
+        # Now, rather than after the model was loaded.
+        settings_of(**{name: value for name, value in options.items() if name not in {"copies", "process_group"}})
         self.learner: Learner | None = None
-        # What `state_dict` returned, from the checkpoint that training goes on from; None without a checkpoint.
-        self.saved: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None
         self._options = options
         self._leaves_on_signal = leave_on_signal
         self._has_several_ranks = False
@@ -53,12 +44,12 @@ class CallbackLearner:
     def begin(
         self, attach: Callable[..., Learner], *, process_count: int, step_count: int | None, refused: str | None
     ) -> None:
-        """Attaches by `attach(**options)`, and goes on with what was saved.
+        """Attaches by `attach(**options)`.
 
         `step_count` is the planned length unless the options have one; None where the trainer does not know it.
 
         Raises:
-            ValueError: the weights are not where a learner could change them, or what was saved is of another model.
+            ValueError: the weights are not where a learner could change them.
             SkerryError: as `Learner`.
         """
         if refused is not None:
@@ -75,16 +66,9 @@ class CallbackLearner:
         self.learner = attach(**{**planned, **self._options})
         if step_count is None and not self.learner.planned_step_count:
             _log.warning("the run has no planned length, and the trainer knows none: give planned_step_count")
-        saved, self.saved = self.saved, None
-        if saved is not None:
-            self.learner.load_state_dict(saved, drop_incomplete=True)
         self._leave_if_the_process_fails()
         if self._leaves_on_signal:
             leave_on_signal(self.learner)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns what `Learner.state_dict` does; nothing without a learner."""
-        return {} if self.learner is None else self.learner.state_dict()
 
     def leave(self, *, load_merged: bool, error: BaseException | None = None) -> None:
         """Sends the last work for a bounded time and leaves the run. Idempotent; failures are logged, not raised.
@@ -133,35 +117,3 @@ class CallbackLearner:
     def metrics(self) -> dict[str, float]:
         """What to log; nothing before training and after it."""
         return {} if self.learner is None else learner_metrics(self.learner)
-
-
-def save_state(folder: Path, state: Mapping[str, Any]) -> None:
-    """Writes what `Learner.state_dict` returned into the folder of a checkpoint, which the first rank has made.
-
-    Removes the shares of an earlier checkpoint of more ranks.
-    """
-    share = {"number": 0, "count": 1, **state.get("share", {})}
-    number = share["number"]
-    if number:
-        folder.mkdir(parents=True, exist_ok=True)
-    if folder.is_dir():
-        with replacing(folder / (f"{STATE_NAME}-{number}.pt" if number else f"{STATE_NAME}.pt")) as file:
-            torch.save(state, file)
-    for other, path in _paths(folder).items():
-        if other >= share["count"]:
-            path.unlink(missing_ok=True)  # another rank may have been faster
-
-
-def saved_states(folder: Path, rank: int, rank_count: int) -> list[dict[str, Any]]:
-    """Returns the states in a checkpoint's folder that this rank is to read: the ranks deal them out."""
-    return [
-        torch.load(path, map_location="cpu", weights_only=True)
-        for number, path in _paths(folder).items()
-        if number % rank_count == rank and path.is_file()
-    ]
-
-
-def _paths(folder: Path) -> dict[int, Path]:
-    """Returns the files of shares by number; the first one may be missing."""
-    others = {int(path.stem.rpartition("-")[2]): path for path in folder.glob(f"{STATE_NAME}-[0-9]*.pt")}
-    return {0: folder / f"{STATE_NAME}.pt", **others}

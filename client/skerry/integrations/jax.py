@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from skerry.algorithm.movement import PIECE_NUMEL, Place, places
 from skerry.algorithm.rebase import FlatArray
-from skerry.array_learner import EXIT_FLUSH_TIMEOUT_S, ArrayLearner
-from skerry.exchange.session import LastWork
+from skerry.array_learner import EXIT_FLUSH_TIMEOUT_S, ArrayLearner, LearnerOptions
 from skerry.model.interface import ArrayParameters, Work, pieces_of
+from skerry.stats import LastWork
 from skerry.wire import FragmentLayout, TensorSpec
 
 __all__ = ["JaxLearner", "JaxParameters"]
@@ -47,7 +47,7 @@ class JaxLearner(ArrayLearner):
         SkerryError: as `ArrayLearner`.
     """
 
-    def __init__(self, params: PyTree, **options: Any) -> None:
+    def __init__(self, params: PyTree, **options: Unpack[LearnerOptions]) -> None:
         self._held = JaxParameters(params)
         self._are_read = False  # the parameters, since a call that may have changed them
         super().__init__(self._held, **options)
@@ -65,15 +65,14 @@ class JaxLearner(ArrayLearner):
         A `loss` that is an array is waited for; leave it out where steps are to be dispatched ahead.
 
         Raises:
-            ValueError: `tokens` is below 1, or `params` are not like those that were attached; or attaching,
-                `state_dict`, `load_state_dict` or `flush` may have loaded newer ones, and `learner.params` was not
-                read after it.
+            ValueError: `tokens` is below 1, or `params` are not like those that were attached; or attaching or `flush`
+                may have loaded newer ones, and `learner.params` was not read after it.
             SystemExit: `leave_soon` was called.
         """
         if not self._are_read:
             raise ValueError(
-                "attaching, state_dict, load_state_dict and flush may load newer parameters, which these would undo. "
-                "Go on with the newer ones: `params = learner.params` after each of these calls"
+                "attaching and flush may load newer parameters, which these would undo. Go on with the newer ones: "
+                "`params = learner.params` after each of these calls"
             )
         self._held.tree = params
         super().step(tokens, loss)
@@ -83,12 +82,12 @@ class JaxLearner(ArrayLearner):
         """As `ArrayLearner.leave`. If the parameters were donated after the last `step`, nothing can be sent."""
         if self._held.are_donated:
             self.close()
-            return self._last_work
         return super().leave(timeout_s, load_merged=load_merged)
 
-    def _serve(self, is_over: Callable[[], bool], timeout_s: float) -> bool:
+    def flush(self, timeout_s: float, *, is_last: bool = False) -> bool:
+        """As `ArrayLearner.flush`; read `learner.params` after it."""
         self._are_read = False
-        return super()._serve(is_over, timeout_s)
+        return super().flush(timeout_s, is_last=is_last)
 
 
 class JaxParameters(ArrayParameters):
@@ -173,11 +172,6 @@ class JaxParameters(ArrayParameters):
     def load(self, layout: FragmentLayout, values: NDArray[np.float32]) -> Work:
         """Returns a function that replaces the weights."""
         return self._change(layout, values, lambda _, piece: piece)
-
-    def blend(self, layout: FragmentLayout, values: NDArray[np.float32], alpha: float) -> Work:
-        """Returns a function that blends `values` into the weights."""
-        own, others = np.float32(alpha), np.float32(1 - alpha)
-        return self._change(layout, values, lambda leaf, piece: own * leaf + others * piece)
 
     def _change(
         self, layout: FragmentLayout, flat: NDArray[np.float32], change: Callable[[jax.Array, jax.Array], jax.Array]

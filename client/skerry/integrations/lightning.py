@@ -6,15 +6,14 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any, Final
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import BaseFinetuning, StochasticWeightAveraging
-from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy, XLAStrategy
+from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, XLAStrategy
 
 from skerry import Learner, attach
-from skerry.integrations.callbacks import STATE_NAME, CallbackLearner, save_state, saved_states
+from skerry.integrations.callbacks import CallbackLearner
 from skerry.learner import token_counter
 
 __all__ = ["SkerryCallback"]
@@ -29,11 +28,9 @@ class SkerryCallback(Callback):  # type: ignore[misc]  # untyped
 
     A step of the run is a step of the optimizer with all its accumulated batches (with several optimizers, of the last
     one), and the planned length is the trainer's estimate of them, except with manual optimization: give it there.
-    Checkpoints that are saved during training hold this learner's weights and its work that the run does not have yet;
-    after `fit` the module has the run's weights, merged, which `save_checkpoint` writes. The logs get `skerry/...`.
-    With several processes (`devices=2, strategy="ddp"`) they are one learner together. With `ModelParallelStrategy`
-    each keeps its share of the work in the checkpoint's folder, in `skerry.pt`, `skerry-1.pt` and so on; a checkpoint
-    that is one file has the weights alone.
+    Checkpoints that are saved during training hold this learner's weights and its counts; after `fit` the module has
+    the run's weights, merged, which `save_checkpoint` writes. The logs get `skerry/...`. Several processes
+    (`devices=2, strategy="ddp"`, `ModelParallelStrategy`) are one learner together.
 
     Where a callback averages the weights, as WeightAveraging and StochasticWeightAveraging do, learners exchange the
     weights that are trained, and the module has the average after `fit`. Where one unfreezes layers (BaseFinetuning),
@@ -54,7 +51,7 @@ class SkerryCallback(Callback):  # type: ignore[misc]  # untyped
     ) -> None:
         self._part = CallbackLearner(options, leave_on_signal=leave_on_signal)
         self._tokens_per_step = token_counter(tokens_per_step)
-        self._is_sharded = False  # of what the processes return, a checkpoint keeps the first one's only
+        self._saved: dict[str, Any] = {}
 
     @property
     def learner(self) -> Learner | None:
@@ -62,31 +59,26 @@ class SkerryCallback(Callback):  # type: ignore[misc]  # untyped
         return self._part.learner
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns what a checkpoint keeps: the learner's `state_dict`, where one process has all of it."""
-        return {} if self._is_sharded else self._part.state_dict()
+        """Returns what a checkpoint keeps: the learner's `state_dict`."""
+        return {} if self.learner is None else self.learner.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes what a checkpoint has, for the learner that is yet to attach."""
-        self._part.saved = state_dict
+        self._saved = state_dict
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Attaches the module.
 
         Raises:
-            ValueError: the strategy keeps the weights in a form of its own, as DeepSpeed does; or the checkpoint is of
-                another model.
+            ValueError: the strategy keeps the weights in a form of its own, as DeepSpeed does.
             SkerryError: as `Learner`.
         """
-        self._is_sharded = isinstance(trainer.strategy, ModelParallelStrategy)
-        if self._is_sharded and trainer.strategy._save_distributed_checkpoint:  # noqa: SLF001 - else it is one file
-            self._save_with(trainer.strategy)
-        if self._is_sharded and (path := trainer.strategy.broadcast(trainer.ckpt_path)) is not None:
-            shares = saved_states(Path(path), trainer.global_rank, trainer.world_size)
-            self._part.saved = shares or self._part.saved or []  # DistributedDataParallel saves all with the callbacks
         # Other callbacks then put an average into the module after this one has left.
         trainer.callbacks = [self, *(one for one in trainer.callbacks if one is not self)]
         with _unfrozen(pl_module, any(isinstance(one, BaseFinetuning) for one in trainer.callbacks)):
             self._begin(trainer, pl_module)
+        if self._saved and self.learner is not None:
+            self.learner.load_state_dict(self._saved)
 
     def _begin(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # With manual optimization the trainer counts the steps of all optimizers, and does not know when they step.
@@ -115,25 +107,6 @@ class SkerryCallback(Callback):  # type: ignore[misc]  # untyped
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Sends the steps that were completed, with one process, and leaves."""
         self._part.leave(load_merged=False)
-
-    def _save_with(self, strategy: Any) -> None:
-        """Has a strategy save every rank's share too: of callbacks it keeps what the first rank returns."""
-        save = type(strategy).save_checkpoint
-
-        def save_share(checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any = None) -> None:
-            folder = Path(strategy.broadcast(filepath))
-            if strategy.is_global_zero:
-                if folder.is_file():
-                    folder.unlink()
-                folder.mkdir(parents=True, exist_ok=True)
-                for outdated in folder.glob(f"{STATE_NAME}*.pt"):
-                    outdated.unlink()
-            # First, so that a checkpoint with its last file has all shares; none where only weights are saved.
-            if "callbacks" in checkpoint and (state := self._part.state_dict()):
-                save_state(folder, state)
-            save(strategy, checkpoint, filepath, storage_options)
-
-        strategy.save_checkpoint = save_share
 
 
 @contextmanager

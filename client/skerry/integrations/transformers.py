@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import inspect
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import CallbackHandler
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from skerry import Learner
-from skerry.integrations.callbacks import CallbackLearner, save_state, saved_states
+from skerry.integrations.callbacks import CallbackLearner
 from skerry.learner import token_counter
 
 __all__ = ["SkerryCallback"]
@@ -25,11 +23,10 @@ class SkerryCallback(TrainerCallback):  # type: ignore[misc]  # untyped
 
     A step of the run is a step of the optimizer with all its accumulated batches, the planned length is the trainer's
     `max_steps`, and the learning rate follows the trainer's own steps. Checkpoints that are saved during training hold
-    this learner's weights and its work that the run does not have yet, in `skerry.pt` and, where processes hold shards,
-    `skerry-1.pt` and so on. What `save_model` writes afterwards holds the run's weights, merged, and so does the last
+    this learner's weights. What `save_model` writes afterwards holds the run's weights, merged, and so does the last
     checkpoint, unless an evaluation ended training. Where the trainer loads its best checkpoint at the end, that is
-    what it has then. A trainer that resumes, with any number of processes, takes the work from the checkpoint in its
-    `output_dir`.
+    what it has then. A trainer that resumes, with any number of processes, begins with the run's weights and counts its
+    steps on.
 
     An error that ends the process, or Ctrl-C, first sends what was learned, within 10 s. A trainer tells callbacks
     nothing of exceptions, so where you handle them yourself, as in a notebook, call `leave`.
@@ -69,22 +66,23 @@ class SkerryCallback(TrainerCallback):  # type: ignore[misc]  # untyped
         """Attaches the model.
 
         Raises:
-            ValueError: the weights are in a form of their own, as with DeepSpeed, or the checkpoint of another model.
+            ValueError: the weights are in a form of their own, as with DeepSpeed.
             SkerryError: as `Learner`.
         """
         if self._tokens_per_step is None and args.include_num_input_tokens_seen == "no":
             args.include_num_input_tokens_seen = "all"
         self._token_count = state.num_input_tokens_seen
         self._early.precede_trackers()
-        if state.global_step > 0:
-            self._part.saved = saved_states(_checkpoint(args, state), args.process_index, args.world_size)
-        attach = partial(Learner, kwargs["model"])
         self._part.begin(
-            attach,
+            partial(Learner, kwargs["model"]),
             process_count=args.world_size,
             step_count=state.max_steps,
             refused=None if args.deepspeed_plugin is None else "DeepSpeed",
         )
+        assert self.learner is not None  # it has begun
+        counted = self._tokens_per_step
+        tokens = state.num_input_tokens_seen if counted is None else counted * state.global_step * args.world_size
+        self.learner.count_from(state.global_step, tokens)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Counts a step. After the last one it leaves, before the trainer evaluates and saves.
@@ -127,13 +125,6 @@ class SkerryCallback(TrainerCallback):  # type: ignore[misc]  # untyped
         logs.update(metrics)
         state.log_history[-1].update(metrics)
 
-    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """Adds the learner's `state_dict` to the checkpoint, unless it is one that training can't go on from."""
-        if args.save_only_model or not (saved := self._part.state_dict()):
-            return
-        # The trainer makes the folder on one machine, which may not be this one.
-        save_state(_checkpoint(args, state), saved)
-
     def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Leaves if training was ended after the step, before the trainer evaluates and saves."""
         if control.should_training_stop:
@@ -175,8 +166,3 @@ class _EarlyLog(TrainerCallback):  # type: ignore[misc]  # untyped
                     handler.callbacks = [self, *handler.callbacks]  # anew: the old list is gone through just now
                 return
             frame = frame.f_back
-
-
-def _checkpoint(args: TrainingArguments, state: TrainerState) -> Path:
-    """Returns the folder of the checkpoint of the step at which the trainer is."""
-    return Path(args.output_dir, f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}")

@@ -93,8 +93,8 @@ def tied(memories: Mapping[str, Memory], pairs: Iterable[tuple[str, str]]) -> se
 class Parameters(Protocol):
     """Named tensors, read and written a fragment at a time as flat float32 vectors on the same device.
 
-    `snapshot`, `add`, `load` and `blend` run in a worker and return a function for the training thread. All views are
-    made beforehand, so that the function only copies or adds.
+    `snapshot`, `add` and `load` run in a worker and return a function for the training thread. All views are made
+    beforehand, so that the function only copies or adds.
     """
 
     @property
@@ -144,9 +144,6 @@ class Parameters(Protocol):
 
     def load(self, layout: FragmentLayout, values: FlatArray) -> Work:
         """Returns a function that overwrites the weights."""
-
-    def blend(self, layout: FragmentLayout, values: FlatArray, alpha: float) -> Work:
-        """Returns a function that makes the weights alpha times themselves plus (1 - alpha) times `values`."""
 
     def is_finite(self, layout: FragmentLayout) -> bool:
         """Whether every weight is a finite number."""
@@ -244,13 +241,6 @@ class ArrayParameters:
     def load(self, layout: FragmentLayout, values: NDArray[np.float32]) -> Work:
         """Returns a function that overwrites the weights."""
         return self._work(layout, values, lambda array, piece: np.copyto(array, piece, casting="same_kind"))
-
-    def blend(self, layout: FragmentLayout, values: NDArray[np.float32], alpha: float) -> Work:
-        """Returns a function that blends `values` into the weights."""
-        own, others = np.float32(alpha), np.float32(1 - alpha)
-        return self._work(
-            layout, values, lambda array, piece: np.copyto(array, own * array + others * piece, casting="same_kind")
-        )
 
     def is_finite(self, layout: FragmentLayout) -> bool:
         """Whether every weight is a finite number."""

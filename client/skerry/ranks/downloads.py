@@ -20,12 +20,13 @@ from skerry.algorithm.rebase import FlatArray
 from skerry.errors import SkerryError, StopExchangingError
 from skerry.exchange.adopt import Pulled, check_digest
 from skerry.exchange.pull import pull_newest, pull_plan, pull_span
-from skerry.exchange.session import Calls, Reader, Tally
+from skerry.exchange.session import Calls, Reader
 from skerry.ranks.calls import CountBytes, RankCalls
 from skerry.ranks.ranges import plan_bounds
 from skerry.ranks.spread import Spread
 from skerry.runtime.logs import get_logger
 from skerry.runtime.workers import ThreadWorkers
+from skerry.stats import Tally
 from skerry.v1 import exchange_pb2
 from skerry.wire import FragmentLayout, TensorSpec
 from skerry.wire.digests import LEAF_NUMEL, tree_root

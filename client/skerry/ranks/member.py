@@ -9,94 +9,74 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import distributed
 
-from skerry.array_learner import ArrayLearner
+from skerry.array_learner import LearnerOptions, SingleProcess
 from skerry.errors import SkerryError, StopExchangingError, error_of
-from skerry.exchange.session import LastWork, Stats, whole_number
+from skerry.exchange.settings import whole_number
 from skerry.exchange.untrained import may_differ
-from skerry.model.interface import Parameters
 from skerry.model.torch.parameters import CopyOf, TorchParameters
+from skerry.net.grpc_transport import GrpcTransport
 from skerry.net.transport import Transport
-from skerry.ranks import account as island_account
 from skerry.ranks.island import Call, Island, Word
 from skerry.ranks.parameters import IslandParameters
+from skerry.runtime.identifiers import system_random
+from skerry.stats import LastWork, Stats, View
 
 # How long a rank that ends waits for the others to end too; Ctrl-C reaches all within milliseconds.
 _AGREE_S: Final = 5.0
 
 
-@dataclass(frozen=True)
-class View:
-    """What the leader knew at the end of the last meeting; the same at all ranks, so that their loops do the same."""
-
-    stats: Stats
-    progress: float | None = None
-    planned: int = 0  # steps of each learner
-    is_closed: bool = False
-    failure: SkerryError | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns it as what JSON has."""
-        stats = {**vars(self.stats), "problem": _error_json(self.stats.problem)}
-        return {**vars(self), "stats": stats, "failure": _error_json(self.failure)}
-
-    @classmethod
-    def from_json(cls, values: dict[str, Any]) -> View:
-        """Returns what `to_json` was made of."""
-        stats = Stats(**{**values["stats"], "problem": _error(values["stats"]["problem"])})
-        return cls(**{**values, "stats": stats, "failure": _error(values["failure"])})
-
-
-class IslandMember:
-    """One rank; every rank of the island makes one, at the same time."""
+class ManyRanks:
+    """The back end of one rank of several; every rank makes one, at the same time."""
 
     def __init__(
         self,
-        island: Island,
-        model: Any,
-        join: Callable[[Parameters], ArrayLearner],
-        view_of: Callable[[ArrayLearner], View],
-        open_transport: Callable[[], Transport],
+        group: distributed.ProcessGroup,
+        model: torch.nn.Module | Mapping[str, torch.Tensor],
+        options: LearnerOptions,
         *,
-        name: str,
-        allow_other_frozen: bool | Collection[str],
         copies: CopyOf | None = None,
     ) -> None:
-        """Meets the other ranks; the leader joins the run by `join`. `name` says which learner of which run it is.
+        """Meets the other ranks; the leader joins the run.
 
         Frozen parameters have to be the same at all ranks, and shards of them at replicas, but for those allowed. Other
-        ranks push their parts of deltas by `open_transport`, if no rank holds the whole model.
+        ranks push their parts of deltas themselves, if no rank holds the whole model.
 
         Raises:
-            StopExchangingError: RANKS_DIFFER, RANK_LEFT, or what `join` raised at the leader.
+            StopExchangingError: RANKS_DIFFER, RANK_LEFT, or what the leader met in joining.
         """
-        self._island = island
-        self._leading: ArrayLearner | None = None
-        self._view_of = view_of
+        self._island = Island(group, timeout_s=options.get("connect_timeout_s", 30.0))
+        self._leading: SingleProcess | None = None
         self._closing = ExitStack()
         self._last_work = LastWork()
-        self.view = View(Stats())
+        self._has_agreed = False  # all ranks leave after this step
+        self.view = View("", Stats())
+        allowed = options.get("allow_other_frozen", False)
+        name = f"{options['run']} {options.get('learner_id')}"
         with self._together():
             own = TorchParameters(model, copies)
             self._closing.callback(own.release)
             own.check_in_memory()
-            frozen = [
-                one for one in own.untrained() if one.digest and not may_differ(one.name, allowed=allow_other_frozen)
-            ]
+            frozen = [one for one in own.untrained() if one.digest and not may_differ(one.name, allowed=allowed)]
             shards = [(shard, tuple(one.shape), one.dtype) for shard, one in own.frozen_shards.items()]
             self._meet(Word(Call.JOIN, fingerprint=_fingerprint(name, own.tensors, own.dtypes, frozen, shards)))
-            self._parameters = IslandParameters(island, own, open_transport, allow_other_frozen=allow_other_frozen)
+
+            def open_transport() -> Transport:
+                return GrpcTransport(options["target"], tls=options.get("tls"), jitter=system_random())
+
+            self._parameters = IslandParameters(self._island, own, open_transport, allow_other_frozen=allowed)
             self._closing.callback(self._parameters.close)
 
             def lead() -> None:
-                self._leading = join(self._parameters)
+                self._leading = SingleProcess(self._parameters, options)
 
             self._run(lead)
 
@@ -119,11 +99,12 @@ class IslandMember:
             mean = sum(losses) / len(losses) if losses else None
 
             def step() -> tuple[tuple[str, ...], int]:
-                changed = self._leader.step(sum(word.token_count for word in words), mean)
+                changed, _ = self._leader.step(sum(word.token_count for word in words), mean, None)
                 return changed, max(word.leave_status for word in words)
 
             changed, status = self._run(step)
-            return tuple(changed), None if status < 0 else status
+            self._has_agreed = status >= 0
+            return tuple(changed), status if self._has_agreed else None
 
     def flush(self, timeout_s: float, *, is_last: bool) -> bool:
         """Sends all unsent work."""
@@ -137,7 +118,7 @@ class IslandMember:
 
         With `load_merged` at the leader, all ranks have the run's weights afterwards if they were loaded.
         """
-        if self._island.has_left or self._island.process.is_forked:
+        if self._island.has_left:
             return self._last_work
         with self._together():
             self._meet(Word(Call.LEAVE, fingerprint=self._parameters.take_fingerprint()))
@@ -145,40 +126,6 @@ class IslandMember:
             self._last_work = LastWork(**work)
         self.close()
         return self._last_work
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns the learner's account at the leader and nothing at other ranks, or each rank's share of it."""
-        if self._island.has_left:
-            return {} if self._leading is None else self._leading.state_dict()
-        with self._together():
-            self._meet(Word(Call.SAVE, fingerprint=self._parameters.take_fingerprint()))
-            account: dict[str, Any] = {}
-            shelf = self._parameters.shelf
-
-            def save() -> dict[str, Any] | None:
-                account.update(self._leader.state_dict())
-                return None if shelf is None else island_account.described(account, self._island.size)
-
-            told = self._run(save)
-            if shelf is None:
-                return account
-            own = island_account.share_of(told, shelf, self._island.rank)
-            self._island.gather(Word(Call.SAVE))  # the leader forgets its vectors once every rank has its part of them
-            return own
-
-    def load_state_dict(self, states: Sequence[Mapping[str, Any]], *, drop_incomplete: bool) -> None:
-        """Goes on with the account of which the ranks give the shares; warns if they have none."""
-        with self._together():
-            self._meet(Word(Call.LOAD, fingerprint=self._parameters.take_fingerprint()))
-            account = island_account.joined(
-                states, self._island, self._parameters.keep, drop_incomplete=drop_incomplete
-            )
-
-            def load() -> None:
-                if account is not None:
-                    self._leader.load_state_dict(account)
-
-            self._run(load)
 
     def count_from(self, step_count: int, token_count: int) -> None:
         """Counts on from there."""
@@ -190,10 +137,8 @@ class IslandMember:
         """Returns copies of the run's own weights at the leader, and nothing at other ranks."""
         return {} if self._leading is None else self._leading.merged_weights()
 
-    def close(self, error: object = None) -> None:
-        """Leaves the run; the other ranks learn of `error`. Idempotent, and does nothing in a forked child."""
-        if self._island.process.is_forked:
-            return
+    def close(self, error: BaseException | None = None) -> None:
+        """Leaves the run; the other ranks learn of `error`. Idempotent."""
         if error is not None:
             self._island.leave(error)
         with ExitStack() as last:
@@ -202,12 +147,15 @@ class IslandMember:
             if self._leading is not None:
                 self._leading.close()
 
-    def have_all_left(self, kind: str) -> bool:
-        """Returns whether all ranks leave now, by exceptions of this kind and after the same calls; waits 5 s."""
-        return not (self._island.has_left or self._island.process.is_forked) and self._island.agree(kind, _AGREE_S)
+    def may_send_after(self, kind: type[BaseException] | None, *, is_told: bool) -> bool:
+        """Whether all ranks leave now, by exceptions of this kind and after the same calls; waits 5 s for that."""
+        if kind is None or self._has_agreed:
+            return True
+        is_asked = issubclass(kind, SystemExit | KeyboardInterrupt) and not self._island.has_left
+        return is_asked and self._island.agree(kind.__name__, _AGREE_S)
 
     @property
-    def _leader(self) -> ArrayLearner:
+    def _leader(self) -> SingleProcess:
         assert self._leading is not None
         return self._leading
 
@@ -219,7 +167,7 @@ class IslandMember:
             yield
         except BaseException as error:
             if isinstance(error, SkerryError):
-                self.view = dataclasses.replace(self.view, failure=error)
+                self.view = self.view._replace(failure=error)
             self.close(error)
             raise
 
@@ -260,13 +208,27 @@ class IslandMember:
         if self._island.is_leader:
             result = work()
             self._parameters.raise_failure()
-            order: dict[str, Any] = {"do": "end", "result": result, "view": self._view_of(self._leader).to_json()}
+            order: dict[str, Any] = {"do": "end", "result": result, "view": view_to_json(self._leader.view)}
             self._island.order(**order)
         else:
             while (order := self._island.ordered())["do"] != "end":
                 self._parameters.obey(order)
-        self.view = View.from_json(order["view"])
+        self.view = view_from_json(order["view"])
         return order["result"]
+
+
+def view_to_json(view: View) -> list[Any]:
+    """Returns it as what JSON has."""
+    stats = {**vars(view.stats), "problem": _error_json(view.stats.problem)}
+    return [*view._replace(stats=None, failure=_error_json(view.failure)), stats]  # type: ignore[arg-type]  # JSON's
+
+
+def view_from_json(values: list[Any]) -> View:
+    """Returns what `view_to_json` was made of."""
+    *others, stats = values
+    view = View(*others)
+    stats = Stats(**{**stats, "problem": _error(stats["problem"])})
+    return view._replace(stats=stats, failure=_error(others[-1]))
 
 
 def _error_json(error: SkerryError | None) -> list[str] | None:

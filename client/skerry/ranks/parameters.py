@@ -146,10 +146,6 @@ class IslandParameters:
         """Returns a function that overwrites the weights on all ranks."""
         return self._change("load", layout, values)
 
-    def blend(self, layout: FragmentLayout, values: FlatArray, alpha: float) -> Work:
-        """Returns a function that blends `values` into the weights on all ranks."""
-        return self._change("blend", layout, values, alpha)
-
     def is_finite(self, layout: FragmentLayout) -> bool:
         """Whether every weight is a finite number."""
         if self._is_whole:
@@ -182,13 +178,13 @@ class IslandParameters:
         if self._failure is not None:
             raise self._failure
 
-    def _change(self, kind: str, layout: FragmentLayout, values: FlatArray, *alpha: float) -> Work:
+    def _change(self, kind: str, layout: FragmentLayout, values: FlatArray) -> Work:
         if self.shelf is None:
-            own = getattr(self._own, kind)(layout, values, *alpha)
+            own = getattr(self._own, kind)(layout, values)
             broadcast = self._own.ordered(lambda: self._island.broadcast(_as_tensor(values)), values)
 
             def work() -> None:
-                self._order(kind, layout, alpha)
+                self._order(kind, layout)
                 broadcast()
                 own()
                 self._note_change(layout)
@@ -196,8 +192,8 @@ class IslandParameters:
             shares = self.shelf.shares(self.keep(values), layout)
 
             def work() -> None:
-                self._order(kind, layout, alpha, key=shares.key)
-                self._apply(kind, layout, shares.key, alpha)
+                self._order(kind, layout, key=shares.key)
+                self._apply(kind, layout, shares.key)
 
         return lambda: self._guarded(work)
 
@@ -209,9 +205,9 @@ class IslandParameters:
             self._failure = error
             raise
 
-    def _order(self, kind: str, layout: FragmentLayout, alpha: tuple[float, ...] = (), **others: int) -> None:
+    def _order(self, kind: str, layout: FragmentLayout, **others: int) -> None:
         names = [tensor.name for tensor in layout.tensors]
-        self._island.order(do=kind, fragment=layout.name, tensors=names, alpha=alpha, **others)
+        self._island.order(do=kind, fragment=layout.name, tensors=names, **others)
 
     def _boxes(self, layout: FragmentLayout, *, once: bool) -> list[list[Box]]:
         """Returns what each rank holds of a fragment; with `once`, of replicas what the first one holds."""
@@ -235,19 +231,19 @@ class IslandParameters:
         elif kind == "snapshot":
             self._copy_share(layout, order["key"])
         elif "key" in order:
-            self._apply(kind, layout, order["key"], order["alpha"])
+            self._apply(kind, layout, order["key"])
         else:
             values = self._own.buffer(layout)
             self._island.broadcast(_as_tensor(values))
-            getattr(self._own, kind)(layout, values, *order["alpha"])()
+            getattr(self._own, kind)(layout, values)()
             self._note_change(layout)
 
-    def _apply(self, kind: str, layout: FragmentLayout, key: int, alpha: tuple[float, ...]) -> None:
+    def _apply(self, kind: str, layout: FragmentLayout, key: int) -> None:
         """Changes this rank's share of a fragment by what the shelf has for it; returns at the leader when all have."""
         assert self.shelf is not None
         self._own.reshard()
         values = self._own.from_host(self.shelf.things[key].numpy())
-        getattr(self._own, kind)(self._share(layout, self._island.rank, self._specs), values, *alpha)()
+        getattr(self._own, kind)(self._share(layout, self._island.rank, self._specs), values)()
         self._note_change(layout)
         self._island.gather(Word(Call.STEP))
 

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from skerry.errors import RefusedError, is_transient
 from skerry.exchange.join import NewRun, create_run
 from skerry.exchange.pull import pull_newest
-from skerry.exchange.session import Calls, Reader, check_policy, check_timeout
+from skerry.exchange.session import Calls, Reader
+from skerry.exchange.settings import check_policy, check_timeout
 from skerry.model.fragment_plan import FragmentPlan, plan_fragments
 from skerry.net.grpc_transport import GrpcTransport
 from skerry.net.loop_thread import LoopThread

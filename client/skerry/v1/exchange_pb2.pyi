@@ -228,31 +228,10 @@ class Attached(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    @_typing.final
-    class LastDeltasEntry(_message.Message):
-        DESCRIPTOR: _descriptor.Descriptor
-
-        KEY_FIELD_NUMBER: _builtins.int
-        VALUE_FIELD_NUMBER: _builtins.int
-        key: _builtins.str
-        value: _builtins.str
-        def __init__(
-            self,
-            *,
-            key: _builtins.str = ...,
-            value: _builtins.str = ...,
-        ) -> None: ...
-        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
-        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-        def WhichOneof(self, oneof_group: _Never) -> None: ...
-
     RUN_FIELD_NUMBER: _builtins.int
     LEASE_TERM_FIELD_NUMBER: _builtins.int
     PENDING_FIELD_NUMBER: _builtins.int
     RUN_STEP_COUNT_FIELD_NUMBER: _builtins.int
-    LAST_DELTAS_FIELD_NUMBER: _builtins.int
     run_step_count: _builtins.float
     """The run's progress in inner steps; see VersionCommitted.run_step_count."""
     @_builtins.property
@@ -272,13 +251,6 @@ class Attached(_message.Message):
         lost to the run, if this session's delta of the same fragment is accepted before it is decided: wait for its fate.
         """
 
-    @_builtins.property
-    def last_deltas(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Of every fragment of the run, by its name: the id of the learner's last accepted delta, by whatever session; empty
-        where none was accepted. Older sessions are fenced, so it stays the last until this session has sent one. A learner
-        that goes on from a checkpoint learns from it whether the run has taken later work (docs/client-guide.md).
-        """
-
     def __init__(
         self,
         *,
@@ -286,11 +258,10 @@ class Attached(_message.Message):
         lease_term: _duration_pb2.Duration | None = ...,
         pending: _abc.Iterable[_types_pb2.DeltaFate] | None = ...,
         run_step_count: _builtins.float = ...,
-        last_deltas: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["lease_term", b"lease_term", "run", b"run"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["last_deltas", b"last_deltas", "lease_term", b"lease_term", "pending", b"pending", "run", b"run", "run_step_count", b"run_step_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_term", b"lease_term", "pending", b"pending", "run", b"run", "run_step_count", b"run_step_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -259,7 +259,6 @@ def _attached(replica: RunReplica, learner: str) -> v1.Attached:
         lease_term=duration_message(state.policy.lease_term_s),
         pending=map(fate_message, waiting),
         run_step_count=state.step_count,
-        last_deltas={name: state.learners[learner].last_deltas.get(name, "") for name in state.fragments},
     )
 
 

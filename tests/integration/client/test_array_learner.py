@@ -15,7 +15,6 @@ import pytest
 import torch
 
 from skerry import (
-    Adoption,
     ArrayLearner,
     Learner,
     Policy,
@@ -68,8 +67,6 @@ SENSELESS: dict[str, list[Any]] = {
     "region": [" ", "a b", "a/b"],
     "policy": [{}, "mean"],
     "planned_step_count": [-1, 10**13, float("nan"), 1.5],
-    "adoption": ["", "merge"],
-    "blend_alpha": [-0.1, 1.1, float("nan")],
     "fragment_count": [0, -1, 1.5],
     "connect_timeout_s": [0, -1, float("nan"), float("inf"), 1e300],
     "tls": ["", "on", Tls("missing.pem"), Tls(cert="missing.pem")],
@@ -237,16 +234,6 @@ def test_of_two_creators_one_wins_and_the_other_joins(target: str) -> None:
         RunsClient(target) as client,
     ):
         assert [run.name for run in client.list_runs()] == ["fit"]
-
-
-@pytest.mark.parametrize("adoption", [Adoption.REPLACE, Adoption.BLEND])
-def test_other_ways_of_adopting_train_too(target: str, adoption: Adoption) -> None:
-    problem = Quadratic()
-    with ArrayLearner(
-        problem.arrays, target=target, run="fit", learner_id="a", create=True, policy=QUICK, adoption=adoption
-    ) as learner:
-        train_until([(problem, learner)], lambda: min(learner.stats.versions.values()) >= 8)
-    assert problem.loss < 0.8 * Quadratic().loss
 
 
 def test_float16_arrays_train_and_their_rounding_is_nobodys_work(target: str) -> None:

@@ -17,7 +17,7 @@ from grpc.aio import Metadata
 from skerry import MergeRule, OuterOptimizer, OuterSchedule, RetrySettings, errors
 from skerry.errors import error_of
 from skerry.exchange.loop import ExchangeLoop
-from skerry.exchange.session import ExchangeSettings
+from skerry.exchange.settings import ExchangeSettings
 from skerry.model.interface import ArrayParameters
 from skerry.net.grpc_transport import GrpcTransport
 from skerry.net.replicas import CONTROL
@@ -73,8 +73,8 @@ class World:
             page = runs_pb2.ListVersionsRequest(name="fit", fragment=fragment.name, page_size=1000)
             merged += await self._merged_into(page)
         # An answer may still be on its way; no delta may be counted that the log has not.
-        await self.train_until(lambda: self.exchange.stats.deltas_acknowledged >= len(merged))
-        assert self.exchange.stats.deltas_acknowledged == len(merged)
+        await self.train_until(lambda: self.exchange.view.stats.deltas_acknowledged >= len(merged))
+        assert self.exchange.view.stats.deltas_acknowledged == len(merged)
         return merged
 
     async def _merged_into(self, page: runs_pb2.ListVersionsRequest) -> list[str]:
@@ -100,7 +100,7 @@ async def test_a_lost_acknowledgement_is_asked_for_and_counted_once(target: str)
     faults = Faults()
     async with training(target, faults) as world:
         faults.lost_acknowledgements = 5
-        await world.train_until(lambda: world.exchange.stats.deltas_merged >= 12)
+        await world.train_until(lambda: world.exchange.view.stats.deltas_merged >= 12)
         assert faults.log == ["acknowledgement lost"] * 5
         merged = await world.merged_delta_ids()
         assert len(merged) == len(set(merged))
@@ -130,10 +130,10 @@ async def test_a_status_of_a_proxy_says_nothing_about_a_push(
         (replica,) = world.transport._replicas
         put_proxy_before(replica.connection(0).exchange, "PushDelta")
         put_proxy_before(replica.connection(CONTROL).exchange, "QueryPush")
-        await world.train_until(lambda: world.exchange.stats.deltas_merged >= 12)
+        await world.train_until(lambda: world.exchange.view.stats.deltas_merged >= 12)
         assert answered["PushDelta"] == 3
         assert is_delivered or answered["QueryPush"] == 3
-        assert world.exchange.stats.deltas_returned == 0
+        assert world.exchange.view.stats.deltas_returned == 0
         merged = await world.merged_delta_ids()
         assert len(merged) == len(set(merged))
 
@@ -142,7 +142,7 @@ async def test_a_status_of_a_proxy_says_nothing_about_a_push(
 async def test_a_page_of_a_proxy_returns_no_work(target: str, status: int, monkeypatch: pytest.MonkeyPatch) -> None:
     proxy, direct = HttpProxy(target), GrpcTransport(target)
     async with proxy.listening(), training(f"127.0.0.1:{proxy.port}", Faults()) as world:
-        await world.train_until(lambda: world.exchange.stats.deltas_acknowledged >= 3)
+        await world.train_until(lambda: world.exchange.view.stats.deltas_acknowledged >= 3)
         push = world.transport.push_delta
 
         async def unanswered(requests: Any) -> Any:
@@ -154,20 +154,20 @@ async def test_a_page_of_a_proxy_returns_no_work(target: str, status: int, monke
         monkeypatch.setattr(world.transport, "push_delta", unanswered)
         await world.train_until(lambda: proxy.answered_count >= 5)
         proxy.answer(None)
-        await world.train_until(lambda: world.exchange.stats.deltas_merged >= 12)
-        assert world.exchange.stats.deltas_returned == 0
+        await world.train_until(lambda: world.exchange.view.stats.deltas_merged >= 12)
+        assert world.exchange.view.stats.deltas_returned == 0
         assert await world.merged_delta_ids()
     await direct.close()
 
 
 async def test_a_learner_whose_run_was_closed_knows_its_last_fates_though_no_event_told_them(target: str) -> None:
     async with training(target, Faults(attach_cuts=[0] * 10_000)) as world:
-        await world.train_until(lambda: world.exchange.stats.deltas_acknowledged >= 3)
+        await world.train_until(lambda: world.exchange.view.stats.deltas_acknowledged >= 3)
         await world.transport.ask(lambda at: at.runs.CloseRun(runs_pb2.CloseRunRequest(name="fit"), timeout=20))
-        await world.train_until(lambda: world.exchange.is_closed and world.exchange.is_flushed)
-        await world.train_until(lambda: not world.exchange.stats.is_attached)
-        assert world.exchange.failure is None
-        stats = world.exchange.stats
+        await world.train_until(lambda: world.exchange.view.is_closed and world.exchange.is_flushed)
+        await world.train_until(lambda: not world.exchange.view.stats.is_attached)
+        assert world.exchange.view.failure is None
+        stats = world.exchange.view.stats
         assert stats.deltas_merged + stats.deltas_returned == stats.deltas_acknowledged
 
 
@@ -182,7 +182,7 @@ async def test_a_push_that_was_cut_sends_the_same_delta_from_its_last_whole_part
         # Small parts, so that some are durable when the push breaks: header, then begin, data and end of each part.
         world.exchange._session.part_size_bytes = 512
         faults.push_cuts = cuts
-        await world.train_until(lambda: world.exchange.stats.deltas_merged >= 12)
+        await world.train_until(lambda: world.exchange.view.stats.deltas_merged >= 12)
         assert faults.log.count("push cut") == 6
         merged = await world.merged_delta_ids()
         assert len(merged) == len(set(merged))
@@ -199,18 +199,18 @@ async def test_a_download_that_was_cut_goes_on_where_it_broke(target: str, lane_
     faults = Faults()
     async with training(target, faults, replace(SETTINGS, lane_bytes=lane_bytes)) as world:
         faults.pull_cuts = [messages for cut in (0, 1, 1, 2, 0, 1) * 2 for messages in (cut, *[99] * calm)]
-        await world.train_until(lambda: min(world.exchange.stats.versions.values()) >= 5)
+        await world.train_until(lambda: min(world.exchange.view.stats.versions.values()) >= 5)
         assert faults.log.count("pull cut") >= 4
-        assert world.exchange.failure is None
+        assert world.exchange.view.failure is None
 
 
 async def test_a_download_whose_calls_are_too_many_for_the_link_takes_fewer(target: str) -> None:
     faults = Faults()
     async with training(target, faults, replace(SETTINGS, lane_bytes=100, concurrent_transfers=1)) as world:
         faults.most_pulls = 1
-        await world.train_until(lambda: min(world.exchange.stats.versions.values()) >= 3)
+        await world.train_until(lambda: min(world.exchange.view.stats.versions.values()) >= 3)
         assert "pull stalled" in faults.log
-        assert world.exchange.failure is None
+        assert world.exchange.view.failure is None
 
 
 async def test_a_corrupt_download_is_noticed_and_a_snapshot_taken(target: str) -> None:
@@ -218,8 +218,8 @@ async def test_a_corrupt_download_is_noticed_and_a_snapshot_taken(target: str) -
     async with training(target, faults) as world:
         faults.corrupt_pulls = 3
         await world.train_until(lambda: not faults.corrupt_pulls)
-        before = world.exchange.stats.versions
-        await world.train_until(lambda: min(world.exchange.stats.versions.values()) > max(before.values()))
+        before = world.exchange.view.stats.versions
+        await world.train_until(lambda: min(world.exchange.view.stats.versions.values()) > max(before.values()))
         assert faults.log == ["pull corrupted"] * 3
         assert world.problem.loss < Quadratic().loss
 
@@ -229,10 +229,14 @@ async def test_an_attach_stream_that_breaks_is_opened_again_with_the_same_sessio
     async with training(target, faults) as world:
         session = world.exchange._session.session_id
         await world.train_until(
-            lambda: len(faults.log) == 3 and world.exchange.stats.is_attached and world.exchange.stats.deltas_merged > 9
+            lambda: (
+                len(faults.log) == 3
+                and world.exchange.view.stats.is_attached
+                and world.exchange.view.stats.deltas_merged > 9
+            )
         )
         assert world.exchange._session.session_id == session
-        assert world.exchange.failure is None
+        assert world.exchange.view.failure is None
 
 
 async def test_a_learner_whose_store_lost_what_it_saw_asks_again_later_and_goes_on(
@@ -242,12 +246,12 @@ async def test_a_learner_whose_store_lost_what_it_saw_asks_again_later_and_goes_
     monkeypatch.setattr(errors, "_LOST_STORE_WAIT_S", 0.2)
     faults = Faults(attach_cuts=[2])
     async with training(target, faults) as world:
-        await world.train_until(lambda: world.exchange.stats.deltas_merged >= 3)
+        await world.train_until(lambda: world.exchange.view.stats.deltas_merged >= 3)
         faults.lost_store_calls = 12
         await world.train_until(lambda: faults.lost_store_calls == 0)
-        before = world.exchange.stats.deltas_merged
-        await world.train_until(lambda: world.exchange.stats.deltas_merged >= before + 6)
-        assert world.exchange.failure is None
+        before = world.exchange.view.stats.deltas_merged
+        await world.train_until(lambda: world.exchange.view.stats.deltas_merged >= before + 6)
+        assert world.exchange.view.failure is None
         merged = await world.merged_delta_ids()
         assert len(set(merged)) == len(merged)
 
@@ -270,9 +274,9 @@ async def test_with_plain_averaging_a_lone_learner_trains_as_if_it_were_alone(ta
     exact = Encoding(Codec.FLOAT32)
     policy = replace(QUICK, outer=outer, merge=MergeRule.MEAN, delta_encoding=encoding, update_encoding=exact)
     async with training(target, Faults(), replace(SETTINGS, policy=policy)) as world:
-        await world.train_until(lambda: min(world.exchange.stats.versions.values()) >= 6)
+        await world.train_until(lambda: min(world.exchange.view.stats.versions.values()) >= 6)
         alone = Quadratic()
-        for _ in range(world.exchange.stats.step_count):
+        for _ in range(world.exchange.view.stats.step_count):
             alone.descend()
         for name, array in world.problem.arrays.items():
             np.testing.assert_allclose(array, alone.arrays[name], atol=1e-5)
@@ -290,22 +294,24 @@ async def test_a_stalled_push_is_given_up_and_sent_again(target: str, monkeypatc
             return await push(requests)  # type: ignore[arg-type]  # handed on as it came
 
         monkeypatch.setattr(world.transport, "push_delta", stalling)
-        await world.train_until(lambda: world.exchange.stats.deltas_merged >= 3)
-        assert world.exchange.failure is None
+        await world.train_until(lambda: world.exchange.view.stats.deltas_merged >= 3)
+        assert world.exchange.view.failure is None
 
 
 async def test_a_lone_learner_whose_delta_was_quarantined_goes_on_from_the_run_s_weights(target: str) -> None:
     settings = replace(SETTINGS, policy=replace(QUICK, quarantine_ratio=30.0))
     async with training(target, Faults(), settings) as world:
-        await world.train_until(lambda: world.exchange.stats.deltas_merged >= 12)
+        await world.train_until(lambda: world.exchange.view.stats.deltas_merged >= 12)
         for size in 10.0 ** np.arange(6):  # as a rate that is much too large lets weights grow, from step to step
             for array in world.problem.arrays.values():
                 array[...] += np.float32(size)
             world.exchange.step(8)
-        await world.train_until(lambda: world.exchange.stats.deltas_dropped >= len(world.exchange.stats.versions))
-        before = world.exchange.stats.versions
         await world.train_until(
-            lambda: all(version > before[name] for name, version in world.exchange.stats.versions.items())
+            lambda: world.exchange.view.stats.deltas_dropped >= len(world.exchange.view.stats.versions)
+        )
+        before = world.exchange.view.stats.versions
+        await world.train_until(
+            lambda: all(version > before[name] for name, version in world.exchange.view.stats.versions.items())
         )
 
 
@@ -346,8 +352,8 @@ async def test_a_learner_exchanges_on_whatever_its_syncer_said(
         lambda target, _: Odd(target, event, is_first=is_first),
     )
     async with training(target, Faults()) as world:
-        await world.train_until(lambda: world.exchange.stats.deltas_acknowledged >= 6)
-        assert world.exchange.failure is None
+        await world.train_until(lambda: world.exchange.view.stats.deltas_acknowledged >= 6)
+        assert world.exchange.view.failure is None
 
 
 class Planless(FaultyTransport):
@@ -368,8 +374,8 @@ async def test_bytes_without_their_plan_are_pulled_again(target: str, monkeypatc
     async with training(target, Faults()) as world:
         assert isinstance(world.transport, Planless)
         world.transport.left = 2
-        await world.train_until(lambda: world.exchange.stats.deltas_acknowledged >= 9)
-        assert (world.transport.left, world.exchange.failure) == (0, None)
+        await world.train_until(lambda: world.exchange.view.stats.deltas_acknowledged >= 9)
+        assert (world.transport.left, world.exchange.view.failure) == (0, None)
 
 
 @pytest.mark.parametrize("error", [TypeError("a defect"), asyncio.CancelledError()], ids=["error", "cancelled"])
@@ -394,15 +400,15 @@ async def test_no_defect_ends_the_exchange_silently(
         raise error
 
     async with training(target, Faults(attach_cuts=[0] * 1000 if method == "attach" else [])) as world:
-        await world.train_until(lambda: world.exchange.stats.deltas_merged >= 2)
+        await world.train_until(lambda: world.exchange.view.stats.deltas_merged >= 2)
         monkeypatch.setattr(getattr(world, part), method, fail)
-        await world.train_until(lambda: world.exchange.failure is not None)
-        failure = world.exchange.failure
+        await world.train_until(lambda: world.exchange.view.failure is not None)
+        failure = world.exchange.view.failure
         assert failure is not None
         assert failure.reason == "DEFECT"
         assert "a defect" in str(failure) or "as if it had been cancelled" in str(failure)
-        assert world.exchange.stats.problem is failure
-        assert not world.exchange.stats.is_attached
+        assert world.exchange.view.stats.problem is failure
+        assert not world.exchange.view.stats.is_attached
         world.exchange.step(8)  # training goes on
 
 
@@ -415,10 +421,10 @@ async def test_what_fails_on_the_training_thread_is_said_too(
         raise error
 
     async with training(target, Faults()) as world:
-        await world.train_until(lambda: world.exchange.stats.deltas_merged >= 2)
+        await world.train_until(lambda: world.exchange.view.stats.deltas_merged >= 2)
         monkeypatch.setattr(world.parameters, method, lambda *_: fail)
-        while world.exchange.failure is None:
+        while world.exchange.view.failure is None:
             with suppress(KeyboardInterrupt):  # as a notebook's user does, who goes on with the next cell
-                await world.train_until(lambda: world.exchange.failure is not None)
-        assert world.exchange.failure.reason == reason
-        assert world.exchange.stats.problem is world.exchange.failure
+                await world.train_until(lambda: world.exchange.view.failure is not None)
+        assert world.exchange.view.failure.reason == reason
+        assert world.exchange.view.stats.problem is world.exchange.view.failure

@@ -235,8 +235,6 @@ def test_torch_and_numpy_weights_do_the_same(dtype: torch.dtype) -> None:
     values = np.random.default_rng(0).normal(size=layout.numel).astype(np.float32)
     for parameters in (ours, theirs):
         parameters.add(layout, values)()
-        parameters.blend(layout, values, 0.25)()
-        parameters.add(layout, values)()
     first, second = ours.buffer(layout), theirs.buffer(layout)
     ours.snapshot(layout, first)()
     theirs.snapshot(layout, second)()
@@ -620,8 +618,9 @@ def test_the_default_type_and_device_of_the_process_do_not_matter(target: str) -
     try:
         model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 4))  # large enough to be sampled
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        options = {"target": target, "run": "mine", "learner_id": "us", "policy": Policy(inner_step_count=2)}
-        with torch.device("meta"), attach(model, optimizer, tokens_per_step=1, create=True, **options) as learner:
+        policy = Policy(inner_step_count=2)
+        attaching = partial(attach, model, optimizer, tokens_per_step=1, target=target, run="mine", learner_id="us")
+        with torch.device("meta"), attaching(create=True, policy=policy) as learner:
             with torch.device("cpu"):
                 for _ in range(4):
                     model(torch.randn(8, 64)).square().mean().backward()

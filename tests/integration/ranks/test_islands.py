@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from skerry.errors import RefusedError, StopExchangingError
-from skerry.exchange.session import Stats
-from skerry.ranks.member import View
+from skerry.ranks.member import view_from_json, view_to_json
+from skerry.stats import Stats, View
 from tests.integration.ranks import ddp_programs
 from tests.integration.ranks.ranks import run, values
 
@@ -108,8 +108,10 @@ def test_ranks_with_other_frozen_weights_are_refused_unless_allowed(target: str,
 
 def test_what_a_rank_sees_of_the_leader_keeps_its_errors() -> None:
     problem, failure = RefusedError("STORE_FULL", "no room"), StopExchangingError("RUN_DELETED", "gone")
-    seen = View.from_json(json.loads(json.dumps(View(Stats(problem=problem), 2.5, 9, True, failure).to_json())))
-    assert (seen.progress, seen.planned, seen.is_closed) == (2.5, 9, True)
+    seen = view_from_json(
+        json.loads(json.dumps(view_to_json(View("us", Stats(problem=problem), 2.5, 9, True, failure))))
+    )
+    assert (seen.learner_id, seen.progress, seen.planned_step_count, seen.is_closed) == ("us", 2.5, 9, True)
     assert seen.stats.problem is not None
     assert seen.failure is not None
     assert (seen.stats.problem.reason, str(seen.stats.problem)) == ("STORE_FULL", "no room")

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from skerry.exchange.loop import ExchangeLoop
-from skerry.exchange.session import ExchangeSettings
+from skerry.exchange.settings import ExchangeSettings
 from skerry.model.interface import ArrayParameters
 from skerry.net.grpc_transport import GrpcTransport
 from skerry.runtime.clock import SystemClock
@@ -146,4 +146,4 @@ async def test_a_learner_joins_by_way_of_an_older_snapshot(
         await exchange.join()
     finally:
         await transport.close()
-    assert exchange.stats.versions["body"] == 2
+    assert exchange.view.stats.versions["body"] == 2

@@ -34,7 +34,7 @@ ANCHOR = np.zeros(3, np.float32)
 WORK = np.ones(3, np.float32)
 IDLE = Idle(Ledger(4, b"4", ANCHOR, ANCHOR, sent_until=Trained(20, 200)), contributed_step=20)
 DELTA = Delta(
-    exchange_pb2.PushHeader(delta_id="d", last_step=30), (Part(0, 3, b"", (b"bytes",)),), b"digest", taken_at_s=1.0
+    exchange_pb2.PushHeader(delta_id="d"), (Part(0, 3, b"", (b"bytes",)),), b"digest", taken_at_s=1.0, last_step=30
 )
 SENDING = taken(IDLE, DELTA, WORK, Trained(30, 300))
 PENDING = acknowledged(SENDING, types_pb2.DeltaFate(delta_id="d", fate=types_pb2.FATE_PENDING))

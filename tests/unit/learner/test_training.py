@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -78,9 +77,6 @@ class ScriptedLearner:
         self.flushes.append(timeout_s)
         return self.is_flushed
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"flushes": len(self.flushes)}
-
 
 def _settings(directory: Path, *, steps: int = 12, slowdown: float = 1.0) -> LearnSettings:
     return LearnSettings(
@@ -139,11 +135,6 @@ def test_a_learner_that_was_killed_resumes_from_its_last_checkpoint(tmp_path: Pa
     training = prepare(_settings(tmp_path), _CPU)
     assert training.position.step == 4
     assert training.attempt == 1
-
-
-def test_the_last_checkpoint_has_the_account_of_after_the_flush(tmp_path: Path) -> None:
-    _train(_settings(tmp_path), ScriptedLearner())
-    assert prepare(_settings(tmp_path), _CPU).account == {"flushes": 1}
 
 
 def test_the_slowdown_is_a_multiple_of_the_time_that_the_step_took(tmp_path: Path) -> None:

@@ -103,7 +103,7 @@ with learn() as learner:
     [
         "sys.exit(7)",
         "learner.close(); sys.exit(7)",
-        "learner.leave(load_merged=True); sys.exit(7)",
+        "refused(lambda: learner.leave(load_merged=True))",
         "learner.leave_soon(); sys.exit(7)",
         "learner.stats, learner.progress, learner.failure, learner.is_closed, learner.planned_step_count; sys.exit(7)",
         "del learner; gc.collect(); sys.exit(7)",

@@ -401,17 +401,6 @@ class TorchParameters:
 
         return self.ordered(work, values)
 
-    def blend(self, layout: FragmentLayout, values: FlatArray, alpha: float) -> Work:
-        """Returns a function that blends `values` into the weights."""
-        tensors, pieces = self._pieces(layout, values)
-
-        def work() -> None:
-            for tensor, piece in zip(tensors, pieces, strict=True):
-                tensor.copy_(torch.lerp(piece, tensor.float(), alpha))
-            self._load_copies(layout)
-
-        return self.ordered(work, values)
-
     def is_finite(self, layout: FragmentLayout) -> bool:
         """Whether every weight is a finite number."""
         return all(bool(self._tensors[tensor.name].isfinite().all()) for tensor in layout.tensors)

@@ -19,7 +19,7 @@ from skerry.runtime.workers import Workers
 from skerry.wire import kernels
 from skerry.wire.layout import check_id, check_name
 from skerry_syncer.access.limits import IN_FLIGHT_BYTES
-from skerry_syncer.errors import RETRY_STORE_S, DrainingError, SyncerError, bad_request
+from skerry_syncer.errors import RETRY_STORE_S, DrainingError, SyncerError
 from skerry_syncer.run.metrics import SyncerMetrics
 from skerry_syncer.run.parts import ByteBudget
 from skerry_syncer.run.replica import RunReplica
@@ -32,9 +32,6 @@ from skerry_syncer.store.store import Store
 from skerry_syncer.store.versions.scratch import Scratch
 
 _LOG: Final = get_logger(__name__)
-# A log with a thousand entries a second reaches this position in 9,000 years, so a larger one is a malformed request.
-# A smaller one that is beyond the log's end may mean that the store lost entries.
-MAX_POSITION: Final = 2**48
 # Time from the start to the first tidying, short enough for a syncer that is restarted every day.
 _FIRST_TIDY_S: Final = 600.0
 
@@ -54,14 +51,20 @@ class HostSettings:
     replica: ReplicaSettings = field(default_factory=ReplicaSettings)
 
 
-@dataclass(eq=False)
-class _Open:
-    """A replica and the task that runs it."""
+class _Run:
+    """A run's replica, once its log is read, and the task that reads the log and runs the replica."""
 
-    replica: RunReplica
-    task: asyncio.Task[None]
-    used_at_s: float
-    named_at_s: float  # when its name was last checked
+    def __init__(self, now_s: float) -> None:
+        self.opening: asyncio.Future[RunReplica] = asyncio.get_running_loop().create_future()
+        self.task: asyncio.Task[None] | None = None
+        self.used_at_s = now_s
+        self.named_at_s = now_s  # when its name was last checked
+
+    @property
+    def replica(self) -> RunReplica | None:
+        """The replica; None while the log is read."""
+        is_open = self.opening.done() and not self.opening.cancelled() and self.opening.exception() is None
+        return self.opening.result() if is_open else None
 
 
 class RunHost:
@@ -87,8 +90,7 @@ class RunHost:
         self._entropy = entropy
         self._metrics = metrics or SyncerMetrics(clock)
         self._scratch = scratch
-        self._open: dict[str, _Open] = {}  # by uid
-        self._opening: dict[str, asyncio.Task[_Open | Exception]] = {}  # by uid
+        self._runs: dict[str, _Run] = {}  # by uid
         self._names: dict[str, tuple[str, float]] = {}  # by name: uid, and when it was read
         self._tasks: asyncio.TaskGroup | None = None
         self._is_draining = False
@@ -105,7 +107,7 @@ class RunHost:
             except BaseException as error:  # noqa: BLE001 - raised below, outside the group, which would wrap it
                 failure = error
             self._is_draining = True
-            for task in (*helpers, *self._opening.values(), *(opened.task for opened in self._open.values())):
+            for task in (*helpers, *(run.task for run in self._runs.values() if run.task is not None)):
                 task.cancel()
         if failure is not None:
             raise failure
@@ -121,14 +123,12 @@ class RunHost:
         Raises:
             BadNameError: the name or uid is not legal.
             SyncerError: RUN_NOT_FOUND; RUN_REPLACED: the name has another uid; RUN_EXISTS: another draft got the name;
-                RUN_OPENING; DRAINING; BAD_REQUEST: no log has such a position.
+                RUN_OPENING; DRAINING.
             StoreError: the store failed, or holds less than the caller has seen.
         """
         check_name(name, "run")
         if uid:
             check_id(uid, "run uid")
-        if not 0 <= seen_position <= MAX_POSITION:
-            raise bad_request(f"seen_position must be 0 to {MAX_POSITION}. seen_position={seen_position}")
         if self._is_draining:
             raise DrainingError
         named = await self._uid_of(name)
@@ -152,8 +152,9 @@ class RunHost:
         self._is_draining = True
         try:
             async with asyncio.timeout(grace_s), asyncio.TaskGroup() as tasks:
-                for opened in list(self._open.values()):
-                    tasks.create_task(opened.replica.drain(grace_s))
+                for run in self._runs.values():
+                    if run.replica is not None:
+                        tasks.create_task(run.replica.drain(grace_s))
         except TimeoutError:
             _LOG.warning("merges did not end in time; another replica will take over", grace_s=grace_s)
 
@@ -173,89 +174,75 @@ class RunHost:
     async def _replica(
         self, name: str, uid: str, named: str | None, *, is_patient: bool = False, wakes: bool = True
     ) -> RunReplica:
-        found = self._open.get(uid)
-        if found is None:
-            try:
-                found = await self._opened(name, uid, None if is_patient else self.settings.opening_s)
-            except RunNotFoundError:
-                if named is not None and named != uid:
-                    raise replaced(name, uid, named) from None
-                raise _not_found(name) from None
-        if found.replica.log.spec.name != name:
+        try:
+            replica = await self._opened(name, uid, within_s=None if is_patient else self.settings.opening_s)
+        except RunNotFoundError:
+            raise _not_found(name) if named in (None, uid) else replaced(name, uid, named) from None
+        if replica.log.spec.name != name:
             raise _not_found(name) if named is None else replaced(name, uid, named)
-        found.used_at_s = self.clock.monotonic_s()
         if wakes:
-            found.replica.wake()
-        return found.replica
+            replica.wake()
+        return replica
 
-    async def _opened(self, name: str, uid: str, within_s: float | None) -> _Open:
-        """Returns the run once it is open. Opening continues when callers give up waiting for it.
+    async def _opened(self, name: str, uid: str, *, within_s: float | None) -> RunReplica:
+        """Returns the replica of a run. Opening continues when callers give up waiting for it.
 
         Raises:
             SyncerError: RUN_OPENING: it takes longer than `within_s`.
         """
         if self._tasks is None or self._is_draining:
             raise DrainingError
-        opening = self._opening.get(uid)
-        if opening is None:
-            opening = self._opening[uid] = self._tasks.create_task(self._outcome(name, uid), name=f"open {name}")
-            opening.add_done_callback(lambda _: self._opening.pop(uid))
-        done, _ = await asyncio.wait([opening], timeout=within_s)
-        if not done:
+        now_s = self.clock.monotonic_s()
+        run = self._runs.get(uid)
+        if run is None:
+            run = self._runs[uid] = _Run(now_s)
+            run.task = self._tasks.create_task(self._serve(run, name, uid, self._tasks), name=f"run {name}")
+        run.used_at_s = now_s
+        if not run.opening.done():
+            await asyncio.wait([run.opening], timeout=within_s)
+        if not run.opening.done():
             read = self.store.read_position(name, uid)
             _LOG.info("run is being opened", run=name, uid=uid, position=read)
             raise SyncerError(
                 "RUN_OPENING", f"the run's log is being read. run={name}, position={read}", retry_after_s=RETRY_STORE_S
             )
-        if opening.cancelled():
+        if run.opening.cancelled():
             raise DrainingError
-        outcome = opening.result()
-        if isinstance(outcome, Exception):
-            raise outcome
-        return outcome
+        return run.opening.result()
 
-    async def _outcome(self, name: str, uid: str) -> _Open | Exception:
+    async def _serve(self, run: _Run, name: str, uid: str, tasks: asyncio.TaskGroup) -> None:
+        """Opens the run and serves it. A failure ends this run only, and the next call opens it again."""
+        replica = None
         try:
-            return await self._start(name, uid)
-        except Exception as error:  # noqa: BLE001 - raised in every call that still waits for it
-            if not isinstance(error, RunNotFoundError | DrainingError):
-                _LOG.warning("run could not be opened", run=name, uid=uid, cause=str(error))
-            return error
-
-    async def _start(self, name: str, uid: str) -> _Open:
-        log = await self.store.open_log(name, uid)
-        if self._tasks is None or self._is_draining:
-            raise DrainingError
-        if uid in self._open:
-            return self._open[uid]
-        replica = RunReplica(
-            log,
-            clock=self.clock,
-            workers=self.workers,
-            scratch=self._scratch,
-            settings=self.settings.replica,
-        )
-        task = self._tasks.create_task(self._keep(replica, uid), name=f"run {name}")
-        now_s = self.clock.monotonic_s()
-        largest_numel = max((layout.numel for layout in log.spec.fragments), default=0)
-        self._tasks.create_task(self.workers.run(kernels.warm_up, largest_numel), name="warm-up")
-        self._open[uid] = opened = _Open(replica, task, now_s, now_s)
-        self._metrics.opened(replica)
-        _LOG.info("run opened", run=name, uid=uid, position=replica.state.position, status=replica.state.status.value)
-        return opened
-
-    async def _keep(self, replica: RunReplica, uid: str) -> None:
-        """Runs the replica. A failure ends this run only, and the next call opens it again."""
-        try:
+            log = await self.store.open_log(name, uid)
+            if self._is_draining:
+                raise DrainingError
+            replica = RunReplica(
+                log, clock=self.clock, workers=self.workers, scratch=self._scratch, settings=self.settings.replica
+            )
+            self._metrics.opened(replica)
+            state = replica.state
+            _LOG.info("run opened", run=name, uid=uid, position=state.position, status=state.status.value)
+            run.opening.set_result(replica)
+            largest_numel = max((layout.numel for layout in log.spec.fragments), default=0)
+            tasks.create_task(self.workers.run(kernels.warm_up, largest_numel), name="warm-up")
             await replica.run()
         except asyncio.CancelledError:
+            run.opening.cancel()
             raise
         except Exception as error:  # noqa: BLE001 - the outermost edge of one run
-            _LOG.error("run failed; the next call opens it again", run=replica.log.spec.name, uid=uid, exc_info=error)
+            if replica is None:
+                run.opening.set_exception(error)
+                run.opening.exception()  # raised in every call that still waits for it, if any
+                if not isinstance(error, RunNotFoundError | DrainingError):
+                    _LOG.warning("run could not be opened", run=name, uid=uid, cause=str(error))
+            else:
+                _LOG.error("run failed; the next call opens it again", run=name, uid=uid, exc_info=error)
         finally:
-            self._metrics.closed(replica)
-            if uid in self._open and self._open[uid].replica is replica:
-                del self._open[uid]
+            if replica is not None:
+                self._metrics.closed(replica)
+            if self._runs.get(uid) is run:
+                del self._runs[uid]
 
     async def _resume(self) -> None:
         """Opens every named run once, so that work that a killed replica left is finished without a call."""
@@ -289,31 +276,35 @@ class RunHost:
         """Closes idle runs and those that lost their name, and ends the streams of the latter."""
         while True:
             await self.clock.sleep(self.settings.sweep_s)
-            for one in list(self._open.values()):
-                if not one.replica.is_idle:
-                    await self._check_name(one)
-                elif self.clock.monotonic_s() - one.used_at_s > self.settings.idle_s:
-                    self._close(one)
+            for run in list(self._runs.values()):
+                if run.replica is None:
+                    continue
+                if not run.replica.is_idle:
+                    await self._check_name(run, run.replica)
+                elif self.clock.monotonic_s() - run.used_at_s > self.settings.idle_s:
+                    self._close(run, run.replica)
 
-    async def _check_name(self, one: _Open) -> None:
-        spec, now_s = one.replica.log.spec, self.clock.monotonic_s()
-        pause_s = one.replica.pace.pause_s(self.settings.sweep_s, self.settings.idle_sweep_s)
-        if one.replica.state.status is RunStatus.DRAFT or now_s - one.named_at_s < pause_s:
+    async def _check_name(self, run: _Run, replica: RunReplica) -> None:
+        spec, now_s = replica.log.spec, self.clock.monotonic_s()
+        pause_s = replica.pace.pause_s(self.settings.sweep_s, self.settings.idle_sweep_s)
+        if replica.state.status is RunStatus.DRAFT or now_s - run.named_at_s < pause_s:
             return
-        one.named_at_s = now_s
+        run.named_at_s = now_s
         try:
             named = await self._uid_of(spec.name)
         except StoreError:  # the replica's tailing loop logs it
             return
         if named != spec.uid:
-            one.replica.followers.end(_not_found(spec.name) if named is None else replaced(spec.name, spec.uid, named))
-            if now_s - one.used_at_s > self.settings.idle_s:  # whatever its rounds still wait for
-                self._close(one)
+            replica.followers.end(_not_found(spec.name) if named is None else replaced(spec.name, spec.uid, named))
+            if now_s - run.used_at_s > self.settings.idle_s:  # whatever its rounds still wait for
+                self._close(run, replica)
 
-    def _close(self, one: _Open) -> None:
+    def _close(self, run: _Run, replica: RunReplica) -> None:
         """Ends the replica and lets go of its log; the next call opens both again."""
-        one.task.cancel()
-        self.store.release(one.replica.log)
+        assert run.task is not None  # it made the replica
+        run.task.cancel()
+        self._runs.pop(replica.log.spec.uid, None)
+        self.store.release(replica.log)
 
 
 def _not_found(name: str) -> SyncerError:

@@ -22,7 +22,6 @@ from tests.support.raw_learner import (
     layout,
     part_messages,
     pull,
-    raise_status,
     refused,
 )
 
@@ -73,39 +72,10 @@ async def test_so_it_is_in_a_stream(stubs: Stubs, method: str, logs: list[Any]) 
     assert not _tracebacks(logs)
 
 
-def _calls(stubs: Stubs) -> list[Callable[[], Any]]:
-    hello = exchange.Hello(run="demo", seen_position=FAR, learner_id="a", session_id="0" * 32)
-    return [
-        lambda: stubs.runs.GetRun(runs.GetRunRequest(name="demo", seen_position=FAR)),
-        lambda: stubs.exchange.PullFragment(
-            exchange.PullFragmentRequest(run="demo", fragment="body", seen_position=FAR)
-        ).read(),
-        lambda: stubs.exchange.PushDelta(
-            iter(
-                [exchange.PushDeltaRequest(header=exchange.PushHeader(run="demo", run_uid="0" * 32, seen_position=FAR))]
-            )
-        ),
-        lambda: _first(stubs.exchange.Attach(iter([exchange.AttachRequest(hello=hello)]))),
-    ]
-
-
-async def _first(call: Any) -> None:
-    await call.read()
-    await raise_status(call)
-
-
-@pytest.mark.parametrize("number", range(4))
-async def test_a_position_that_no_log_reaches_is_a_bad_request(stubs: Stubs, number: int, logs: list[Any]) -> None:
-    await create_run(stubs)
-    with refused("BAD_REQUEST", INVALID):
-        await _calls(stubs)[number]()
-    assert not _tracebacks(logs)
-
-
 async def test_a_position_beyond_the_log_is_told_without_a_traceback(stubs: Stubs, logs: list[Any]) -> None:
     await create_run(stubs)
     with refused("STORE_ROLLED_BACK", grpc.StatusCode.DATA_LOSS):
-        await stubs.runs.GetRun(runs.GetRunRequest(name="demo", seen_position=1_000_000))
+        await stubs.runs.GetRun(runs.GetRunRequest(name="demo", seen_position=FAR))
     assert not _tracebacks(logs)
 
 
@@ -179,7 +149,7 @@ async def test_a_long_name_comes_back_short(stubs: Stubs, logs: list[Any]) -> No
     for number in range(5):
         hello.tensors.add(name=f"{number}" + "n" * 200, shape=[1] * 50_000)
     with refused("SHAPE_MISMATCH", INVALID) as caught:
-        await _first(stubs.exchange.Attach(iter([exchange.AttachRequest(hello=hello)])))
+        await stubs.exchange.Attach(iter([exchange.AttachRequest(hello=hello)])).read()
     assert len(caught.refusal.message) <= 1024
     learner = RawLearner(stubs, run, "a", random.Random(7))
     await learner.attach()

@@ -13,7 +13,7 @@ from skerry.wire.layout import FragmentLayout, TensorSpec
 from skerry_syncer.errors import SyncerError
 from skerry_syncer.run.parts import ArrivingPart, ByteBudget
 
-LAYOUT = FragmentLayout("body", (TensorSpec("a", (1024,)), TensorSpec("b", (1024,))))
+LAYOUT = FragmentLayout("body", (TensorSpec("a", (32, 32)), TensorSpec("b", (32, 32))))
 
 
 async def test_parts_within_the_budget_do_not_wait() -> None:

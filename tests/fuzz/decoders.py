@@ -37,7 +37,7 @@ from skerry.wire.messages import layouts_from_messages, layouts_to_messages, pol
 from skerry.wire.policy import Policy
 from skerry.wire.safetensors import TensorFileReader, header_bytes, tensor_bytes
 from skerry_syncer.errors import SyncerError
-from skerry_syncer.rounds.membership import LearnerReport, Membership
+from skerry_syncer.rounds.leases import LearnerReport, Leases
 from skerry_syncer.rpc.translate import report_from_message
 from skerry_syncer.run.events import learner_message
 from skerry_syncer.run.parts import ArrivingPart
@@ -286,7 +286,7 @@ def _decode_advice(data: bytes) -> object:
     """Hears another replica's advice and asks the membership what a round engine asks of it."""
     state = _last_state()
     learner = next(iter(state.learners))
-    membership = Membership(0.0)
+    membership = Leases(0.0)
     membership.renew(learner, state.learners[learner].session, 1.0)
     membership.unpublished()
     try:

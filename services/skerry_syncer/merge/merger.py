@@ -47,7 +47,8 @@ from skerry.wire.quantise import per_tensor_squared_norms
 from skerry_syncer.merge.outer_states import DamagedStateError, OuterStates
 from skerry_syncer.merge.seeding import seed
 from skerry_syncer.rounds.closing import references
-from skerry_syncer.rounds.engine import MergeKey, most_members
+from skerry_syncer.rounds.engine import most_members
+from skerry_syncer.rounds.timing import MergeKey
 from skerry_syncer.store.errors import StoreFullError, StoreUnavailableError
 from skerry_syncer.store.log.entries import (
     AcceptedItem,

@@ -8,12 +8,12 @@ lies can neither dominate a round nor stop it.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Final
 
 import numpy as np
-from msgspec import structs
 from numpy.typing import NDArray
 
 from skerry.algorithm.merge import largest_after, reference_norms, with_step
@@ -115,28 +115,28 @@ def _own_norms(state: RunState, fragment: FragmentState, learner: str) -> Iterat
             yield delta.item.norm_a_step
 
 
-def weigh(delta: DeltaState, fragment: FragmentState, policy: Policy) -> Member:
-    """Returns the delta's place in a set that closes now: its damped weight, and its staleness in versions.
+def members_of(
+    state: RunState, fragment: FragmentState, view: MembershipView, deltas: Sequence[DeltaState]
+) -> tuple[Member, ...]:
+    """Returns the places of these deltas in a set that closes now: damped weights w f, and staleness in versions.
 
     Staleness damps by rounds and not by versions: where learners are merged one by one each makes a version, and an
-    answer that took a moment is not stale for that.
+    answer that took a moment is not stale for that. A learner's deltas together count for its bound at most.
     """
-    weight = _weight(delta.item, policy) * _damping(delta.item, fragment, policy)
-    return Member(delta.item.delta, weight, fragment.version - delta.item.base_version)
-
-
-def bounded(
-    state: RunState, fragment: FragmentState, view: MembershipView, members: Sequence[Member]
-) -> tuple[Member, ...]:
-    """Returns the members with no learner counting for more than what it may beside what the others bring."""
-    items = [state.deltas[member.delta].item for member in members]
-    bounds = _bounds(state, fragment, view, items)
-    found = []
-    for member, item in zip(members, items, strict=True):
-        own = math.fsum(_weight(one, state.policy) for one in items if one.learner == item.learner)
-        most = bounds[item.learner]
-        found.append(member if own <= most else structs.replace(member, weight=member.weight * (most / own)))
-    return tuple(found)
+    items, policy = [delta.item for delta in deltas], state.policy
+    bounds, brought = _bounds(state, fragment, view, items), defaultdict[str, float](float)
+    for item in items:
+        brought[item.learner] += _weight(item, policy)
+    return tuple(
+        Member(
+            item.delta,
+            _weight(item, policy)
+            * min(1.0, bounds[item.learner] / brought[item.learner] if brought[item.learner] else 1.0)
+            * _damping(item, fragment, policy),
+            fragment.version - item.base_version,
+        )
+        for item in items
+    )
 
 
 def closed_round(
@@ -180,11 +180,8 @@ def _participation(
     items = [state.deltas[member.delta].item for member in members]
     contributed = []
     for member, item in zip(members, items, strict=True):
-        weight, damping = _weight(item, state.policy), _damping(item, fragment, state.policy)
-        if member.weight < weight * damping:  # `bounded` made it less
-            weight = member.weight / damping
-        damping = member.weight / weight if weight else 0.0
-        contributed.append(Contribution(share_of_length(weight, item.step_count, length), damping))
+        damping = _damping(item, fragment, state.policy)
+        contributed.append(Contribution(share_of_length(member.weight / damping, item.step_count, length), damping))
     bounds = _bounds(state, fragment, view, items)
     brought_by = {item.learner for item in items}
     mean = sum(delta.weight for delta in contributed) / len(brought_by)

@@ -19,7 +19,7 @@ from skerry.wire.messages import (
 )
 from skerry_syncer.access.caller import calling_learner
 from skerry_syncer.errors import SyncerError, bad_request
-from skerry_syncer.rounds.membership import LONGEST_S, REASON_PATTERN, LearnerRecord, LearnerReport
+from skerry_syncer.rounds.leases import LONGEST_S, REASON_PATTERN, LearnerRecord, LearnerReport
 from skerry_syncer.run.events import STATUSES, fate_message, learner_message, version_message
 from skerry_syncer.run.pull import PullPlan
 from skerry_syncer.store.log.entries import INITIAL_BASE, AcceptedItem, RunSpec

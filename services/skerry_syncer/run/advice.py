@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from typing import Final
 
 from skerry.runtime.logs import get_logger
-from skerry_syncer.rounds.membership import Membership
+from skerry_syncer.rounds.leases import Leases
 from skerry_syncer.store.errors import ObjectMissingError
 from skerry_syncer.store.log.run_log import RunLog
 
@@ -28,23 +28,19 @@ class AdviceBoard:
         self._prefix = f"{log.prefix}/learners"
         self._names: dict[str, set[str]] = {}  # by learner: the objects at the last listing or write
 
-    async def share(self, membership: Membership, now_s: float) -> bool:
+    async def share(self, leases: Leases, now_s: float) -> bool:
         """Publishes the leases that were renewed here and reads those of other replicas; returns whether it read any.
-
-        What is forgotten here is deleted there.
 
         Raises:
             StoreError: the store failed; the next call shares the newest leases.
         """
-        for learner, advice in membership.unpublished():
+        for learner, advice in leases.unpublished():
             await self._publish(learner, advice)
-        for learner in membership.forget_absent(self._log.state, now_s):
-            await self._log.objects.delete(sorted(self._names.pop(learner, set())))
         has_news = False
         async for learner, advice in self._news():
             has_news = True
             try:
-                membership.hear(learner, advice, now_s)
+                leases.hear(learner, advice, now_s)
             except ValueError as error:
                 _LOG.warning("advice is not readable", learner=learner, cause=str(error))
         return has_news

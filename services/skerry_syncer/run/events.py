@@ -21,7 +21,7 @@ from skerry.v1 import types_pb2 as v1
 from skerry.v1.types_pb2 import Event
 from skerry.wire.messages import policy_to_message
 from skerry_syncer.errors import SyncerError
-from skerry_syncer.rounds.membership import LearnerRecord
+from skerry_syncer.rounds.leases import LearnerRecord
 from skerry_syncer.store.log.entries import (
     AcceptedItem,
     ClosedItem,

@@ -181,7 +181,7 @@ class _Followed:
             yield "skerry_version", (run, name), fragment.version
         if state.status is RunStatus.OPEN:
             yield "skerry_version_age_seconds", (run,), now_s - self._version_at_s
-        view = self._replica.membership.view(state, now_s)
+        view = self._replica.leases.view(state, now_s)
         live = {name: learner for name, learner in view.learners.items() if learner.is_live}
         steps_s = [learner.step_time_s for learner in live.values() if learner.step_time_s is not None]
         if steps_s:

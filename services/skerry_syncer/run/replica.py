@@ -22,11 +22,12 @@ from skerry_syncer.errors import DrainingError, SyncerError, fenced, from_reject
 from skerry_syncer.merge.merger import Merger
 from skerry_syncer.merge.rollback import RollBacks
 from skerry_syncer.rounds.closing import closed_without
-from skerry_syncer.rounds.engine import MergeKey, RoundEngine
-from skerry_syncer.rounds.membership import LearnerRecord, LearnerReport, Membership
-from skerry_syncer.rounds.pace import Pace, wait
+from skerry_syncer.rounds.engine import RoundEngine
+from skerry_syncer.rounds.leases import LearnerRecord, LearnerReport, Leases
+from skerry_syncer.rounds.timing import MergeKey
 from skerry_syncer.run.advice import AdviceBoard
 from skerry_syncer.run.events import EventStream, Followers, duration_message, events_of
+from skerry_syncer.run.pace import Pace, wait
 from skerry_syncer.run.upkeep import keep_small
 from skerry_syncer.settings import ReplicaSettings
 from skerry_syncer.store.errors import LogCorruptError, NewerFormatError, StoreError, UnreadableObjectError
@@ -67,7 +68,7 @@ class RunReplica:
         self.workers = workers
         self.merger = Merger(log, clock=clock, workers=workers, scratch=scratch)
         self.stored_parts: WeakValueDictionary[tuple[str, str], StoredParts] = WeakValueDictionary()
-        self.membership = Membership(clock.monotonic_s())
+        self.leases = Leases(clock.monotonic_s())
         self.followers = Followers(settings.stream_limit_bytes)
         self._clock = clock
         self._advice = AdviceBoard(log)
@@ -149,7 +150,7 @@ class RunReplica:
             rejection = (await self.log.append([item]))[0].rejection
         if rejection is not None and rejection.reason != "REPEATED":
             raise from_rejection(rejection)
-        self.membership.renew(item.learner, item.session, self._clock.monotonic_s())
+        self.leases.renew(item.learner, item.session, self._clock.monotonic_s())
         self._decide_now.set()
 
     @contextmanager
@@ -164,32 +165,32 @@ class RunReplica:
 
     def report(self, learner: str, session: str, report: LearnerReport) -> None:
         """Renews the learner's lease and passes its report on to observers."""
-        self.membership.renew(learner, session, self._clock.monotonic_s(), report)
+        self.leases.renew(learner, session, self._clock.monotonic_s(), report)
         self._send_learner(learner)
         self._decide_now.set()
 
     async def leave(self, learner: str, session: str) -> None:
         """Ends the learner's session for good."""
         await self.log.append([LeftItem(learner, session)])
-        self.membership.end(learner, session)
+        self.leases.end(learner, session)
         self._send_learner(learner)  # with its last report
         self._advise_now.set()
         self._decide_now.set()
 
     def push_begun(self, fragment: str, learner: str, session: str, step_count: int) -> None:
         """Renews the lease of a learner that begins a push; a delta of H steps or more announces its round at once."""
-        self.membership.renew(learner, session, self._clock.monotonic_s())
+        self.leases.renew(learner, session, self._clock.monotonic_s())
         if step_count >= self.state.policy.inner_step_count:
             known = self.state.fragments[fragment]
             self._announce(fragment, known.version + (1 if known.closing is None else 2))
 
     def learner_records(self) -> tuple[LearnerRecord, ...]:
         """Returns every learner that the log knows, as observers see it now."""
-        return self.membership.records(self.state, self._clock.monotonic_s())
+        return self.leases.records(self.state, self._clock.monotonic_s())
 
     def open_rounds(self) -> list[Event]:
         """Returns the events of the rounds that are open now, for a learner that attaches."""
-        view = self.membership.view(self.state, self._clock.monotonic_s())
+        view = self.leases.view(self.state, self._clock.monotonic_s())
         return [
             Event(position=self.state.position, round_opened=RoundOpened(fragment=fragment, version=version))
             for fragment, version in self.engine.open_rounds(self.state, view)
@@ -229,10 +230,9 @@ class RunReplica:
         self._wake_waiting()
 
     def _fence(self, new: SessionItem) -> None:
-        """Ends the streams of the learner's older sessions, and forgets their lease."""
+        """Ends the streams of the learner's older sessions."""
         error = fenced(new.learner)
         self.followers.end(error, lambda stream: stream.learner == new.learner and stream.session != new.session)
-        self.membership.forget_other(self.state, new.learner)
 
     def _end_if_closed(self) -> None:
         if self.state.status is RunStatus.CLOSED:  # after the events that tell learners the last fates
@@ -248,7 +248,7 @@ class RunReplica:
 
     def _send_learner(self, learner: str) -> None:
         now_s = self._clock.monotonic_s()
-        self.followers.send_learner(self.state.position, lambda: self.membership.record(self.state, learner, now_s))
+        self.followers.send_learner(self.state.position, lambda: self.leases.record(self.state, learner, now_s))
 
     def _announce(self, fragment: str, version: int) -> None:
         """Sends RoundOpened, once for each round."""
@@ -288,7 +288,7 @@ class RunReplica:
         while True:
             self._decide_now.clear()
             now_s = self._clock.monotonic_s()
-            view = self.membership.view(self.state, now_s)
+            view = self.leases.view(self.state, now_s)
             decisions = self.engine.decide(self.state, view, now_s, may_close=not self._is_draining)
             live = {name for name, learner in view.learners.items() if learner.is_live}
             for learner in sorted(live ^ self._live):  # its lease ran out or came back
@@ -302,7 +302,7 @@ class RunReplica:
             self._start_seeds()
             if decisions.items and await self._propose(decisions.items):
                 continue
-            wakes = (decisions.wake_at_s, self.membership.next_change_s(self.state, now_s))
+            wakes = (decisions.wake_at_s, self.leases.next_change_s(self.state, now_s))
             wake_at_s = min((at_s for at_s in wakes if at_s is not None), default=None)
             await wait(self._decide_now, None if wake_at_s is None else max(0.0, wake_at_s - now_s))
 
@@ -327,7 +327,7 @@ class RunReplica:
             await wait(self._advise_now, pause_s)
 
     async def _share_leases(self) -> None:
-        if await self._advice.share(self.membership, self._clock.monotonic_s()):
+        if await self._advice.share(self.leases, self._clock.monotonic_s()):
             self._decide_now.set()
 
     def _start(self, work: Coroutine[Any, Any, object]) -> None:
@@ -374,7 +374,7 @@ class RunReplica:
 
         A set that becomes empty makes the round void.
         """
-        view = self.membership.view(self.state, self._clock.monotonic_s())
+        view = self.leases.view(self.state, self._clock.monotonic_s())
         item = closed_without(self.state, view, closing, error.delta)
         if item is None:  # it made an older version
             return False

@@ -22,7 +22,7 @@ from skerry.v1 import runs_pb2 as runs
 from skerry.v1 import types_pb2 as types
 from skerry.wire.digests import delta_digest
 from skerry.wire.layout import FragmentLayout, TensorSpec
-from skerry_syncer.rounds.membership import LearnerReport, Membership
+from skerry_syncer.rounds.leases import LearnerReport, Leases
 from skerry_syncer.run.advice import AdviceBoard
 from skerry_syncer.server import serving
 from skerry_syncer.store.log.entries import RunSpec
@@ -113,7 +113,7 @@ async def test_replicas_tell_one_another_of_a_learner_whose_loss_is_not_finite(l
         )
         for seed in (1, 2)
     )
-    membership, other = Membership(0.0), Membership(0.0)
+    membership, other = Leases(0.0), Leases(0.0)
     membership.renew("eu", "5" * 32, 1.0, LearnerReport(step_count=7, loss=loss))
     await here.share(membership, 1.0)
     assert await there.share(other, 1.0)

@@ -25,7 +25,6 @@ from skerry.v1 import types_pb2 as types
 from skerry.wire.codecs import Compressor
 from skerry.wire.digests import delta_digest
 from skerry_syncer.access import limits as quotas
-from skerry_syncer.rounds import membership
 from skerry_syncer.run.parts import ArrivingPart, ByteBudget
 from skerry_syncer.run.push import MAX_PART_BYTES
 from skerry_syncer.server import SyncerServer, serving
@@ -216,17 +215,14 @@ async def test_downloads_that_nobody_reads_hold_few_pieces_and_are_ended(
             call.cancel()
 
 
-async def test_of_many_learners_an_answer_has_the_live_ones(
-    server: SyncerServer, stubs: Stubs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(membership, "MOST_LISTED", 50)
+async def test_of_many_learners_an_answer_has_the_live_ones(server: SyncerServer, stubs: Stubs) -> None:
     run, _ = await create_run(stubs)
     log = (await server.host.open("demo")).log
     await log.append([SessionItem(f"n{number}", f"{number:032x}", "") for number in range(5000)])
     learner = RawLearner(stubs, run, "us", random.Random(1))
     await learner.attach()
     seen = (await stubs.runs.GetRun(runs.GetRunRequest(name="demo"))).learners
-    assert (len(seen), [one.learner_id for one in seen if one.is_live]) == (50, ["us"])
+    assert (len(seen), [one.learner_id for one in seen if one.is_live]) == (256, ["us"])
     learner.detach()
 
 

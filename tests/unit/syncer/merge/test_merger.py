@@ -14,7 +14,7 @@ from skerry.algorithm.step import AdvancedSpan, OuterState, Span, Step, advance_
 from skerry.runtime.clock import SystemClock
 from skerry.wire.policy import MergeRule, OuterOptimizer, Policy
 from skerry_syncer.merge.merger import Merger, StepOverflowError
-from skerry_syncer.rounds.engine import MergeKey
+from skerry_syncer.rounds.timing import MergeKey
 from skerry_syncer.store.errors import StoreFullError, StoreUnavailableError
 from skerry_syncer.store.log.entries import AcceptedItem, ClosedItem, Decided, Fate
 from skerry_syncer.store.maintenance.verify import verify_run

@@ -186,4 +186,4 @@ def test_pace_comes_from_accepted_deltas_and_not_from_reports() -> None:
         assert not isinstance(item, FateItem)
         world.close_and_commit(item)
         engine.decide(world.state, reported, 24.0 * turn)
-    assert engine.grace_s(world.state.policy, reported, ["ap"]) == pytest.approx(1.5)
+    assert engine.timing.grace_s(world.state.policy, reported, ["ap"]) == pytest.approx(1.5)

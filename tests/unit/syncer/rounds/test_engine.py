@@ -11,8 +11,9 @@ import pytest
 from skerry.wire.policy import Policy
 from skerry_syncer.merge.merger import UPDATE_OBJECT_SPANS
 from skerry_syncer.rounds.closing import references
-from skerry_syncer.rounds.engine import MergeKey, RoundEngine
+from skerry_syncer.rounds.engine import RoundEngine
 from skerry_syncer.rounds.membership import LearnerView, MembershipView
+from skerry_syncer.rounds.timing import MergeKey
 from skerry_syncer.run.lifecycle import MAX_FRAGMENT_NUMEL, MAX_TENSOR_COUNT
 from skerry_syncer.run.push import SUGGESTED_PART_BYTES
 from skerry_syncer.store.log.entries import (
@@ -128,7 +129,7 @@ def test_a_round_that_waited_for_ever_leaves_later_ones_their_grace() -> None:
         world.close_and_commit(item)
         engine.decide(world.state, both, now_s)
         now_s += 10.0
-    assert engine.grace_s(world.state.policy, both, ["eu", "us"]) > 0
+    assert engine.timing.grace_s(world.state.policy, both, ["eu", "us"]) > 0
 
 
 def test_a_first_round_does_not_wait_for_those_that_have_said_nothing() -> None:
@@ -613,7 +614,7 @@ def test_lateness_that_was_seen_lengthens_the_grace_up_to_its_bound() -> None:
     policy = Policy(delay_step_count=1000)
     world = RoundWorld("eu", "us", policy=policy)
     engine = RoundEngine()
-    short_s = engine.grace_s(policy, view("eu", "us"), {"eu", "us"})
+    short_s = engine.timing.grace_s(policy, view("eu", "us"), {"eu", "us"})
     now_s = 0.0
     for _ in range(3):
         world.accept("eu")
@@ -622,14 +623,14 @@ def test_lateness_that_was_seen_lengthens_the_grace_up_to_its_bound() -> None:
         (item,) = engine.decide(world.state, view("eu", "us"), now_s + 0.1).items
         world.close_and_commit(item)
         now_s += 1
-    long_s = engine.grace_s(policy, view("eu", "us"), {"eu", "us"})
+    long_s = engine.timing.grace_s(policy, view("eu", "us"), {"eu", "us"})
     assert long_s == pytest.approx(short_s + 2 * 0.1)
 
 
 def test_the_grace_covers_a_learner_twice_as_slow_and_no_step_that_nobody_waits_for() -> None:
     pace = {"eu": 0.1, "twice": 0.2, "ten": 1.0}
     seen = MembershipView({name: LearnerView(True, 24, time_s) for name, time_s in pace.items()}, 1000.0)
-    assert 0.2 <= RoundEngine().grace_s(Policy(), seen, {"eu", "twice"}) < 0.5
+    assert 0.2 <= RoundEngine().timing.grace_s(Policy(), seen, {"eu", "twice"}) < 0.5
 
 
 def test_a_frozen_set_keeps_the_policy_that_it_was_closed_under() -> None:
@@ -746,7 +747,7 @@ def test_nobody_waits_for_a_live_learner_that_missed_two_closes() -> None:
 def test_an_early_delta_says_nothing_of_lateness_and_lets_its_round_close_at_once() -> None:
     world = RoundWorld("eu", "slow")
     engine = RoundEngine()
-    before_s = engine.grace_s(world.state.policy, view("eu", "slow"), {"eu"})
+    before_s = engine.timing.grace_s(world.state.policy, view("eu", "slow"), {"eu"})
     for number in range(4):
         world.accept("slow", steps=8)
         assert engine.decide(world.state, view("eu", "slow", step_count=0), 10.0 * number).items == ()
@@ -754,7 +755,7 @@ def test_an_early_delta_says_nothing_of_lateness_and_lets_its_round_close_at_onc
         (item,) = engine.decide(world.state, view("eu", "slow"), 10.0 * number + 5).items
         world.close_and_commit(item)
         engine.decide(world.state, view("eu", "slow"), 10.0 * number + 5)
-    assert engine.grace_s(world.state.policy, view("eu", "slow"), {"eu"}) == pytest.approx(before_s)
+    assert engine.timing.grace_s(world.state.policy, view("eu", "slow"), {"eu"}) == pytest.approx(before_s)
 
 
 class _Unwalked(dict[str, LearnerState]):

@@ -8,7 +8,7 @@ import pytest
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.identifiers import SystemEntropy
 from skerry_syncer.merge.merger import Merger
-from skerry_syncer.rounds.engine import MergeKey
+from skerry_syncer.rounds.timing import MergeKey
 from skerry_syncer.store.errors import UnreadableObjectError
 from skerry_syncer.store.log.entries import CollectedItem, ObjectRef
 from skerry_syncer.store.log.run_log import RunLog

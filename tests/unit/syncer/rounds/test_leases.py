@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from skerry.wire.policy import Policy
-from skerry_syncer.rounds.membership import LearnerReport, Membership
+from skerry_syncer.rounds.leases import LearnerReport, Leases
 from skerry_syncer.store.log.entries import LeftItem, SessionItem
 from tests.unit.syncer.rounds.round_world import RoundWorld
 
@@ -16,13 +16,13 @@ def _session(world: RoundWorld, learner: str) -> str:
     return world.state.learners[learner].session
 
 
-def _is_live(membership: Membership, world: RoundWorld, learner: str, now_s: float) -> bool:
+def _is_live(membership: Leases, world: RoundWorld, learner: str, now_s: float) -> bool:
     seen = membership.view(world.state, now_s).learners.get(learner)
     return seen is not None and seen.is_live
 
 
 def test_a_lease_lives_for_a_term_after_its_last_sign() -> None:
-    world, membership = RoundWorld("eu"), Membership(0.0)
+    world, membership = RoundWorld("eu"), Leases(0.0)
     assert not _is_live(membership, world, "eu", 0.0)
     membership.renew("eu", _session(world, "eu"), 10.0)
     assert _is_live(membership, world, "eu", 10.0 + 0.99 * TERM_S)
@@ -30,7 +30,7 @@ def test_a_lease_lives_for_a_term_after_its_last_sign() -> None:
 
 
 def test_a_report_of_a_fenced_session_renews_nothing() -> None:
-    world, membership = RoundWorld("eu"), Membership(0.0)
+    world, membership = RoundWorld("eu"), Leases(0.0)
     older = _session(world, "eu")
     world.append(SessionItem("eu", "f" * 32, ""))
     membership.renew("eu", older, 10.0)
@@ -38,7 +38,7 @@ def test_a_report_of_a_fenced_session_renews_nothing() -> None:
 
 
 def test_a_learner_that_left_is_not_live() -> None:
-    world, membership = RoundWorld("eu"), Membership(0.0)
+    world, membership = RoundWorld("eu"), Leases(0.0)
     session = _session(world, "eu")
     membership.renew("eu", session, 10.0)
     world.append(LeftItem("eu", session))
@@ -47,7 +47,7 @@ def test_a_learner_that_left_is_not_live() -> None:
 
 
 def test_other_replicas_hear_the_last_report_of_a_learner_that_left() -> None:
-    world, here, there = RoundWorld("eu"), Membership(0.0), Membership(0.0)
+    world, here, there = RoundWorld("eu"), Leases(0.0), Leases(0.0)
     session = _session(world, "eu")
     here.renew("eu", session, 10.0, LearnerReport(step_count=1500))
     world.append(LeftItem("eu", session))
@@ -60,7 +60,7 @@ def test_other_replicas_hear_the_last_report_of_a_learner_that_left() -> None:
 
 
 def test_another_replicas_advice_renews_when_it_changes_and_not_before() -> None:
-    world, here, there = RoundWorld("eu"), Membership(0.0), Membership(0.0)
+    world, here, there = RoundWorld("eu"), Leases(0.0), Leases(0.0)
     session = _session(world, "eu")
     there.renew("eu", session, 1.0, LearnerReport(step_count=5, step_time_s=0.5))
     ((_, first),) = there.unpublished()
@@ -77,7 +77,7 @@ def test_another_replicas_advice_renews_when_it_changes_and_not_before() -> None
 
 
 def test_what_was_not_renewed_is_not_told_again() -> None:
-    world, membership = RoundWorld("eu", "us"), Membership(0.0)
+    world, membership = RoundWorld("eu", "us"), Leases(0.0)
     membership.renew("eu", _session(world, "eu"), 1.0)
     assert [learner for learner, _ in membership.unpublished()] == ["eu"]
     assert membership.unpublished() == ()
@@ -85,14 +85,14 @@ def test_what_was_not_renewed_is_not_told_again() -> None:
 
 @pytest.mark.parametrize("advice", [b"", b"[]", b'{"format": 99}', b"not json"])
 def test_advice_that_is_not_readable_changes_nothing(advice: bytes) -> None:
-    world, membership = RoundWorld("eu"), Membership(0.0)
+    world, membership = RoundWorld("eu"), Leases(0.0)
     with pytest.raises(ValueError):
         membership.hear("eu", advice, 1.0)
     assert not _is_live(membership, world, "eu", 1.0)
 
 
 def test_the_next_change_is_the_views_age_and_then_each_lease() -> None:
-    world, membership = RoundWorld("eu"), Membership(0.0)
+    world, membership = RoundWorld("eu"), Leases(0.0)
     assert membership.next_change_s(world.state, 1.0) == TERM_S
     membership.renew("eu", _session(world, "eu"), 5.0)
     assert membership.next_change_s(world.state, TERM_S) == 5.0 + TERM_S

@@ -33,7 +33,6 @@ from skerry.runtime.workers import InlineWorkers
 from skerry.v1 import capabilities_pb2, runs_pb2
 from skerry.v1 import exchange_pb2 as exchange
 from skerry.v1 import types_pb2 as types
-from skerry.wire.bulk import DataResponse
 from skerry_syncer.server import serving
 from skerry_syncer.store.objects.opening import open_objects
 from tests.fuzz.campaign import Finding, Result
@@ -298,8 +297,7 @@ class _Liar(GrpcTransport):
         self, request: exchange.PullFragmentRequest
     ) -> AsyncGenerator[exchange.PullFragmentResponse, None]:
         async for answer in super().pull_fragment(request):
-            changed = self._changed(exchange.PullFragmentResponse.FromString(answer.SerializeToString()))
-            yield DataResponse.FromString(changed.SerializeToString())
+            yield self._changed(answer)
 
     async def get_capabilities(
         self, request: capabilities_pb2.GetCapabilitiesRequest, *, timeout_s: float

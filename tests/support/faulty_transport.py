@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from skerry.errors import error_of
 from skerry.net.grpc_transport import GrpcTransport
 from skerry.v1 import exchange_pb2 as v1
-from skerry.wire.bulk import data_response
 
 
 @dataclass
@@ -107,6 +106,5 @@ class FaultyTransport(GrpcTransport):
                 self.faults.log.append("pull corrupted")
                 turned = bytearray(response.data.data)
                 turned[-1] ^= 1
-                yield data_response(response.data.object_index, response.data.offset, bytes(turned))
-            else:
-                yield response
+                response.data.data = bytes(turned)
+            yield response

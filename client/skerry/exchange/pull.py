@@ -19,10 +19,9 @@ from skerry.exchange.session import Reader
 from skerry.runtime.workers import in_order
 from skerry.v1 import exchange_pb2 as v1
 from skerry.wire import FragmentLayout
-from skerry.wire.bulk import PullData
 from skerry.wire.digests import tree_leaves
 
-_Fetch: TypeAlias = Callable[[], Coroutine[Any, Any, list[PullData]]]
+_Fetch: TypeAlias = Callable[[], Coroutine[Any, Any, list[v1.PullData]]]
 
 
 async def pull_newest(
@@ -187,7 +186,7 @@ class _Download:
                     await self._apply([piece])
                 return
 
-            async def begun() -> list[PullData]:
+            async def begun() -> list[v1.PullData]:
                 return [piece async for piece in pieces]
 
             await self._apply_stretches([begun, *self._fetches(sent_bytes=self._request.limit_bytes)])
@@ -210,7 +209,7 @@ class _Download:
             sent_bytes, offset, index = sent_bytes - sent, 0, self._applier.following(index + 1)
         return fetches
 
-    async def _fetch(self, object_index: int, offset: int) -> list[PullData]:
+    async def _fetch(self, object_index: int, offset: int) -> list[v1.PullData]:
         """Returns the pieces of one stretch of an object."""
         assert self._applier is not None  # the plan is known
         request = self._resumed(object_index, offset)
@@ -227,18 +226,18 @@ class _Download:
             raise corrupt(f"object ends early. object={request.resume.objects[object_index]}")
         return pieces
 
-    async def _apply(self, pieces: Iterable[PullData]) -> None:
+    async def _apply(self, pieces: Iterable[v1.PullData]) -> None:
         applier = self._applier
         assert applier is not None  # the plan is known
 
         def feed() -> None:
             for piece in pieces:
-                applier.feed(*piece)
+                applier.feed(piece.object_index, piece.offset, piece.data)
 
         await self._session.workers.run(feed)
 
     @asynccontextmanager
-    async def _opened(self, request: v1.PullFragmentRequest) -> AsyncIterator[AsyncIterator[PullData]]:
+    async def _opened(self, request: v1.PullFragmentRequest) -> AsyncIterator[AsyncIterator[v1.PullData]]:
         """Opens a call, takes its plan, which must be the one that is being applied, and yields what it sends then."""
         session = self._session
         async with aclosing(session.calls.transport.pull_fragment(request)) as responses:
@@ -252,11 +251,11 @@ class _Download:
                 raise PlanExpiredError("PLAN_EXPIRED", "the resumed plan is another one")
             yield self._data(responses)
 
-    async def _data(self, responses: AsyncGenerator[v1.PullFragmentResponse, None]) -> AsyncIterator[PullData]:
+    async def _data(self, responses: AsyncGenerator[v1.PullFragmentResponse, None]) -> AsyncIterator[v1.PullData]:
         while (response := await self._next(responses)) is not None:
             if not response.HasField("data"):
                 raise corrupt("what follows the plan is not bytes")
-            piece = PullData(response.data.object_index, response.data.offset, response.data.data)
+            piece = response.data
             self._session.tally.received(len(piece.data))
             yield piece
 

@@ -17,7 +17,6 @@ from skerry.exchange.session import Calls, Session
 from skerry.model.interface import EncodeFrames
 from skerry.v1 import exchange_pb2 as v1
 from skerry.wire import Encoding, FragmentLayout
-from skerry.wire.bulk import data_request
 from skerry.wire.codecs import cut_parts
 from skerry.wire.digests import delta_digest
 
@@ -275,7 +274,7 @@ def part_requests(part: Part) -> Iterator[v1.PushDeltaRequest]:
     size_bytes = sum(map(len, part.frames))
     yield v1.PushDeltaRequest(part=v1.PartBegin(first=part.first, numel=part.numel, size_bytes=size_bytes))
     for data in cut_messages(part.frames):
-        yield data_request(data)
+        yield v1.PushDeltaRequest(data=data)
     yield v1.PushDeltaRequest(part_end=v1.PartEnd(digest=part.digest))
 
 

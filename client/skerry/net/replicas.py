@@ -33,8 +33,7 @@ from skerry.net.tls import Insecure, Tls, TlsFiles, is_loopback, tls_for
 from skerry.runtime.addresses import client_address
 from skerry.runtime.logs import get_logger
 from skerry.runtime.redaction import redacted
-from skerry.v1 import capabilities_pb2_grpc, exchange_pb2, exchange_pb2_grpc, runs_pb2_grpc
-from skerry.wire.bulk import DataResponse, serialized
+from skerry.v1 import capabilities_pb2_grpc, exchange_pb2_grpc, runs_pb2_grpc
 
 _log = get_logger(__name__)
 
@@ -90,13 +89,6 @@ class Connection:
         self._files = self.replica.files
         self.channel = self.replica.open_channel()
         self.exchange = exchange_pb2_grpc.ExchangeStub(self.channel)
-        # In place of the generated ones, which have protobuf copy what they send and receive.
-        self.exchange.PushDelta = self.channel.stream_unary(
-            "/skerry.v1.Exchange/PushDelta", serialized, exchange_pb2.PushDeltaResponse.FromString
-        )
-        self.exchange.PullFragment = self.channel.unary_stream(
-            "/skerry.v1.Exchange/PullFragment", serialized, DataResponse.FromString
-        )
         self.runs = runs_pb2_grpc.RunsStub(self.channel)
         self.capabilities = capabilities_pb2_grpc.CapabilitiesStub(self.channel)
         self.health = health_pb2_grpc.HealthStub(self.channel)

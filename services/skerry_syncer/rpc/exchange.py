@@ -10,7 +10,6 @@ from typing import Any
 from skerry.v1 import exchange_pb2 as v1
 from skerry.v1 import exchange_pb2_grpc
 from skerry.v1.types_pb2 import Event
-from skerry.wire.bulk import data_response
 from skerry.wire.layout import check_id, check_name
 from skerry_syncer.access.caller import check_enrolled
 from skerry_syncer.errors import RETRY_STORE_S, SyncerError, bad_request
@@ -184,7 +183,7 @@ class ExchangeServicer(exchange_pb2_grpc.ExchangeServicer):
                 async with aclosing(read), aclosing(self._held(read)) as pieces:
                     async for piece in pieces:
                         data = piece[:left]
-                        yield data_response(index, offset, data)
+                        yield v1.PullFragmentResponse(data=v1.PullData(object_index=index, offset=offset, data=data))
                         offset, left = offset + len(data), left - len(data)
                         if not left and offset < ref.size_bytes:  # at its end, it is checked
                             return

@@ -17,7 +17,6 @@ from google.rpc import code_pb2, status_pb2
 from grpc_status import rpc_status
 
 from skerry.runtime.logs import get_logger
-from skerry.wire.bulk import DataRequest, serialized
 from skerry_syncer.access.caller import CALLER, author
 from skerry_syncer.access.certificates import client_uri, identity_of
 from skerry_syncer.access.deny_list import DenyList
@@ -125,7 +124,7 @@ class Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # gene
             SyncerError: TOO_SLOW: it has none for too long. It receives the error when it reads on.
         """
         self.check_denied()
-        data = serialized(answer)
+        data: bytes = answer.SerializeToString()
         self._metrics.sent_bytes.labels(method).inc(len(data))
         if method not in _BULK:
             allowance.spend(len(data))
@@ -170,7 +169,7 @@ class _Messages:
         is_own: bool,
     ) -> None:
         self._interceptor = interceptor
-        self._parse = DataRequest.FromString if method == "Exchange/PushDelta" else handler.request_deserializer
+        self._parse = handler.request_deserializer
         self._method = method
         self._requests = requests
         self._allowance = allowance
